@@ -28,24 +28,20 @@ import numpy as np
 from benchmarks.bucket_replay import CpuStopwatch, WallStopwatch, pad, replay
 from benchmarks.text_encoder import write_encoder
 from benchmarks.traffic_traces import TRACES
-from builders.backends.compatibility import open_engine
+from builders.backends.discovery import open_engine
 from enginesmith.core.reports.latency import BucketLatency, Quantile, SystemLoad
 from enginesmith.core.types import Session
 from pipeline.compile.steps.blobs import fetch_engine
 from pipeline.orchestration.run import RunOptions, open_run
 from pipeline.progress import Progress
 from pipeline.spec.model import ModelSpec
+from pipeline.traffic.buckets import EngineTimer, write_buckets
 from pipeline.traffic.choice import MOST_PROFILES, BucketChoice, choose_buckets, search_buckets
-from pipeline.traffic.engine_timer import EngineTimer
-from pipeline.traffic.place import TrafficAtPlace
-from pipeline.traffic.plan import BucketOptions, BucketTask, plan_task
-from pipeline.traffic.search.plan_costs import serve_trace
-from pipeline.traffic.search.run_times import RunTimes
-from pipeline.traffic.spec_edit import write_buckets
+from pipeline.traffic.costs import serve_trace
+from pipeline.traffic.place import BucketOptions, BucketTask, TrafficAtPlace, plan_task
+from pipeline.traffic.request_grid import RunTimes
 from validation.latency.measurement.quantiles import curve
-from validation.traffic.batching import BatchPolicy
-from validation.traffic.service_times import ServiceTimes
-from validation.traffic.trace import Trace
+from validation.traffic.trace import BatchPolicy, ServiceTimes, Trace
 
 TOP, BATCH, WAIT_S = 256, 8, 0.002
 # Share of the time that the engine would be busy without batches and padding.

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 import enginesmith
-from builders.backends.compatibility import open_engine
+from builders.backends.discovery import open_engine
 from builders.execution.local import LocalExecutor
 from enginesmith.arrays import Array
 from enginesmith.core.names import parse_reference
@@ -35,20 +35,21 @@ from enginesmith.registry.store.base import Store, open_store
 from pipeline.canary.engines import ChosenEngine, choose
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch_engine, golden_set
-from pipeline.operations.latency import ProfileOptions, profile_published
+from pipeline.operations.check_reproducible import ProfileOptions, profile_published
 from pipeline.operations.revalidate import spec_of
 from pipeline.progress import progress_display
 from pipeline.values import EngineBlob
-from validation.capacity.batch_times import BatchTimes, batch_times
 from validation.capacity.greatest_rate import (
     SIMULATIONS,
+    BatchTimes,
     Estimate,
     LatencyLimit,
+    batch_times,
     find_greatest_rate,
     poisson_workload,
 )
-from validation.latency.measurement.buckets import make_buckets
-from validation.traffic.batching import BatchPolicy
+from validation.latency.measurement.loop import make_buckets
+from validation.traffic.trace import BatchPolicy
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 POLICY, BATCHES = BatchPolicy(8, 0.001), (1, 2, 4, 8)

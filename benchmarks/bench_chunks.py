@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import digest_of_bytes
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import locate

@@ -176,7 +176,7 @@ def main() -> None:
     noop.install()
     print(json.dumps({"load_before": round(os.getloadavg()[0], 1), "cpus": os.cpu_count()}), flush=True)
     with RayExecutor() as warm:  # one Ray for all sides
-        warm.run(Job("warm", "builders.execution.memory:oom_kills", {}))
+        warm.run(Job("warm", "builders.execution.process:oom_kills", {}))
         _timed(_warm(), range(64))
         for counts, isolated in ((given.in_worker, False), (given.isolated, True)):
             for count in map(int, filter(None, counts.split(","))):

@@ -15,7 +15,7 @@ from datetime import timedelta
 from hashlib import sha256
 
 from benchmarks.counting_store import CountingStore
-from enginesmith.core.digest import canonical_json, digest_of
+from enginesmith.core.errors import canonical_json, digest_of
 from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.gc import GRACE, collect
 from enginesmith.registry.manifest import Manifest

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 
 from benchmarks.counting_store import CountingStore
-from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import canonical_json
 from enginesmith.registry.store.layout import channel_key, manifest_key
 from enginesmith.registry.versions import channels, lookup
-from enginesmith.registry.versions.views import list_models
+from enginesmith.registry.versions.index import list_models
 from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.memory import MemoryStore
 

@@ -27,15 +27,15 @@ from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from enginesmith.core.types import BuildRequest, QuantizationScheme, Target
 from pipeline.quantization.insertion_points import activations
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.search.choice import MixedPrecisionChoice, SearchFloor
 from pipeline.quantization.search.search import choose
+from pipeline.quantization.search.trial import MixedPrecisionChoice, SearchFloor
 from pipeline.quantization.settings.runs import group_runs
 from pipeline.quantization.statistics.methods import MinMax
 from pipeline.quantization.statistics.methods import ranges as chosen_ranges
 from pipeline.quantization.statistics.observations import Observations
 from pipeline.quantization.statistics.observe import observe
 from pipeline.sources.export import export
-from pipeline.sources.request import ExportRequest
+from pipeline.sources.user_process import ExportRequest
 from pipeline.spec.model import load_spec
 from validation.data.samples import Samples
 from validation.metrics.drift import measure

@@ -30,7 +30,7 @@ from enginesmith.core.codec import decode, encode
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.composition import Run
 from pipeline.compile.run_context import RunContext
-from pipeline.orchestration import planned_catalog
+from pipeline.orchestration import catalog
 from pipeline.orchestration.catalog import gather_specs
 from pipeline.orchestration.run import RunOptions
 from pipeline.spec.model import load_spec
@@ -144,13 +144,13 @@ def plan_all(folder: Path) -> dict[str, Any]:
     """Plan every spec; figures of this process."""
     begun = time.perf_counter()
     store = SlowStore(open_store(str(folder / "registry")))
-    planned_catalog.store_of = lambda *_: store  # type: ignore[assignment,return-value]
+    catalog.store_of = lambda *_: store  # type: ignore[assignment,return-value]
     options = RunOptions(registry=str(folder / "registry"))
     with gather_specs(str(folder), None) as addresses:
-        rows = planned_catalog.plan_catalog(addresses, options)
+        rows = catalog.plan_catalog(addresses, options)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
-        "said": planned_catalog.summarize(rows),
+        "said": catalog.summarize(rows),
         "requests": store.requests.value,
         "seconds": round(time.perf_counter() - begun, 2),
         "cpu_seconds": round(sum(one.ru_utime + one.ru_stime for one in used), 2),

@@ -211,8 +211,8 @@ def fill(folder: Path, endpoint: str, mib: int) -> str:
     """Publish random bytes as an engine, in a folder, and copy that to the bucket; the engine's digest."""
     import boto3
 
-    from enginesmith.core.digest import canonical_json, digest_of
-    from enginesmith.core.hardware.targets import parse_targets
+    from enginesmith.core.errors import canonical_json, digest_of
+    from enginesmith.core.hardware.machine import parse_targets
     from enginesmith.core.reports.proof import Check, Report, approve
     from enginesmith.core.requirements import for_target
     from enginesmith.registry.manifest import EngineEntry, Manifest

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.scale.nodes import Node, Traffic, channel_node, simulate
 from benchmarks.scale.registry import publish_version
 from enginesmith.client.client import Client
-from enginesmith.client.watching.looking import INTERVAL_S
+from enginesmith.client.watching.server import INTERVAL_S
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import channel_history_key, channel_key

@@ -17,9 +17,7 @@ import numpy as np
 from builders.reference import open_interpreter
 from enginesmith.core.state import State
 from enginesmith.core.types import Tensors
-from enginesmith.decoders import Decoder
-from enginesmith.generation import Generator
-from enginesmith.sampling import GREEDY, Prompt, SamplingSettings
+from enginesmith.generation import GREEDY, Decoder, Generator, Prompt, SamplingSettings
 from enginesmith.streams import Streams
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.decoding import REQUEST, VOCABULARY, WIDTH, make_decoder

@@ -21,7 +21,7 @@ import numpy as np
 
 from enginesmith.client.client import Client, Plain, Post, Triton
 from enginesmith.client.layouts.base import Layout
-from enginesmith.client.watching.hooks import Hook
+from enginesmith.client.watching.server import Hook
 from enginesmith.registry.store.base import Store, open_store
 from tests.enginesmith.client.layouts.engines import cpu_engine
 from tests.enginesmith.client.layouts.swap_load import SwapLoad, wait_for

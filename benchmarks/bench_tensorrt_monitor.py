@@ -20,7 +20,7 @@ import tensorrt_rtx as trt
 from onnx import TensorProto, helper, numpy_helper
 
 from builders.backends.tensorrt.build import monitor
-from builders.backends.tensorrt.words import recorder
+from builders.backends.tensorrt.library import recorder
 
 RNG = np.random.default_rng(0)
 

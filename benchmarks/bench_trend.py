@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from enginesmith.arrays import Array
-from validation.latency.changes import find_changes
+from validation.latency.formatting import find_changes
 
 DAYS, STEP, WITHIN = 365, 1.03, 5
 FOUND, ALARMS = 0.90, 0.01

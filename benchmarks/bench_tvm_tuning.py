@@ -20,7 +20,7 @@ from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
 from builders.backends.optional_methods import GIVEN, GROWN
 from builders.backends.tvm import Tvm
-from enginesmith.core.hardware import targets
+from enginesmith.core.hardware import machine
 from enginesmith.core.types import BuildRequest, Engine, TensorSpec
 from validation.latency.measurement.paired import compare_times, run_interleaved
 
@@ -49,7 +49,7 @@ def network(path: Path) -> Path:
 def built(backend: Tvm, model: Path, workdir: Path) -> Engine:
     """An engine, and a line that says how long it took."""
     workdir.mkdir(exist_ok=True)
-    cpu = targets.parse_targets("cpu")[0]
+    cpu = machine.parse_targets("cpu")[0]
     inputs, outputs = (TensorSpec("x", "float32", (1, 3, 56, 56)),), (TensorSpec("y", "float32", (1, 10)),)
     chosen = discovery.options_of(backend), discovery.toolchain_of(backend)
     begun = time.monotonic()

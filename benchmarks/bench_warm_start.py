@@ -65,7 +65,7 @@ def start(name: str, side: str, folder: Path) -> None:
     from enginesmith.compile_caches.probes import record_probes
     from enginesmith.compile_caches.recipe import CacheRecipe, CompileOptions
     from enginesmith.compile_caches.warm_start import count_misses, open_cache
-    from enginesmith.core.digest import digest_of_file
+    from enginesmith.core.errors import digest_of_file
 
     imports_s = cpu_seconds()
     build, given = (conv, torch.rand(4, 3, 64, 64)) if name == "conv" else (transformer, torch.ones(4, 32).long())

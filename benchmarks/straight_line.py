@@ -11,9 +11,8 @@ import onnx
 
 from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
-from builders.backends.shape_profiles import profiles
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import EnginesmithError
+from builders.backends.optional_methods import profiles
+from enginesmith.core.errors import EnginesmithError, digest_of_file
 from enginesmith.core.types import BuildRequest, Engine
 from pipeline.compile.plan import PlanCandidate, candidates
 from pipeline.compile.steps.keys import metrics_of
@@ -25,7 +24,7 @@ from pipeline.quantization.statistics.observations import Observations
 from pipeline.quantization.statistics.observe import observe
 from pipeline.sources.export import export
 from pipeline.sources.onnx_model import save_onnx, specs_of
-from pipeline.sources.request import ExportRequest
+from pipeline.sources.user_process import ExportRequest
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.values import GraphVariant, Selection
 from validation.comparison.sessions import drift_checks

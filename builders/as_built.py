@@ -26,7 +26,7 @@ def write_as_built(model: Path, request: BuildRequest, path: Path) -> None:
     import onnx
 
     from builders.onnx_graphs import quantized_states
-    from builders.onnx_graphs.shards import save_graph
+    from builders.onnx_graphs.outline import save_graph
     from builders.onnx_graphs.weights import has_external, load_graph
 
     graph = load_graph(model)

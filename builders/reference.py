@@ -17,9 +17,9 @@ from google.protobuf.message import Error as ProtobufError  # type: ignore[impor
 from builders.backends.onnxruntime.file import embed_shapes, restore_names
 from builders.backends.onnxruntime.saturation import exact_source
 from builders.backends.onnxruntime.session import OrtSession, failures, open_model, words_of
-from builders.onnx_graphs.constant_part import cut_constant_part, cut_varying_part
+from builders.onnx_graphs.bodies import graph_bytes, has_shards
 from builders.onnx_graphs.outline import load_outline
-from builders.onnx_graphs.shard_names import graph_bytes, has_shards
+from builders.onnx_graphs.structure import cut_constant_part, cut_varying_part
 from builders.onnx_graphs.weights import embed, is_external
 from enginesmith.arrays import Array
 from enginesmith.core.errors import ModelError

@@ -1,6 +1,6 @@
 """Makes everything that follows from the chart and the code: `make chart`. With `--check` it says what is out of date.
 
-files/gpus.yaml         generations and products, from enginesmith/core/hardware/gpu_generations.py
+files/gpus.yaml         generations and products, from enginesmith/core/hardware/machine.py
 files/dashboard.json    the Grafana dashboard, from manifests/grafana
 values.schema.json      from values.yaml and charts/values_schema.py
 README.md               the table of values, from the comments of values.yaml
@@ -17,7 +17,7 @@ import yaml
 
 from charts import readme, renders
 from charts.values_schema import values_schema
-from enginesmith.core.hardware.gpu_generations import GENERATIONS
+from enginesmith.core.hardware.machine import GENERATIONS
 
 ROOT = Path(__file__).parents[1]
 CHART = renders.CHART
@@ -30,7 +30,7 @@ def inputs() -> Iterator[tuple[Path, str]]:
         item.sm: {"labels": item.labels, "products": {name: list(labels) for name, labels in item.products.items()}}
         for item in GENERATIONS
     }
-    head = "# Made from enginesmith/core/hardware/gpu_generations.py by `make chart`.\n"
+    head = "# Made from enginesmith/core/hardware/machine.py by `make chart`.\n"
     yield CHART / "files/gpus.yaml", head + yaml.safe_dump(gpus, sort_keys=False)
     if DASHBOARD.exists():
         yield CHART / "files/dashboard.json", DASHBOARD.read_text()

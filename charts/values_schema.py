@@ -21,8 +21,7 @@ from charts.kubernetes_names import (
     ref,
 )
 from charts.kubernetes_schema import DEFINITIONS, EGRESS
-from enginesmith.core.hardware.gpu_generations import GENERATIONS
-from enginesmith.core.hardware.targets import names
+from enginesmith.core.hardware.machine import GENERATIONS, names
 from enginesmith.core.types import PRECISIONS
 
 # A whole number of CPUs may be given as one. So few bytes may not: `16` and `512m` were never meant. Nothing is none.

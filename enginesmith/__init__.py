@@ -39,17 +39,16 @@ if TYPE_CHECKING:
     )
     from enginesmith.compile_caches.warm_start import warm_start
     from enginesmith.ensembles import Ensemble
-    from enginesmith.generation import Generator
+    from enginesmith.generation import Generator, Prompt, SamplingSettings
     from enginesmith.opening import open_onnx
     from enginesmith.recording.recorder import ObservationLog, Recorder
-    from enginesmith.sampling import Prompt, SamplingSettings
     from enginesmith.serving.batcher import Batcher
     from enginesmith.serving.buckets import RoutedEngine
-    from enginesmith.serving.drift_event import DriftEvent
+    from enginesmith.serving.drift import DriftEvent
     from enginesmith.serving.padding import Padding
     from enginesmith.serving.router import Router
     from enginesmith.streams import Streams
-    from enginesmith.user_code.calling import load_function
+    from enginesmith.user_code.channel import load_function
     from pipeline.api import build
     from pipeline.spec.model import load_spec
 
@@ -108,19 +107,19 @@ _HOMES = {
         _CLIENT,
     ),
     "Batcher": "enginesmith.serving.batcher",
-    "DriftEvent": "enginesmith.serving.drift_event",
+    "DriftEvent": "enginesmith.serving.drift",
     "Ensemble": "enginesmith.ensembles",
     "Generator": "enginesmith.generation",
     "ObservationLog": "enginesmith.recording.recorder",
-    "Padding": "enginesmith.serving.padding",
-    "Prompt": "enginesmith.sampling",
+    "Padding": "enginesmith.serving.buckets",
+    "Prompt": "enginesmith.generation",
     "Recorder": "enginesmith.recording.recorder",
     "RoutedEngine": "enginesmith.serving.buckets",
     "Router": "enginesmith.serving.router",
-    "SamplingSettings": "enginesmith.sampling",
+    "SamplingSettings": "enginesmith.generation",
     "Streams": "enginesmith.streams",
     "build": "pipeline.api",
-    "load_function": "enginesmith.user_code.calling",
+    "load_function": "enginesmith.user_code.channel",
     "load_spec": "pipeline.spec.model",
     "open_onnx": "enginesmith.opening",
     "warm_start": "enginesmith.compile_caches.warm_start",

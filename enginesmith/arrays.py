@@ -22,8 +22,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from enginesmith.core.errors import DataError, ModelError
+from enginesmith.core.text import DAMAGED, check_compression
 from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, list_sums, size_of
-from enginesmith.core.zip_files import DAMAGED, check_compression
 
 # An array of any shape and any dtype.
 Array = np.ndarray

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginesmith.core.codec import Excerpt, decode
-from enginesmith.core.constraints import Count
-from enginesmith.core.digest import Digest, digest_of_bytes, digest_of_file
-from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.errors import DataError, Digest, IntegrityError, digest_of_bytes, digest_of_file
 from enginesmith.core.names import FileName
 from enginesmith.core.parsing import Malformed, parse_json
+from enginesmith.core.requirements import Count
 from enginesmith.core.state import State
 from enginesmith.core.types import ShapeProfile, TensorSpec
 

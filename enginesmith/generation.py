@@ -1,6 +1,6 @@
-"""Prompts in, tokens out: a decoder with state, pulled as an engine, step by step, its logits drawn from in numpy."""
+"""Prompts in, tokens out: a decoder with state, step by step, greedy or sampled."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,15 +8,264 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from enginesmith.arrays import Array, dtype_of
-from enginesmith.core.errors import DataError
-from enginesmith.core.types import Tensors
-from enginesmith.decoders import Decoder, read_decoder
+from enginesmith.core.codec import decode
+from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.state import State
+from enginesmith.core.types import PLUS, ShapeProfile, Tensors, TensorSpec
+from enginesmith.descriptions import DescribedGraph, DescribedStates, read_description
 from enginesmith.opening import open_onnx
-from enginesmith.sampling import Prompt, check_prompt, sample, uniforms
 from enginesmith.streams import Streams
 
 if TYPE_CHECKING:
     from enginesmith.client.pull import Pulled
+
+
+# A decoder as the JSON beside its engine describes it: its ids, logits, caches, masks.
+
+
+@dataclass(frozen=True)
+class CacheBound:
+    """How long an answer can be. whole: the most tokens of it and its prompt.  takes: what the cache takes.  remedy:
+    how it would take more."""
+
+    whole: int
+    takes: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """An input that follows from how many tokens were read: a mask of those that may be seen, or places.
+
+    axis: of the tokens of a call, or of all so far; None of an input that holds the place of the first one alone.
+    size: of that axis where it is fixed, as of a cache that is filled place by place.
+    """
+
+    spec: TensorSpec
+    mask: bool
+    axis: int | None
+    size: int | None
+
+    def value(self, rows: int, past: int, count: int) -> Array:
+        """For a call with so many rows and tokens behind `past` of them."""
+        dtype, total = dtype_of(self.spec.dtype), past + count
+        if self.mask:
+            found = (np.arange(total if self.size is None else self.size) < total).astype(dtype)
+        else:
+            found = np.arange(past, past + 1 if self.axis is None else total, dtype=dtype)
+        shape = [size if isinstance(size, int) else rows for size in self.spec.shape]
+        if self.axis is None:
+            return np.full(shape, found[0], dtype)
+        shape[self.axis] = len(found)
+        along = [-1 if axis == self.axis else 1 for axis in range(len(shape))]
+        return np.ascontiguousarray(np.broadcast_to(found.reshape(along), shape))
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder as it is described beside its engine. inputs, outputs: of the engine.  ends: as in `Streams`.
+
+    ids: its input of token ids.  logits: name of its output [rows, vocabulary] or [rows, places, vocabulary].  rows,
+    places: the most that a call takes; None without a bound.  progress: the other inputs, which follow from how far an
+    answer is.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    states: tuple[State, ...]
+    ends: Mapping[str, tuple[int, int]]
+    ids: TensorSpec
+    logits: str
+    vocabulary: int
+    rows: int | None
+    places: int | None
+    progress: tuple[Progress, ...] = ()
+
+    @property
+    def bound(self) -> "CacheBound | None":
+        """The bound of the cache that is full first: of those that begin empty, and of those of a fixed size."""
+        found = [
+            CacheBound(most + 2, f"{dim}={most} at most", f"build with a larger dims.{dim}.max")
+            for dim, (least, most) in self.ends.items()
+            if least == 0
+        ]
+        shapes = {spec.name: spec.shape for spec in self.inputs}
+        for state in (state for state in self.states if state.places):
+            size = shapes[state.input][state.places.axis] if state.places else 0
+            remedy = "export the model with a larger cache"
+            found.append(CacheBound(int(size) + 1, f"{size} places in {state.input!r}", remedy))
+        return min(found, key=lambda bound: bound.whole, default=None)
+
+
+def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logits") -> Decoder:
+    """The decoder that the JSON beside an engine describes. Raises DataError for one that is none."""
+    found = read_description(description)
+    try:
+        graph, held = decode(found, DescribedGraph, ""), decode(found, DescribedStates, "")
+    except IntegrityError as error:
+        raise DataError(f"{description} describes no decoder: {error}") from error
+    inputs, states, profiles, ends = graph.inputs, held.state, graph.profiles, held.ends
+    outputs = {spec.name: spec for spec in graph.outputs}
+    vocabulary = outputs[logits].shape[-1] if logits in outputs and outputs[logits].shape else None
+    tokens = next((spec for spec in inputs if spec.name == ids), None)
+    if not isinstance(vocabulary, int) or tokens is None:
+        raise DataError(f"{description}: no input {ids!r} or no output {logits!r} of one vocabulary; name them")
+    own = {state.input for state in states}
+    progress, unknown = find_progress([spec for spec in inputs if spec.name not in own], ids, states)
+    if unknown:
+        raise DataError(
+            f"{description}: the model takes {', '.join(unknown)} beside its ids, and that is neither a mask of the "
+            "tokens so far nor their places; run it by Streams"
+        )
+    rows, places = (_most(inputs, profiles, ids, axis) for axis in (0, 1))
+    return Decoder(inputs, states, ends, tokens, logits, vocabulary, rows, places, progress)
+
+
+def find_progress(
+    inputs: Sequence[TensorSpec], ids: str, states: Sequence[State]
+) -> tuple[tuple[Progress, ...], list[str]]:
+    """The inputs of a caller that follow from how many tokens were read, and the names of others beside the ids."""
+    tokens = next(spec for spec in inputs if spec.name == ids)
+    others = {spec.name: _find_one(spec, tokens, states) for spec in inputs if spec.name != ids}
+    return tuple(found for found in others.values() if found), [name for name, found in others.items() if not found]
+
+
+def _find_one(spec: TensorSpec, ids: TensorSpec, states: Sequence[State]) -> Progress | None:
+    """What an input beside the ids is, by its name and shape, as HuggingFace's exporters write them; None where they do
+    not say: a mask [rows, tokens so far], or the places of the tokens [rows, tokens], [tokens], [rows] or []."""
+    written = {state.places.at for state in states if state.places}
+    tokens = ids.shape[1] if len(ids.shape) > 1 else None
+    axes = [axis for axis, size in enumerate(spec.shape) if tokens and str(tokens) in str(size).split(PLUS)]
+    name, axis = spec.name.lower(), axes[0] if axes else None
+    if "mask" in name and len(spec.shape) == 2:
+        size = spec.shape[1]
+        return Progress(spec, True, 1, size if isinstance(size, int) else None) if axis == 1 or axis is None else None
+    places = spec.dtype in ("int32", "int64") and (spec.name in written or "position" in name)
+    rest = [size for index, size in enumerate(spec.shape) if index != axis]
+    if not places or any(size not in (1, ids.shape[0]) for size in rest):
+        return None
+    return Progress(spec, False, axis, None)
+
+
+def _most(inputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile], name: str, axis: int) -> int | None:
+    """The greatest size of an axis of an input; None where it has no bound or no such axis."""
+    shape = next(spec.shape for spec in inputs if spec.name == name)
+    if axis >= len(shape):
+        return 1
+    sizes = [high[axis] for profile in profiles for each, _, _, high in profile.inputs if each == name]
+    size = shape[axis]
+    return size if isinstance(size, int) else max(sizes, default=None)
+
+
+# What a generator is asked, and how it draws the next token of an answer from logits, in numpy.
+
+
+# So many of the likeliest tokens can be drawn; it bounds top_k too. Only these are sorted.
+CANDIDATES = 1024
+# How many seeds there are: Philox 4x64 has keys of 128 bits.
+_SEEDS = 2**128
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How a token is drawn. temperature: 0 takes the likeliest.  top_k: 0 for all.  top_p: 1 for all."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+
+GREEDY = SamplingSettings()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a generator answers. tokens: ids, at least one.  most: tokens of the answer; default: until the cache is
+    full.  seed: of the numbers that tokens are drawn by.  stop: tokens that end the answer, as its last one."""
+
+    tokens: Sequence[int]
+    settings: SamplingSettings = GREEDY
+    most: int | None = None
+    seed: int = 0
+    stop: Collection[int] = ()
+
+
+def check_prompt(prompt: Prompt, index: int, vocabulary: int) -> None:
+    """Raise DataError, which names the prompt by its number, for one that no engine of this vocabulary could answer."""
+    _check_settings(prompt.settings, index)
+    _check_tokens(prompt, index, vocabulary)
+    if not _is_whole(prompt.seed) or not 0 <= prompt.seed < _SEEDS:
+        raise DataError(f"prompt {index}: seed is {prompt.seed}; it must be a whole number from 0 to 2^128 - 1")
+    if prompt.most is not None and (not _is_whole(prompt.most) or prompt.most < 0):
+        raise DataError(f"prompt {index}: most is {prompt.most}; it must be a whole number, 0 or more")
+
+
+def _check_tokens(prompt: Prompt, index: int, vocabulary: int) -> None:
+    given: object = prompt.tokens
+    if isinstance(given, str):
+        raise DataError(f"prompt {index} is a text; give its bytes to a model over bytes, others the ids of its tokens")
+    if not len(prompt.tokens):
+        raise DataError(f"prompt {index} has no token; give at least one, such as that of a line's beginning")
+    if not isinstance(prompt.stop, Collection):
+        raise DataError(f"prompt {index}: stop is {prompt.stop!r}; give the tokens that end an answer, as {{0}}")
+    for what, tokens in (("", prompt.tokens), ("stop ", prompt.stop)):
+        if wrong := [token for token in tokens if not _is_whole(token) or not 0 <= token < vocabulary]:
+            raise DataError(
+                f"prompt {index} has {what}token {wrong[0]!r}; the vocabulary has 0 to {vocabulary - 1}, whole numbers"
+            )
+
+
+def _check_settings(settings: SamplingSettings, index: int) -> None:
+    """Raise DataError for settings that draw nothing, or that float32 or int64 do not hold."""
+    greatest, least = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
+    temperature, top_k, penalty = settings.temperature, settings.top_k, settings.repetition_penalty
+    wrong = {
+        "temperature": (0 <= temperature <= greatest, f"from 0 to {greatest:.1e}"),
+        "top_k": (_is_whole(top_k) and 0 <= top_k < 2**63, "a whole number, 0 for all tokens, below 2^63"),
+        "top_p": (0 <= settings.top_p <= 1, "from 0 to 1"),
+        "repetition_penalty": (least <= penalty <= greatest, f"above 0, from {least:.1e} to {greatest:.1e}"),
+    }
+    for name, (right, range_) in wrong.items():
+        if not right:
+            raise DataError(f"prompt {index}: {name} is {getattr(settings, name)}; it must be {range_}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer)
+
+
+def uniforms(seed: int, count: int) -> Array:
+    """The first `count` numbers in [0, 1) of a seed, float32: the highest 24 bits of each word of Philox 4x64-10, whose
+    key is the seed (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), by numpy's own counter."""
+    words = np.random.Philox(key=seed).random_raw(count)
+    return ((words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).reshape(count)
+
+
+def sample(logits: Array, settings: SamplingSettings, uniform: float, seen: Array) -> int:
+    """The token that a row of logits [vocabulary] gives, in float64; -1 where a logit, or the greatest, is no number.
+
+    seen: of each token, whether it was read.
+    """
+    scores = logits.astype(np.float64)
+    penalty = settings.repetition_penalty
+    scores = np.where(seen, np.where(scores < 0, scores * penalty, scores / penalty), scores)
+    if np.isnan(scores).any() or not np.isfinite(scores.max()):
+        return -1
+    if settings.temperature <= 0:
+        return int(np.argmax(scores))
+    count = min(settings.top_k or CANDIDATES, CANDIDATES)
+    order: Array = np.argsort(-scores, kind="stable")[:count]
+    weights = np.exp((scores[order] - scores[order[0]]) / settings.temperature)
+    if settings.top_p < 1:
+        before = (np.cumsum(weights) - weights) / weights.sum()
+        weights = weights[: max(1, int(np.count_nonzero(before < settings.top_p)))]
+    sums = np.cumsum(weights)
+    passed = int(np.count_nonzero(sums <= uniform * sums[-1]))
+    return int(order[min(passed, int(np.count_nonzero(weights)) - 1)])
+
+
+# Prompts in, tokens out: a decoder with state, pulled as an engine, step by step, its logits drawn from in numpy.
+
 
 # Numbers that are made of a seed at a time.
 _BLOCK = 256

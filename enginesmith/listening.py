@@ -25,9 +25,8 @@ from threading import Event
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from enginesmith.core.address import HttpAddress
-from enginesmith.core.errors import EnginesmithError, UnavailableError
-from enginesmith.core.worker_thread import WorkerThread
+from enginesmith.core.errors import EnginesmithError, HttpAddress, UnavailableError
+from enginesmith.core.text import WorkerThread
 
 if TYPE_CHECKING:
     from aiohttp import web

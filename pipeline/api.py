@@ -39,7 +39,7 @@ def build(
     in the outcome, not an error.
     """
     from pipeline.compile.composition import InProcess
-    from pipeline.orchestration.ensembles import compile_any
+    from pipeline.orchestration.catalog import compile_any
     from pipeline.progress import Progress
 
     if executor not in get_args(Executor):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from enginesmith.compile_caches.recipe import BACKEND, PRECISION, CompileOptions
-from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import digest_of
 from enginesmith.core.types import Target
 from pipeline.values import Json
 

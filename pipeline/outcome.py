@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 from enginesmith.core.codec import encode_document
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import describe_host
-from enginesmith.core.reports.free_running import FreeRunning
-from enginesmith.core.reports.proof import Report, Verdict, judge
+from enginesmith.core.reports.proof import FreeRunning, Report, Verdict, judge
 from enginesmith.core.text import now
 from enginesmith.core.types import BuildFailure
 from enginesmith.registry.manifest import EngineEntry
-from pipeline.quantization.notes import describe_share
+from pipeline.quantization.ranges import describe_share
 from pipeline.values import Attributed, BuildPlan, Built, Exported, Json, Proof
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from enginesmith.core.codec import OMIT_DEFAULT
-from enginesmith.core.reports.free_running import FreeRunning
-from enginesmith.core.reports.proof import Check, Spread
+from enginesmith.core.reports.proof import Check, FreeRunning, Spread
 from enginesmith.core.requirements import Requirement
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import (
@@ -22,7 +21,7 @@ from enginesmith.core.types import (
 )
 
 Json = dict[str, Any]
-# Digest and bytes of each shard of a graph or an engine (`builders.onnx_graphs.shards`); none of one in one piece.
+# Digest and bytes of each shard of a graph or an engine (`builders.onnx_graphs.outline`); none of one in one piece.
 Shards = tuple[tuple[str, int], ...]
 # Kinds of int8 activations, as in `QuantizationScheme`.
 Activation = Literal["int8", "uint8"]
@@ -219,7 +218,7 @@ class Exported:
     """A model with the golden set it is proven by, and the parity of framework and ONNX. notes: for people.
 
     reads: digest of all that it was made from.  answers: of the model to the golden set; None where they are large.
-    golden_inputs: digest of the digests of the golden samples (`validation.data.overlap`); None where they are random.
+    golden_inputs: digest of the digests of the golden samples (`validation.data.joined`); None where they are random.
     """
 
     model: OnnxModel

@@ -20,7 +20,7 @@ from tests.one_server import OneServer, without_current_test
 if TYPE_CHECKING:
     from xdist.remote import Producer
 
-    from builders.execution.starting import Start
+    from builders.execution.process import Start
     from enginesmith.registry.store.base import Store
     from enginesmith.registry.store.objects.store import ObjectStore
     from tests.enginesmith.faulty_proxy import FaultyProxy
@@ -84,7 +84,7 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 def one_server() -> Iterator[OneServer]:
     """Once it is asked for, all builds in this process have their jobs forked from one server, and the exports that run
     in it their float64 runs."""
-    from pipeline.compile.preloaded import PRELOADED
+    from pipeline.compile.preflight import PRELOADED
 
     server = OneServer()
     with pytest.MonkeyPatch.context() as patched:
@@ -97,7 +97,7 @@ def one_server() -> Iterator[OneServer]:
 @pytest.fixture
 def start(one_server: OneServer) -> Iterator["Start"]:
     """For executors of a test's own: starts jobs as builds do."""
-    from pipeline.compile.preloaded import PRELOADED
+    from pipeline.compile.preflight import PRELOADED
 
     with one_server(PRELOADED) as found:
         yield found
@@ -219,12 +219,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> "Store":
 @pytest.fixture
 def proxy(servers: "Servers", server_kind: "ServerKind", monkeypatch: pytest.MonkeyPatch) -> "FaultyProxy":
     """A proxy without faults yet, in front of the server; pauses are short, and parts small."""
-    from enginesmith.registry.store.objects import attempts, source
+    from enginesmith.registry.store.objects import api
     from tests.enginesmith.object_stores.kinds import GOOGLES_LIMIT
 
     running_proxy = servers.proxy(server_kind.name)
-    monkeypatch.setattr(attempts, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(source, "PART_BYTES", server_kind.part)
+    monkeypatch.setattr(api, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(api, "PART_BYTES", server_kind.part)
     if server_kind.name == "gs":
         monkeypatch.setattr(GOOGLES_LIMIT, server_kind.part)
     running_proxy.fine()

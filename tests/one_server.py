@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from threading import Lock
 
 from builders.execution.forking import fork_server
-from builders.execution.starting import Start, environment
+from builders.execution.process import Start, environment
 
 CURRENT_TEST = "PYTEST_CURRENT_TEST"
 # What each export imports for itself, 0.4 s of CPU time; the product's server leaves it to them for its memory.

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginesmith.core.codec import encode
-from enginesmith.core.digest import digest_of
-from enginesmith.core.errors import DataError, EnginesmithError
+from enginesmith.core.errors import DataError, EnginesmithError, digest_of
 from enginesmith.core.reports.proof import Report
 from enginesmith.core.types import Dim, TensorSpec
 from enginesmith.recording.traffic import encode_inputs, read_traffic

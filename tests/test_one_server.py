@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builders.execution.starting import FOLDER_VARIABLE, environment
+from builders.execution.process import FOLDER_VARIABLE, environment
 from pipeline.orchestration.run import RunOptions, start_executors
 from tests import one_server
 from tests.calls import call_job

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from enginesmith.client.locate import VersionLocator
-from enginesmith.client.watching.looking import pause_s
+from enginesmith.client.watching.server import pause_s
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.registry.versions.state import Channel
 from tests.enginesmith.registry.counting import CountingStore

@@ -17,7 +17,7 @@ from benchmarks.zoo import environment
 from benchmarks.zoo.inputs import ROOT, make_inputs
 from benchmarks.zoo.packages import FOLDER, open_wheel
 from enginesmith.core.types import TensorSpec
-from pipeline.drafts.found import FoundDim, FoundModel
+from pipeline.drafts.facts import FoundDim, FoundModel
 from pipeline.drafts.onnx_model import look_at_onnx
 from pipeline.drafts.requests import write_samples
 from pipeline.drafts.text import write_spec

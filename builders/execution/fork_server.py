@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from builders.execution import child
 from builders.execution.forking import MOST_BYTES, ForkServer
-from builders.execution.starting import Start, spawn, variables_of
+from builders.execution.process import Start, spawn, variables_of
 
 
 def main(control: socket.socket, modules: list[str]) -> None:

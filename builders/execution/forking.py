@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 
-from builders.execution.starting import PYTHON, Child, Ended, Start, environment, is_readable, spawn
+from builders.execution.process import PYTHON, Child, Ended, Start, environment, is_readable, spawn
 
 # Of one message between the two, in bytes: a path, or a status.
 MOST_BYTES = 1 << 16

@@ -174,7 +174,7 @@ class Executor(Protocol):
     """Runs jobs, each in a fresh process; blocking and thread-safe."""
 
     def run(self, job: Job[Result], watch: Watch = ignore_event) -> Result:
-        """The result of the job's request, tried again where that may help (`builders.execution.retries`).
+        """The result of the job's request, tried again where that may help (`builders.execution.local`).
 
         Raises StepError (`errors.StepError` lists its kinds), or the EnginesmithError that the request raised.
         """

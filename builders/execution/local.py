@@ -1,16 +1,174 @@
-"""Runs jobs on this host, each in a process of its own, a bounded number at a time."""
+"""Runs jobs on this machine: working directories, retries, and the executor."""
 
+import fcntl
 import os
+import shutil
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic
 
-from builders.execution.jobs import Job, Result, Started, Waiting, Watch, ignore_event
-from builders.execution.process import run_job
-from builders.execution.retries import run_with_retries
-from builders.execution.starting import Start, spawn
-from builders.execution.workdir import workdir
-from enginesmith.core.errors import StepError
+from builders.execution.jobs import Job, Result, Retrying, Started, Waiting, Watch, ignore_event
+from builders.execution.process import Start, run_job, spawn
+from enginesmith.core.errors import EnginesmithError, IntegrityError, StepError, UnavailableError
+
+# Which failures of a job are worth another try, how many, and what changes: the same rules for every executor.
+#
+# | kind | tried again | with what changed |
+# |---|---|---|
+# | error, timeout, cancelled, no-node | no | the same would happen |
+# | crash | once, on a cluster | on another node, if one suits; on a lone host what crashes crashes again |
+# | memory (its own limit) | once, if it can be reduced | the reduced request; the limit is the user's and stays |
+# | node-memory | once | the reduced request if there is one, and more memory asked of the scheduler |
+# | node-lost | `MOST_LOST` times | elsewhere |
+
+
+MOST_LOST = 3
+# Memory to ask for over the measured peak: it is measured every `process.TICK_S`, and the next one may be higher.
+_ROOM = 1.25
+_ONCE = ("crash", "memory", "node-memory")
+
+
+@dataclass(frozen=True)
+class NextTry(Generic[Result]):
+    """A job to be started once more. elsewhere: on another node than the last one, if there is one."""
+
+    job: Job[Result]
+    why: str
+    elsewhere: bool = False
+
+
+def run_with_retries(
+    job: Job[Result], watch: Watch, attempt: Callable[[Job[Result], bool], Result], clustered: bool
+) -> Result:
+    """What `attempt(job, elsewhere)` returns, tried again by the rules above. clustered: whether there are more hosts.
+
+    Raises what `attempt` raises; after several tries with all their reasons, as StepError.
+    """
+    failures: list[StepError] = []
+    elsewhere = False
+    while True:
+        try:
+            return attempt(job, elsewhere)
+        except StepError as error:
+            failures.append(error)
+            following = next_try(job, failures, clustered)
+            if following is None:
+                raise _summarize(failures) from error
+        except (UnavailableError, IntegrityError):
+            raise  # says nothing about the job
+        except EnginesmithError as error:
+            if not failures:
+                raise
+            raise _summarize([*failures, StepError(str(error))]) from error
+        watch(Retrying(job.name, following.why))
+        job, elsewhere = following.job, following.elsewhere
+
+
+def next_try(job: Job[Result], failures: Sequence[StepError], clustered: bool) -> NextTry[Result] | None:
+    """The try after these failures; None when another would not help."""
+    kind = failures[-1].kind
+    times = sum(failure.kind == kind for failure in failures)
+    if kind == "node-lost" and times <= MOST_LOST:
+        return NextTry(job, f"its node was lost; try {len(failures) + 1}, elsewhere", elsewhere=True)
+    if times > 1 or kind not in _ONCE:
+        return None
+    if kind == "crash":
+        return NextTry(job, "it crashed; once more, elsewhere if a node suits", elsewhere=True) if clustered else None
+    less = job.reduced
+    if kind == "memory":
+        return NextTry(reduce(job), f"it held too much memory; once more, {less.change}") if less else None
+    wanted = more_memory(reduce(job), failures[-1].peak_mib)
+    change = f"{less.change}, " if less and less.change else ""
+    changes = f"{change}with {wanted.needs.memory_mib} MiB set aside for it"
+    return NextTry(wanted, f"its node ran out of memory; once more, {changes}")
+
+
+def reduce(job: Job[Result]) -> Job[Result]:
+    """The job with its reduced request, if it has one; there is no further reduction."""
+    return replace(job, request=job.reduced.request, reduced=None) if job.reduced else job
+
+
+def more_memory(job: Job[Result], peak_mib: float) -> Job[Result]:
+    """The job with needs of twice the memory, or 1.25 times its measured peak where that is more, up to its limit."""
+    wanted = max(2 * job.needs.memory_mib, int(_ROOM * peak_mib))
+    return replace(job, needs=replace(job.needs, memory_mib=min(wanted, job.limits.memory_mib)))
+
+
+def _summarize(failures: Sequence[StepError]) -> StepError:
+    """The last failure, its message with the first lines of the earlier ones."""
+    last = failures[-1]
+    if len(failures) == 1:
+        return last
+    before = "; ".join(dict.fromkeys(str(failure).splitlines()[0] for failure in failures[:-1]))
+    return StepError(f"{last} (after {len(failures)} tries; before that: {before})", last.kind, last.log, last.peak_mib)
+
+
+# Work folders that go away, even after a SIGKILL: the next one made on the same host removes those left behind.
+#
+# The process that uses a folder holds a lock (flock(2)) on a file in it, which the kernel drops when that process dies,
+# however it dies. So a folder whose lock can be taken is in use by no process.
+
+
+_PREFIX = "enginesmith-"
+_LOCK = ".in-use"
+
+
+@contextmanager
+def workdir() -> Iterator[Path]:
+    """A fresh folder under the system's temporary folder, removed at the end. Raises UnavailableError without room."""
+    try:
+        folder, lock = _make()
+    except OSError as error:
+        raise UnavailableError(f"cannot make a work folder: {error}; free some space or set TMPDIR") from error
+    try:
+        remove_left_behind(folder.parent)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def require_plain(folder: Path, title: str) -> None:
+    """Raise UnavailableError for a path with white space, for compilers that give their linker a line of words."""
+    if any(char.isspace() for char in str(folder)):
+        raise UnavailableError(
+            f"{title} cannot work in {str(folder)!r}, whose path has a space; set TMPDIR to one without"
+        )
+
+
+def remove_left_behind(parent: Path) -> None:
+    """Remove the work folders under `parent` whose process is gone; other users' are left alone."""
+    for lock_path in parent.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            lock = os.open(lock_path, os.O_RDWR)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock_path.parent, ignore_errors=True)
+        except BlockingIOError:
+            continue  # in use
+        finally:
+            os.close(lock)
+
+
+def _make() -> tuple[Path, int]:
+    """A new folder, and the lock on it. Until it is locked another process may remove it as one left behind."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / _LOCK).exists():
+            return folder, lock
+        os.close(lock)
+
+
+# Runs jobs on this host, each in a process of its own, a bounded number at a time.
+
 
 # What a job waits for: any job, and one that has to run alone.
 QUEUED = "a free slot"

@@ -1,27 +1,18 @@
-"""Runs one request in a process of its own, within limits, so that it can crash, hang or eat memory alone.
-
-The caller writes WORKDIR/job.json and starts `builders.execution.child` with WORKDIR (`starting`); the child runs it
-and leaves WORKDIR/result.json, by atomic rename; its output goes to WORKDIR/job.log. The child leads a session and
-process group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group is
-killed.
-It runs with WORKDIR as its current and its temporary folder, so that arguments name absolute paths and files left
-behind vanish with WORKDIR. A job that has promised to end when asked (`heed_stop`) is asked before it is killed for its
-time or because it was cancelled, and has `GRACE_S` to save what it measured.
-
-The memory limit is on what the process and its descendants hold (`memory.held_mib`), read every `TICK_S`; a limit on
-address space (RLIMIT_AS) would be exact, but CUDA and torch reserve far more of it than they use. Pages that forked
-children share are counted more than once.
-"""
+"""Runs one job in a process of its own, with limits on its time and memory."""
 
 import codecs
 import json
 import os
+import select
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Protocol
 
 from builders.execution.jobs import (
     ChildTask,
@@ -37,10 +28,221 @@ from builders.execution.jobs import (
     ignore_event,
     result_type,
 )
-from builders.execution.memory import held_mib, oom_kills
-from builders.execution.starting import FOLDER_VARIABLE, Child, Start, spawn
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import StepError, error_from_json
+
+# Memory of a job's processes: how much they hold, and how often the kernel has killed for want of it.
+#
+# What counts is memory that the kernel cannot take back: without the pages of mapped files, such as the weights of a
+# large model, which it drops when it needs them. It is asked for every `process.TICK_S` of every running job. psutil
+# finds children by reading the status of every process of the machine, which takes milliseconds where hundreds run;
+# Linux lists a thread's children (proc(5), since 3.5, where the kernel is built with CONFIG_PROC_CHILDREN, as
+# distributions' are).
+#
+# Source of the kernel's counts: Linux' cgroup-v2.rst (memory.events: oom_kill counts the cgroup's processes killed by
+# any OOM killer) and /proc/vmstat's oom_kill (since 4.13), which counts the whole machine and so other jobs' processes
+# too.
+
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def oom_kills(proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int:
+    """How often the kernel has killed a process of this cgroup, or else of this machine; 0 where it does not say."""
+    own = next((line[3:].lstrip("/") for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")), "")
+    of_cgroup = _count_kills(cgroups / own / "memory.events")
+    return of_cgroup if of_cgroup is not None else _count_kills(proc / "vmstat") or 0
+
+
+def _count_kills(path: Path) -> int | None:
+    for line in _lines(path):
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.isdigit():
+            return int(value)
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def held_mib(pid: int) -> float:
+    """Memory of a process and all its descendants without mapped files, in MiB; those that have just ended count
+    nothing."""
+    if Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
+        return sum(map(_held_kib, _family(pid))) / 1024
+    return _by_psutil(pid)
+
+
+def _held_kib(pid: int) -> int:
+    """Resident memory of one process without the pages of files; with them where the kernel does not tell them apart
+    (before Linux 4.5)."""
+    fields = dict(line.split(":", 1) for line in _text(f"/proc/{pid}/status").splitlines() if ":" in line)
+    resident, mapped = (int(fields.get(name, "0 kB").split()[0]) for name in ("VmRSS", "RssFile"))
+    return resident - mapped
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and its descendants, as far as they are still there."""
+    yield pid
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - names are all that is wanted
+    except OSError:
+        return
+    for thread in threads:
+        for child in _text(f"/proc/{pid}/task/{thread}/children").split():
+            yield from _family(int(child))
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path) as stream:  # noqa: PTH123 - a path object for each would cost more than the reading
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def _by_psutil(pid: int) -> float:
+    import psutil
+
+    total = 0
+    try:
+        root = psutil.Process(pid)
+        family = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0.0
+    for member in family:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            total += _held_kib(member.pid) or member.memory_info().rss >> 10
+    return total / 1024
+
+
+# How a job's process comes to be: as a new interpreter (`spawn`), or forked from one that is warm (`forking`).
+
+
+# How an interpreter is started; -P keeps its current folder out of what it imports.
+PYTHON = (sys.executable, "-P", "-X", "faulthandler")
+# Names the folder of a job to the job's own process.
+FOLDER_VARIABLE = "ENGINESMITH_JOB_FOLDER"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended. status: as `Popen.returncode`.  cpu_s: its CPU time, with that of those it waited for."""
+
+    status: int
+    cpu_s: float
+
+
+class Child(Protocol):
+    """A job's process, which leads a session and process group of its own."""
+
+    @property
+    def pid(self) -> int:
+        """Its number, and that of its group; no other's before `end`."""
+        ...
+
+    def has_ended(self, within_s: float = 0.0) -> bool:
+        """Whether it has ended by itself, or does within a time."""
+        ...
+
+    def end(self) -> Ended:
+        """Kill what is left of its group, and take its status."""
+        ...
+
+
+# Starts a process of `builders.execution.child` in a work folder, with its output in job.log there. The number is the
+# file descriptor of a pipe: when it closes, the process and its group are killed.
+Start = Callable[[Path, int], Child]
+
+
+def spawn(workdir: Path, lifeline: int) -> Child:
+    """Start a new interpreter for the job in `workdir`. Raises OSError."""
+    words = ("builders.execution.child", str(workdir), str(lifeline), str(os.getpid()))
+    with (workdir / "job.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*PYTHON, "-m", "enginesmith.rooms", *words], stdin=subprocess.DEVNULL, stdout=log,
+            stderr=subprocess.STDOUT, cwd=workdir, env={**environment(), **variables_of(workdir)},
+            pass_fds=(lifeline,), start_new_session=True,
+        )  # fmt: skip
+    return _Spawned(process, _descriptor(process.pid))
+
+
+def environment() -> dict[str, str]:
+    """This process's environment variables, with what has a child find the modules that this process finds."""
+    return {**os.environ, "PYTHONPATH": module_path()}
+
+
+def variables_of(workdir: Path) -> dict[str, str]:
+    """The environment variables that a job in `workdir` has beside its parent's."""
+    return {"TMPDIR": str(workdir), FOLDER_VARIABLE: str(workdir)}
+
+
+def module_path() -> str:
+    """What PYTHONPATH must be for a child that is to find the modules that this process finds."""
+    return os.pathsep.join(place or os.getcwd() for place in sys.path)  # noqa: PTH109 - joined as text
+
+
+def is_readable(descriptor: int, within_s: float | None) -> bool:
+    """Whether a file can be read, or can be within a time; a process's own (`os.pidfd_open`) when that has ended.
+
+    within_s: None waits for ever.
+    """
+    waiting = select.poll()  # `select` takes no descriptor above 1023
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(within_s if within_s is None else within_s * 1000))
+
+
+def _descriptor(pid: int) -> int | None:
+    """A file that can be read when the process has ended; None where there is none (not Linux, a sandbox)."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+@dataclass(frozen=True)
+class _Spawned:
+    process: subprocess.Popen[bytes]
+    descriptor: int | None
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def has_ended(self, within_s: float = 0.0) -> bool:
+        if self.descriptor is not None:
+            return is_readable(self.descriptor, within_s)
+        time.sleep(within_s)
+        # WNOWAIT leaves a zombie, which keeps the group's number from being given to strangers until it is killed.
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def end(self) -> Ended:
+        os.killpg(self.pid, signal.SIGKILL)
+        _, status, used = os.wait4(self.pid, 0)
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+        self.process.returncode = os.waitstatus_to_exitcode(status)
+        return Ended(self.process.returncode, used.ru_utime + used.ru_stime)
+
+
+# Runs one request in a process of its own, within limits, so that it can crash, hang or eat memory alone.
+#
+# The caller writes WORKDIR/job.json and starts `builders.execution.child` with WORKDIR (`starting`); the child runs it
+# and leaves WORKDIR/result.json, by atomic rename; its output goes to WORKDIR/job.log. The child leads a session and
+# process group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group
+# is killed.
+# It runs with WORKDIR as its current and its temporary folder, so that arguments name absolute paths and files left
+# behind vanish with WORKDIR. A job that has promised to end when asked (`heed_stop`) is asked before it is killed for
+# its time or because it was cancelled, and has `GRACE_S` to save what it measured.
+#
+# The memory limit is on what the process and its descendants hold (`memory.held_mib`), read every `TICK_S`; a limit on
+# address space (RLIMIT_AS) would be exact, but CUDA and torch reserve far more of it than they use. Pages that forked
+# children share are counted more than once.
+
 
 TICK_S = 0.05
 LOG_TAIL_BYTES = 16_384

@@ -1,10 +1,21 @@
-"""The graphs inside the nodes of an ONNX graph: the bodies of If, Loop and Scan. Nothing is imported from onnx."""
+"""Rewrites of whole ONNX graphs: subgraphs, plain names, divisions, names of shards."""
 
-from collections.abc import Iterator
+import mmap
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builders.onnx_graphs.wire import fields, inner_fields, inner_text
+from enginesmith.core.errors import ModelError, is_digest
+
 if TYPE_CHECKING:
+    import onnx
     from onnx import GraphProto, NodeProto
+
+
+# The graphs inside the nodes of an ONNX graph: the bodies of If, Loop and Scan. Nothing is imported from onnx.
 
 
 def list_bodies(node: "NodeProto") -> "list[GraphProto]":
@@ -42,3 +53,252 @@ def list_captured(node: "NodeProto") -> list[str]:
         bound |= {name for inner in body.node for name in inner.output}
         found |= dict.fromkeys(name for inner in body.node for name in list_reads(inner) if name not in bound)
     return list(found)
+
+
+# Rewrites integer divisions by data, for compilers whose code leaves them to the processor.
+#
+# x86 ends the process at an integer division by zero, and at that of the lowest number by -1; ONNX defines neither.
+# Here a quotient or remainder by zero is 0, as on ARM, and the lowest number divided by -1 is itself, as integers of a
+# fixed width wrap. Divisors that are constants or computed from shapes stay as they are: compilers read sizes there.
+
+
+_DIVISIONS = ("Div", "Mod")
+_SIGNED = (3, 5, 6, 7)  # onnx.TensorProto: INT8, INT16, INT32, INT64
+_WHOLE = (*_SIGNED, 2, 4, 12, 13)  # and UINT8, UINT16, UINT32, UINT64
+_SIZES = ("Shape", "Size", "Constant")
+_MOST_KEPT = 1024  # bytes of a weight that may hold sizes, which inference reads
+
+
+def guard_divisions(model: "onnx.ModelProto") -> None:
+    """Rewrite integer divisions by data in place. New values are named after the quotient, new nodes as the node."""
+    import onnx
+
+    found = set(_list_by_data(model.graph, set()))
+    if not found:
+        return
+    light = onnx.ModelProto()
+    light.CopyFrom(model)
+    for tensor in light.graph.initializer:
+        if len(tensor.raw_data) > _MOST_KEPT:
+            tensor.ClearField("raw_data")
+    _rewrite(model.graph, onnx.shape_inference.infer_shapes(light).graph, {}, found)
+
+
+def _list_by_data(graph: "onnx.GraphProto", outer: set[str]) -> Iterator[str]:
+    """Names of the results of divisions by data, those in inner graphs too. outer: names of sizes around the graph."""
+    sizes = outer | {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        inner = list_bodies(node)
+        if node.op_type in _DIVISIONS and node.input[1] not in sizes:
+            yield node.output[0]
+        elif node.op_type in _SIZES or (node.input and not inner and sizes.issuperset(filter(None, node.input))):
+            sizes.update(node.output)
+        for each in inner:
+            yield from _list_by_data(each, sizes)
+
+
+def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[str, int], found: set[str]) -> None:
+    """Rewrite the divisions with results in `found`. typed: the same graph with inferred types.  outer: name -> element
+    type of values around it."""
+    values = (*typed.input, *typed.value_info, *typed.output)
+    types = {**outer, **{value.name: value.type.tensor_type.elem_type for value in values}}
+    types |= {tensor.name: tensor.data_type for tensor in typed.initializer}
+    written: list[onnx.NodeProto] = []
+    for node, twin in zip(graph.node, typed.node, strict=True):
+        for inner, inner_typed in zip(list_bodies(node), list_bodies(twin), strict=True):
+            _rewrite(inner, inner_typed, types, found)
+        kind = types.get(node.input[1], 0) if found.intersection(node.output) else 0
+        written.extend(_guard_division(node, kind) if kind in _WHOLE else [_copy(node)])
+    del graph.node[:]
+    graph.node.extend(written)
+
+
+def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]":
+    """The nodes in the place of a division: by 1 where the divisor is 0 or -1, and for `Div` the quotient times that
+    divisor. kind: ONNX's element type."""
+    from onnx import helper
+
+    divisor, result = node.input[1], node.output[0]
+    special, one, safe = f"{result}_special", f"{result}_one", f"{result}_divisor"
+
+    def make_node(op_type: str, inputs: list[str], output: str) -> "onnx.NodeProto":
+        return helper.make_node(op_type, inputs, [output], name=node.name)
+
+    def constant(number: int, output: str) -> "onnx.NodeProto":
+        tensor = helper.make_tensor(output, kind, [], [number])
+        return helper.make_node("Constant", [], [output], name=node.name, value=tensor)
+
+    nodes = [constant(1, one), constant(0, f"{result}_zero")]
+    if kind in _SIGNED:
+        nodes += [
+            constant(-1, f"{result}_minus"),
+            make_node("Equal", [divisor, f"{result}_zero"], f"{result}_by_zero"),
+            make_node("Equal", [divisor, f"{result}_minus"], f"{result}_by_minus"),
+            make_node("Or", [f"{result}_by_zero", f"{result}_by_minus"], special),
+        ]
+    else:
+        nodes.append(make_node("Equal", [divisor, f"{result}_zero"], special))
+    division = _copy(node)
+    division.input[1] = safe
+    nodes += [make_node("Where", [special, one, divisor], safe), division]
+    if node.op_type == "Div":
+        division.output[0] = f"{result}_quotient"
+        nodes.append(make_node("Where", [special, divisor, one], f"{result}_factor"))
+        nodes.append(make_node("Mul", [f"{result}_quotient", f"{result}_factor"], result))
+    return nodes
+
+
+def _copy(node: "onnx.NodeProto") -> "onnx.NodeProto":
+    made = type(node)()
+    made.CopyFrom(node)
+    return made
+
+
+# An ONNX model under plain names, for compilers that make identifiers of the names in a graph.
+#
+# TVM reads the name of a dimension as arithmetic ('seq-len' is seq minus len) and changes the names of inputs until
+# they are identifiers; MLIR's importers make a function's name of the graph's. In the copy every name is a letter and a
+# number. `Names` puts the model's own names back into the compiler's messages.
+
+
+GRAPH = "main"
+LOWEST_OPSET = 17
+_PLAIN = re.compile(r"\b[vnd]\d+\b")
+
+
+@dataclass(frozen=True)
+class Names:
+    """own: plain name -> the model's own, quoted: of values v0.., nodes n0.. (with their operator), dimensions d0..."""
+
+    own: dict[str, str]
+
+    def restore(self, text: str) -> str:
+        """`text` with every plain name in it replaced by the model's own."""
+        return _PLAIN.sub(lambda found: self.own.get(found[0], found[0]), text)
+
+
+def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
+    """The model in the file with plain names, external data taken in, without documentation; and its own names.
+
+    Names are given in the order of the graph, so that equal models give equal copies. Integer divisions that could end
+    the process are rewritten (`builders.onnx_graphs.bodies`); old opsets are lifted where they can be.
+    Raises ModelError when the file is no valid ONNX model.
+    """
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(model))
+        copy = onnx.load(model)
+    except Exception as error:  # the checker raises protobuf's, its own and the standard library's classes alike
+        raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
+    copy = _lift(copy)
+    renamer = _Renamer()
+    renamer.graph(copy.graph)
+    copy.graph.name = GRAPH
+    for field in ("doc_string", "producer_name", "producer_version", "domain", "metadata_props", "model_version"):
+        copy.ClearField(field)
+    guard_divisions(copy)
+    return copy, Names({plain_name: own for own, plain_name in renamer.list_renamed()})
+
+
+def _lift(model: "onnx.ModelProto") -> "onnx.ModelProto":
+    """The model in opset `LOWEST_OPSET` where it was older and onnx's converter can lift it, which enters no graph in
+    a node: importers know the operators of old opsets in part, shape inference follows no sizes through them."""
+    import onnx
+    import onnx.version_converter
+
+    opset = max(
+        (entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=LOWEST_OPSET
+    )
+    if opset >= LOWEST_OPSET or any(list_bodies(node) for node in model.graph.node):
+        return model
+    try:
+        lifted = onnx.version_converter.convert_version(model, LOWEST_OPSET)
+        onnx.checker.check_model(lifted)
+    except (RuntimeError, ValueError, onnx.checker.ValidationError):
+        return model
+    return lifted
+
+
+class _Renamer:
+    """Gives each name one plain name, in all graphs of a model: inner graphs read the outer one's values by name."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._dims: dict[str, str] = {}
+        self._nodes: list[str] = []
+
+    def list_renamed(self) -> Iterator[tuple[str, str]]:
+        """(own name for people, plain name) of everything that was renamed."""
+        for letter, names in (("v", self._values), ("d", self._dims), ("n", self._nodes)):
+            for number, own in enumerate(names):
+                yield (own if letter == "n" else repr(own)), f"{letter}{number}"
+
+    def graph(self, graph: "onnx.GraphProto") -> None:
+        """Rename all that a graph holds, the graphs in its nodes' attributes included."""
+        for field in ("doc_string", "metadata_props", "value_info", "quantization_annotation"):
+            graph.ClearField(field)
+        for value in (*graph.input, *graph.output):
+            value.name = self._value(value.name)
+            value.ClearField("doc_string")
+            for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+                if dim.dim_param:
+                    dim.dim_param = self._dims.setdefault(dim.dim_param, f"d{len(self._dims)}")
+        for tensor in graph.initializer:
+            tensor.name = self._value(tensor.name)
+        for node in graph.node:
+            self._nodes.append(f"node {node.name!r} ({node.op_type})")
+            node.name = f"n{len(self._nodes) - 1}"
+            for field in ("doc_string", "metadata_props"):
+                node.ClearField(field)
+            node.input[:] = [self._value(name) for name in node.input]
+            node.output[:] = [self._value(name) for name in node.output]
+            for inner in list_bodies(node):
+                self.graph(inner)
+
+    def _value(self, own: str) -> str:
+        return self._values.setdefault(own, f"v{len(self._values)}") if own else ""  # '' is an input left out
+
+
+# The shards that an ONNX graph names (`builders.onnx_graphs.outline`), read without onnx and without its weights.
+
+
+_GRAPH, _INITIALIZER, _EXTERNAL_DATA = 7, 5, 13  # of ModelProto, GraphProto, TensorProto
+
+
+def list_shards(path: Path) -> tuple[str, ...]:
+    """The digests of the shards that the graph in a file names, sorted; none of a graph in one piece, and none of
+    another file, of which its reader says more. Raises ModelError for weights in a file that is no shard."""
+    found = list_weight_files(path)
+    if wrong := [name for name in found if not is_digest(name)]:
+        raise ModelError(f"{path.name} keeps weights in {wrong[0][:80]!r}, which is no shard; build it again")
+    return found
+
+
+def list_weight_files(path: Path) -> tuple[str, ...]:
+    """The files that the weights of a graph lie in, as it names them, sorted; () of what is no graph or not there."""
+    try:
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return tuple(sorted(set(_locations(data))))
+    except (ValueError, OSError):
+        return ()
+
+
+def has_shards(path: Path) -> bool:
+    """Whether the weights of the graph in a file lie in shards."""
+    return any(map(is_digest, list_weight_files(path)))
+
+
+def graph_bytes(path: Path) -> int:
+    """Bytes of a graph's file and of the files that its weights lie in."""
+    files = (path.parent / name for name in list_weight_files(path))
+    return path.stat().st_size + sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _locations(data: mmap.mmap) -> Iterator[str]:
+    """The files that the weights of the main graph lie in."""
+    for graph in (field for field in fields(data, 0, len(data)) if field.number == _GRAPH):
+        for tensor in inner_fields(data, graph, _INITIALIZER):
+            for entry in inner_fields(data, tensor, _EXTERNAL_DATA):
+                if inner_text(data, entry, 1) == "location":
+                    yield inner_text(data, entry, 2)

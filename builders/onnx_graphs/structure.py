@@ -1,17 +1,253 @@
-"""Whether two ONNX models differ in their weights alone: then an engine of one can be given those of the other.
-
-A weight is a constant of floating point or of a narrow integer type with more than one entry, as a compiler keeps it in
-memory. Kernels are chosen by all the rest, which must be equal: nodes, attributes, types, shapes, names, single
-numbers, int32 and int64 constants (shapes, axes, indices), scales and zero points of quantization, and the inputs of
-Resize, Pad, Clip and the like other than their data. In doubt the answer is a difference, and the engine is built.
-"""
+"""The structure of a graph: producers and consumers, constant parts, what depends on what, settled shapes."""
 
 import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from builders.onnx_graphs.bodies import list_reads
+from enginesmith.arrays import Array
 
 if TYPE_CHECKING:
     import onnx
+
+
+# The part of a graph that computes weights from constants: a quantized weight is dequantized in every run of a graph
+# that is run as it is written, and one that is kept in float also quantized.
+#
+# Its results are the same in every run, so that it can be run once. They become inputs of what is left and not
+# constants of it: a runtime lays constant factors out anew and then adds in another order, so that other bits would
+# come out.
+
+
+CONVERTING = frozenset(("Cast", "DequantizeLinear", "QuantizeLinear"))
+# Weights have so many axes. With fewer it may be a size, which a runtime wants to know when it opens the graph.
+_LEAST_AXES = 2
+
+
+def cut_constant_part(model: ModelProto) -> ModelProto | None:
+    """The nodes that convert constants of two or more axes, with the float32 tensors that other nodes read as outputs.
+
+    None where a model has no such nodes.
+    """
+    graph = model.graph
+    converting = _list_converting(graph)
+    named = {node.output[0] for node in converting}
+    read = {name for node in graph.node if not named.intersection(node.output) for name in list_reads(node)}
+    wanted = [node.output[0] for node in converting if node.output[0] in read and _makes_floats(node, graph, named)]
+    if not wanted:
+        return None
+    # A name alone is enough: the runtime infers type and shape.
+    return _replace_nodes(model, _select_needed(converting, wanted), (), [ValueInfoProto(name=name) for name in wanted])
+
+
+def cut_varying_part(model: ModelProto, given: Mapping[str, Array]) -> ModelProto:
+    """The model with the tensors `given` as further inputs, and without the nodes that only computed these."""
+    graph = model.graph
+    converting = _list_converting(graph)
+    results = {node.output[0] for node in converting}
+    wanted = {name for node in graph.node if not results.intersection(node.output) for name in list_reads(node)}
+    needed = {node.output[0] for node in _select_needed(converting, wanted - given.keys())}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in given.items()]
+    nodes = [node for node in graph.node if needed.issuperset(results.intersection(node.output))]
+    return _replace_nodes(model, nodes, (*graph.input, *inputs), graph.output)
+
+
+def _list_converting(graph: GraphProto) -> list[NodeProto]:
+    """The nodes that convert constants of at least `_LEAST_AXES` axes, in the graph's order."""
+    outputs, given = ({value.name for value in values} for values in (graph.output, graph.input))
+    constant = {item.name: len(item.dims) for item in graph.initializer if item.name not in given}
+    found = []
+    for node in graph.node:
+        if node.op_type in CONVERTING and all(name in constant for name in node.input if name):
+            axes = constant[node.input[0]]
+            if axes >= _LEAST_AXES and node.output[0] not in outputs:
+                constant[node.output[0]] = axes
+                found.append(node)
+    return found
+
+
+def _makes_floats(node: NodeProto, graph: GraphProto, converted: set[str]) -> bool:
+    """Whether a converting node makes float32, as far as the node and the constants it reads say so."""
+    if node.op_type == "Cast":
+        return any(item.name == "to" and item.i == TensorProto.FLOAT for item in node.attribute)
+    if node.op_type == "QuantizeLinear" or node.input[1] in converted:
+        return False
+    return any(item.name == node.input[1] and item.data_type == TensorProto.FLOAT for item in graph.initializer)
+
+
+def _select_needed(nodes: Sequence[NodeProto], wanted: Iterable[str]) -> list[NodeProto]:
+    """Those of the sorted `nodes` that the `wanted` tensors depend on, in their order."""
+    names, found = set(wanted), []
+    for node in reversed(nodes):
+        if names.intersection(node.output):
+            names.update(list_reads(node))
+            found.append(node)
+    return found[::-1]
+
+
+def _replace_nodes(
+    model: ModelProto, nodes: Sequence[NodeProto], inputs: Iterable[ValueInfoProto], outputs: Iterable[ValueInfoProto]
+) -> ModelProto:
+    """A model of these nodes, with the constants that they or the outputs read."""
+    part = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    graph = part.graph
+    graph.name = model.graph.name
+    graph.node.extend(nodes)
+    graph.input.extend(inputs)
+    graph.output.extend(outputs)
+    read = {name for node in nodes for name in list_reads(node)} | {value.name for value in graph.output}
+    graph.initializer.extend(item for item in model.graph.initializer if item.name in read)
+    return part
+
+
+# What the outputs of an ONNX graph depend on: nothing, one input that they hand on, or what the graph computes.
+
+
+Dependence = Literal["constant", "handed on", "computed"]
+
+# Operators whose result depends on the sizes of their input, and not on its values.
+_SIZES = frozenset({"Shape", "Size"})
+# Operators that draw numbers, so that their result is no constant.
+_DRAWING = ("Random", "Bernoulli", "Multinomial")
+# Operators whose result holds the elements of their first input, in another order, shape or type.
+_MOVING = frozenset(
+    {"Cast", "CastLike", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+)
+
+
+def find_dependences(graph: GraphProto) -> dict[str, Dependence]:
+    """By output, what it depends on: 'constant' where no value of an input reaches it (it may follow from their
+    sizes), 'handed on' where it is an input, moved or cast, else 'computed'."""
+    makers = {name: node for node in graph.node for name in node.output if name}
+    given = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
+    return {value.name: _find_dependence(value.name, makers, given) for value in graph.output}
+
+
+def find_source(graph: GraphProto, name: str) -> str:
+    """The tensor that `name` is, moved or cast: an input of the graph where it hands one on; `name` itself else."""
+    return _follow(name, {output: node for node in graph.node for output in node.output if output})
+
+
+def _find_dependence(name: str, makers: Mapping[str, NodeProto], given: set[str]) -> Dependence:
+    if _follow(name, makers) in given:
+        return "handed on"
+    seen, unread = set[str](), {name}
+    while unread:
+        current = unread.pop()
+        seen.add(current)
+        node = makers.get(current)
+        if current in given or (node is not None and node.op_type.startswith(_DRAWING)):
+            return "computed"
+        if node is not None and node.op_type not in _SIZES:
+            unread |= {*list_reads(node)} - seen
+    return "constant"
+
+
+def _follow(name: str, makers: Mapping[str, NodeProto]) -> str:
+    while (node := makers.get(name)) is not None and node.op_type in _MOVING and node.output[0] == name:
+        name = node.input[0]
+    return name
+
+
+# Reshapes whose shape is computed from sizes, with that shape as a constant.
+#
+# Exporters write `Reshape(x, Concat(Gather(Shape(x), 0), [-1]))`. What it comes to follows from the sizes of the
+# tensors, and compilers that see a tensor there, where a shape is meant, refuse the node.
+
+
+# A size; the name of a dynamic dim; None for one of which nothing is known.
+Dims = Sequence[int | str | None]
+
+
+def settle_shapes(model: "onnx.ModelProto") -> None:
+    """Write each Reshape's shape as a constant where shape inference knows all of its sizes but one, in place.
+
+    A dynamic size that is that of the input at the same place is copied (0). Nodes that nothing reads then are dropped.
+    """
+    from onnx import numpy_helper
+
+    _lift_constants(model.graph)
+    sizes = _infer_sizes(model)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    settled = False
+    for node in model.graph.node:
+        if node.op_type != "Reshape" or node.domain or len(node.input) < 2 or node.input[1] in constants:
+            continue
+        shape = _shape(sizes.get(node.input[0]), sizes.get(node.output[0]))
+        if shape is not None:
+            name = f"{node.output[0]}_sizes"
+            model.graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), name))
+            node.input[1], settled = name, True
+            del node.attribute[:]  # allowzero: that 0 is no copy
+    if settled:
+        _drop_unread(model.graph)
+
+
+def _lift_constants(graph: "onnx.GraphProto") -> None:
+    """Constant nodes as initializers, in place: inference reads numbers there alone."""
+    kept = []
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            graph.initializer.append(node.attribute[0].t)
+            graph.initializer[-1].name = node.output[0]
+        else:
+            kept.append(node)
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _infer_sizes(model: "onnx.ModelProto") -> dict[str, Dims]:
+    """Name -> dims, from the inputs and weights alone: what is stated of outputs may be wrong."""
+    import onnx
+
+    stated = [(value, onnx.TypeProto.FromString(value.type.SerializeToString())) for value in model.graph.output]
+    for value, _ in stated:
+        value.type.tensor_type.ClearField("shape")
+    graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    for value, kind in stated:
+        value.type.CopyFrom(kind)
+    found: dict[str, Dims] = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        if value.type.tensor_type.HasField("shape"):
+            dims = value.type.tensor_type.shape.dim
+            found[value.name] = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims]
+    return found
+
+
+def _shape(before: Dims | None, after: Dims | None) -> list[int] | None:
+    """The shape to write: sizes, 0 for one of the input's, -1 once; None where that is not enough, or nothing is left
+    to be told by -1 (sizes of 0)."""
+    if before is None or after is None or 0 in before or 0 in after:
+        return None
+    copied = [isinstance(size, str) and at < len(before) and before[at] == size for at, size in enumerate(after)]
+    shape = [0 if same else size if isinstance(size, int) else -1 for same, size in zip(copied, after, strict=True)]
+    return shape if Counter(shape)[-1] <= 1 else None
+
+
+def _drop_unread(graph: "onnx.GraphProto") -> None:
+    """Remove the nodes whose outputs nothing reads, in place."""
+    read = {value.name for value in graph.output}
+    kept = []
+    for node in reversed(graph.node):
+        if read.intersection(node.output):
+            kept.append(node)
+            read.update(list_reads(node))
+    del graph.node[:]
+    graph.node.extend(reversed(kept))
+
+
+# Whether two ONNX models differ in their weights alone: then an engine of one can be given those of the other.
+#
+# A weight is a constant of floating point or of a narrow integer type with more than one entry, as a compiler keeps it
+# in memory. Kernels are chosen by all the rest, which must be equal: nodes, attributes, types, shapes, names, single
+# numbers, int32 and int64 constants (shapes, axes, indices), scales and zero points of quantization, and the inputs of
+# Resize, Pad, Clip and the like other than their data. In doubt the answer is a difference, and the engine is built.
+
 
 # Operators whose inputs, all but the first, are parameters that are folded into kernels or give shapes.
 _PARAMETERS = {

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from builders.onnx_ops import operators  # noqa: F401 - fills the table
-from builders.onnx_ops.library import Array, ArrayLibrary, NumpyArray
 from builders.onnx_ops.reading import Body, Node
 from builders.onnx_ops.table import (
     MOST_NUMBERS,
     ON_NUMBERS,
     OPERATORS,
+    Array,
+    ArrayLibrary,
     Known,
     Lookups,
+    NumpyArray,
     Operator,
     Result,
     Value,

@@ -10,7 +10,7 @@ import onnx
 import onnx.inliner
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from builders.onnx_ops.library import NumpyArray
+from builders.onnx_ops.table import NumpyArray
 from enginesmith.core.errors import ModelError
 
 NEWEST_OPSET = 28

@@ -13,8 +13,7 @@ import torch
 
 from builders.onnx_ops.graph import known_operators
 from builders.onnx_torch.arrays import TORCH
-from builders.onnx_torch.module import OnnxModule, read
-from builders.onnx_torch.program import order_as_requested, program_of
+from builders.onnx_torch.program import OnnxModule, order_as_requested, program_of, read
 from enginesmith.core.types import BuildRequest
 
 __all__ = ["operators", "to_guarded_program", "to_module", "to_program"]

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch._higher_order_ops import while_loop
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from builders.onnx_ops.library import ArrayLibrary
-from builders.onnx_ops.table import must
+from builders.onnx_ops.table import ArrayLibrary, must
 from builders.onnx_ops.torch_arrays import to_array, to_tensor
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import Untyped

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 import click
 
-from enginesmith.cli.streams import code_of_lost, leave, prepare_streams, say
+from enginesmith.cli.options import code_of_lost, leave, prepare_streams
+from enginesmith.cli.options import write_stderr as say
 from enginesmith.core.errors import EnginesmithError, SpecError
 from enginesmith.core.text import visible, write_line
 from enginesmith.rooms import ROOMS
@@ -24,10 +25,10 @@ Table = Mapping[str, tuple[str, str]]
 SECTIONS: Mapping[str, Table] = {
     "Every day": {
         "init": ("pipeline.cli.models.init:init", "Write a spec by looking at a model."),
-        "plan": ("pipeline.cli.models.plan:plan", "Show what would be built, and why."),
+        "plan": ("pipeline.cli.models.build:plan", "Show what would be built, and why."),
         "build": ("pipeline.cli.models.build:build", "Build, prove and publish a model's engines."),
-        "status": ("pipeline.cli.models.status:status", "Show builds and their units, with phases and logs."),
-        "list": ("enginesmith.cli.listing:list_models", "List models and versions."),
+        "status": ("pipeline.cli.models.report:status", "Show builds and their units, with phases and logs."),
+        "list": ("enginesmith.cli.registry:list_models", "List models and versions."),
         "show": ("pipeline.cli.registry.registry:show", "Show one version and its engines, or compare two."),
         "pull": ("enginesmith.cli.pull:pull", "Download the engine for a machine, or follow a channel."),
         "validate": ("pipeline.cli.operations.validate:validate", "Run a version's engines here and attach the proof."),
@@ -38,7 +39,7 @@ SECTIONS: Mapping[str, Table] = {
     },
     "Quality and speed": {
         "report": ("pipeline.cli.models.report:report", "Write the HTML page of a version or a canary."),
-        "profile": ("pipeline.cli.operations.engines:profile", "Time an engine, compare two, or show recorded times."),
+        "profile": ("pipeline.cli.operations.profile:profile", "Time an engine, compare two, or show recorded times."),
         "check": ("pipeline.cli.operations.check:check", "Build a change, and compare it with what is served."),
         "canary": ("pipeline.cli.operations.canary:canary", "Compare a candidate with the version in service."),
         "fleet": ("pipeline.cli.machines.fleet:fleet", "Compare a cluster's nodes with the registry."),
@@ -54,45 +55,45 @@ SECTIONS: Mapping[str, Table] = {
 }
 GROUPS: Mapping[str, Table] = {
     "debug": {
-        "fuzz": ("pipeline.cli.operations.engines:fuzz", "Compare an engine with its graph on random inputs."),
+        "fuzz": ("pipeline.cli.operations.profile:fuzz", "Compare an engine with its graph on random inputs."),
         "attribute": (
             "pipeline.cli.operations.attribute:attribute",
             "Find the nodes of a graph or an engine that drifted.",
         ),
-        "sensitivity": ("pipeline.cli.models.sensitivity:sensitivity", "Rank parts of a model by their error in int8."),
+        "sensitivity": ("pipeline.cli.models.report:sensitivity", "Rank parts of a model by their error in int8."),
         "golden": ("pipeline.cli.models.golden:golden", "Make, show, compare and freeze golden sets."),
         "reproduce": (
-            "pipeline.cli.operations.engines:check_reproducible",
+            "pipeline.cli.operations.profile:check_reproducible",
             "Rebuild an engine and compare bytes and outputs.",
         ),
-        "refit": ("pipeline.cli.operations.refit:refit", "Give engines new weights without building them."),
-        "schema": ("pipeline.cli.models.specs:schema", "Print the JSON Schema of a spec."),
+        "refit": ("pipeline.cli.operations.attribute:refit", "Give engines new weights without building them."),
+        "schema": ("pipeline.cli.models.init:schema", "Print the JSON Schema of a spec."),
     },
     "traffic": {
-        "record": ("pipeline.cli.operations.record:record", "Record requests for a canary or for buckets."),
+        "record": ("pipeline.cli.operations.attribute:record", "Record requests for a canary or for buckets."),
         "show": ("pipeline.cli.traffic.traffic:traffic", "Show the sizes, rates and bursts of recorded requests."),
-        "buckets": ("pipeline.cli.traffic.buckets:buckets", "Choose the buckets that cost recorded traffic least."),
-        "capacity": ("pipeline.cli.traffic.capacity:capacity", "Show machines and cost for a rate of requests."),
+        "buckets": ("pipeline.cli.traffic.traffic:buckets", "Choose the buckets that cost recorded traffic least."),
+        "capacity": ("pipeline.cli.traffic.traffic:capacity", "Show machines and cost for a rate of requests."),
     },
     "registry": {
         "history": ("pipeline.cli.registry.channels:history", "Show who moved a channel, when and why."),
         "policy": ("pipeline.cli.registry.channels:policy", "Show or set what a channel requires of a version."),
-        "pin": ("enginesmith.cli.retention:pin", "Keep a version whatever its age, or remove its pin."),
-        "gc": ("enginesmith.cli.retention:gc", "Delete what nothing needs any more, in two steps."),
-        "mirror": ("enginesmith.cli.copies:mirror", "Copy versions to another registry."),
+        "pin": ("enginesmith.cli.registry:pin", "Keep a version whatever its age, or remove its pin."),
+        "gc": ("enginesmith.cli.registry:gc", "Delete what nothing needs any more, in two steps."),
+        "mirror": ("enginesmith.cli.registry:mirror", "Copy versions to another registry."),
         "fsck": ("pipeline.cli.registry.registry:verify", "Hash the registry's files again, and report damage."),
-        "export": ("enginesmith.cli.copies:export_oci", "Write engines as OCI images."),
-        "sign": ("enginesmith.cli.trust:sign", "Sign a version with a key or an identity."),
-        "verify": ("enginesmith.cli.trust:verify_signature", "Check the signatures of a version."),
-        "metrics": ("pipeline.cli.registry.metrics:metrics", "Serve a registry's numbers to Prometheus."),
+        "export": ("enginesmith.cli.registry:export_oci", "Write engines as OCI images."),
+        "sign": ("enginesmith.cli.registry:sign", "Sign a version with a key or an identity."),
+        "verify": ("enginesmith.cli.registry:verify_signature", "Check the signatures of a version."),
+        "metrics": ("pipeline.cli.registry.channels:metrics", "Serve a registry's numbers to Prometheus."),
     },
     "backends": {
         "list": ("pipeline.cli.machines.doctor:list_backends", "List compilers and what each builds and runs here."),
-        "compare": ("pipeline.cli.operations.compare:compare", "Build with every backend, compare, and recommend one."),
+        "compare": ("pipeline.cli.operations.check:compare", "Build with every backend, compare, and recommend one."),
     },
     "prefect": {
-        "register": ("pipeline.cli.models.specs:register", "Store a spec in the registry, and let Prefect build it."),
-        "watch": ("pipeline.cli.models.specs:watch_specs", "Register each new spec of a folder or bucket."),
+        "register": ("pipeline.cli.models.init:register", "Store a spec in the registry, and let Prefect build it."),
+        "watch": ("pipeline.cli.models.init:watch_specs", "Register each new spec of a folder or bucket."),
         "deploy": ("pipeline.cli.machines.deploy:deploy", "Set up deployments and triggers on a Prefect server."),
     },
     "site": {
@@ -106,7 +107,7 @@ COMMANDS: Table = {
     **{f"{group} {name}": entry for group, table in GROUPS.items() for name, entry in table.items()},
 }
 # Called by KServe, and shown in no list.
-HIDDEN: Table = {"initialize": ("enginesmith.cli.initialize:initialize", "Pull what KServe's storage URIs name.")}
+HIDDEN: Table = {"initialize": ("enginesmith.cli.registry:initialize", "Pull what KServe's storage URIs name.")}
 
 
 # Where the root context keeps the command's words.

@@ -62,7 +62,7 @@ def write_objects(
     import yaml
 
     from enginesmith.client.client import Triton
-    from enginesmith.client.layouts.ranking import rank_each
+    from enginesmith.client.layouts.base import rank_each
     from enginesmith.client.locate import VersionLocator
     from enginesmith.exchange.kserve import Deployment
 

@@ -25,26 +25,29 @@ from threading import Event
 from typing import Literal
 
 from enginesmith.client.fetch import BlobFetcher, Progress, silent
-from enginesmith.client.layouts.base import Layout, Placed, hold
-from enginesmith.client.layouts.plain import Plain
-from enginesmith.client.layouts.ranking import ALL_GENERATIONS, AllGenerations, rank_each
+from enginesmith.client.layouts.base import ALL_GENERATIONS, AllGenerations, Layout, Placed, Plain, hold, rank_each
 from enginesmith.client.layouts.triton import Triton
 from enginesmith.client.layouts.triton_config import DynamicBatching
 from enginesmith.client.locate import VersionLocator, locate_and_rank
 from enginesmith.client.pull import Pulled, download_best, download_each, download_engine
 from enginesmith.client.resolve import EngineCandidate, EngineRanking, Policy
-from enginesmith.client.watching.health import Health, HealthCommand, HealthUrl
-from enginesmith.client.watching.hooks import Command, Hook, Post
-from enginesmith.client.watching.looking import INTERVAL_S
-from enginesmith.client.watching.reporting import Reporter, ReportUrl
-from enginesmith.client.watching.watch import ChannelWatcher, Swap
-from enginesmith.client.watching.watch_group import GroupWatcher
+from enginesmith.client.watching.server import (
+    INTERVAL_S,
+    Command,
+    Health,
+    HealthCommand,
+    HealthUrl,
+    Hook,
+    Post,
+    Reporter,
+    ReportUrl,
+)
+from enginesmith.client.watching.watch import ChannelWatcher, GroupWatcher, Swap
 from enginesmith.core.errors import InputError
 from enginesmith.core.hardware.machine import AUTO, Machine
 from enginesmith.core.names import Reference, parse_reference
-from enginesmith.registry.rollouts.waves import ServingNode
-from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.buckets import SCHEMES
+from enginesmith.registry.rollouts.state import ServingNode
+from enginesmith.registry.store.base import SCHEMES, Store
 from enginesmith.registry.store.cache import DEFAULT_BYTES, BlobCache, local_cache
 from enginesmith.registry.store.nearest import open_nearest, warn
 from enginesmith.registry.versions.lookup import Located

@@ -18,21 +18,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 from enginesmith.client.resolve import FALLBACK, EngineRanking, Policy, rank_engines
-from enginesmith.core.digest import digest_of_bytes
-from enginesmith.core.errors import IntegrityError
+from enginesmith.core.errors import IntegrityError, digest_of_bytes
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import Reference
-from enginesmith.registry.ensembles import pinned_engines
-from enginesmith.registry.evidence.attestations import judge_entries
-from enginesmith.registry.evidence.latencies import measured_speeds
-from enginesmith.registry.manifest import EngineEntry, Manifest
-from enginesmith.registry.rollouts.waves import ServingNode
+from enginesmith.registry.evidence.attestations import judge_entries, measured_speeds
+from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines
+from enginesmith.registry.rollouts.state import ServingNode
 from enginesmith.registry.store.base import Store, check_marker, place_of
 from enginesmith.registry.store.cache import BlobCache
 from enginesmith.registry.store.files import make_folder
 from enginesmith.registry.store.layout import channel_key
 from enginesmith.registry.trust import require
-from enginesmith.registry.trust.requirement import UntrustedError
+from enginesmith.registry.trust.policy import UntrustedError
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS, Located, find_lost_engines
 from enginesmith.registry.versions.snapshots import MAX_BYTES as SNAPSHOT_BYTES

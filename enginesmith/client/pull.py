@@ -13,16 +13,13 @@ from pathlib import Path
 from enginesmith.client.fetch import BlobFetcher, Origin, Wanted
 from enginesmith.client.resolve import FALLBACK, EngineRanking, Resolution
 from enginesmith.core.codec import encode
-from enginesmith.core.digest import digest_of_bytes, digest_of_file
-from enginesmith.core.ensemble import parts_folder
-from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.errors import InputError, IntegrityError, digest_of_bytes, digest_of_file
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
 from enginesmith.core.reports.latency import LatencyReport
-from enginesmith.core.state import state_ends, states_of, with_int8_states
-from enginesmith.registry.ensembles import functions_of, pinned_engines
-from enginesmith.registry.evidence.latencies import measured_latencies
-from enginesmith.registry.manifest import MAX_BYTES, EngineEntry, Manifest, make_request
+from enginesmith.core.state import parts_folder, state_ends, states_of, with_int8_states
+from enginesmith.registry.evidence.attestations import measured_latencies
+from enginesmith.registry.manifest import MAX_BYTES, EngineEntry, Manifest, functions_of, make_request, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import choose_digest, write_whole
 from enginesmith.registry.versions.lookup import Located

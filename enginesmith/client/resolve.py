@@ -22,13 +22,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from enginesmith.core.errors import IntegrityError, UnknownNameError
 from enginesmith.core.hardware.evaluation import evaluate
-from enginesmith.core.hardware.gpu_generations import generation_of
-from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.reports.ranking import accuracy_order, is_shorter, order_by_evidence
+from enginesmith.core.hardware.machine import Machine, generation_of
+from enginesmith.core.reports.latency import accuracy_order, is_shorter, order_by_evidence
 from enginesmith.core.requirements import Gpu, hardware_of
 from enginesmith.core.text import join_first
-from enginesmith.registry.evidence.attestations import JudgedEntry
-from enginesmith.registry.evidence.latencies import MeasuredSpeed
+from enginesmith.registry.evidence.attestations import JudgedEntry, MeasuredSpeed
 from enginesmith.registry.manifest import EngineEntry
 
 PORTABLE = "gpu"

@@ -14,7 +14,7 @@ from enginesmith.compile_caches.recipe import CacheRecipe
 from enginesmith.core import parsing
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import IntegrityError
-from enginesmith.core.zip_files import DAMAGED, check_compression
+from enginesmith.core.text import DAMAGED, check_compression
 
 SUFFIX = ".cache"
 MOST_BYTES = 4 << 30

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import digest_of
 from enginesmith.core.types import Precision
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ class SharedOptions:
     workspace_mib: scratch memory of the compiler in MiB, 0 for no limit. It is lowered for a second build where the
     first ran out of memory.
     cuda_graphs: whether a session replays CUDA graphs; both settings are measured.
-    cpu_level: the level of x86-64 that code for CPUs is compiled for, or 'host' (`enginesmith.core.hardware.targets`).
+    cpu_level: the level of x86-64 that code for CPUs is compiled for, or 'host' (`enginesmith.core.hardware.machine`).
     wide_profile: (option, value) with which a request has one optimization profile over all buckets, not one for each.
     """
 

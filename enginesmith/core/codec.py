@@ -22,9 +22,9 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_origin
 
-from enginesmith.core.constraints import UNIONS, Format, acceptor, describe, rules
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.parsing import Malformed, parse_json
+from enginesmith.core.requirements import UNIONS, Format, acceptor, describe, rules
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

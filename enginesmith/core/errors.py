@@ -1,24 +1,35 @@
-"""Errors that end a command, and the exit code each one stands for.
+"""Errors with their exit codes, digests, and addresses of servers."""
 
-::
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated
 
-    EnginesmithError                1  something failed; the message says what, which value, and the remedy
-    ├── InputError               2  what the user gave is wrong
-    │   ├── SpecError               a spec; carries one line per mistake
-    │   ├── ModelError              a model: an ONNX file, a .pt2, an entry point
-    │   ├── DataError               calibration or golden data
-    │   └── UnknownNameError          a reference, target or precision that names nothing
-    ├── UnavailableError         3  something the run depends on is out of reach (registry, Ray, Prefect, disk full)
-    │   └── UndecidedError            a write whose answer was lost: it may have happened or not
-    ├── IntegrityError           1  bytes do not match their digest, or a manifest does not match itself
-    ├── ConflictError            1  somebody else published first, with other content
-    └── StepError                1  a step of the pipeline failed in its own process; carries the log
+from annotated_types import Predicate, doc
 
-Expected outcomes of building and checking are values, not errors: see `BuildFailure` and
-`enginesmith.core.reports.proof.Report`.
-"""
-
-from collections.abc import Mapping, Sequence
+# Errors that end a command, and the exit code each one stands for.
+#
+# ::
+#
+#     EnginesmithError                1  something failed; the message says what, which value, and the remedy
+#     ├── InputError               2  what the user gave is wrong
+#     │   ├── SpecError               a spec; carries one line per mistake
+#     │   ├── ModelError              a model: an ONNX file, a .pt2, an entry point
+#     │   ├── DataError               calibration or golden data
+#     │   └── UnknownNameError          a reference, target or precision that names nothing
+#     ├── UnavailableError         3  something the run depends on is out of reach (registry, Ray, Prefect, disk full)
+#     │   └── UndecidedError            a write whose answer was lost: it may have happened or not
+#     ├── IntegrityError           1  bytes do not match their digest, or a manifest does not match itself
+#     ├── ConflictError            1  somebody else published first, with other content
+#     └── StepError                1  a step of the pipeline failed in its own process; carries the log
+#
+# Expected outcomes of building and checking are values, not errors: see `BuildFailure` and
+# `enginesmith.core.reports.proof.Report`.
 
 
 class EnginesmithError(Exception):
@@ -106,3 +117,116 @@ def error_from_json(data: Mapping[str, object]) -> EnginesmithError:
         *(arguments if isinstance(arguments, list | tuple) else ())
     )
     return made
+
+
+# Where a server listens, and what it wants to be shown.
+
+
+@dataclass(frozen=True)
+class HttpAddress:
+    """Where to listen. port: 0 is any free one."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        try:
+            return self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+def parse_address(text: str, default_host: str = "") -> HttpAddress:
+    """The address in '127.0.0.1:8080', '[::]:8080'; in ':8080' with the default host, if there is one.
+
+    Raises InputError.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]") or default_host
+    if not (host and port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 1 << 16):
+        raise InputError(f"{text[:80]!r} is no address to listen on; give HOST:PORT, as in 127.0.0.1:8900")
+    return HttpAddress(host, int(port))
+
+
+def read_token(variable: str) -> str:
+    """The token in a variable of the environment, without the blanks around it; '' for none.
+
+    Raises InputError for what no header can hold.
+    """
+    token = os.environ.get(variable, "").strip()
+    if not (token.isascii() and token.isprintable()):
+        raise InputError(f"{variable} holds no token: one line of ASCII is needed")
+    return token
+
+
+def require_token(address: HttpAddress, token: str, variable: str) -> None:
+    """Raise InputError for an address beyond loopback without a token. variable: where the token is read."""
+    if not token and not address.is_loopback:
+        raise InputError(f"listening on {address} needs a token, for anybody may send there: set {variable}")
+
+
+# Digests, by which all stored bytes and values are named.
+#
+# A digest is the lower-case hexadecimal SHA-256 (FIPS 180-4) of bytes. A *value* (a spec, a build key, a manifest)
+# is digested through its canonical JSON: keys sorted, no white space, UTF-8, NaN refused (after RFC 8785, whose
+# number formatting Python's ``repr`` of a float already meets for the values that occur here).
+
+
+CHUNK_BYTES = 1 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_IN_BYTES = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+
+
+def is_digest(text: str) -> bool:
+    """Whether `text` is 64 lower-case hexadecimal digits; checked before any digest becomes part of a path."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+Digest = Annotated[str, Predicate(is_digest), doc("a SHA-256 in hexadecimal")]
+
+
+def check_digest(digest: str) -> str:
+    """Return `digest` if it is one. Raises InputError."""
+    if is_digest(digest):
+        return digest
+    raise InputError(f"{digest!r} is not a digest: 64 lower-case hexadecimal digits of a SHA-256 are")
+
+
+def digests_in(data: bytes) -> Iterator[str]:
+    """Every run of exactly 64 hexadecimal digits in a document: each may be a digest."""
+    return (found.decode() for found in _IN_BYTES.findall(data))
+
+
+def canonical_json(value: object) -> bytes:
+    """Encode a JSON value so that equal values give equal bytes. Raises ValueError on NaN and infinities."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def digest_of(value: object) -> str:
+    """SHA-256 of a JSON value's canonical encoding. Raises ValueError on NaN and infinities."""
+    return digest_of_bytes(canonical_json(value))
+
+
+def digest_of_bytes(data: bytes) -> str:
+    """SHA-256 of bytes in memory."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """SHA-256 of a file's content, read in blocks. Raises OSError."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_of_path(path: Path) -> str:
+    """SHA-256 of a file's content; of a folder, over the relative names and digests of all files in it."""
+    if not path.is_dir():
+        return digest_of_file(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return digest_of({file.relative_to(path).as_posix(): digest_of_file(file) for file in files})

@@ -1,11 +1,16 @@
-"""State between calls: inputs of a model that take what its outputs gave in the call before. Standard library only."""
+"""State between calls, and ensembles: several graphs that make one model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, Excerpt, decode
-from enginesmith.core.constraints import Count
+from enginesmith.core.errors import Digest
+from enginesmith.core.names import Name, NodeName, is_path
+from enginesmith.core.parsing import Malformed
+from enginesmith.core.requirements import Count
 from enginesmith.core.types import PLUS, BuildRequest, ShapeProfile, TensorSpec, list_sums
+
+# State between calls: inputs of a model that take what its outputs gave in the call before. Standard library only.
 
 
 @dataclass(frozen=True)
@@ -103,3 +108,179 @@ def states_of(spec: Mapping[str, object]) -> tuple[State, ...]:
     """The states of a version, from the spec that its manifest holds. Raises `parsing.Malformed` for what is none."""
     found = decode(spec, _StatefulSpec, "spec").state
     return tuple(State(name, item.output, item.initial, item.places) for name, item in found.items())
+
+
+# Ensembles: several graphs, each a version of a model of its own, that make one. Standard library only.
+#
+# Functions may lie between graphs: Python code of the user's, such as what cuts a detector's boxes out of a picture. A
+# function is run right before the first graph that takes what it gives; one that no graph takes from is run last.
+#
+# What gives an input of a graph is written as a source: 'GRAPH.OUTPUT' of a graph before it, or the name of an input of
+# the whole, which is 'GRAPH.INPUT' where a spec gives it none.
+
+
+# The backend of an ensemble's engines: a document that names an engine of each graph.
+ENSEMBLE = "ensemble"
+# The sources of a manifest that are files of functions begin so.
+FUNCTION = "function"
+
+
+@dataclass(frozen=True)
+class PinnedGraph:
+    """A graph of an ensemble. model, version, manifest: the version that it is, and the digest of its manifest.
+
+    sources: what gives each of its inputs.
+    """
+
+    name: NodeName
+    model: Name
+    version: Name
+    manifest: Digest
+    sources: Mapping[str, str]
+
+    @property
+    def reference(self) -> str:
+        """'model@version'."""
+        return f"{self.model}@{self.version}"
+
+
+@dataclass(frozen=True)
+class EnsembleFunction:
+    """A function between graphs. file, function: the Python file, relative to the ensemble's spec, and the name in it.
+
+    inputs, outputs: what it takes and gives.  sources: what gives each input.  files: digests of the file and of every
+    local module that it imports, by path.
+    """
+
+    name: NodeName
+    file: str
+    function: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    sources: Mapping[str, str]
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Tensor(Excerpt):
+    dtype: str
+    shape: tuple[Count | str, ...]
+
+
+@dataclass(frozen=True)
+class _Function(Excerpt):
+    """function: 'FILE:NAME'."""
+
+    function: str
+    inputs: Mapping[str, _Tensor]
+    outputs: Mapping[str, _Tensor]
+
+
+@dataclass(frozen=True)
+class _Wiring(Excerpt):
+    """What a spec says of functions. connections: 'FUNCTION.INPUT' -> what gives it."""
+
+    functions: Mapping[NodeName, _Function] = field(default_factory=dict)
+    connections: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_functions(spec: Mapping[str, object], sources: Mapping[str, str]) -> list[EnsembleFunction]:
+    """The functions between the graphs of a version. spec, sources: of its manifest. Raises Malformed for a function
+    whose file is not among the sources."""
+    wiring = decode(spec, _Wiring, "spec")
+    return [_make_function(name, item, wiring.connections, sources) for name, item in wiring.functions.items()]
+
+
+def _make_function(
+    name: str, item: _Function, connections: Mapping[str, str], sources: Mapping[str, str]
+) -> EnsembleFunction:
+    file, _, function = item.function.partition(":")
+    begin, where = f"{FUNCTION} {name} ", f"spec.functions.{name}"
+    files = {key.removeprefix(begin): digest for key, digest in sources.items() if key.startswith(begin)}
+    if wrong := [path for path in files if not is_path(path)]:
+        raise Malformed(f"sources of {where} has {wrong[0]!r:.80}; it must be a relative path without '.' and '..'")
+    if file not in files:
+        raise Malformed(f"{where}.function is {file!r:.80}, and no source is {begin}{file[:80]}")
+    inputs, outputs = (
+        tuple(TensorSpec(key, tensor.dtype, tensor.shape) for key, tensor in tensors.items())
+        for tensors in (item.inputs, item.outputs)
+    )
+    given = {spec.name: connections.get(f"{name}.{spec.name}", f"{name}.{spec.name}") for spec in inputs}
+    return EnsembleFunction(name, file, function, inputs, outputs, given, files)
+
+
+def parts_folder(model: str, version: str) -> str:
+    """The folder of a pulled ensemble's graphs and functions: unique, since no name has an '@'."""
+    return f"{model}@{version}"
+
+
+def order_nodes(
+    graphs: Mapping[str, Mapping[str, str]], functions: Mapping[str, Mapping[str, str]]
+) -> dict[str, Mapping[str, str]]:
+    """Graphs, in their order, and functions where they are run, each with what gives its inputs. Of functions that take
+    from each other in a circle one comes before what it takes."""
+    found: dict[str, Mapping[str, str]] = {}
+
+    def place(name: str, waiting: tuple[str, ...] = ()) -> None:
+        for source in functions[name].values() if name not in (*found, *waiting) else ():
+            if (giver := source.partition(".")[0]) in functions:
+                place(giver, (*waiting, name))
+        if name not in waiting:
+            found.setdefault(name, functions[name])
+
+    for graph, sources in graphs.items():
+        for giver in (source.partition(".")[0] for source in sources.values()):
+            if giver in functions:
+                place(giver)
+        found[graph] = sources
+    for name in sorted(functions):
+        place(name)
+    return found
+
+
+def split_source(source: str, before: Container[str]) -> tuple[str, str] | None:
+    """(graph, output) where a source is an output of a graph; None for an input of the whole. before: names of the
+    graphs before the one that takes it."""
+    graph, dot, output = source.partition(".")
+    return (graph, output) if dot and graph in before else None
+
+
+def list_inputs(wiring: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    """The inputs of the whole, in order, each with the (graph, input) that take it. wiring: of the graphs in order."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    before: list[str] = []
+    for graph, inputs in wiring.items():
+        for name, source in inputs.items():
+            if split_source(source, before) is None:
+                found.setdefault(source, []).append((graph, name))
+        before.append(graph)
+    return found
+
+
+def name_dims(inputs: Sequence[TensorSpec], sources: Mapping[str, str], whole: Sequence[TensorSpec]) -> dict[str, str]:
+    """What the whole calls the dims of a graph, as far as its inputs are inputs of the whole. sources: what gives the
+    inputs of the graph.  whole: the inputs of the whole."""
+    named = {spec.name: spec.shape for spec in whole}
+    pairs = (zip(spec.shape, named.get(sources[spec.name], ()), strict=False) for spec in inputs)
+    found = ((own, name) for axes in pairs for own, name in axes if isinstance(own, str) and PLUS not in own)
+    return {own: str(name) for own, name in found}
+
+
+def name_states(
+    graph: str, states: Sequence[State], sources: Mapping[str, str], dims: Mapping[str, str], whole: Collection[str]
+) -> tuple[State, ...]:
+    """The states of a graph as those of the whole, which carries them: 'GRAPH.INPUT' takes 'GRAPH.OUTPUT'.
+
+    sources: what gives the inputs of the graph.  dims: of `name_dims`.  whole: names of the inputs of the whole. Where
+    an earlier graph gives the places that a step writes, they are not known before the step, and have no check.
+    """
+
+    def name_places(places: Places | None) -> Places | None:
+        if places is None or sources[places.at] not in whole or (places.count and places.count not in dims):
+            return None
+        return replace(places, at=sources[places.at], count=dims.get(places.count, ""))
+
+    return tuple(
+        replace(item, input=f"{graph}.{item.input}", output=f"{graph}.{item.output}", places=name_places(item.places))
+        for item in states
+    )

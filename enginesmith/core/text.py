@@ -1,17 +1,85 @@
-"""Text for messages and documents: suggestions, shortened lists, sizes, counts, the time, and safe text.
-
-Text from elsewhere (names in a model, a compiler's log) may hold control characters: an escape character moves a
-terminal's cursor, a change of direction reorders what a person reads, and XML cannot hold most of them at all.
-"""
+"""Text for messages, and small helpers of the standard library: commands with a time limit, worker threads, zip
+files."""
 
 import difflib
 import json
 import math
+import os
 import re
+import selectors
+import signal
+import struct
+import subprocess
 import sys
+import time
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from threading import Thread, current_thread
+
+# Runs a command within a time limit, which ends it with all that it started.
+
+
+# Of what a command prints; it may go on, and the rest is dropped.
+MOST_BYTES = 64 << 10
+
+
+def run_command(
+    words: Sequence[str],
+    timeout_s: float,
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdout: int = subprocess.PIPE,
+    stderr: int | None = None,
+) -> "subprocess.CompletedProcess[bytes]":
+    """How a command ended, with the first `MOST_BYTES` that it printed if `stdout` is a pipe. It has a process group of
+    its own.
+
+    stdout, stderr: as for `subprocess.run`.  environment: None is that of this process. Raises OSError where it cannot
+    be started, subprocess.TimeoutExpired where it, or whatever holds its pipe, took longer; then, and after Ctrl-C, its
+    process group was killed.
+    """
+    process = subprocess.Popen(
+        words, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
+    )
+    try:
+        output = _read_output(process, time.monotonic() + timeout_s, timeout_s)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # nobody has waited for its first process, so that this is its group
+        process.wait()
+        raise
+    finally:
+        if process.stdout:
+            process.stdout.close()
+    return subprocess.CompletedProcess(words, process.returncode, output)
+
+
+def _read_output(process: "subprocess.Popen[bytes]", end: float, timeout_s: float) -> bytes:
+    """What a command prints until it has ended. end: the latest time of it, by the monotonic clock. Raises
+    TimeoutExpired."""
+    found = bytearray()
+    with selectors.DefaultSelector() as selector:
+        if process.stdout:
+            selector.register(process.stdout, selectors.EVENT_READ)
+        while process.stdout:
+            if not selector.select(max(0.0, end - time.monotonic())) or time.monotonic() > end:
+                raise subprocess.TimeoutExpired(process.args, timeout_s)
+            if not (data := os.read(process.stdout.fileno(), MOST_BYTES)):
+                break
+            found += data[: MOST_BYTES - len(found)]
+    process.wait(max(0.0, end - time.monotonic()))
+    return bytes(found)
+
+
+# Text for messages and documents: suggestions, shortened lists, sizes, counts, the time, and safe text.
+#
+# Text from elsewhere (names in a model, a compiler's log) may hold control characters: an escape character moves a
+# terminal's cursor, a change of direction reorders what a person reads, and XML cannot hold most of them at all.
+
 
 # Share of two words that must be alike (difflib's ratio), and the least length of one that may begin the other.
 _ALIKE, _BEGINNING = 0.7, 3
@@ -114,3 +182,59 @@ def format_line(event: str, level: str = "info", **fields: object) -> str:
 def write_line(event: str, level: str = "info", **fields: object) -> None:
     """Write such a line on stderr."""
     print(format_line(event, level, **fields), file=sys.stderr, flush=True)
+
+
+# A daemon thread that others wait for: whatever ends its work, its owner answers those who wait.
+#
+# A thread may end by more than an Exception: SystemExit of a plug-in, a panic of a library in Rust (pyo3's
+# PanicException is a BaseException). Python then ends that thread alone, and every future and condition that it was to
+# serve would wait for ever.
+
+
+class WorkerThread(Thread):
+    """A daemon thread that runs `work`. fail: called in the thread with what `work` raised, of any class."""
+
+    def __init__(self, name: str, work: Callable[[], object], fail: Callable[[BaseException], object]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._work, self._fail = work, fail
+
+    def run(self) -> None:
+        """Run `work`, and `fail` where it raises."""
+        try:
+            self._work()
+        except BaseException as error:
+            self._fail(error)
+
+    def wait_for_end(self) -> None:
+        """Wait until it has ended; not in the thread itself, where a callback may close its owner."""
+        if current_thread() is not self:
+            self.join()
+
+
+def describe_error(error: BaseException) -> str:
+    """'ValueError: why'; the class alone where `str`, which is the error's own code, raises itself."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:
+        return type(error).__name__
+
+
+# Zip files that come from elsewhere: what reading one may raise, and which compression is read.
+#
+# Python reads bzip2, LZMA and, from 3.14 on, Zstandard too. Each has errors of its own, and nothing here writes them.
+
+
+# What opening a zip file, or reading a stored or deflated member, raises where it is damaged or of another kind.
+DAMAGED = (
+    OSError, EOFError, ValueError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
+)  # fmt: skip
+_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+
+
+def check_compression(archive: zipfile.ZipFile) -> None:
+    """Raise BadZipFile for a member that is neither stored nor deflated."""
+    for item in archive.infolist():
+        if item.compress_type not in _METHODS:
+            raise zipfile.BadZipFile(
+                f"{item.filename[:80]!r} is compressed by method {item.compress_type}; only deflate is read"
+            )

@@ -15,9 +15,8 @@ from annotated_types import Interval
 
 from enginesmith.core.capabilities import Capabilities
 from enginesmith.core.codec import OMIT_DEFAULT, encode
-from enginesmith.core.constraints import MAX_COUNT, Count
-from enginesmith.core.digest import digest_of, digest_of_file
-from enginesmith.core.requirements import GpuMemory, Requirement
+from enginesmith.core.errors import digest_of, digest_of_file
+from enginesmith.core.requirements import MAX_COUNT, Count, GpuMemory, Requirement
 
 if TYPE_CHECKING:
     import numpy as np

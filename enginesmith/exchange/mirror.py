@@ -12,15 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginesmith.core.digest import digests_in
-from enginesmith.core.errors import ConflictError, InputError, IntegrityError
+from enginesmith.core.errors import ConflictError, InputError, IntegrityError, digests_in
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import Malformed
-from enginesmith.registry.ensembles import load_pinned
 from enginesmith.registry.evidence.attestations import Attestation
 from enginesmith.registry.latency_series import merge_series
 from enginesmith.registry.leases import BUILDING, Guard, version_name
-from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.manifest import Manifest, load_pinned
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import manifest_key, page_data_key, page_key, version_prefix
 from enginesmith.registry.trust import require
@@ -28,9 +26,8 @@ from enginesmith.registry.trust.policy import TrustPolicy
 from enginesmith.registry.trust.signatures import read_bundle
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.index import hold_change
-from enginesmith.registry.versions.lookup import locate
+from enginesmith.registry.versions.lookup import locate, refresh_version
 from enginesmith.registry.versions.policies import canary_pass
-from enginesmith.registry.versions.refresh import refresh_version
 from enginesmith.registry.versions.state import Channel, read_channel, read_history
 
 _AT_ONCE = 4

@@ -22,14 +22,12 @@ from enginesmith.client.layouts.triton_config import find_unservable
 from enginesmith.client.pull import describe, stem_of
 from enginesmith.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginesmith.core.codec import Excerpt, decode, encode, parse_as
-from enginesmith.core.constraints import JsonObject
-from enginesmith.core.digest import canonical_json, digest_of_bytes, digest_of_file
-from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.errors import InputError, UnknownNameError, canonical_json, digest_of_bytes, digest_of_file
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.parsing import Malformed
-from enginesmith.registry.ensembles import require_model
+from enginesmith.core.requirements import JsonObject
 from enginesmith.registry.evidence.attestations import judge_entries
-from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.manifest import EngineEntry, Manifest, require_model
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import make_folder, reachable, start_atomic_write, sweep, write_whole
 from enginesmith.registry.trust import require

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from enginesmith.arrays import Array, check_inputs, dtype_of, stored_arrays
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import DataError, EnginesmithError
+from enginesmith.core.errors import DataError, EnginesmithError, digest_of_file
 from enginesmith.core.types import Tensors, TensorSpec
 from enginesmith.recording.json_lines import JsonLinesReader, Record, number_in, text_in
 

@@ -9,19 +9,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from enginesmith.registry import leases
-from enginesmith.registry.builds import build_lock
+from enginesmith.registry.builds import build_history
 from enginesmith.registry.builds.runs import prune, surplus
-from enginesmith.registry.collection.claim import hold_claim
-from enginesmith.registry.collection.garbage import Garbage, find_garbage
+from enginesmith.registry.collection.garbage import Garbage, Sweep, find_garbage, hold_claim
 from enginesmith.registry.collection.references import Rules
-from enginesmith.registry.collection.sweep import Sweep
 from enginesmith.registry.latency_series import models_with_series
-from enginesmith.registry.marks import MarkShard, MarkState, read_shards, read_state
+from enginesmith.registry.leases import MarkShard, MarkState, read_shards, read_state
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import SERIES, lease_key
 from enginesmith.registry.versions.index import heal_index
-from enginesmith.registry.versions.lookup import versions
-from enginesmith.registry.versions.refresh import refresh_models
+from enginesmith.registry.versions.lookup import refresh_models, versions
 
 GRACE = timedelta(days=7)
 
@@ -101,7 +98,7 @@ def _clean_up(sweep: Sweep, found: Garbage) -> None:
     heal_index(store, left, changed)
     for lease in over:
         store.remove(lease_key(lease.id))
-    build_lock.remove_stale_locks(store)
+    build_history.remove_stale_locks(store)
     store.sweep()
 
 

@@ -14,11 +14,10 @@ from statistics import median
 from typing import Annotated
 
 from enginesmith.core.codec import encode, parse_as
-from enginesmith.core.constraints import Amount, Format
-from enginesmith.core.digest import canonical_json, digest_of
-from enginesmith.core.errors import IntegrityError
+from enginesmith.core.errors import IntegrityError, canonical_json, digest_of
 from enginesmith.core.names import is_name, version_order
 from enginesmith.core.reports.latency import MachineKind
+from enginesmith.core.requirements import Amount, Format
 from enginesmith.registry.store.base import Store, change
 from enginesmith.registry.store.layout import SERIES, series_key
 

@@ -1,24 +1,56 @@
-"""Registered specs: bundles of a spec and its files, kept in the registry for the machines that build them.
-
-::
-
-    models/<model>/registered.json     the model's last bundles, newest last; their files are blobs
-
-The last `KEPT` are remembered. Files of earlier ones are garbage for `enginesmith registry gc`, unless a version has
-them.
-"""
+"""Registered specs, and pins."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from enginesmith.core.codec import encode, parse_as
-from enginesmith.core.digest import Digest, digest_of
-from enginesmith.core.errors import IntegrityError, UnknownNameError
-from enginesmith.core.names import FilePath, Name, inside, is_name
+from enginesmith.core.errors import Digest, IntegrityError, UnknownNameError, canonical_json, digest_of
+from enginesmith.core.names import FilePath, Name, inside, is_name, version_order
 from enginesmith.core.parsing import Malformed
+from enginesmith.core.text import now
+from enginesmith.registry.leases import hold_lease, secure_version, unmark, version_name
+from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import MODELS, registered_key
+from enginesmith.registry.store.layout import MODELS, model_prefix, pin_key, registered_key
+
+# Pins: versions that garbage collection keeps whatever their age.
+
+
+def list_pinned(store: Store, model: str) -> list[str]:
+    """A model's pinned versions in the order of their names. Lists keys, and reads no pin."""
+    prefix = model_prefix("pins", model)
+    names = (name.removesuffix(".json") for name in store.children(prefix) if name.endswith(".json"))
+    return sorted(filter(is_name, names), key=version_order)
+
+
+def pin(store: Store, manifest: Manifest, *, by: str = "", why: str = "") -> bool:
+    """Pin a version and return whether it was not pinned before. Raises IntegrityError if it was deleted meanwhile."""
+    document = canonical_json({"at": now(), "by": by, "why": why})
+    with hold_lease(store, f"pinning {manifest.model}@{manifest.version}") as guard:
+        secure_version(guard, manifest)
+        return store.create(pin_key(manifest.model, manifest.version), document)
+
+
+def unpin(store: Store, model: str, version: str) -> None:
+    """Remove a version's pin. Raises UnknownNameError when there is none."""
+    if store.read(pin_key(model, version)) is None:
+        raise UnknownNameError(
+            f"{model}@{version} is not pinned; pinned: {', '.join(list_pinned(store, model)) or 'nothing'}"
+        )
+    unmark(store, [version_name(model, version)])  # see `channels._move`
+    store.remove(pin_key(model, version))
+
+
+# Registered specs: bundles of a spec and its files, kept in the registry for the machines that build them.
+#
+# ::
+#
+#     models/<model>/registered.json     the model's last bundles, newest last; their files are blobs
+#
+# The last `KEPT` are remembered. Files of earlier ones are garbage for `enginesmith registry gc`, unless a version has
+# them.
+
 
 KEPT = 3
 MAX_BYTES = 16 << 20

@@ -1,47 +1,101 @@
-"""Joins requests to batches before a router or a session.
-
-::
-
-    batcher = enginesmith.Batcher(router, most=32, wait_s=0.005)
-    future = batcher.submit({"input_ids": ids, "attention_mask": mask})       # one sample or several, along `batch`
-    outputs = future.result()
-
-The policy, exactly (`batch_queues`). Requests are queued per bucket: that of all named dims but the batch dim (of a
-router the padded sizes; of a session, and of what no bucket of a router holds, the request's own). A queue is ready
-when it holds at least `most` samples or its oldest request has waited `wait_s`. The one worker thread, when free, takes
-the ready queue whose oldest request is the oldest; from it requests in order of arrival, the first one always, and more
-while all of them together have at most `most` samples; runs these as one batch; and answers them. If no queue is ready
-it sleeps until the first will be. On `close` every queue is ready. An Exception of a batch is that of its requests;
-anything else that a runtime raises (SystemExit, a panic of Rust) ends the batcher: all that waits and every later
-`submit` fails with it.
-
-Public and stable: `Batcher(session, most=, wait_s=, dim=, record=, log=)`, `submit(inputs) -> Future`,
-`served`, `close()`.
-"""
+"""Batches requests that wait at the same time."""
 
 import math
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from threading import Condition
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 
 from enginesmith.arrays import Array, InputCheck
 from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.text import WorkerThread, describe_error
 from enginesmith.core.types import Session, Tensors
-from enginesmith.core.worker_thread import WorkerThread, describe_error
-from enginesmith.serving.batch_queues import BatchQueues
 from enginesmith.serving.pad_plan import PadPlan, plan_padding
 from enginesmith.serving.padding import Padding
 from enginesmith.serving.router import MOST_ROUTES, Router
+
+# The policy of a dynamic batcher, without threads and clocks: requests in queues, and which are run together when.
+#
+# Requests are queued per bucket. A queue is ready when it holds at least `most` samples or its oldest request has
+# waited `wait_s`. What is taken is the ready queue whose oldest request is the oldest: from it requests in order of
+# arrival, the first one always, and more while all of them together have at most `most` samples. `Batcher` runs it by a
+# clock, and a simulator of it can call the same three methods.
+
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+class BatchQueues(Generic[Key, Item]):
+    """Waiting requests, by bucket. most: samples of a batch.  wait_s: seconds that a request waits, at most, while
+    nothing else runs."""
+
+    def __init__(self, most: int, wait_s: float) -> None:
+        self._most, self._wait_s = most, wait_s
+        self._queues: dict[Key, deque[tuple[float, int, Item]]] = {}
+        self._samples: dict[Key, int] = {}
+
+    def add(self, bucket: Key, item: Item, samples: int, at: float) -> None:
+        """Add a request that arrived at the time `at`; those of a bucket come in order of arrival."""
+        self._queues.setdefault(bucket, deque()).append((at, samples, item))
+        self._samples[bucket] = self._samples.get(bucket, 0) + samples
+
+    def ready_at(self) -> float:
+        """The time from which a queue is ready; minus infinity where one is full, infinity where none has a request."""
+        if any(samples >= self._most for samples in self._samples.values()):
+            return -math.inf
+        return min((queue[0][0] + self._wait_s for queue in self._queues.values()), default=math.inf)
+
+    def take(self, now: float, *, all_ready: bool = False) -> tuple[Key, list[Item]] | None:
+        """The next batch and its bucket; None where no queue is ready. all_ready: no request waits any more."""
+        ready = [
+            bucket
+            for bucket, queue in self._queues.items()
+            if all_ready or self._samples[bucket] >= self._most or now >= queue[0][0] + self._wait_s
+        ]
+        if not ready:
+            return None
+        bucket = min(ready, key=lambda each: self._queues[each][0][0])
+        queue, items, samples = self._queues[bucket], list[Item](), 0
+        while queue and (not items or samples + queue[0][1] <= self._most):
+            _, count, item = queue.popleft()
+            samples += count
+            items.append(item)
+        self._samples[bucket] -= samples
+        if not queue:
+            del self._queues[bucket], self._samples[bucket]
+        return bucket, items
+
+
+# Joins requests to batches before a router or a session.
+#
+# ::
+#
+#     batcher = enginesmith.Batcher(router, most=32, wait_s=0.005)
+#     future = batcher.submit({"input_ids": ids, "attention_mask": mask})       # one sample or several, along `batch`
+#     outputs = future.result()
+#
+# The policy, exactly (`batch_queues`). Requests are queued per bucket: that of all named dims but the batch dim (of a
+# router the padded sizes; of a session, and of what no bucket of a router holds, the request's own). A queue is ready
+# when it holds at least `most` samples or its oldest request has waited `wait_s`. The one worker thread, when free,
+# takes the ready queue whose oldest request is the oldest; from it requests in order of arrival, the first one always,
+# and more while all of them together have at most `most` samples; runs these as one batch; and answers them. If no
+# queue is ready it sleeps until the first will be. On `close` every queue is ready. An Exception of a batch is that of
+# its requests; anything else that a runtime raises (SystemExit, a panic of Rust) ends the batcher: all that waits and
+# every later `submit` fails with it.
+#
+# Public and stable: `Batcher(session, most=, wait_s=, dim=, record=, log=)`, `submit(inputs) -> Future`,
+# `served`, `close()`.
+
 
 Answer = dict[str, Array]
 # Sizes of all dims but that of the batch.

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from enginesmith.arrays import Array
-from enginesmith.core.reports.latency import LatencyReport, Timed
-from enginesmith.core.reports.ranking import Interval, is_shorter, order_by_evidence
+from enginesmith.core.reports.latency import Interval, LatencyReport, Timed, is_shorter, order_by_evidence
 from enginesmith.core.types import PLUS, ShapeProfile, Tensors, TensorSpec
 from enginesmith.serving.pad_plan import PadPlan, plan_padding
 from enginesmith.serving.padding import Padding

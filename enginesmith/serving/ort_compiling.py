@@ -12,8 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from enginesmith.core.digest import digest_of
-from enginesmith.core.errors import UnavailableError
+from enginesmith.core.errors import UnavailableError, digest_of
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.types import Tensors, Untyped
 from enginesmith.descriptions import read_file

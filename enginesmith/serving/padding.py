@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from enginesmith.core.codec import Excerpt, decode
-from enginesmith.core.constraints import Count, JsonObject
+from enginesmith.core.requirements import Count, JsonObject
 
 REPEAT: Literal["repeat"] = "repeat"
 # A number; or 'repeat', the last entry along the axis again, which changes no extremes of a tensor.

@@ -1,38 +1,173 @@
-"""Sends each request to the cheapest bucket of an engine that holds it, and what none holds to a fallback.
-
-::
-
-    pulled = client.pull_all("minilm:stable", "engines/")       # all engines of the version that this machine can run
-    with enginesmith.Router.opened(pulled, cache="engines/compiled") as router:
-        outputs = router.run({"input_ids": ids, "attention_mask": mask})      # of the request's own sizes
-        print(router.counts().fallback_rate)
-
-Public and stable: `Router(engines, padding, fallbacks=, compiled=, reference_rate=, on_drift=)` of `RoutedEngine`s,
-`Router.opened(pulled, opens=, compiles=, cache=, ...)`; `run(inputs)`, `inputs`, `outputs` as of a
-`Session`; `padded_sizes(sizes)`; `counts()`, `drift`, `close()`. All methods are for several threads at once.
-"""
+"""The router: opens engines of a version and sends each request to the one that fits, or to a fallback."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from enginesmith.arrays import Array, InputCheck, dtype_of
-from enginesmith.core.errors import EnginesmithError, InputError
-from enginesmith.core.reports.latency import timed_alike
+from enginesmith.core.codec import decode
+from enginesmith.core.errors import DataError, Digest, EnginesmithError, InputError, IntegrityError
+from enginesmith.core.reports.latency import LatencyReport, Timed, timed_alike
 from enginesmith.core.types import PLUS, Session, Tensors
-from enginesmith.serving.buckets import EngineBucket, Route, RoutedEngine, converting, list_buckets, make_route
-from enginesmith.serving.counts import CompileCounts, RequestCounter, RouterCounts
+from enginesmith.descriptions import DescribedGraph, check_engine, find_engine, read_description
+from enginesmith.opening import DescribedFile, open_onnx
+from enginesmith.serving.buckets import (
+    EngineBucket,
+    Route,
+    RoutedEngine,
+    Sizes,
+    converting,
+    list_buckets,
+    make_route,
+    measured_seconds,
+)
+from enginesmith.serving.counts import CompileCounts, CompileSizes, JustInTime, RequestCounter, RouterCounts
 from enginesmith.serving.drift import RateDrift, RateDriftDetector
-from enginesmith.serving.fallback import FallbackChain, describe_miss
-from enginesmith.serving.just_in_time import CompileSizes, JustInTime
-from enginesmith.serving.opening import Opens, PulledEngine, open_described
 from enginesmith.serving.ort_compiling import OrtCompiler
 from enginesmith.serving.padding import Padding
+
+# Answers requests that no bucket holds: by a runner compiled for their sizes, by engines with dynamic shapes.
+
+
+COMPILED = "compiled"
+_WIDEN = "widen dims and build again, give inputs a pad, or give the router a fallback"
+
+
+class FallbackChain:
+    """The fallbacks of a router, in this order: a runner that was compiled for the request's sizes, where it is ready;
+    each of `engines`; and where none of them answers, the compiled runner, which the request then waits for."""
+
+    def __init__(self, engines: Sequence[RoutedEngine], compiled: JustInTime | None) -> None:
+        self._engines, self._compiled = engines, compiled
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return (*(engine.name for engine in self._engines), *([COMPILED] if self._compiled else []))
+
+    def answer(self, inputs: Tensors, sizes: Sizes, why: Callable[[], str]) -> tuple[str, dict[str, Array]]:
+        """Name of the fallback that answered, and its outputs. why: in words, why no bucket holds the request.
+
+        Raises DataError where there is no fallback, and EnginesmithError with the reason of each where all fail.
+        """
+        reasons: list[str] = []
+        for name, run in self._runners(sizes):
+            if (answer := _try(name, run, inputs, reasons)) is not None:
+                return name, answer
+        if not reasons:
+            raise DataError(f"{why()}; {_WIDEN}")
+        raise EnginesmithError(f"{why()}, and no fallback answers: {'; '.join(reasons)}")
+
+    def _runners(self, sizes: Sizes) -> Iterator[tuple[str, Callable[[Tensors], Tensors]]]:
+        compiled = self._compiled
+        ready = compiled.find(sizes) if compiled else None
+        if ready:
+            yield COMPILED, ready
+        yield from ((engine.name, engine.run) for engine in self._engines)
+        if compiled and not ready:
+            yield COMPILED, lambda inputs: compiled.wait(sizes)(inputs)
+
+
+def _try(name: str, run: Callable[[Tensors], Tensors], inputs: Tensors, reasons: list[str]) -> dict[str, Array] | None:
+    """The outputs; None where it fails, with the reason added to `reasons`."""
+    try:
+        return dict(run(inputs))
+    except Exception as error:  # whatever a runtime raises
+        reasons.append(f"{name}: {type(error).__name__}: {error}")
+        return None
+
+
+def describe_miss(sizes: Sizes, buckets: Sequence[EngineBucket]) -> str:
+    """That no bucket holds a request, with its sizes and those that the buckets take."""
+    given = ", ".join(f"{dim} {size}" for dim, size in sizes.items()) or "inputs of fixed sizes"
+    names = [bucket.name for bucket in buckets]
+    shown = "; ".join(names[:4]) + (f"; and {len(names) - 4} more" if len(names) > 4 else "")
+    return f"no bucket holds a request of {given}; buckets are {shown or 'none'}"
+
+
+# Opens pulled engines for a router, as the JSON beside each describes it.
+
+
+# Gives for an engine's file a function that runs it.
+Opens = Callable[[Path], Callable[[Tensors], Tensors]]
+
+
+class PulledEngine(DescribedFile, Protocol):
+    """What a router needs of a pulled engine (`client.pull.Pulled`)."""
+
+    @property
+    def latency(self) -> LatencyReport | None:
+        """How fast it was on machines of this kind; None where it was not timed."""
+        ...
+
+
+@dataclass(frozen=True)
+class DescribedEngine:
+    """An engine as its description has it, opened. file, digest: of the engine.  bounded: whether it takes certain
+    sizes only; the version's graph takes any."""
+
+    engine: RoutedEngine
+    padding: Padding
+    file: Path
+    digest: str
+    bounded: bool
+
+
+@dataclass(frozen=True)
+class _RoutedDescription(DescribedGraph):
+    target: str
+    precision: str
+    backend: str
+    digest: Digest
+    padding: Padding = field(default_factory=Padding)
+
+
+def open_described(
+    description: Path | str, opens: Opens | None, latency: LatencyReport | None, timed: Timed = "session"
+) -> DescribedEngine:
+    """The engine beside a description. opens: None for `open_onnx`.  latency: None where it was not timed.  timed: what
+    of it counts (`timed_alike`).
+
+    Raises DataError for a file that describes no engine and for a model with state, IntegrityError for other bytes than
+    were published, and what `opens` raises.
+    """
+    path = Path(description)
+    found = read_description(path)
+    try:
+        if "state" in found or "graphs" in found:
+            kind, other = (
+                ("state", "enginesmith.Streams") if "state" in found else ("several graphs", "enginesmith.Ensemble")
+            )
+            raise DataError(f"{path.name} describes a model with {kind}, which no router runs; use {other}")
+        stated = decode(found, _RoutedDescription, "")
+    except IntegrityError as error:
+        raise DataError(f"{description} describes no engine: {error}") from error
+    file = find_engine(path, found)
+    run = opens(check_engine(path, found)) if opens else open_onnx(path)
+    seconds = measured_seconds(latency, stated.inputs, timed) if latency else None
+    name = f"{stated.target} {stated.precision} {stated.backend}"
+    engine = RoutedEngine(name, run, stated.inputs, stated.outputs, stated.profiles, seconds)
+    return DescribedEngine(engine, stated.padding, file, stated.digest, bool(stated.profiles))
+
+
+# Sends each request to the cheapest bucket of an engine that holds it, and what none holds to a fallback.
+#
+# ::
+#
+#     pulled = client.pull_all("minilm:stable", "engines/")       # all engines of the version that this machine can run
+#     with enginesmith.Router.opened(pulled, cache="engines/compiled") as router:
+#         outputs = router.run({"input_ids": ids, "attention_mask": mask})      # of the request's own sizes
+#         print(router.counts().fallback_rate)
+#
+# Public and stable: `Router(engines, padding, fallbacks=, compiled=, reference_rate=, on_drift=)` of `RoutedEngine`s,
+# `Router.opened(pulled, opens=, compiles=, cache=, ...)`; `run(inputs)`, `inputs`, `outputs` as of a
+# `Session`; `padded_sizes(sizes)`; `counts()`, `drift`, `close()`. All methods are for several threads at once.
+
 
 # Routes of sizes that were met, which are kept until there are so many.
 MOST_ROUTES = 4096

@@ -15,8 +15,7 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import Dim, Scalar, TensorSpec
-from enginesmith.user_code.calling import CallFunction
-from enginesmith.user_code.channel import Arrays, MessageChannel
+from enginesmith.user_code.channel import Arrays, CallFunction, MessageChannel
 from enginesmith.user_code.compiling import CompileModel
 from enginesmith.user_code.describing import describe_module, describe_program
 from enginesmith.user_code.entry_point import call_entry_point, importing_from

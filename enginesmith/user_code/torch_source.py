@@ -16,11 +16,9 @@ import numpy as np
 
 from enginesmith.arrays import check_finite
 from enginesmith.core.errors import ModelError
-from enginesmith.core.text import join_first
+from enginesmith.core.text import DAMAGED, join_first
 from enginesmith.core.types import Dim, Tensors, TensorSpec
-from enginesmith.core.zip_files import DAMAGED
-from enginesmith.user_code.entry_point import call_entry_point, place, reason
-from enginesmith.user_code.weights import read_weights, weights_beside
+from enginesmith.user_code.entry_point import call_entry_point, place, read_weights, reason, weights_beside
 
 if TYPE_CHECKING:
     import torch

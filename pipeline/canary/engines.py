@@ -1,30 +1,333 @@
-"""The two engines of a canary: found in the registry by reference, fetched and verified, opened by their backends."""
+"""The engines that a canary compares, also of ensembles, each in a process of its own."""
 
-from contextlib import AbstractContextManager
+import os
+import queue
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from builders.backends import discovery
-from builders.backends.compatibility import open_engine
+from builders.backends.discovery import open_engine
 from enginesmith.client.resolve import Policy, rank_engines
-from enginesmith.core.errors import InputError
+from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.cuda import DEFAULT_MODE, gpus
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import Reference
-from enginesmith.core.types import Target
-from enginesmith.registry.evidence.attestations import judge_entries
-from enginesmith.registry.evidence.latencies import measured_speeds
-from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
+from enginesmith.core.state import EnsembleFunction, order_nodes
+from enginesmith.core.text import WorkerThread
+from enginesmith.core.types import Engine, Session, Target, Tensors, TensorSpec, Untyped
+from enginesmith.registry.evidence.attestations import judge_entries, measured_speeds
+from enginesmith.registry.manifest import EngineEntry, Manifest, functions_of, pinned_engines, request_of
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions.lookup import locate
-from pipeline.canary.ensembles import fetch_ensemble, why_graph_not_here
-from pipeline.canary.isolated import IsolatedSession, isolate
 from pipeline.compile.steps.blobs import fetch_engine
 from pipeline.values import EngineBlob
 from validation.canary.observations import EngineIdentity
+from validation.canary.replay import ReplayClock, ServedRequest, Timed, TrafficSegment, serve, serve_requests
+
+if TYPE_CHECKING:
+    from enginesmith.ensembles import Ensemble
+
+
+# An engine of an ensemble on one side of a canary: its graphs' engines and functions, opened as a server does.
+
+
+@dataclass(frozen=True)
+class FetchedEnsemble:
+    """An ensemble's engine as files, which may be sent to another process. engines: of its graphs, by name.
+
+    sources: what gives each input of a graph.  functions: each with the folder of its files.  inputs, outputs: of the
+    whole.  thread_safe: whether several threads may run it at once, which of functions nobody knows.
+    """
+
+    engines: Mapping[str, Engine]
+    sources: Mapping[str, Mapping[str, str]]
+    functions: tuple[tuple[EnsembleFunction, Path], ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    thread_safe: bool
+
+    @contextmanager
+    def open(self) -> "Iterator[Ensemble]":
+        """The whole as one session; its functions run in this process. Raises what the backends raise, and ModelError
+        for a function that cannot be imported."""
+        from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows, function_node
+        from enginesmith.user_code.channel import load_function
+
+        found = dict[str, EnsembleGraph]()
+        with ExitStack() as stack:
+            for name, engine in self.engines.items():
+                own, request = stack.enter_context(open_engine(engine)), engine.request
+                rows = call_rows(own.inputs, own.outputs, request.profiles)
+                found[name] = EnsembleGraph(own.run, own.inputs, self.sources[name], own.outputs, rows)
+            for item, folder in self.functions:
+                run = load_function(folder, item.file, item.function, item.files)
+                found[item.name] = function_node(item.name, run, item.inputs, item.outputs, item.sources)
+            order = order_nodes(self.sources, {item.name: item.sources for item, _ in self.functions})
+            yield Ensemble({name: found[name] for name in order}, self.inputs, self.outputs)
+
+
+def fetch_ensemble(store: Store, manifest: Manifest, entry: EngineEntry, folder: Path) -> FetchedEnsemble:
+    """The engines of an ensemble's engine and its functions, fetched into `folder` and verified. Raises as `fetch`, and
+    IntegrityError for a graph's version that is gone."""
+    engines, sources, safe = dict[str, Engine](), dict[str, Mapping[str, str]](), list[bool]()
+    for graph, _, engine in pinned_engines(store, manifest, entry):
+        own = folder / graph.name
+        own.mkdir()
+        blob = EngineBlob(request_of(engine), str(engine.digest), str(engine.suffix))
+        engines[graph.name] = fetch_engine(store, blob, own)
+        sources[graph.name] = graph.sources
+        safe.append(discovery.capabilities_of(engine.backend).thread_safe)
+    functions = list[tuple[EnsembleFunction, Path]]()
+    for item in functions_of(manifest):
+        for name, digest in item.files.items():
+            path = folder / item.name / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            store.fetch(digest, path)
+        functions.append((item, folder / item.name))
+    return FetchedEnsemble(
+        engines, sources, tuple(functions), tuple(entry.inputs), tuple(entry.outputs), all(safe) and not functions
+    )
+
+
+def why_graph_not_here(store: Store, manifest: Manifest, entry: EngineEntry, target: Target) -> str | None:
+    """Why an engine of a graph cannot be run here for a target; None where all can."""
+    for graph, _, engine in pinned_engines(store, manifest, entry):
+        if reason := discovery.configure(engine.backend, dict(engine.options)).runs(target):
+            return f"graph {graph.name!r}: {reason}"
+    return None
+
+
+# An engine in a process of its own: a crash of that process is evidence against the engine, and the canary goes on.
+#
+# Inside that process one thread answers one request at a time, and several threads have several requests in flight. The
+# service time of a request is measured there, so that the way between the processes is not part of it.
+
+
+Opener = Callable[[], AbstractContextManager[Session]]
+Job = tuple[TrafficSegment, list[Timed | None], float]
+JOIN_S = 10.0
+# A segment begins so many seconds after it was asked for, when every thread is awake.
+LEAD_S = 0.002
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Asks an engine's process for threads. in_flight: how many.  warmup: inputs that each runs first, not observed."""
+
+    in_flight: int
+    warmup: tuple[Tensors, ...]
+
+
+class IsolatedSession:
+    """The engine that `process` serves. inputs: its specs.  died: how its process ended and when, '' while it runs.
+
+    A request to an engine whose process ended fails at once; nothing restarts it.
+    """
+
+    def __init__(self, process: BaseProcess, connection: Connection, inputs: Sequence[TensorSpec]) -> None:
+        self._process, self._connection, self._requests = process, connection, 0
+        self.inputs, self.died = inputs, ""
+
+    def serve(self, inputs: Tensors) -> ServedRequest:
+        """The answer to one request, or why it failed, and the seconds of service."""
+        self._requests += 1
+        served: ServedRequest | None = self._ask(inputs, f"at request {self._requests} with the warm-up's")
+        return served or self._failed()
+
+    def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
+        """Serve so many requests at once from now on, each thread warmed up. Raises EnginesmithError where the engine
+        cannot be opened so many times."""
+        failure: EnginesmithError | str | None = self._ask(
+            Prepare(in_flight, tuple(warmup)), "before the first request"
+        )
+        if isinstance(failure, EnginesmithError):
+            raise EnginesmithError(
+                f"it cannot have {in_flight} requests in flight here ({failure}); give fewer with --in-flight"
+            ) from failure
+
+    def serve_segment(self, segment: TrafficSegment) -> Iterator[Timed]:
+        """The answers to the requests after `segment.lead`, in order; all failed where the engine's process ended.
+
+        The process sends one at a time, so that one answer is in memory here.
+        """
+        first = self._requests + 1
+        when = f"among requests {first} to {self._requests + len(segment)} that it was sent"
+        count: int | None = self._ask(segment, when)
+        count = len(segment) - segment.lead if count is None else count
+        self._requests += segment.lead + count
+        for _ in range(count):
+            timed: Timed | None = self._receive(when)
+            yield timed or Timed(0.0, self._failed())
+
+    def _ask(self, what: object, when: str) -> Untyped:
+        """What the process answers; None where it has ended. when: what it was doing, for `died`."""
+        if not self.died:
+            try:
+                self._connection.send(what)
+            except OSError:
+                self.died = f"{_describe_end(self._process)}, {when}"
+        return self._receive(when)
+
+    def _receive(self, when: str) -> Untyped:
+        if not self.died:
+            try:
+                return self._connection.recv()
+            except (EOFError, OSError):
+                self.died = f"{_describe_end(self._process)}, {when}"
+        return None
+
+    def _failed(self) -> ServedRequest:
+        return ServedRequest(0.0, None, f"the engine ended its process: {self.died}"[:1000])
+
+
+@contextmanager
+def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[IsolatedSession]:
+    """The engine that `opener`, which is pickled, opens in a process of its own.
+
+    role: 'candidate' or 'baseline', for messages.  thread_safe: whether several threads may run one session at once.
+    Raises the EnginesmithError that `opener` raises, and one for whatever else ends the opening.
+    """
+    ours, theirs = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=_serve, args=(theirs, opener, thread_safe), daemon=True)
+    # Ctrl-C goes to every process of the terminal; only the canary itself answers it. Starting the tracker unblocks it.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    theirs.close()
+    try:
+        try:
+            found: Sequence[TensorSpec] | EnginesmithError = ours.recv()
+        except EOFError:
+            raise EnginesmithError(
+                f"the {role}'s engine ended its process while it was opened: {_describe_end(process)}; it serves "
+                "nothing here"
+            ) from None
+        if isinstance(found, EnginesmithError):
+            raise found
+        yield IsolatedSession(process, ours, found)
+    finally:
+        ours.close()
+        process.join(JOIN_S)
+        process.kill()
+        process.join()
+
+
+def _serve(connection: Connection, opener: Opener, thread_safe: bool) -> None:
+    """What the engine's process runs: answer requests until the other end is closed."""
+    os.dup2(2, 1)  # what an engine prints is no result
+    with ExitStack() as stack, suppress(EOFError, BrokenPipeError):
+        try:
+            session = stack.enter_context(opener())
+        except Exception as error:
+            connection.send(_as_engine_error(error))
+            return
+        connection.send(list(session.inputs))
+        workers: Workers | None = None
+        while True:
+            asked = connection.recv()
+            if isinstance(asked, Prepare):
+                if not thread_safe:
+                    stack.close()  # each thread opens its own, and the memory is wanted for those
+                workers = Workers(opener, session, thread_safe, asked.in_flight, asked.warmup)
+                connection.send(workers.failure)
+            elif isinstance(asked, TrafficSegment) and workers:
+                answers = workers.serve_segment(asked)
+                connection.send(len(answers))
+                while answers:
+                    connection.send(answers.popleft())
+            else:
+                connection.send(serve(session, asked, ReplayClock()))
+
+
+class Workers:
+    """The threads of an engine's process: as many requests in flight as there are threads. They end with the process.
+
+    A session that several threads may run at once (`Capabilities.thread_safe`) is shared. Of any other, each thread
+    opens one of its own, which takes the engine's memory once more, as in a server with so many instances.
+    failure: why a thread could not open the engine; None where all are ready.
+    """
+
+    def __init__(
+        self, opener: Opener, session: Session, thread_safe: bool, in_flight: int, warmup: Sequence[Tensors]
+    ) -> None:
+        """opener: opens the engine once more.  session: the one that is open.  warmup: inputs that each thread runs."""
+        self._opener = (lambda: nullcontext(session)) if thread_safe else opener
+        self._warmup, self._count = warmup, in_flight
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[EnginesmithError | None] = queue.SimpleQueue()
+        for number in range(in_flight):
+            # In a thread it would end that thread, and the request would be waited for.
+            WorkerThread(f"in flight {number}", self._run, _end_process).start()
+        self.failure = next(filter(None, [self._done.get() for _ in range(in_flight)]), None)
+
+    def serve_segment(self, segment: TrafficSegment) -> deque[Timed]:
+        """The answers to the requests after `segment.lead`, in order; nothing else refers to them."""
+        found: list[Timed | None] = [None] * len(segment)
+        begun = ReplayClock().now() + LEAD_S
+        for _ in range(self._count):
+            self._jobs.put((segment, found, begun))
+        for _ in range(self._count):
+            self._done.get()
+        answers = deque(timed for timed in found[segment.lead :] if timed is not None)
+        found.clear()
+        return answers
+
+    def _run(self) -> None:
+        clock = ReplayClock()
+        try:
+            opened = self._opener()
+            session = opened.__enter__()
+        except Exception as error:
+            self._done.put(_as_engine_error(error))
+            return
+        for inputs in self._warmup:
+            serve(session, inputs, clock)
+        self._done.put(None)
+        while True:
+            segment, found, begun = self._jobs.get()
+            serve_requests(session, segment, found, clock, begun)
+            self._done.put(None)
+
+
+def _end_process(error: BaseException) -> None:
+    """End this process as the error would have ended it in the main thread."""
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
+
+
+def _as_engine_error(error: Exception) -> EnginesmithError:
+    return error if isinstance(error, EnginesmithError) else EnginesmithError(f"{type(error).__name__}: {error}")
+
+
+def _describe_end(process: BaseProcess) -> str:
+    """'signal 11 (SIGSEGV)' or 'exit status 3' of a process whose pipe was closed."""
+    process.join(JOIN_S)
+    code = process.exitcode
+    if code is None:
+        return "it closed its pipe"
+    if code >= 0:
+        return f"exit status {code}"
+    name = signal.Signals(-code).name if -code in {item.value for item in signal.Signals} else "unknown"
+    return f"signal {-code} ({name})"
+
+
+# The two engines of a canary: found in the registry by reference, fetched and verified, opened by their backends.
 
 
 @dataclass(frozen=True)

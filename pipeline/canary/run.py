@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from enginesmith.core.codec import encode
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.errors import DataError, InputError, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import find
@@ -19,19 +18,27 @@ from enginesmith.core.types import Session, Target
 from enginesmith.recording.json_lines import LineFile
 from enginesmith.recording.recorder import end_of, header_of
 from enginesmith.recording.traffic import RecordedTraffic, read_traffic
-from enginesmith.registry.ensembles import load_pinned
-from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.manifest import Manifest, load_pinned
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import make_folder, reachable
-from pipeline.canary.engines import ChosenEngine, check_alike, check_shared_gpu, choose, open_isolated
-from pipeline.canary.isolated import IsolatedSession
+from pipeline.canary.engines import ChosenEngine, IsolatedSession, check_alike, check_shared_gpu, choose, open_isolated
 from pipeline.canary.verdicts import WrittenReport, circumstances, thresholds_of, write_report
-from validation.canary.concurrent import MOST_IN_FLIGHT, SegmentSession, peak, replay_concurrently
+from validation.canary.judging.criteria import QualityThresholds, Thresholds
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
-from validation.canary.judging.thresholds import QualityThresholds, Thresholds
 from validation.canary.observations import ObservationTable, add_to, read_observations
-from validation.canary.replay import RemoteSession, ReplayClock, ReplayedPair, ReplayPace, replay, serve
+from validation.canary.replay import (
+    MOST_IN_FLIGHT,
+    RemoteSession,
+    ReplayClock,
+    ReplayedPair,
+    ReplayPace,
+    SegmentSession,
+    peak,
+    replay,
+    replay_concurrently,
+    serve,
+)
 from validation.canary.report import TrafficReplayed, make_report
 
 SIDES = ("candidate", "baseline")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from enginesmith.core.errors import ConflictError, InputError, UnknownNameError
 from enginesmith.core.names import check_channel, check_model, check_version
-from enginesmith.core.origin import user
+from enginesmith.core.parsing import user
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.evidence.canaries import (
     UNKNOWN,

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginesmith.core.codec import Excerpt, decode
-from enginesmith.core.constraints import JsonObject
-from enginesmith.core.digest import digest_of_bytes
-from enginesmith.core.errors import ConflictError, InputError, UnknownNameError
-from enginesmith.core.hardware.machine import describe_host
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.errors import ConflictError, InputError, UnknownNameError, digest_of_bytes
+from enginesmith.core.hardware.machine import describe_host, parse_targets
+from enginesmith.core.requirements import JsonObject
 from enginesmith.core.text import join_first, now
 from enginesmith.registry.evidence.canaries import canary_target
 from enginesmith.registry.manifest import Manifest
@@ -20,9 +18,9 @@ from enginesmith.registry.versions import channels, lookup
 from enginesmith.registry.versions.lookup import Channel
 from enginesmith.registry.versions.policies import CanaryPass
 from pipeline.compile.run_context import versions
+from validation.canary.judging.criteria import QualityThresholds, Thresholds
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
-from validation.canary.judging.thresholds import QualityThresholds, Thresholds
 from validation.canary.observations import read_both
 from validation.canary.page import render
 from validation.canary.report import (

@@ -1,16 +1,35 @@
-"""The engines of a version on the kinds of machines that they were timed on, and those that they were not timed on."""
+"""The inputs of a capacity plan: measured run times, workloads, prices."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
-from enginesmith.core.hardware.gpu_generations import GENERATIONS, generation_of
-from enginesmith.core.hardware.targets import parse_targets
+import numpy as np
+from pydantic import ConfigDict, Field, model_validator
+
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError, InputError, UnknownNameError
+from enginesmith.core.hardware.machine import GENERATIONS, generation_of, parse_targets
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport, MachineKind
-from enginesmith.registry.evidence.attestations import JudgedEntry, judge_entries
-from enginesmith.registry.evidence.latencies import latency_reports
+from enginesmith.core.types import Dim
+from enginesmith.registry.evidence.attestations import JudgedEntry, judge_entries, latency_reports
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store
-from validation.capacity.batch_times import merge_buckets
+from pipeline.spec.document import Kind, load_document
+from pipeline.spec.source import Loc, Mistakes, SpecPart
+from validation.capacity.greatest_rate import (
+    REQUESTS,
+    SIMULATIONS,
+    Workload,
+    merge_buckets,
+    poisson_workload,
+    recorded_workload,
+)
+from validation.latency.measurement.loop import parse_sizes, tuned_for
+from validation.traffic.trace import Trace
+
+# The engines of a version on the kinds of machines that they were timed on, and those that they were not timed on.
 
 
 @dataclass(frozen=True)
@@ -85,3 +104,151 @@ def _name(entry: EngineEntry, machine: MachineKind) -> MachineName:
     own = generation_of(entry.compute_capability)
     names = (own.sm,) if own else (entry.target,)
     return MachineName(", ".join(machine.gpus) or entry.target, names)
+
+
+# Reads prices of machines per hour, and how many there are.
+#
+# ::
+#
+#     currency: USD
+#     l4: {per_hour: 0.71, count: 40}
+#     a100: {per_hour: 3.67}                # as many as are wanted
+#     sm_120: {per_hour: 2.10, count: 8}    # every product of the generation that has no price of its own
+#     cpu: {per_hour: 0.19}                 # or a kind of CPU: x86-64-v4-vnni
+
+
+EXAMPLE = "write such as `l4: {per_hour: 0.71, count: 40}`"
+
+
+class MachinePrice(SpecPart):
+    """The price of one machine: a GPU with what it needs, or a node without one."""
+
+    per_hour: float = Field(gt=0, le=1e9)
+    count: int | None = Field(None, ge=0, le=1_000_000, strict=True, description="default: as many as are wanted")
+
+
+class PriceFile(SpecPart):
+    """The content of a file of prices: names of machines, each with its price, and the currency."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+    __pydantic_extra__: dict[str, MachinePrice]
+    currency: str = Field("", max_length=12)
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        wrong: list[tuple[Loc, str]] = [
+            ((name,), reason) for name in self.__pydantic_extra__ if (reason := _why_no_machine(name))
+        ]
+        if not self.__pydantic_extra__:
+            wrong = [((), f"has no price; {EXAMPLE}")]
+        if wrong:
+            raise Mistakes(wrong)
+        return self
+
+
+def _why_no_machine(name: str) -> str:
+    """Why a name stands for no one kind of machine; '' where it does."""
+    try:
+        found = parse_targets(name)
+    except UnknownNameError as error:
+        return str(error)
+    several = ", ".join(target.name for target in found)
+    return f"{name} is several: {several}; give each its price" if len(found) > 1 else ""
+
+
+@dataclass(frozen=True)
+class MachinePrices:
+    """Prices by the name of the machine. source: the file's name."""
+
+    machines: Mapping[str, MachinePrice]
+    currency: str
+    source: str
+
+    def name_of(self, names: Sequence[str]) -> str | None:
+        """The entry for a machine. names: that it goes by, the narrowest first ('l4', 'sm_89')."""
+        return next((name for name in names if name in self.machines), None)
+
+
+KIND = Kind(PriceFile, "a list of prices", "l4 and currency", EXAMPLE)
+
+
+def read_prices(path: Path) -> MachinePrices:
+    """The prices in a YAML file; names as targets have them ('L4' is 'l4', '8.9' is 'sm_89').
+
+    Raises SpecError with a line for each mistake.
+    """
+    found, _ = load_document(path, KIND)
+    machines = {parse_targets(name)[0].name: price for name, price in found.__pydantic_extra__.items()}
+    return MachinePrices(machines, found.currency, str(path))
+
+
+# What one machine is asked to do: workloads from Poisson or recorded arrivals, and which sizes of other dims run.
+
+
+# Recorded requests that are too few to show the latest in a hundred are refused.
+LEAST_REQUESTS = 100
+
+
+@dataclass(frozen=True, eq=False)
+class AskedWorkload:
+    """Independent workloads, and what each of their queues runs at: sizes of the dims but the batch.  words: what the
+    arrivals are."""
+
+    workloads: tuple[Workload, ...]
+    queues: tuple[Mapping[str, int], ...]
+    words: str
+
+
+def sizes_of_request(text: str | None, dims: Sequence[Dim], batch: str | None) -> dict[str, int]:
+    """Sizes of a request of one sample: those of 'length=64', and for other dims what they are tuned for.
+
+    Raises InputError as `parse_sizes`, and for more samples, which a batcher joins.
+    """
+    sizes = parse_sizes(text, dims) if text else tuned_for(dims)
+    named = {part.partition("=")[0].strip() for part in (text or "").split(",")}
+    if batch in named and sizes[batch] != 1:
+        raise InputError(
+            f"--at {batch}={sizes[batch]}: a request has one sample, and the batcher joins them (--batch);"
+            " requests of more are those of --traffic"
+        )
+    return {name: 1 if name == batch else size for name, size in sizes.items()}
+
+
+def steady_workload(sizes: Mapping[str, int]) -> AskedWorkload:
+    """Poisson arrivals of one sample each. sizes: of the other dims."""
+    works = tuple(poisson_workload(seed) for seed in range(SIMULATIONS))
+    at = ", ".join(f"{dim}={size}" for dim, size in sizes.items())
+    return AskedWorkload(works, (sizes,), "Poisson arrivals of one sample" + (f" at {at}" if at else ""))
+
+
+def traffic_workload(trace: Trace, dims: Sequence[Dim], batch: str | None) -> AskedWorkload:
+    """Arrivals and sizes of recorded requests; Poisson arrivals where those have no times.
+
+    A size becomes the edge of the bucket that holds it, where the spec has buckets for the dim.
+    Raises DataError for too few requests, and for a size beyond the spec's.
+    """
+    if len(trace) < LEAST_REQUESTS:
+        raise DataError(f"the traffic has {len(trace)} requests; p99 takes at least {LEAST_REQUESTS}: record more")
+    ones = np.ones(len(trace), np.int64)
+    samples = trace.sizes.get(batch, ones) if batch else ones
+    rows = [_raise_to_edges(dim, trace.sizes[dim.name]) for dim in dims if dim.name != batch]
+    names = [dim.name for dim in dims if dim.name != batch]
+    distinct, queues = np.unique(np.array(rows, np.int64).reshape(len(rows), len(trace)), axis=1, return_inverse=True)
+    sizes = tuple(dict(zip(names, column, strict=True)) for column in distinct.T.tolist()) or ({},)
+    queues = np.asarray(queues, np.int64).ravel()
+    seeds = range(SIMULATIONS)
+    if trace.timed:
+        works = tuple(recorded_workload(trace.at, samples, queues, seed) for seed in seeds)
+    else:
+        works = tuple(poisson_workload(seed, REQUESTS, (samples, queues)) for seed in seeds)
+    arrivals = "recorded arrivals, scaled in time" if trace.timed else "Poisson arrivals of recorded sizes"
+    return AskedWorkload(works, sizes, f"{arrivals} ({len(trace)} requests)")
+
+
+def _raise_to_edges(dim: Dim, sizes: Array) -> Array:
+    if beyond := sizes[(sizes < dim.min) | (sizes > dim.max)].tolist():
+        raise DataError(
+            f"the traffic has {dim.name}={beyond[0]}, and the model takes {dim.words}; record other traffic"
+        )
+    edges = np.array(dim.edges, np.int64)
+    return edges[np.searchsorted(edges, sizes)] if len(edges) else sizes

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from enginesmith.core.codec import encode
-from enginesmith.core.digest import digest_of, digest_of_file, digest_of_path, is_digest
+from enginesmith.core.errors import digest_of, digest_of_file, digest_of_path, is_digest
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import CALIBRATED, CPU_KIND, BuildRequest
 from pipeline.compile.closure.code import Root, backend_root, find_code
 from pipeline.compile.run_context import NotOnRecord, RunContext, Work
 from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely, calibration_digest
-from pipeline.compile.steps.export_model import ExportModel
-from pipeline.compile.steps.exports import place_of, source_digests
+from pipeline.compile.steps.exports import ExportModel, place_of, source_digests
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.keys import WRITE_MODEL, package_versions
 from pipeline.compile.steps.proofs import CheckEngine

@@ -24,21 +24,20 @@ from pipeline.compile.plan import (
     plan_builds,
     search_missed,
 )
-from pipeline.compile.publication.draft import VersionDraft, draft_version
 from pipeline.compile.publication.pages import draw_page
-from pipeline.compile.publication.publish import publish_attributions, publish_version
+from pipeline.compile.publication.publish import VersionDraft, draft_version, publish_attributions, publish_version
 from pipeline.compile.run_context import Work, fail_step
 from pipeline.compile.steps.attributions import attribute, find_suspects
 from pipeline.compile.steps.calibration import merge, observe, parts_of
 from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.exports import export
 from pipeline.compile.steps.graphs import is_exported, quantize
-from pipeline.compile.steps.latency import measure
+from pipeline.compile.steps.keys import measure
 from pipeline.compile.steps.proofs import validate
 from pipeline.compile.steps.search import choose, find_searched_kinds
 from pipeline.outcome import Judged, JudgedUnit, Outcome
 from pipeline.progress.events import Finished, Planned, PlannedCaches, RunConcluded
-from pipeline.spec.consistency import matches_unit
+from pipeline.spec.model import matches_unit
 from pipeline.values import (
     BuildPlan,
     Exported,

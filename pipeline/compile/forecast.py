@@ -31,7 +31,7 @@ from pipeline.compile.steps.exports import recorded_export
 from pipeline.compile.steps.graphs import quantize, write_graph
 from pipeline.compile.steps.proofs import validate
 from pipeline.progress.events import Progress
-from pipeline.spec.consistency import matches_unit
+from pipeline.spec.model import matches_unit
 from pipeline.values import Exported, Graph, Json, Observed, StepFailure, Unit
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from builders.backends import discovery as backends
-from builders.backends.optional_methods import get_scheme
-from builders.backends.shape_profiles import profiles
+from builders.backends.optional_methods import get_scheme, profiles
 from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.reports.proof import OVERLAP, describe
 from enginesmith.core.state import with_int8_states
@@ -24,8 +23,7 @@ from pipeline.compile.steps.engines import recall_engine, recall_reduced
 from pipeline.compile.steps.graphs import quantize
 from pipeline.compile.steps.search import search_for_limits
 from pipeline.progress.events import Finished
-from pipeline.spec.consistency import matches_unit
-from pipeline.spec.model import ModelSpec
+from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import BuildPlan, Exported, Graph, GraphVariant, Observed, Searched, SearchResult, Selection, Unit
 
 # TensorRT keeps kernels and memory for every profile; past this many, buckets cost more than they give. A CPU engine

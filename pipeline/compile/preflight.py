@@ -1,9 +1,4 @@
-"""Every mistake that a spec's files show without being read through, told at once before anything heavy runs.
-
-Read are headers alone: inputs and outputs of an ONNX file, names, dtypes and shapes of stored arrays, the functions of
-a Python file. So the cost does not grow with the model or the data. The steps that read the files keep their own
-checks, which say the same, one at a time, and what headers do not show.
-"""
+"""Checks before a build that everything it needs is there."""
 
 import math
 import os
@@ -13,17 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from builders.backends import discovery
-from builders.onnx_graphs.shard_names import graph_bytes, list_weight_files
+from builders.onnx_graphs.bodies import graph_bytes, list_weight_files
 from enginesmith.core.errors import EnginesmithError, ModelError
 from enginesmith.core.state import step_inputs
 from enginesmith.core.text import format_bytes
 from enginesmith.core.types import TRAITS, TensorSpec
 from enginesmith.user_code.entry_point import missing_function, source_files
-from pipeline.sources.arguments import wrong_arguments
-from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_inputs, wrong_outputs
-from pipeline.sources.request import MOST_EMBEDDED_BYTES
+from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_arguments, wrong_inputs, wrong_outputs
+from pipeline.sources.user_process import MOST_EMBEDDED_BYTES
 from pipeline.spec.model import ModelSpec, locate_mistakes
-from pipeline.spec.value_types import Loc
+from pipeline.spec.source import Loc
+
+# Every mistake that a spec's files show without being read through, told at once before anything heavy runs.
+#
+# Read are headers alone: inputs and outputs of an ONNX file, names, dtypes and shapes of stored arrays, the functions
+# of a Python file. So the cost does not grow with the model or the data. The steps that read the files keep their own
+# checks, which say the same, one at a time, and what headers do not show.
+
 
 # A file that `git clone` left as a pointer begins so (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -199,3 +200,45 @@ def _wrong_samples(
             yield from ((loc, text) for text in found)
         except EnginesmithError as error:
             yield loc, str(error)
+
+
+# What the workers of several steps import, for the server that they are forked from (`builders.execution.forking`).
+#
+# Our own modules, and libraries that start no thread of their own; ONNX Runtime, PyTorch and compilers do, and sympy,
+# which the export alone needs, would take memory in every other step.
+
+
+PRELOADED = (
+    "builders.onnx_graphs.structure",
+    "builders.onnx_graphs.weights",
+    "builders.reference",
+    "numpy",
+    "onnx.numpy_helper",
+    "onnx.shape_inference",
+    "pipeline.compile.steps.attributions",
+    "pipeline.compile.steps.calibration",
+    "pipeline.compile.steps.engines",
+    "pipeline.compile.steps.exports",
+    "pipeline.compile.steps.graphs",
+    "pipeline.compile.steps.keys",
+    "pipeline.compile.steps.proofs",
+    "pipeline.quantization.insertion_points",
+    "pipeline.quantization.record",
+    "pipeline.quantization.schemes.write",
+    "pipeline.quantization.statistics.observe",
+    "pipeline.sources.onnx_model",
+    "safetensors.numpy",
+    "validation.attribution.sweep",
+    "validation.calls.checks",
+    "validation.comparison.sessions",
+    "validation.comparison.tasks",
+    "validation.data.joined",
+    "validation.fuzz.run",
+    "validation.golden.golden_set",
+    "validation.latency.measurement.measure",
+    "validation.latency.roofline.breakdown",
+    "validation.latency.roofline.costs",
+    "validation.limits.budget",
+    "validation.metrics.tally",
+    "validation.perturbation.honest",
+)

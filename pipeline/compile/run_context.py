@@ -14,15 +14,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from builders.backends.installed import PackageNotFoundError, version, versions_of
+from builders.backends.optional_methods import PackageNotFoundError, version, versions_of
 from builders.execution.jobs import Executor, Job, Result, Watch, ignore_event, result_type
 from enginesmith.core.codec import decode, encode_fields
-from enginesmith.core.digest import digest_of
-from enginesmith.core.errors import EnginesmithError, IntegrityError, SpecError, StepError, UnavailableError
+from enginesmith.core.errors import EnginesmithError, IntegrityError, SpecError, StepError, UnavailableError, digest_of
 from enginesmith.core.text import now
-from enginesmith.registry.builds.build_history import History
-from enginesmith.registry.builds.build_lock import hold_build_lock
-from enginesmith.registry.builds.records import RecordSource, StoredRecords, recall_from, remember
+from enginesmith.registry.builds.build_history import History, hold_build_lock
+from enginesmith.registry.builds.runs import RecordSource, StoredRecords, recall_from, remember
 from enginesmith.registry.store.base import Store
 from pipeline.progress.events import Finished, Progress, Waiting
 from pipeline.values import EVERYTHING, Selection, StepFailure

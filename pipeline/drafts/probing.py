@@ -17,7 +17,7 @@ from builders.onnx_graphs.weights import has_external
 from builders.reference import open_interpreter, words_of
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import PLUS, Dim, Tensors, TensorSpec, rename_dims
-from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, is_batch
+from pipeline.drafts.facts import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, is_batch
 from validation.golden.golden_set import edge_sizes
 
 # Sizes that are tried for a dim that is no batch, the likeliest first: multiples of 32 suit networks that halve five

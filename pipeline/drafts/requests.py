@@ -1,22 +1,320 @@
-"""Calibration and golden data out of requests that were saved."""
+"""Recorded requests as the data of a draft."""
 
 import hashlib
 import itertools
+import json
+import struct
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from enginesmith.arrays import check_inputs, describe_nonfinite
-from enginesmith.core.errors import DataError
-from enginesmith.core.text import pluralize
+from enginesmith.arrays import Array, check_inputs, describe_nonfinite, dtype_of, stored_arrays
+from enginesmith.core import parsing
+from enginesmith.core.errors import DataError, EnginesmithError, InputError
+from enginesmith.core.text import format_bytes, pluralize
 from enginesmith.core.types import Dim, Tensors, TensorSpec
-from pipeline.drafts.found import is_batch
-from pipeline.drafts.request_files import Scaling, read_requests
+from enginesmith.recording.json_lines import JsonLinesReader
+from enginesmith.recording.traffic import MOST_LINE_BYTES, decode_input, read_traffic
+from pipeline.drafts.facts import is_batch, name_axes
 from validation.data.batches import leading_dim
+from validation.data.samples import Samples
+from validation.data.stored import find_arrays
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+# Saved requests, one at a time: recorded traffic, JSON, arrays, Parquet, images, and folders of these.
+
+
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
+LINES = frozenset({".jsonl", ".ndjson", ".traffic"})
+_ARRAYS = frozenset({".npz", ".npy", ".safetensors"})
+FILES = LINES | {".json", ".parquet", ".npz", ".safetensors"}
+# A JSON list is read in one piece, and takes several times its size in memory.
+MOST_JSON_BYTES = 1 << 29
+Scaling = Literal["imagenet", "unit", "symmetric", "bytes"]
+# Mean and standard deviation of ImageNet's channels, as torchvision's models take them
+# (https://docs.pytorch.org/vision/stable/models.html).
+_MEAN, _STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+
+
+def read_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling) -> Iterator[Tensors]:
+    """The requests of a file or folder, one at a time.
+
+    Known are recorded traffic and other JSON lines, a JSON list of objects, .npz, .npy and safetensors as calibration
+    data has them, Parquet with a column for each input, a folder of such files, and a folder of images for a model with
+    one image input, which are scaled to the input's size, of a dim to its opt. scaling: of pixels: 'unit' to 0..1,
+    'symmetric' to -1..1, 'imagenet' by that data set's mean and deviation, 'bytes' and inputs of integers not at all.
+    Raises DataError, InputError for a file of another kind.
+    """
+    if not path.exists():
+        raise InputError(f"{path} does not exist; name a file or folder of requests")
+    kind = path.suffix.lower()
+    if path.is_dir():
+        if images := sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGES):
+            return _read_images(images, inputs, dims, scaling)
+        if files := sorted(file for file in path.iterdir() if file.suffix.lower() in FILES):
+            return itertools.chain.from_iterable(read_requests(file, inputs, dims, scaling) for file in files)
+    elif kind in IMAGES:
+        return _read_images([path], inputs, dims, scaling)
+    elif kind in LINES:
+        return _read_lines(path, inputs)
+    elif kind == ".json":
+        return _read_json(path, inputs)
+    elif kind == ".parquet":
+        return _read_parquet(path, inputs)
+    elif kind not in _ARRAYS:
+        known = ", ".join(sorted(FILES | _ARRAYS))
+        raise InputError(f"{path} has the ending {kind or 'none'}; files of requests are {known}, or a folder")
+    return (request for _, request in Samples.open(path, inputs, dims).runs())
+
+
+def _read_lines(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
+    """Recorded traffic, or lines that are the inputs themselves."""
+    first = next((record for _, record in JsonLinesReader(path, MOST_LINE_BYTES)), {})
+    if not first or "inputs" in first or "kind" in first:
+        yield from (request.inputs for request in read_traffic(path, inputs).requests)
+        return
+    for number, record in JsonLinesReader(path, MOST_LINE_BYTES):
+        yield _as_arrays(record, inputs, f"{path}:{number}")
+
+
+def _read_json(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
+    remedy = "one object a line belongs into a .jsonl file"
+    if (size := path.stat().st_size) > MOST_JSON_BYTES:
+        raise DataError(f"{path} has {format_bytes(size)}, and is read in one piece; {remedy}")
+    try:
+        found = parsing.load_json(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise DataError(f"{path} is no JSON ({error}); {remedy}") from error
+    for number, item in enumerate(found if isinstance(found, list) else [found]):
+        given = item.get("inputs", item) if isinstance(item, dict) else None
+        if not isinstance(given, dict):
+            raise DataError(f"{path}: entry {number} is no object of inputs by name; give a list of such objects")
+        yield _as_arrays(given, inputs, f"{path}: entry {number}")
+
+
+def _read_parquet(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
+    try:
+        import pyarrow.parquet  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise InputError(f"reading {path.name} needs pyarrow: pip install pyarrow") from error
+    try:
+        table = pyarrow.parquet.ParquetFile(path)
+        for batch in table.iter_batches(64):
+            for row in batch.to_pylist():
+                yield _as_arrays(row, inputs, str(path))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read as Parquet ({error}); write it again") from error
+
+
+def _as_arrays(given: Mapping[str, object], inputs: Sequence[TensorSpec], where: str) -> Tensors:
+    """Numbers as arrays of the inputs' types; a sample without the leading axis gets it."""
+    arrays = {}
+    for spec in inputs:
+        if spec.name not in given:
+            raise DataError(f"{where} has no input {spec.name!r}; it has {', '.join(map(repr, given)) or 'none'}")
+        try:
+            array = decode_input(spec.name, given[spec.name], spec)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise DataError(f"{where}: {error}") from error
+        arrays[spec.name] = array[None] if array.ndim == len(spec.shape) - 1 else array
+    return arrays
+
+
+def _read_images(
+    files: Iterable[Path], inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling
+) -> Iterator[Tensors]:
+    """Images as one input: the shorter side scaled to the input's size, the middle cut out, RGB or grey."""
+    from PIL import Image
+
+    if len(inputs) != 1 or len(inputs[0].shape) not in (3, 4):
+        raise DataError(f"a folder of images suits a model with one input of an image; this has {len(inputs)} inputs")
+    spec = inputs[0]
+    shape = spec.at({dim.name: dim.opt for dim in dims})[-3:]
+    channels_last = shape[-1] in (1, 3) and shape[0] not in (1, 3)
+    height, width = shape[:2] if channels_last else shape[1:]
+    channels = shape[-1] if channels_last else shape[0]
+    scaling = scaling if np.dtype(spec.dtype).kind == "f" else "bytes"
+    unreadable = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
+    for file in files:
+        try:
+            with Image.open(file) as opened:
+                image = opened.convert("L" if channels == 1 else "RGB")
+        except unreadable as error:
+            raise DataError(f"{file} is no image that can be read ({error}); remove or repair it") from error
+        pixels = np.asarray(_crop(image, height, width))
+        pixels = _scale(pixels[..., None] if pixels.ndim == 2 else pixels, scaling)
+        array = (pixels if channels_last else pixels.transpose(2, 0, 1)).astype(spec.dtype)
+        yield {spec.name: np.ascontiguousarray(array[None] if len(spec.shape) == 4 else array)}
+
+
+def _crop(image: "Image.Image", height: int, width: int) -> "Image.Image":
+    """The middle of an image at a size."""
+    from PIL import Image, ImageOps
+
+    return ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
+
+
+def _scale(pixels: Array, scaling: Scaling) -> Array:
+    unit = pixels / 255.0
+    if scaling == "imagenet" and pixels.shape[-1] == 3:
+        return np.asarray((unit - _MEAN) / _STD)
+    return {"unit": unit, "imagenet": unit, "symmetric": unit * 2 - 1, "bytes": pixels}[scaling]
+
+
+# What saved requests say of a model's inputs where the model itself does not: names, types, sizes, and which vary.
+
+
+# Requests of which the sizes are looked at.
+_MOST = 4096
+
+
+@dataclass(frozen=True)
+class RequestInput:
+    """One input in all requests. dtype: '' for plain numbers of JSON, of which `kind` is numpy's letter.
+
+    sizes: the least and the greatest of each axis.  stacked: whether axis 0 counts requests or samples, as in arrays of
+    a file; else a request has these axes, or a sample without its leading axis.
+    """
+
+    dtype: str
+    kind: str
+    sizes: tuple[tuple[int, int], ...]
+    stacked: bool
+
+    def as_read(self, complete: bool) -> tuple[tuple[int, int], ...]:
+        """The sizes of an input of the model. complete: whether entries of a stacked axis 0 are inputs, and not samples
+        of one; of JSON, whether the sample lacks its leading axis."""
+        if self.stacked:
+            return self.sizes[1:] if complete else ((1, 1), *self.sizes[1:])
+        return ((1, 1), *self.sizes) if complete else self.sizes
+
+
+def observe_requests(path: Path) -> dict[str, RequestInput]:
+    """The inputs in a file or folder of requests, by name; the single array of an .npy file is named ''. Empty where
+    nothing is said, as by images, or of differing names or numbers of axes."""
+    found: dict[str, RequestInput] = {}
+    for request in itertools.islice(_observe(path), _MOST):
+        if found and found.keys() != request.keys():
+            return {}
+        for name, item in request.items():
+            before = found.get(name, item)
+            if len(before.sizes) != len(item.sizes):
+                return {}
+            pairs = zip(before.sizes, item.sizes, strict=True)
+            sizes = tuple((min(one[0], other[0]), max(one[1], other[1])) for one, other in pairs)
+            found[name] = RequestInput(item.dtype, item.kind, sizes, item.stacked)
+    return found
+
+
+def _observe(path: Path) -> Iterator[dict[str, RequestInput]]:
+    """Each request, or each file of stacked ones. A file that cannot be read ends it: whoever reads all says why."""
+    kind = path.suffix.lower()
+    try:
+        if path.is_dir():
+            for file in sorted(file for file in path.iterdir() if file.suffix.lower() in FILES):
+                yield from _observe(file)
+        elif kind in (".npz", ".npy", ".safetensors"):
+            arrays = stored_arrays(path) if kind != ".safetensors" else find_arrays(path, [])
+            yield {
+                name: RequestInput(array.dtype.name, array.dtype.kind, tuple((n, n) for n in array.shape), True)
+                for name, array in arrays.items()
+                if array.shape
+            }
+        elif kind in LINES:
+            for _, record in JsonLinesReader(path, MOST_LINE_BYTES):
+                if "kind" not in record:
+                    yield _observe_json(record)
+        elif kind == ".json" and path.stat().st_size <= MOST_JSON_BYTES:
+            read = json.loads(path.read_text(encoding="utf-8"))
+            yield from (_observe_json(item) for item in (read if isinstance(read, list) else [read]))
+    except (EnginesmithError, ValueError, TypeError, AttributeError, OSError, RecursionError):
+        return
+
+
+def _observe_json(record: Mapping[str, object]) -> dict[str, RequestInput]:
+    given = record.get("inputs", record)
+    if not isinstance(given, Mapping):
+        raise DataError("no inputs by name")
+    found = {}
+    for name, value in given.items():
+        typed = isinstance(value, dict)
+        array: Array = decode_input(name, value, None) if typed else np.asarray(value)
+        sizes = tuple((size, size) for size in array.shape)
+        found[name] = RequestInput(array.dtype.name if typed else "", array.dtype.kind, sizes, False)
+    return found
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the requests may mean: inputs of a model, and the least and greatest size of each of their axes."""
+
+    inputs: tuple[TensorSpec, ...]
+    sizes: tuple[tuple[tuple[int, int], ...], ...]
+
+    def named(self) -> "Reading":
+        """The same with names for the axes that vary (`name_axes`)."""
+        return Reading(name_axes(self.inputs), self.sizes)
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """The least and the greatest size of each dim."""
+        found: dict[str, tuple[int, int]] = {}
+        for spec, sizes in zip(self.inputs, self.sizes, strict=True):
+            found |= {dim: pair for dim, pair in zip(spec.shape, sizes, strict=True) if isinstance(dim, str)}
+        return found
+
+
+def list_readings(
+    guesses: Sequence[TensorSpec], requests: Mapping[str, RequestInput], any_rank: bool
+) -> Iterator[Reading]:
+    """What the requests may mean, the likeliest first: axis 0 of arrays counts samples, or complete inputs; JSON has
+    complete inputs, or samples. An axis that varies has a name, or that of a guess of as many axes; any other but
+    axis 0 has its size.
+
+    guesses: of the model's inputs, of no dtype and no axes where there is no guess.  any_rank: whether the model takes
+    other numbers of axes too, as one that begins with a linear layer does.
+    """
+    if [*requests] == [""] and len(guesses) == 1:
+        requests = {guesses[0].name: requests[""]}
+    if {spec.name for spec in guesses} != requests.keys():
+        return
+    ways = [_read(guesses, requests, complete) for complete in (False, True)]
+    fit = [all(len(a.shape) == len(b.shape) for a, b in zip(way.inputs, guesses, strict=True)) for way in ways]
+    singles = all(item.stacked and item.sizes[1:2] == ((1, 1),) for item in requests.values())
+    if fit[1] and not fit[0] and (singles or not any_rank):
+        ways.reverse()
+    yield from ways
+
+
+def _read(guesses: Sequence[TensorSpec], requests: Mapping[str, RequestInput], complete: bool) -> Reading:
+    sizes = tuple(requests[spec.name].as_read(complete) for spec in guesses)
+    first = "batch" if len({each[:1] for each in sizes}) == 1 else "?"
+    pairs = zip(guesses, sizes, strict=True)
+    return Reading(tuple(_read_input(spec, each, requests[spec.name], first) for spec, each in pairs), sizes)
+
+
+def _read_input(guess: TensorSpec, sizes: Sequence[tuple[int, int]], given: RequestInput, first: str) -> TensorSpec:
+    alike = len(guess.shape) == len(sizes)
+    shape: list[int | str] = []
+    for axis, (low, high) in enumerate(sizes):
+        own = guess.shape[axis] if alike else None
+        fixed = low if low == high and axis else first if axis == 0 else "?"
+        shape.append(own if isinstance(own, str) else fixed)
+    plain = "float32" if given.kind == "f" else "int64" if given.kind in "iu" else "bool"
+    own_kind = guess.dtype and dtype_of(guess.dtype).kind == given.kind
+    return TensorSpec(guess.name, given.dtype or (guess.dtype if own_kind else plain), tuple(shape))
+
+
+# Calibration and golden data out of requests that were saved.
+
 
 # How many of them become golden data: enough that a decision that changes in 1 of 20 shows; and calibration data:
 # ranges change little beyond some hundreds of samples (docs/concepts/calibration.md).

@@ -1,11 +1,20 @@
-"""The YAML of a spec that was written by looking at a model, with what was found as comments."""
+"""The text of a draft of a spec, of one model or of several graphs."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import yaml
 
-from pipeline.drafts.found import FoundModel
+from enginesmith.core.errors import InputError
+from enginesmith.core.state import State, step_inputs
+from enginesmith.core.types import TensorSpec
+from pipeline.drafts.facts import FoundModel, as_inputs, model_name, stem_of
+from pipeline.sources.onnx_header import HeaderTensor, format_shape
 from pipeline.spec.source import FILL_IN
+
+# The YAML of a spec that was written by looking at a model, with what was found as comments.
+
 
 _HEAD = """\
 # Written by `enginesmith init`; what was found stands in the comments. Every path is relative to this file.
@@ -78,3 +87,245 @@ def _precisions(found: FoundModel, calibration: str | None) -> Iterable[str]:
 
 def _data(key: str, path: str | None, why: str) -> Iterable[str]:
     return (f"{key}: {{data: {quote(path)}}}" if path else f"# {key}: {{data: {key}.npz}}   # {why}",)
+
+
+# The specs of several ONNX files that make one model: one for each, and one that says how they connect, as far as
+# names and shapes show it.
+
+
+_HEAD_ensemble = """\
+# Written by `enginesmith init`: several graphs as one model (docs/guides/ensembles.md). What was found stands in the
+# comments. `enginesmith plan THIS_FILE` shows what would be built and why.
+"""
+# Inputs of such names go to several graphs, where their shapes are the same.
+_SHARED = re.compile(r"mask|len(gth)?s?$", re.IGNORECASE)
+
+# Keys of a task metric that name outputs.
+_OUTPUTS = ("output", "scores", "classes")
+
+
+@dataclass(frozen=True)
+class FoundGraph:
+    """A graph as it was found. key: its name in the ensemble.  gives: its outputs."""
+
+    key: str
+    model: FoundModel
+    gives: tuple[HeaderTensor, ...]
+
+
+@dataclass(frozen=True)
+class FoundConnection:
+    """What gives an input of a graph, with the reason. source: None where nothing shows it."""
+
+    key: str
+    source: str | None
+    why: str
+
+
+def graph_key(stem: str, taken: Sequence[str]) -> str:
+    """A graph's name out of its file's; with a number where another has it."""
+    plain = re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-_")[:28] or "graph"
+    return next(name for name in (plain, *(f"{plain}-{at}" for at in range(2, 99))) if name not in taken)
+
+
+def name_graphs(whole: str, graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
+    """The graphs with models called 'WHOLE-GRAPH'."""
+    return [replace(graph, model=replace(graph.model, name=model_name(f"{whole}-{graph.key}"))) for graph in graphs]
+
+
+def _steps(graph: FoundGraph) -> tuple[TensorSpec, ...]:
+    """What a graph is given in each step: its inputs without its states."""
+    return step_inputs(graph.model.inputs, graph.model.states)
+
+
+def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
+    """What gives each input that takes an output of a graph before it, or shares an input of the whole with one."""
+    found = list[FoundConnection]()
+    for index, graph in enumerate(graphs):
+        for item in _steps(graph):
+            key = f"{graph.key}.{item.name}"
+            given = _find_giver(graph, item, graphs[:index])
+            shared = _find_shared(item, graphs[:index])
+            if shared is not None:
+                name = _plain(shared[1])
+                first = FoundConnection(f"{shared[0]}.{shared[1]}", name, "an input of the whole that goes to several")
+                found += [first] * (first not in found) + [FoundConnection(key, name, "the same, by name and shape")]
+            elif given is not None:
+                found.append(FoundConnection(key, *given))
+    return found
+
+
+def find_unconnected(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
+    """The graphs of which nothing shows what they take from others, or give to them."""
+    sources = {item.key: item.source for item in find_connections(graphs) if item.source}
+    reached = {text.partition(".")[0] for pair in sources.items() for text in pair}
+    return [graph for graph in graphs if graph.key not in reached]
+
+
+def connect_states(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
+    """The graphs without the states that take what a graph before them gives: an input is one or the other.
+
+    The output's name says so, and it is no state of its own graph. Where it is one too (`hidden` and `hidden_out` in
+    both), it says so of graphs that nothing else connects; then it is no state of either.
+    """
+    found = list(graphs)
+    for index, graph in enumerate(found):
+        before = found[:index]
+        states = {state: _find_namesake(graph, state.input, before) for state in graph.model.states}
+        free = {state for state, giver in states.items() if giver and not _own_state(giver)}
+        alone = not free and not any(_find_named(item, before) for item in _steps(graph))
+        shared = {state: giver for state, giver in states.items() if giver and _own_state(giver) and alone}
+        found[index] = _without(graph, {*free, *shared})
+        for other, out in shared.values():
+            at = next(at for at, each in enumerate(found) if each.key == other.key)
+            found[at] = _without(found[at], {state for state in found[at].model.states if state.output == out})
+    return found
+
+
+def _without(graph: FoundGraph, states: Collection[State]) -> FoundGraph:
+    return replace(graph, model=as_inputs(graph.model, states)) if states else graph
+
+
+def _own_state(giver: tuple[FoundGraph, str]) -> bool:
+    return any(state.output == giver[1] for state in giver[0].model.states)
+
+
+def _find_namesake(graph: FoundGraph, name: str, before: Sequence[FoundGraph]) -> tuple[FoundGraph, str] | None:
+    """The one output of a graph before it that an input of a graph has the name of."""
+    item = next(spec for spec in graph.model.inputs if spec.name == name)
+    found = [
+        (other, out.name) for other in before for out in other.gives if _fits(out, item) and _alike(other, out, item)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _alike(graph: FoundGraph, out: HeaderTensor, item: TensorSpec) -> bool:
+    """Whether an output and an input have one name but for words such as `out`, `next` and `past`, and the name of the
+    output's graph: `hidden_out` and `hidden`, `last_hidden_state` and `encoder_hidden_states`."""
+    own = {*stem_of(graph.key), "enc", "encoder"}
+    stems = [tuple(word.rstrip("s") for word in stem_of(name) if word not in own) for name in (out.name, item.name)]
+    return bool(stems[0]) and stems[0] == stems[1]
+
+
+def _find_giver(graph: FoundGraph, item: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str | None, str] | None:
+    """The output that an input of a graph takes, with the reason; None as the source where several could be it.
+
+    What another input of the graph takes by its name is none that type and shape alone say.
+    """
+    shown = f"{item.dtype} {format_shape(item.shape)}"
+    if named := _find_named(item, before):
+        own = next((out.name for out in graph.gives if _fits(out, item) and _alike(graph, out, item)), None)
+        other = f"; it could be a state that takes {graph.key}.{own}" if own else ""
+        return named, f"by name and shape, {shown}{other}"
+    taken = {_find_named(other, before) for other in _steps(graph)}
+    pairs = [f"{each.key}.{out.name}" for each in before for out in each.gives if _fits(out, item)]
+    fitting = [pair for pair in pairs if pair not in taken] if _says_much(item) else []
+    if len(fitting) == 1:
+        return fitting[0], f"the only output of this type and shape, {shown}"
+    return (None, f"one of {', '.join(fitting)}, or an input of the whole") if fitting else None
+
+
+def _find_named(item: TensorSpec, before: Sequence[FoundGraph]) -> str | None:
+    """The one output that has an input's name, else the one with a name like it."""
+    fitting = [(graph, out) for graph in before for out in graph.gives if _fits(out, item)]
+    same = [pair for pair in fitting if pair[1].name == item.name]
+    alike = [(graph, out) for graph, out in fitting if _alike(graph, out, item)]
+    chosen = next((pairs for pairs in (same, alike) if len(pairs) == 1), ())
+    return next((f"{graph.key}.{out.name}" for graph, out in chosen), None)
+
+
+def _fits(out: HeaderTensor, item: TensorSpec) -> bool:
+    if out.dtype != item.dtype or out.shape is None or len(out.shape) != len(item.shape):
+        return False
+    pairs = zip(out.shape, item.shape, strict=True)
+    return all(left == right or isinstance(left, str) or isinstance(right, str) for left, right in pairs)
+
+
+def _says_much(item: TensorSpec) -> bool:
+    """Whether an equal type and shape is no chance: floats with a fixed size behind axis 0."""
+    return item.dtype.startswith("float") and any(isinstance(dim, int) and dim > 1 for dim in item.shape[1:])
+
+
+def _find_shared(item: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, str] | None:
+    """(graph, input) of a mask or length before it of the same type and shape, where one's name ends with the other."""
+    if not _SHARED.search(item.name):
+        return None
+    for graph in before:
+        for other in _steps(graph):
+            alike = other.dtype == item.dtype and other.shape == item.shape
+            if alike and (item.name.endswith(other.name) or other.name.endswith(item.name)):
+                return graph.key, other.name
+    return None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:64]
+
+
+def write_ensemble(whole: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> str:
+    """The text of the ensemble's spec. files: of the specs of its graphs, by their names."""
+    return _HEAD_ensemble + "\n" + "\n".join(_sections_ensemble(whole, graphs, files)) + "\n"
+
+
+def write_graph(graph: FoundGraph) -> str:
+    """The text of a graph's own spec."""
+    return write_spec(graph.model)
+
+
+def _sections_ensemble(whole: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> Iterator[str]:
+    connections = find_connections(graphs)
+    yield f"model: {quote(whole)}"
+    yield "graphs:                       # in the order of the data flow"
+    yield from (f"  {graph.key}: {quote(files[graph.key])}" for graph in graphs)
+    yield "connections:                  # GRAPH.INPUT: what gives it"
+    for item in connections:
+        if item.source is None:
+            yield f"  # {FILL_IN}? {item.key}: {item.why}"
+        else:
+            yield f"  {quote(item.key)}: {quote(item.source)}   # {item.why}"
+    sources = {item.key: item.source for item in connections if item.source}
+    for graph in find_unconnected(graphs):
+        yield f"  # {FILL_IN}: nothing shows what connects {graph.key}; it takes {_list(graph.model.inputs)}"
+        yield f"  #   and gives {_list(graph.gives)}"
+    yield ""
+    steps = ", sequence: sequence" if any(graph.model.states for graph in graphs) else ""
+    why = "real inputs of the whole, with which it and its graphs are proven; arrays:"
+    yield f"golden: {{data: golden.npz{steps}}}    # {why}"
+    yield from (f"#   {line}" for line in _wanted(graphs, sources))
+    if steps:
+        yield "#   sequence: int64; of each sample, which is a step, the number of its sequence (docs/guides/state.md)"
+    yield from _suggest_metric(graphs[-1])
+    yield f"# calibration: {{data: calibration.npz{steps}}}   # the same arrays of other samples, for int8"
+    yield "publication: {channel: candidate}"
+
+
+def _suggest_metric(last: FoundGraph) -> Iterator[str]:
+    """A task metric of the whole, that of its last graph."""
+    if found := last.model.metric:
+        metric = {key: f"{last.key}.{text}" if key in _OUTPUTS else text for key, text in found.items()}
+        yield "# in golden, with right answers, which alone show a connection to a wrong output:"
+        yield f"#   labels: ARRAY, metric: {quote(metric)}"
+
+
+def _list(tensors: Sequence[TensorSpec] | Sequence[HeaderTensor]) -> str:
+    return ", ".join(
+        f"{item.name} {item.dtype} {format_shape(item.shape) if item.shape is not None else '[?]'}" for item in tensors
+    )
+
+
+def _wanted(graphs: Sequence[FoundGraph], sources: Mapping[str, str]) -> list[str]:
+    """The inputs of the whole: name, type and shape, each once."""
+    found = dict[str, str]()
+    for graph in graphs:
+        for item in _steps(graph):
+            source = sources.get(f"{graph.key}.{item.name}", f"{graph.key}.{item.name}")
+            if source == f"{graph.key}.{item.name}" or "." not in source:
+                found.setdefault(source, f"{source}: {item.dtype} {format_shape(item.shape)}")
+    return [*found.values()]
+
+
+def check_unknown(graphs: Sequence[FoundGraph]) -> None:
+    """Raise InputError for an input of which a file does not say what it is: its shape connects it."""
+    for graph in graphs:
+        for name, why in graph.model.unknown.items():
+            raise InputError(f"{graph.key}: input {name!r}: {why}; export it with shapes, or write the spec by hand")

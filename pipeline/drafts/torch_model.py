@@ -11,14 +11,13 @@ from enginesmith.core.errors import DataError, InputError, ModelError
 from enginesmith.core.types import Dim, Tensors, TensorSpec
 from enginesmith.user_code.describing import EXAMPLES, SeenModel
 from enginesmith.user_code.task import LookAtModel, RanOnce, RunOnce, Task
-from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, model_name, name_axes
+from pipeline.drafts.facts import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, model_name, name_axes
 from pipeline.drafts.probing import Run, find_dims
-from pipeline.drafts.request_shapes import Reading, RequestInput, list_readings, observe_requests
-from pipeline.drafts.requests import read_samples
+from pipeline.drafts.requests import Reading, RequestInput, list_readings, observe_requests, read_samples
 from pipeline.sources.onnx_header import format_shape
 from pipeline.sources.user_process import start_user_process
 from pipeline.spec.source import FILL_IN, Source
-from pipeline.spec.value_types import LARGEST_SIZE as MOST
+from pipeline.spec.source import LARGEST_SIZE as MOST
 from validation.data.samples import find_wrong_names
 
 # Names of files and functions that say nothing of the model.

@@ -23,21 +23,19 @@ from pydantic import Field, model_validator
 from enginesmith.client.locate import locate_engines
 from enginesmith.client.resolve import Policy
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UnavailableError
-from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import Machine, parse_targets
 from enginesmith.core.names import Reference
 from enginesmith.core.reports.latency import LatencyReport
 from enginesmith.core.types import Precision, Target
-from enginesmith.registry.evidence.latencies import MeasuredSpeed, latencies, newest_on, speeds_of
+from enginesmith.registry.evidence.attestations import MeasuredSpeed, latencies, newest_on, speeds_of
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import registered_key
 from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS, catalogue
 from pipeline.fleet.groups import Hardware
 from pipeline.fleet.inventory import RuntimeName, Version
-from pipeline.spec.document import load_document
-from pipeline.spec.mistakes import Kind
-from pipeline.spec.value_types import Channel, ModelName, SpecPart, TargetName, VersionName
+from pipeline.spec.document import Kind, load_document
+from pipeline.spec.source import Channel, ModelName, SpecPart, TargetName, VersionName
 
 GPUS = parse_targets("gpu")
 # What the chart's `helm test` leaves in the registry; no machine serves it.

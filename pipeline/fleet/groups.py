@@ -1,12 +1,16 @@
-"""Values: groups of nodes for which the same engines fit, and a whole fleet of them."""
+"""Groups of equal machines in a fleet, from the labels of nodes."""
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
-from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.hardware.machine import Machine, product_of
 from enginesmith.core.types import Target
+
+# Values: groups of nodes for which the same engines fit, and a whole fleet of them.
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,7 @@ class Hardware:
     machine: the machine that a pod on such a node sees. That of a MIG slice has no product: engines tuned for the whole
     GPU are not tuned for it.
     label: the GPU's name by the node's labels, without what MIG and sharing add ('NVIDIA-A100-SXM4-40GB').
-    product: its short name ('a100'), also of a slice; None for one that `enginesmith.core.hardware.targets` does not
+    product: its short name ('a100'), also of a slice; None for one that `enginesmith.core.hardware.machine` does not
     have. mig: the slice, '1g.10gb'.  sharing: 'time-slicing' or 'mps', by `replicas` pods at once.
     """
 
@@ -148,3 +152,157 @@ def _order(group: NodeGroup) -> tuple[Any, ...]:
     machine, hardware = group.machine, group.hardware
     facts = (hardware.label, hardware.mig, hardware.sharing, machine.driver, machine.cuda)
     return machine.compute_capability or (0, 0), group.name, *(fact or "" for fact in facts), machine.memory_bytes or 0
+
+
+# The GPUs of a Kubernetes node, by the labels that NVIDIA's GPU feature discovery (GFD) gives it.
+#
+# Labels, and what MIG and sharing do to them: docs/gpu-feature-discovery/README.md and README.md ("Shared Access to
+# GPUs", "Catalog of Labels") of github.com/NVIDIA/k8s-device-plugin. Values are strings. In short:
+#
+# - MIG strategy `single`: product, count and memory are of the slices ('...-MIG-1g.5gb'); '-MIG-INVALID' where a node's
+#   GPUs are not cut alike. `mixed`: labels of their own for each kind of slice, and `gpu.replicas` is 0 where no GPU is
+#   left whole.
+# - Time-slicing and MPS add '-SHARED' to the product, unless they rename the resource. Under MPS each client gets an
+#   equal part of the memory; under time-slicing nothing divides it.
+# - GFD describes one kind of GPU per node; of a node with several kinds it labels one.
+
+
+_NVIDIA = "nvidia.com/"
+_SLICES = re.compile(r"nvidia\.com/mig-(.+)\.count")
+_DEVICE = re.compile(r"feature\.node\.kubernetes\.io/pci-(\d+_)?10de\.present")
+_SHARED = "-SHARED"
+_MIG = "-MIG-"
+_MIB = 1 << 20
+# Prefix of the taints that Kubernetes sets itself, beside the readiness and cordons that are reported anyway.
+_LIFECYCLE = "node.kubernetes.io/"
+MOST_TEXT = 200
+# The parts of a version, as GFD spells them now and as it did before.
+_DRIVER = tuple(
+    tuple(f"cuda.{prefix}.{part}" for part in parts)
+    for prefix, parts in (("driver-version", ("major", "minor", "revision")), ("driver", ("major", "minor", "rev")))
+)
+_CUDA = tuple(
+    tuple(f"cuda.{prefix}.{part}" for part in ("major", "minor")) for prefix in ("runtime-version", "runtime")
+)
+
+
+@dataclass(frozen=True)
+class NodeLabels:
+    """A node's labels, which may hold any text: many users of a cluster can label nodes."""
+
+    all: Mapping[str, str]
+
+    def text(self, name: str) -> str:
+        """The label with the prefix 'nvidia.com/', '' where there is none."""
+        return self.all.get(_NVIDIA + name, "")
+
+    def number(self, name: str) -> int | None:
+        """A label as a whole number; None where it is none."""
+        found = self.text(name)
+        return int(found) if found.isascii() and found.isdecimal() and len(found) <= 12 else None
+
+    def version(self, full: str, *spellings: Sequence[str]) -> str | None:
+        """A version from one label, else from its parts, of the first spelling that is there; None without any."""
+        if re.fullmatch(r"\d[\w.]{0,30}", self.text(full), re.ASCII):
+            return self.text(full)
+        for names in spellings:
+            numbers = takewhile(lambda name: self.number(name) is not None, names)
+            if found := ".".join(map(self.text, numbers)):
+                return found
+        return None
+
+
+def parts_of(node: Mapping[str, object]) -> Iterator[GpuPart | LeftOut]:
+    """The parts of a node of the Kubernetes API: one, or one for each kind of MIG slice; or why it is left out."""
+    metadata = _read_mapping(node.get("metadata"))
+    name = str(metadata.get("name") or "(without a name)")[:MOST_TEXT]
+    labels = NodeLabels(
+        {str(key): str(value)[:MOST_TEXT] for key, value in _read_mapping(metadata.get("labels")).items()}
+    )
+    capacity = _read_mapping(_read_mapping(node.get("status")).get("capacity"))
+    offered = (key for key, value in capacity.items() if str(value) != "0")
+    if not (
+        any(_DEVICE.fullmatch(key) and value == "true" for key, value in labels.all.items())
+        or labels.text("gpu.present") == "true"
+        or labels.text("gpu.product")
+        or any(key.startswith((_NVIDIA + "gpu", _NVIDIA + "mig-")) for key in offered)
+    ):
+        yield GpuPart(name, Hardware(Machine()), 0, _remarks(node))
+        return
+    reason = "its labels count no GPU, whole or sliced; look at its device plugin"
+    found: list[GpuPart] = []
+    if "MIG-INVALID" in labels.text("gpu.product"):
+        reason = (
+            "its MIG slices are not all alike (product '...-MIG-INVALID'); cut them alike, or use MIG strategy mixed"
+        )
+    elif _capability(labels) is None:
+        reason = "has an NVIDIA GPU and no labels of GPU feature discovery (nvidia.com/gpu.compute.major); install it"
+    else:
+        found += _parts(name, labels, capacity, _remarks(node))
+    yield from found
+    if not found:
+        yield LeftOut(name, reason)
+
+
+def _parts(
+    node: str, labels: NodeLabels, capacity: Mapping[str, object], remarks: tuple[str, ...]
+) -> Iterator[GpuPart]:
+    slices = sorted(match[1] for key in labels.all if (match := _SLICES.fullmatch(key)))
+    for kind in slices:
+        if count := labels.number(f"mig-{kind}.count"):
+            yield GpuPart(node, _hardware(labels, f"mig-{kind}", kind), count, remarks)
+    # A node whose GPUs are all cut, by the strategy `mixed`, keeps the labels of the whole GPU, with no replica of it.
+    left_whole = labels.text("gpu.replicas") != "0" and str(capacity.get(_NVIDIA + "gpu", "1")) != "0"
+    count = labels.number("gpu.count")
+    if (not slices or left_whole) and count != 0:
+        yield GpuPart(node, _hardware(labels, "gpu"), count or 1, remarks)
+
+
+def _hardware(labels: NodeLabels, prefix: str, kind: str | None = None) -> Hardware:
+    """The hardware that the labels with a prefix describe. kind: of a slice under MIG strategy `mixed`."""
+    whole, _, cut = labels.text(f"{prefix}.product").removesuffix(_SHARED).partition(_MIG)
+    label, mig = (whole or labels.text("gpu.product").removesuffix(_SHARED) or "unknown"), kind or cut or None
+    replicas = labels.number(f"{prefix}.replicas") or 1
+    sharing: str | None = labels.text(f"{prefix}.sharing-strategy")
+    if sharing not in ("time-slicing", "mps"):  # before GFD had this label there was time-slicing only
+        sharing = "time-slicing" if sharing != "none" and replicas > 1 else None
+    capability = _capability(labels)
+    product = product_of(capability, label) if capability else None
+    memory = (labels.number(f"{prefix}.memory") or 0) * _MIB
+    machine = Machine(
+        compute_capability=capability,
+        product=None if mig else product,
+        driver=labels.version("cuda.driver-version.full", *_DRIVER),
+        cuda=labels.version("cuda.runtime-version.full", *_CUDA),
+        memory_bytes=(memory // replicas if sharing == "mps" else memory) or None,
+    )
+    return Hardware(machine, label, product, mig, sharing, replicas if sharing else 1)
+
+
+def _capability(labels: NodeLabels) -> tuple[int, int] | None:
+    major, minor = labels.number("gpu.compute.major"), labels.number("gpu.compute.minor")
+    return None if major is None or minor is None else (major, minor)
+
+
+def _remarks(node: Mapping[str, object]) -> tuple[str, ...]:
+    """What keeps pods away from a node: not ready, cordoned, and taints, which GPU pods may tolerate."""
+    spec, conditions = _read_mapping(node.get("spec")), _read_mapping(node.get("status")).get("conditions")
+    found = []
+    states = [item.get("status") for item in _mappings(conditions) if item.get("type") == "Ready"]
+    if states and states[-1] != "True":
+        found.append("not ready")
+    if spec.get("unschedulable") is True:
+        found.append("cordoned")
+    for taint in _mappings(spec.get("taints")):
+        if not str(taint.get("key", "")).startswith(_LIFECYCLE):
+            value = f"={taint['value']}" if taint.get("value") else ""
+            found.append(f"tainted {taint.get('key')}{value}:{taint.get('effect')}"[:MOST_TEXT])
+    return tuple(found)
+
+
+def _read_mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _mappings(value: object) -> list[Mapping[str, object]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

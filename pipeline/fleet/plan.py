@@ -4,13 +4,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from enginesmith.core.errors import InputError
-from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import Machine, parse_targets
 from enginesmith.core.types import Target
 from pipeline.fleet.catalog import Catalog, Served
-from pipeline.fleet.coverage import Coverage, Known, find_unwanted_groups, list_coverage
+from pipeline.fleet.coverage import (
+    Coverage,
+    FleetWork,
+    Hours,
+    Known,
+    Predictor,
+    find_unwanted_groups,
+    list_coverage,
+    total,
+    work_for,
+)
 from pipeline.fleet.groups import Fleet, Hardware, NodeGroup
-from pipeline.fleet.work import FleetWork, Hours, Predictor, total, work_for
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,243 @@
-"""Golden sets of a registry: the one that a reference means, the versions proven with it, freezing one in a spec."""
+"""Operations on engines of a version: attribution, fuzzing, comparison of golden sets."""
 
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import yaml
 
-from enginesmith.core.codec import OMIT_DEFAULT
-from enginesmith.core.digest import is_digest
-from enginesmith.core.errors import InputError, UnknownNameError
+from builders.backends import discovery
+from builders.execution.jobs import Job, WorkerContext
+from enginesmith.core.codec import OMIT_DEFAULT, encode, encode_document
+from enginesmith.core.errors import InputError, UnknownNameError, is_digest
 from enginesmith.core.names import parse_reference
-from enginesmith.registry.ensembles import require_model
-from enginesmith.registry.store.base import Store
+from enginesmith.registry.evidence.canaries import RECIPE
+from enginesmith.registry.manifest import EngineEntry, Manifest, request_of, require_model
+from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load, locate, models, versions
-from pipeline.compile.steps.blobs import fetch
+from pipeline.canary.engines import ChosenEngine
+from pipeline.compile.run_context import RunContext, Work
+from pipeline.compile.steps.attributions import Suspect, attribute
+from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set, open_session, runnable
+from pipeline.compile.steps.engines import recall_engine
+from pipeline.compile.steps.keys import engine_limits, limits_of, model_shapes
+from pipeline.compile.steps.proofs import CompiledLimits
+from pipeline.operations.revalidate import as_built, spec_of
 from pipeline.spec.model import ModelSpec, load_spec
+from pipeline.values import Attributed, Built, EngineBlob, GraphVariant, ModelShapes, Recipe
+from validation.attribution.result import read_attribution
+from validation.fuzz.run import FuzzReport
 
 if TYPE_CHECKING:
+    from enginesmith.core.types import Tensors
+    from validation.attribution.result import Attribution
+    from validation.fuzz.cases import FuzzCase
     from validation.limits.noise_floor import Noise
+
+
+# Which nodes drifted in a published version: in its graphs against the float model, in its engines against graphs.
+
+
+@dataclass(frozen=True)
+class AttributionAnswer:
+    """What was found of one graph or engine. found: None without an attribution; `attributed.headline` says why.
+
+    failed: whether the attribution was tried and did not end; an engine that cannot be opened by parts has not failed.
+    """
+
+    attributed: Attributed
+    found: "Attribution | None" = None
+    failed: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """An item of `enginesmith debug attribute --json`."""
+        found = encode_document(self.found) if self.found else None
+        return {**encode(self.attributed), "attribution": found, "failed": self.failed}
+
+
+def attribute_version(
+    manifest: Manifest, targets: Collection[str], precision: str | None, context: RunContext
+) -> Iterator[AttributionAnswer]:
+    """Attribute the drift of every graph and every engine of these targets, failed or not; each graph once.
+
+    targets: names.  precision: None for all.
+    Raises UnknownNameError when the version has none, IntegrityError when its spec or a blob does not fit.
+    """
+    spec = spec_of(manifest)
+    for item in _suspects(manifest, _choose(manifest, targets, precision), context):
+        if isinstance(item, Attributed):
+            yield AttributionAnswer(item)
+            continue
+        done = attribute(item, manifest.onnx, manifest.golden, Work(spec, context))
+        found = read_attribution(context.store, done.digest) if done.digest else None
+        yield AttributionAnswer(done, found, failed=found is None)
+
+
+def _choose(manifest: Manifest, targets: Collection[str], precision: str | None) -> list[EngineEntry]:
+    have = [entry for entry in manifest.engines if entry.status != "refused"]
+    fits = [entry for entry in have if entry.target in targets and precision in (None, entry.precision)]
+    if not fits:
+        asked = f"{', '.join(sorted(targets))}{f' in {precision}' if precision else ''}"
+        units = ", ".join(entry.unit for entry in have) or "none"
+        raise UnknownNameError(f"{manifest.model}@{manifest.version} has no engine for {asked}; it has: {units}")
+    return fits
+
+
+def _suspects(
+    manifest: Manifest, entries: Sequence[EngineEntry], context: RunContext
+) -> Iterator[Suspect | Attributed]:
+    """The graphs, each with the units built from it, then the engines; for one that cannot be attributed, why not."""
+    units = [(entry, _find_built(manifest, entry, context)) for entry in entries]
+    graphs: dict[str, Suspect] = {}
+    for entry, built in units:
+        if entry.graph != manifest.onnx:
+            known = graphs.setdefault(built.unit.request.model, Suspect("quantization", built, ()))
+            graphs[built.unit.request.model] = replace(known, units=(*known.units, entry.unit))
+    yield from graphs.values()
+    for entry, built in units:
+        if reason := _why_not(built, entry):
+            yield Attributed("engine", entry.unit, (entry.unit,), None, reason)
+        else:
+            yield Suspect("engine", built, (entry.unit,))
+
+
+def _why_not(built: Built, entry: EngineEntry) -> str | None:
+    """Why an engine cannot be attributed here; None where it can."""
+    if not discovery.capabilities_of(entry.backend).opens_parts:
+        return f"engines of {entry.backend} cannot be tapped yet; only their graph was taken apart"
+    if built.digest is None:
+        return f"it was not built or its build failed ({entry.reason}), so there is no engine"
+    return discovery.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
+
+
+def _find_built(manifest: Manifest, entry: EngineEntry, context: RunContext) -> Built:
+    """The value that the build step gave; the engine of a unit that failed its checks is recalled by its build key."""
+    built = as_built(entry)
+    if built.digest is None and (found := recall_engine(built.unit.request, context)):
+        built = Built(built.unit, found)
+    variants = [name for name, digest in manifest.sources.items() if digest == entry.graph and name != "onnx"]
+    name = next((name.removeprefix("graph ") for name in variants if name.startswith("graph ")), entry.precision)
+    recipe = manifest.sources.get(f"{RECIPE} {name}")
+    variant = _NamedVariant(built.unit.request.precision, said=name)
+    graph = replace(built.unit.graph, variant=variant, recipe=Recipe(recipe) if recipe else None)
+    return replace(built, unit=replace(built.unit, graph=graph))
+
+
+@dataclass(frozen=True)
+class _NamedVariant(GraphVariant):
+    """A graph variant of which the manifest keeps the name alone."""
+
+    said: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name in the manifest."""
+        return self.said
+
+
+# Fuzzes one published engine on this machine, under the limits of the spec that it was built from.
+#
+# The engine runs in a process of its own, so that one that crashes on a shape ends that process alone.
+
+
+@dataclass(frozen=True)
+class FuzzTerms:
+    """What to try. count: random cases, besides those at the boundaries.  histogram: {dim: {size: count}} of traffic.
+
+    only: the one case to try.  command: the words that fuzz this engine, for messages.
+    """
+
+    seed: int
+    count: int
+    command: tuple[str, ...]
+    histogram: Mapping[str, Mapping[str, float]] | None = None
+    only: str | None = None
+
+
+@dataclass(frozen=True)
+class FuzzEngine:
+    """Compare an engine with its graph on drawn cases. golden: digest of the golden set.  limits: by metric."""
+
+    engine: EngineBlob
+    golden: str
+    shapes: ModelShapes
+    limits: Mapping[str, float]
+    terms: FuzzTerms
+
+    def run(self, context: WorkerContext) -> FuzzReport:
+        """Every case with its outcome. Raises InputError for a histogram or a case that does not fit the model."""
+        from builders.reference import ReferenceSession
+        from validation.comparison.sessions import golden_drifts
+        from validation.fuzz.cases import Groups
+        from validation.fuzz.run import FuzzSides, fuzz
+        from validation.limits.budget import default_budget
+        from validation.limits.noise_floor import DoubleSession
+
+        place, workdir, wanted = open_store(context.store), context.workdir, self.engine.request
+        frozen, cases = golden_set(place, self.golden, workdir), self._cases()
+        source = fetch_graph(place, wanted.model, workdir / "graph.onnx")
+        graph = runnable(source, wanted.precision)
+        documented = default_budget("engine", wanted.precision).override(self.limits)
+
+        def run_in_float64(inputs: "Tensors") -> "Tensors":
+            return DoubleSession(source).run(inputs)
+
+        with ReferenceSession(graph) as expected, open_session(place, self.engine, workdir) as actual:
+            # The graph in float64 is opened for a case that fails, and not before.
+            exact = run_in_float64 if wanted.precision == "fp32" else None
+            held = CompiledLimits(graph, wanted, self.limits, workdir)(expected, frozen)
+            sides = FuzzSides(expected, actual, wanted.precision, held, documented, exact, golden_drifts(frozen))
+            found = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(frozen), sides, self.terms.seed)
+        return found.report(lambda case: shlex.join([*self.terms.command, "--only", str(case)]))
+
+    def _cases(self) -> "Sequence[FuzzCase]":
+        from validation.fuzz.cases import VALUES, draw, parse_histogram, parse_only
+
+        terms, dims = self.terms, self.shapes.dims
+        if terms.only:
+            return [parse_only(terms.only, dims)]
+        histogram = parse_histogram(terms.histogram) if terms.histogram else None
+        # int8-dynamic takes its scale from the whole batch: a NaN reaches all of it, in the graph too.
+        dynamic = self.engine.request.precision == "int8-dynamic"
+        values = [kind for kind in VALUES if not (dynamic and kind == "nan")]
+        return draw(dims, terms.seed, terms.count, histogram, values)
+
+
+def fuzz_published(
+    chosen: ChosenEngine,
+    context: RunContext,
+    *,
+    seed: int,
+    cases: int,
+    histogram: Mapping[str, Mapping[int, float]] | None,
+    only: str | None,
+) -> FuzzReport:
+    """Fuzz one engine: every case with its outcome, and the smallest failing ones with their command.
+
+    cases: number of random cases, besides those at the boundaries.  histogram: {dim: {size: count}} of traffic; None
+    draws all sizes alike.  only: the one case to try.
+    Raises InputError for a histogram or a case that does not fit the model, StepError for an engine that crashes.
+    """
+    entry, manifest = chosen.entry, chosen.manifest
+    spec, request = spec_of(manifest), request_of(entry)
+    registry = context.store.uri.removeprefix("file://")
+    command = ["enginesmith", "debug", "fuzz", f"{manifest.model}@{manifest.version}", "--registry", registry]
+    command += ["--target", entry.target, "--precision", entry.precision, "--seed", str(seed)]
+    sizes = {dim: {str(size): count for size, count in counts.items()} for dim, counts in (histogram or {}).items()}
+    terms = FuzzTerms(seed, cases, tuple(command), sizes or None, only)
+    engine = EngineBlob(request, str(entry.digest), str(entry.suffix))
+    limits = limits_of(spec, request.precision, "engine")
+    fuzz = FuzzEngine(engine, manifest.golden, model_shapes(spec), limits, terms)
+    name = f"fuzz {entry.unit}"
+    job = Job(name, fuzz, context.store.uri, engine_limits(spec, "proof"))
+    return context.run_job(context.local, name, job)
+
+
+# Golden sets of a registry: the one that a reference means, the versions proven with it, freezing one in a spec.
+
 
 # A text of fewer characters is not taken for the beginning of a digest.
 SHORTEST = 8

@@ -1,10 +1,7 @@
-"""Proofs of published engines on this machine: what a build had to leave unproven, a machine with the GPU attests.
+"""Validates engines of a published version on this machine."""
 
-One engine at a time on a machine, since engines are timed, and two at once would time each other. Of several machines
-that want to prove the same engine one does, and the others wait for what it attests. An engine of an ensemble is proven
-from end to end, once those of its graphs are.
-"""
-
+import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,33 +9,49 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from builders.backends import discovery
-from builders.backends.compatibility import find_incompatibility
-from builders.execution.workdir import workdir
+from builders.backends.discovery import find_incompatibility
+from builders.execution.local import workdir
 from enginesmith.core.codec import decode
-from enginesmith.core.constraints import Json
-from enginesmith.core.digest import digest_of
-from enginesmith.core.errors import IntegrityError
+from enginesmith.core.errors import EnginesmithError, IntegrityError, digest_of
 from enginesmith.core.hardware.cpu_kinds import this_kind
-from enginesmith.core.origin import this_process
-from enginesmith.core.parsing import parse_json
+from enginesmith.core.hardware.machine import parse_targets
+from enginesmith.core.names import check_model, check_version, version_order
+from enginesmith.core.parsing import parse_json, this_process
 from enginesmith.core.reports.proof import Report, describe_unmeasured, find_unmeasured
-from enginesmith.core.types import PRECISIONS
-from enginesmith.registry.ensembles import functions_of, load_pinned, pinned_engines, require_model
+from enginesmith.core.requirements import Json
+from enginesmith.core.types import PRECISIONS, Target
 from enginesmith.registry.evidence.attestations import MAX_BYTES, judge_entries
-from enginesmith.registry.manifest import EngineEntry, Manifest, make_request, request_of
+from enginesmith.registry.manifest import (
+    EngineEntry,
+    Manifest,
+    functions_of,
+    load_pinned,
+    make_request,
+    pinned_engines,
+    request_of,
+    require_model,
+)
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.versions.additions import add_attestation, add_latencies
-from pipeline.compile.ensembles.chain import ChainedGraph
-from pipeline.compile.ensembles.connections import read_data
+from enginesmith.registry.trust import require
+from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions.publish import add_attestation, add_latencies
+from pipeline.compile.ensembles.assembly import read_data
 from pipeline.compile.ensembles.proof import prove
 from pipeline.compile.ensembles.publication import GOLDEN, BuiltEnsemble, EnsembleUnit, report_on, request_proof
+from pipeline.compile.ensembles.whole import ChainedGraph
 from pipeline.compile.run_context import RunContext, Work, shown_turn
-from pipeline.compile.steps.latency import time_engine
+from pipeline.compile.steps.keys import time_engine
 from pipeline.compile.steps.proofs import try_to_prove
 from pipeline.outcome import make_report
 from pipeline.spec.ensembles.model import EnsembleSpec, LoadedEnsemble
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Built, Graph, GraphVariant, Proof, Recorded, Unit
+
+# Proofs of published engines on this machine: what a build had to leave unproven, a machine with the GPU attests.
+#
+# One engine at a time on a machine, since engines are timed, and two at once would time each other. Of several machines
+# that want to prove the same engine one does, and the others wait for what it attests. An engine of an ensemble is
+# proven from end to end, once those of its graphs are.
 
 
 @dataclass(frozen=True)
@@ -253,3 +266,120 @@ def unit_of(entry: EngineEntry, engines: Mapping[str, EngineEntry]) -> EnsembleU
     """The unit that an entry of an ensemble was made of. engines: of its graphs."""
     precision = next(each for each in PRECISIONS if each == entry.precision)
     return EnsembleUnit(entry.hardware, precision, engines, {})
+
+
+# Published engines that wait for a proof which this machine, or a worker with a GPU, can give: of models and of
+# ensembles.
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A version, and those of its engines that wait for a proof that this machine or a worker with a GPU can give."""
+
+    manifest: Manifest
+    engines: tuple[EngineEntry, ...]
+
+    @property
+    def reference(self) -> str:
+        """'digits@4'."""
+        return f"{self.manifest.model}@{self.manifest.version}"
+
+
+@dataclass(frozen=True)
+class PendingProof:
+    """The verdict on one engine; with engine None, why its whole version could not be tried ('error')."""
+
+    reference: str
+    engine: str | None
+    verdict: str
+    reason: str
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return self.verdict in ("proven", "unproven")
+
+
+def list_pending(store: Store, only: str | None = None, on: Target | None = None) -> Iterator[Pending]:
+    """Of each model's newest version and of the versions that its channels serve, the unproven engines that run here.
+
+    only: that model alone.  on: as for `pending_of`.
+    A version that cannot be read is left out with a warning; `enginesmith registry fsck` names it too.
+    """
+    for model in lookup.models(store) if only is None else [check_model(only)]:
+        found = lookup.versions(store, model)
+        channel_list = (lookup.read_channel(store, model, name) for name in lookup.channel_names(store, model))
+        served = {channel.version for channel in channel_list if channel}
+        for version in sorted({*found[-1:], *(served & set(found))}, key=version_order):
+            try:
+                pending = pending_of(store, model, version, on=on)
+            except EnginesmithError as error:
+                logging.getLogger(__name__).warning("%s@%s is left out: %s", model, version, error)
+                continue
+            if pending.engines:
+                yield pending
+
+
+def pending_of(store: Store, model: str, version: str, target: str | None = None, on: Target | None = None) -> Pending:
+    """The unproven engines of a version that run here.
+
+    target: only those for it, as `--target` names one.  on: instead those for this GPU, which Ray's workers have;
+    whether they run there (compiler, versions) is asked there.
+    Raises UnknownNameError, and IntegrityError for a version that cannot be read.
+    """
+    manifest = lookup.load(store, check_model(model), check_version(version))
+    waiting = filter(_is_unproven, _select_entries(store, manifest, target))
+    return Pending(manifest, tuple(entry for entry in waiting if _why_not(store, manifest, entry, on) is None))
+
+
+def why_nothing(store: Store, item: Pending, target: str | None = None, on: Target | None = None) -> str:
+    """Why a version has no engine that could be proven here, or on workers. target, on: as for `pending_of`."""
+    entries = _select_entries(store, item.manifest, target)
+    if waiting := [entry for entry in entries if _is_unproven(entry)]:
+        reasons = (_why_not(store, item.manifest, entry, on) for entry in waiting)
+        return "; ".join(dict.fromkeys(f"{item.reference}: {reason}" for reason in reasons))
+    counts = Counter(entry.status for entry in entries if entry.digest)
+    there = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
+    return f"{item.reference} has no unproven engine{f' for {target}' if target else ''}; it has {there}"
+
+
+def prove_pending(item: Pending, context: RunContext) -> list[PendingProof]:
+    """Run a version's pending engines here and attach a report to each; those proven meanwhile are not run again.
+
+    An error is the row of its version, also where the trust policy does not let the version run.
+    """
+    try:
+        require(context.store, item.manifest)
+        digests = {str(entry.digest) for entry in item.engines}
+        found = revalidate(item.manifest, context, engines=digests, again=False)
+        return [PendingProof(item.reference, each.entry.unit, each.verdict, each.reason) for each in found]
+    except EnginesmithError as error:
+        return [PendingProof(item.reference, None, "error", str(error))]
+
+
+def _select_entries(store: Store, manifest: Manifest, target: str | None) -> list[EngineEntry]:
+    """The entries for a target, with the status that they have on this machine's kind of CPU; None for all targets. A
+    GPU generation includes its products."""
+    entries = [entry.on_cpu(this_kind().name) for entry in judge_entries(store, manifest)]
+    if target is None:
+        return [*entries]
+    wanted = parse_targets(target)
+    names, generations = {item.name for item in wanted}, {item.sm for item in wanted if item.product is None}
+    return [entry for entry in entries if entry.target in names or entry.hardware.sm in generations]
+
+
+def _is_unproven(entry: EngineEntry) -> bool:
+    return entry.digest is not None and entry.status == "unproven"
+
+
+def _why_not(store: Store, manifest: Manifest, entry: EngineEntry, on: Target | None) -> str | None:
+    """Why an engine cannot be proven here, or is not for the GPU `on` of the workers; None when it can, or is. That of
+    an ensemble cannot where one of its graphs cannot, and none can where a part is not measured."""
+    if unknown := why_unmeasured(entry, store):
+        return unknown
+    if on is None:
+        return ensemble_not_here(store, manifest, entry) if manifest.graphs else why_not_here(entry)
+    wanted = entry.hardware
+    if wanted.compute_capability == on.compute_capability and wanted.product in (None, on.product):
+        return None
+    return f"an unproven engine is for {entry.target}, and these workers have {on.name}"

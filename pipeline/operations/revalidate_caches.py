@@ -7,16 +7,15 @@ from pathlib import Path
 from builders.execution.jobs import Job
 from enginesmith.compile_caches.recipe import PRECISION
 from enginesmith.compile_caches.warm_start import StaleCacheError, check_fresh
-from enginesmith.core.digest import digest_of
-from enginesmith.core.errors import EnginesmithError, InputError, UnknownNameError
+from enginesmith.core.errors import EnginesmithError, InputError, UnknownNameError, digest_of
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import describe_host
-from enginesmith.core.origin import this_process
+from enginesmith.core.parsing import this_process
 from enginesmith.core.reports.proof import Check, Report, find_unmeasured, judge
 from enginesmith.core.text import now
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest
-from enginesmith.registry.versions.additions import add_attestation
+from enginesmith.registry.versions.publish import add_attestation
 from enginesmith.user_code.compiling import CompileModel
 from pipeline.compile.caches.plan import device_of
 from pipeline.compile.caches.prove_cache import ProveCache, ProvenStart

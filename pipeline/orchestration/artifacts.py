@@ -21,8 +21,8 @@ from pipeline.values import Json
 if TYPE_CHECKING:
     from validation.canary.observations import EngineIdentity
     from validation.canary.report import CanaryReport, SideObserved
+    from validation.reporting.html import VersionDocument
     from validation.reporting.stages import StageCell
-    from validation.reporting.version_document import VersionDocument
 
 # A unit that takes longer than was predicted counts as so far.
 _NEARLY = 0.95
@@ -57,7 +57,7 @@ def show_document(document: "VersionDocument | CanaryReport", page: str | None) 
 
 def artifacts_of(document: "VersionDocument | CanaryReport", page: str | None) -> Iterator[Artifact]:
     """The artifacts of a report, as `show_document` posts them."""
-    from validation.reporting.version_document import VersionDocument
+    from validation.reporting.html import VersionDocument
 
     if isinstance(document, VersionDocument):
         name, key, reference = _clean(document.model), "page", document.reference
@@ -102,7 +102,7 @@ def _cell_text(cell: "StageCell | None") -> str:
 
 def version_markdown(document: "VersionDocument", page: str | None) -> str:
     """The report of a version as markdown: verdict, task metrics, failures, drift by stage, attribution, latency."""
-    from validation.reporting.overview import overview
+    from validation.reporting.html import overview
 
     seen = overview(document, pictures=False)
     lines = [f"# {plain_text(seen.reference)}: {seen.verdict.text}", ""]
@@ -145,7 +145,7 @@ def _code(snippet: str) -> list[str]:
 
 def canary_markdown(report: "CanaryReport", page: str | None) -> str:
     """The report of a canary as markdown: verdict, candidate and baseline, criteria."""
-    from validation.canary.judging.formatting import describe_interval, describe_value
+    from validation.canary.judging.criteria import describe_interval, describe_value
 
     rows = []
     for item in report.criteria:

@@ -1,26 +1,228 @@
-"""Many specs: finding those of a catalog, and compiling each; one that fails does not stop the others."""
+"""Plans and builds all specs of a place."""
 
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
-from enginesmith.core.errors import EnginesmithError, InputError
+from builders.execution.local import workdir
+from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError
+from enginesmith.core.hardware.machine import match_targets
 from enginesmith.core.text import pluralize
+from enginesmith.core.types import Precision, Target
+from enginesmith.registry.builds.runs import RecordCopies, StoreListing
 from enginesmith.registry.registered_specs import addresses
 from enginesmith.registry.store.base import open_store
-from pipeline.compile.composition import StepRunner
-from pipeline.intake.places import SCHEME, Bucket, Found, below, files_below, place_at, registry_of
-from pipeline.orchestration.ensembles import compile_any
-from pipeline.orchestration.run import Compiled, Executors, RunOptions
+from pipeline.compile.caches.plan import plan_caches
+from pipeline.compile.composition import Run, StepRunner, list_graphs
+from pipeline.compile.ensembles.assembly import Assembly, CompiledGraph, EnsembleForecast, ForecastGraph
+from pipeline.compile.forecast import Forecast, OnRecord, foresee, on_record, open_records
+from pipeline.compile.plan import candidates, find_unserved, plan_builds
+from pipeline.compile.steps.exports import export
+from pipeline.intake.places import SCHEME, Bucket, Found, below, files_below, place_at, registry_of, spec_at
+from pipeline.orchestration.run import (
+    Compiled,
+    Executors,
+    RunOptions,
+    compile_locked,
+    compile_once,
+    open_context,
+    open_loaded,
+    select,
+    split_names,
+    start_executors,
+    store_named,
+)
 from pipeline.outcome import Outcome
-from pipeline.progress import Progress, by_model
+from pipeline.progress import Progress, by_model, together
+from pipeline.progress.events import Event, Finished, RunConcluded
 from pipeline.spec.document import is_ensemble
-from pipeline.spec.ensembles.model import named_graphs
+from pipeline.spec.ensembles.model import LoadedEnsemble, load_ensemble, named_graphs
+from pipeline.spec.model import ModelSpec
+from pipeline.values import Selection
+
+# One run of a spec of either kind, of a model or of an ensemble, whose graphs are models of their own; and what a
+# build of it would do: what is not on record is exported and quantized, where that is wanted.
+
+
+def compile_any(
+    address: Path | str | Found,
+    options: RunOptions,
+    runner: StepRunner,
+    progress: Progress,
+    executors: Executors | None = None,
+) -> Compiled:
+    """Build, prove and publish the spec at an address: of a model (`compile_once`), or of an ensemble with its graphs.
+
+    Raises what `compile_once` raises.
+    """
+    with spec_at(address, options.registry) as found:
+        if not is_ensemble(found.path):
+            return compile_once(found, options, runner, progress, executors)
+        with nullcontext(executors) if executors else start_executors(options) as both:
+            return _compile_ensemble(found, options, runner, progress, both)
+
+
+def _compile_ensemble(
+    found: Found, options: RunOptions, runner: StepRunner, progress: Progress, executors: Executors
+) -> Compiled:
+    loaded = load_ensemble(found.path, found.address)
+    options = replace(options, registry=registry_of(loaded.spec, options.registry))
+    store = open_store(str(options.registry), create=True)
+    progress = by_model(progress)
+    of = loaded.spec.model, loaded.spec.address, store, options, progress
+    with open_context(*of, executors) as context, workdir() as folder:
+
+        def compile_graph(spec: ModelSpec) -> CompiledGraph:
+            return _compile_graph(spec, loaded, options, runner, progress, executors)
+
+        outcome = Assembly(loaded, context, folder).run(compile_graph)
+        context.progress.emit(RunConcluded(outcome))
+        return Compiled(outcome, store)
+
+
+def _compile_graph(
+    spec: ModelSpec,
+    loaded: LoadedEnsemble,
+    options: RunOptions,
+    runner: StepRunner,
+    progress: Progress,
+    executors: Executors,
+) -> CompiledGraph:
+    """A graph by itself: what of the options its spec has, and no channel, since the whole has one."""
+    quiet = spec.model_copy(update={"publication": spec.publication.model_copy(update={"channel": None})})
+    own = own_options(spec, loaded, options)
+    with open_loaded(quiet, own, progress, executors, runner) as run:
+        outcome = compile_locked(run, own)
+        exported = export(run)
+    return CompiledGraph(outcome, exported, wanted_of(spec, run.selection, options))
+
+
+def wanted_of(
+    spec: ModelSpec, selection: Selection, options: RunOptions
+) -> tuple[Sequence[Target], Sequence[Precision]]:
+    """The targets and precisions of a graph that a run of the whole asks for. selection: of the graph's own options."""
+    asked = split_names(options.precisions) or spec.precision_list()
+    precisions = [precision for precision in spec.precision_list() if precision in asked]
+    return selection.targets or spec.target_list(), precisions
+
+
+def own_options(spec: ModelSpec, loaded: LoadedEnsemble, options: RunOptions) -> RunOptions:
+    """The options of a run of one graph: names that other graphs alone have are left out, and of precisions that it
+    does not have it takes the widest in their place. A name that no graph has stays, and is refused."""
+    graphs = loaded.graphs.values()
+
+    def keep(text: str | None, have: dict[str, set[str]], instead: str | None) -> str | None:
+        if text is None:
+            return None
+        names = split_names(text)
+        own = [name for name in names if name in have[spec.model] or not any(name in found for found in have.values())]
+        return ",".join(own) or instead or text
+
+    precisions = {graph.model: {str(item) for item in graph.precision_list()} for graph in graphs}
+    backends = {graph.model: set(graph.backends) for graph in graphs}
+    targets = {
+        graph.model: {name for name in split_names(options.targets) if match_targets(name, graph.target_list())}
+        for graph in graphs
+    }
+    return replace(
+        options,
+        targets=keep(options.targets, targets, None),
+        precisions=keep(options.precisions, precisions, spec.precision_list()[0]),
+        backends=keep(options.backends, backends, None),
+    )
+
+
+Tell = Callable[[str], object]
+
+
+def foresee_spec(
+    address: str | Found, options: RunOptions, progress: Progress, no_export: bool, tell: Tell = lambda _: None
+) -> Forecast | EnsembleForecast:
+    """What a build of the spec at an address would do. no_export: answer from the records alone.
+
+    tell: called with what the plan leaves out, and what is done first. Raises as `open_run`, and what a step raises.
+    """
+    with spec_at(address, options.registry) as found:
+        if is_ensemble(found.path):
+            loaded = load_ensemble(found.path, found.address)
+            return foresee_ensemble(loaded, options, progress, no_export, tell)
+        return _foresee_model(found.load(), options, progress, no_export, tell).forecast
+
+
+def foresee_ensemble(
+    loaded: LoadedEnsemble, options: RunOptions, progress: Progress, no_export: bool, tell: Tell = lambda _: None
+) -> EnsembleForecast:
+    """`foresee_spec` of an ensemble that was read."""
+    uri = registry_of(loaded.spec, options.registry)
+    store = store_named(uri)
+    records = open_records(store)
+    with nullcontext() if no_export else start_executors(options) as executors, workdir() as folder:
+
+        def foresee_graph(spec: ModelSpec, lacking: str | None) -> ForecastGraph:
+            own = own_options(spec, loaded, replace(options, registry=uri))
+            found = _foresee_model(spec, own, progress, no_export, tell, executors, lacking)
+            return ForecastGraph(found.forecast, found.exported, wanted_of(spec, select(spec, own), options))
+
+        if executors is None:
+            return Assembly(loaded, records, folder).plan(foresee_graph, records)
+        of = loaded.spec.model, loaded.spec.address, store, options, progress, executors
+        with open_context(*of, keep_state=False) as context:
+            return Assembly(loaded, context, folder).plan(foresee_graph, records)
+
+
+def _foresee_model(
+    spec: ModelSpec,
+    options: RunOptions,
+    progress: Progress,
+    no_export: bool,
+    tell: Tell,
+    executors: Executors | None = None,
+    lacking: str | None = None,
+) -> ForecastGraph:
+    """What a build of a model would do. lacking: a step without whose result nothing of it is known."""
+    selection = select(spec, options)
+    left_out = find_unserved(spec, selection)
+    if no_export and left_out:
+        tell(f"left out, since no backend of the spec builds for it: {', '.join(left_out)}")
+    recorded = Run(spec, open_records(store_named(registry_of(spec, options.registry))), selection)
+    known = OnRecord(missing=(lacking,)) if lacking else on_record(recorded)
+    if known.missing and not no_export:
+        tell(
+            f"not on record: {', '.join(known.missing)}; that is done first, and what follows from it, so that "
+            "every build key is complete (--no-export answers from what is on record)"
+        )
+    steps = _StepsMade()
+    if not no_export:
+        with open_loaded(spec, options, together(progress, steps), executors, keep_state=False) as run:
+            batches = list(run.prepare())
+        known = OnRecord(batches[-1].exported, list_graphs(batches))
+    return ForecastGraph(foresee(known, recorded, steps.names), known.exported, ((), ()))
+
+
+class _StepsMade(Progress):
+    """Notes the steps that were carried out, and not answered from the record."""
+
+    def __init__(self) -> None:
+        self.names = set[str]()
+
+    def emit(self, event: Event) -> None:
+        """Note the end of a step that ran; one with words says something else."""
+        if isinstance(event, Finished) and event == Finished(event.name):
+            self.names.add(event.name)
+
+
+# Many specs: finding those of a catalog, and compiling each; one that fails does not stop the others.
+
 
 LARGEST_LOOKED_AT = 1 << 20
 _MODEL = re.compile(rb"^[\"']?model[\"']?\s*:", re.MULTILINE)
@@ -144,3 +346,127 @@ def _row(address: str, outcome: Outcome) -> CatalogRow:
     existed = outcome.cached or outcome.same_as
     state: Literal["published", "unchanged"] = "unchanged" if existed else "published"
     return CatalogRow(address, outcome.model, state, outcome.version, engines, "; ".join(reasons))
+
+
+# What a build of every spec of a catalog would do, as far as that is on record; nothing is run.
+
+
+# Threads that mostly wait for a store's answers.
+READERS = 32
+# Specs that are worth a process of their own: each process lists the store by itself.
+LEAST_SHARE = 500
+_UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class PlannedSpec:
+    """What a build of one spec would do. units: how many by action, as in `UnitForecast`.
+
+    missing: the steps that are not on record.  reason: why the spec cannot be planned.
+    """
+
+    spec: str
+    model: str | None
+    units: dict[str, int] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """Whether every engine that can be built is there."""
+        return not self.reason and not self.units.keys() - {"cached", "refused"}
+
+    def to_json(self) -> dict[str, object]:
+        """A row of `enginesmith plan --all --json`."""
+        return asdict(self)
+
+
+class Listings:
+    """The listing of each registry, so that specs of one registry share it; for several threads."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, StoreListing] = {}
+        self._lock = Lock()
+
+    def of(self, spec: ModelSpec, options: RunOptions) -> StoreListing:
+        """That of a spec's registry, which is opened for the first of its specs."""
+        uri = registry_of(spec, options.registry)
+        with self._lock:
+            if uri not in self._known:
+                self._known[uri] = StoreListing(store_named(uri))
+            return self._known[uri]
+
+
+def plan_catalog(addresses: Sequence[str | Found], options: RunOptions) -> list[PlannedSpec]:
+    """A row for each spec, in order; one that cannot be planned does not stop the others.
+
+    Many specs are shared out over processes, one for each CPU or as many as options.jobs says.
+    """
+    processes = min(options.jobs or os.cpu_count() or 1, len(addresses) // LEAST_SHARE)
+    if processes < 2:
+        return _plan_share(addresses, options)
+    size = -(-len(addresses) // processes)
+    shares = [addresses[start : start + size] for start in range(0, len(addresses), size)]
+    # Forked: they take over what is imported, and no thread runs here yet.
+    with ProcessPoolExecutor(len(shares), get_context("fork")) as pool:
+        return [row for rows in pool.map(partial(_plan_share, options=options), shares) for row in rows]
+
+
+def _plan_share(addresses: Sequence[str | Found], options: RunOptions) -> list[PlannedSpec]:
+    with ThreadPoolExecutor(READERS) as pool:
+        return list(pool.map(partial(_plan_row, options=options, listings=Listings()), addresses))
+
+
+def _plan_row(address: str | Found, options: RunOptions, listings: Listings) -> PlannedSpec:
+    try:
+        with spec_at(address, options.registry) as found:
+            if is_ensemble(found.path):
+                return replace(_plan_ensemble(load_ensemble(found.path, found.address), options), spec=str(address))
+            spec = found.load()
+            return replace(plan_spec(spec, options, listings.of(spec, options)), spec=str(address))
+    except EnginesmithError as error:
+        return PlannedSpec(str(address), None, reason=str(error))
+
+
+def _plan_ensemble(loaded: LoadedEnsemble, options: RunOptions) -> PlannedSpec:
+    """What a build of an ensemble would do by the records of its registry: units of its graphs and of the whole."""
+    found = foresee_ensemble(loaded, options, Progress(), no_export=True)
+    units = Counter(unit.action for unit in found.units)
+    for graph in found.graphs.values():
+        units.update(unit.action for unit in graph.units)
+        units.update(unit.action for unit in graph.caches)
+    missing = dict.fromkeys(f"{name}: {step}" for name, graph in found.graphs.items() for step in graph.missing)
+    return PlannedSpec(loaded.spec.address, loaded.model, dict(units), tuple(missing))
+
+
+def plan_spec(spec: ModelSpec, options: RunOptions, listing: StoreListing) -> PlannedSpec:
+    """What a build of a spec would do by the records of a store; a unit whose graph is not on record is 'unknown'.
+
+    The copies of the records that were read are renewed, where this user may write.
+    """
+    selection, copies = select(spec, options), RecordCopies(listing, spec.model)
+    context = replace(open_records(listing.store), copies=copies, elsewhere=options.executor != "local")
+    run = Run(spec, context, selection)
+    known, units = on_record(run), Counter[str]()
+    if known.exported is not None:
+        plan = plan_builds(known.exported, known.graphs, run)
+        units.update(unit.action for unit in plan.units)
+    units[_UNKNOWN] += len(candidates(spec, selection)) - units.total()
+    units.update(unit.action for unit in plan_caches(spec, selection, known.exported, context))
+    _save(copies)
+    return PlannedSpec(spec.address, spec.model, dict(+units), known.missing)
+
+
+def _save(copies: RecordCopies) -> None:
+    try:
+        copies.save()
+    except UnavailableError:
+        return  # a registry that may only be read: the next plan reads the records one by one again
+
+
+def summarize(rows: Sequence[PlannedSpec]) -> str:
+    """'4 specs: 3 with nothing to do; 40 units: 36 cached, 4 build'."""
+    counts = sum((Counter(row.units) for row in rows), Counter[str]())
+    units = ", ".join(f"{count} {action}" for action, count in counts.most_common())
+    settled = sum(row.settled for row in rows)
+    return f"{pluralize(len(rows), 'spec')}: {settled} with nothing to do; {pluralize(counts.total(), 'unit')}: {units}"

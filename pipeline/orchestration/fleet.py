@@ -1,7 +1,7 @@
 """A cluster's nodes against the registry, for `enginesmith fleet` and its flow, and the events for what they lack.
 
 On the events a Prefect server's deployments build (`enginesmith.model.registered`) and prove
-(`enginesmith.engine.unproven`) what is missing; `pipeline.orchestration.payloads` has their fields.
+(`enginesmith.engine.unproven`) what is missing; `pipeline.orchestration.gpu_workers` has their fields.
 """
 
 from collections import Counter
@@ -11,12 +11,18 @@ from pathlib import Path
 
 from enginesmith.registry.store.base import Store
 from pipeline.fleet.catalog import Catalog, Served, load_catalog, read_served, whole_registry
-from pipeline.fleet.cluster import Access, read_cluster
-from pipeline.fleet.coverage import STATES, Coverage, find_unwanted_groups, list_coverage
+from pipeline.fleet.coverage import (
+    STATES,
+    Coverage,
+    FleetWork,
+    Predictor,
+    find_unwanted_groups,
+    list_coverage,
+    work_for,
+)
 from pipeline.fleet.groups import Fleet, NodeGroup
-from pipeline.fleet.inventory import read_inventory
-from pipeline.fleet.work import FleetWork, Predictor, work_for
-from pipeline.orchestration.payloads import REGISTERED, UNPROVEN
+from pipeline.fleet.inventory import Access, read_cluster, read_inventory
+from pipeline.orchestration.gpu_workers import REGISTERED, UNPROVEN
 
 
 @dataclass(frozen=True)
@@ -63,9 +69,9 @@ def send(message: Message) -> str:
 
     Raises UnavailableError without a server (PREFECT_API_URL), or when it does not answer.
     """
-    from pipeline.orchestration import events
+    from pipeline.orchestration import watch
 
-    return events.send_event(message.event, message.model, message.payload).id
+    return watch.send_event(message.event, message.model, message.payload).id
 
 
 @dataclass(frozen=True)

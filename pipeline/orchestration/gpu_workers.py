@@ -1,23 +1,28 @@
-"""Proofs and canaries as Ray tasks on a worker with the GPU, started by a process without one.
+"""Payloads of flow runs, and the Ray workers that a build needs."""
 
-Ray places a task on a worker that is there, or has its autoscaler start one, and the task holds one GPU until it ends.
-A job is given digests and names; its reports go through the registry.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from builders.execution.jobs import Job, Needs, ProcessLimits, Request, Result, WorkerContext
 from builders.execution.local import LocalExecutor
-from enginesmith.core.errors import InputError, StepError
+from enginesmith.core.errors import InputError, StepError, digest_of
 from enginesmith.core.hardware.machine import AUTO, target_named
 from enginesmith.core.types import Target
-from enginesmith.registry.store.base import open_store
+from enginesmith.registry.builds.runs import recall, remember
+from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import lookup
+from enginesmith.serving import drift
 from pipeline.canary.automatic import CanaryOutcome, CanaryRequest, canary, sides_of
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import gpu_labels
-from pipeline.operations.pending import Pending, PendingProof, prove
+from pipeline.operations.revalidate import Pending, PendingProof
+from pipeline.operations.revalidate import prove_pending as prove
+
+# Proofs and canaries as Ray tasks on a worker with the GPU, started by a process without one.
+#
+# Ray places a task on a worker that is there, or has its autoscaler start one, and the task holds one GPU until it
+# ends. A job is given digests and names; its reports go through the registry.
+
 
 # The jobs that the task starts have the limits of their spec, and the worker limits memory. A task that hangs gives its
 # GPU back after a day.
@@ -106,3 +111,104 @@ class RunCanary:
 def _run(name: str, request: Request[Result], on: Target, context: RunContext) -> Result:
     needs = Needs(gpu_labels(on), required=True, gpus=1)
     return context.run_job(context.executor, name, Job(name, request, context.store.uri, LIMITS, needs))
+
+
+# The events that Enginesmith sends to a Prefect server: the fields of each, and the registry's record of those sent.
+#
+# `events`, and servers by `enginesmith.serving.drift`, send nothing else; triggers read nothing else; and
+# docs/guides/deployments.md has the table that `markdown` writes. Tests compare all of them. Prefect is not imported
+# here, so that a run with nothing to do need not load it.
+
+
+_RECORD = "told"
+REGISTERED = "enginesmith.model.registered"
+PUBLISHED = "enginesmith.engine.published"
+UNPROVEN = "enginesmith.engine.unproven"
+JUDGED = "enginesmith.canary.finished"
+DRIFTED = drift.EVENT
+ADVANCED = "enginesmith.rollout.advanced"
+HALTED = "enginesmith.rollout.halted"
+DONE = "enginesmith.rollout.done"
+
+_MODEL = {"model": ""}
+_REGISTRY = {"registry": ""}
+_ROLLOUT = {"version": "", "channel": "", "rollout": "its id", "wave": "the open one, from 1", "why": ""}
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The fields of an event. fields: those that are always in it, each with a description or ''.
+
+    sometimes: optional fields in the same way.  sent: what sends the event, and how often.
+    """
+
+    fields: Mapping[str, str]
+    sent: str
+    sometimes: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, event: str, given: Collection[str]) -> None:
+        """Raise ValueError for a payload that lacks a field or has an unknown one, which is a bug of the sender."""
+        names = set(given)
+        lacking, unknown = self.fields.keys() - names, names - self.fields.keys() - self.sometimes.keys()
+        if lacking or unknown:
+            raise ValueError(f"{event}: lacks {sorted(lacking)}, has unknown {sorted(unknown)}; see {__name__}")
+
+
+PAYLOADS: Mapping[str, Payload] = {
+    REGISTERED: Payload(
+        _MODEL | {"spec": "`registered:MODEL@DIGEST`, or `registered:MODEL` for the newest"} | _REGISTRY | {"by": ""},
+        "by `prefect register` and `watch`; by `enginesmith fleet --apply` for each model with something to build",
+        {"digest": "of the bundle", "units": "what the fleet lacks"},
+    ),
+    PUBLISHED: Payload(
+        _MODEL | {"version": "", "manifest": "digest"} | _REGISTRY,
+        "by the flows that compile, and `build --runner prefect`; once for each version",
+    ),
+    UNPROVEN: Payload(
+        _MODEL | {"version": "", "target": "`sm_90`", "engines": "digests"} | _REGISTRY | {"by": ""},
+        "by `enginesmith fleet --apply`, for each version and GPU generation with something to prove",
+    ),
+    JUDGED: Payload(
+        _MODEL
+        | {"version": "", "channel": "", "target": "`sm_90`", "verdict": "", "report": "digest of its blob"}
+        | _REGISTRY,
+        "by the flow `canary`",
+    ),
+    DRIFTED: Payload(
+        _MODEL
+        | {"version": "served", "rate": "of fallbacks", "reference": "the rate before", "since": "ISO 8601, UTC"}
+        | _REGISTRY
+        | {"by": "host"},
+        "by servers with a router, once each: `Router(on_drift=enginesmith.DriftEvent(...))`",
+    ),
+    ADVANCED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, for each wave that opens"),
+    HALTED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the same, for a rollout that a gate halted, or a move aborted"),
+    DONE: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the same, for one whose channel was promoted"),
+}
+
+
+def markdown() -> str:
+    """The table of events, as docs/guides/deployments.md has it."""
+
+    def list_fields(fields: Mapping[str, str]) -> str:
+        return ", ".join(f"`{name}`" + (f" ({what})" if what else "") for name, what in fields.items())
+
+    lines = ["| event | payload | sent |", "|---|---|---|"]
+    for event, item in PAYLOADS.items():
+        also = f"; sometimes {list_fields(item.sometimes)}" if item.sometimes else ""
+        lines.append(f"| `{event}` | {list_fields(item.fields)}{also} | {item.sent} |")
+    return "\n".join(lines)
+
+
+def was_sent(store: Store, event: str, about: str) -> bool:
+    """Whether an event about a digest was sent before, by this process or another."""
+    return recall(store, _RECORD, _key(event, about)) is not None
+
+
+def remember_sent(store: Store, event: str, about: str, event_id: str) -> None:
+    """Record that an event about a digest was sent. event_id: its id on the server."""
+    remember(store, _RECORD, _key(event, about), {"id": event_id})
+
+
+def _key(event: str, about: str) -> str:
+    return digest_of({"event": event, "about": about})

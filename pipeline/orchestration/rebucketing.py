@@ -12,15 +12,12 @@ from enginesmith.registry.registered_specs import Registration
 from enginesmith.registry.store.base import open_store
 from pipeline.canary.automatic import SUFFIXES
 from pipeline.compile.run_context import Work
-from pipeline.intake.bundle import register
-from pipeline.intake.places import SCHEME, place_at, spec_at
+from pipeline.intake.places import SCHEME, place_at, register, spec_at
 from pipeline.orchestration.run import Executors, RunOptions, open_loaded
 from pipeline.progress import Progress
 from pipeline.spec.model import ModelSpec, load_spec
-from pipeline.traffic.buckets import BucketAdvice, advise_buckets
-from pipeline.traffic.place import TrafficAtPlace, read_place, split_beyond
-from pipeline.traffic.plan import BucketOptions
-from pipeline.traffic.spec_edit import write_buckets
+from pipeline.traffic.buckets import BucketAdvice, advise_buckets, write_buckets
+from pipeline.traffic.place import BucketOptions, TrafficAtPlace, read_place, split_beyond
 
 # Buckets grow to hold all but this share of the requests: a few requests of odd sizes shall not make all runs larger.
 LEFT_OUT = 0.001

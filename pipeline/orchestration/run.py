@@ -12,17 +12,16 @@ from builders.backends import discovery as backends
 from builders.execution.forking import fork_server
 from builders.execution.jobs import Executor
 from builders.execution.local import LocalExecutor
-from enginesmith.core.digest import digest_of
-from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError
-from enginesmith.core.hardware.targets import match_targets
-from enginesmith.core.origin import this_process
+from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError, digest_of
+from enginesmith.core.hardware.machine import match_targets
+from enginesmith.core.parsing import this_process
 from enginesmith.core.types import PRECISIONS, Precision, Target
-from enginesmith.registry.builds.build_lock import is_held
+from enginesmith.registry.builds.build_history import is_held
 from enginesmith.registry.leases import BUILDING, hold_lease
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.composition import IN_PROCESS, Run, StepRunner, compile_model
-from pipeline.compile.preloaded import PRELOADED
-from pipeline.compile.publication.draft import resolved_spec
+from pipeline.compile.preflight import PRELOADED
+from pipeline.compile.publication.publish import resolved_spec
 from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext, shown_turn
 from pipeline.intake.places import Found, registry_of, spec_at
 from pipeline.orchestration.runs.recorder import new_run, new_tracker, note_run, record_run

@@ -3,9 +3,7 @@
 A listener is a `Progress`; `together` makes one of several.
 """
 
-from pipeline.progress.display import by_model, progress_display, together
+from pipeline.progress.display import JsonLines, Lines, LiveTable, by_model, progress_display, together
 from pipeline.progress.events import Progress
-from pipeline.progress.json_lines import JsonLines
-from pipeline.progress.terminal import Lines, LiveTable
 
 __all__ = ["JsonLines", "Lines", "LiveTable", "Progress", "by_model", "progress_display", "together"]

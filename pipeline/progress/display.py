@@ -1,17 +1,339 @@
-"""Which display a command shows, several listeners as one, and several models on one display."""
+"""Displays of progress: lines, a table on a terminal, JSON for programs."""
 
+import re
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from enginesmith.core.text import format_line, join_first, visible
+from pipeline.progress import events
 from pipeline.progress.events import Event, Progress, StepEvent
-from pipeline.progress.json_lines import JsonLines
-from pipeline.progress.terminal import Lines, LiveTable
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from enginesmith.registry.builds.build_history import Expectation
     from enginesmith.registry.builds.runs import RunState
+
+
+# What runs now, since when, in which phase, and for how long still; and what waits, and why: for the displays.
+
+
+# Seconds until a wait is shown again of whose reason only the time has changed: a countdown does so every other second.
+RECOUNT_S = 15.0
+_COUNTS = re.compile(r"[0-9]+:[0-9]{2}")
+
+
+@dataclass(frozen=True)
+class StepClock:
+    """One running step or unit. begun: by the monotonic clock."""
+
+    name: str
+    begun: float = field(default_factory=time.monotonic)
+    phase: str = ""
+    expectation: "Expectation | None" = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.begun
+
+    @property
+    def text(self) -> str:
+        """'30 s, compiling, ~40 s left (predicted from 3 builds of this unit)'."""
+        left = self.expectation.describe_left(self.elapsed_s) if self.expectation else ""
+        return ", ".join(part for part in (f"{self.elapsed_s:.0f} s", self.phase, left) if part)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Something that waits. shown_at: seconds of the monotonic clock."""
+
+    why: str
+    shown_at: float
+
+    @property
+    def reason(self) -> str:
+        """Why, without the times that count up or down."""
+        return _COUNTS.sub("", self.why)
+
+
+class Clocks:
+    """Every clock by name; safe from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[str, StepClock] = {}
+        self._expected: dict[str, Expectation] = {}
+        self._waits: dict[str, Wait] = {}
+
+    def expects(self, name: str, expectation: "Expectation") -> None:
+        """Keep the prediction until the unit starts."""
+        with self._lock:
+            self._expected[name] = expectation
+
+    def note_wait(self, name: str, why: str, *, once: bool = False) -> bool:
+        """Whether a wait is to be shown: its reason is another one, or its times have changed for `RECOUNT_S`.
+
+        once: a reason for which something else waits already is not to be shown either.
+        """
+        new = Wait(why, time.monotonic())
+        with self._lock:
+            alike = [wait for each, wait in self._waits.items() if (once or each == name) and wait.reason == new.reason]
+            shown_at = max((wait.shown_at for wait in alike), default=None)
+            if shown_at is not None and (why in {wait.why for wait in alike} or new.shown_at < shown_at + RECOUNT_S):
+                self._waits[name] = Wait(why, shown_at)
+                return False
+            self._waits[name] = new
+            return True
+
+    def waits(self) -> list[tuple[list[str], str]]:
+        """What waits now, together where the reason is the same, and why."""
+        found: dict[str, tuple[list[str], str]] = {}
+        with self._lock:
+            for name, wait in self._waits.items():
+                names, _ = found.setdefault(wait.reason, ([], wait.why))
+                names.append(name)
+        return list(found.values())
+
+    def start(self, name: str) -> None:
+        """Start its clock, afresh after a retry."""
+        with self._lock:
+            self._waits.pop(name, None)
+            self._running[name] = StepClock(name, expectation=self._expected.get(name))
+
+    def phase(self, name: str, phase: str) -> None:
+        """Note its phase."""
+        with self._lock:
+            if known := self._running.get(name):
+                self._running[name] = replace(known, phase=phase)
+
+    def stop(self, name: str) -> float | None:
+        """Stop its clock; how long it ran, None when it did not."""
+        with self._lock:
+            known = self._running.pop(name, None)
+            self._expected.pop(name, None)
+            self._waits.pop(name, None)
+        return known.elapsed_s if known else None
+
+    def of(self, name: str) -> StepClock | None:
+        """Its clock while it runs."""
+        return self._running.get(name)
+
+    def list_running(self) -> list[StepClock]:
+        """Every clock that runs, in the order in which they were started."""
+        with self._lock:
+            return list(self._running.values())
+
+
+# Progress for machines: one JSON object on one line of stderr for each event.
+#
+# Every object has time (ISO 8601, UTC), level (info, warning or error) and event; where they apply model, run, and unit
+# (the name of a unit or a step). What an event adds beside these stands in docs/guides/observability.md.
+
+
+_LEVELS = {"failed": "error", "unproven": "warning"}
+
+
+class JsonLines(events.Progress):
+    """Writes the events, each with `write`. about: what stands on every line."""
+
+    def __init__(self, write: Callable[[str], object] | None = None, **about: str) -> None:
+        self._write = write or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._lock = threading.Lock()
+        self._about = about
+        self._clocks = Clocks()
+
+    def tell(self, event: str, level: str = "info", **fields: object) -> None:
+        """Write one line. Fields that are None are left out."""
+        self._write_alone(format_line(event, level, **self._about, **fields))
+
+    def of_run(self, model: str, run: str) -> "JsonLines":
+        """Both stand on every line about it."""
+        return JsonLines(self._write_alone, **self._about, model=model, run=run)
+
+    def _write_alone(self, line: str) -> None:
+        with self._lock:
+            self._write(line)
+
+    def emit(self, event: events.Event) -> None:
+        """Write the event's line; of a wait when it is news, of what is printed nothing."""
+        match event:
+            case events.RunBegan():  # model and run stand on the line
+                self.tell("began")
+            case events.Planned(plan):
+                found = Counter(unit.action for unit in plan.units)
+                counts = {action: found[action] for action in ("build", "cached", "refused", "failed")}
+                self.tell("planned", "info", **counts)
+            case events.RunConcluded(outcome):
+                level = "error" if outcome.version is None or outcome.failed else "info"
+                failed = len(outcome.failed)
+                self.tell("concluded", level, version=outcome.version, cached=outcome.cached, failed=failed)
+            case events.VersionSettled(name, words):
+                self.tell("finished", unit=name, state="done", outcome=words)
+            case events.Finished(name, state, reason):
+                level, why = _LEVELS.get(state, "info"), reason or None
+                self.tell("finished", level, unit=name, state=state, outcome=event.outcome, reason=why)
+            case events.VerdictReached(name, verdict, reason):
+                told = {"unit": name, "state": verdict, "outcome": event.outcome, "reason": reason}
+                self.tell("verdict", _LEVELS.get(verdict, "info"), **told)
+            case _:
+                self._tell_on_the_way(event)
+
+    def _tell_on_the_way(self, event: events.Event) -> None:
+        match event:
+            case events.Predicted(name, expectation):
+                self.tell("predicted", unit=name, **vars(expectation))
+            case events.Waiting(name, why):
+                if self._clocks.note_wait(name, why):
+                    self.tell("waiting", unit=name, why=why)
+            case events.Started(name, where):
+                self._clocks.stop(name)
+                self.tell("started", unit=name, where=where)
+            case events.PhaseEntered(name, phase):
+                self.tell("phase", unit=name, phase=phase)
+            case events.Retrying(name, why):
+                self.tell("retrying", "warning", unit=name, why=why)
+            case events.ProcessEnded(name, usage):
+                cpu_s, seconds = None if usage.cpu_s is None else round(usage.cpu_s, 2), round(usage.seconds, 3)
+                self.tell("ended", unit=name, seconds=seconds, cpu_s=cpu_s, peak_mib=round(usage.peak_mib, 1))
+
+
+# Progress for people on stderr: plain lines in a log, or a table on a terminal that is redrawn in place.
+
+
+# Seconds between the lines of a plain log which say that a long step still runs.
+HEARTBEAT_S = 15.0
+
+
+class Lines(events.Progress):
+    """One line per event, with the time since the start; a heartbeat when a step takes long."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._lock = threading.Lock()
+        self._clocks = Clocks()
+
+    def emit(self, event: events.Event) -> None:
+        """Print what is news; a wait once for all that wait for the same."""
+        match event:
+            case events.Predicted(name, expectation):
+                self._clocks.expects(name, expectation)
+            case events.Waiting(name, why):
+                if self._clocks.note_wait(name, why, once=True):
+                    self._print(f"{name}: waiting: {why}")
+            case events.Started(name, where):
+                self._clocks.start(name)
+                self._print(f"{name} ..." if where == "here" else f"{name} ... on {where}")
+            case events.PhaseEntered(name, phase):
+                self._clocks.phase(name, phase)
+            case events.Retrying(name, why):
+                self._print(f"{name}: once more: {why}")
+            case events.Finished(name):
+                self._clocks.stop(name)
+                self._print(f"{name}: {event.outcome}")
+            case events.VerdictReached(name):
+                self._print(f"verdict on {name}: {event.outcome}")
+            case events.VersionSettled(name, words):
+                self._print(f"{name}: {words}")
+
+    @contextmanager
+    def watch(self, name: str) -> Iterator[None]:
+        """Print a line every `HEARTBEAT_S` while the work goes on."""
+        stop = threading.Event()
+
+        def beat() -> None:
+            while not stop.wait(HEARTBEAT_S):
+                if clock := self._clocks.of(name):
+                    self._print(f"{name}: still running, {clock.text}")
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            self._clocks.stop(name)
+
+    def _print(self, text: str) -> None:
+        with self._lock:
+            print(f"[{time.monotonic() - self._begun:6.1f} s] {visible(text)}", file=sys.stderr, flush=True)
+
+
+_MARKS = {"failed": "[red]✗[/red]", "unproven": "[yellow]-[/yellow]"}
+
+
+class LiveTable(events.Progress):
+    """What runs, with phase, elapsed and predicted time, and what waits; above it a line for what is finished."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True)
+        self._clocks = Clocks()
+        self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> "LiveTable":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def emit(self, event: events.Event) -> None:
+        """Change the table, or print a line above it."""
+        match event:
+            case events.Predicted(name, expectation):
+                self._clocks.expects(name, expectation)
+            case events.Waiting(name, why):
+                self._clocks.note_wait(name, why)
+            case events.Started(name):
+                self._clocks.start(name)
+            case events.PhaseEntered(name, phase):
+                self._clocks.phase(name, phase)
+            case events.Retrying(name, why):
+                self._console.print(f"[yellow]↻[/yellow] {_plain(name)}: once more: {_plain(why)}", highlight=False)
+            case events.Finished(name, state):
+                seconds = self._clocks.stop(name)
+                # The words of a build have the compiler's own time, without the start of its process.
+                took = "" if seconds is None or state == "built" else f" [dim]{seconds:.1f} s[/dim]"
+                self._print(state, name, event.outcome, took)
+            case events.VerdictReached(name, verdict):
+                self._print(verdict, f"verdict on {name}", event.outcome)
+            case events.VersionSettled(name, words):
+                self._print("done", name, words)
+
+    def _print(self, state: str, name: str, words: str, took: str = "") -> None:
+        mark = _MARKS.get(state, "[green]✓[/green]")
+        self._console.print(f"{mark} {_plain(name)}: {_plain(words)}{took}", highlight=False)
+
+    def _draw(self) -> "RenderableType":
+        from rich.spinner import Spinner
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 1))
+        for clock in self._clocks.list_running():
+            table.add_row(Spinner("dots"), _plain(clock.name), f"[dim]{_plain(clock.text)}[/dim]")
+        for names, why in self._clocks.waits():
+            told = f"{join_first(names)}: waiting: {why}"
+            table.add_row("…", f"[dim]{_plain(told)}[/dim]", "")
+        return table
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(visible(text))
+
+
+# Which display a command shows, several listeners as one, and several models on one display.
 
 
 def together(display: Progress, *others: Progress) -> Progress:

@@ -1,35 +1,128 @@
-"""Where int8 goes in a graph: the nodes that can take it, what else gets Q/DQ beside them, and the tensors to measure.
+"""Where int8 goes in a graph."""
 
-Conv, ConvTranspose, Gemm and MatMul with a constant weight (`Site`) carry nearly all of the arithmetic of a
-convolutional net or a transformer. A product of two activations (attention scores) stays in float: its inputs follow a
-softmax or feed one, where a uniform step of 1/127 of the range costs most.
-
-Q/DQ pairs elsewhere keep a backend's fusions whole. TensorRT runs convolution, bias, residual Add and Relu as one int8
-kernel when the other operand of the Add is quantized too (its developer guide: "quantize the residual input in
-skip-connections"). onnxruntime's x86 path stays in integers from one convolution to the next when what lies between
-them (Add, pooling, Concat) has Q/DQ on both sides: each detour through float costs two conversions and two changes of
-memory layout.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from builders.onnx_graphs.bodies import list_bodies
-from builders.onnx_graphs.weights import to_array
-from enginesmith.core.reports.quantization import FloatNode
-from pipeline.quantization.computed_weights import fold_computed_weights
-from pipeline.quantization.graph import (
-    attribute_of,
-    constants,
-    consumers,
-    element_types,
-    tidy,
-    tidy_from,
-)
+from builders.onnx_graphs.bodies import list_bodies, list_reads, walk_nodes
+from builders.onnx_graphs.weights import find_external, from_array, to_array
+from builders.reference import open_interpreter
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.reports.breakdown import FloatNode
+from enginesmith.core.state import State
+from enginesmith.core.types import QuantizedState
+from pipeline.quantization.graph import attribute_of, constants, consumers, element_types, tidy, tidy_from, unused_name
+from pipeline.quantization.ranges import Ranges
+
+# Weights that nodes compute of constants alone: made float32 constants where a node that is to be quantized reads one.
+#
+# Quantizers that write no Q/DQ nodes store a weight as int8 and put Cast, Sub and Mul behind it; a weight that is
+# normalised has its norm, a Div and a Mul there; converters write Transpose, Reshape, Split or ConstantOfShape. To a
+# search for weights all these are no constants, and such a node would stay in float. An embedding's weight stays as it
+# is: it is not quantized, and would be four times larger.
+
+
+# Nodes that draw their results, and those that say how a weight came quantized.
+_STAYING = ("Bernoulli", "DequantizeLinear", "Multinomial", "QuantizeLinear", "Random")
+
+
+def fold_computed_weights(model: ModelProto, readers: Collection[str]) -> int:
+    """Put float32 constants in the place of the computed weights and biases of nodes of the types `readers`, and of
+    other names for constants, in place. model: tidy.
+
+    Gives how many. The nodes that computed them are removed where nothing else reads them.
+    """
+    graph = model.graph
+    given, made, outside = constants(graph), _find_computing(graph), find_external(graph)
+    outputs = {value.name for value in graph.output}
+    names = {node.name for node in made.values()}
+    taken = {name for node in graph.node for name in node.output} | given.keys()
+    folded = 0
+    for name in dict.fromkeys(_list_wanted(graph, made, readers)):
+        values = None if name in outputs else _compute(model, name, given, made)
+        if values is None or values.dtype != np.float32:
+            continue
+        taken.add(fresh := unused_name(name, taken))
+        results = made.pop(name).output
+        results[[*results].index(name)] = fresh
+        given[name] = from_array(values, name, outside)
+        graph.initializer.append(given[name])
+        folded += 1
+    if folded:
+        _remove_unread(graph, names)
+    return folded
+
+
+def _find_computing(graph: GraphProto) -> dict[str, NodeProto]:
+    """The nodes that depend on constants alone, by their results."""
+    known, found = {*constants(graph)}, dict[str, NodeProto]()
+    for node in graph.node:
+        stays = node.op_type.startswith(_STAYING) or node.domain not in ("", "ai.onnx") or list_bodies(node)
+        if not stays and known.issuperset(filter(None, node.input)):
+            known.update(node.output)
+            found |= dict.fromkeys(filter(None, node.output), node)
+    return found
+
+
+def _list_wanted(graph: GraphProto, made: Mapping[str, NodeProto], readers: Collection[str]) -> Iterator[str]:
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            if name in made and (made[name].op_type == "Identity" or (node.op_type in readers and index > 0)):
+                yield name
+
+
+def _compute(
+    model: ModelProto, name: str, given: Mapping[str, TensorProto], made: Mapping[str, NodeProto]
+) -> Array | None:
+    """The values of a tensor that nodes make out of constants; None where they do not run."""
+    read, unread, needed = set[str](), {name}, set[str]()
+    while unread:
+        read.add(found := unread.pop())
+        if found in made:
+            needed.add(made[found].name)
+            unread |= {*filter(None, made[found].input)} - read
+    nodes = [node for node in model.graph.node if node.name in needed]
+    held = {item: given[item] for item in sorted(read & given.keys())}
+    inputs = [helper.make_tensor_value_info(item, tensor.data_type, tensor.dims) for item, tensor in held.items()]
+    graph = helper.make_graph(nodes, "weight", inputs, [ValueInfoProto(name=name)])
+    part = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    try:
+        session = open_interpreter(part.SerializeToString(), f"weight {name!r}", threads=1)
+        return np.asarray(session.run([name], {item: to_array(tensor) for item, tensor in held.items()})[0])
+    except Exception:  # the interpreter's errors share no base class; what it cannot compute stays in float
+        return None
+
+
+def _remove_unread(graph: GraphProto, names: Collection[str]) -> None:
+    """Remove, in place, those of the nodes called `names` that nothing reads any more."""
+    left = list[NodeProto]()
+    read = {value.name for value in graph.output}
+    for node in reversed(graph.node):
+        if node.name not in names or read.intersection(node.output):
+            left.append(node)
+            read.update(list_reads(node))
+    kept = left[::-1]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+# Where int8 goes in a graph: the nodes that can take it, what else gets Q/DQ beside them, and the tensors to measure.
+#
+# Conv, ConvTranspose, Gemm and MatMul with a constant weight (`Site`) carry nearly all of the arithmetic of a
+# convolutional net or a transformer. A product of two activations (attention scores) stays in float: its inputs follow
+# a softmax or feed one, where a uniform step of 1/127 of the range costs most.
+#
+# Q/DQ pairs elsewhere keep a backend's fusions whole. TensorRT runs convolution, bias, residual Add and Relu as one
+# int8 kernel when the other operand of the Add is quantized too (its developer guide: "quantize the residual input in
+# skip-connections"). onnxruntime's x86 path stays in integers from one convolution to the next when what lies between
+# them (Add, pooling, Concat) has Q/DQ on both sides: each detour through float costs two conversions and two changes of
+# memory layout.
+
 
 OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # They multiply with weights too, and have no Q/DQ form.
@@ -237,3 +330,46 @@ def activations(model: ModelProto) -> tuple[str, ...]:
     names = [value.name for value in prepared.graph.input]
     names += [name for node in prepared.graph.node for name in node.output]
     return tuple(sorted(name for name in names if types.get(name) == TensorProto.FLOAT and name not in given))
+
+
+# Which nodes of a model compute in int8 because its author quantized it, without Q/DQ nodes that a compiler reads.
+#
+# Such nodes stay what they are in every graph variant: an 'fp32' engine of such a model computes in int8 there.
+
+
+# ONNX's own operators, and ONNX Runtime's.
+INTEGER_OPS = frozenset(
+    {
+        *("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"),
+        *("DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention", "QGemm"),
+    }
+)
+
+
+def count_integer_nodes(model: ModelProto) -> tuple[tuple[str, int], ...]:
+    """(operator, how many) of the nodes that multiply in int8 in a model, inner graphs included, by operator."""
+    return tuple(
+        sorted(Counter(node.op_type for node in walk_nodes(model.graph) if node.op_type in INTEGER_OPS).items())
+    )
+
+
+# Scales of the states that engines take and give as int8.
+
+
+_LEVELS = 127
+
+
+def scale_states(states: Sequence[State], ranges: Ranges | None) -> tuple[QuantizedState, ...]:
+    """The states with scales, by the largest magnitude that calibration saw going in or out. Raises DataError for a
+    state that was not measured, or was zero throughout."""
+    return tuple(QuantizedState(state.input, state.output, _scale(state, ranges)) for state in states)
+
+
+def _scale(state: State, ranges: Ranges | None) -> float:
+    seen = [ranges.reach(name) or 0.0 for name in (state.input, state.output)] if ranges else [0.0]
+    if not 0.0 < max(seen) < np.inf:
+        raise DataError(
+            f"state.{state.input}.dtype: calibration samples do not show how large {state.input!r} becomes; give "
+            "sequences of several steps, or remove dtype"
+        )
+    return float(np.float32(max(seen) / _LEVELS))

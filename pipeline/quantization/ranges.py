@@ -1,13 +1,121 @@
-"""Calibrated ranges: the JSON file between calibration and Q/DQ insertion."""
+"""Calibrated ranges, and notes on what quantization changed."""
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from enginesmith.core.codec import decode
-from enginesmith.core.digest import digest_of
-from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.errors import DataError, IntegrityError, digest_of
+from enginesmith.core.reports.breakdown import FloatNode
+from enginesmith.core.text import join_first, pluralize
+
+# Notes on what quantizing and casting did to a graph: what changed, what was left alone and why.
+
+
+_LEFT = "left in"
+# With less of the multiplications with weights in a narrow format, an engine is refused: at twice the speed of float
+# they would save 5 % of its time, and it would be another precision's engine under a wrong name.
+LEAST_SHARE = 0.1
+
+
+def describe_share(share: float, precision: str) -> str:
+    """'98.8 % of the multiplications with weights are in int8'."""
+    return f"{100 * share:.1f} % of the multiplications with weights are in {precision}"
+
+
+def refuse_share(share: float | None, precision: str, why: str = "") -> str | None:
+    """Why a graph of this share is none of its precision; None where it is. why: what is left in float, and why."""
+    if share is None or share >= LEAST_SHARE:
+        return None
+    rest = f"; {why}" if why else ""
+    return f"{describe_share(share, precision)}, and less than {LEAST_SHARE:.0%} saves next to nothing{rest}"
+
+
+def _explain_idle(lines: Sequence[str]) -> str:
+    """The head of a graph's notes, with the two reasons that most nodes have not to be in its precision, each once."""
+    by_reason = defaultdict[str, list[str]](list)
+    for line in lines[1:]:
+        if line.startswith(_LEFT):
+            by_reason[line.partition("): ")[2]].append(line)
+    reasons = [found[0] for found in sorted(by_reason.values(), key=len, reverse=True)]
+    return "; ".join([lines[0], *reasons[:2], *(["..."] if reasons[2:] else [])])
+
+
+def _count_computing(count: int) -> str:
+    return pluralize(count, "node computes in", "nodes compute in")
+
+
+@dataclass(frozen=True)
+class CastNotes:
+    """Result of casting a graph.
+
+    cast: number of nodes that now compute in `precision`.  underflowed: constant -> (values that became zero, values).
+    floored_scales: Q/DQ scales raised to the smallest normal number, because a smaller one becomes zero on the way.
+    """
+
+    precision: str
+    cast: int
+    kept: tuple[FloatNode, ...] = ()
+    underflowed: tuple[tuple[str, int, int], ...] = ()
+    floored_scales: tuple[str, ...] = ()
+
+    @property
+    def idle(self) -> str | None:
+        """Why no node computes in the precision; None where one does."""
+        return None if self.cast else _explain_idle(self.lines())
+
+    def lines(self) -> tuple[str, ...]:
+        """The notes as sentences."""
+        head = f"{_count_computing(self.cast)} {self.precision}, {pluralize(len(self.kept), 'stays', 'stay')} in fp32"
+        zeros = [f"{name}: {n} of {size} values underflow to 0" for name, n, size in self.underflowed]
+        if self.floored_scales:
+            shown = join_first(self.floored_scales, 3)
+            zeros.append(f"{len(self.floored_scales)} Q/DQ scales were raised to the smallest normal number: {shown}")
+        return (head, *_kept_lines(self.kept, "fp32"), *zeros)
+
+
+@dataclass(frozen=True)
+class QuantizationNotes:
+    """Result of inserting Q/DQ.
+
+    quantized: names of the nodes that now compute in `precision`.  kept: candidates left in float.
+    passed_through: the model already carried Q/DQ and was not touched.  cast: what the cast of the rest to fp16 did.
+    precision: what the quantized nodes compute in (its weights, of those that only store them so).
+    """
+
+    quantized: tuple[str, ...] = ()
+    kept: tuple[FloatNode, ...] = ()
+    passed_through: bool = False
+    cast: CastNotes | None = None
+    precision: str = "int8"
+
+    @property
+    def idle(self) -> str | None:
+        """Why no node computes in the precision; None where one does, and where the model came quantized."""
+        return None if self.quantized or self.passed_through else self.explain()
+
+    def explain(self) -> str:
+        """How many nodes compute in the precision, and the two reasons that most of the others have not to."""
+        return _explain_idle(self.lines())
+
+    def lines(self) -> tuple[str, ...]:
+        """The notes as sentences."""
+        if self.passed_through:
+            return ("the model already carries quantized nodes and passed through untouched",)
+        left = pluralize(len(self.kept), "candidate stays", "candidates stay")
+        head = f"{_count_computing(len(self.quantized))} {self.precision}, {left} in float"
+        rest = self.cast.lines() if self.cast else ()
+        return (head, *_kept_lines(self.kept, "float"), *rest)
+
+
+def _kept_lines(kept: Sequence[FloatNode], where: str) -> list[str]:
+    return [f"{_LEFT} {where}: {item}" for item in kept]
+
+
+# Calibrated ranges: the JSON file between calibration and Q/DQ insertion.
+
 
 FORMAT = 2
 

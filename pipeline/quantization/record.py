@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
 from builders.onnx_graphs.weights import to_array
-from enginesmith.core.reports.quantization import (
+from enginesmith.core.reports.breakdown import (
     QuantizationRecord,
     QuantizedTensor,
     RecordedSearch,
@@ -21,8 +21,7 @@ from enginesmith.core.reports.quantization import (
 )
 from pipeline.quantization.graph import attribute_of, constants, consumers
 from pipeline.quantization.insertion_points import prepare_model
-from pipeline.quantization.notes import QuantizationNotes
-from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.ranges import QuantizationNotes, Ranges
 from pipeline.quantization.schemes.insertion import GRIDS
 from pipeline.quantization.statistics.histogram import NAMES, Levels, decibels, rebin
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics

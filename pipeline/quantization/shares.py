@@ -16,9 +16,9 @@ from builders.onnx_graphs.bodies import list_bodies, list_captured
 from builders.onnx_graphs.weights import to_array
 from enginesmith.core.types import Shape
 from pipeline.quantization.graph import attribute_of, constants, infer_at, shapes_of
-from pipeline.quantization.own_integers import INTEGER_OPS
+from pipeline.quantization.insertion_points import INTEGER_OPS
 from pipeline.values import ModelShapes
-from validation.latency.measurement.buckets import tuned_for
+from validation.latency.measurement.loop import tuned_for
 from validation.latency.roofline.costs import (
     CONVOLUTIONS,
     PRODUCTS,

@@ -1,24 +1,234 @@
-"""Measures a new engine beside a served one: answers, task metrics, and paired times at each bucket."""
+"""Measures a new engine beside a served one: answers, metrics, paired times."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
-from builders.execution.jobs import Job, Needs
-from enginesmith.core.errors import EnginesmithError
+from builders.execution.jobs import Job, Needs, WorkerContext
+from enginesmith.core.errors import EnginesmithError, InputError, SpecError
 from enginesmith.core.reports.latency import PairedBenchmark
-from enginesmith.core.types import BuildRequest
+from enginesmith.core.reports.proof import Check, name_task_checks
+from enginesmith.core.text import now
+from enginesmith.core.types import PRECISIONS, BuildRequest, Precision, Session
 from enginesmith.registry.manifest import EngineEntry, request_of
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.run_context import Work, stops_run
-from pipeline.compile.steps.keys import engine_limits, limits_of, metrics_of, model_shapes
-from pipeline.compile.steps.latency import BenchmarkPair
+from pipeline.compile.steps.blobs import golden_set, open_session
+from pipeline.compile.steps.keys import BenchmarkPair, engine_limits, limits_of, metrics_of, model_shapes
 from pipeline.operations.revalidate import spec_of
 from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
-from pipeline.regressions.answers import CompareAnswers, ComparedAnswers
-from pipeline.regressions.findings import BucketTimes, EnginePair, MetricPair
-from pipeline.regressions.served import ServedVersion, copy_engine
-from pipeline.regressions.thresholds import CheckOptions
+from pipeline.regressions.findings import (
+    AnswerDrift,
+    BucketTimes,
+    EnginePair,
+    Finding,
+    Key,
+    MetricPair,
+    RegressionCheck,
+    ServedVersion,
+    copy_engine,
+)
+from pipeline.spec.document import line_of, load_document
+from pipeline.spec.metrics import Metric
+from pipeline.spec.model import KIND, ModelSpec
 from pipeline.values import EngineBlob
+from validation.latency.machine import machine
+from validation.limits.budget import Budget, at_most, default_budget
+from validation.metrics.tasks.terms import VALUES, TaskMetric
+
+if TYPE_CHECKING:
+    from validation.golden.golden_set import GoldenSet
+
+
+# What a change may be worse by, and how long it is measured.
+
+
+# The greatest loss of a task metric that passes: of shares and errors, of values in dB, and of a perplexity as a share.
+LOSS, LOSS_DB, LOSS_PERPLEXITY = 0.005, 0.5, 0.01
+SLOWER = 0.03
+
+DriftRule = Literal["auto", "fail", "note"]
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """slower: the slowdown of the median that a new engine must be shown to exceed, as a share.
+
+    worse: by task metric the greatest loss that passes, '' for all others; defaults as in `allowed_loss`.
+    drift: whether other answers than the served ones are a regression; 'auto': where no task metric has a limit.
+    seconds: of timing for each pair and bucket.  buckets: 'few', 'all', or texts as 'batch=8,length=64'.
+    seed: of the order of runs.
+    """
+
+    slower: float = SLOWER
+    worse: Mapping[str, float] = field(default_factory=dict)
+    drift: DriftRule = "auto"
+    seconds: float = 2.0
+    buckets: Literal["few", "all"] | tuple[str, ...] = "few"
+    seed: int = 0
+
+    def allowed_loss(self, name: str, served: float) -> float:
+        """The greatest loss of a task metric that passes. name: 'accuracy', or 'accuracy of logits'."""
+        value = name.partition(" of ")[0]
+        for known in (name, value, ""):
+            if known in self.worse:
+                return self.worse[known]
+        if value.endswith("_db"):
+            return LOSS_DB
+        return LOSS_PERPLEXITY * abs(served) if value == "perplexity" else LOSS
+
+
+def check_losses(worse: Mapping[str, float], metrics: Sequence[Metric]) -> None:
+    """Raise InputError where a loss is stated for a task metric that the spec does not have."""
+    values = {(value, item.output) for item in metrics for value in VALUES[item.name]}
+    known = {name for value, output in values for name in (value, f"{value} of {output}")}
+    if unknown := sorted(name for name in worse if name and name not in known):
+        have = ", ".join(sorted({value for value, _ in values})) or "none"
+        raise InputError(f"--worse {unknown[0]}: the spec has no such task metric; it has {have}")
+
+
+def drift_budget(precisions: tuple[Precision, Precision], limits: Mapping[str, float]) -> Budget:
+    """How far the answers of two engines may be apart: the documented limits of the precision that rounds more, with
+    those that the spec sets for engines. Raises InputError as `Budget.override`."""
+    documented = [default_budget("engine", precision) for precision in sorted(precisions, key=PRECISIONS.index)]
+    return min(documented, key=lambda budget: budget.sqnr_db or 0.0).override(limits)
+
+
+# The job that runs a new engine and a served one on the same golden set: how far apart their answers are at the ends
+# of every bucket, and the task metrics of both.
+
+
+@dataclass(frozen=True)
+class ComparedAnswers:
+    """drift: the worst check of each case and output.  new, served: task metrics by name."""
+
+    drift: tuple[AnswerDrift, ...]
+    new: Mapping[str, float | None]
+    served: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class CompareAnswers:
+    """Run two engines on the golden set of this digest, which has a case at the ends of every bucket.
+
+    limits: the spec's, of engines of this precision.  metrics: the spec's task metrics.
+    """
+
+    new: EngineBlob
+    served: EngineBlob
+    golden: str
+    limits: Mapping[str, float]
+    metrics: tuple[TaskMetric, ...]
+
+    def run(self, context: WorkerContext) -> ComparedAnswers:
+        """Their drift and metrics. Raises EnginesmithError where one cannot be opened, or the served one not be run."""
+        from validation.comparison.sessions import drift_checks
+
+        place = open_store(context.store)
+        golden = golden_set(place, self.golden, context.workdir)
+        budget = drift_budget((self.new.request.precision, self.served.request.precision), self.limits)
+        folders = [context.workdir / name for name in ("new", "served")]
+        for folder in folders:
+            folder.mkdir()
+        with (
+            open_session(place, self.served, folders[1]) as served,
+            open_session(place, self.new, folders[0]) as new,
+        ):
+            checks = drift_checks("engine", served, new, golden, budget)
+            values = [_measure(session, golden, self.metrics) for session in (new, served)]
+        return ComparedAnswers(tuple(worst_of(checks)), *values)
+
+
+def _measure(session: Session, golden: "GoldenSet", metrics: Sequence[TaskMetric]) -> dict[str, float | None]:
+    """The task metrics of an engine by name; None where one cannot be measured."""
+    from validation.comparison.tasks import task_checks
+
+    try:
+        found = name_task_checks(task_checks(session, golden, metrics))
+    except EnginesmithError:
+        return {}
+    return {name: check.value for name, check in found.items()}
+
+
+def worst_of(checks: Sequence[Check]) -> list[AnswerDrift]:
+    """Of each case and output the check that is furthest beyond its limit, or the nearest to it."""
+    worst: dict[tuple[str, str], Check] = {}
+    for check in checks:
+        key = check.case, check.output
+        if key not in worst or _excess(check) > _excess(worst[key]):
+            worst[key] = check
+    return [
+        AnswerDrift(check.case, check.output, check.name, check.value, check.limit, check.passed)
+        for check in worst.values()
+    ]
+
+
+def _excess(check: Check) -> tuple[bool, float]:
+    """How far a check is beyond its limit, as a share of that; a failed one always outweighs one that passed."""
+    if check.value is None or not check.limit:
+        return not check.passed, -1.0 if check.passed else 1.0
+    beyond = check.value / check.limit if at_most(check.name) else 2.0 - check.value / check.limit
+    return not check.passed, beyond
+
+
+# The lines of a spec that findings are about, and findings from the mistakes of a spec, which say their lines: also
+# of a check that an error ended.
+
+
+_LINE = re.compile(r"^(?P<path>.*?):(?P<line>\d+): (?P<text>.*)$", re.DOTALL)
+
+
+def find_lines(spec: ModelSpec, findings: Sequence[Finding]) -> dict[Finding, int]:
+    """The line of each finding: of its precision or target, of the golden set for what is about answers."""
+    _, root = load_document(spec.path, KIND)
+    return {found: line_of(root, key_of(spec, found)) for found in findings}
+
+
+def key_of(spec: ModelSpec, found: Finding) -> Key:
+    """The key of a spec that a finding is about."""
+    if found.rule == "metric" and spec.golden:
+        return ("golden", "metric")
+    if found.rule == "interface":
+        return ("inputs",) if found.message.startswith("its inputs") else ("outputs",)
+    target, _, rest = found.unit.partition(" ")
+    precision = rest.partition(" ")[0]
+    if found.rule != "coverage" and precision in spec.precision_list():
+        given = list(spec.precisions) if isinstance(spec.precisions, tuple | list) else []
+        return ("precisions", given.index(precision)) if precision in given else ("precisions",)
+    named = list(spec.targets)
+    return ("targets", named.index(target)) if target in named else ("targets",)
+
+
+def findings_of(error: EnginesmithError) -> Iterator[Finding]:
+    """A finding for each mistake that ended a check, with its line where it says one."""
+    for entry in error.lines if isinstance(error, SpecError) else [str(error)]:
+        found = _LINE.match(entry)
+        if isinstance(error, SpecError) and found:
+            yield Finding("spec", "error", found["text"], line=int(found["line"]))
+        else:
+            yield Finding("spec", "error", entry)
+
+
+def ended_by(error: EnginesmithError, spec: str, options: CheckOptions) -> RegressionCheck:
+    """The check of a spec that could not be read, built or compared."""
+    return RegressionCheck(
+        model=spec,
+        spec=spec,
+        against=None,
+        channel=None,
+        machine=machine(),
+        created_at=now(),
+        slower=options.slower,
+        seconds=options.seconds,
+        statuses={},
+        pairs=(),
+        findings=tuple(findings_of(error)),
+    )
+
+
+# Measures a new engine beside a served one: answers, task metrics, and paired times at each bucket.
 
 
 @dataclass(frozen=True)
@@ -81,7 +291,7 @@ class PairMeasurement:
 
     def _sizes(self, remarks: list[str]) -> list[Mapping[str, int]]:
         """The sizes to time at: those asked for that the served engine takes, too."""
-        from validation.latency.measurement.buckets import parse_sizes, sizes_of_buckets
+        from validation.latency.measurement.loop import parse_sizes, sizes_of_buckets
 
         dims, asked = self.work.spec.named_dims(), self.options.buckets
         wanted = (

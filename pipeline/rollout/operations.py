@@ -1,32 +1,133 @@
-"""What a person does to a rollout: start, pause, resume, abort. Each is one write by compare-and-swap, or an error that
-says what the other writer did."""
+"""What a person does to a rollout and sees of it, and the limit of a wave."""
 
 import secrets
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from enginesmith.core.codec import encode
 from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
+from enginesmith.registry.evidence.canaries import canaries
 from enginesmith.registry.leases import hold_lease, secure_version
 from enginesmith.registry.manifest import Manifest
-from enginesmith.registry.rollouts.reports import clear_reports
+from enginesmith.registry.rollouts.reports import Heard, NodeReport, clear_reports, read_reports
 from enginesmith.registry.rollouts.state import (
     MOST_BY,
     MOST_WHY,
+    WHOLE,
     Decision,
+    EarlierRollout,
     Rollout,
     RolloutPlan,
+    Slice,
+    check_waves,
     format_time,
     open_wave,
+    parse_time,
 )
-from enginesmith.registry.rollouts.waves import check_waves
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions import channels, lookup, policies
-from enginesmith.registry.versions.losses import list_losses
-from enginesmith.registry.versions.rolling import begin_rollout, change_rollout, clear_marks
-from enginesmith.registry.versions.state import Channel, read_channel
-from pipeline.rollout.advance import passes_of
-from pipeline.rollout.limits import count_nodes, with_limits
+from enginesmith.registry.versions.lookup import begin_rollout, change_rollout, clear_marks
+from enginesmith.registry.versions.policies import list_losses
+from enginesmith.registry.versions.state import Channel, read_channel, read_history
+from pipeline.rollout.advance import GateResult, judge_gates, passes_of
+from validation.statistics.rates import lower
+
+# Makes the share of a wave a limit: by how many nodes there are at least, the share of places that keeps within it.
+#
+# Nodes fall into a wave by a hash (`rollouts.waves`), so that a share p of places reaches a binomial number of n nodes:
+# 1 % of 10,000 are 100 on average, and 118 in one rollout of thirty. `limit_share` gives the greatest p with which more
+# than the wave's share are reached with probability `LEVEL` at most. P(Binomial(n, p) > k) <= level just where p is not
+# over the lower bound of Clopper & Pearson for k + 1 of n (Biometrika 26, 1934; `validation.statistics.rates`).
+#
+# It holds for more nodes than n as well, known or not: the more there are, the nearer a wave is to p, which is below
+# its share. So the least number of nodes is enough, and the reports of the rollout before give one.
+
+
+# Probability that a wave reaches more than its share.
+LEVEL = 1e-6
+# A wave with fewer nodes on average may well reach nobody, of whom no gate would hear: one in 150 with this.
+LEAST_MEAN = 5.0
+
+
+def limit_waves(waves: Sequence[Slice], nodes: int) -> tuple[int, ...]:
+    """Of each wave the share of places, in parts per million, that reaches at most its share of `nodes` nodes or more.
+
+    A wave of a region or label keeps its own, as how many nodes those have is not known. Raises InputError where a
+    wave has too few nodes to be limited by a hash.
+    """
+    return tuple(_limit_wave(wave, nodes) for wave in waves)
+
+
+def _limit_wave(wave: Slice, nodes: int) -> int:
+    if wave.region or wave.label or wave.share_ppm == WHOLE:
+        return wave.share_ppm
+    share = limit_share(wave.share_ppm, nodes)
+    if share * nodes < LEAST_MEAN * WHOLE:
+        raise InputError(
+            f"wave {wave} of {nodes} nodes: at most {wave.share_ppm * nodes // WHOLE} by a hash are "
+            f"{share * nodes / WHOLE:.2g} on average, and often nobody; give a larger share, name the first nodes by a "
+            "label (label=NAME), or leave --nodes out: the share is one on average then"
+        )
+    return share
+
+
+def limit_share(share_ppm: int, nodes: int) -> int:
+    """The greatest share of places, in parts per million, of which no more than `share_ppm` of `nodes` nodes or more
+    are reached, but with probability `LEVEL`."""
+    most = share_ppm * nodes // WHOLE
+    largest = ((most + 1) * WHOLE - 1) // share_ppm  # number of nodes of which no more than `most` are the share
+    return int(lower(most + 1, largest, LEVEL) * WHOLE)
+
+
+def count_nodes(store: Store, before: Rollout | None) -> int:
+    """How many nodes there are at least, by the reports of the rollout before; 0 where they do not say.
+
+    Nodes that had gone silent by the last report are not counted. The others are a sample: of the places that were
+    reached, and of the nodes that report. The count is a lower bound, wrong with probability `LEVEL`.
+    """
+    if before is None:
+        return 0
+    reach = max((item.share_ppm for item in before.reach if not (item.region or item.label)), default=0)
+    if not reach:
+        return 0
+    alive = _count_alive(read_reports(store, before).reports)
+    return _least_total(alive, reach / WHOLE * before.reporters_ppm / WHOLE)
+
+
+def _count_alive(reports: Sequence[NodeReport]) -> int:
+    last = max((parse_time(report.at) for report in reports), default=None)
+    return sum(not report.is_silent(last) for report in reports) if last else 0
+
+
+def _least_total(count: int, share: float) -> int:
+    """The greatest total of which a sample of this share has `count` or more with probability `LEVEL` at most."""
+    low, high = count, max(count, int(count / share))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if share <= lower(count, middle, LEVEL) else (low, middle - 1)
+    return low if count else 0
+
+
+def with_limits(rollout: Rollout, heard_of: int) -> Rollout:
+    """A rollout whose waves are limits: of the nodes that its plan says, else of those that were heard of, if those are
+    enough; else shares on average. Raises InputError for a plan whose waves cannot be limits."""
+    given, waves = rollout.plan.nodes, rollout.plan.waves
+    if given is None and not heard_of:
+        return rollout
+    try:
+        shares = limit_waves(waves, given or heard_of)
+    except InputError:
+        if given:
+            raise
+        return rollout
+    return replace(rollout, nodes=given or heard_of, shares_ppm=shares)
+
+
+# What a person does to a rollout: start, pause, resume, abort. Each is one write by compare-and-swap, or an error that
+# says what the other writer did.
 
 
 @dataclass(frozen=True)
@@ -220,3 +321,77 @@ def _unfinished(store: Store, model: str, channel: str) -> Rollout:
         last = found.history[-1]
         raise InputError(f"the last rollout of {found.where} is {found.state} since {last.at}: {last.why}")
     return found
+
+
+# A rollout for people and programs: its waves, what nodes report, what it waits for, what was decided.
+
+
+@dataclass(frozen=True)
+class RolloutStatus:
+    """A rollout and what a look at it sees now, by the store's clock. earlier: the channel's rollouts before it."""
+
+    rollout: Rollout
+    gates: tuple[GateResult, ...]
+    heard: Heard
+    earlier: tuple[EarlierRollout, ...]
+    now: datetime
+
+    def to_json(self) -> dict[str, object]:
+        """For programs."""
+        found = self.heard.reports
+        failing = [encode(report) for report in found if report.failure]
+        regions = Counter(report.region for report in found)
+        reports = {
+            "nodes": self.heard.nodes,
+            "read": len(found),
+            "well": len(found) - len(failing),
+            "failing": failing[:50],
+            "regions": dict(sorted(regions.items())),
+            "silent": sum(report.is_silent(self.now) for report in found),
+        }
+        gates = [encode(gate) for gate in self.gates]
+        earlier = encode(self.earlier)
+        return {**encode(self.rollout), "earlier": earlier, "gates": gates, "reports": reports}
+
+    def list_waves(self) -> list[list[str]]:
+        """A row for each wave: number, who, least time in seconds, state."""
+        rollout = self.rollout
+        rows = []
+        for index, (wave, soak_s) in enumerate(zip(rollout.plan.waves, rollout.plan.soaks_s, strict=True)):
+            if index < rollout.wave or rollout.state == "done":
+                state = "passed"
+            elif index > rollout.wave:
+                state = "" if not rollout.is_finished else "never"
+            else:
+                state = self._open_wave()
+            rows.append([str(index + 1), self._describe_wave(wave), f"{soak_s} s", state])
+        return rows
+
+    def _describe_wave(self, wave: Slice) -> str:
+        nodes = self.rollout.nodes
+        if not nodes or wave.share_ppm == WHOLE or wave.region or wave.label:
+            return str(wave)
+        return f"{wave}, at most {wave.share_ppm * nodes // WHOLE} of {nodes}"
+
+    def _open_wave(self) -> str:
+        rollout = self.rollout
+        if rollout.state != "running":
+            return rollout.state
+        if not rollout.is_open:
+            return f"opening: {', '.join(map(str, rollout.reach))}"
+        if rollout.soaking is None:
+            return "open, and no controller has looked since"
+        return f"open for {(self.now - parse_time(rollout.soaking)).total_seconds():.0f} s"
+
+
+def read_status(store: Store, channel: Channel, now: datetime) -> RolloutStatus | None:
+    """The status of a channel's rollout; None where it never had one. Raises IntegrityError for damaged documents."""
+    rollout = channel.rollout
+    if rollout is None:
+        return None
+    earlier = tuple(item for item in read_history(store, channel).rollouts if item.id != rollout.id)
+    if rollout.is_finished:
+        return RolloutStatus(rollout, (), Heard(), earlier, now)
+    heard, manifest = read_reports(store, rollout), lookup.load(store, rollout.model, rollout.version)
+    gates = judge_gates(rollout, heard, canaries(store, manifest), now)
+    return RolloutStatus(rollout, gates, heard, earlier, now)

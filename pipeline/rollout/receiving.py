@@ -13,10 +13,16 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from threading import Lock
 
-from enginesmith.core.address import HttpAddress, read_token, require_token
 from enginesmith.core.codec import parse_as
-from enginesmith.core.digest import digest_of_bytes
-from enginesmith.core.errors import EnginesmithError, IntegrityError, UnavailableError
+from enginesmith.core.errors import (
+    EnginesmithError,
+    HttpAddress,
+    IntegrityError,
+    UnavailableError,
+    digest_of_bytes,
+    read_token,
+    require_token,
+)
 from enginesmith.listening import HttpAnswer, HttpLimits, HttpRequest, HttpServer
 from enginesmith.registry.rollouts.reports import (
     LEAST_S,
@@ -30,11 +36,10 @@ from enginesmith.registry.rollouts.reports import (
     report_key,
     write_report,
 )
-from enginesmith.registry.rollouts.state import Rollout, format_time, parse_time
-from enginesmith.registry.rollouts.waves import ServingNode, is_reached, reports
+from enginesmith.registry.rollouts.state import Rollout, ServingNode, format_time, is_reached, parse_time, reports
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import serving_prefix
-from enginesmith.registry.versions.rolling import read_rollout
+from enginesmith.registry.versions.lookup import read_rollout
 
 LIMITS = HttpLimits(body_bytes=MAX_BYTES, connections=1024, threads=16)
 # Nodes whose reports a rollout has, at most: ten times of those that are asked.

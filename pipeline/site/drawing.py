@@ -1,20 +1,43 @@
-"""Draws the site's pages from templates, escaped and without inline scripts or styles, and its style sheet and script.
+"""Draws pages from templates, and what is kept between runs so that only changed models are read."""
 
-Texts come from specs, logs and people; names of models and versions are restricted and become paths. Every page has the
-content security policy that a server would send, so that it holds in a bucket and in a folder, too.
-"""
-
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from importlib import resources
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
 
+from enginesmith.core.errors import EnginesmithError, UnknownNameError
+from enginesmith.registry.evidence.canaries import canaries
 from enginesmith.registry.manifest import EngineEntry
-from pipeline.site.shown.series import line_of
-from validation.canary.judging.formatting import describe_interval, describe_value
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions.index import ListedVersion, list_versions
+from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS, Move
+from pipeline.site.comparison import Facts, ReadChannel, ReadVersion, facts_of, read_channels, read_version
+from pipeline.site.folder import ModelKeys
+from pipeline.site.machines import (
+    KnownMachines,
+    MachineRow,
+    ShownRollout,
+    ShownSeries,
+    line_of,
+    machine_rows,
+    read_all_series,
+    served_by,
+    show_rollout,
+)
+from validation.canary.judging.criteria import describe_interval, describe_value
 from validation.reporting.html import templates as report_templates
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+
+# Draws the site's pages from templates, escaped and without inline scripts or styles, and its style sheet and script.
+#
+# Texts come from specs, logs and people; names of models and versions are restricted and become paths. Every page has
+# the content security policy that a server would send, so that it holds in a bucket and in a folder, too.
+
 
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
@@ -82,3 +105,296 @@ def copy_report(page: bytes) -> bytes:
 
 def _own() -> "resources.abc.Traversable":
     return resources.files("pipeline.site") / "templates"
+
+
+# What is read of one model for its pages, each thing once and only when a page needs it.
+
+
+@dataclass(frozen=True)
+class ShownMove:
+    """A move of a channel. before: the version that it served until then, None for its first.  canaries: digests of
+    reports, each with whether its page is here."""
+
+    channel: str
+    move: Move
+    before: str | None
+    canaries: tuple[tuple[str, bool], ...]
+
+
+@dataclass
+class ModelSite:
+    """What is drawn of one model. Its versions are read when a page needs them, each once. salt: digest of what all
+    pages depend on."""
+
+    store: Store
+    keys: ModelKeys
+    known: KnownMachines
+    trust: Path | None
+    salt: str
+    _read: dict[str, ReadVersion] = field(default_factory=dict)
+    _facts: dict[str, Facts] = field(default_factory=dict)
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+        return self.keys.model
+
+    @property
+    def folder(self) -> str:
+        """The folder of its pages."""
+        return f"models/{self.model}"
+
+    @cached_property
+    def channels(self) -> tuple[ReadChannel, ...]:
+        """Its channels, as they are now."""
+        return read_channels(self.store, self.model, self.keys.channels)
+
+    @cached_property
+    def versions(self) -> tuple[str, ...]:
+        """The names of its versions, oldest first."""
+        return tuple(version for version, _ in self.keys.versions)
+
+    @cached_property
+    def listed(self) -> tuple[ListedVersion, ...]:
+        """Its versions with their engines by status, oldest first; those alone that have a page, since one may come or
+        go while the site is made."""
+        try:
+            found = list_versions(self.store, self.model)
+        except UnknownNameError:
+            return ()
+        return tuple(item for item in found if item.version in self.versions)
+
+    @cached_property
+    def rollouts(self) -> tuple[ShownRollout, ...]:
+        """The rollouts of its channels, also those that are finished."""
+        found = (show_rollout(item.channel, item.history) for item in self.channels if item.channel)
+        return tuple(item for item in found if item)
+
+    @cached_property
+    def series(self) -> tuple[ShownSeries, ...]:
+        """Its series of latencies."""
+        return read_all_series(self.store, self.model)
+
+    @cached_property
+    def usual(self) -> str:
+        """The version that a reference without channel means: that of stable, else candidate, else the newest."""
+        serving = {channel.name: channel.version for channel in self.channels}
+        found = (serving[name] for name in DEFAULT_CHANNELS if serving.get(name) in self.versions)
+        return next(found, None) or self.versions[-1]
+
+    def read(self, version: str) -> ReadVersion:
+        """A version, read once."""
+        if version not in self._read:
+            self._read[version] = read_version(self.store, self.model, version, self.trust)
+        return self._read[version]
+
+    def facts(self, version: str) -> Facts | None:
+        """What is compared of a version; None where its manifest cannot be read."""
+        document = self.read(version).document
+        if version not in self._facts and document:
+            self._facts[version] = facts_of(document)
+        return self._facts.get(version)
+
+    def channels_at(self, version: str) -> tuple[str, ...]:
+        """The channels that point to a version."""
+        return tuple(channel.name for channel in self.channels if channel.version == version)
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of an older and a newer version that have a page: each with the one before, and with each channel's."""
+        order = {version: index for index, version in enumerate(self.versions)}
+        found = dict.fromkeys(zip(self.versions, self.versions[1:], strict=False))
+        for served in (channel.version for channel in self.channels if channel.version in order):
+            for version in self.versions:
+                if version != served:
+                    older, newer = sorted((str(served), version), key=order.__getitem__)
+                    found[older, newer] = None
+        return tuple(found)
+
+    def compared_with(self, version: str) -> tuple[tuple[str, str], ...]:
+        """The other versions that a version is compared with, newest first, each with what it is: 'the one before',
+        'the next', its channels."""
+        order = {name: index for index, name in enumerate(self.versions)}
+        others = sorted({*sum((pair for pair in self.pairs if version in pair), ())} - {version}, key=order.__getitem__)
+        place = {-1: ("the one before",), 1: ("the next",)}
+        return tuple(
+            (other, ", ".join((*place.get(order[other] - order[version], ()), *self.channels_at(other))))
+            for other in reversed(others)
+        )
+
+    @cached_property
+    def machines(self) -> tuple[MachineRow, ...]:
+        """What machines get of the model by what must be served."""
+        served = served_by(self.store, self.known, self.model)
+        return tuple(row for item in served for row in machine_rows(item, self.known))
+
+    def moves(self) -> list[ShownMove]:
+        """The moves of all channels, newest first."""
+        found = []
+        for channel in self.channels:
+            before: str | None = None
+            for move in channel.history.moves:
+                shown = tuple((digest, digest in self.canary_reports) for digest in move.canary)
+                found.append(ShownMove(channel.name, move, before, shown))
+                before = move.version
+        return sorted(found, key=lambda item: item.move.at, reverse=True)
+
+    @cached_property
+    def canary_reports(self) -> set[str]:
+        """Digests of the reports of canaries that are stored: of verdicts, and of those that channels moved on."""
+        moved = {digest for item in self.channels for move in item.history.moves for digest in move.canary}
+        return {digest for digest in {*moved, *self.keys.canaries} if self.store.has(digest)}
+
+
+# What the pages over all models show of each model, kept between runs so that only changed models are read.
+
+
+# Verdicts of canaries that are kept of a model.
+MOST_OF_MODEL = 20
+
+
+class CanaryNote(TypedDict):
+    """A verdict. report: digest; '' where it is lost."""
+
+    version: str
+    target: str
+    unit: str
+    verdict: str
+    reason: str
+    against: str
+    at: str
+    report: str
+
+
+class GapNote(TypedDict):
+    """Machines and the engine that they get of a model, or would but for `why`. version: of the engine; '' where it has
+    no page.  anchor: of the engine there, or ''."""
+
+    machines: list[str]
+    nodes: int
+    state: str
+    engine: str
+    serves: bool
+    asked: str
+    version: str
+    anchor: str
+    why: str
+
+
+class RolloutNote(TypedDict):
+    """A rollout that nodes follow. before, version: what the channel serves, and what comes.  reach: the share of the
+    nodes that get it already, in words.  wave, waves: the open one, from 1, and how many there are.  at: when that was
+    opened.  by, why: of its start."""
+
+    channel: str
+    before: str
+    version: str
+    state: str
+    reach: str
+    wave: int
+    waves: int
+    at: str
+    by: str
+    why: str
+
+
+class ModelNote(TypedDict):
+    """What the pages over all models show of one, as it is kept between runs. key: digest of its keys.
+
+    version: that it serves by its usual channel, else its newest.  versions: all, oldest first.  statuses: number of
+    that version's engines by status.  at: when it was published.  problem: why it cannot be read.  graphs: the models
+    that it pins versions of, where it is an ensemble.
+    """
+
+    key: str
+    version: str
+    versions: list[str]
+    at: str
+    channels: dict[str, str]
+    statuses: dict[str, int]
+    targets: list[str]
+    graphs: list[str]
+    problem: str
+    canaries: list[CanaryNote]
+    machines: list[GapNote]
+    rollouts: list[RolloutNote]
+
+
+def note_of(site: ModelSite) -> ModelNote:
+    """What is noted of a model."""
+    usual = next((item for item in site.listed if item.version == site.usual), None)
+    try:
+        manifest = lookup.load(site.store, site.model, site.usual)
+        targets, graphs = [entry.target for entry in manifest.engines], [pin.model for pin in manifest.graphs]
+    except EnginesmithError:  # the version's own page says so
+        targets, graphs = [], []
+    return ModelNote(
+        key=site.keys.digest,
+        version=site.usual,
+        versions=list(site.versions),
+        at=(usual.created_at if usual else None) or "",
+        channels={channel.name: channel.version or "?" for channel in site.channels},
+        statuses=dict(usual.engines) if usual else {},
+        targets=list(dict.fromkeys(targets)),
+        graphs=graphs,
+        problem=(usual.damage if usual else None) or "",
+        canaries=_canaries(site),
+        machines=[
+            GapNote(
+                machines=list(row.names),
+                nodes=row.nodes,
+                state=row.state,
+                engine=row.engine.unit if row.engine else "",
+                serves=row.serves,
+                asked=row.asked,
+                version=row.version if row.version in site.versions else "",
+                anchor=engine_anchor(row.engine) if row.engine else "",
+                why=row.why,
+            )
+            for row in site.machines
+        ],
+        rollouts=_rollouts(site),
+    )
+
+
+def _rollouts(site: ModelSite) -> list[RolloutNote]:
+    return [
+        RolloutNote(
+            channel=item.channel,
+            before=rollout.base,
+            version=rollout.version,
+            state=item.state,
+            reach=item.reach,
+            wave=rollout.wave + 1,
+            waves=len(rollout.plan.waves),
+            at=rollout.opened,
+            by=rollout.history[0].by,
+            why=rollout.history[0].why,
+        )
+        for item, rollout in ((item, item.rollout) for item in site.rollouts if item.is_active)
+    ]
+
+
+def _canaries(site: ModelSite) -> list[CanaryNote]:
+    """The newest verdicts of a model, newest first."""
+    found: list[CanaryNote] = []
+    for version in site.versions if site.keys.canaries else ():
+        try:
+            manifest = lookup.load(site.store, site.model, version)
+            verdicts = canaries(site.store, manifest)
+        except EnginesmithError:  # the version's own page says so
+            continue
+        found += [
+            CanaryNote(
+                version=version,
+                target=item.target,
+                unit=item.unit,
+                verdict=item.verdict,
+                reason=item.reason,
+                against=item.against,
+                at=item.created_at,
+                report=item.report if item.report in site.canary_reports else "",
+            )
+            for item in verdicts
+        ]
+    return sorted(found, key=lambda item: item["at"], reverse=True)[:MOST_OF_MODEL]

@@ -22,9 +22,8 @@ from builders.onnx_graphs.weights import check_lengths, is_external, without_wei
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import PLUS, TensorSpec
 from pipeline.sources.constant_ifs import fold_constant_ifs
-from pipeline.sources.functions import inline_functions
 from pipeline.sources.onnx_model import OLDEST_IR_VERSION
-from pipeline.sources.walk import all_nodes, all_tensors
+from pipeline.sources.walk import all_nodes, all_tensors, inline_functions
 
 # The memory that checking may take beside a few copies of the model. The largest of our examples takes 0.1 GiB.
 _CHECKING_BYTES = 2 << 30

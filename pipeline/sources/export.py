@@ -15,34 +15,31 @@ import numpy as np
 import onnx
 
 from builders.execution.fork_server import fork_here
+from builders.onnx_graphs.bodies import list_weight_files
 from builders.onnx_graphs.outline import load_outline
-from builders.onnx_graphs.shard_names import list_weight_files
 from builders.onnx_graphs.weights import load_graph, without_weights
 from builders.reference import ReferenceSession, threads_for
 from enginesmith.arrays import Array
 from enginesmith.core.errors import ModelError
-from enginesmith.core.reports.free_running import FreeRunning
-from enginesmith.core.reports.proof import Check, Spread
+from enginesmith.core.reports.proof import Check, FreeRunning, Spread
 from enginesmith.core.state import step_inputs
 from enginesmith.core.types import Dim, Tensors, TensorSpec
+from enginesmith.user_code.entry_point import weights_beside
 from enginesmith.user_code.task import Answered, Asked, Captured, Task, TorchProgram
-from enginesmith.user_code.weights import weights_beside
-from pipeline.sources.arguments import fix_inputs
 from pipeline.sources.canonical import canonical
 from pipeline.sources.noise import measure_noise
-from pipeline.sources.onnx_header import wrong_outputs
+from pipeline.sources.onnx_header import fix_inputs, wrong_outputs
 from pipeline.sources.onnx_model import check_weights, load_onnx, save_onnx
-from pipeline.sources.request import ExportRequest
 from pipeline.sources.steps import StateModel, check_states
-from pipeline.sources.user_process import start_user_process
-from validation.comparison.free_running import free_running_checks, step_spreads
+from pipeline.sources.user_process import ExportRequest, start_user_process
 from validation.comparison.sessions import expected_checks
+from validation.comparison.tasks import free_running_checks, step_spreads
 from validation.data.joined import Steps
 from validation.data.samples import Samples
-from validation.golden.answers import RecordedSession
+from validation.golden.free_running import RecordedSession
 from validation.golden.golden_set import GoldenSequences, GoldenSet, freeze
 from validation.limits.budget import budgets
-from validation.metrics.along import Along
+from validation.metrics.tally import Along
 
 # Groups of random inputs where no golden data is given, and their seed.
 RANDOM_GROUPS, RANDOM_SEED = 8, 0

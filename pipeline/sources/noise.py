@@ -12,9 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
-from builders.execution.process import run_job
-from builders.execution.starting import Start, spawn
-from builders.onnx_graphs.shard_names import has_shards
+from builders.execution.process import Start, run_job, spawn
+from builders.onnx_graphs.bodies import has_shards
 from enginesmith.core.errors import StepError
 from enginesmith.core.types import Dim, Tensors, TensorSpec
 from validation.data.batches import leading_dim

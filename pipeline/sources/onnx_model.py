@@ -1,13 +1,8 @@
-"""ONNX models on disk: read with every check that a hostile file needs, written with equal bytes for equal models.
-
-External data, which are tensors' bytes in other files, must lie in the model's folder. Weights with NaN or infinities
-are refused by name, because otherwise the first sample that shows them is blamed. Of models whose weights take more
-than `MOST_EMBEDDED_BYTES` the large weights stay in their files, and are written as shards (`builders.onnx_graphs`):
-protobuf cannot hold 2 GB in one piece.
-"""
+"""ONNX models on disk with their external data: read with every check that a hostile file needs, written with equal
+bytes for equal models."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -17,21 +12,96 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from builders.onnx_graphs.bodies import list_reads
-from builders.onnx_graphs.outline import lacks_lists, load_without_lists, save_with_lists
-from builders.onnx_graphs.shards import save_graph
+from builders.onnx_graphs.outline import lacks_lists, load_without_lists, save_graph, save_with_lists
 from builders.onnx_graphs.weights import (
     LEAST_BYTES,
+    bytes_of,
+    embed,
     has_external,
+    is_external,
     may_lie_outside,
+    place_of,
     set_place,
     to_array,
+    wrong_length,
 )
 from enginesmith.arrays import Array, check_finite
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import TensorSpec
-from pipeline.sources.external_data import LARGEST_BYTES, check_places, embed_all, inside, list_external
-from pipeline.sources.request import MOST_EMBEDDED_BYTES
-from pipeline.sources.walk import all_graphs, all_nodes, has_sparse, texts
+from pipeline.sources.user_process import MOST_EMBEDDED_BYTES
+from pipeline.sources.walk import all_graphs, all_nodes, all_tensors, has_sparse, texts
+
+# External data of the ONNX files of users: tensors' bytes in other files, which must lie in the model's folder.
+
+
+# The greatest size that protobuf can hold, in bytes.
+LARGEST_BYTES = (1 << 31) - 1
+# An external tensor with its file, and offset and length in that, in bytes.
+External = tuple[onnx.TensorProto, Path, int, int]
+
+
+def inside(path: Path, folder: Path, what: str) -> Path:
+    """The path, if it is a file in `folder` with links followed; else ModelError. what: names the folder."""
+    try:
+        within, there = path.resolve().is_relative_to(folder.resolve()), path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL inside, links in a circle
+        raise ModelError(f"{str(path)[:300]!r} cannot be the path of a file ({error}); correct it") from error
+    if not within:
+        raise ModelError(f"{path} leads outside {what} {folder}; put the file itself inside")
+    if not there:
+        raise ModelError(f"{path} does not exist or is not a file; correct the path or restore the file")
+    return path
+
+
+def list_external(model: onnx.ModelProto, path: Path) -> list[External]:
+    """Each external tensor of the model in `path`, with file, offset and length in bytes; no file is read.
+
+    Raises ModelError for a file outside of the model's folder, and one that is too short.
+    """
+    found = []
+    for tensor in all_tensors(model):
+        if is_external(tensor):
+            name, offset, length = place_of(tensor)
+            file = path.parent / name
+            what = f"the folder of {path.name}, which its external data must stay in:"
+            size = inside(file, path.parent, what).stat().st_size
+            if offset + length > size:
+                raise ModelError(
+                    f"{path}: tensor {tensor.name[:80]!r} ends at byte {offset + length} of {file.name}, which has "
+                    f"{size}; the file is truncated or belongs to another model: copy both again"
+                )
+            found.append((tensor, file, offset, length))
+    return found
+
+
+def embed_all(tensors: Sequence[External], path: Path) -> None:
+    """Read the bytes of external tensors into them, in place. Raises ModelError over 2 GB."""
+    if sum(length for *_, length in tensors) > LARGEST_BYTES:
+        raise ModelError(f"{path}: graphs inside nodes have constants of over 2 GB; make initializers of them")
+    for tensor, file, offset, length in tensors:
+        set_place(tensor, str(file), offset, length)
+        embed(tensor)
+
+
+def check_places(external: Sequence[External], path: Path) -> None:
+    """Raise ModelError where tensors overlap, so that their shards would be larger than the files, or where a tensor's
+    bytes are not as many as its shape says."""
+    places = {(file.resolve(), offset, length) for _, file, offset, length in external}
+    held = sum(file.stat().st_size for file in {file for file, *_ in places})
+    if sum(length for *_, length in places) > held:
+        raise ModelError(f"{path}: tensors overlap in its external data files ({held} bytes); export it again")
+    for tensor, _, _, length in external:
+        if length != bytes_of(tensor):
+            raise ModelError(f"{path}: {wrong_length(tensor)}")
+
+
+# ONNX models on disk: read with every check that a hostile file needs, written with equal bytes for equal models.
+#
+# External data, which are tensors' bytes in other files, must lie in the model's folder. Weights with NaN or infinities
+# are refused by name, because otherwise the first sample that shows them is blamed. Of models whose weights take more
+# than `MOST_EMBEDDED_BYTES` the large weights stay in their files, and are written as shards (`builders.onnx_graphs`):
+# protobuf cannot hold 2 GB in one piece.
+
 
 # Of IR: the oldest whose initializers need not be inputs, and that all readers know.
 OLDEST_IR_VERSION = 8

@@ -7,18 +7,17 @@ from itertools import islice
 import numpy as np
 from onnx import ModelProto
 
-from builders.onnx_graphs.dependence import find_source
+from builders.onnx_graphs.structure import find_source
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError, ModelError
-from enginesmith.core.reports.free_running import SIDE_BY_SIDE
+from enginesmith.core.reports.proof import SIDE_BY_SIDE
 from enginesmith.core.state import State, step_inputs
 from enginesmith.core.types import Dim, Tensors, TensorSpec
 from enginesmith.streams import Streams
 from pipeline.sources.onnx_header import format_shape
 from pipeline.sources.onnx_model import specs_of
-from validation.data.joined import BEGINS, Steps
+from validation.data.joined import BEGINS, SequenceSamples, Steps, number_steps, roll_out, split, stack
 from validation.data.samples import Samples
-from validation.data.sequences import SequenceSamples, number_steps, roll_out, split, stack
 from validation.golden.free_running import Roller
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
 

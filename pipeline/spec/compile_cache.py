@@ -6,7 +6,7 @@ from pydantic import Field
 
 from enginesmith.compile_caches.recipe import CompileMode, CompileOptions
 from enginesmith.core.types import TensorSpec
-from pipeline.spec.value_types import SpecPart
+from pipeline.spec.source import SpecPart
 
 
 class CompileCache(SpecPart):

@@ -1,20 +1,195 @@
-"""Reads a YAML file that people write into a pydantic model that knows all of its keys.
-
-Every mistake becomes one line that says where it is, which key and value it is about, and what to do. The YAML is
-first composed into nodes, which know their lines and are not yet expanded: an alias that would expand to millions of
-values, or that contains itself, is refused at that stage.
-"""
+"""Reads a YAML file into a pydantic model, and each mistake with its line."""
 
 import re
+import typing
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 from enginesmith.core.errors import SpecError
-from pipeline.spec.mistakes import Kind, M, mistake_lines
+from enginesmith.core.text import suggest
+from pipeline.spec.source import Loc, Mistakes, format_value
+
+# What pydantic finds wrong with a document: for each mistake a line with place, key, value and remedy.
+
+
+# What a value must be, by pydantic's type of the mistake.
+_KINDS = {
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping of keys to values"),
+    "string_type": "text",
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    "finite_number": "a finite number",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+}
+
+
+# What a value of the right kind must be, filled in from the mistake's context.
+_BOUNDS = {
+    "greater_than": "must be above {gt:.15g}",
+    "greater_than_equal": "must be {ge:.15g} or more",
+    "less_than": "must be below {lt:.15g}",
+    "less_than_equal": "must be {le:.15g} or less",
+    "too_short": "has {actual_length} items; it needs {min_length} or more",
+    "too_long": "has {actual_length} items; it takes {max_length} at most",
+    "string_too_short": "must have {min_length} characters or more",
+    "string_pattern_mismatch": "must look like {pattern}",
+}
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Kind(Generic[M]):
+    """A kind of file. model: what its content is read into.  name, keys, help: for messages: what it is called
+    ('a spec'), some of its keys, and where an example is."""
+
+    model: type[M]
+    name: str
+    keys: str
+    help: str
+
+
+@dataclass(frozen=True)
+class _Mistake:
+    """One of pydantic's errors. ctx: what its message speaks of."""
+
+    type: str
+    loc: Loc
+    msg: str
+    input: object
+    ctx: Mapping[str, object] = field(default_factory=dict)
+    url: str = ""
+
+
+def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kind[M]) -> list[str]:
+    """What pydantic found wrong, in the words of the file: one line for each mistake, each once."""
+    found = [_Mistake(**item) for item in error.errors(include_url=False)]
+    inside = {item.loc[:depth] for item in found for depth in range(len(item.loc))}
+    kinds: dict[Loc, list[str]] = {}
+    out: dict[tuple[Loc, str], str] = {}
+    for item in found:
+        if item.type == "too_short" and item.loc in inside:
+            continue  # it only counts the items that are wrong
+        loc, cause = _without_union_tags(root, item.loc), item.ctx.get("error")
+        sentences: Iterable[tuple[Loc, str, str]]
+        if item.type in _KINDS:  # each member of a union says what it takes
+            kinds.setdefault(loc, []).append(_KINDS[item.type])
+            sentences = [(loc, "", f"{format_value(item.input)}: must be {_either(kinds[loc])}")]
+        elif isinstance(cause, Mistakes):
+            sentences = (((*loc, *below), sentence, sentence) for below, sentence in cause.found)
+        else:
+            sentences = ((loc, sentence, sentence) for sentence in _explain(item, loc, kind).splitlines())
+        key = ".".join(map(str, loc))
+        for place, once, sentence in sentences:
+            out[place, once] = f"{path}:{line_of(root, place)}: " + (f"{key}: {sentence}" if key else sentence)
+    return list(dict.fromkeys(out.values()))
+
+
+def _either(kinds: Sequence[str]) -> str:
+    """'text, a number, or true or false'."""
+    each = [kind for kind in dict.fromkeys(kinds) if not (kind == "a whole number" and "a number" in kinds)]
+    return each[0] if len(each) == 1 else ", ".join(each[:-1]) + (", or " if len(each) > 2 else " or ") + each[-1]
+
+
+def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
+    """A mistake's path without the union members that pydantic tried ('int', 'constrained-int', 'function-after[...]').
+
+    A part that looks like one is kept where the file has a key of that name.
+    """
+    tags = ("int", "str", "float", "bool", "constrained-int", "constrained-str")
+    node: yaml.Node | None = root
+    out: list[int | str] = []
+    for part in loc:
+        found = _child(node, part) if node else None
+        if found is None and isinstance(part, str) and (part in tags or "[" in part):
+            continue
+        node = found[1] if found else None
+        out.append(part)
+    return tuple(out)
+
+
+def _explain(item: _Mistake, loc: Loc, kind: Kind[M]) -> str:
+    mistake, context, value = item.type, item.ctx, item.input
+    if mistake == "extra_forbidden":
+        return f"unknown key; {suggest(str(loc[-1]), _known_keys(kind.model, item.loc[:-1]))}"
+    if mistake == "missing":
+        return f"is missing; add it ({kind.help})"
+    if mistake == "literal_error":
+        known = [word.strip("'") for word in str(context.get("expected")).replace(" or ", ", ").split(", ")]
+        return f"{format_value(value)} is not known; {suggest(str(value), known)}"
+    if mistake == "value_error":
+        message = str(context.get("error"))
+        said = isinstance(value, (Mapping, BaseModel)) or format_value(value) in message
+        return message if said else f"{format_value(value)}: {message}"
+    if mistake in _BOUNDS:
+        return f"{format_value(value)}: {_BOUNDS[mistake].format(**context)}"
+    return f"{format_value(value)}: {item.msg[0].lower()}{item.msg[1:]}"
+
+
+def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
+    """The keys allowed at a place in the file, found by walking the types."""
+    here: object = model
+    for part in loc:
+        if tagged := _tagged(here, part):
+            here = tagged
+            continue
+        if isinstance(here, type) and issubclass(here, BaseModel):
+            if isinstance(part, int):
+                continue  # the items of a list were stepped into with its field
+            known = here.model_fields.get(str(part))
+            here = known.annotation if known else typing.get_args(here.__annotations__["__pydantic_extra__"])[-1]
+        else:
+            here = typing.get_args(here)[0 if isinstance(part, int) else -1]
+        members = [item for item in typing.get_args(here) if isinstance(item, type) and issubclass(item, BaseModel)]
+        if members and typing.get_origin(here) is not dict:
+            here = members[0]  # of `Part | None`
+    return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []
+
+
+def _tagged(here: object, tag: int | str) -> object:
+    """The member of a union, however deep, that pydantic tried by its tag; None where there is none."""
+    for part in typing.get_args(here):
+        if any(isinstance(item, Tag) and item.tag == tag for item in getattr(part, "__metadata__", ())):
+            return part.__origin__
+        if found := _tagged(part, tag):
+            return found
+    return None
+
+
+def line_of(root: yaml.Node, loc: Loc) -> int:
+    """The line of the deepest part of `loc` that the file really has, counted from 1."""
+    node, line = root, root.start_mark.line
+    for part in loc:
+        found = _child(node, part)
+        if found is None:
+            break
+        key, node = found
+        line = key.start_mark.line
+    return int(line) + 1
+
+
+def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | None:
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return node.value[part], node.value[part]
+    if isinstance(node, yaml.MappingNode):
+        return next(((key, value) for key, value in node.value if key.value == str(part)), None)
+    return None
+
+
+# Reads a YAML file that people write into a pydantic model that knows all of its keys.
+#
+# Every mistake becomes one line that says where it is, which key and value it is about, and what to do. The YAML is
+# first composed into nodes, which know their lines and are not yet expanded: an alias that would expand to millions of
+# values, or that contains itself, is refused at that stage.
+
 
 LARGEST_BYTES = 1 << 20
 _MOST_BRACKETS = 500

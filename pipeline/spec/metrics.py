@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema,
 
 from enginesmith.core.text import suggest
 from enginesmith.core.types import PRECISIONS, Precision
-from pipeline.spec.value_types import GraphName, Mistakes, SpecPart
+from pipeline.spec.source import GraphName, Mistakes, SpecPart
 from validation.metrics.tasks import terms
 
 _AGAINST = "what the answers are compared with; default: golden.labels where it is given, else the original's outputs"

@@ -5,9 +5,9 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from enginesmith.core.types import Precision
-from pipeline.spec.value_types import GraphName, SpecPart, as_value_error, off
-from validation.canary.judging.thresholds import MOST_BURST, Thresholds
-from validation.comparison.terms import ALPHA, BRIER, DRAWS, ECE, FLIPS, JS, KL, TOP_K
+from pipeline.spec.source import GraphName, SpecPart, as_value_error, off
+from validation.canary.judging.criteria import MOST_BURST, Thresholds
+from validation.comparison.tasks import ALPHA, BRIER, DRAWS, ECE, FLIPS, JS, KL, TOP_K
 
 
 class CanaryQuality(SpecPart):

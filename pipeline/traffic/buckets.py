@@ -1,19 +1,110 @@
-"""From a spec and traffic to the buckets that cost least: the engine is timed, or its times are read, and compared."""
+"""From a spec and traffic to buckets: the engine is timed, the spec is edited."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
+import yaml
 
-from enginesmith.core.reports.latency import BucketLatency, LatencyReport
+from builders.execution.jobs import Job, Needs
+from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.hardware.machine import parse_targets
+from enginesmith.core.reports.latency import BucketLatency, LatencyReport, LatencyTerms
 from enginesmith.core.text import format_bytes
+from enginesmith.registry.evidence.attestations import latencies, read_latency_report
 from pipeline.canary.engines import ChosenEngine
-from pipeline.compile.run_context import Work
+from pipeline.compile.composition import Run
+from pipeline.compile.plan import candidates
+from pipeline.compile.run_context import RunContext, Work
+from pipeline.compile.steps.engines import build, recall_engine
+from pipeline.compile.steps.keys import MeasureEngine, engine_limits, model_shapes
+from pipeline.operations.revalidate import as_built, spec_of
+from pipeline.spec.model import ModelSpec, load_spec
+from pipeline.spec.sections import DEFAULT_BACKENDS
 from pipeline.traffic.choice import DAY_S, MOST_PROFILES, BucketChoice, choose_buckets
-from pipeline.traffic.engine_timer import EngineTimer, recorded_report
-from pipeline.traffic.place import SplitTrace, TrafficAtPlace
-from pipeline.traffic.plan import BucketOptions, plan_task
-from validation.plots.texts import seconds_text
+from pipeline.traffic.place import BucketOptions, SplitTrace, TrafficAtPlace, plan_task
+from pipeline.values import Built, EngineBlob, Selection
+from validation.plotting import seconds_text
+
+# An engine that is timed at sizes asked for: one of a version, or the fp32 graph of a spec, built for this CPU.
+
+
+@dataclass(frozen=True)
+class EngineTimer:
+    """Times an engine. name: of it, for people.  spec: the one it was built from.  golden: digest of the set that its
+    inputs are made from.  build_s: seconds that its compiler took for each profile; None where that is not on record.
+    """
+
+    name: str
+    engine: EngineBlob
+    golden: str
+    spec: "ModelSpec"
+    build_s: float | None
+    context: RunContext
+
+    @classmethod
+    def of_published(cls, chosen: ChosenEngine, context: RunContext) -> "EngineTimer":
+        """Of an engine of a version."""
+        manifest, built = chosen.manifest, as_built(chosen.entry)
+        record = recall_engine(built.unit.request, context)
+        seconds = record.seconds if record else None
+        name = f"{manifest.model}@{manifest.version} {chosen.entry.unit}"
+        return cls(name, built.blob, manifest.golden, spec_of(manifest), _for_each(seconds, built), context)
+
+    @classmethod
+    def of_graph(cls, work: Work) -> "EngineTimer":
+        """Of the spec's fp32 graph, built for this CPU unless that is on record.
+
+        Raises EnginesmithError where it cannot be built.
+        """
+        spec, context = work.spec, work.context
+        plain = spec.model_copy(update={"targets": ("cpu",), "precisions": ("fp32",)})
+        selection = Selection(tuple(parse_targets("cpu")), ("fp32",))
+        if not candidates(plain, selection):
+            plain = plain.model_copy(update={"backends": DEFAULT_BACKENDS})
+        run = Run(plain, context, selection)
+        batches = list(run.prepare())
+        units = [unit for batch in batches for unit in batch.plan.units]
+        for unit in units:
+            if unit.action in ("build", "cached"):
+                built = build(unit, run)
+                if built.failure:
+                    raise EnginesmithError(f"{unit.name} cannot be built: {built.failure.reason}")
+                seconds = _for_each(built.record.seconds if built.record else None, built)
+                return cls(unit.name, built.blob, batches[-1].exported.golden, plain, seconds, context)
+        reasons = "; ".join(unit.reason for unit in units)
+        raise InputError(f"no fp32 engine of {spec.model} can be timed here: {reasons}; give --engine REF")
+
+    def measure(self, sizes: Sequence[Mapping[str, int]], seconds: float) -> LatencyReport:
+        """The latency report of the engine at these sizes. seconds: of timing for each."""
+        terms = LatencyTerms(seconds, tuple(dict(each) for each in sizes))
+        work = MeasureEngine(self.engine, self.golden, model_shapes(self.spec), terms)
+        name = f"time {self.name}"
+        job = Job(name, work, self.context.store.uri, engine_limits(self.spec, "latency"), Needs(alone=True))
+        return read_latency_report(self.context.store, self.context.run_job(self.context.local, name, job).latency)
+
+
+def _for_each(seconds: float | None, built: Built) -> float | None:
+    """Seconds for each profile of an engine."""
+    return None if seconds is None else seconds / max(len(built.unit.request.profiles), 1)
+
+
+def recorded_report(chosen: ChosenEngine, context: RunContext) -> LatencyReport:
+    """The newest latency report of an engine of a version. Raises InputError without one."""
+    manifest, entry = chosen.manifest, chosen.entry
+    found = latencies(context.store, manifest).get(str(entry.digest), [])
+    if not found:
+        what = f"{manifest.model}@{manifest.version}"
+        raise InputError(
+            f"{what}: no latency report of {entry.unit} is on record; ask for one with validation.latency in the spec, "
+            f"or time the engine now: --engine {what}"
+        )
+    return found[0]
+
+
+# From a spec and traffic to the buckets that cost least: the engine is timed, or its times are read, and compared.
+
 
 # Share of the time from which on an engine counts as always busy.
 _ALWAYS_BUSY = 0.99
@@ -104,3 +195,81 @@ def price_profile(report: LatencyReport, build_s: float | None, given: float | N
     built = "no build on record" if build_s is None else f"{seconds_text(build_s)} of compiling a day"
     words = f"{built}, {format_bytes(memory)} of this machine's memory ({100 * share:.2g} % of it)"
     return ProfilePrice((build_s or 0.0) + share * DAY_S, words)
+
+
+# The chosen buckets in the file of a spec, of which every other character stays as it is.
+
+
+# What buckets take the place of.
+_REPLACED = ("buckets", "max", "opt")
+
+
+def write_buckets(path: Path, edges: Mapping[str, Sequence[int]]) -> None:
+    """Set `dims.*.buckets` in a spec's file. edges: of each dim, rising.
+
+    The file is replaced (atomic write) only when the changed text reads as meant. Raises InputError where it would not.
+    """
+    text = path.read_text(encoding="utf-8")
+    for dim, sizes in edges.items():
+        text = _with_buckets(text, dim, sizes, path)
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.chmod(path.stat().st_mode & 0o777)
+        if _rest(load_spec(fresh), {}) != _rest(load_spec(path), edges):
+            raise _misplaced(path, edges)
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _rest(spec: ModelSpec, edges: Mapping[str, Sequence[int]]) -> dict[str, object]:
+    """All that a spec says, with buckets of these edges."""
+    found = spec.model_dump()
+    for dim, sizes in edges.items():
+        found["dims"][dim] |= {"opt": None, "max": None, "buckets": tuple(sizes)}
+    return found
+
+
+def _with_buckets(text: str, dim: str, sizes: Sequence[int], path: Path) -> str:
+    """The text with the buckets in the place of the dim's `buckets`, else of its `max`; `opt` is taken out."""
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    for key in ("dims", dim):
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        node = next((value for name, value in pairs if name.value == key), None)
+    if not isinstance(node, yaml.MappingNode):
+        raise _misplaced(path, {dim: sizes})
+    found = {key.value: (key, value) for key, value in node.value}
+    placed = next((name for name in _REPLACED if name in found), None)
+    if placed is None:
+        raise _misplaced(path, {dim: sizes})
+    changes = [(*_span(*found[placed]), f"buckets: [{', '.join(map(str, sizes))}]")]
+    changes += [(*_removed(text, node, name), "") for name in _REPLACED if name in found and name != placed]
+    for begin, end, fresh in sorted(changes, reverse=True):
+        text = text[:begin] + fresh + text[end:]
+    return text
+
+
+def _span(key: yaml.Node, value: yaml.Node) -> tuple[int, int]:
+    """Where a pair stands. For YAML a block sequence ends behind the comments that follow: its last item counts."""
+    last = value.value[-1] if isinstance(value, yaml.SequenceNode) and not value.flow_style else value
+    return key.start_mark.index, last.end_mark.index
+
+
+def _removed(text: str, node: yaml.MappingNode, name: str) -> tuple[int, int]:
+    """What is cut to take out a pair: of a flow mapping with a comma, of a block its lines."""
+    index = next(index for index, (key, _) in enumerate(node.value) if key.value == name)
+    begin, end = _span(*node.value[index])
+    if node.flow_style:
+        if index + 1 < len(node.value):
+            return begin, node.value[index + 1][0].start_mark.index
+        return _span(*node.value[index - 1])[1], end
+    if index == 0:
+        return begin, node.value[1][0].start_mark.index
+    line = text.find("\n", end)
+    return text.rfind("\n", 0, begin), len(text) if line < 0 else line
+
+
+def _misplaced(path: Path, edges: Mapping[str, Sequence[int]]) -> InputError:
+    lines = "; ".join(f"under dims.{dim}: buckets: [{', '.join(map(str, each))}]" for dim, each in edges.items())
+    return InputError(f"{path}: the buckets cannot be placed without changing more; write {lines}")

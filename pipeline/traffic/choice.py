@@ -7,20 +7,21 @@ import numpy as np
 
 from enginesmith.core.codec import OMIT_DEFAULT
 from enginesmith.core.reports.latency import BucketLatency
-from pipeline.traffic.plan import BucketTask, powers_of_two, present_buckets, whole_range
-from pipeline.traffic.search.batch_growth import BatchGrowth
-from pipeline.traffic.search.interval_costs import CostModel
-from pipeline.traffic.search.partition import Partitioned, partition_grid
-from pipeline.traffic.search.plan_costs import (
+from pipeline.traffic.costs import (
+    BatchGrowth,
+    CostModel,
     Interval95,
+    Partitioned,
     ServedTrace,
     edges_of,
     interval_of,
+    partition_grid,
     resample_plans,
     serve_trace,
 )
-from pipeline.traffic.search.run_times import MOST_TIMED, RunTimes, edges_to_time
-from validation.traffic.service_times import ServiceTimes
+from pipeline.traffic.place import BucketTask, powers_of_two, present_buckets, whole_range
+from pipeline.traffic.request_grid import MOST_TIMED, RunTimes, edges_to_time
+from validation.traffic.trace import ServiceTimes
 
 # The most profiles without --most; more are refused by compilers (`pipeline.compile.plan.MOST_PROFILES`).
 MOST_PROFILES = 64

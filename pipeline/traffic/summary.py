@@ -1,16 +1,31 @@
-"""What a trace holds: histograms of dims, joint ones of pairs, the same by hour, and how bursty its arrivals are."""
+"""Recorded traffic summarized: tables and pictures."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import combinations
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from enginesmith.arrays import Array
+from enginesmith.core.text import format_plain, pluralize
 from enginesmith.core.types import Dim
-from pipeline.traffic.place import TrafficAtPlace
+from pipeline.traffic.choice import BucketChoice, BucketPlan
+from pipeline.traffic.costs import Interval95
+from pipeline.traffic.place import SplitTrace, TrafficAtPlace
+from validation.plotting import COLOURS, SERIES, annotate, draw_svg, seconds_text, set_axis, tag
 from validation.traffic.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# What a trace holds: histograms of dims, joint ones of pairs, the same by hour, and how bursty its arrivals are.
+
 
 HOUR_S = 3600.0
 # With more hours than this they are put together by the hour of the day.
@@ -163,3 +178,253 @@ def _seconds_in(hour: int, until: float, by_day: bool) -> float:
     """Seconds from time 0 until `until` that lie in an hour; in that hour of each day where `by_day`."""
     days, rest = divmod(until, 24 * HOUR_S) if by_day else (0.0, until)
     return days * HOUR_S + min(max(rest - hour * HOUR_S, 0.0), HOUR_S)
+
+
+# Traffic as pictures: histograms of dims with their buckets, rates and sizes by hour.
+
+
+# Of one of the charts that lie beneath each other.
+WIDTH, HEIGHT = 640, 260
+_MOST_BARS = 160
+# The axis of sizes is logarithmic where the greatest is so many times the median.
+_LONG_TAIL = 8.0
+# Draws one chart, and returns its words.
+Chart = Callable[["Axes"], str]
+
+
+def draw_traffic(summary: TrafficSummary, buckets: Mapping[str, Sequence[int]]) -> str:
+    """The SVG of traffic. buckets: the upper edges that the spec has for each dim."""
+    dims = [dim for dim, counts in summary.dims.items() if len(counts.counts) > 1] or [*summary.dims]
+    charts: list[Chart] = [
+        partial(draw_histogram, dim=dim, counts=summary.dims[dim], buckets={"present": buckets[dim]}) for dim in dims
+    ]
+    if len(summary.hours) > 1:
+        charts += [partial(_draw_rates, summary=summary)]
+        charts += [partial(_draw_hours, summary=summary, dim=dim) for dim in dims]
+    return _draw(charts)
+
+
+def draw_choice(sizes: Mapping[str, SizeCounts], plans: Sequence[BucketPlan], chosen: Sequence[str]) -> str:
+    """The SVG of the histogram of each chosen dim with the chosen buckets and the present ones."""
+    named = {plan.name: plan for plan in plans}
+    names = [name for name in ("chosen", "present") if name in named]
+    return _draw(
+        [
+            partial(
+                draw_histogram, dim=dim, counts=sizes[dim], buckets={name: named[name].edges[dim] for name in names}
+            )
+            for dim in chosen
+        ]
+    )
+
+
+def _draw(charts: Sequence[Chart]) -> str:
+    words: list[str] = []
+
+    def draw(figure: "Figure") -> None:
+        places = figure.subplots(len(charts), squeeze=False)[:, 0]
+        words.extend(chart(axes) for chart, axes in zip(charts, places, strict=True))
+
+    return draw_svg("traffic", words, draw, (WIDTH, HEIGHT * len(charts)), standalone=True)
+
+
+def draw_histogram(axes: "Axes", dim: str, counts: SizeCounts, buckets: Mapping[str, Sequence[int]]) -> str:
+    """Requests by size, and the upper edges of buckets as lines. buckets: name -> edges, the strongest first."""
+    top = max([counts.greatest, *(edge for edges in buckets.values() for edge in edges)])
+    log = counts.least > 0 and counts.greatest / max(counts.quantiles[0], 1.0) >= _LONG_TAIL
+    low = max(counts.least - 1, 0.5) if log else min(counts.least - 1, 0)
+    edges = _bar_edges(low, top, log)
+    heights, _ = np.histogram(list(counts.counts), edges, weights=list(counts.counts.values()))
+    most = float(heights.max())
+    axes.stairs(heights, edges, fill=True, color=COLOURS["muted"], alpha=0.55, label="requests", gid=tag("requests"))
+    for index, (name, ends) in enumerate(buckets.items()):
+        look: Any = {"color": COLOURS["c2" if index else "accent"], "linestyle": "--" if index else "-"}
+        for at, end in enumerate(ends):
+            gid, label = tag("edge", f"{name}: up to {end}"), None if at else f"{name} buckets"
+            height = (0.95 if index else 1.1) * most
+            axes.plot([end, end], [0, height], linewidth=1.6, label=label, gid=gid, **look)
+    for end in _apart(next(iter(buckets.values())), low, top, log):
+        annotate(axes, str(end), (end, 1.1 * most), (0, 3), ha="center", color=COLOURS["accent"])
+    label = f"{dim} of a request" + (", logarithmic" if log else "")
+    set_axis(axes, "x", (float(low), top * 1.03), label, log=log, text=_count)
+    set_axis(axes, "y", (0.0, 1.2 * most), "requests", text=_count)
+    total = sum(counts.counts.values())
+    words = f"{total} requests by {dim}: half up to {counts.quantiles[0]:g}, the largest {counts.greatest}"
+    return words + "".join(f"; {name} buckets up to {', '.join(map(str, ends))}" for name, ends in buckets.items())
+
+
+def _count(value: float) -> str:
+    return f"{value:,.10g}"
+
+
+def _bar_edges(low: float, top: float, log: bool) -> Array:
+    """Edges of bars behind whole sizes, so that a bar holds sizes (edge before, edge]."""
+    if log:
+        return np.unique(np.append(low, np.floor(np.geomspace(max(low, 1.0), top, _MOST_BARS // 2)) + 0.5))
+    step = max(math.ceil((top - low) / _MOST_BARS), 1)
+    return np.arange(low, top + step + 1, step) + 0.5
+
+
+def _apart(ends: Sequence[int], low: float, top: float, log: bool) -> list[int]:
+    """Those of the edges that have room for their labels, from the greatest down."""
+    room = (math.log(top / low) if log else top - low) / (WIDTH / 34)
+    kept: list[int] = []
+    for end in sorted(ends, reverse=True):
+        if not kept or (math.log(kept[-1] / end) if log else kept[-1] - end) >= room:
+            kept.append(end)
+    return kept
+
+
+def _draw_rates(axes: "Axes", summary: TrafficSummary) -> str:
+    rates = [hour.per_second for hour in summary.hours]
+    axes.stairs(rates, np.arange(len(rates) + 1) - 0.5, fill=True, color=COLOURS["accent"])
+    _set_hours(axes, summary)
+    set_axis(axes, "y", (0.0, 1.1 * max(rates)), "requests a second")
+    return f"requests a second by hour: {format_plain(min(rates))} to {format_plain(max(rates))}"
+
+
+def _draw_hours(axes: "Axes", summary: TrafficSummary, dim: str) -> str:
+    words, top = [], 0.0
+    for index, share in enumerate(QUANTILES):
+        sizes = [hour.sizes[dim].quantiles[index] for hour in summary.hours]
+        name, top = f"{100 * share:g} % up to", max(top, *sizes)
+        axes.plot(range(len(sizes)), sizes, color=SERIES[index], label=name, gid=tag("quantile", name))
+        words.append(f"{name} {sizes[-1]:g}")
+    _set_hours(axes, summary)
+    set_axis(axes, "y", (0.0, 1.1 * top), f"{dim} of a request")
+    return f"{dim} by hour: {'; '.join(words)}"
+
+
+def _set_hours(axes: "Axes", summary: TrafficSummary) -> None:
+    names = [hour.name[-5:] if summary.start else hour.name for hour in summary.hours]
+    ticks = [(float(index), names[index]) for index in range(0, len(names), math.ceil(len(names) / 9))]
+    label = f"UTC, from {summary.start}" if summary.start else ""
+    set_axis(axes, "x", (-0.5, len(names) - 0.5), label, ticks=ticks)
+
+
+# Traffic and plans as rows of text.
+
+
+DIM_COLUMNS = ("dim", "requests", "sizes", "least", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "greatest")
+PLAN_COLUMNS = ("buckets", "profiles", "engine time a request", "padding", "batch", "busy", "price", "chosen saves")
+_MOST_ROWS, _BAR = 16, 30
+
+
+def dim_rows(summary: TrafficSummary) -> list[list[str]]:
+    """Rows of DIM_COLUMNS."""
+    rows = []
+    for dim, counts in summary.dims.items():
+        quantiles = [f"{value:g}" for value in counts.quantiles]
+        facts = [str(summary.requests), str(len(counts.counts)), str(counts.least), f"{counts.mean:.4g}"]
+        rows.append([dim, *facts, *quantiles, str(counts.greatest)])
+    return rows
+
+
+def histogram_rows(counts: SizeCounts, edges: Sequence[int]) -> list[list[str]]:
+    """Rows of (sizes, requests, share, bar): by the spec's buckets where there are several, else in equal steps."""
+    ends = [edge for edge in edges if edge >= counts.least] if len(edges) > 1 else _equal_steps(counts)
+    ends = ends if ends and ends[-1] >= counts.greatest else [*ends, counts.greatest]
+    total, rows, before = sum(counts.counts.values()), [], counts.least - 1
+    inside = [sum(count for size, count in counts.counts.items() if low < size <= high) for low, high in _spans(ends)]
+    for end, count in zip(ends, inside, strict=True):
+        bar = "█" * round(_BAR * count / max(inside))
+        rows.append([f"{before + 1}..{end}" if end > before + 1 else str(end), str(count), _share(count / total), bar])
+        before = end
+    return rows
+
+
+def _spans(ends: Sequence[int]) -> list[tuple[int, int]]:
+    return [*zip([-1, *ends[:-1]], ends, strict=True)]
+
+
+def _equal_steps(counts: SizeCounts) -> list[int]:
+    steps = np.linspace(counts.least - 1, counts.greatest, min(_MOST_ROWS, len(counts.counts)) + 1)[1:]
+    return sorted({int(np.ceil(end)) for end in steps})
+
+
+def hour_table(summary: TrafficSummary) -> tuple[list[str], list[list[str]]]:
+    """Columns, and a row for each hour."""
+    dims = [dim for dim, counts in summary.dims.items() if len(counts.counts) > 1]
+    columns = ["hour", "requests", "a second", *(f"{dim} 50, 90, 99 %" for dim in dims)]
+    rows = []
+    for hour in summary.hours:
+        sizes = [", ".join(f"{value:g}" for value in hour.sizes[dim].quantiles) for dim in dims]
+        rows.append([hour.name, str(hour.requests), format_plain(hour.per_second), *sizes])
+    return columns, rows
+
+
+def pair_table(pair: PairCounts) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of shares: each dim in at most four parts with about equal numbers of requests."""
+    values = np.array(pair.counts)
+    ends = [_parts(values[:, axis], values[:, 2]) for axis in (0, 1)]
+    places = [np.searchsorted(ends[axis], values[:, axis]) for axis in (0, 1)]
+    table = np.zeros((len(ends[0]), len(ends[1])))
+    np.add.at(table, tuple(places), values[:, 2])
+    table /= values[:, 2].sum()
+    columns = [f"{pair.dims[0]} \\ {pair.dims[1]}", *(f"up to {end}" for end in ends[1])]
+    return columns, [[f"up to {end}", *map(_share, row)] for end, row in zip(ends[0], table, strict=True)]
+
+
+def _parts(sizes: "np.ndarray", counts: "np.ndarray") -> "np.ndarray":
+    return np.unique(np.quantile(np.repeat(sizes, counts), (0.25, 0.5, 0.75, 1.0), method="higher"))
+
+
+def describe_traffic(summary: TrafficSummary) -> Iterator[str]:
+    """Sentences on arrivals and on what lies beyond the spec."""
+    recorded = f" in {pluralize(summary.files, 'file')}" if summary.files > 1 else ""
+    made = f" (made: {summary.made})" if summary.made else ""
+    share = f", {100 * summary.sampling:g} % of the traffic" if summary.sampling < 1 else ""
+    yield f"{pluralize(summary.requests, 'request')}{recorded}{share}{made}"
+    if summary.seconds is None or summary.per_second is None or summary.bursts is None:
+        yield "no times of arrival, or all of them the same: no rates, no hours"
+    else:
+        start = f" from {summary.start}" if summary.start else ""
+        yield f"{summary.seconds:.4g} s{start}, {format_plain(summary.per_second)} requests a second"
+        bursts = summary.bursts
+        yield (
+            f"at most {bursts.peak_per_second} within a second; variance over mean of a second's requests "
+            f"{format_plain(bursts.dispersion)} (1: Poisson); longest gap {format_plain(bursts.longest_gap_s)} s"
+        )
+    for dim, count in summary.beyond.items():
+        yield f"{dim}: {pluralize(count, 'request')} beyond the spec's dims ({_share(count / summary.requests)})"
+
+
+def plan_rows(plans: Sequence[BucketPlan]) -> list[list[str]]:
+    """Rows of PLAN_COLUMNS."""
+    rows = []
+    for plan in plans:
+        busy = "" if plan.utilization is None else _share(plan.utilization)
+        saved = "" if plan.saved is None else _share_interval(plan.saved)
+        seconds = f"{seconds_text(plan.seconds.value)} ({_seconds_span(plan.seconds)})"
+        facts = [_share(plan.padding), f"{plan.batch:.2f}", busy, seconds_text(plan.price_s), saved]
+        rows.append([plan.name, str(plan.profiles), seconds, *facts])
+    return rows
+
+
+def describe_choice(choice: BucketChoice, split: SplitTrace) -> Iterator[str]:
+    """Sentences on the chosen buckets: the edges, the requests that none of them holds."""
+    for dim, edges in choice.edges.items():
+        yield f"{dim}: buckets [{', '.join(map(str, edges))}]"
+    for dim, counts in split.beyond.items():
+        sizes, count = sorted(counts), sum(counts.values())
+        span = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
+        yield f"{dim}: {pluralize(count, 'request')} beyond the spec's dims ({span}): they need a fallback"
+    if split.beyond:
+        yield f"fallback: {_share(split.fallback_share)} of the requests, which no cost here includes"
+
+
+def edges_json(edges: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Edges as JSON."""
+    return {dim: list(each) for dim, each in edges.items()}
+
+
+def _share(value: float) -> str:
+    return f"{format_plain(100 * value)} %"
+
+
+def _share_interval(value: Interval95) -> str:
+    return f"{format_plain(100 * value.value)} % ({format_plain(100 * value.low)} to {format_plain(100 * value.high)})"
+
+
+def _seconds_span(value: Interval95) -> str:
+    return f"{seconds_text(value.low)} to {seconds_text(value.high)}"

@@ -7,8 +7,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.hardware import targets
+from enginesmith.core.errors import digest_of_file
+from enginesmith.core.hardware import machine
 from enginesmith.core.types import BuildRequest, Engine, ShapeProfile, TensorSpec
 
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -133,7 +133,7 @@ BATCHES = ShapeProfile((("image", (1, 8), (4, 8), (16, 8)),))
 
 def request(target: str, precision: str = "fp32", backend: str = "tensorrt-rtx", **changes) -> BuildRequest:
     fields = {"inputs": (IMAGE,), "outputs": (LOGITS,), "profiles": (BATCHES,)} | changes
-    return BuildRequest("0" * 64, precision, targets.parse_targets(target)[0], backend, **fields)
+    return BuildRequest("0" * 64, precision, machine.parse_targets(target)[0], backend, **fields)
 
 
 def an_engine(folder: Path, data: bytes, backend: str, target: str = "sm_89") -> Engine:

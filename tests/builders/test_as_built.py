@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from builders.as_built import build_engine, call_as_built, store_states
-from builders.backends.compatibility import open_engine
+from builders.backends.discovery import open_engine
 from builders.backends.onnxruntime import OnnxRuntime
 from builders.onnx_graphs.quantized_states import quantize_states
 from builders.reference import ReferenceSession

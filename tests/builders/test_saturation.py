@@ -13,9 +13,8 @@ from builders.backends import discovery
 from builders.backends.onnxruntime import OnnxRuntime
 from builders.backends.onnxruntime.saturation import exact_source, file_may_saturate, make_exact
 from builders.backends.optional_methods import get_scheme
-from builders.onnx_graphs.bodies import walk_graphs
-from builders.onnx_graphs.shard_names import list_shards
-from builders.onnx_graphs.shards import save_graph
+from builders.onnx_graphs.bodies import list_shards, walk_graphs
+from builders.onnx_graphs.outline import save_graph
 from enginesmith.core.hardware.cpu_kinds import KINDS, kind_named, this_kind
 from enginesmith.core.requirements import WideSums
 from enginesmith.core.types import Target

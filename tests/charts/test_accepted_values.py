@@ -9,7 +9,7 @@ import pytest
 
 from charts import renders
 from charts.values_schema import values_schema
-from enginesmith.core.hardware.gpu_generations import GENERATIONS
+from enginesmith.core.hardware.machine import GENERATIONS
 from tests.charts.kube import job_variables, label, pod_specs, with_value
 
 L4 = {"name": "l4", "generation": "sm_89", "max": 1}

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from charts import renders
 from enginesmith.cli import enginesmith
-from pipeline.fleet import cluster
+from pipeline.fleet import inventory
 from pipeline.fleet.catalog import load_catalog
 from tests.charts.kube import Object, deploy_commands, job_variables, label, sample_objects
 
@@ -35,7 +35,7 @@ def test_nothing_of_it_is_there_unless_asked_for(sample: str) -> None:
 
 @pytest.mark.parametrize("sample", WITH)
 def test_its_rights_are_the_calls_that_the_code_makes(sample: str) -> None:
-    calls = set(re.findall(r"\bapi\.([a-z_]+)\(", Path(cluster.__file__).read_text()))
+    calls = set(re.findall(r"\bapi\.([a-z_]+)\(", Path(inventory.__file__).read_text()))
     assert calls == {"list_node"}
     (role,), (binding,) = found(sample, "ClusterRole"), found(sample, "ClusterRoleBinding")
     assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from charts import renders
-from enginesmith.registry.store.buckets import place_in_bucket
+from enginesmith.registry.store.base import place_in_bucket
 from tests.charts.kube import deploy_commands, flow_run_job, job_variables, pod_specs, sample_objects, with_value
 
 ACCOUNTS = {

@@ -3,7 +3,7 @@
 import json
 import re
 
-from pipeline.orchestration.metrics.definitions import METRICS
+from pipeline.orchestration.metrics.live import METRICS
 from tests.charts.kube import MANIFESTS, label, sample_objects
 
 SERIES = {name for metric in METRICS for name in metric.series}

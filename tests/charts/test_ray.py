@@ -12,7 +12,7 @@ import pytest
 
 from charts import renders
 from enginesmith.core.errors import InputError
-from enginesmith.core.hardware.gpu_generations import GENERATIONS
+from enginesmith.core.hardware.machine import GENERATIONS
 from pipeline.orchestration.kuberay.changes import RAY_VERSION
 from tests.charts.kube import EXAMPLES, Object, everything, label, objects_in, sample_objects
 

@@ -13,8 +13,7 @@ import onnx
 
 from builders.backends.onnxruntime import OnnxRuntime
 from enginesmith.core.capabilities import Capabilities
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.errors import EnginesmithError, digest_of_file
 from enginesmith.core.types import BuildRequest, Engine, Session, Tensors
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from builders.backends.compatibility import check_compatible
+from builders.backends.discovery import check_compatible
 from enginesmith.core.errors import DataError, EnginesmithError
 from enginesmith.core.types import Backend, Dim, Engine, Session, Target
 from pipeline.sources.onnx_model import specs_of

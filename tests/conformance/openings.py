@@ -5,9 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from builders.backends import discovery
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import EnginesmithError
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.errors import EnginesmithError, digest_of_file
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.types import Backend, Engine, Target
 
 

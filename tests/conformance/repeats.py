@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from builders.backends.compatibility import check_compatible
+from builders.backends.discovery import check_compatible
 from enginesmith.core.capabilities import Determinism
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from pipeline.sources.canonical import canonical
 from pipeline.sources.onnx_model import load_onnx, save_onnx, specs_of
 from tests.conformance.items import torture_item

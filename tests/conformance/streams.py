@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from builders.as_built import build_engine
-from builders.backends.compatibility import open_engine
+from builders.backends.discovery import open_engine
 from builders.onnx_graphs.quantized_states import quantize_states
 from builders.reference import ReferenceSession
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.state import with_int8_states
 from enginesmith.core.types import QuantizedState, Session
 from enginesmith.streams import Streams

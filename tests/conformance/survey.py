@@ -9,7 +9,7 @@ from typing import Any
 from builders.execution.jobs import ProcessLimits
 from builders.execution.process import run_job
 from enginesmith.core.errors import StepError
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from tests.calls import call_job
 from tests.conformance.outcomes import Outcome
 

@@ -16,7 +16,7 @@ from builders.backends import discovery
 from builders.execution.process import run_job
 from enginesmith.core import codec
 from enginesmith.core.capabilities import Determinism
-from enginesmith.core.hardware import targets
+from enginesmith.core.hardware import machine
 from enginesmith.core.hardware.evaluation import judge
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.requirements import Requirement, Runtime, hardware_of
@@ -54,7 +54,7 @@ def call(function: str, folder: Path, **arguments: object):
     return run_job(call_job("conformance", f"tests.conformance.{function}", arguments), folder)
 
 
-def probe(name: str, hardware: targets.Target, precision: str) -> BuildRequest:
+def probe(name: str, hardware: machine.Target, precision: str) -> BuildRequest:
     tensor = (TensorSpec("x", "float32", (1, 4)),)
     return BuildRequest("0" * 64, precision, hardware, name, tensor, tensor, ())
 
@@ -124,7 +124,7 @@ def test_a_backend_is_what_the_protocol_says(name):
 @pytest.mark.parametrize("name", ALL)
 def test_a_refusal_is_a_reason_and_a_remedy_and_comes_for_whatever_is_not_its_business(name):
     backend = backend_of(name)
-    for hardware in targets.parse_targets("all"):
+    for hardware in machine.parse_targets("all"):
         for precision in PRECISIONS:
             reason = backend.refuses(probe(name, hardware, precision))
             assert reason is None or re.search(r"\S+.*[;:,] .*\S+", reason), f"{hardware.name} {precision}: {reason!r}"
@@ -136,7 +136,7 @@ def test_a_refusal_is_a_reason_and_a_remedy_and_comes_for_whatever_is_not_its_bu
 @pytest.mark.parametrize("name", ALL)
 def test_what_an_engine_requires_is_a_function_of_the_request_and_names_its_processor_and_runtime(name):
     backend = backend_of(name)
-    for hardware in filter(backend.serves, targets.parse_targets("all")):
+    for hardware in filter(backend.serves, machine.parse_targets("all")):
         request = dataclasses.replace(
             probe(name, hardware, "fp16"), toolchain=discovery.toolchain_of(backend, hardware)
         )
@@ -152,7 +152,7 @@ def test_what_an_engine_requires_is_a_function_of_the_request_and_names_its_proc
 @pytest.mark.parametrize("name", ALL)
 def test_a_backend_that_is_not_installed_refuses_with_how_to_install_it(name, monkeypatch):
     cls = discovery.load(name)
-    served = [hardware for hardware in targets.parse_targets("all") if backend_of(name).serves(hardware)]
+    served = [hardware for hardware in machine.parse_targets("all") if backend_of(name).serves(hardware)]
     monkeypatch.setattr(cls, "versions", lambda self: {})
     reasons = [backend_of(name).refuses(probe(name, hardware, "fp16")) for hardware in served]
     assert None not in reasons
@@ -163,7 +163,7 @@ def test_asking_imports_no_compiler():
     code = f"""if True:
         import sys
         from builders.backends import discovery
-        from builders.backends.compatibility import find_incompatibility
+        from builders.backends.discovery import find_incompatibility
         from enginesmith.core.hardware import targets
         from enginesmith.core.types import PRECISIONS, BuildRequest, TensorSpec
         tensor = (TensorSpec("x", "float32", (1, 4)),)

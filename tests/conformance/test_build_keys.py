@@ -11,9 +11,9 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from builders.backends import discovery
-from builders.backends.shape_profiles import profiles
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.hardware import targets
+from builders.backends.optional_methods import profiles
+from enginesmith.core.errors import digest_of_file
+from enginesmith.core.hardware import machine
 from enginesmith.core.types import BuildRequest, Dim, ShapeProfile, TensorSpec
 from pipeline.sources.canonical import canonical
 from pipeline.sources.onnx_model import load_onnx, save_onnx, specs_of
@@ -51,7 +51,7 @@ def key_of_file(path, backend: str = "onnxruntime", dims: tuple[Dim, ...] = BATC
     digest = digest_of_file(path.with_name("canonical.onnx"))
     inputs, outputs = specs_of(plain)
     tool = discovery.configure(backend, {})
-    hardware = targets.parse_targets("cpu")[0]
+    hardware = machine.parse_targets("cpu")[0]
     return BuildRequest(
         digest, "fp32", hardware, backend, inputs, outputs, tuple(profiles(inputs, dims)),
         discovery.options_of(tool), discovery.toolchain_of(tool),
@@ -230,7 +230,7 @@ def test_a_function_called_or_written_out_is_the_same(tmp_path):
 REQUEST = BuildRequest(
     "a" * 64,
     "fp32",
-    targets.parse_targets("sm_89")[0],
+    machine.parse_targets("sm_89")[0],
     "tensorrt-rtx",
     (TensorSpec("x", "float32", ("n", 4)), TensorSpec("z", "float32", ("n", 4))),
     (TensorSpec("y", "float32", ("n", 4)),),
@@ -242,9 +242,9 @@ _PROFILE = REQUEST.profiles[0].inputs
 REQUESTS = {
     "the model": {"model": "c" * 64},
     "the precision": {"precision": "fp16"},
-    "the generation": {"target": targets.parse_targets("sm_86")[0]},
-    "a product of the generation": {"target": targets.parse_targets("l4")[0]},
-    "another product of the generation": {"target": targets.parse_targets("l40s")[0]},
+    "the generation": {"target": machine.parse_targets("sm_86")[0]},
+    "a product of the generation": {"target": machine.parse_targets("l4")[0]},
+    "another product of the generation": {"target": machine.parse_targets("l40s")[0]},
     "the backend": {"backend": "tensorrt"},
     "a dtype": {"inputs": (TensorSpec("x", "float16", ("n", 4)), REQUEST.inputs[1])},
     "a dim's name": {"inputs": (TensorSpec("x", "float32", ("m", 4)), REQUEST.inputs[1])},

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import enginesmith
-from enginesmith.core.hardware import targets
+from enginesmith.core.hardware import machine
 from enginesmith.core.types import BuildRequest, TensorSpec
 from tests.conformance.test_backends import ALL_OF_IT, INSTALLED
 from tests.conformance.trial import backend_of, target_for
@@ -45,7 +45,7 @@ def spec_for_all(example: str, folder: Path) -> Path:
     return path
 
 
-def takes_one_size(name: str, target: targets.Target) -> bool:
+def takes_one_size(name: str, target: machine.Target) -> bool:
     """Whether a backend refuses what has dynamic dims."""
     dynamic = (TensorSpec("x", "float32", ("n", "t")),)
     backend = backend_of(name)

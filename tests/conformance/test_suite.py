@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from tests.conformance import fakes, manners, openings, repeats
 from tests.conformance.items import torture_item
 from tests.conformance.survey import survey

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from onnx import numpy_helper
 
-from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import digest_of_file
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).with_name("toy_compiler")

@@ -14,11 +14,10 @@ import numpy as np
 import onnx
 
 from builders.backends import discovery
-from builders.backends.compatibility import check_compatible
-from builders.backends.shape_profiles import profiles
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import EnginesmithError
-from enginesmith.core.hardware import targets
+from builders.backends.discovery import check_compatible
+from builders.backends.optional_methods import profiles
+from enginesmith.core.errors import EnginesmithError, digest_of_file
+from enginesmith.core.hardware import machine
 from enginesmith.core.types import Backend, BuildRequest, Dim, Precision, Session, Target, Tensors, TensorSpec
 from pipeline.sources.canonical import canonical
 from pipeline.sources.onnx_model import load_onnx, save_onnx, specs_of
@@ -61,7 +60,7 @@ def backend_of(name: str) -> Backend:
 def target_for(backend: Backend) -> Target | None:
     """The target to try a backend on: one that runs here, else the first that it builds a plain fp32 model for."""
     tensor = (TensorSpec("x", "float32", (1, 4)),)
-    served = [target for target in targets.parse_targets("all") if backend.serves(target)]
+    served = [target for target in machine.parse_targets("all") if backend.serves(target)]
     likely = sorted(served, key=lambda target: (backend.runs(target) is not None, target.name != "sm_89"))
     for target in likely:
         if not backend.refuses(BuildRequest("0" * 64, "fp32", target, backend.name, tensor, tensor, ())):

@@ -14,9 +14,8 @@ from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.locate import locate_and_rank
 from enginesmith.client.pull import Pulled, download_best, download_engine
 from enginesmith.client.resolve import Policy
-from enginesmith.core.digest import canonical_json, digest_of
-from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.errors import canonical_json, digest_of
+from enginesmith.core.hardware.machine import Machine, parse_targets
 from enginesmith.core.names import Reference
 from enginesmith.core.reports.proof import Approved, Check, Report, approve
 from enginesmith.core.requirements import GpuMemory, for_target

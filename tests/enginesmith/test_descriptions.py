@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.core.digest import digest_of_bytes
-from enginesmith.core.errors import DataError
+from enginesmith.core.errors import DataError, digest_of_bytes
 from enginesmith.descriptions import OtherBytesError, check_engine, find_file, read_description, read_engine
 
 ENGINE, SHARD, WEIGHTS = b"engine", b"shard", b"weights"

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from enginesmith.core.ensemble import name_dims, name_states
 from enginesmith.core.errors import DataError
-from enginesmith.core.state import Places, State
+from enginesmith.core.state import Places, State, name_dims, name_states
 from enginesmith.core.types import Tensors, TensorSpec
-from enginesmith.ensemble_streams import EnsembleStreams
-from enginesmith.ensembles import Ensemble, EnsembleGraph
+from enginesmith.ensembles import Ensemble, EnsembleGraph, EnsembleStreams
 
 SOURCE, X = TensorSpec("source", "float32", ("batch", 2)), TensorSpec("x", "float32", ("batch",))
 

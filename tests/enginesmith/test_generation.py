@@ -12,8 +12,7 @@ import pytest
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import DataError
 from enginesmith.core.state import State, state_ends
-from enginesmith.generation import Generator
-from enginesmith.sampling import Prompt, SamplingSettings
+from enginesmith.generation import Generator, Prompt, SamplingSettings
 from tests.decoding import REQUEST, make_decoder
 
 DRAWN = SamplingSettings(1.5, top_k=8, top_p=0.95, repetition_penalty=1.2)

@@ -8,8 +8,14 @@ from contextlib import contextmanager
 import pytest
 
 from enginesmith import listening
-from enginesmith.core.address import HttpAddress, parse_address, require_token
-from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError
+from enginesmith.core.errors import (
+    EnginesmithError,
+    HttpAddress,
+    InputError,
+    UnavailableError,
+    parse_address,
+    require_token,
+)
 from enginesmith.listening import HttpAnswer, HttpLimits, HttpRequest, HttpServer
 from tests.waiting import PATIENCE_S
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from enginesmith.sampling import SamplingSettings, sample, uniforms
+from enginesmith.generation import SamplingSettings, sample, uniforms
 
 NONE = np.zeros(4, bool)
 

@@ -8,14 +8,14 @@ import pytest
 
 from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
-from builders.backends.shape_profiles import profiles
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.hardware.targets import parse_targets
+from builders.backends.optional_methods import profiles
+from enginesmith.core.errors import digest_of_file
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.types import BuildRequest
 from enginesmith.user_code.entry_point import call_entry_point, importing_from
 from pipeline.sources.export import ExportResult, export
 from pipeline.sources.onnx_model import specs_of
-from pipeline.sources.request import ExportRequest
+from pipeline.sources.user_process import ExportRequest
 from pipeline.spec.model import ModelSpec, load_spec
 from validation.comparison.sessions import expected_checks
 from validation.comparison.tasks import task_checks

@@ -16,11 +16,11 @@ from enginesmith.core.types import BuildRequest, Dim, Precision, ShapeProfile, T
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph, AttributionFound
 from pipeline.compile.steps.engines import BuildEngine
-from pipeline.compile.steps.export_model import ExportModel
+from pipeline.compile.steps.exports import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph
 from pipeline.compile.steps.proofs import CheckEngine, ContractTerms, ExtraCalls
-from pipeline.operations.fuzz import FuzzEngine, FuzzTerms
-from pipeline.sources.request import ExportRequest
+from pipeline.operations.golden import FuzzEngine, FuzzTerms
+from pipeline.sources.user_process import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
 from tests.faults.nets import BATCH, ROWS
 from validation.attribution.result import Attribution, read_attribution

@@ -10,10 +10,9 @@ from enginesmith.registry.versions.lookup import load
 from pipeline.compile.steps.proofs import contract_of
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.projects import Project
-from validation.comparison.terms import BRIER, ECE, FLIPS, TOP_K, RowLimits, SampledOutputs
-from validation.contracts.contract import EngineContract
-from validation.contracts.predicates import BoxLimits
-from validation.contracts.sequences import SequenceEnd
+from validation.comparison.tasks import BRIER, ECE, FLIPS, TOP_K, RowLimits, SampledOutputs
+from validation.contracts.sequences import BoxLimits, SequenceEnd
+from validation.contracts.two_sample import EngineContract
 
 
 def test_a_contract_is_checked_on_an_engine_and_a_broken_one_fails_it(project: Project) -> None:

@@ -10,30 +10,28 @@ import onnxruntime as ort
 import pytest
 
 import enginesmith
-from enginesmith.core.digest import canonical_json, digest_of
-from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.errors import EnginesmithError, InputError, canonical_json, digest_of
 from enginesmith.core.names import parse_reference
 from enginesmith.core.reports.proof import Report, approve
 from enginesmith.core.types import Tensors
 from enginesmith.exchange.mirror import mirror
 from enginesmith.exchange.oci import export_oci
-from enginesmith.registry.collection.inventory import inventory
-from enginesmith.registry.collection.references import Rules, find_references
+from enginesmith.registry.collection.references import Rules, find_references, inventory
 from enginesmith.registry.evidence.attestations import attest, attestations, judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions.channels import policy_refusal, promote, rollback
+from enginesmith.registry.versions.index import show_version
 from enginesmith.registry.versions.lookup import load, locate
 from enginesmith.registry.versions.publish import publish
-from enginesmith.registry.versions.views import show_version
-from pipeline.cli.operations.refit import refit
-from pipeline.cli.published import local_context
+from pipeline.cli.operations.attribute import refit
 from pipeline.cli.registry.registry import _show_layers, _show_quantization
+from pipeline.cli.run_options import local_context
 from pipeline.operations.golden import golden_of
-from pipeline.operations.pending import pending_of, prove
-from pipeline.operations.revalidate import revalidate, spec_of
+from pipeline.operations.revalidate import pending_of, revalidate, spec_of
+from pipeline.operations.revalidate import prove_pending as prove
 from pipeline.outcome import Outcome
 from tests.ensembles import DECODER, ENCODER, PAIR, change, rewrite, write_ensemble
 from tests.pipeline.projects import arrays

@@ -13,16 +13,16 @@ import enginesmith
 from enginesmith.core.errors import DataError, EnginesmithError, IntegrityError, SpecError
 from enginesmith.core.names import parse_reference
 from enginesmith.exchange.mirror import mirror
-from enginesmith.registry.ensembles import functions_of
+from enginesmith.registry.manifest import functions_of
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions.lookup import load
-from pipeline.cli.published import local_context
+from pipeline.cli.run_options import local_context
 from pipeline.compile.ensembles.assembly import EnsembleForecast
-from pipeline.intake.bundle import bundle_of
+from pipeline.intake.places import bundle_of
 from pipeline.operations.revalidate import revalidate
-from pipeline.orchestration.ensembles import foresee_spec
+from pipeline.orchestration.catalog import foresee_spec
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress

@@ -11,7 +11,7 @@ import enginesmith
 from enginesmith.core.errors import EnginesmithError, SpecError
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
-from pipeline.cli.published import local_context
+from pipeline.cli.run_options import local_context
 from pipeline.operations.revalidate import revalidate
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
 from tests.pipeline.projects import arrays

@@ -9,8 +9,7 @@ import pytest
 import enginesmith
 from enginesmith.core.errors import EnginesmithError, SpecError
 from pipeline.compile.ensembles.assembly import EnsembleForecast
-from pipeline.orchestration.catalog import gather_specs
-from pipeline.orchestration.ensembles import foresee_spec
+from pipeline.orchestration.catalog import foresee_spec, gather_specs
 from pipeline.orchestration.run import RunOptions
 from pipeline.progress import Progress
 from tests.ensembles import DECODER, ENCODER, PAIR, change, rewrite, write_ensemble

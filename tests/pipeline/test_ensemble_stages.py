@@ -13,7 +13,7 @@ import enginesmith
 from builders.execution.jobs import WorkerContext
 from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import PRECISIONS
-from enginesmith.registry.ensembles import pinned_engines
+from enginesmith.registry.manifest import pinned_engines
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from builders.backends.installed import versions_of
+from builders.backends.optional_methods import versions_of
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.publication.pages import failed_document
 from pipeline.orchestration.artifacts import artifacts_of
@@ -105,7 +105,7 @@ def test_another_compiler_version_rebuilds_its_engines_alone(built: Project, mon
     def upgraded(*names: str) -> dict[str, str]:
         return {name: "99.0" if name == "tensorrt-rtx" else found for name, found in versions_of(*names).items()}
 
-    monkeypatch.setattr("builders.backends.tensorrt.base.versions_of", upgraded)
+    monkeypatch.setattr("builders.backends.tensorrt.build.versions_of", upgraded)
     plan = {f"{u['target']} {u['precision']}": u for u in built.run("plan", built.spec, "--json").json["units"]}
     assert {name for name, unit in plan.items() if unit["action"] == "build"} == {
         "sm_75 int8",

@@ -2,8 +2,8 @@
 
 import onnx
 
-from pipeline.quantization.own_integers import count_integer_nodes
-from pipeline.quantization.schemes.uncalibrated import quantize_dynamic
+from pipeline.quantization.insertion_points import count_integer_nodes
+from pipeline.quantization.schemes.write import quantize_dynamic
 from tests.pipeline.projects import Project
 
 

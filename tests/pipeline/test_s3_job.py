@@ -8,7 +8,7 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.s3.place import parse_place
 from enginesmith.registry.store.s3.requests import client
 from enginesmith.registry.versions import lookup
-from pipeline.compile.publication.provenance import STATEMENT
+from pipeline.compile.publication.pages import STATEMENT
 from tests.pipeline.projects import Project
 
 

@@ -14,14 +14,14 @@ from builders.execution.jobs import WorkerContext
 from enginesmith.core.errors import DataError, EnginesmithError, SpecError
 from enginesmith.core.hardware.machine import target_named
 from enginesmith.core.names import parse_reference
-from enginesmith.registry.ensembles import pinned_engines
+from enginesmith.registry.manifest import pinned_engines
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.canary.run import CanaryRun, run_canary
-from pipeline.cli.published import local_context
+from pipeline.cli.run_options import local_context
 from pipeline.compile.ensembles.publication import EnsembleUnit, request_proof
 from pipeline.operations.revalidate import read_ensemble, revalidate
-from pipeline.orchestration.ensembles import foresee_spec
+from pipeline.orchestration.catalog import foresee_spec
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress

@@ -10,7 +10,7 @@ from builders.execution.jobs import Job, Watch, ignore_event
 from enginesmith.core.errors import EnginesmithError, StepError
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext, Work
-from pipeline.compile.steps import attributions, calibration, engines, exports, graphs, latency, proofs, search
+from pipeline.compile.steps import attributions, calibration, engines, exports, graphs, keys, proofs, search
 from pipeline.compile.steps.attributions import Suspect
 from pipeline.outcome import JudgedUnit, make_report
 from pipeline.spec.model import load_spec
@@ -64,7 +64,7 @@ STEPS = {
     "quantization": lambda spec, context: graphs.quantize(INT8, EXPORTED, RANGES, {}, Work(spec, context)),
     "build": lambda spec, context: engines.build(an_engine().unit, Work(spec, context)),
     "proof": lambda spec, context: proofs.validate(an_engine(), EXPORTED, Work(spec, context)),
-    "latency": lambda spec, context: latency.measure(JUDGED, EXPORTED, Work(spec, context)),
+    "latency": lambda spec, context: keys.measure(JUDGED, EXPORTED, Work(spec, context)),
     "attribution": lambda spec, context: attributions.attribute(
         Suspect("engine", an_engine(), ("cpu fp32",)), "a" * 64, "b" * 64, Work(spec, context)
     ),

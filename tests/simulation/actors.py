@@ -6,18 +6,17 @@ from datetime import timedelta
 from enginesmith.client.locate import VersionLocator
 from enginesmith.core.names import parse_reference
 from enginesmith.exchange.mirror import mirror
-from enginesmith.registry import pins
+from enginesmith.registry import registered_specs
 from enginesmith.registry.collection.references import Rules as Kept
 from enginesmith.registry.gc import collect
 from enginesmith.registry.rollouts.reports import NodeReport, report_key, write_report
-from enginesmith.registry.rollouts.state import Gates, RolloutPlan, format_time
-from enginesmith.registry.rollouts.waves import ServingNode, Slice
-from enginesmith.registry.verification.repair import repair
-from enginesmith.registry.verification.verify import verify
-from enginesmith.registry.versions import channels, lookup, rolling
+from enginesmith.registry.rollouts.state import Gates, RolloutPlan, ServingNode, Slice, format_time
+from enginesmith.registry.verification.verify import repair, verify
+from enginesmith.registry.versions import channels, lookup
+from enginesmith.registry.versions import lookup as rolling
 from enginesmith.registry.versions.publish import publish
 from pipeline.rollout import operations
-from pipeline.rollout.follow import RolloutFollower
+from pipeline.rollout.advance import RolloutFollower
 from tests.enginesmith import registries
 from tests.simulation.folders import Folder
 from tests.simulation.rules import Rules
@@ -92,11 +91,13 @@ class Registry:
 
     def pin(self, version: str) -> Call:
         """Pin a version."""
-        return self.world.call(f"pin {version}", lambda: pins.pin(self.store, lookup.load(self.store, MODEL, version)))
+        return self.world.call(
+            f"pin {version}", lambda: registered_specs.pin(self.store, lookup.load(self.store, MODEL, version))
+        )
 
     def unpin(self, version: str) -> Call:
         """Take a pin away."""
-        return self.world.call(f"unpin {version}", lambda: pins.unpin(self.store, MODEL, version))
+        return self.world.call(f"unpin {version}", lambda: registered_specs.unpin(self.store, MODEL, version))
 
     def pull(self, reference: str, node: ServingNode | None = None) -> Call:
         """Locate a version and read its engine, as a node does. Raises Violation for an answer that was never right."""

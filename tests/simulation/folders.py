@@ -10,10 +10,10 @@ from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.locate import VersionLocator
 from enginesmith.client.resolve import Policy
 from enginesmith.client.watching.watch import ChannelWatcher
-from enginesmith.core.digest import digest_of_file
+from enginesmith.core.errors import digest_of_file
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import Reference
-from enginesmith.registry.rollouts.waves import ServingNode
+from enginesmith.registry.rollouts.state import ServingNode
 from tests.simulation.store import SimulatedStore
 from tests.simulation.world import Violation
 

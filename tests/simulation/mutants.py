@@ -7,11 +7,16 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-from enginesmith.registry import leases, marks
-from enginesmith.registry.collection import claim, garbage, references, sweep
+from enginesmith.registry import leases
+from enginesmith.registry import leases as marks
+from enginesmith.registry.collection import garbage, references
+from enginesmith.registry.collection import garbage as claim
+from enginesmith.registry.collection import garbage as sweep
 from enginesmith.registry.store import base
 from enginesmith.registry.store.layout import ROLLOUTS, running_rollout_key
-from enginesmith.registry.versions import channels, lookup, publish, refresh, rolling, state
+from enginesmith.registry.versions import channels, lookup, publish, state
+from enginesmith.registry.versions import lookup as refresh
+from enginesmith.registry.versions import lookup as rolling
 from pipeline.rollout import advance, operations
 from tests.simulation.store import SimulatedStore
 

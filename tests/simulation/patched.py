@@ -18,10 +18,11 @@ from types import FunctionType
 from typing import Any
 from unittest import mock
 
-from enginesmith.core import digest, moments, names
-from enginesmith.registry import leases, manifest, marks
-from enginesmith.registry.builds import records
-from enginesmith.registry.collection import claim
+from enginesmith.core import errors, moments, names
+from enginesmith.registry import leases, manifest
+from enginesmith.registry import leases as marks
+from enginesmith.registry.builds import runs
+from enginesmith.registry.collection import garbage
 from enginesmith.registry.store import download, layout
 from enginesmith.registry.versions import snapshots, state
 from tests.one_thread import ROOMS, Inline
@@ -29,7 +30,7 @@ from tests.simulation.world import World
 
 # Functions of bytes and texts that return frozen values.
 _PURE: tuple[Callable[..., Any], ...] = (
-    digest.digest_of_bytes,
+    errors.digest_of_bytes,
     layout.blob_key,
     layout.is_key,
     layout.version_prefix,
@@ -37,7 +38,7 @@ _PURE: tuple[Callable[..., Any], ...] = (
     names.is_name,
     marks._parse_shard,
     marks._parse_state,
-    records.read_record,
+    runs.read_record,
     snapshots.parse_snapshot,
     state.parse_channel,
     state.parse_history,
@@ -77,7 +78,7 @@ def patched(world: World) -> Iterator[None]:
     """Have all of the product's modules run in the world while the block runs."""
     clock = type("SimulatedDatetime", (datetime,), {"now": classmethod(lambda _, zone=None: world.now())})
 
-    class SimulatedClaim(claim.Claim):
+    class SimulatedClaim(garbage.Claim):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self._lock = _Lock(world)  # type: ignore[assignment]
@@ -94,7 +95,7 @@ def patched(world: World) -> Iterator[None]:
         world.counts_until(self.lease.expires)
         secured(self, wanted)
 
-    replacements = {**_CACHED, futures.ThreadPoolExecutor: Inline, datetime: clock, claim.Claim: SimulatedClaim}
+    replacements = {**_CACHED, futures.ThreadPoolExecutor: Inline, datetime: clock, garbage.Claim: SimulatedClaim}
     places = _places(len(sys.modules))
     try:
         with (
@@ -138,7 +139,7 @@ _CACHED: dict[object, Any] = {function: lru_cache(1 << 14)(function) for functio
 def _places(modules: int) -> list[tuple[dict[str, Any], str, Any]]:
     """Where the product's modules have what is replaced: namespace, name, original. modules: how many are imported;
     with more of them it is looked for again."""
-    originals = {futures.ThreadPoolExecutor, datetime, claim.Claim, *_PURE}
+    originals = {futures.ThreadPoolExecutor, datetime, garbage.Claim, *_PURE}
     return [
         (vars(module), name, value)
         for room, module in list(sys.modules.items())

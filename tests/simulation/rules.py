@@ -5,8 +5,7 @@ from datetime import datetime, timedelta
 
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.manifest import parse
-from enginesmith.registry.rollouts.state import Rollout
-from enginesmith.registry.rollouts.waves import ServingNode
+from enginesmith.registry.rollouts.state import Rollout, ServingNode
 from enginesmith.registry.store.layout import MODELS, blob_key, channel_history_key, manifest_key
 from enginesmith.registry.versions.state import Channel, Move, parse_channel, parse_history
 from tests.simulation.store import Content

@@ -14,8 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from enginesmith.core.digest import digest_of_bytes, digest_of_file
-from enginesmith.core.errors import IntegrityError, UnavailableError, UndecidedError
+from enginesmith.core.errors import IntegrityError, UnavailableError, UndecidedError, digest_of_bytes, digest_of_file
 from enginesmith.registry.store.download import Fill
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import blob_key, check_key

@@ -15,11 +15,10 @@ import numpy as np
 
 from enginesmith.arrays import Array
 from enginesmith.core.codec import OMIT_NONE
-from enginesmith.core.digest import is_digest
-from enginesmith.core.errors import DataError
+from enginesmith.core.errors import DataError, is_digest
 from enginesmith.recording.json_lines import JsonLinesReader, Record, number_in, text_in, truth_in
 from enginesmith.recording.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
-from validation.statistics.evidence import Side
+from validation.statistics.rates import Side
 
 MOST_LINE_BYTES = 1 << 20
 MOST_OBSERVATIONS = 5_000_000

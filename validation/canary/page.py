@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING
 
 from enginesmith.core.codec import encode
 from enginesmith.recording.traffic import EQUAL_DB
-from validation.canary.judging.criteria import Criterion
-from validation.canary.judging.formatting import describe_interval, describe_power, describe_value
-from validation.canary.judging.thresholds import probability
-from validation.canary.report import CanaryReport
-from validation.canary.views import LatencyCourses, LatencyCurves, QuantileSlowdown
-from validation.plots.figure import COLOURS, QUARTERS, WIDTH, annotate, draw_svg, set_axis, span, tag
-from validation.plots.texts import number_text, percent_text, seconds_text
+from validation.canary.judging.criteria import Criterion, describe_interval, describe_power, describe_value, probability
+from validation.canary.report import CanaryReport, LatencyCourses, LatencyCurves, QuantileSlowdown
+from validation.plotting import (
+    COLOURS,
+    QUARTERS,
+    WIDTH,
+    annotate,
+    draw_svg,
+    number_text,
+    percent_text,
+    seconds_text,
+    set_axis,
+    span,
+    tag,
+)
 from validation.reporting.html import templates
 
 if TYPE_CHECKING:

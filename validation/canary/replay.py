@@ -1,28 +1,34 @@
-"""Replay of recorded traffic against two engines, one request at a time.
-
-Interleaved: each request goes to both engines, one right after the other, in an order that a seeded generator draws, so
-that disturbances of the machine reach both.
-
-Open loop: a request's latency counts from its recorded arrival, whether or not the engine was free then. A client that
-waits for an answer before it sends again hides exactly the latencies that matter (coordinated omission; Tene, "How NOT
-to Measure Latency", 2013). Each engine counts as a server of its own that takes one request at a time: its queue
-follows from the recorded arrivals and its own measured service times (Lindley's recursion, Proc. Cambridge Phil. Soc.
-48, 1952), start = max(arrival, end of the request before), so that waiting for the *other* engine counts for neither.
-
-Traffic without times is sent one request after the other, and its latency is the time of service alone.
-`validation.canary.concurrent` has the replay with several requests in flight.
-"""
+"""Replays requests on two engines, one at a time or concurrently."""
 
 import math
+import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from enginesmith.core.types import Session, Tensors
-from enginesmith.recording.traffic import Difference, RecordedTraffic, difference, digest_of_outputs
+from enginesmith.recording.traffic import Difference, RecordedRequest, RecordedTraffic, difference, digest_of_outputs
+
+# Replay of recorded traffic against two engines, one request at a time.
+#
+# Interleaved: each request goes to both engines, one right after the other, in an order that a seeded generator draws,
+# so that disturbances of the machine reach both.
+#
+# Open loop: a request's latency counts from its recorded arrival, whether or not the engine was free then. A client
+# that waits for an answer before it sends again hides exactly the latencies that matter (coordinated omission; Tene,
+# "How NOT to Measure Latency", 2013). Each engine counts as a server of its own that takes one request at a time: its
+# queue follows from the recorded arrivals and its own measured service times (Lindley's recursion, Proc. Cambridge
+# Phil. Soc. 48, 1952), start = max(arrival, end of the request before), so that waiting for the *other* engine counts
+# for neither.
+#
+# Traffic without times is sent one request after the other, and its latency is the time of service alone.
+# `validation.canary.replay` has the replay with several requests in flight.
+
 
 WARMUP = 20
 
@@ -184,3 +190,171 @@ def serve(session: Session | RemoteSession, inputs: Tensors, clock: ReplayClock)
         outputs, error = None, f"{type(failure).__name__}: {failure}"[:1000]
     service = clock.now() - begun
     return ServedRequest(service if math.isfinite(service) and service > 0 else 1e-9, outputs, error)
+
+
+# Replay of recorded traffic against two engines with several requests in flight, one engine at a time.
+#
+# Two engines that work at once would slow each other, so the traffic is cut into segments of consecutive requests, and
+# each segment goes to one engine and then, the same requests at the same times, to the other. A seeded generator draws
+# the order of the engines in every other segment, and the one between has the opposite order: a machine that becomes
+# slower or faster does so for both (a randomised balanced crossover). Each request's two results are compared.
+#
+# Open loop, as in `replay`: a request is sent when it arrived, whether or not earlier ones were answered, and its
+# latency counts from then. A segment begins with the requests that came just before it, unobserved, so that its queue
+# is filled.
+#
+# The answers of the first engine are held until the second one has answered the segment. A segment ends early where
+# they would take more memory than HELD_BYTES.
+
+
+# Threads of one engine, at most: more would wait for each other in Python instead of in the engine.
+MOST_IN_FLIGHT = 32
+# The least length of a segment, as a multiple of the requests in flight: at its ends fewer are. Longer ones would be
+# fewer, and their number is what a verdict rests on (`CanaryEvidence.design_block`).
+LEAST_TURNOVERS = 2
+# Segments of a run, at most.
+MOST_SEGMENTS = 2000
+# Bytes of one side's answers at which a segment ends; those in flight then come on top.
+HELD_BYTES = 256 << 20
+
+
+@dataclass
+class TrafficSegment:
+    """Consecutive requests, which threads take one by one. arrivals: seconds after its start, ascending.
+
+    inputs: of each.  lead: requests at its start that fill the queue; their answers are not kept.
+    most_bytes: of answers; no further request is taken once so many are held.
+    """
+
+    arrivals: Sequence[float]
+    inputs: Sequence[Tensors]
+    lead: int = 0
+    most_bytes: int = HELD_BYTES
+    _next: int = 0
+    _held: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __len__(self) -> int:
+        return len(self.arrivals)
+
+    def __reduce__(self) -> tuple[type, tuple[Sequence[float], Sequence[Tensors], int, int]]:
+        return TrafficSegment, (self.arrivals, self.inputs, self.lead, self.most_bytes)
+
+    def take(self) -> int | None:
+        """The index of the next request; each goes to one thread. None: there are no more, or no more answers fit."""
+        with self._lock:
+            if self._next >= len(self.arrivals) or self._held >= self.most_bytes:
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def keep(self, index: int, served: ServedRequest) -> ServedRequest:
+        """The part of a request's result that is kept: all of it, of one of the lead no outputs."""
+        if index < self.lead:
+            return served._replace(outputs=None)
+        with self._lock:
+            self._held += sum(np.asarray(array).nbytes for array in (served.outputs or {}).values())
+        return served
+
+
+@runtime_checkable
+class SegmentSession(Protocol):
+    """An engine that answers a segment with as many requests in flight as it was prepared for."""
+
+    def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
+        """Get ready for so many requests at once. warmup: inputs to run before. Raises EnginesmithError where it
+        fails."""
+        ...
+
+    def serve_segment(self, segment: TrafficSegment) -> Iterable[Timed]:
+        """The result of each request behind the lead, in order, up to where the segment ended; all are to be read.
+
+        Failures are returned as the request's error.
+        """
+        ...
+
+
+def peak(arrivals: Sequence[float], latencies: Sequence[float]) -> int:
+    """The most requests in flight at any moment. arrivals, latencies: of each request, in seconds."""
+    moments = [(at, 1) for at in arrivals]
+    moments += [(at + latency, -1) for at, latency in zip(arrivals, latencies, strict=True)]
+    now = most = 0
+    for _, change in sorted(moments):  # at the same moment, ends come first
+        now += change
+        most = max(most, now)
+    return most
+
+
+def serve_requests(
+    session: Session, segment: TrafficSegment, found: list[Timed | None], clock: ReplayClock, begun: float
+) -> None:
+    """Take requests of a segment, wait for the arrival of each, and run it, until there are no more: one thread's work.
+
+    found: receives each request's result at its index.  begun: when the segment started, by `clock`.
+    """
+    while (index := segment.take()) is not None:
+        arrival = begun + segment.arrivals[index]
+        if (early := arrival - clock.now()) > 0:
+            clock.sleep(early)
+        served = serve(session, segment.inputs[index], clock)
+        latency = max(clock.now() - arrival, served.service)
+        found[index] = Timed(latency, segment.keep(index, served))
+
+
+def segments(count: int, in_flight: int, stops: Collection[int] = ()) -> Iterator[tuple[int, int]]:
+    """The bounds (start, stop) of segments of `count` requests. stops: counts of requests after which one must end.
+
+    The number of segments between two stops is even, or 1, so that both orders of the engines are equally frequent.
+    """
+    length = max(LEAST_TURNOVERS * in_flight, math.ceil(count / MOST_SEGMENTS))
+    for start, stop in pairwise(sorted({0, count, *(item for item in stops if 0 < item < count)})):
+        parts = max(1, (stop - start) // length // 2 * 2)
+        yield from pairwise(start + (stop - start) * part // parts for part in range(parts + 1))
+
+
+def replay_concurrently(
+    candidate: SegmentSession,
+    baseline: SegmentSession,
+    traffic: RecordedTraffic,
+    pace: ReplayPace,
+    in_flight: int,
+    stops: Collection[int] = (),
+) -> Iterator[ReplayedPair]:
+    """Send traffic to both engines, segment by segment, and yield each request's results in order of arrival.
+
+    in_flight: how many requests both sessions were prepared for.  stops: as in `segments`.
+    """
+    order = np.random.default_rng(pace.seed)
+    sent = list(traffic.arrivals(pace.scale, pace.duration))
+    first = done = number = 0
+    for _, stop in segments(len(sent), in_flight, stops):
+        while done < stop:
+            first = 1 - first if number % 2 else int(order.integers(2))
+            lead = min(done, in_flight)
+            for pair in _pairs((candidate, baseline), first, sent[done - lead : stop], lead, done, number):
+                done += 1
+                yield pair
+            number += 1
+
+
+def _pairs(
+    sessions: tuple[SegmentSession, SegmentSession],
+    first: int,
+    part: Sequence[tuple[float, RecordedRequest]],
+    lead: int,
+    index: int,
+    number: int,
+) -> Iterator[ReplayedPair]:
+    """One segment on both sides, as far as both came. first: the side that begins.  part: its requests with their
+    arrivals.  index: of the first request behind the lead.  number: of the segment."""
+
+    def answers(turn: int) -> Iterable[Timed]:
+        arrivals, inputs = [at - part[0][0] for at, _ in part], [request.inputs for _, request in part]
+        return sessions[turn].serve_segment(TrafficSegment(arrivals, inputs, lead, HELD_BYTES))
+
+    held = deque(answers(first))
+    for offset, theirs in enumerate(answers(1 - first)):
+        if not held:
+            continue  # they are sent again with the next segment
+        ours, theirs = (theirs, held.popleft()) if first else (held.popleft(), theirs)
+        yield pair_of(index + offset, part[lead + offset][0], ours, theirs, first, number)

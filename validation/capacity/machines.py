@@ -1,13 +1,136 @@
-"""Machines that a rate takes, with headroom and with some to spare, and what a million requests then cost."""
+"""The machines that a rate needs, and the cheapest mix of them."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from enginesmith.arrays import Array
 from enginesmith.core.errors import InputError
 from validation.capacity.greatest_rate import Estimate
 
-# Of rounding: 800 / (20 * 0.8) machines are 50, whatever the last bit says.
+# The cheapest numbers of machines of several kinds that together carry a rate, also when any one of them is lost.
+#
+# An integer program: the least sum of price * number such that the rates of all machines, less that of the greatest one
+# in use for each that may be lost, are at least the rate. Exact: for each kind that may be the greatest in use, all
+# combinations are built up kind by kind, in order of price for their rate, and of these are kept such as no other one
+# beats in both cost and rate (Nemhauser & Ullmann, Management Science 15, 1969), and as could still be cheaper than the
+# best known one, by more than a millionth, if parts of machines of the kinds to come could be bought.
+
+
 _ROUNDING = 1e-9
+# A mix that is cheaper by less than this share is not sought.
+_PRECISION = 1e-6
+_BEAM = 500
+
+
+# Of a kind, in a mix.
+MOST_MACHINES = 1_000_000
+
+
+@dataclass(frozen=True)
+class MachineOffer:
+    """A kind of machine. rate: requests a second that one may get, above 0.  per_hour: its price, above 0.  count: how
+    many there are; None: as many as are wanted, up to MOST_MACHINES."""
+
+    name: str
+    rate: float
+    per_hour: float
+    count: int | None = None
+
+
+@dataclass(frozen=True)
+class FleetMix:
+    """Numbers of machines by kind, without those of which there is none. rate: of all of them together.  per_hour: cost
+    of all."""
+
+    machines: Mapping[str, int]
+    rate: float
+    per_hour: float
+
+
+def cheapest_mix(offers: Sequence[MachineOffer], rate: float, spare: int = 0) -> FleetMix | None:
+    """The cheapest machines that get `rate` requests a second without the `spare` greatest of them; None where all that
+    there are do not get it."""
+    # Without the limit to the greatest in use a mix may be larger than it needs to be, and never too small.
+    needs = [(greatest, rate + spare * greatest) for greatest in sorted({offer.rate for offer in offers})]
+    best: FleetMix | None = None
+    for most_states in (_BEAM, None):  # at first a good mix, which then rules out nearly all others
+        for greatest, need in needs:
+            smaller = [offer for offer in offers if offer.rate <= greatest]
+            bound = math.inf if best is None else best.per_hour
+            best = _cover(smaller, need * (1.0 - _ROUNDING), bound, most_states) or best
+    return best
+
+
+def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_states: int | None) -> FleetMix | None:
+    """The cheapest machines whose rates are at least `need`; None where no mix is cheaper than `bound`.
+
+    most_states: how many mixes of the first kinds are followed, those of the least possible cost; None: all.
+    """
+    order = sorted(offers, key=lambda offer: (offer.per_hour / offer.rate, -offer.rate))
+    most = [
+        min(offer.count if offer.count is not None else MOST_MACHINES, int(need / offer.rate) + 1) for offer in order
+    ]
+    costs, rates = np.zeros(1), np.zeros(1)
+    taken: list[tuple[Array, Array]] = []
+    for place, offer in enumerate(order):
+        parents, numbers = _more(costs, rates, offer, most[place], need, bound * (1.0 - _PRECISION))
+        cost, total = costs[parents] + numbers * offer.per_hour, rates[parents] + numbers * offer.rate
+        least = cost + _fractional_cost(order[place + 1 :], most[place + 1 :], need - total)
+        kept = np.flatnonzero(least < bound * (1.0 - _PRECISION))
+        kept = kept[_undominated(cost[kept], np.minimum(total[kept], need))]
+        if most_states is not None and len(kept) > most_states:
+            kept = kept[np.argpartition(least[kept], most_states)[:most_states]]
+        taken.append((parents[kept], numbers[kept]))
+        costs, rates = cost[kept], total[kept]
+    if not (rates >= need).any():
+        return None
+    at = int(np.where(rates >= need, costs, np.inf).argmin())
+    chosen: dict[str, int] = {}
+    for offer, (parents, numbers) in zip(reversed(order), reversed(taken), strict=True):
+        chosen[offer.name], at = int(numbers[at]), int(parents[at])
+    return _mix({name: number for name, number in reversed(chosen.items()) if number}, order)
+
+
+def _more(costs: Array, rates: Array, offer: MachineOffer, most: int, need: float, bound: float) -> tuple[Array, Array]:
+    """Each mix with each number of machines of one more kind, up to what is enough and cheaper than `bound`: indices of
+    the mixes and the numbers, int64 [combinations] each."""
+    enough = np.ceil(np.maximum(need - rates, 0.0) / offer.rate)
+    paid = np.floor(np.maximum(bound - costs, 0.0) / offer.per_hour)
+    counts = np.minimum(np.minimum(enough, paid), most).astype(np.int64) + 1
+    parents = np.repeat(np.arange(len(costs)), counts)
+    return parents, np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _mix(machines: Mapping[str, int], offers: Sequence[MachineOffer]) -> FleetMix:
+    used = [(machines.get(offer.name, 0), offer) for offer in offers]
+    rate, per_hour = sum(n * one.rate for n, one in used), sum(n * one.per_hour for n, one in used)
+    return FleetMix(machines, rate, per_hour)
+
+
+def _fractional_cost(offers: Sequence[MachineOffer], most: Sequence[int], needs: Array) -> Array:
+    """The least cost of `needs` more ([needs], requests a second) if parts of machines could be bought: a lower bound;
+    infinite where all are too few."""
+    sizes = np.array([number * offer.rate for number, offer in zip(most, offers, strict=True)])
+    prices = np.array([number * offer.per_hour for number, offer in zip(most, offers, strict=True)])
+    reach, cost = np.concatenate([[0.0], np.cumsum(sizes)]), np.concatenate([[0.0], np.cumsum(prices)])
+    return np.where(needs <= reach[-1], np.interp(needs, reach, cost), np.inf)
+
+
+def _undominated(costs: Array, rates: Array) -> Array:
+    """Indices of the entries for which no other one has as small a cost and as great a rate."""
+    order = np.lexsort((-rates, costs))
+    best = np.maximum.accumulate(np.concatenate([[-np.inf], rates[order][:-1]]))
+    return order[rates[order] > best]
+
+
+# Machines that a rate takes, with headroom and with some to spare, and what a million requests then cost.
+
+
+# Of rounding: 800 / (20 * 0.8) machines are 50, whatever the last bit says.
+_ROUNDING_machines = 1e-9
 
 
 @dataclass(frozen=True)
@@ -39,7 +162,7 @@ class MachineCount:
 def count_machines(one: float, demand: CapacityDemand) -> int:
     """Machines of one kind. one: the greatest rate of one, requests a second, above 0."""
     needed = demand.rate / (one * (1.0 - demand.headroom))
-    return math.ceil(needed * (1.0 - _ROUNDING)) + demand.spare
+    return math.ceil(needed * (1.0 - _ROUNDING_machines)) + demand.spare
 
 
 def machines_for(one: Estimate, demand: CapacityDemand) -> MachineCount:

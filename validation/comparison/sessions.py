@@ -1,13 +1,9 @@
-"""Runs two sessions over a golden set, case by case, and turns their drift into checks.
+"""Compares the outputs of two sessions over samples."""
 
-Whether a quantized graph decides as the model does is judged by a lower bound of the changed decisions (Clopper and
-Pearson, Biometrika 26, 1934), because a golden set is small and one near tie of 48 is 2 %: a graph fails when the data
-shows, at LEVEL, that it changes more than MOST of all decisions.
-"""
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +14,251 @@ from enginesmith.arrays import Array
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.reports.proof import DECISIONS, Check
 from enginesmith.core.types import Session, Tensors
-from validation.comparison.outputs import StageComparison, check_of
 from validation.golden.golden_set import Case, GoldenSet
-from validation.limits.budget import Budget, Budgets, OutputLimits, StagedLimits
-from validation.limits.measured import MeasuredDrift
-from validation.metrics.along import Along
+from validation.limits.budget import Budget, Budgets, OutputLimits, StagedLimits, at_most, within
+from validation.limits.measured import MeasuredDrift, Value, of_edge, of_golden, still_share
 from validation.metrics.drift import Drift, measure
-from validation.metrics.tally import Spreads
+from validation.metrics.tally import Along, Spreads, samples_of
 from validation.metrics.tasks.terms import TaskMetric
 from validation.statistics.rates import lower
+
+# Compares what two sides answered, case by case: the drift of each output, and the checks that follow from it.
+#
+# Golden cases are merged per output. Edge cases are not, since an error at one size must not vanish in an average: each
+# metric is checked at the edge where it is worst, and the note names the other edges that break the limit.
+
+
+# Samples that `Constancy` compares at a time.
+_ROWS = 1 << 10
+# Metrics whose check says in its note where the limit comes from.
+NOTED = ("sqnr_db", "agreement")
+
+
+@dataclass
+class Constancy:
+    """Whether all samples of one output are equal: an answer that does not depend on the inputs is no answer."""
+
+    constant: bool = True
+    _first: Array | None = None
+
+    def add(self, output: Array, samples: int) -> None:
+        """Take an output of a case. samples: how many lie along its axis 0; 1 where the whole array is one sample.
+
+        Samples of different sizes are equal where all elements of both are one number.
+        """
+        if not self.constant or not output.size:
+            return
+        rows = output if output.ndim and samples == output.shape[0] else output[None]
+        first = self._first = np.array(rows[0]) if self._first is None else self._first
+        single = rows.shape[1:] != first.shape
+        wanted = first.flat[0] if single else first
+        parts = (rows[1:2], *(rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)))
+        if (single and not (first == wanted).all()) or not all((part == wanted).all() for part in parts):
+            self.constant, self._first = False, None
+
+
+@dataclass
+class OutputComparison:
+    """The comparison of one output. dtype: of the expected output.  golden: drift of all golden cases.
+
+    edges: drift by edge case.  expected, actual: whether each side is the same for all golden samples.
+    """
+
+    dtype: np.dtype
+    golden: Drift | None = None
+    edges: dict[str, Drift] = field(default_factory=dict)
+    expected: Constancy = field(default_factory=Constancy)
+    actual: Constancy = field(default_factory=Constancy)
+
+    def add(self, case: Case, pair: tuple[Array, Array], samples: int) -> None:
+        """Take the expected and the actual output of a case. Raises ValueError when their shapes or kinds differ."""
+        drift = measure(*pair, decisions=True, samples=samples)
+        if case.kind == "edge":
+            self.edges[case.name] = of_edge(drift, self.golden and of_golden(self.golden))
+            return
+        self.golden = self.golden.merge(drift) if self.golden else drift
+        for side, array in zip((self.expected, self.actual), pair, strict=True):
+            side.add(array, samples)
+
+
+@dataclass
+class StageComparison:
+    """The cases of one stage that were compared so far. spreads: takes how errors spread, where a report shows it.
+
+    declared: by output, the dtype that the candidate declares.  failures: checks that failed without a value.
+    """
+
+    stage: str
+    spreads: Spreads | Along | None
+    declared: Mapping[str, str]
+    outputs: dict[str, OutputComparison] = field(default_factory=dict)
+    failures: list[Check] = field(default_factory=list)
+
+    def fail(self, name: str, output: str, case: str, note: str) -> None:
+        """Take a failed check without a value."""
+        self.failures.append(Check(self.stage, name, output, case, None, None, False, note))
+
+    def add(self, case: Case, expected: Tensors, actual: Tensors) -> None:
+        """Compare the outputs of a case; what cannot be compared is a failure."""
+        for output, value in expected.items():
+            if output not in actual:
+                self.fail("outputs", output, case.name, "this output is missing")
+            elif not _is_comparable(value.dtype, actual[output].dtype, self.declared.get(output)):
+                self.fail("outputs", output, case.name, f"expected {value.dtype}, got {actual[output].dtype}")
+            else:
+                pair, samples = (value, actual[output]), samples_of(case.inputs.values(), value)
+                try:
+                    self.outputs.setdefault(output, OutputComparison(value.dtype)).add(case, pair, samples)
+                except ValueError as error:
+                    self.failures.append(_shape_check(self.stage, output, case.name, pair, str(error)))
+                    continue
+                if self.spreads is not None:
+                    self.spreads.add(output, case.name, case.kind == "golden", pair, samples)
+        for output in actual.keys() - expected.keys():
+            self.fail("outputs", output, case.name, "the model has no such output")
+
+    def checks(self, limits: OutputLimits) -> Iterator[Check]:
+        """Failures first, then the golden cases of each output, then its edges."""
+        yield from (*self.failures, *self._check_measured())
+        for of_kind in (self._golden, self._edges):
+            for name, output in self.outputs.items():
+                yield from of_kind(name, output, limits)
+
+    def usual(self) -> dict[str, Drift]:
+        """The drift of the golden cases by output, which later cases are judged by (`edge_checks`)."""
+        return {name: of_golden(output.golden) for name, output in self.outputs.items() if output.golden}
+
+    def _check_measured(self) -> Iterator[Check]:
+        """Failed checks of outputs whose expected values are all infinite, and of a stage without any element."""
+        known = {
+            name: [part for part in (found.golden, *found.edges.values()) if part]
+            for name, found in self.outputs.items()
+        }
+        for name, parts in known.items():
+            if any(part.infinite for part in parts) and not any(part.count or part.nonfinite for part in parts):
+                note = "nothing was measured: every expected value is infinite"
+                yield Check(self.stage, "measured", name, "golden", 0.0, None, False, note)
+        if known and all(_is_empty(part) for parts in known.values() for part in parts):
+            note = "nothing was measured: every output is empty; give golden data with answers"
+            yield Check(self.stage, "measured", "", "golden", 0.0, None, False, note)
+
+    def _golden(self, name: str, output: OutputComparison, limits: OutputLimits) -> Iterator[Check]:
+        if output.golden is None:
+            return
+        held = limits.at(name, "golden", output.golden.count)
+        found = _measure_drift(self.stage, output.dtype, of_golden(output.golden), None, held)
+        varies = not output.expected.constant and (found.drift.mismatches is not None or found.moves)
+        if varies and output.actual.constant:
+            note = "the same for every sample, where the expected output differs"
+            yield Check(self.stage, "constant", name, "golden", None, None, False, note)
+        for value in found.values():
+            note = limits.budgets.notes.get((name, "golden"), value.note) if value.name in NOTED else value.note
+            note = "nothing was measured: it is empty" if _is_empty(found.drift) else note
+            yield check_of(self.stage, name, "golden", replace(value, note=note))
+
+    def _edges(self, name: str, output: OutputComparison, limits: OutputLimits) -> Iterator[Check]:
+        """The check of each metric at the edge where it is worst. The note names other edges that break the limit."""
+        usual = of_golden(output.golden) if output.golden else None
+        columns: dict[str, dict[str, Value]] = {}
+        for case, drift in output.edges.items():
+            held = limits.at(name, "edge", drift.count)
+            for value in _measure_drift(self.stage, output.dtype, drift, usual, held).values():
+                columns.setdefault(value.name, {})[case] = value
+        for metric, values in columns.items():
+            worst = min(values, key=lambda case: (_passes(values[case]), _goodness(values[case])))
+            others = ", ".join(case for case, value in values.items() if case != worst and not _passes(value))
+            where = values[worst].note if metric in ("sqnr_db", "slice_sqnr_db", "centered_sqnr_db") else ""
+            note = f"also {others}" if others else f"worst of {len(values)} edges"
+            note = f"{where}; {note}" if where else note
+            yield check_of(self.stage, name, worst, replace(values[worst], note=note))
+
+
+def golden_drifts(golden: GoldenSet) -> dict[str, Drift]:
+    """The drift of the golden cases' expected outputs from themselves, by output: energy and variation without error.
+
+    Cases beside the golden set are judged by it (`edge_checks`).
+    """
+    found: dict[str, Drift] = {}
+    for case in golden.of_kind("golden"):
+        for name, value in case.expected.items():
+            drift = measure(value, value, samples=samples_of(case.inputs.values(), value))
+            found[name] = found[name].merge(drift) if name in found else drift
+    return {name: of_golden(drift) for name, drift in found.items()}
+
+
+def edge_checks(
+    stage: str,
+    case: tuple[str, Iterable[Array]],
+    output: str,
+    pair: tuple[Array, Array],
+    usual: Drift | None,
+    held: tuple[Budget, Drift | None],
+) -> tuple[Check, ...]:
+    """The checks of one output of a case beside the golden set, judged as an edge case is.
+
+    case: its name and inputs.  pair: expected and actual output.  usual: drift of the golden cases.  held: budget and
+    honest drift, of `OutputLimits.at`. Raises ValueError when shapes or kinds differ.
+    """
+    name, inputs = case
+    drift = of_edge(measure(*pair, decisions=True, samples=samples_of(inputs, pair[0])), usual)
+    values = _measure_drift(stage, pair[0].dtype, drift, usual, held).values()
+    return tuple(check_of(stage, output, name, value) for value in values)
+
+
+def _measure_drift(
+    stage: str, dtype: np.dtype, drift: Drift, usual: Drift | None, held: tuple[Budget, Drift | None]
+) -> MeasuredDrift:
+    budget, honest = held
+    common = max(part.exponent for part in (drift, usual, honest) if part)
+    drift, still = drift.scale_to(common), still_share(dtype)
+    usual, honest = (part and part.scale_to(common) for part in (usual, honest))
+    return MeasuredDrift(drift, budget, still, usual, honest, stage == "engine")
+
+
+def _shape_check(stage: str, output: str, case: str, pair: tuple[Array, Array], note: str) -> Check:
+    """A failed check of two arrays that cannot be compared; where one axis alone differs, `shape`, with both sizes:
+    where a graph selects boxes itself, their number depends on rounding."""
+    sizes = [pair_of for pair_of in zip(pair[0].shape, pair[1].shape, strict=False) if pair_of[0] != pair_of[1]]
+    if pair[0].ndim != pair[1].ndim or len(sizes) != 1:
+        return Check(stage, "outputs", output, case, None, None, False, note)
+    return Check(stage, "shape", output, case, float(sizes[0][1]), float(sizes[0][0]), False, note)
+
+
+def _is_comparable(expected: np.dtype, actual: np.dtype, declared: str | None) -> bool:
+    """Whether the dtypes are equal, or `actual` is another floating-point type that the candidate declares."""
+    return actual == expected or (actual.kind == expected.kind == "f" and actual.name == declared)
+
+
+def _is_empty(drift: Drift) -> bool:
+    return not (drift.count or drift.nonfinite or drift.infinite)
+
+
+def check_of(stage: str, output: str, case: str, value: Value) -> Check:
+    """A value against its limit as a check."""
+    return Check(stage, value.name, output, case, value.value, value.limit, _passes(value), value.note)
+
+
+def _passes(value: Value) -> bool:
+    return value.limit is None or (value.value is not None and within(value.name, value.value, value.limit))
+
+
+def _goodness(value: Value) -> float:
+    """A sort key by which a greater value is better; NaN is the worst value, and None the best."""
+    if value.value is None:
+        return math.inf
+    if math.isnan(value.value):
+        return -math.inf
+    if value.name == "slice_sqnr_db":  # each has a limit of its own
+        return math.inf if value.value == math.inf else value.value - (value.limit or 0.0)
+    return -value.value if at_most(value.name) else value.value
+
+
+# Runs two sessions over a golden set, case by case, and turns their drift into checks.
+#
+# Whether a quantized graph decides as the model does is judged by a lower bound of the changed decisions (Clopper and
+# Pearson, Biometrika 26, 1934), because a golden set is small and one near tie of 48 is 2 %: a graph fails when the
+# data shows, at LEVEL, that it changes more than MOST of all decisions.
+
 
 # The greatest share of changed decisions, and the chance that a graph that keeps it fails.
 MOST, LEVEL = 0.01, 0.01

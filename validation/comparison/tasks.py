@@ -1,26 +1,257 @@
-"""The task metrics of a spec over a golden set, as checks; and what their decisions leave of the limits on drift.
-
-A share that passes on few samples may be lower on others. Its check says how much lower (the bound of Clopper and
-Pearson, Biometrika 26, 1934), and how many samples without a wrong one would show its limit.
-"""
+"""Parts of a comparison: task metrics, free running, coverage."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
+from builders.onnx_graphs.structure import Dependence
+from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError, EnginesmithError
-from enginesmith.core.reports.proof import Check, Spread
+from enginesmith.core.reports.proof import Check, Spread, unmeasured
 from enginesmith.core.types import Session, Tensors
-from validation.comparison.sessions import CHANGED, run
-from validation.golden.golden_set import Case, GoldenSet
+from validation.comparison.sessions import CHANGED, NOTED, Constancy, Opener, drift_checks, run
+from validation.golden.free_running import FreeRunningSession, RecordedSession
+from validation.golden.golden_set import Case, GoldenSequences, GoldenSet, case_kinds, case_names
 from validation.limits.budget import HONEST_DB, LEAST_DB, Budget, Budgets, StagedLimits, at_most, within
+from validation.limits.measured import MeasuredDrift, of_golden, still_share
+from validation.metrics.drift import Drift, is_exact, measure
+from validation.metrics.tally import Along, Spreads, StepSpreads, samples_of
+from validation.metrics.tasks.boxes import BoxSet
 from validation.metrics.tasks.measures import score_of
 from validation.metrics.tasks.scores import Score, TaskValue
 from validation.metrics.tasks.terms import VALUES, TaskMetric, sets_of
 from validation.statistics.rates import count_needed, lower
+
+# What a golden set does not measure: outputs and right answers that are the same in all of its samples.
+#
+# An engine that answers so whatever it is asked agrees with the model on them, in every bit. Such an output has the
+# check `UNMEASURED`, with which no engine is proven. Exempt are outputs that cannot vary with what is computed: those
+# that no input reaches, and inputs that are handed on (`builders.onnx_graphs.structure`). They are compared as others
+# are.
+
+
+STAGE = "export"
+_REMEDY = "give golden data that varies it"
+
+
+def unmeasured_checks(
+    golden: GoldenSet, dependences: Mapping[str, Dependence], metrics: Sequence[TaskMetric] = ()
+) -> Iterator[Check]:
+    """A check for each output, and for each metric, that the golden cases do not measure.
+
+    dependences: of the exported model's outputs; one that is not among them counts as computed. Raises DataError for
+    outputs or labels of a shape that a metric does not take, InputError for an output that the model lacks.
+    """
+    outputs: dict[str, _Variation] = {}
+    for case in golden.of_kind("golden"):
+        for name, value in case.expected.items():
+            if dependences.get(name, "computed") == "computed":
+                samples = samples_of(case.inputs.values(), value)
+                outputs.setdefault(name, _Variation(value.dtype)).add(value, samples)
+    for name, found in outputs.items():
+        if reason := found.why_unmeasured():
+            yield unmeasured(STAGE, name, "golden", f"{reason}; {_REMEDY}")
+    for metric in metrics:
+        if reason := _why_no_answers(golden, metric):
+            yield unmeasured(STAGE, metric.terms.output, "golden", f"{metric.terms.name}: {reason}")
+
+
+@dataclass
+class _Variation:
+    """How one output varies over the golden cases. samples: how many there are.  number: that all elements of the last
+    case are; None where they differ."""
+
+    dtype: np.dtype
+    samples: int = 0
+    constancy: Constancy = field(default_factory=Constancy)
+    drift: Drift | None = None
+    number: float | None = None
+
+    def add(self, value: Array, samples: int) -> None:
+        """Take the output of a case."""
+        self.samples += samples
+        self.constancy.add(value, samples)
+        same = value.size and (value == value.flat[0]).all()
+        self.number = float(value.flat[0]) if same else None
+        found = measure(value, value, samples=samples)
+        self.drift = self.drift.merge(found) if self.drift else found
+
+    def why_unmeasured(self) -> str:
+        """Why the output is not measured; '' where it is. A single sample varies by its elements, and a single number
+        is measured unless it is 0."""
+        drift = self.drift or Drift()
+        of = f"in all {self.samples} golden samples" if self.samples > 1 else "in the one golden sample"
+        if not drift.count:
+            return "" if drift.nonfinite else f"{'infinite' if drift.infinite else 'empty'} {of}"
+        if drift.infinite:  # a mask of infinities says which elements count, and varies with them
+            return f"the same {of}" if self.constancy.constant else ""
+        if self.samples == 1:
+            shows_nothing = self.number is not None and (drift.count > 1 or not self.number)
+            return f"{self.number:g} throughout {of}" if shows_nothing else ""
+        still = not is_exact(np.empty(0, self.dtype)) and not self._moves(drift)
+        return f"the same {of}" if self.constancy.constant or still else ""
+
+    def _moves(self, drift: Drift) -> bool:
+        return MeasuredDrift(of_golden(drift), Budget(), still_share(self.dtype)).moves
+
+
+def _why_no_answers(golden: GoldenSet, metric: TaskMetric) -> str:
+    """Why a metric's right answers show nothing; '' where two of them differ, where there is one, or for a metric of
+    likelihoods, which has no answers of its own."""
+    score = score_of(metric.terms)
+    labelled = metric.against == "labels" and golden.labels is not None
+    if labelled:
+        parts: Iterable[Any] = [score.read_labels(np.atleast_1d(np.asarray(golden.labels)))]
+    else:
+        parts = (score.read_wanted(case.expected) for case in golden.of_kind("golden"))
+    skipped = [value for name in ("ignore", "pad") if (value := getattr(metric.terms, name, None)) is not None]
+    distinct, count = set[object](), 0
+    for part in parts:
+        answers = part[~np.isin(part, skipped)] if isinstance(part, np.ndarray) else part
+        if not isinstance(answers, np.ndarray | list):
+            return ""
+        count += np.size(answers) if isinstance(answers, np.ndarray) else len(answers)
+        distinct |= {*_some_answers(answers)}
+        if len(distinct) > 1:
+            return ""
+    whose = "labels" if labelled else "answers of the original model"
+    return f"all {count} {whose} are equal; give golden data with several" if count > 1 else ""
+
+
+def _some_answers(answers: Array | list[Any]) -> Iterator[object]:
+    """Answers of a case, of which two differ where any two do: the ends of an array, texts, the boxes of each image."""
+    if isinstance(answers, np.ndarray):
+        yield from (answers.min().item(), answers.max().item()) if answers.size else ()
+        return
+    for item in answers:
+        yield (item.classes.tobytes(), item.corners.tobytes()) if isinstance(item, BoxSet) else tuple(item)
+
+
+# Compares two models with state that hand their own states from step to step.
+
+
+# The case of these checks.
+FREE_RUNNING = "free running"
+
+
+def free_running_checks(
+    stage: str,
+    reference: Session | None,
+    candidate: Session,
+    sequences: GoldenSet,
+    limits: Budgets | StagedLimits,
+    along: Along | None = None,
+) -> tuple[Check, ...]:
+    """`drift_checks` on whole sequences: those of the golden cases, under limits that were measured on sequences.
+
+    along: takes the drift along the sequences. The check of an output's SQNR, or of its agreement, notes the worst."""
+    along = along or Along()
+    checks = drift_checks(stage, reference, candidate, sequences, limits, along)
+    told = {found.output: found.text for found in along.at(stage)}
+
+    def note(check: Check) -> str:
+        return "; ".join(filter(None, [told.get(check.output), check.note])) if check.name in NOTED else check.note
+
+    return tuple(replace(check, case=_case(check.case), note=note(check)) for check in checks)
+
+
+def step_spreads(golden: GoldenSet, along: Along) -> Spreads:
+    """The spreads of a golden set's cases; of a model with state `along` takes the drift of its steps with them."""
+    if (sequences := golden.sequences) is None:
+        return Spreads()
+    names = [name for name, kind in zip(case_names(golden), case_kinds(golden), strict=True) if kind == "golden"]
+    return StepSpreads(along, dict(zip(names, sequences.places, strict=False)))
+
+
+def _case(name: str) -> str:
+    return FREE_RUNNING if name == "golden" else f"{FREE_RUNNING}, {name}"
+
+
+def check_free_running(
+    stage: str,
+    pair: tuple[RecordedSession, Session],
+    sequences: GoldenSequences | None,
+    opens: Opener,
+    limits: Callable[[Session, GoldenSet, Opener], StagedLimits],
+    along: Along,
+) -> tuple[Check, ...]:
+    """The checks of the second session against the first on sequences; none of a model without state.
+
+    opens: opens an ONNX file as it is written.  limits: of a reference on a golden set, given what opens graphs that
+    are compared with it.  along: as in `free_running_checks`.
+    """
+    if sequences is None:
+        return ()
+
+    @contextmanager
+    def rolled(path: Path) -> Iterator[Session]:
+        with opens(path) as session:
+            yield FreeRunningSession(session, sequences)
+
+    expected, actual = pair[0].free_running(sequences), FreeRunningSession(pair[1], sequences)
+    held = limits(expected, sequences.golden, rolled)
+    return free_running_checks(stage, expected, actual, sequences.golden, held, along)
+
+
+# Whether a few golden cases alone show that a candidate breaks the limits of all: most trials of a search do, by far.
+#
+# Errors only add up. The error energy of some cases that exceeds what a limit allows for all of them is not made good
+# by the others, however exact these are, and neither is their greatest error.
+
+
+# Metrics that further cases can only make worse, once the signal of all cases is known.
+_ADDING_UP = ("sqnr_db", "centered_sqnr_db", "max_rel", "max_abs")
+
+OutputLimit = tuple[str, str, float]
+
+
+def list_limits(checks: Iterable[Check]) -> list[OutputLimit]:
+    """(output, metric, limit) of the checks of golden cases by a metric that adds up over the cases."""
+    golden = (check for check in checks if check.case == "golden" and check.name in _ADDING_UP)
+    return [(check.output, check.name, check.limit) for check in golden if check.limit is not None]
+
+
+def find_broken(
+    candidate: Session, cases: Iterable[Case], whole: Mapping[str, Drift], limits: Sequence[OutputLimit]
+) -> Check | None:
+    """The failed check of a limit of all golden cases that some of them break; None where they break none.
+
+    They are run in turn until one is broken. Its value is what all would have if the others were exact.
+    cases: with the expected outputs.  whole: of all golden cases, the drift without an error (`golden_drifts`).
+    None also where the candidate cannot be run or compared, which the checks of all cases explain.
+    """
+    found: dict[str, Drift] = defaultdict(Drift)
+    try:
+        for case in cases:
+            actual = run(candidate, case.inputs)
+            for name in {output for output, *_ in limits}:
+                found[name] = found[name].merge(measure(case.expected[name], actual[name]))
+            for name, metric, limit in limits:
+                value = _value_at_best(metric, whole[name], found[name])
+                if not within(metric, value, limit):
+                    return Check("quantization", metric, name, "golden", value, limit, False, "of some cases")
+    except (EnginesmithError, KeyError, ValueError):
+        return None
+    return None
+
+
+def _value_at_best(metric: str, whole: Drift, part: Drift) -> float:
+    part = part.scale_to(whole.exponent)
+    value: float = getattr(replace(whole, error_sq=part.error_sq, max_abs=part.max_abs), metric)
+    return value
+
+
+# The task metrics of a spec over a golden set, as checks; and what their decisions leave of the limits on drift.
+#
+# A share that passes on few samples may be lower on others. Its check says how much lower (the bound of Clopper and
+# Pearson, Biometrika 26, 1934), and how many samples without a wrong one would show its limit.
+
 
 # The chance that a share is below the bound that its note gives.
 LEVEL = 0.05
@@ -211,3 +442,64 @@ def _lift(check: Check) -> Check:
     return replace(
         check, passed=True, limit=None, waived=check.limit, note="; ".join(filter(None, [check.note, limit]))
     )
+
+
+# What a spec may ask of a model's outputs beside drift and task metrics: limits on distributions.
+#
+# The defaults are explained in docs/concepts/validation.md.
+
+
+Values = Literal["logits", "probabilities"]
+
+# The default limits. KL: the perplexity on text drawn from the original model grows by e^KL, 1 %.
+KL = 0.01
+# No event of any row gains or loses more than 0.2 of probability: JS >= TV^2 / 2, by Pinsker's inequality.
+JS = 0.02
+# One decision of a hundred; one entry of four top-5 lists.
+FLIPS, TOP_K = 0.01, 0.05
+# About what temperature scaling leaves of a network's calibration error (Guo et al. 2017, table 1).
+ECE = 0.02
+# What an error of 0.1 (root mean square over the row) costs calibrated probabilities.
+BRIER = 0.01
+# One false alarm in a thousand engines, which repeats for the same engine because the draws are seeded.
+DRAWS, ALPHA = 100, 0.001
+
+
+@dataclass(frozen=True)
+class RowLimits:
+    """Limits of one output whose last axis holds a distribution, against the original model's; None: not checked.
+
+    values: what the output holds.  kl: mean over the rows, in nats.  js: of the worst row, in nats.  flips: share of
+    rows with another argmax.  top_k: share of the five likeliest that are others.  ece, brier: by how much the
+    calibration error and the Brier score may differ, or get worse where there are labels.
+    """
+
+    values: Values = "logits"
+    kl: float | None = None
+    js: float | None = None
+    flips: float | None = None
+    top_k: float | None = None
+    ece: float | None = None
+    brier: float | None = None
+
+
+@dataclass(frozen=True)
+class SampledOutputs:
+    """A two-sample test of a stochastic model: the graph's and the engine's outputs have one distribution.
+
+    outputs: their names.  vary: the input that is a seed or noise; None where repeated runs differ by themselves.
+    draws: runs of each side.  alpha: the rate of false alarms over all outputs together.
+    """
+
+    outputs: tuple[str, ...]
+    vary: str | None = None
+    draws: int = DRAWS
+    alpha: float = ALPHA
+
+
+@dataclass(frozen=True)
+class DistributionalLimits:
+    """The distributional part of a contract. rows: limits by output.  seeds: the two-sample test, if any."""
+
+    rows: Mapping[str, RowLimits] = field(default_factory=dict)
+    seeds: SampledOutputs | None = None

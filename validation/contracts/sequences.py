@@ -1,11 +1,16 @@
-"""Sequences of tokens along an output's last axis: how far two are equal, and where they end."""
+"""Contracts over sequences, and predicates of a user."""
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from enginesmith.arrays import Array
+from enginesmith.core.types import Tensors
+
+# Sequences of tokens along an output's last axis: how far two are equal, and where they end.
 
 
 @dataclass(frozen=True)
@@ -104,3 +109,216 @@ def _edits(left: Array, right: Array) -> int:
         # An insertion continues from the left: min over j' <= j of now[j'] + (j - j').
         before = np.minimum.accumulate(now - steps) + steps
     return int(before[-1])
+
+
+# Predicates over one output. Each is the amount by which it is broken, so that a report shows how far off it is.
+#
+# Boxes of two detectors are matched greedily within each class by intersection over union (IoU), as in COCO's
+# evaluation (Lin et al., "Microsoft COCO: Common Objects in Context", 2014): the candidate's boxes, likeliest first,
+# each take the free box of the reference of their class with the greatest IoU, if that is large enough.
+
+
+Form = Literal["xyxy", "xywh", "cxcywh"]
+
+
+@dataclass(frozen=True)
+class BoxLimits:
+    """How far the boxes (..., n, 4) of two detectors may differ.
+
+    form: two corners; a corner and the size; or the centre and the size.  classes, scores: outputs (..., n) with the
+    boxes' classes and scores; None: one class, in the given order.  iou: least IoU of a match.  matched: least share of
+    the boxes of both sides that have a match.  score: greatest difference between the scores of a match; None: any.
+    least_score: boxes with a lower score are left out on both sides, because padding and noise are no detections.
+    """
+
+    form: Form = "xyxy"
+    classes: str | None = None
+    scores: str | None = None
+    iou: float = 0.9
+    matched: float = 0.99
+    score: float | None = None
+    least_score: float = 0.0
+
+    def broken(self, expected: Array, actual: Array, beside: tuple[Tensors, Tensors]) -> list[tuple[str, float, float]]:
+        """(name, value, limit) of each limit: the share of boxes without a match; the greatest difference of scores.
+
+        beside: all outputs of the reference and of the candidate. The values are NaN, which no limit passes, where a
+        number is not finite, the numbers of images differ, or an output is missing or has another shape. Empty where
+        neither side has a box that counts.
+        """
+        ours, theirs = (self._images(*side) for side in ((actual, beside[1]), (expected, beside[0])))
+        unmatched = apart = np.nan
+        if ours is not None and theirs is not None and len(ours) == len(theirs):
+            total, matches, apart = 0, 0, 0.0
+            for candidate, reference in zip(ours, theirs, strict=True):
+                pairs = list(_matches(candidate, reference, self.iou))
+                total += len(candidate.corners) + len(reference.corners)
+                matches += len(pairs)
+                apart = max([apart, *(abs(float(candidate.scores[i] - reference.scores[j])) for i, j in pairs)])
+            if not total:
+                return []
+            unmatched = 1 - 2 * matches / total
+        found = [("boxes", unmatched, round(1 - self.matched, 12))]
+        return found if self.score is None else [*found, ("boxes score", apart, self.score)]
+
+    def _images(self, boxes: Array, outputs: Tensors) -> "list[_Image] | None":
+        """The boxes that count, by image; None where they are not of this form."""
+        if boxes.ndim < 2 or boxes.shape[-1] != 4:
+            return None
+        count, shape = boxes.shape[-2], boxes.shape[:-1]
+        classes = outputs.get(self.classes) if self.classes else np.zeros(shape)
+        scores = outputs.get(self.scores) if self.scores else np.ones(shape)
+        if classes is None or scores is None or {classes.shape, scores.shape} != {shape}:
+            return None
+        images = math.prod(shape[:-1])
+        corners = corners_of(boxes, self.form).reshape(images, count, 4)
+        rest = [np.asarray(item, np.float64).reshape(images, count) for item in (classes, scores)]
+        found = []
+        for image in zip(corners, *rest, strict=True):
+            kept = ~(image[2] < self.least_score)  # NaN is kept, to fail
+            if not all(np.isfinite(item[kept]).all() for item in image):
+                return None
+            found.append(_Image(*(item[kept] for item in image)))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Image:
+    """The boxes of one image. corners: (n, 4).  classes, scores: (n,)."""
+
+    corners: Array
+    classes: Array
+    scores: Array
+
+
+def corners_of(boxes: Array, form: Form) -> Array:
+    """Boxes (..., 4) of a form as corners (x1, y1, x2, y2) in float64."""
+    wide = np.asarray(boxes, np.float64)
+    if form == "xyxy":
+        return wide
+    start, size = wide[..., :2], wide[..., 2:]
+    if form == "cxcywh":
+        start = start - size / 2
+    return np.concatenate([start, start + size], axis=-1)
+
+
+def overlaps(left: Array, right: Array) -> Array:
+    """The IoU (n, m) of corners (n, 4) with corners (m, 4). A box without area overlaps only with its equal."""
+    low = np.maximum(left[:, None, :2], right[None, :, :2])
+    high = np.minimum(left[:, None, 2:], right[None, :, 2:])
+    shared = np.prod(np.maximum(high - low, 0), axis=-1)
+    areas = [np.prod(np.maximum(side[:, 2:] - side[:, :2], 0), axis=-1) for side in (left, right)]
+    union = areas[0][:, None] + areas[1][None, :] - shared
+    same = (left[:, None] == right[None]).all(axis=-1)
+    return np.where(same, 1.0, shared / np.where(union > 0, union, 1.0))
+
+
+def _matches(candidate: _Image, reference: _Image, least: float) -> Iterator[tuple[int, int]]:
+    """(index in the candidate, index in the reference) of each match."""
+    found = overlaps(candidate.corners, reference.corners)
+    found[candidate.classes[:, None] != reference.classes[None]] = -1
+    for index in np.argsort(-candidate.scores, kind="stable"):
+        if not found.shape[1] or (best := int(found[index].argmax())) < 0 or found[index, best] < least:
+            continue
+        found[:, best] = -1
+        yield int(index), best
+
+
+Order = Literal["ascending", "descending", "strictly ascending", "strictly descending"]
+
+
+@dataclass(frozen=True)
+class StructureLimits:
+    """What one output must be in every case; None is not checked.
+
+    finite: without NaN and infinities.  range: least and greatest value; None leaves an end open.  sums_to_one,
+    unit_norm: how far the sum, or the Euclidean norm, over the last axis may be from 1.  sorted: along the last axis.
+    shape: sizes, and names of dims.  dtype: numpy's name of it.  equal_until: the token up to whose first place
+    sequences must equal the graph's.  sequence, eos, boxes: how far the output may differ from the graph's.
+    """
+
+    finite: bool | None = None
+    range: tuple[float | None, float | None] | None = None
+    sums_to_one: float | None = None
+    unit_norm: float | None = None
+    sorted: Order | None = None
+    shape: tuple[int | str, ...] | None = None
+    dtype: str | None = None
+    equal_until: int | None = None
+    sequence: SequenceLimits | None = None
+    eos: SequenceEnd | None = None
+    boxes: BoxLimits | None = None
+
+    def broken(
+        self, expected: Array, actual: Array, sizes: Mapping[str, int], beside: tuple[Tensors, Tensors] = ({}, {})
+    ) -> list[tuple[str, float, float]]:
+        """(predicate, amount by which it is broken, limit of that) for each predicate that is set.
+
+        expected: the graph's output.  actual: the engine's.  sizes: of the named dims in this case.  beside: all
+        outputs of the graph and of the engine, for `boxes`.
+        """
+        found: list[tuple[str, float, float]] = []
+        if self.finite:
+            found.append(("finite", float(np.size(actual) - np.isfinite(actual).sum()), 0.0))
+        if self.range is not None:
+            found.append(("range", _outside(_wide(actual), *self.range), 0.0))
+        if self.sums_to_one is not None:
+            found.append(("sums_to_one", _from_one(_wide(actual).sum(-1)), self.sums_to_one))
+        if self.unit_norm is not None:
+            found.append(("unit_norm", _from_one(np.linalg.norm(_wide(actual), axis=-1)), self.unit_norm))
+        if self.sorted is not None:
+            found.append(("sorted", _count_unsorted(_wide(actual), self.sorted), 0.0))
+        if self.shape is not None:
+            found.append(("shape", _count_other_sizes(actual.shape, self.shape, sizes), 0.0))
+        if self.equal_until is not None:
+            found.append(("equal_until", _share_differing(expected, actual, self.equal_until), 0.0))
+        if self.dtype is not None:
+            found.append(("dtype", float(actual.dtype.name != self.dtype), 0.0))
+        found += self.sequence.broken(expected, actual) if self.sequence else []
+        found += self.eos.broken(expected, actual) if self.eos else []
+        return found + (self.boxes.broken(expected, actual, beside) if self.boxes else [])
+
+
+def _wide(array: Array) -> Array:
+    return np.asarray(array, np.float64)
+
+
+def _outside(values: Array, low: float | None, high: float | None) -> float:
+    """The greatest distance of a value from the range low to high."""
+    if values.size == 0:
+        return 0.0
+    if np.isnan(values).any():
+        return np.nan
+    below = 0.0 if low is None else low - values.min()
+    above = 0.0 if high is None else values.max() - high
+    return float(max(below, above, 0.0))
+
+
+def _from_one(values: Array) -> float:
+    return float(np.abs(values - 1).max()) if values.size else 0.0
+
+
+def _count_unsorted(values: Array, order: Order) -> float:
+    """How many neighbours along the last axis are out of order, as all are with NaN."""
+    left, right = values[..., :-1], values[..., 1:]
+    if order.endswith("descending"):
+        left, right = right, left
+    good = left < right if order.startswith("strictly") else left <= right
+    return float(good.size - good.sum())
+
+
+def _count_other_sizes(actual: tuple[int, ...], shape: tuple[int | str, ...], sizes: Mapping[str, int]) -> float:
+    """How many axes have another size than declared; all for another rank. A dim that no input has may be any size."""
+    if len(actual) != len(shape):
+        return float(max(len(actual), len(shape)))
+    wanted = (sizes.get(dim, size) if isinstance(dim, str) else dim for dim, size in zip(shape, actual, strict=True))
+    return float(sum(one != other for one, other in zip(wanted, actual, strict=True)))
+
+
+def _share_differing(expected: Array, actual: Array, token: int) -> float:
+    """The share of sequences along the last axis that differ up to the first `token`; NaN for other shapes."""
+    if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
+        return np.nan
+    pairs = list(zip(rows_of(expected), rows_of(actual), strict=True))
+    differing = sum(not np.array_equal(up_to(left, token), up_to(right, token)) for left, right in pairs)
+    return differing / len(pairs) if pairs else 0.0

@@ -14,8 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from enginesmith.arrays import Array
-from enginesmith.core.digest import digest_of_path
-from enginesmith.core.errors import DataError
+from enginesmith.core.errors import DataError, digest_of_path
 from enginesmith.core.text import suggest
 from enginesmith.core.types import PLUS, Dim, Tensors, TensorSpec, list_sums, size_of
 from validation.data.stored import Stored, find_arrays

@@ -18,8 +18,7 @@ from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError, EnginesmithError
 from enginesmith.core.reports.proof import Check, describe
 from enginesmith.core.types import Dim, Precision, Session, Tensors, TensorSpec
-from validation.comparison.outputs import edge_checks
-from validation.comparison.sessions import case_checks, run
+from validation.comparison.sessions import case_checks, edge_checks, run
 from validation.data.batches import leading_dim
 from validation.fuzz.cases import FuzzCase, Values, make, reach
 from validation.limits.budget import Budget, OutputLimits, StagedLimits

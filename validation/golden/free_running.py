@@ -1,13 +1,10 @@
-"""A model with state as a session of whole sequences, which carries its own states from step to step.
+"""Right answers of a golden set, given or by free running."""
 
-Golden cases show each step with the states of the reference; what errors grow to when they are handed on, only a run
-of many steps shows. As one call takes a whole sequence, such runs are compared as all others are, and the limits of
-honest rounding are measured in the same way: with states that the rounded graph has handed on.
-"""
-
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +14,14 @@ from enginesmith.core.state import State, step_inputs, without_states
 from enginesmith.core.types import Session, Tensors, TensorSpec
 from enginesmith.streams import Streams
 from validation.data.joined import BEGINS, GrownInputs, join
-from validation.golden.golden_set import GoldenSequences
+from validation.golden.golden_set import Case, GoldenSequences, GoldenSet, case_names
+
+# A model with state as a session of whole sequences, which carries its own states from step to step.
+#
+# Golden cases show each step with the states of the reference; what errors grow to when they are handed on, only a run
+# of many steps shows. As one call takes a whole sequence, such runs are compared as all others are, and the limits of
+# honest rounding are measured in the same way: with states that the rounded graph has handed on.
+
 
 # The axis of steps, before all others.
 STEP = "step"
@@ -126,3 +130,60 @@ def stack_steps(answers: Sequence[Array]) -> Array:
 
 def _stacked(spec: TensorSpec) -> TensorSpec:
     return replace(spec, shape=(STEP, *spec.shape))
+
+
+# What a reference answers to the cases of a golden set: kept, so that a later process need not run it again.
+
+
+# Answers that take more are not kept: they would be read and written in as much time as they are computed in.
+MOST_BYTES = 64 << 20
+
+
+class RecordedSession(Session):
+    """A session whose first answer to known inputs is the recorded one; it answers itself when it is asked again, so
+    that who asks twice compares the record with it.
+
+    cases: the most answers to record.  known: as `save` wrote them.
+    """
+
+    def __init__(self, session: Session, cases: int, known: GoldenSet | None = None) -> None:
+        self.inputs, self.outputs = session.inputs, session.outputs
+        self._session, self._cases = session, cases
+        self._known = known or GoldenSet(())
+        self._places = {name: index for index, name in enumerate(case_names(self._known))}
+        self._fresh, self._bytes = dict[str, Tensors](), 0
+
+    def run(self, inputs: Tensors) -> dict[str, Array]:
+        """The recorded answer, or one of its own. Raises as the session does."""
+        name = _digest_inputs(inputs)
+        place = self._places.pop(name, None)
+        known = {} if place is None else dict(self._known.cases[place].expected)
+        if known and known.keys() == {spec.name for spec in self.outputs}:
+            return known
+        answer = self._session.run(inputs)
+        if name not in self._fresh and len(self._fresh) < self._cases and self._bytes <= MOST_BYTES:
+            self._fresh[name] = answer
+            self._bytes += sum(array.nbytes for array in answer.values())
+        return answer
+
+    def free_running(self, sequences: GoldenSequences) -> "RecordedSession":
+        """The session as one of whole sequences (`FreeRunningSession`), whose answers to these may be on record too."""
+        session = FreeRunningSession(self._session, sequences)
+        return RecordedSession(session, len(sequences.golden.cases), self._known)
+
+    def save(self, path: Path, rolled: "RecordedSession | None" = None) -> Path | None:
+        """Write the session's own answers, by the digest of their inputs; None, and no file, where they take more than
+        MOST_BYTES. rolled: what `free_running` gave, whose answers are written too."""
+        if self._bytes + (rolled._bytes if rolled else 0) > MOST_BYTES:
+            return None
+        fresh = {**self._fresh, **(rolled._fresh if rolled else {})}
+        GoldenSet(tuple(Case(name, "golden", {}, answer) for name, answer in fresh.items())).save(path)
+        return path
+
+
+def _digest_inputs(inputs: Tensors) -> str:
+    found = hashlib.sha256()
+    for name, array in sorted(inputs.items()):
+        found.update(repr((name, str(array.dtype), array.shape)).encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()

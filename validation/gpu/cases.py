@@ -1,23 +1,62 @@
-"""Golden cases as two files that numpy alone reads: a bare GPU machine has no safetensors.
+"""The cases of the GPU kit, and their trials."""
 
-cases.json     format, the golden set's own digest, (name, kind) of each case, the digest of the other file; of a
-               model with state its states, and the cases of its sequences
-cases.npz      arrays by '00003/in/x' and '00003/out/y', those of sequences after 'sequences/'; no pickles
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
+from builders.backends import discovery
+from builders.backends import discovery as compatibility
+from builders.execution.jobs import WorkerContext
+from builders.execution.process import enter_phase
 from enginesmith.arrays import Array, stored_arrays
 from enginesmith.core import parsing
 from enginesmith.core.codec import OMIT_NONE, decode, encode
-from enginesmith.core.digest import canonical_json, digest_of_file, is_digest
-from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.errors import (
+    DataError,
+    EnginesmithError,
+    IntegrityError,
+    UnavailableError,
+    canonical_json,
+    digest_of_file,
+    is_digest,
+)
+from enginesmith.core.reports.proof import Check, PackedArray, describe
 from enginesmith.core.state import State
+from enginesmith.core.text import pluralize
+from enginesmith.core.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
+from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows
+from validation.comparison.sessions import expected_checks, run
 from validation.golden.golden_set import Case, CaseKind, GoldenSequences, GoldenSet
+from validation.gpu.devices import BundledEngine, BundledEnsemble, RecordingSession, record_proof
+from validation.gpu.models import build_for_any_generation
+from validation.gpu.peers import Peer, TorchSession, make_peer
+from validation.gpu.results import (
+    BatchLatency,
+    DeviceLatency,
+    Outcome,
+    Peaks,
+    PeerComparison,
+    TrialOutcome,
+    measure_peaks,
+)
+from validation.latency.machine import SystemLoadMonitor
+from validation.latency.measurement.loop import latencies, warm_up
+from validation.latency.measurement.paired import compare_times, run_interleaved
+from validation.latency.measurement.quantiles import quantiles
+from validation.limits.budget import Budgets, budgets
+
+# Golden cases as two files that numpy alone reads: a bare GPU machine has no safetensors.
+#
+# cases.json     format, the golden set's own digest, (name, kind) of each case, the digest of the other file; of a
+#                model with state its states, and the cases of its sequences
+# cases.npz      arrays by '00003/in/x' and '00003/out/y', those of sequences after 'sequences/'; no pickles
+
 
 FORMAT = 1
 _BROKEN = (DataError, IntegrityError, OSError, ValueError, EOFError, RecursionError)
@@ -103,3 +142,300 @@ def _cases(headings: Sequence[_Heading], arrays: Mapping[str, Array], root: str 
     return tuple(
         Case(item.name, item.kind, side(index, "in"), side(index, "out")) for index, item in enumerate(headings)
     )
+
+
+# The tries of the kit, each in a process of its own (`execution.process`): build, load, prove, time, compare.
+#
+# A driver or a compiler that crashes ends this one try. A failure is an outcome: the stage that failed, and the
+# message.
+
+
+T = TypeVar("T")
+Opens = Callable[[], AbstractContextManager[Session]]
+# Openings of a paired benchmark; each may compile kernels, which takes seconds.
+_OPENINGS = 3
+_DEVICE_RUNS = 200
+
+
+class _Failed(Exception):  # noqa: N818 - an answer, not an error
+    def __init__(self, outcome: Outcome, error: EnginesmithError) -> None:
+        super().__init__(str(error))
+        self.outcome: Outcome = outcome
+
+
+@dataclass(frozen=True)
+class TrialTerms:
+    """How a try is measured. device: 'cuda' or 'cpu'.  seconds: of each latency.  peers: to compare the engine with.
+
+    caches: the folder of torch.compile's tuning, shared by all tries.
+    """
+
+    device: str
+    seconds: float
+    caches: Path
+    peers: tuple[Peer, ...] = ()
+
+
+@dataclass(frozen=True)
+class TryEngine:
+    """Build an engine, open it as one for this device (`here`), and run it on the golden cases of a folder.
+
+    portable: whether it is built for no generation in particular (`build_for_any_generation`).
+    """
+
+    request: BuildRequest
+    options: Mapping[str, Scalar]
+    here: Target
+    model: Path
+    cases: Path
+    terms: TrialTerms
+    portable: bool = False
+
+    def run(self, context: WorkerContext) -> TrialOutcome:
+        """The outcome with its times."""
+        backend, trial = discovery.configure(self.request.backend, dict(self.options)), TrialOutcome()
+        build = build_for_any_generation if self.portable else backend.build
+        enter_phase("compiling")
+        folder = context.workdir / "build"
+        folder.mkdir()
+        begun = time.perf_counter()
+        try:
+            engine = _attempt("build failed", lambda: build(self.request, self.model, folder))
+            build_s = time.perf_counter() - begun
+            trial = TrialOutcome(build_s=build_s, size_bytes=engine.size_bytes, notes=engine.notes)
+            own = replace(engine, request=replace(self.request, target=self.here))
+            return _measure(lambda: backend.open(own), self.request, self.model, self.cases, self.terms, trial)
+        except _Failed as failed:
+            return replace(trial, outcome=failed.outcome, reason=str(failed))
+
+
+@dataclass(frozen=True)
+class TryPeer:
+    """Measure a way of PyTorch to run the graph as an engine is measured."""
+
+    peer: Peer
+    request: BuildRequest
+    model: Path
+    cases: Path
+    terms: TrialTerms
+
+    def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
+        """The outcome with its times."""
+        terms = replace(self.terms, peers=())
+        try:
+            opens = lambda: nullcontext(_open_peer(self.peer, self.model, self.request, terms))  # noqa: E731
+            return _measure(opens, self.request, self.model, self.cases, terms, TrialOutcome())
+        except _Failed as failed:
+            return TrialOutcome(outcome=failed.outcome, reason=str(failed))
+
+
+@dataclass(frozen=True)
+class ProveBundled:
+    """Make the calls of a published engine's proof, and keep its answers, to be judged on another machine."""
+
+    engine: BundledEngine
+    cases: Path
+    terms: TrialTerms
+
+    def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
+        """Versions, answers and times, or what went wrong."""
+        wanted, carried = self.engine.request, _carried(self.engine)
+        backend = discovery.configure(wanted.backend, dict(wanted.options))
+        golden, _ = load_cases(self.cases)
+        answers: dict[str, dict[str, PackedArray]] = {}
+        trial = TrialOutcome(versions=dict(discovery.toolchain_of(backend)), answers=answers)
+
+        def check(session: Session) -> tuple[Check, ...]:
+            return record_proof(session, wanted, golden, answers)
+
+        try:
+            trial = _prove(lambda: compatibility.open_engine(carried), check, trial)
+            return _time(lambda: compatibility.open_engine(carried), golden, self.terms, trial)
+        except _Failed as failed:
+            return replace(trial, outcome=failed.outcome, reason=str(failed))
+
+
+@dataclass(frozen=True)
+class ProveBundledEnsemble:
+    """Run a published ensemble from end to end, and keep what each of its engines answers. engines: by graph.
+
+    What it gives is not judged here: the graphs in fp32 that it is held to lie in the registry."""
+
+    ensemble: BundledEnsemble
+    engines: Mapping[str, BundledEngine]
+    cases: Path
+    terms: TrialTerms
+
+    def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
+        """Versions, answers and times, or what went wrong."""
+        golden, _ = load_cases(self.cases)
+        answers: dict[str, dict[str, PackedArray]] = {}
+        versions = {name: text for engine in self.engines.values() for name, text in engine.request.toolchain}
+        trial = TrialOutcome(versions=versions, answers=answers)
+
+        def record(session: Session) -> tuple[Check, ...]:
+            for case in golden.cases:
+                run(session, case.inputs)
+            return ()
+
+        try:
+            trial = _prove(lambda: self._open(answers), record, trial)
+            return _time(self._open, golden, self.terms, trial)
+        except _Failed as failed:
+            return replace(trial, outcome=failed.outcome, reason=str(failed))
+
+    @contextmanager
+    def _open(self, answers: dict[str, dict[str, PackedArray]] | None = None) -> Iterator[Ensemble]:
+        """The engines as one session. answers: is filled with those of each."""
+        nodes: dict[str, EnsembleGraph] = {}
+        with ExitStack() as stack:
+            for node in self.ensemble.nodes:
+                engine = self.engines[node.name]
+                request, whole = engine.request, stack.enter_context(compatibility.open_engine(_carried(engine)))
+                own = whole if answers is None else RecordingSession(whole, answers, scope=node.name)
+                rows = call_rows(request.inputs, request.outputs, request.profiles)
+                nodes[node.name] = EnsembleGraph(own.run, own.inputs, node.sources, own.outputs, rows)
+            yield Ensemble(nodes, self.ensemble.inputs, self.ensemble.outputs)
+
+
+def _carried(engine: BundledEngine) -> Engine:
+    return Engine(engine.request, engine.path, engine.digest, engine.path.stat().st_size, engine.path.suffix)
+
+
+@dataclass(frozen=True)
+class MeasurePeaks:
+    """Measure the peak rates of the device."""
+
+    device: str
+
+    def run(self, context: WorkerContext) -> Peaks:  # noqa: ARG002 - the protocol's
+        """The peak rates."""
+        return measure_peaks(self.device)
+
+
+def _measure(
+    opens: Opens, request: BuildRequest, model: Path, cases: Path, terms: TrialTerms, trial: TrialOutcome
+) -> TrialOutcome:
+    golden, _ = load_cases(cases)
+    enter_phase("proving")
+    trial = _prove(opens, lambda session: expected_checks("engine", session, golden, _budget(request)), trial)
+    if trial.outcome != "passed":
+        return trial
+    enter_phase("timing")
+    trial = _time(opens, golden, terms, trial)
+    enter_phase("racing")
+    return replace(trial, races=tuple(_compare(opens, peer, request, model, golden, terms) for peer in terms.peers))
+
+
+def _prove(opens: Opens, check: Callable[[Session], tuple[Check, ...]], trial: TrialOutcome) -> TrialOutcome:
+    """Open an engine for the first time, which compiles kernels with some backends, and check its outputs."""
+    begun = time.perf_counter()
+    with _open(opens) as session:
+        load_s = time.perf_counter() - begun
+        checks = _attempt("run failed", lambda: check(session))
+    failed = [item for item in checks if not item.passed]
+    broke = [item for item in failed if item.name == "runs"]
+    outcome: Outcome = "run failed" if broke else "wrong" if failed else "passed"
+    reason = describe((broke or failed)[0]) if failed else f"{pluralize(len(checks), 'check')} passed"
+    return replace(trial, load_s=load_s, outcome=outcome, reason=reason, checks=checks)
+
+
+def _budget(request: BuildRequest) -> Budgets:
+    """Budgets for the drift from the float32 model, whose outputs the cases expect."""
+    return budgets("quantization", request.precision, None)
+
+
+def _time(opens: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcome) -> TrialOutcome:
+    """Latency at each size of the cases, copies included, and the device's own time where the session gives it."""
+    begun = time.perf_counter()
+    with _open(opens) as session:
+        again_s = time.perf_counter() - begun
+        # Inputs of each distinct size of the cases, smallest first.
+        sizes: dict[tuple[tuple[int, ...], ...], Tensors] = {}
+        for case in golden.cases:
+            given = _narrow(session, case.inputs)
+            sizes.setdefault(tuple(array.shape for array in given.values()), given)
+        rows = _attempt("run failed", lambda: tuple(_row(session, sizes[key], terms) for key in sorted(sizes)))
+    return replace(trial, load_again_s=again_s, latency=rows)
+
+
+def _narrow(session: Session, inputs: Tensors) -> dict[str, Array]:
+    """Inputs with those that the session takes as float16 cast to it, as `comparison.sessions.run` does."""
+    halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
+    return {name: array.astype(np.float16) if name in halves else array for name, array in inputs.items()}
+
+
+def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
+    run(session, inputs)
+    monitor = SystemLoadMonitor()
+    series = latencies(lambda: session.run(inputs), terms.seconds)
+    busy = monitor.stop().busy
+    discarded, steady = warm_up(series)
+    kept, device = series[discarded:], None
+    if taken := session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10):
+        low, median, high = (float(np.quantile(taken, share)) for share in (0.1, 0.5, 0.9))
+        device = DeviceLatency(len(taken), median, low, high)
+    return BatchLatency(
+        batch=_batch(inputs),
+        shapes={name: array.shape for name, array in inputs.items()},
+        runs=len(kept),
+        steady=steady,
+        median_s=float(np.median(kept)),
+        quantiles=quantiles(kept),
+        busy=tuple(busy),
+        device=device,
+    )
+
+
+def _batch(inputs: Tensors) -> int:
+    return int(next((array.shape[0] for array in inputs.values() if array.ndim), 1))
+
+
+def _compare(
+    opens: Opens, peer: Peer, request: BuildRequest, model: Path, golden: GoldenSet, terms: TrialTerms
+) -> PeerComparison:
+    """A paired benchmark of an engine and PyTorch, at the size that the engine is tuned for.
+
+    Whatever PyTorch raises is the result's reason, so that the engine's own results are kept.
+    """
+    try:
+        session = _open_peer(peer, model, request, terms)
+        inputs = _narrow(session, next(golden.of_kind("golden")).inputs)
+        session.run(inputs)
+        # One session for all openings, so that it compiles once.
+        pairs = run_interleaved(
+            (opens, lambda: nullcontext(session)), inputs, terms.seconds * 2 * _OPENINGS, 0, _OPENINGS
+        )
+        found = compare_times(pairs)
+    except Exception as error:
+        return PeerComparison(peer, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return PeerComparison(
+        peer, None, _batch(inputs), found.verdict, found.ratios, found.medians_s, found.runs, found.openings
+    )
+
+
+@contextmanager
+def _open(opens: Opens) -> Iterator[Session]:
+    """An opened session. Raises _Failed with 'load failed' for errors of opening alone."""
+    manager = _attempt("load failed", opens)
+    session = _attempt("load failed", manager.__enter__)
+    try:
+        yield session
+    finally:
+        manager.__exit__(None, None, None)
+
+
+def _attempt(outcome: Outcome, step: Callable[[], T]) -> T:
+    """The result of `step`. Raises _Failed with `outcome` for an EnginesmithError, except for an UnavailableError."""
+    try:
+        return step()
+    except UnavailableError:  # the fault is not the engine's
+        raise
+    except EnginesmithError as error:
+        raise _Failed(outcome, error) from error
+
+
+def _open_peer(peer: Peer, model: Path, request: BuildRequest, terms: TrialTerms) -> TorchSession:
+    # torch.compile keeps its tuning in the folder that all tries share.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(terms.caches)
+    return TorchSession(request, make_peer(peer, model, request, terms.device), terms.device)

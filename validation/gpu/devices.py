@@ -1,18 +1,40 @@
-"""The device of this machine that the kit measures, its driver, and the versions of the software."""
+"""GPUs at hand, and the bundle with which another machine runs the kit."""
 
+import base64
+import hashlib
+import math
 import os
 import platform
 import re
 import sys
-from dataclasses import dataclass
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal
 
-from builders.backends.installed import PackageNotFoundError, version
-from enginesmith.core.errors import UnavailableError
+import numpy as np
+
+from builders.backends.optional_methods import PackageNotFoundError, version
+from builders.onnx_graphs.bodies import list_shards
+from enginesmith.arrays import Array
+from enginesmith.core import parsing
+from enginesmith.core.codec import OMIT_DEFAULT, decode, encode
+from enginesmith.core.errors import Digest, IntegrityError, ModelError, UnavailableError, canonical_json, digest_of_file
 from enginesmith.core.hardware import cuda
 from enginesmith.core.hardware.cpu_kinds import CPU
-from enginesmith.core.hardware.gpu_generations import product_of
-from enginesmith.core.types import Target
+from enginesmith.core.hardware.machine import product_of
+from enginesmith.core.names import FileName, NodeName
+from enginesmith.core.reports.proof import Answers, Check, PackedArray
+from enginesmith.core.requirements import Format
+from enginesmith.core.types import BuildRequest, Scalar, Session, Target, Tensors, TensorSpec
+from validation.comparison.sessions import expected_checks, run
+from validation.golden.free_running import FreeRunningSession
+from validation.golden.golden_set import GoldenSet
+from validation.limits.budget import budgets
+
+# The device of this machine that the kit measures, its driver, and the versions of the software.
+
 
 _DISTRIBUTIONS = ("enginesmith", "torch", "triton", "numpy", "onnx")
 
@@ -88,3 +110,244 @@ def software() -> dict[str, str]:
     if torch := sys.modules.get("torch"):
         found["torch"] = str(torch.__version__)
     return found
+
+
+# Published engines in a folder, to be run on a machine without the registry and judged on another one.
+#
+#     carry.json             model, version and manifest of the engines; digest, request and file of each
+#     cases.json, cases.npz  the golden cases
+#     engines/               the engines' files
+#     graphs/NAME/           of an ensemble, such a folder for each graph; its own has the golden data of the whole
+#
+# `enginesmith validate REF --carry FOLDER` writes it; `enginesmith validate --import RESULTS` judges the kit's results.
+
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class _Entry:
+    digest: Digest
+    request: BuildRequest
+    file: FileName
+
+
+@dataclass(frozen=True)
+class BundledNode:
+    """A graph of an ensemble. engine: digest of the one that it is run by.  sources: what gives each of its inputs."""
+
+    name: NodeName
+    engine: Digest
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class BundledEnsemble:
+    """An engine of an ensemble. inputs, outputs: of the whole."""
+
+    unit: str
+    digest: str
+    nodes: tuple[BundledNode, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class _BundleDocument:
+    model: str
+    version: str
+    manifest: str
+    golden: str
+    engines: tuple[_Entry, ...]
+    ensembles: tuple[BundledEnsemble, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    kind: Literal["enginesmith-carried"] = "enginesmith-carried"
+    format: Annotated[int, Format(FORMAT)] = FORMAT
+
+
+@dataclass(frozen=True)
+class BundledEngine:
+    """One engine. path: its file."""
+
+    digest: str
+    request: BuildRequest
+    path: Path
+
+    @property
+    def options(self) -> dict[str, Scalar]:
+        """The backend's."""
+        return dict(self.request.options)
+
+
+@dataclass(frozen=True)
+class OfflineBundle:
+    """The contents of a folder. manifest, golden: digests of the version's manifest and golden set.
+
+    ensembles: of a version that is one.  graphs: the folders of its graphs, by name.
+    """
+
+    model: str
+    version: str
+    manifest: str
+    golden: str
+    engines: tuple[BundledEngine, ...]
+    folder: Path
+    ensembles: tuple[BundledEnsemble, ...] = ()
+    graphs: Mapping[str, "OfflineBundle"] = field(default_factory=dict)
+
+    def save(self) -> None:
+        """Write carry.json; the files that it names exist already."""
+        engines = tuple(_Entry(item.digest, item.request, item.path.name) for item in self.engines)
+        document = _BundleDocument(self.model, self.version, self.manifest, self.golden, engines, self.ensembles)
+        (self.folder / "carry.json").write_bytes(canonical_json(encode(document)))
+
+    def engine(self, node: BundledNode) -> BundledEngine:
+        """The engine of a graph. Raises IntegrityError where its folder does not have it."""
+        for found in self.graphs[node.name].engines:
+            if found.digest == node.engine:
+                return found
+        raise IntegrityError(f"{self.folder} lacks engine {node.engine} of graph {node.name!r}; carry it anew")
+
+    @classmethod
+    def load(cls, folder: Path) -> "OfflineBundle":
+        """Read a folder and check its engines' digests. Raises IntegrityError for other or damaged files."""
+        try:
+            found = decode(parsing.load_json((folder / "carry.json").read_bytes()), _BundleDocument)
+            engines = tuple(_check_engine(item, folder) for item in found.engines)
+            names = {node.name for ensemble in found.ensembles for node in ensemble.nodes}
+            graphs = {name: cls.load(folder / "graphs" / name) for name in sorted(names)}
+            about = found.model, found.version, found.manifest, found.golden
+            return cls(*about, engines, folder, found.ensembles, graphs)
+        except (OSError, ValueError, IntegrityError, ModelError, RecursionError) as error:
+            raise IntegrityError(
+                f"{folder} was not written by `enginesmith validate --carry` ({str(error)[:200]}); carry it anew"
+            ) from error
+
+
+def _check_engine(item: _Entry, folder: Path) -> BundledEngine:
+    path = folder / "engines" / item.file
+    if digest_of_file(path) != item.digest:
+        raise ValueError(f"{path.name} was changed on the way")
+    for shard in list_shards(path) if path.suffix == ".onnx" else ():
+        if digest_of_file(path.with_name(shard)) != shard:
+            raise ValueError(f"shard {shard} of {path.name} was changed on the way")
+    return BundledEngine(item.digest, item.request, path)
+
+
+# What a session answers to the calls of its proof, as text that travels to another machine, to be judged there.
+#
+# Answers are kept by the digest of the inputs (names, types, shapes and bytes), so that none counts for other inputs;
+# each is the bytes of the array, packed by zlib, in base64. A model with state is followed through its sequences in the
+# same way: what it answered to a step gives the inputs of the next one.
+
+
+# Bytes of one unpacked array at most: a small text could unpack to more than memory holds.
+MAX_BYTES = 256 << 20
+_KINDS = "biuf"
+
+
+class RecordingSession(Session):
+    """A session that keeps the first answer to each call, in `answers`.
+
+    only: names of the outputs to keep; default: all.  scope: whose answers these are, where several sessions' are kept
+    together.  follow: whether a call that was answered before gets that answer,
+    so that a sequence goes on from what is on record where a device does not repeat its bits.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        answers: dict[str, dict[str, PackedArray]] | None = None,
+        only: Collection[str] | None = None,
+        follow: bool = False,
+        scope: str = "",
+    ) -> None:
+        self.inputs: Sequence[TensorSpec] = session.inputs
+        self.outputs: Sequence[TensorSpec] = session.outputs
+        self.answers = {} if answers is None else answers
+        self._session, self._only, self._follow, self._scope = session, only, follow, scope
+
+    def run(self, inputs: Tensors) -> dict[str, Array]:
+        """Run, and keep the outputs."""
+        asked = question(inputs, self._scope)
+        if self._follow and asked in self.answers:
+            return {name: unpack(value) for name, value in self.answers[asked].items()}
+        found, only = self._session.run(inputs), self._only
+        kept = {name: array for name, array in found.items() if only is None or name in only}
+        self.answers.setdefault(asked, {name: pack(array) for name, array in kept.items()})
+        return found
+
+
+class ReplaySession(Session):
+    """A session that gives recorded answers. Running it raises IntegrityError for inputs without an answer, and for a
+    damaged answer."""
+
+    def __init__(
+        self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], answers: Answers, scope: str = ""
+    ) -> None:
+        self.inputs, self.outputs, self._answers, self._scope = inputs, outputs, answers, scope
+
+    def run(self, inputs: Tensors) -> dict[str, Array]:
+        """The answer that was recorded for these inputs."""
+        found = self._answers.get(question(inputs, self._scope))
+        if found is None:
+            raise IntegrityError(
+                "no answer to it was recorded; carry the version anew, and run the kit with that folder"
+            )
+        return {name: unpack(value) for name, value in found.items()}
+
+
+def record_proof(
+    session: Session, request: BuildRequest, golden: GoldenSet, answers: dict[str, dict[str, PackedArray]]
+) -> tuple[Check, ...]:
+    """Make the calls that `replay_session` answers at a proof: the golden cases, the sequences of a model with state on
+    its own states. The checks are those of the golden cases. answers: is filled.
+
+    Raises what the session raises.
+    """
+    fresh = RecordingSession(session, answers)
+    checks = expected_checks("engine", fresh, golden, budgets("quantization", request.precision, None))
+    if golden.sequences is not None:
+        rolled = FreeRunningSession(RecordingSession(session, answers, follow=True), golden.sequences)
+        for case in golden.sequences.golden.cases:
+            run(rolled, case.inputs)
+    return checks
+
+
+def replay_session(request: BuildRequest, answers: Answers, scope: str = "") -> Session:
+    """The engine of a request as `compatibility.open_engine` opens it, with the answers that were recorded of it."""
+    return ReplaySession(request.inputs, request.outputs, answers, scope)
+
+
+def question(inputs: Tensors, scope: str = "") -> str:
+    """The digest of inputs, by which their answer is kept. scope: as in `RecordingSession`."""
+    digest = hashlib.sha256(f"{scope}\0".encode() if scope else b"")
+    for name in sorted(inputs):
+        array = np.ascontiguousarray(inputs[name])
+        digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def pack(array: Array) -> PackedArray:
+    """An array as text."""
+    whole = np.ascontiguousarray(array)
+    data = base64.b64encode(zlib.compress(whole.tobytes(), 1)).decode()
+    return PackedArray(whole.dtype.str, array.shape, data)
+
+
+def unpack(value: PackedArray) -> Array:
+    """Read what `pack` wrote. Raises IntegrityError for anything else."""
+    try:
+        dtype, shape = np.dtype(value.dtype), value.shape
+        if dtype.kind not in _KINDS or dtype.hasobject or any(size < 0 for size in shape):
+            raise ValueError(f"an array of {dtype}, {shape}")
+        wanted = math.prod(shape) * dtype.itemsize
+        if wanted > MAX_BYTES:
+            raise ValueError(f"an array of {wanted} bytes")
+        packed = base64.b64decode(value.data, validate=True)
+        data = zlib.decompressobj().decompress(packed, wanted + 1)
+        if len(data) != wanted:
+            raise ValueError(f"{len(data)} bytes where {wanted} belong")
+    except (TypeError, ValueError, OverflowError, zlib.error) as error:
+        raise IntegrityError(f"a recorded answer is damaged: {str(error)[:120]}") from error
+    return np.frombuffer(data, dtype).reshape(shape)

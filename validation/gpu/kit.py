@@ -9,21 +9,38 @@ from pathlib import Path
 from typing import TypeVar
 
 from builders.backends import discovery as backends
-from builders.backends.compatibility import find_incompatibility
+from builders.backends.discovery import find_incompatibility
 from builders.execution.jobs import Job, ProcessLimits, Request
 from builders.execution.process import run_job
-from enginesmith.core.digest import digest_of, digest_of_file
-from enginesmith.core.errors import EnginesmithError, StepError
+from enginesmith.core.errors import EnginesmithError, StepError, digest_of, digest_of_file
 from enginesmith.core.hardware.machine import describe_host
 from enginesmith.core.text import now
 from enginesmith.core.types import BuildRequest, Precision, Target
 from validation.golden.golden_set import freeze
 from validation.gpu import devices
-from validation.gpu.cases import load_cases, save_cases
-from validation.gpu.devices import KitDevice
-from validation.gpu.models import PRECISIONS, KitModel, Size, write
-from validation.gpu.offline_bundle import BundledEngine, OfflineBundle
-from validation.gpu.peaks import Peaks
+from validation.gpu.cases import (
+    MeasurePeaks,
+    ProveBundled,
+    ProveBundledEnsemble,
+    TrialTerms,
+    TryEngine,
+    TryPeer,
+    load_cases,
+    save_cases,
+)
+from validation.gpu.devices import BundledEngine, KitDevice, OfflineBundle
+from validation.gpu.models import (
+    ANY_GENERATION,
+    PRECISIONS,
+    BuildTask,
+    KitModel,
+    Size,
+    any_generation_task,
+    model_key,
+    other_tasks,
+    own_tasks,
+    write,
+)
 from validation.gpu.peers import PEERS, Peer
 from validation.gpu.results import (
     BatchCosts,
@@ -31,13 +48,12 @@ from validation.gpu.results import (
     ModelCosts,
     OfflineTrial,
     Outcome,
+    Peaks,
     Results,
     Skipped,
     TrialOutcome,
 )
-from validation.gpu.tasks import ANY_GENERATION, BuildTask, any_generation_task, model_key, other_tasks, own_tasks
-from validation.gpu.trials import MeasurePeaks, ProveBundled, ProveBundledEnsemble, TrialTerms, TryEngine, TryPeer
-from validation.latency.roofline.graph_costs import graph_costs
+from validation.latency.roofline.costs import graph_costs
 from validation.limits.noise_floor import DoubleSession
 
 # Names of the roofs by what a model computes in; TF32 is off in engines.

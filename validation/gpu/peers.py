@@ -12,7 +12,7 @@ import numpy as np
 from enginesmith.arrays import Array, InputCheck
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.types import BuildRequest, Session, Tensors, TensorSpec
-from validation.gpu.peaks import seconds_of
+from validation.gpu.results import seconds_of
 
 if TYPE_CHECKING:
     import torch

@@ -1,12 +1,123 @@
-"""A latency report as text: numbers with units, a row for each bucket, a sentence for the diagnosis."""
+"""Latency reports as text and views, and changes between two."""
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from enginesmith.core.reports.breakdown import TimeBreakdown
+import numpy as np
+
+from enginesmith.arrays import Array
+from enginesmith.core.reports.breakdown import Bound, Roofs, TimeBreakdown, TimedNode
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport, PairedBenchmark, Quantile
 from enginesmith.core.text import join_first
 from validation.latency.measurement.quantiles import LEAST_PROCESSES
-from validation.plots.texts import seconds_text
+from validation.plotting import (
+    COLOURS,
+    HEIGHT,
+    QUARTERS,
+    WIDTH,
+    draw_svg,
+    number_text,
+    seconds_text,
+    series,
+    set_axis,
+    shorten,
+    span,
+    tag,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# Where the level of a series of latencies changed, by ruptures (docs/decisions/0018-change-points.md).
+#
+# The series is segmented by the least sum of squares around the segments' means, with a penalty for each change
+# (Killick, Fearnhead & Eckley, "Optimal detection of changepoints with a linear computational cost", JASA 107, 2012;
+# ruptures' KernelCPD with a linear kernel, in C). It is run on logarithms in units of their own noise, so that the
+# penalty is the square of the least z that a change must have: PENALTY is chosen for a series that is looked at after
+# every point, all year (`python -m benchmarks.bench_trend`).
+
+
+# Points of a level at least, so that single slow days are none; and of a series before it says anything.
+LEAST_LEVEL, LEAST_POINTS = 4, 12
+PENALTY = 27.0
+# Of few points the noise is known badly: the penalty is higher by the square of this number over theirs.
+_FEW = 20.0
+# How far a point counts from the middle of its neighbours, in units of the noise, and how many those are.
+_CLIP, _NEIGHBOURS = 3.0, 9
+# The smallest noise that is believed, as a share: clocks and rounding are not better.
+_LEAST_NOISE = 1e-3
+# The greatest difference of neighbours that counts for the noise, in units of it: a step of the level is larger.
+_FAR = 5.0
+# The standard deviation of normal noise over the median of its absolute differences from one point to the next.
+_MAD = 1 / (0.6744897501960817 * math.sqrt(2))
+
+
+@dataclass(frozen=True)
+class LevelChange:
+    """A change of the level. index: of the first point after it.  ratio: of the levels, after over before.
+
+    z: how many standard errors that is.  before, after: the levels, in the units of the series.
+    """
+
+    index: int
+    ratio: float
+    z: float
+    before: float
+    after: float
+
+
+def find_changes(values: Sequence[float], penalty: float = PENALTY) -> list[LevelChange]:
+    """The changes of level of a series of positive numbers, oldest first; none of fewer than LEAST_POINTS.
+
+    Raises ModuleNotFoundError without ruptures (extra `trend`).
+    """
+    from ruptures import KernelCPD
+
+    if len(values) < LEAST_POINTS:
+        return []
+    logs = np.log(np.asarray(values, dtype=float))
+    noise = noise_of(logs)
+    clipped = clip(logs, noise) / noise
+    detector = KernelCPD(kernel="linear", min_size=LEAST_LEVEL)
+    ends = detector.fit(clipped.reshape(-1, 1)).predict(pen=penalty * (1 + (_FEW / len(values)) ** 2))
+    edges = [0, *ends]
+    return [
+        _change(logs, noise, edges[index - 1], edges[index], edges[index + 1]) for index in range(1, len(edges) - 1)
+    ]
+
+
+def noise_of(logs: Array) -> float:
+    """The standard deviation of a point ([n], logarithms), from differences of neighbours, which a change of level
+    touches once; those beyond _FAR times their usual size count as that."""
+    steps = np.abs(np.diff(logs))
+    usual = max(float(np.median(steps)) * _MAD, _LEAST_NOISE)
+    return max(float(np.sqrt(np.mean(np.minimum(steps, _FAR * usual) ** 2) / 2)), usual)
+
+
+def clip(logs: Array, noise: float) -> Array:
+    """The series with each point at most _CLIP times the noise from the median of the _NEIGHBOURS points around it; at
+    both ends from that of the last so many, so that a slow last day is not its own neighbour."""
+    half = _NEIGHBOURS // 2
+    middles = np.sort(np.lib.stride_tricks.sliding_window_view(logs, _NEIGHBOURS), axis=1)[:, half]
+    middles = np.concatenate([middles[:1].repeat(half), middles, middles[-1:].repeat(half)])
+    clipped: Array = np.clip(logs, middles - _CLIP * noise, middles + _CLIP * noise)
+    return clipped
+
+
+def _change(logs: Array, noise: float, start: int, index: int, end: int) -> LevelChange:
+    before, after = float(np.median(logs[start:index])), float(np.median(logs[index:end]))
+    error = noise * math.sqrt(1 / (index - start) + 1 / (end - index))
+    return LevelChange(
+        int(index), math.exp(after - before), (after - before) / error, math.exp(before), math.exp(after)
+    )
+
+
+# A latency report as text: numbers with units, a row for each bucket, a sentence for the diagnosis.
+
 
 COLUMNS = ("bucket", "runtime", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")
 NODE_COLUMNS = ("node", "op", "time", "share", "GFLOP/s", "GB/s", "bound")
@@ -196,3 +307,150 @@ def describe_pair(paired: PairedBenchmark) -> Iterator[str]:
                 f"a difference of {100 * item.detectable:.2g} % would have been shown"
             )
     yield f"  {paired.runs} runs of each in {paired.openings} openings, interleaved by seed {paired.seed}"
+
+
+# Latency, for the page of a version: from latency reports to texts, rows of tables and pictures (SVG).
+
+
+# Buckets in one picture, and nodes in one, the slowest first.
+MOST_CURVES, MOST_POINTS = 6, 40
+_TONES: Mapping[Bound, str] = {"compute": "c1", "bandwidth": "c2", "overhead": "c6"}
+# The axis ends behind this quantile: the slowest run of thousands would leave no room for the rest.
+_SEEN = 0.99
+
+
+def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
+    """SVG of the distribution of latency at each bucket, on a logarithmic axis."""
+    shown = buckets[:MOST_CURVES]
+    ends = [end for bucket in shown for end in (bucket.curve[0], bucket.curve[round(_SEEN * (len(bucket.curve) - 1))])]
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        for index, bucket in enumerate(shown):
+            shares = [at / (len(bucket.curve) - 1) for at in range(len(bucket.curve))]
+            label, gid = shorten(bucket.name), tag("curve", bucket.name)
+            axes.step(bucket.curve, shares, where="post", label=label, gid=gid, **series(index))
+        label = "latency of a run, logarithmic"
+        set_axis(axes, "x", span(ends, log=True, least=0.2), label, log=True, text=seconds_text)
+        set_axis(axes, "y", (0.0, 1.0), ticks=QUARTERS)
+
+    words = "; ".join(f"{bucket.name}: half of the runs within {seconds_text(bucket.median_s)}" for bucket in shown)
+    return draw_svg("ecdf", f"Share of runs answered within a time. {words}", draw)
+
+
+def roofline_svg(breakdown: TimeBreakdown) -> str:
+    """SVG of the nodes under the machine's roofs; '' where either was not measured."""
+    roofs, profile = breakdown.roofs, breakdown.profile
+    if roofs is None or profile is None:
+        return ""
+    points = list(_points(profile.nodes, profile.kernels_s))
+    if not points:
+        return ""
+    peak = max(roofs.operations_per_s.values())
+    ridge = peak / min(roofs.memory_bytes_per_s, roofs.cache_bytes_per_s)
+    x, y = span([*(point.x for point in points), 0.1, ridge], log=True), [*(point.y for point in points), peak]
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        set_axis(axes, "x", x, "operations for each byte", log=True)
+        set_axis(axes, "y", span(y, log=True), "operations a second", log=True, text=_rate)
+        _draw_roofs(axes, roofs, x)
+        for point in points:
+            radius = 2.5 + 7 * min(max(point.share, 0.0), 1.0) ** 0.5
+            axes.plot(point.x, point.y, "o", color=point.colour, markersize=2 * radius, gid=tag("dot", point.name))
+        for bound, colour in _TONES.items():
+            axes.plot([], [], "o", color=COLOURS[colour], label=f"{bound}-bound")
+
+    label = f"{len(points)} nodes; the machine does {format_count(peak)} operations a second"
+    return draw_svg("loglog", f"Roofline at {breakdown.bucket}: {label}", draw, (WIDTH, HEIGHT + 30))
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A node in the roofline. share: of the engine's time."""
+
+    name: str
+    x: float
+    y: float
+    share: float
+    colour: str
+
+
+def _rate(value: float) -> str:
+    return f"{number_text(value / 1e9)} G" if value >= 1e8 else f"{number_text(value / 1e6)} M"
+
+
+def _points(nodes: Sequence[TimedNode], whole: float) -> Iterator[_Point]:
+    for node in nodes[:MOST_POINTS]:
+        cost, bound = node.cost, node.diagnosis and node.diagnosis.bound
+        if cost and cost.operations and cost.intensity and node.seconds:
+            rate = cost.operations / node.seconds
+            name = f"{node.name} ({node.op_type}): {format_count(rate)} operations/s, {seconds_text(node.seconds)}"
+            share = node.seconds / whole if whole else 0.0
+            yield _Point(name, cost.intensity, rate, share, COLOURS[_TONES[bound] if bound else "muted"])
+
+
+def _draw_roofs(axes: "Axes", roofs: Roofs, x: tuple[float, float]) -> None:
+    """The slanted roofs of memory and cache, each up to the highest flat one; a flat one for each type."""
+    peak = max(roofs.operations_per_s.values())
+    for bandwidth, colour, dash, what in (
+        (roofs.memory_bytes_per_s, "ink", "-", "memory"),
+        (roofs.cache_bytes_per_s, "muted", "--", "cache"),
+    ):
+        ends, gid = [x[0], min(peak / bandwidth, x[1])], tag("roof", f"{what}: {format_count(bandwidth, 'B/s')}")
+        rates = [end * bandwidth for end in ends]
+        axes.plot(ends, rates, dash, color=COLOURS[colour], linewidth=1.5, label=what, gid=gid)
+    for dtype, rate in roofs.operations_per_s.items():
+        ends, gid = [max(rate / roofs.cache_bytes_per_s, x[0]), x[1]], tag("roof", f"{dtype}: {format_count(rate)}/s")
+        axes.plot(ends, [rate, rate], color=COLOURS["ink"], linewidth=1.5, gid=gid)
+
+
+@dataclass(frozen=True)
+class LatencyView:
+    """The section of one report. rows, nodes: of tables, by column.  more: how many nodes are not shown.
+
+    measured: where and when.  evidence: of the diagnosis in `headline`.  distribution, roofline: SVG, or ''.
+    """
+
+    name: str
+    machine: str
+    measured: str
+    busy: bool
+    remarks: tuple[str, ...]
+    headline: str
+    evidence: str
+    lines: tuple[str, ...]
+    rows: tuple[Mapping[str, str], ...]
+    nodes: tuple[Mapping[str, str], ...]
+    more: int
+    distribution: str = ""
+    roofline: str = ""
+    columns: tuple[str, ...] = COLUMNS
+    node_columns: tuple[str, ...] = NODE_COLUMNS
+
+
+def view_latencies(latencies: Mapping[str, Sequence[LatencyReport]], pictures: bool = True) -> list[LatencyView]:
+    """One section per report. latencies: by the engine's digest, as `evidence.latencies` gives them."""
+    found = [_view(report, pictures) for each in latencies.values() for report in each]
+    return sorted(found, key=lambda view: view.name)
+
+
+def _view(report: LatencyReport, pictures: bool) -> LatencyView:
+    first, *rest = describe_report(report)
+    remarks, breakdown = tuple(list_remarks(report)), report.anatomy
+    profile = breakdown.profile
+    return LatencyView(
+        name=report.unit,
+        machine=str(report.machine),
+        measured=first,
+        busy=bool(report.busy),
+        remarks=remarks,
+        headline=name_bound(breakdown),
+        evidence=list_evidence(breakdown),
+        lines=tuple(line for line in rest if line not in (*remarks, describe_diagnosis(breakdown))),
+        rows=tuple(format_bucket(bucket) for bucket in report.buckets),
+        nodes=tuple(format_nodes(breakdown)),
+        more=max(0, len(profile.nodes) + profile.omitted - SHOWN_NODES) if profile else 0,
+        distribution=distribution_svg(report.buckets) if pictures else "",
+        roofline=roofline_svg(breakdown) if pictures else "",
+    )

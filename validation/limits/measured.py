@@ -15,8 +15,7 @@ import numpy as np
 
 from validation.limits.budget import LEAST_DB, Budget
 from validation.metrics.drift import Drift
-from validation.metrics.slice_limits import FEWEST, WorstSlice, worst_slice
-from validation.metrics.slices import Slices
+from validation.metrics.slices import FEWEST, Slices, WorstSlice, worst_slice
 
 # Units of the output's type in amplitude: up to STILL a variation is not judged, up to MOVES it counts as none.
 STILL, MOVES = 8.0, 2.0

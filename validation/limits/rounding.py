@@ -8,10 +8,9 @@ import numpy as np
 
 from enginesmith.arrays import Array
 from validation.metrics.drift import Drift
-from validation.metrics.slice_limits import HONEST_MARGIN
-from validation.metrics.slices import AxisSums, Slices, fit_length
-from validation.statistics.distributions import beta_cdf
+from validation.metrics.slices import HONEST_MARGIN, AxisSums, Slices, fit_length
 from validation.statistics.rates import upper
+from validation.statistics.serial_dependence import beta_cdf
 
 # The factor allowed over the measured number of changed integers: like the other errors of honest rounding, near ties
 # fall to the other side in proportion to the error's amplitude.

@@ -1,12 +1,18 @@
-"""Running sums over the samples of an output that comes in blocks of features, from which its slices are made."""
+"""Sums over slices of outputs, in passes over chunks."""
 
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 
 from enginesmith.arrays import Array
-from validation.metrics.pairs import Block
-from validation.metrics.slices import AxisSums, Marginals, Slices
+from validation.metrics.slices import AxisSums, Block, Marginals, Slices, blocks_of, pairs_of
+
+# Running sums over the samples of an output that comes in blocks of features, from which its slices are made.
+
 
 # Width that narrow rows are folded to, because a loop over ten columns costs more than its sums.
 FOLD = 512
@@ -118,3 +124,309 @@ class SliceSums:
             axes[axis + self.batched] = AxisSums(expected_sq, centered_sq, error_sq, magnitude, count)
         mean, reach = (self._mean[None], self._reach[:, None]) if self.batched else (self._mean, self._reach)
         return Slices(axes, float(self._energies.total[1]), self.samples, mean, float(self.samples), reach)
+
+
+# Running sums over chunks of two arrays, in float64 buffers that stay in the cache.
+
+
+# Elements of one sum of products in BLAS, which wakes other threads for more than 10,000; that does not pay.
+PIECE = 1 << 13
+# Narrower rows are not worth a sum by BLAS each.
+NARROW = 128
+# Of a = e + (a - e), sum a^2 is computed from the other sums, unless it is less than that share of sum e^2: then too
+# much cancels.
+CANCELLED = 1e-4
+
+Part = dict[str, Any]
+
+
+class ChunkSums:
+    """Running sums over chunks, in units of 2^exponent; two buffers hold a chunk in float64.
+
+    features: takes the chunks too, in whole rows of `width` elements, whose squared errors are `energies`.
+    """
+
+    def __init__(self, exponent: int, features: FeatureSums | None = None, width: int = 1) -> None:
+        self._exponent, self._features, self._width = exponent, features, width
+        self.energies: list[Array] = []
+        self._buffers = np.empty((2, 0))
+        self.taken = self.count = self.nonfinite = self.infinite = 0
+        self.max_abs, self.peak, self.worst = -1.0, 0.0, None  # type: float, float, int | None
+        self.mismatches: int | None = None
+        self.sums = [0.0] * 4
+
+    def take_span(self, e: Array, a: Array, chunk: int) -> None:
+        """Add two flat, contiguous arrays: what `take` adds of each `chunk` elements, in a quarter less time."""
+        whole = len(e) // chunk * chunk
+        parts = list(zip(e[:whole].reshape(-1, chunk), a[:whole].reshape(-1, chunk), strict=True))
+        if not parts or e.dtype.kind in "biu" or self._exponent or not self._add_chunks(parts, chunk):
+            whole = 0
+        for at in range(whole, len(e), chunk):
+            self.take(e[at : at + chunk], a[at : at + chunk])
+
+    def _add_chunks(self, parts: list[tuple[Array, Array]], chunk: int) -> bool:
+        """Add chunks of one size; False, and nothing is added, when one has to be looked at by itself.
+
+        A call of numpy costs as much as a pass over a thousand elements: sums of pieces and extremes of chunks are kept
+        in arrays, and looked at once for all chunks.
+        """
+        piece = math.gcd(PIECE, chunk)
+        squares, products = np.empty((len(parts), 2, chunk // piece)), np.empty((len(parts), chunk // piece))
+        low, high = np.empty((2, len(parts), 2))
+        pair = self._buffer(chunk)
+        (wide, error), pieces = pair, pair.reshape(2, -1, piece)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            for at, (one, two) in enumerate(parts):
+                wide[...], error[...] = one, two
+                np.subtract(error, wide, out=error)
+                np.vecdot(pieces, pieces, out=squares[at])
+                np.vecdot(pieces[0], pieces[1], out=products[at])
+                np.minimum.reduce(pair, axis=1, out=low[at])
+                np.maximum.reduce(pair, axis=1, out=high[at])
+            (expected_sq, error_sq), cross = squares.sum(axis=-1).T, products.sum(axis=-1)
+            actual_sq = expected_sq + 2 * cross + error_sq
+            if not (np.isfinite(actual_sq + error_sq) & (actual_sq > CANCELLED * expected_sq)).all():
+                return False
+        sums = (error_sq, expected_sq, actual_sq, expected_sq + cross)
+        self._add_sums(chunk * len(parts), *(float(one.sum()) for one in sums))
+        peaks, greatest = np.maximum(high, -low).T
+        self.peak = max(self.peak, float(peaks.max()))
+        at = int(np.argmax(greatest))
+        self._note_greatest(float(greatest[at]), at * chunk, lambda: np.subtract(*parts[at][::-1], dtype=np.float64))
+        self.taken += chunk * len(parts)
+        return True
+
+    def take(self, e: Array, a: Array) -> None:
+        """Add a chunk of both arrays, of any shape, in C order."""
+        if e.dtype.kind in "biu":
+            self.mismatches = (self.mismatches or 0) + int(np.count_nonzero(e != a))
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            if not self._add(e, a):
+                self._add_masked(e.reshape(-1), a.reshape(-1))
+        self.taken += e.size
+
+    def _add(self, e: Array, a: Array) -> bool:
+        """Add a chunk of finite elements; False, and nothing is added, when it holds NaN or infinities."""
+        pair = self._widen(e, a)
+        wide, error = pair
+        np.subtract(error, wide, out=error)
+        if self._features is None:
+            (expected_sq, error_sq), cross = _dots(pair, pair).tolist(), float(_dots(wide, error))
+        else:
+            energies = _row_energies(error, self._width)
+            expected_sq, error_sq, cross = float(_dots(wide, wide)), float(energies.sum()), float(_dots(wide, error))
+        actual_sq, dot = expected_sq + 2 * cross + error_sq, expected_sq + cross  # a = e + (a - e): a pass less
+        if not actual_sq > CANCELLED * expected_sq:
+            narrow = np.ldexp(a.astype(np.float64).reshape(-1), -self._exponent)
+            actual_sq, dot = float(_dots(narrow, narrow)), float(_dots(wide, narrow))
+        if not math.isfinite(error_sq + expected_sq + actual_sq):
+            return False
+        self._add_sums(e.size, error_sq, expected_sq, actual_sq, dot)
+        greatest = max(float(np.maximum.reduce(error)), -float(np.minimum.reduce(error)))
+        self._note_greatest(greatest, 0, lambda: error)
+        values = e.reshape(-1) if e.dtype == np.float32 else wide  # half the bytes to read again
+        if self._features is None:
+            low, high = np.minimum.reduce(values), np.maximum.reduce(values)
+        else:
+            self.energies.append(energies)
+            low, high = self._features.add(wide, error, values)
+        self.peak = max(self.peak, -float(low), float(high))
+        return True
+
+    def _widen(self, e: Array, a: Array) -> Array:
+        """Both in float64, flat and in units of 2^exponent, as an array of (2, elements) that the next call reuses."""
+        pair = self._buffer(e.size)
+        for wide, values in zip(pair, (e, a), strict=True):
+            wide.reshape(e.shape)[...] = values
+        return np.ldexp(pair, -self._exponent, out=pair) if self._exponent else pair
+
+    def _buffer(self, elements: int) -> Array:
+        if elements > self._buffers.shape[1]:
+            self._buffers = np.empty((2, elements))
+        return self._buffers[:, :elements]
+
+    def _add_sums(self, elements: int, *sums: float) -> None:
+        self.sums = [total + value for total, value in zip(self.sums, sums, strict=True)]
+        self.count += elements
+
+    def _note_greatest(self, greatest: float, start: int, errors: Callable[[], Array]) -> None:
+        """Keep the greatest magnitude so far, and its place unless that of a non-finite element is kept.
+
+        errors: gives those among which it is, which begin `start` elements after what was taken.
+        """
+        if greatest > self.max_abs:
+            self.max_abs = greatest
+            if not self.nonfinite:
+                self.worst = self.taken + start + int(np.argmax(np.absolute(errors())))
+
+    def _add_masked(self, e: Array, a: Array) -> None:
+        """Add any chunk: NaN and infinities are left out of the sums, and counted where they differ."""
+        finite = np.isfinite(e) & np.isfinite(a)
+        wrong = np.flatnonzero(~finite & (e != a))
+        if not self._add(np.where(finite, e, 0), np.where(finite, a, 0)):
+            self.sums = [math.inf] * 4  # finite, but their squares are not
+            self.energies.append(np.full(len(e) // self._width, math.inf))
+        masked = len(e) - int(finite.sum())
+        self.count -= masked
+        if len(wrong) and not self.nonfinite:
+            self.worst = self.taken + int(wrong[0])
+        self.nonfinite += len(wrong)
+        self.infinite += masked - len(wrong)
+
+    def part(self, place: Callable[[int], tuple[int, ...]]) -> Part:
+        """The sums. place: gives the index in the output of the element that was taken after so many others."""
+        names = ("error_sq", "expected_sq", "actual_sq", "dot")
+        with np.errstate(over="ignore"):
+            max_abs, peak = np.ldexp([max(self.max_abs, 0.0), self.peak], self._exponent).tolist()
+        counts = {name: getattr(self, name) for name in ("count", "nonfinite", "infinite", "mismatches")}
+        at = None if self.worst is None else place(self.worst)
+        sums = dict(zip(names, self.sums, strict=True))
+        return {**counts, **sums, "max_abs": max_abs, "peak": peak, "exponent": self._exponent, "worst_index": at}
+
+
+def _dots(left: Array, right: Array) -> Array:
+    """The sums of products along the last axis, by pieces."""
+    whole = left.shape[-1] // PIECE * PIECE
+    shape = (*left.shape[:-1], -1, PIECE)
+    found = np.vecdot(left[..., :whole].reshape(shape), right[..., :whole].reshape(shape)).sum(axis=-1)
+    if whole < left.shape[-1]:
+        found = found + np.vecdot(left[..., whole:], right[..., whole:])
+    return np.asarray(found)
+
+
+def _row_energies(error: Array, width: int) -> Array:
+    """The sum of squares of each row of `width` elements."""
+    rows = error.reshape(-1, width)
+    return np.asarray(np.vecdot(rows, rows) if NARROW <= width <= PIECE else np.einsum("ij,ij->i", rows, rows))
+
+
+# The passes over two arrays that a drift is summed up from: chunks in float64 that stay in the cache, on threads.
+#
+# Each part is a mapping of fields of `drift.Drift`. Parts come and are added up in order, so that the result does not
+# depend on the number of threads.
+
+
+# Elements: a chunk of both arrays and its float64 copies take 0.8 MB, which a core's own cache holds.
+CHUNK = 4 * PIECE
+# Elements that one thread takes at a time.
+SPAN = 128 * CHUNK
+# Features that are summed up together where a sample is larger than a chunk: their sums stay in the cache too.
+BLOCK = PIECE // 2
+MOST_THREADS = 4
+# Elements of a thread, at least: with fewer it takes as long to start one as to sum them up.
+LEAST = SPAN // 8
+# Powers of two between which a float64 can be squared and added up without overflow or underflow.
+_SQUARABLE = 450
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def exponent_of(*arrays: Array) -> int:
+    """The power of two in whose units arrays are squared: 0, but for float64 whose squares overflow or underflow."""
+    wide = [array for array in arrays if array.dtype.kind == "f" and array.dtype.itemsize > 4]
+    peak = max((_peak(array[block]) for array in wide for block in blocks_of(array.shape, CHUNK)), default=0.0)
+    exponent = math.frexp(peak)[1]
+    return exponent if abs(exponent) > _SQUARABLE else 0
+
+
+def _peak(values: Array) -> float:
+    """The greatest magnitude of the finite elements; 0 without any."""
+    values = np.asarray(values)
+    if not values.size:
+        return 0.0
+    peak = max(float(values.max()), -float(values.min()))
+    return peak if math.isfinite(peak) else float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+
+
+def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> Iterator[Part]:
+    """The sums over spans of the flattened arrays."""
+    shape, at = expected.shape, 0
+    if not (expected.flags.c_contiguous and actual.flags.c_contiguous):  # a flat view would copy them whole
+        for e, a in pairs_of(expected, actual, CHUNK):
+            tally = ChunkSums(exponent)
+            tally.take(e, a)
+            yield tally.part(lambda place, start=at: _unravel(start + place, shape))  # type: ignore[misc]
+            at += len(e)
+        return
+    e, a = expected.reshape(-1), actual.reshape(-1)
+
+    def measure(start: int) -> Part:
+        tally = ChunkSums(exponent)
+        tally.take_span(e[start : start + SPAN], a[start : start + SPAN], CHUNK)
+        return tally.part(lambda place: _unravel(start + place, shape))
+
+    yield from _in_threads(measure, range(0, len(e), SPAN), threads, len(e))
+
+
+def sampled_parts(
+    expected: Array, actual: Array, exponent: int, threads: int, into: SliceSums, energies: Array
+) -> Iterator[Part]:
+    """The sums over blocks of features for all samples. `into` takes the sums of the slices, and `energies` (samples,)
+    the squared error of each sample."""
+    e, a = (expected, actual) if into.batched else (expected[None], actual[None])
+    whole_rows = math.prod(into.shape) <= CHUNK
+    blocks = blocks_of(into.shape, CHUNK if whole_rows else BLOCK) if e.size else []
+    rows = len(e) if len(blocks) > 1 else max(1, SPAN // max(math.prod(into.shape), 1))
+    tasks = [(block, start) for block in blocks for start in range(0, len(e), rows)]
+
+    def measure(task: tuple[Block, int]) -> tuple[Block, Part, FeatureSums, Array]:
+        block, start = task
+        shift = _first(np.asarray(e[0][block]), exponent)
+        features = FeatureSums(shift.reshape(-1), len(e))
+        tally = ChunkSums(exponent, features, shift.size)
+        step = max(
+            1, 2 * CHUNK // max(shift.size, 1)
+        )  # more calls a chunk than without features, which larger ones pay
+        for at in range(start, min(start + rows, len(e)), step):
+            index = (slice(at, min(at + step, start + rows)), *block)
+            tally.take(e[index], a[index])
+        part = tally.part(lambda place: _place(place, start, block, shift.shape, into.batched))
+        return block, part, features, np.concatenate(tally.energies)
+
+    whole: FeatureSums | None = None
+    for (_, start), (block, part, features, errors) in zip(
+        tasks, _in_threads(measure, tasks, threads, e.size), strict=True
+    ):
+        energies[start : start + rows] += errors
+        if whole is None:
+            whole = features
+        else:
+            whole.merge(features)
+        if start + rows >= len(e):
+            into.add(block, whole)
+            whole = None
+        yield part
+
+
+def _first(values: Array, exponent: int) -> Array:
+    """A sample in float64 and in units of 2^exponent, with 0 where it is not finite."""
+    wide = values.astype(np.float64)
+    if not math.isfinite(float(wide.sum())):
+        wide = np.where(np.isfinite(wide), wide, 0.0)
+    return np.ldexp(wide, -exponent) if exponent else wide
+
+
+def _place(place: int, start: int, block: Block, shape: Sequence[int], batched: bool) -> tuple[int, ...]:
+    """The index of an element in the output, from its place among the rows of a block."""
+    row, inside = divmod(place, math.prod(shape))
+    index = list(_unravel(inside, tuple(shape)))
+    if block:
+        *fixed, last = block
+        index[0] += last.start if isinstance(last, slice) else 0
+        index = [*(int(at) for at in fixed if isinstance(at, int)), *index]
+    return (start + row, *index) if batched else tuple(index)
+
+
+def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int, elements: int) -> Iterator[R]:
+    """The results of all tasks in order. threads: 0 for as many as pay with so many elements in all."""
+    workers = min(threads or min(os.cpu_count() or 1, MOST_THREADS, elements // LEAST), len(tasks))
+    if workers <= 1:
+        yield from map(work, tasks)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        yield from pool.map(work, tasks)
+
+
+def _unravel(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(at) for at in np.unravel_index(position, shape))

@@ -1,25 +1,116 @@
-"""Rewriting of an ONNX graph so that it rounds as another kernel for the same graph would.
+"""Perturbed runs of a graph: each operator's rounding replaced by another honest one."""
 
-The graph is the one that ONNX Runtime runs for an engine: fp32 arithmetic, in which pairs of casts round to a 16-bit
-type (`pipeline.quantization.schemes.cast`) and pairs of QuantizeLinear and DequantizeLinear to a grid. Two more inputs
-control how it rounds: SKIP, whether the 16-bit roundings are left out, as by a kernel that keeps fp32 between fused
-operators; and FLIPS, how many elements of each tensor are quantized to the neighbouring number of the grid.
-"""
-
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from builders.onnx_graphs.bodies import list_bodies
 from enginesmith.arrays import Array
-from validation.perturbation.operators import COPIES, CORRECT, OF_ONE, RANDOM, SIZES, inline_functions, types_of
+from enginesmith.core.types import Session, Tensors
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
     from enginesmith.core.types import Precision
+    from validation.comparison.sessions import Opener
+
+
+# Which ONNX operators round their results, and the types and ranks of a model's tensors.
+
+
+# Operators whose results are copied or exact: they do not round.
+COPIES = frozenset(
+    (
+        *("Abs", "ArgMax", "ArgMin", "BitShift", "Cast", "CastLike", "Ceil", "CenterCropPad", "Clip", "Compress"),
+        *("Concat", "ConcatFromSequence", "Constant", "ConstantOfShape", "DepthToSpace", "DequantizeLinear"),
+        *("DynamicQuantizeLinear", "Dropout", "Expand", "EyeLike", "Flatten", "Floor", "Gather", "GatherElements"),
+        *("GatherND", "GlobalMaxPool", "Identity", "If", "Loop", "Max", "MaxPool", "MaxUnpool", "Min", "Neg"),
+        *("NonMaxSuppression", "OneHot", "Optional", "OptionalGetElement", "Pad", "QuantizeLinear", "ReduceMax"),
+        *("ReduceMin", "Relu", "Reshape", "ReverseSequence", "Round", "Scan", "Scatter", "ScatterElements"),
+        *("ScatterND", "SequenceAt", "Shape", "Sign", "Size", "Slice", "SpaceToDepth", "Split", "SplitToSequence"),
+        *("Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unique", "Unsqueeze", "Where"),
+    )
+)
+# Operators that round each result once (IEEE 754-2019, 5.4.1), or not at all where they are fused.
+CORRECT = frozenset(("Add", "Div", "Mul", "Sqrt", "Sub"))
+# Operators that kernels compute from parts of the size of 1, so that their results are off by as much wherever they are
+# near zero, and by how many units of fp32's rounding (2^-24). ONNX Runtime's Sigmoid is a rational function plus 0.5:
+# 2.8 from float64's over -100 .. 30, 2.3 where the result is below 0.001; its Elu is exp(x) - 1. LSTM and GRU multiply
+# by sigmoids.
+OF_ONE = {"Sigmoid": 4, "LSTM": 4, "GRU": 4, "Elu": 1, "Selu": 1, "Celu": 1}
+# Operators whose float constants determine sizes.
+SIZES = frozenset(("Range", "Resize"))
+RANDOM = frozenset(
+    ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
+)
+# Constants of at most so many elements may be shapes, which inference needs for the ranks of other tensors.
+_SMALL = 256
+
+
+def inline_functions(model: "ModelProto") -> "ModelProto":
+    """A copy of the model in which functions are inlined."""
+    from onnx import ModelProto
+    from onnx.inliner import inline_local_functions
+
+    if model.functions:
+        return inline_local_functions(model)
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+def types_of(model: "ModelProto") -> tuple[dict[str, int], dict[str, int]]:
+    """ONNX's element type of each tensor, including graphs within nodes, and the ranks that are known, by name.
+
+    Raises ValueError where inference does not find the type of a node's output.
+    """
+    from onnx import ModelProto, helper, shape_inference
+
+    light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    light.graph.CopyFrom(model.graph)
+    del light.graph.initializer[:]
+    for item in model.graph.initializer:
+        if math.prod(item.dims) <= _SMALL:
+            light.graph.initializer.append(item)
+        else:
+            light.graph.input.append(helper.make_tensor_value_info(item.name, item.data_type, item.dims))
+    try:
+        inferred = shape_inference.infer_shapes(light)
+    except shape_inference.InferenceError as error:
+        raise ValueError(f"its types cannot be inferred: {str(error).splitlines()[0]}") from error
+    types: dict[str, int] = {}
+    ranks: dict[str, int] = {}
+    _collect(inferred.graph, types, ranks)
+    return types, ranks
+
+
+def _collect(graph: "GraphProto", types: dict[str, int], ranks: dict[str, int]) -> None:
+    types |= {item.name: item.data_type for item in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.HasField("tensor_type"):
+            types[value.name] = value.type.tensor_type.elem_type
+            if value.type.tensor_type.HasField("shape"):
+                ranks[value.name] = len(value.type.tensor_type.shape.dim)
+    for node in graph.node:
+        for inner in list_bodies(node):
+            _collect(inner, types, ranks)
+        for name in node.output:
+            if name and name not in types and node.op_type != "Constant":
+                raise ValueError(f"the type of {name!r}, which {node.op_type} makes, is not known")
+
+
+# Rewriting of an ONNX graph so that it rounds as another kernel for the same graph would.
+#
+# The graph is the one that ONNX Runtime runs for an engine: fp32 arithmetic, in which pairs of casts round to a 16-bit
+# type (`pipeline.quantization.schemes.cast`) and pairs of QuantizeLinear and DequantizeLinear to a grid. Two more
+# inputs control how it rounds: SKIP, whether the 16-bit roundings are left out, as by a kernel that keeps fp32 between
+# fused operators; and FLIPS, how many elements of each tensor are quantized to the neighbouring number of the grid.
+
 
 PREFIX = "rounding/"
 SKIP, FLIPS = "rounding/skip", "rounding/flips"
@@ -301,3 +392,71 @@ def _nodes_of(graph: "GraphProto") -> Iterator["NodeProto"]:
         yield node
         for inner in list_bodies(node):
             yield from _nodes_of(inner)
+
+
+# Sessions of graphs that round as other kernels would, as `SKIP` and `FLIPS` say at each call.
+
+
+@dataclass(frozen=True)
+class Perturbed:
+    """A session with the inputs SKIP and FLIPS beside its own. halves: whether something in it rounds to 16 bits.
+    grids: whether something is quantized."""
+
+    session: Session
+    halves: bool
+    grids: bool
+
+
+@contextmanager
+def perturb_graph(
+    graph: Path, opens: "Opener", workdir: Path, half: "Precision | None" = None, activation_blocks: bool = False
+) -> Iterator[Perturbed]:
+    """A graph, opened so. opens: opens an ONNX file without rewriting it.  workdir: for such a file.
+    half, activation_blocks: as in `with_rounding`, which says what is raised."""
+    from builders.onnx_graphs.outline import write_graph
+    from builders.onnx_graphs.weights import load_graph
+
+    path = workdir / "rounding.onnx"
+    changed = with_rounding(load_graph(graph), half, activation_blocks)
+    write_graph(changed, path)
+    with opens(path) as session:
+        yield Perturbed(session, *traits(changed))
+
+
+@contextmanager
+def perturb_chain(
+    opens: Callable[[Mapping[str, Session]], AbstractContextManager[Session]], graphs: Mapping[str, Perturbed]
+) -> Iterator[Perturbed]:
+    """A chain of such graphs as one. opens: the chain with these sessions in the place of graphs, by name."""
+    controls = dict[str, Array]()
+    with opens({name: _Controlled(graph.session, controls) for name, graph in graphs.items()}) as chain:
+        found = graphs.values()
+        whole = _Controls(chain, controls)
+        yield Perturbed(whole, any(graph.halves for graph in found), any(graph.grids for graph in found))
+
+
+class _Controlled(Session):
+    """A graph of a chain, which is given SKIP and FLIPS apart from its inputs. controls: the two, by name."""
+
+    def __init__(self, session: Session, controls: Mapping[str, Array]) -> None:
+        self.inputs = [spec for spec in session.inputs if spec.name not in (SKIP, FLIPS)]
+        self.outputs = session.outputs
+        self._session, self._controls = session, controls
+
+    def run(self, inputs: Tensors) -> dict[str, Array]:
+        """As of the graph."""
+        return self._session.run({**inputs, **self._controls})
+
+
+class _Controls(Session):
+    """A chain of such graphs, which takes SKIP and FLIPS beside its inputs. controls: where they are put for graphs."""
+
+    def __init__(self, chain: Session, controls: dict[str, Array]) -> None:
+        self.inputs, self.outputs = chain.inputs, chain.outputs
+        self._chain, self._controls = chain, controls
+
+    def run(self, inputs: Tensors) -> dict[str, Array]:
+        """As of the chain."""
+        given = dict(inputs)
+        self._controls.update({name: given.pop(name) for name in (SKIP, FLIPS)})
+        return self._chain.run(given)

@@ -19,8 +19,8 @@ from typing import Self
 
 import numpy as np
 
-from builders.execution.memory import held_mib
-from builders.onnx_graphs.shard_names import graph_bytes
+from builders.execution.process import held_mib
+from builders.onnx_graphs.bodies import graph_bytes
 from enginesmith.arrays import Array
 from enginesmith.core.types import Precision, Session
 from validation.comparison.sessions import Opener, run
@@ -30,8 +30,7 @@ from validation.limits.rounding import Decisions, Honest, greatest, sqnr_of_most
 from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.slices import fit_length
 from validation.metrics.tally import samples_of
-from validation.perturbation.graph import FLIPS, SKIP
-from validation.perturbation.sessions import Perturbed, perturb_graph
+from validation.perturbation.graph import FLIPS, SKIP, Perturbed, perturb_graph
 
 # A small model (bytes of its file, elements of its inputs) is run on so many golden cases and edge cases: its rounding
 # depends on few elements, and its runs take no time.

@@ -1,22 +1,366 @@
-"""The HTML page of a model version: one self-contained file, without scripts or network.
-
-A page shows texts from specs and compilers' logs, which anybody may have written. So the templates escape everything,
-control characters too, and no such text becomes an address, a class or an id.
-"""
+"""Reports as HTML pages."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from enginesmith.core.text import format_bytes, visible
-from validation.plots.texts import digits_text, nonfinite_text, percent_text, seconds_text
-from validation.reporting.overview import overview
-from validation.reporting.stages import format_bound
-from validation.reporting.version_document import VersionDocument
+from annotated_types import Predicate, doc
+
+from enginesmith.core.codec import OMIT_NONE
+from enginesmith.core.names import is_name
+from enginesmith.core.reports.breakdown import QuantizationRecord
+from enginesmith.core.reports.latency import LatencyReport
+from enginesmith.core.reports.proof import OVERLAP, UNMEASURED, Check, Report, find_unmeasured, name_task_checks
+from enginesmith.core.text import format_bytes, pluralize, visible
+from enginesmith.core.types import PRECISIONS, BuildFailure
+from enginesmith.registry.evidence.canaries import CanaryVerdict
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from validation.attribution.result import AttributionView, NamedAttribution, view_attribution
+from validation.latency.formatting import LatencyView, view_latencies
+from validation.limits.budget import at_most, within
+from validation.plotting import digits_text, nonfinite_text, percent_text, seconds_text
+from validation.reporting.quantization import QuantizationSection, quantizations
+from validation.reporting.stages import (
+    STAGES,
+    CourseRow,
+    DriftRow,
+    ErrorDistribution,
+    StageSection,
+    WorstRow,
+    courses,
+    distributions,
+    format_bound,
+    side_by_side,
+    stages,
+    worst_cases,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+
+# The document that a version's page is drawn from: its manifest, and the records that the registry has of it.
+#
+# A copy for reading: nothing is proven or published from it.
+
+
+KIND = "enginesmith-version"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionDocument(Manifest):
+    """A manifest with the reports of its engines, and the builds that failed. A run that published nothing has no
+    version ('').
+
+    quantization: records by the name of the graph.  latencies: by the digest of the engine.  canaries: None where they
+    were not asked for.
+    """
+
+    version: Annotated[str, Predicate(lambda text: not text or is_name(text)), doc("a version, or '' for none")]
+    kind: str = KIND
+    reports: tuple[Report, ...] = ()
+    failures: tuple[BuildFailure, ...] = ()
+    quantization: Mapping[str, QuantizationRecord] = field(default_factory=dict)
+    attributions: tuple[NamedAttribution, ...] = ()
+    latencies: Mapping[str, tuple[LatencyReport, ...]] = field(default_factory=dict)
+    canaries: tuple[CanaryVerdict, ...] | None = field(default=None, metadata=OMIT_NONE)
+
+    @property
+    def reference(self) -> str:
+        """'name@3'; of a run that published nothing the model's name."""
+        return f"{self.model}@{self.version}" if self.version else self.model
+
+
+# The values that the HTML page of a version shows, from its document: `overview` fills what the template names.
+
+
+STATUSES = ("proven", "unproven", "failed", "refused")
+_SYMBOLS = {"proven": "✓", "unproven": "?", "failed": "✕", "refused": "-"}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The status of the whole version (as that of an engine), and the sentence that says so."""
+
+    status: str
+    text: str
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """An engine and the checks of its report.
+
+    index: in the document; the id of its row.  tightest: the check with the least room to its limit, None without one.
+    ran: whether the engine itself was run, and not its graph alone.
+    """
+
+    index: int
+    entry: EngineEntry
+    checks: tuple[Check, ...]
+    failed_checks: int
+    tightest: Check | None
+    ran: bool
+
+    @property
+    def counted(self) -> str:
+        """How many checks failed, else how many passed: '1 of 40 failed', '39 passed, 1 not measured', 'none'."""
+        if not self.checks or self.failed_checks:
+            return f"{self.failed_checks} of {len(self.checks)} failed" if self.checks else "none"
+        unknown = len(find_unmeasured(self.checks))
+        return f"{len(self.checks) - unknown} passed" + (f", {unknown} {UNMEASURED}" if unknown else "")
+
+
+@dataclass(frozen=True)
+class TargetGroup:
+    """The engines of one target, and the distinct reasons for their statuses, each with its precisions."""
+
+    target: str
+    engines: tuple[EngineRow, ...]
+    reasons: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class TaskPoint:
+    """The task metric of one graph or engine. kind: 'graph' or 'engine'.  at: percent along the axis."""
+
+    name: str
+    kind: str
+    value: float
+    at: float
+    passed: bool
+
+
+@dataclass(frozen=True)
+class TaskSection:
+    """A task metric of each graph and of each engine that was run. title: with the output where several have it.
+
+    limit: the lowest value that passes (`side` floor) or the highest (ceiling); None where the spec has none.
+    axis: its least and greatest value.
+    """
+
+    title: str
+    name: str
+    points: tuple[TaskPoint, ...]
+    limit: float | None
+    limit_at: float | None
+    side: str
+    axis: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class VersionPage:
+    """The names that the template uses. counts: engines by status.  blind: how many of the unproven
+    golden data does not measure in full.  groups: by target, without refused engines.
+
+    precisions: of any engine.  matrix: engines by target and precision.  beside: the three stages of each output side
+    by side.  again: units that failed, each with the command that repeats it.  refusals: units by the reason.
+    provenance: groups of facts by title.
+    """
+
+    manifest: VersionDocument
+    reference: str
+    engines: tuple[EngineRow, ...]
+    groups: tuple[TargetGroup, ...]
+    counts: Mapping[str, int]
+    blind: int
+    symbols: Mapping[str, str]
+    verdict: Headline
+    precisions: Sequence[str]
+    matrix: Mapping[str, Mapping[str, Sequence[EngineRow]]]
+    tasks: Sequence[TaskSection]
+    stages: Sequence[StageSection]
+    stage_names: Sequence[str]
+    beside: Sequence[DriftRow]
+    distributions: Sequence[ErrorDistribution]
+    worst: Sequence[WorstRow]
+    courses: Sequence[CourseRow]
+    quantizations: Sequence[QuantizationSection]
+    attributions: Sequence[AttributionView]
+    latencies: Sequence[LatencyView]
+    canaries: Sequence[CanaryVerdict]
+    again: Sequence[tuple[str, str]]
+    refusals: Mapping[str, Sequence[str]]
+    failures: Sequence[BuildFailure]
+    provenance: Mapping[str, Mapping[str, object]]
+
+
+def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
+    """What the page shows. pictures: False leaves out the sections that are pictures."""
+    checks = {report.unit: report.checks for report in reversed(version.reports)}
+    engines = tuple(_engine(index, entry, checks.get(entry.unit, ())) for index, entry in enumerate(version.engines))
+    matrix: dict[str, dict[str, list[EngineRow]]] = {}
+    for row in engines:
+        matrix.setdefault(row.entry.target, {}).setdefault(row.entry.precision, []).append(row)
+    counts = {status: sum(engine.entry.status == status for engine in engines) for status in STATUSES}
+    blind = sum(engine.entry.status == "unproven" and bool(find_unmeasured(engine.checks)) for engine in engines)
+    reports, original = version.reports, version.sources.get("onnx")
+    # Quantized engines whose graph is the exported model itself: its author quantized it.
+    untouched = [
+        entry.precision
+        for entry in version.engines
+        if original and entry.precision in ("int8", "fp8") and entry.graph == original and entry.status != "refused"
+    ]
+    return VersionPage(
+        manifest=version,
+        reference=version.reference,
+        engines=engines,
+        groups=tuple(_group_by_target([engine for engine in engines if engine.entry.status != "refused"])),
+        counts=counts,
+        symbols=_SYMBOLS,
+        blind=blind,
+        verdict=_headline(counts, blind),
+        precisions=[name for name in PRECISIONS if any(name in row for row in matrix.values())],
+        matrix=matrix,
+        tasks=list(_tasks(version, engines)),
+        stages=stages(reports),
+        stage_names=list(STAGES),
+        beside=side_by_side(reports),
+        distributions=distributions(reports) if pictures else [],
+        worst=worst_cases(reports),
+        courses=courses(reports),
+        quantizations=quantizations(version.quantization, dict.fromkeys(untouched)) if pictures else [],
+        attributions=[view_attribution(item) for item in version.attributions],
+        latencies=view_latencies(version.latencies, pictures),
+        canaries=version.canaries or (),
+        again=list(_list_commands(version.reference, engines)),
+        refusals=_reasons((row.entry.reason, row.entry.unit) for row in engines if row.entry.status == "refused"),
+        failures=version.failures,
+        provenance=_provenance(version),
+    )
+
+
+def _headline(counts: Mapping[str, int], blind: int) -> Headline:
+    proven, unproven, failed = (counts[status] for status in ("proven", "unproven", "failed"))
+    usable = pluralize(proven + unproven, "engine")
+    if failed:
+        rest = ", ".join(f"{counts[status]} {status}" for status in ("proven", "unproven") if counts[status])
+        return Headline("failed", f"{pluralize(failed, 'engine')} failed; {rest or 'there is none to pull'}")
+    if unproven:
+        left = unproven - blind
+        said = [f"{blind} not measured in full"] * bool(blind) + [f"{left} not yet run on their hardware"] * bool(left)
+        return Headline("unproven", f"{proven} of {usable} proven, {', '.join(said)}")
+    if proven:
+        return Headline("proven", f"{'All ' if proven > 1 else ''}{usable} proven")
+    return Headline("failed", "There is no engine to pull")
+
+
+def _engine(index: int, entry: EngineEntry, checks: tuple[Check, ...]) -> EngineRow:
+    limited = [check for check in checks if not check.passed or (check.joint != "task" and _has_room(check))]
+    failed, ran = sum(not check.passed for check in checks), any(check.joint == "engine" for check in checks)
+    return EngineRow(index, entry, checks, failed, min(limited, key=headroom_db, default=None), ran)
+
+
+def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tuple[str, str]]:
+    """Units that failed, each with the command that repeats it: the proof of a published engine, else the build."""
+    for row in engines:
+        entry = row.entry
+        if entry.status == "failed" and entry.digest:
+            run = f"enginesmith validate {reference} --target {entry.target}"
+            drifted = f"enginesmith debug attribute {reference} --target {entry.target} --precision {entry.precision}"
+            yield entry.unit, f"{run}\n{drifted}"
+        elif entry.status == "failed" and row.failed_checks:
+            words = f"--target {entry.target} --precision {entry.precision} --backend {entry.backend}"
+            yield entry.unit, f"enginesmith build SPEC.yaml {words}"
+
+
+def _group_by_target(engines: Sequence[EngineRow]) -> Iterator[TargetGroup]:
+    groups: dict[str, list[EngineRow]] = {}
+    for row in engines:
+        groups.setdefault(row.entry.target, []).append(row)
+    for target, members in groups.items():
+        reasons = _reasons((row.entry.reason, row.entry.precision) for row in members if row.entry.reason)
+        yield TargetGroup(target, tuple(members), reasons)
+
+
+def _reasons(found: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """By each reason, in order, the precisions or units that have it. found: pairs of both."""
+    reasons: dict[str, dict[str, None]] = {}
+    for reason, whose in found:
+        reasons.setdefault(reason, {})[whose] = None
+    return {reason: list(whose) for reason, whose in reasons.items()}
+
+
+def _has_room(check: Check) -> bool:
+    """Whether a check can be passed more or less narrowly.
+
+    Not one of a count that has to be 0, not the overlap of samples, and none of the contract, which have other scales.
+    """
+    counted = check.limit == check.value == 0 or check.name == OVERLAP
+    return check.limit is not None and not counted and not check.name.startswith("contract ")
+
+
+def headroom_db(check: Check) -> float:
+    """How far a check's value is from its limit, in decibels; -inf if it failed, inf where `_has_room` is False."""
+    if not check.passed:
+        return -math.inf
+    if check.value is None or check.limit is None or not _has_room(check):
+        return math.inf
+    if check.name.endswith("sqnr_db"):
+        return check.value - check.limit
+    limit, value = check.limit, check.value
+    if not check.name.startswith("max_"):  # a share of at least so much
+        limit, value = 1 - limit, 1 - value
+    if value <= 0:
+        return math.inf
+    return 20 * math.log10(limit / value) if limit > 0 else -math.inf
+
+
+def _tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> Iterator[TaskSection]:
+    """A section for each task metric, in the order in which graphs and engines name them."""
+    graphs = [(name, "graph", value) for name, value in version.metrics.items()]
+    checks = {row.entry.unit: name_task_checks(row.checks) for row in engines}
+    ran = [(row.entry.unit, "engine", checks[row.entry.unit]) for row in engines if row.ran]
+    known = {title: check for found in checks.values() for title, check in found.items()}
+    for title in dict.fromkeys([*(title for _, _, values in graphs for title in values), *known]):
+        points = [(name, kind, values[title]) for name, kind, values in graphs if title in values]
+        engine = [(name, kind, found[title].value) for name, kind, found in ran if title in found]
+        points += [(name, kind, value) for name, kind, value in engine if value is not None]
+        if points:
+            check = known.get(title)
+            yield _task(title, check.name if check else title, check.limit if check else None, points)
+
+
+def _task(title: str, name: str, limit: float | None, found: Sequence[tuple[str, str, float]]) -> TaskSection:
+    values = [value for _, _, value in found] + ([] if limit is None else [limit])
+    low, high = _axis([value for value in values if math.isfinite(value)] or [0.0])
+
+    def place(value: float) -> float:
+        return round(100 * (value - low) / (high - low), 2) if math.isfinite(value) and high > low else 0.0
+
+    def passed(value: float) -> bool:
+        return limit is None or within(name, value, limit)
+
+    points = tuple(TaskPoint(point, kind, value, place(value), passed(value)) for point, kind, value in found)
+    at = None if limit is None else place(limit)
+    return TaskSection(title, name, points, limit, at, "ceiling" if at_most(name) else "floor", (low, high))
+
+
+def _axis(values: Sequence[float]) -> tuple[float, float]:
+    """Both ends of an axis for these values, with some room, but not beyond 0 and 1 where the values are not."""
+    low, high = min(values), max(values)
+    pad = max((high - low) * 0.15, 0.005)
+    return max(0.0, low - pad) if low >= 0 else low - pad, min(1.0, high + pad) if high <= 1 else high + pad
+
+
+def _provenance(version: VersionDocument) -> dict[str, dict[str, object]]:
+    """Groups of facts by title, without facts that are None and groups that are empty."""
+    groups: dict[str, Mapping[str, object]] = {
+        "Identity": {"content": version.content, "version report": version.report},
+        "What went in": version.provenance,
+        "What was made of it": version.sources,
+        "Toolchain": version.toolchain,
+        "Host": version.host,
+    }
+    known = {title: {name: fact for name, fact in group.items() if fact is not None} for title, group in groups.items()}
+    return {title: group for title, group in known.items() if group}
+
+
+# The HTML page of a model version: one self-contained file, without scripts or network.
+#
+# A page shows texts from specs and compilers' logs, which anybody may have written. So the templates escape everything,
+# control characters too, and no such text becomes an address, a class or an id.
 
 
 def render(version: VersionDocument) -> str:

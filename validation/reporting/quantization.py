@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from enginesmith.core.reports.quantization import (
+from enginesmith.core.reports.breakdown import (
     QuantizationRecord,
     QuantizedTensor,
     RecordedSearch,
@@ -15,9 +15,8 @@ from enginesmith.core.reports.quantization import (
     TensorHistogram,
 )
 from enginesmith.core.text import join_first
-from validation.plots.figure import COLOURS, QUARTERS, annotate, draw_svg, set_axis, tag
-from validation.plots.texts import decibels_text as db
-from validation.plots.texts import number_text, share_text
+from validation.plotting import COLOURS, QUARTERS, annotate, draw_svg, number_text, set_axis, share_text, tag
+from validation.plotting import decibels_text as db
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,14 +1,327 @@
-"""A trace: when requests arrived and how large each was, without their contents."""
+"""Traces of traffic, simulated batching, service times."""
 
+import math
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 
 import numpy as np
 
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
+from enginesmith.core.reports.latency import BucketLatency
 from enginesmith.core.types import TensorSpec
 from enginesmith.recording.traffic import RecordedTraffic
+
+# A dynamic batcher before one engine, simulated: how long each request waits and how long its batch runs.
+#
+# The policy is that of `enginesmith.Batcher` (and, for one bucket, of Triton's dynamic batcher with `max_queue_delay`):
+# requests are queued by bucket; a queue is ready once it holds `most` samples or its oldest request has waited
+# `wait_s`; the one worker, when free, takes the ready queue whose oldest request is the oldest, and from it requests in
+# order of arrival up to `most` samples. A discrete-event simulation: no steady state or distribution is assumed.
+
+
+@dataclass(frozen=True)
+class BatchPolicy:
+    """most: samples in a batch at most; a larger request runs alone.  wait_s: the longest that the oldest request waits
+    for others while the worker is free."""
+
+    most: int = 1
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedService:
+    """What the simulation gave. waited_s, service_s: of each request, float64 [requests], in the order of arrival.
+
+    batches: samples in each batch, int64 [batches].  batch_of: index of each request's batch, int64 [requests].
+    busy_s: seconds that the worker ran.  seconds: from the first arrival to the last answer.
+    """
+
+    waited_s: Array
+    service_s: Array
+    batches: Array
+    busy_s: float
+    seconds: float
+    batch_of: Array
+
+    @property
+    def latency_s(self) -> Array:
+        """Seconds from arrival to answer of each request, float64 [requests]."""
+        return np.asarray(self.waited_s + self.service_s)
+
+    @property
+    def utilization(self) -> float:
+        """Share of the time that the worker ran."""
+        return self.busy_s / self.seconds if self.seconds else 0.0
+
+
+def simulate_batching(
+    at: Array, samples: Array, buckets: Array, curves: Sequence[Sequence[Array]], policy: BatchPolicy, seed: int = 0
+) -> SimulatedService:
+    """The waits and services of requests before one worker.
+
+    at: arrival in seconds, [requests], rising.  samples: in each request, [requests], from 1 up.  buckets: index of
+    each request's bucket, [requests].
+    curves: of each bucket, of a batch of 1, 2, ... samples, its run times in seconds as quantiles at equal steps from
+    0 to 1; a batch of more samples than there are curves takes the last. A run time is drawn for each batch.
+    """
+    if len(curves) == 1:
+        return (_simulate_alone if policy.most == 1 else _simulate_one_queue)(at, samples, curves[0], policy, seed)
+    tables = [[curve.tolist() for curve in of_bucket] for of_bucket in curves]
+    arrivals, counts, places = at.tolist(), samples.tolist(), buckets.tolist()
+    queues: list[deque[int]] = [deque() for _ in tables]
+    held = [0] * len(tables)
+    draws = np.random.default_rng(seed).random(len(arrivals)).tolist()
+    begun, service = [0.0] * len(arrivals), [0.0] * len(arrivals)
+    batch_of, batches = [0] * len(arrivals), list[int]()
+    now = busy = 0.0
+    following, left = 0, len(arrivals)
+    while left:
+        while following < len(arrivals) and arrivals[following] <= now:
+            queues[places[following]].append(following)
+            held[places[following]] += counts[following]
+            following += 1
+        ready, wakes = _choose(queues, held, arrivals, policy, now)
+        if ready is None:
+            now = min(wakes, arrivals[following]) if following < len(arrivals) else wakes
+            continue
+        taken = _take(queues[ready], counts, policy.most)
+        size = sum(counts[index] for index in taken)
+        held[ready] -= size
+        seconds = _quantile(tables[ready][min(size, len(tables[ready])) - 1], draws[len(batches)])
+        for index in taken:
+            begun[index], service[index], batch_of[index] = now, seconds, len(batches)
+        batches.append(size)
+        now, busy, left = now + seconds, busy + seconds, left - len(taken)
+    waited = np.array(begun) - at
+    sizes, members = np.array(batches, np.int64), np.array(batch_of, np.int64)
+    return SimulatedService(waited, np.array(service), sizes, busy, now - arrivals[0], members)
+
+
+def _simulate_alone(
+    at: Array, samples: Array, curves: Sequence[Array], _policy: BatchPolicy, seed: int
+) -> SimulatedService:
+    """The same of one bucket where each request runs alone, in whole arrays (Lindley, Proc. Cambridge Philosophical
+    Society 48, 1952): it begins when it arrives or the one before ends, whichever is later."""
+    draws = np.random.default_rng(seed).random(len(at)) * (len(curves[0]) - 1)
+    rows = np.stack(curves)[np.minimum(samples, len(curves)) - 1]
+    low = np.minimum(draws.astype(np.int64), max(len(curves[0]) - 2, 0))
+    ends = np.take_along_axis(rows, np.stack([low, np.minimum(low + 1, len(curves[0]) - 1)], 1), 1)
+    service = ends[:, 0] + (draws - low) * (ends[:, 1] - ends[:, 0])
+    before = np.cumsum(service) - service
+    begun = before + np.maximum.accumulate(at - before)
+    last = float(begun[-1] + service[-1])
+    batches, members = samples.astype(np.int64), np.arange(len(at))
+    return SimulatedService(begun - at, service, batches, float(service.sum()), last - float(at[0]), members)
+
+
+def _simulate_one_queue(
+    at: Array, samples: Array, curves: Sequence[Array], policy: BatchPolicy, seed: int
+) -> SimulatedService:
+    """The same of one bucket, some times faster: one step for each batch, whose requests are consecutive."""
+    table = [curve.tolist() for curve in curves]
+    arrivals, held = at.tolist(), [0, *np.cumsum(samples).tolist()]
+    draws = np.random.default_rng(seed).random(len(arrivals)).tolist()
+    ends, begun, took = [0], list[float](), list[float]()
+    now = 0.0
+    while (first := ends[-1]) < len(arrivals):
+        full = bisect_left(held, held[first] + policy.most, first) - 1
+        ready = arrivals[first] + policy.wait_s
+        if full < len(arrivals):
+            ready = min(ready, max(arrivals[first], arrivals[full]))
+        now = max(now, ready)
+        fits = bisect_right(held, held[first] + policy.most, first) - 1
+        end = max(min(fits, bisect_right(arrivals, now, first)), first + 1)
+        seconds = _quantile(table[min(held[end] - held[first], len(table)) - 1], draws[len(begun)])
+        ends.append(end)
+        begun.append(now)
+        took.append(seconds)
+        now += seconds
+    count = np.diff(ends)
+    waited, service = np.repeat(begun, count) - at, np.repeat(took, count)
+    batches, members = np.diff(np.array(held, np.int64)[ends]), np.repeat(np.arange(len(count)), count)
+    return SimulatedService(waited, service, batches, float(sum(took)), now - arrivals[0], members)
+
+
+def _quantile(curve: Sequence[float], share: float) -> float:
+    """The value of a curve of quantiles at equal steps, between two of them linearly."""
+    place = share * (len(curve) - 1)
+    low = min(int(place), max(len(curve) - 2, 0))
+    high = min(low + 1, len(curve) - 1)
+    return curve[low] + (place - low) * (curve[high] - curve[low])
+
+
+def _choose(
+    queues: Sequence[deque[int]], held: Sequence[int], arrivals: Sequence[float], policy: BatchPolicy, now: float
+) -> tuple[int | None, float]:
+    """The ready queue whose oldest request is the oldest, or None; and when the first of the others will be ready."""
+    ready, oldest, wakes = None, np.inf, np.inf
+    for index, queue in enumerate(queues):
+        if not queue:
+            continue
+        since = arrivals[queue[0]]
+        if held[index] >= policy.most or since + policy.wait_s <= now:
+            if since < oldest:
+                ready, oldest = index, since
+        else:
+            wakes = min(wakes, since + policy.wait_s)
+    return ready, wakes
+
+
+def _take(queue: deque[int], counts: Sequence[int], most: int) -> list[int]:
+    """Requests from the front of a queue, up to `most` samples together, at least one."""
+    taken = [queue.popleft()]
+    size = counts[taken[0]]
+    while queue and size + counts[queue[0]] <= most:
+        size += counts[queue[0]]
+        taken.append(queue.popleft())
+    return taken
+
+
+# The time of a run of an engine as a function of the sizes of its dims, from the sizes at which it was measured.
+#
+# Between measured sizes the logarithm of the median is interpolated by universal kriging over the logarithms of the
+# sizes: a linear trend (t is about a * size^b) and a Gaussian process on what it leaves, whose scale and length are
+# those of the greatest likelihood, on a grid (Cressie, Statistics for Spatial Data, 1993, 3.4; Rasmussen & Williams,
+# Gaussian Processes for Machine Learning, 2006, 2.7 and 5.4). It gives a standard deviation with each value. Beyond the
+# measured sizes nothing is predicted.
+
+
+# Standard deviation of a measured median's logarithm where only one process measured it.
+_ONE_PROCESS = 0.02
+# Tried scales (of the logarithm of seconds) and lengths (of the logarithm of sizes) of the Gaussian process.
+_SCALES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+_LENGTHS = (0.35, 0.7, 1.4, 2.8)
+
+
+@dataclass(frozen=True, eq=False)
+class ServiceTimes:
+    """What was measured of an engine. dims: names.  sizes: int64 [points, dims], at least one point.
+
+    curves: run times in seconds as quantiles at equal steps from 0 to 1, float64 [points, steps].
+    log_sd: standard deviation of the logarithm of each point's median, float64 [points].
+    """
+
+    dims: tuple[str, ...]
+    sizes: Array
+    curves: Array
+    log_sd: Array
+
+    @classmethod
+    def of_buckets(cls, buckets: Sequence[BucketLatency], dims: Sequence[str]) -> "ServiceTimes":
+        """The times of a latency report's buckets. Raises DataError where there are none."""
+        if not buckets:
+            raise DataError("no bucket was timed; `enginesmith profile` times them")
+        sizes = np.array([[bucket.sizes[dim] for dim in dims] for bucket in buckets], np.int64)
+        curves = np.array([bucket.curve for bucket in buckets], np.float64)
+        return cls(tuple(dims), sizes, curves, np.array([_log_sd(bucket.process_medians_s) for bucket in buckets]))
+
+    def predict(self, sizes: Array) -> tuple[Array, Array]:
+        """The median seconds of a run, and the standard deviation of its logarithm, float64 [rows] each.
+
+        sizes: int64 [rows, dims]. Raises DataError for a size beyond those measured.
+        """
+        self._check(sizes)
+        return self._kriging.predict(sizes)
+
+    def curves_at(self, sizes: Array) -> Array:
+        """Quantiles of the run times at these sizes, float64 [rows, steps]: the predicted median, with the shape of the
+        distribution at the nearest measured size. Raises as `predict`."""
+        medians, _ = self.predict(sizes)
+        apart = np.abs(np.log(sizes)[:, None] - np.log(self.sizes)[None]).sum(-1)
+        shapes = self.curves / self._medians[:, None]
+        return np.asarray(medians[:, None] * shapes[apart.argmin(1)])
+
+    def _check(self, sizes: Array) -> None:
+        low, high = self.sizes.min(0), self.sizes.max(0)
+        beyond = (sizes < low) | (sizes > high)
+        if beyond.any():
+            row, dim = (int(index) for index in np.argwhere(beyond)[0])
+            raise DataError(
+                f"{self.dims[dim]}={sizes[row, dim]} is beyond what was timed ({low[dim]} to {high[dim]}); time it:"
+                f" enginesmith profile REF --bucket {self.dims[dim]}={sizes[row, dim]}"
+            )
+
+    @cached_property
+    def _medians(self) -> Array:
+        return np.asarray(self.curves[:, self.curves.shape[1] // 2])
+
+    @cached_property
+    def _kriging(self) -> "_Kriging":
+        return _Kriging.fit(np.log(self.sizes), np.log(self._medians), self.log_sd)
+
+
+def _log_sd(process_medians_s: Sequence[float]) -> float:
+    """Standard deviation of the logarithm of the median of several processes."""
+    if len(process_medians_s) < 2:
+        return _ONE_PROCESS
+    spread = float(np.std(np.log(process_medians_s), ddof=1))
+    return max(spread / math.sqrt(len(process_medians_s)), 1e-3)
+
+
+@dataclass(frozen=True, eq=False)
+class _Kriging:
+    """A linear trend and a Gaussian process. at: [points, dims].  weights: of the residuals, [points]."""
+
+    at: Array
+    scale: float
+    length: float
+    trend: Array
+    weights: Array
+    inverse: Array
+    design: Array
+    information: Array
+
+    @classmethod
+    def fit(cls, at: Array, values: Array, noise: Array) -> "_Kriging":
+        fits = [cls._at(at, values, noise, scale, length) for scale, length in product(_SCALES, _LENGTHS)]
+        return max(fits, key=lambda found: found[0])[1]
+
+    @classmethod
+    def _at(cls, at: Array, values: Array, noise: Array, scale: float, length: float) -> tuple[float, "_Kriging"]:
+        """The logarithm of the (restricted) likelihood, but for a constant, and the fit."""
+        covariance = _kernel(at, at, scale, length) + np.diag(noise**2)
+        inverse = np.linalg.inv(covariance)
+        design = _design(at, len(at) > at.shape[1])
+        information = np.linalg.pinv(design.T @ inverse @ design)
+        trend = information @ design.T @ inverse @ values
+        rest = values - design @ trend
+        likelihood = -0.5 * float(rest @ inverse @ rest + np.linalg.slogdet(covariance)[1])
+        return likelihood, cls(at, scale, length, trend, inverse @ rest, inverse, design, information)
+
+    def predict(self, sizes: Array) -> tuple[Array, Array]:
+        new = np.log(sizes)
+        near = _kernel(new, self.at, self.scale, self.length)
+        design = _design(new, self.design.shape[1] > 1)
+        values = design @ self.trend + near @ self.weights
+        left = design - near @ self.inverse @ self.design
+        variance = self.scale**2 - np.einsum("ij,jk,ik->i", near, self.inverse, near)
+        variance = variance + np.einsum("ij,jk,ik->i", left, self.information, left)
+        return np.exp(values), np.sqrt(np.maximum(variance, 0.0))
+
+
+def _design(at: Array, sloped: bool) -> Array:
+    """1 and, where there are enough points, the logarithms of the sizes: [rows, terms]."""
+    ones = np.ones((len(at), 1))
+    return np.hstack([ones, at]) if sloped else ones
+
+
+def _kernel(one: Array, other: Array, scale: float, length: float) -> Array:
+    """Matern's covariance with smoothness 3/2 (Rasmussen & Williams 2006, equation 4.17): [rows, columns]."""
+    apart = np.sqrt(3.0) * np.linalg.norm(one[:, None] - other[None], axis=-1) / length
+    return np.asarray(scale**2 * (1.0 + apart) * np.exp(-apart))
+
+
+def sizes_array(dims: Sequence[str], sizes: Sequence[Mapping[str, int]]) -> Array:
+    """Sizes of named dims as int64 [rows, dims]."""
+    return np.array([[one[dim] for dim in dims] for one in sizes], np.int64).reshape(len(sizes), len(dims))
+
+
+# A trace: when requests arrived and how large each was, without their contents.
 
 
 @dataclass(frozen=True, eq=False)

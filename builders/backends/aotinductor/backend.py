@@ -24,18 +24,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends import shape_profiles
-from builders.backends.compatibility import check_compatible
-from builders.backends.installed import versions_of
-from builders.execution.workdir import require_plain
+from builders.backends import optional_methods
+from builders.backends.discovery import check_compatible
+from builders.backends.optional_methods import versions_of
+from builders.execution.local import require_plain
 from enginesmith.core.capabilities import Capabilities, SharedOptions
-from enginesmith.core.commands import run_command
 from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.hardware import cpu_kinds, cuda
 from enginesmith.core.hardware.cpu_kinds import HOST, host_level, level_of
 from enginesmith.core.requirements import Instructions, Requirement, for_target, same_versions
+from enginesmith.core.text import DAMAGED, run_command
 from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Untyped
-from enginesmith.core.zip_files import DAMAGED
 
 _INSTRUCTIONS = {"x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}  # Inductor's names
 _NO_DTYPE = ("uint16", "uint32", "uint64", "complex64", "complex128", "str", "object")
@@ -116,7 +115,7 @@ class AotInductor:
             return (
                 f"there is no C++ compiler {self.compiler!r}; apt-get install g++, or set backends.aotinductor.compiler"
             )
-        return _cpu_refusal(request) or shape_profiles.refusal(request, "AOTInductor")
+        return _cpu_refusal(request) or optional_methods.refusal(request, "AOTInductor")
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
         """The torch that built it, and the CPU's instructions; nothing of the C++ compiler."""

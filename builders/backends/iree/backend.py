@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends import shape_profiles
-from builders.backends.compatibility import check_compatible
-from builders.backends.installed import versions_of
-from builders.execution.workdir import require_plain
+from builders.backends import optional_methods
+from builders.backends.discovery import check_compatible
+from builders.backends.optional_methods import versions_of
+from builders.execution.local import require_plain
 from enginesmith.core.capabilities import Capabilities, SharedOptions
 from enginesmith.core.errors import InputError
 from enginesmith.core.hardware import cpu_kinds, cuda
@@ -77,7 +77,7 @@ class Iree:
         """GPU generations and precisions that IREE lacks, shapes without bounds, and all where it is not installed."""
         return (
             _target_refusal(request)
-            or shape_profiles.refusal(request, _TITLE)
+            or optional_methods.refusal(request, _TITLE)
             or cpu_kinds.refusal(request, _TITLE)
             or (None if self.versions() else f"IREE is not installed; {self.install}")
         )
@@ -106,7 +106,7 @@ class Iree:
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
         """Load an engine. Raises as `check_compatible` does. Never run on a GPU."""
-        from builders.backends.iree.session import open_engine
+        from builders.backends.iree.compile import open_engine
 
         check_compatible(self, engine)
         target = engine.request.target

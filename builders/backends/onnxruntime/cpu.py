@@ -22,11 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.compatibility import check_compatible
-from builders.backends.installed import versions_of
+from builders.backends.discovery import check_compatible
 from builders.backends.onnxruntime.session import OrtSession, open_model, session_options
-from builders.backends.optional_methods import RunProfile
-from builders.backends.shape_profiles import unbounded
+from builders.backends.optional_methods import RunProfile, unbounded, versions_of
 from enginesmith.core.capabilities import Capabilities
 from enginesmith.core.errors import InputError, ModelError
 from enginesmith.core.hardware.cpu_kinds import CPU, kind_built_for, kind_named, kind_of, this_kind, why_no_proof
@@ -140,9 +138,14 @@ class OnnxRuntime:
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
-        from builders.backends.onnxruntime.file import settle_weights
-        from builders.backends.onnxruntime.narrow_weights import keep_narrow_weights, note_widened
-        from builders.backends.onnxruntime.rewrites import FUSION, file_moves_first_axis, rewrite_optimized
+        from builders.backends.onnxruntime.file import (
+            FUSION,
+            file_moves_first_axis,
+            keep_narrow_weights,
+            note_widened,
+            rewrite_optimized,
+            settle_weights,
+        )
         from builders.backends.onnxruntime.saturation import file_may_saturate, rewrite_exact
 
         path = workdir / "engine.onnx"
@@ -201,7 +204,7 @@ class OnnxRuntime:
 
     def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:
         """Time each node of the graph as it is executed, this CPU's layout included. The trace is left in `workdir`."""
-        from builders.backends.onnxruntime.profile import profile_nodes
+        from builders.backends.onnxruntime.session import profile_nodes
 
         level = _LEVELS[self.graph_optimization][1]
         return profile_nodes(engine.path, inputs, runs, workdir, level, self.intra_op_threads)

@@ -1,14 +1,22 @@
-"""The file that ONNX Runtime saves: made an engine that stands alone, and read as the graph that was optimized."""
+"""The file of an ONNX Runtime engine: the rewritten graph, with narrow weights, as ONNX Runtime reads it."""
 
+import math
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from builders.onnx_graphs.bodies import walk_graphs
-from builders.onnx_graphs.outline import load_outline
-from builders.onnx_graphs.shard_names import list_weight_files
-from builders.onnx_graphs.shards import in_shards, save_graph
-from builders.onnx_graphs.weights import embed, is_external, load_graph
+from builders.onnx_graphs.bodies import list_weight_files, walk_graphs, walk_nodes
+from builders.onnx_graphs.outline import in_shards, load_outline, save_graph, write_graph
+from builders.onnx_graphs.weights import embed, is_external, load_graph, size_of, to_array
+from enginesmith.arrays import Array
+from enginesmith.core.text import pluralize
+
+# The file that ONNX Runtime saves: made an engine that stands alone, and read as the graph that was optimized.
+
 
 # How ONNX Runtime names the fp32 values that stand in for fp16 ones without a kernel.
 WIDENED = "InsertedPrecisionFreeCast_"
@@ -73,3 +81,341 @@ def restore_names(model: onnx.ModelProto) -> None:
         for node in body.node:
             for field in (node.input, node.output):
                 field[:] = [names.get(name, name) for name in field]
+
+
+# Weights that came as int8 or fp16 stay so in the file that ONNX Runtime saves, where it would widen them to float32.
+#
+# A weight that is stored narrow and widened by a Cast, a shift and a scale (Cast, Sub, Mul: what quantizers without
+# Q/DQ nodes write) is a constant to its optimizer, which computes it once and saves the result: MiniLM with int8
+# weights, 22.9 MB, became a file of 90.3 MB. Here the narrow constants and the nodes that widen them take the place of
+# each constant that they give bit by bit. A session that optimizes, as every one does by default, computes them again
+# as it opens the file, so that nothing is slower afterwards. DequantizeLinear and integer operators are left alone by
+# ONNX Runtime.
+
+
+# Smaller constants are scales, offsets and shapes.
+_SMALLEST_BYTES = 1024
+# A chain of widening nodes is this long at most.
+_LONGEST = 4
+_FLOAT = int(TensorProto.FLOAT)
+
+
+def keep_narrow_weights(path: Path, source: Path) -> tuple[str, ...]:
+    """Put narrow constants back into the optimized model `path`, which was made from `source`; a note where it did."""
+    if not find_widened(load_outline(source)):
+        return ()
+    model = load_graph(source)
+    chains = find_widened(model)
+    for tensor in [] if in_shards(model) else _constants(model).values():
+        if is_external(tensor):
+            embed(tensor)
+    engine = load_graph(path)
+    before, kept = size_of(engine), restore_chains(engine, model, chains)
+    if not kept:
+        return ()
+    write_graph(engine, path)
+    count = pluralize(kept, "weight is", "weights are")
+    saved = f"{size_of(engine) / 1e6:.1f} MB instead of {before / 1e6:.1f}"
+    return (f"{count} stored narrow, as they came, and widened to fp32 when the engine is opened: {saved}",)
+
+
+def note_widened(source: Path) -> tuple[str, ...]:
+    """The note on an engine whose graph is not optimized again when it is opened, so that nothing narrow is kept."""
+    chains = find_widened(load_outline(source)).values()
+    count = len({chain[0].output[0] for chain in chains})  # a chain's beginning is one too
+    if not count:
+        return ()
+    came = pluralize(count, "weight that came narrow is", "weights that came narrow are")
+    return (f"{came} stored as fp32, because graph_optimization 'all' saves the final graph; 'extended' keeps them",)
+
+
+def find_widened(model: ModelProto) -> dict[str, tuple[NodeProto, ...]]:
+    """Float32 tensor -> the nodes that make it out of constants, in order, where it is larger than those."""
+    given = _constants(model)
+    made = {name: node for node in model.graph.node for name in node.output}
+    found = dict[str, tuple[NodeProto, ...]]()
+    for node in model.graph.node:
+        chain = _chain(node, made, given, _LONGEST)
+        if chain and _narrows(chain, given):
+            found[node.output[0]] = chain
+    return found
+
+
+def restore_chains(engine: ModelProto, source: ModelProto, chains: Mapping[str, tuple[NodeProto, ...]]) -> int:
+    """Replace the engine's constants that chains of the source give, in place; gives how many."""
+    given, there = _constants(source), {item.name: item for item in engine.graph.initializer}
+    taken = {name for node in engine.graph.node for name in node.output} | {item.name for item in engine.graph.input}
+    nodes, kept = dict[str, NodeProto](), list[str]()
+    for name, chain in chains.items():
+        made = {result for node in chain for result in node.output}
+        if name not in there or made & taken or not _gives(chain, given, there[name]):
+            continue
+        for node in chain:
+            nodes[node.output[0]] = node
+            for read in node.input:
+                if read in given and read not in there:
+                    engine.graph.initializer.append(_renamed(given[read], read))
+                    there[read] = engine.graph.initializer[-1]
+        kept.append(name)
+    if kept:
+        left = [item for item in engine.graph.initializer if item.name not in nodes]
+        del engine.graph.initializer[:]
+        engine.graph.initializer.extend(left)
+        rest = list(engine.graph.node)
+        del engine.graph.node[:]
+        engine.graph.node.extend([*nodes.values(), *rest])
+    return len(kept)
+
+
+def _chain(
+    node: NodeProto, made: Mapping[str, NodeProto], given: Mapping[str, TensorProto], depth: int
+) -> tuple[NodeProto, ...] | None:
+    """The node behind those that make its inputs, where all of them widen constants; else None."""
+    if depth == 0 or node.domain not in ("", "ai.onnx") or node.op_type not in ("Cast", "Mul", "Sub"):
+        return None
+    if node.op_type == "Cast" and _target(node) != _FLOAT:
+        return None
+    chain = dict[str, NodeProto]()
+    for name in node.input:
+        if name in given:
+            continue
+        before = _chain(made[name], made, given, depth - 1) if name in made else None
+        if before is None:
+            return None
+        chain |= {item.output[0]: item for item in before}
+    return (*chain.values(), node)
+
+
+def _narrows(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto]) -> bool:
+    """Whether the constants that a chain reads, one of them narrow, take 3/4 of its result's bytes at most."""
+    read = {name: given[name] for node in chain for name in node.input if name in given}
+    narrow = [
+        item.dims
+        for node in chain
+        if node.op_type == "Cast" and (item := read.get(node.input[0])) is not None and item.data_type != _FLOAT
+    ]
+    if not narrow:
+        return False
+    result = 4 * max(math.prod(dims) for dims in narrow)
+    return bool(result >= _SMALLEST_BYTES and sum(map(_size_bytes, read.values())) <= 0.75 * result)
+
+
+def _gives(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto], wanted: TensorProto) -> bool:
+    """Whether a chain makes the very bits of a constant."""
+    values = dict[str, Array]()
+    for node in chain:
+        operands = [values[name] if name in values else to_array(given[name]) for name in node.input]
+        if node.op_type == "Cast":
+            values[node.output[0]] = operands[0].astype(np.float32)
+        else:
+            operation = np.multiply if node.op_type == "Mul" else np.subtract
+            values[node.output[0]] = operation(operands[0], operands[1])
+    result = values[chain[-1].output[0]]
+    return result.dtype == np.float32 and np.array_equal(result.view(np.int32), to_array(wanted).view(np.int32))
+
+
+def _size_bytes(item: TensorProto) -> int:
+    return int(math.prod(item.dims) * helper.tensor_dtype_to_np_dtype(item.data_type).itemsize)
+
+
+def _target(node: NodeProto) -> int:
+    return next((int(item.i) for item in node.attribute if item.name == "to"), 0)
+
+
+def _constants(model: ModelProto) -> dict[str, TensorProto]:
+    """Constants by name: initializers, and Constant nodes that hold a tensor."""
+    inner = {
+        node.output[0]: helper.get_node_attr_value(node, "value")
+        for node in model.graph.node
+        if node.op_type == "Constant" and [item.name for item in node.attribute] == ["value"]
+    }
+    return {item.name: item for item in model.graph.initializer} | inner
+
+
+def _renamed(item: TensorProto, name: str) -> TensorProto:
+    copy = TensorProto()
+    copy.CopyFrom(item)
+    copy.name = name
+    return copy
+
+
+# Rewrites of graphs that ONNX Runtime has optimized, with the same results: two for speed, one against a crash.
+#
+# `fuse_bias`: the kernel MatMulIntegerToFloat adds a bias while it scales the sums, at no cost; ONNX Runtime's
+# optimizer gives it one only in graphs whose scales are made at run time. With fixed scales (Q/DQ) an Add is left
+# behind it, one more pass over the result.
+#
+# `split_convolutions`: ONNX Runtime's integer convolution reads all weights for every few rows of its result. Weights
+# larger than the L2 cache come from the next level each time: on ResNet-18 the last three convolutions (512 by 512
+# channels, 3x3, 2.4 MB) took 0.96 ms each, at 58 % of the rate of those before them. Cut by output channels, each
+# part's weights stay in L2 over all rows, and the results are put together as bytes: the whole net gains 7 % with one
+# image and 6 % with eight.
+#
+# `cast_first`: opening a graph with a Transpose, a Cast and a MatMul in this order can end the process. ONNX Runtime's
+# MatmulTransposeFusion swaps such a Cast and Transpose where the Transpose moves the first axis behind others (time and
+# batch of a recurrent layer). Where it then fuses nothing, as with weights of two axes, the new nodes have no schema,
+# and NchwcTransformer, the next with all optimizations, dereferences it: a segmentation fault, seen in 1.31 and
+# reported of 1.24 (https://github.com/microsoft/onnxruntime/issues/28392). The Casts of fp16 graphs are
+# inserted after that fusion, so that the saved file has this order; it is saved with the Cast first, for sessions with
+# any options.
+
+
+_BIAS_INPUT = 6
+# Measured with 1.31 on a CPU with 1 MiB of L2 to a core, ResNet-18: parts of 64, 128 and 192 channels (0.3 to 0.9 MB)
+# are equally fast, parts of 1.2 MB gain half as much. Convolutions below `SPLIT_BYTES` gain nothing.
+SPLIT_BYTES = 1_000_000
+PART_BYTES = 600_000
+# The kernel computes so many output channels at a time.
+CHANNELS = 64
+_WEIGHT, _PER_CHANNEL = 3, (3, 4, 5, 8)  # weight; weight, its scales and zero points, bias
+# Left out where a session optimises a graph, saves it and applies the layout in one go.
+FUSION = "MatmulTransposeFusion"
+_READERS = ("MatMul", "FusedMatMul")
+
+
+def rewrite_optimized(path: Path, *, faster: bool) -> tuple[str, ...]:
+    """Rewrite an optimized model on disk; notes on what was done. faster: whether with the rewrites for speed."""
+
+    def rewrite(model: ModelProto) -> tuple[int, int]:
+        return cast_first(model), fuse_bias(model) + split_convolutions(model) if faster else 0
+
+    swapped, others = rewrite(load_outline(path))
+    if swapped + others:
+        model = load_graph(path)
+        rewrite(model)
+        write_graph(model, path)
+    if not swapped:
+        return ()
+    return (
+        f"Casts between a Transpose and a MatMul, put before the Transpose: {swapped}; "
+        "onnxruntime would end the process that opens the engine",
+    )
+
+
+def fuse_bias(model: ModelProto) -> int:
+    """Give each integer MatMul the bias that is added behind it, in place; gives how many."""
+    graph = model.graph
+    made = {name: node for node in graph.node for name in node.output}
+    reads = Counter(name for node in graph.node for name in node.input)
+    reads.update(value.name for value in graph.output)
+    given = {item.name: item for item in graph.initializer}
+    folded = 0
+    for node in [node for node in graph.node if node.op_type == "Add"]:
+        for product, bias in (node.input, reversed(node.input)):
+            maker = made.get(product)
+            if maker and reads[product] == 1 and _takes(maker, given.get(bias), given):
+                unset = [""] * (_BIAS_INPUT - len(maker.input))
+                maker.input[:] = [*maker.input[:_BIAS_INPUT], *unset, bias]
+                maker.output[0] = node.output[0]
+                graph.node.remove(node)
+                made[node.output[0]] = maker
+                folded += 1
+                break
+    return folded
+
+
+def _takes(node: NodeProto, bias: TensorProto | None, given: dict[str, TensorProto]) -> bool:
+    """Whether a node is an integer MatMul without a bias, and the bias has one float32 for each of its columns."""
+    if node.op_type != "MatMulIntegerToFloat" or any(node.input[_BIAS_INPUT:]):
+        return False
+    weight = given.get(node.input[1])
+    if bias is None or weight is None or bias.data_type != TensorProto.FLOAT:
+        return False
+    return list(bias.dims) == [weight.dims[-1]]
+
+
+def split_convolutions(model: ModelProto) -> int:
+    """Split the large integer convolutions, in place; gives how many."""
+    given = {item.name: item for item in model.graph.initializer}
+    nodes, split = list[NodeProto](), 0
+    for node in model.graph.node:
+        width = _width(node, given)
+        nodes += _parts(model, node, width, given) if width else [node]
+        split += bool(width)
+    if split:
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+        read = {name for node in model.graph.node for name in node.input}
+        read.update(value.name for value in model.graph.output)
+        # A body within a node could read a constant too: then all stay.
+        bodies = any(item.type == onnx.AttributeProto.GRAPH for node in model.graph.node for item in node.attribute)
+        for item in [] if bodies else [item for item in model.graph.initializer if item.name not in read]:
+            model.graph.initializer.remove(item)
+    return split
+
+
+def _width(node: NodeProto, given: Mapping[str, TensorProto]) -> int:
+    """Output channels of a part; 0 for a node that stays whole."""
+    if node.op_type != "QLinearConv" or node.domain not in ("", "ai.onnx"):
+        return 0
+    weight = given.get(node.input[_WEIGHT])
+    whole = all(given.get(name) for index, name in enumerate(node.input) if index in _PER_CHANNEL and name)
+    groups = next((item.i for item in node.attribute if item.name == "group"), 1)
+    if weight is None or not whole or groups != 1 or math.prod(weight.dims[2:]) == 1:
+        return 0
+    channels, depth = weight.dims[0], math.prod(weight.dims[1:])
+    width = max(CHANNELS, PART_BYTES // depth // CHANNELS * CHANNELS)
+    return width if channels * depth > SPLIT_BYTES and width < channels else 0
+
+
+def _parts(model: ModelProto, node: NodeProto, width: int, given: Mapping[str, TensorProto]) -> list[NodeProto]:
+    """The nodes in the place of a convolution: parts of `width` output channels each, and their Concat."""
+    channels = given[node.input[_WEIGHT]].dims[0]
+    parts = []
+    for start in range(0, channels, width):
+        part = NodeProto()
+        part.CopyFrom(node)
+        part.name, part.output[0] = (f"{name}/{start}" for name in (node.name, node.output[0]))
+        for index in _PER_CHANNEL:
+            if index < len(node.input) and node.input[index]:
+                values = to_array(given[node.input[index]])
+                if values.ndim and len(values) == channels:
+                    part.input[index] = f"{node.input[index]}/{node.name}/{start}"
+                    own = np.ascontiguousarray(values[start : start + width])
+                    model.graph.initializer.append(numpy_helper.from_array(own, part.input[index]))
+        parts.append(part)
+    results = [part.output[0] for part in parts]
+    return [*parts, helper.make_node("Concat", results, [node.output[0]], name=f"{node.name}/concat", axis=1)]
+
+
+def file_moves_first_axis(path: Path) -> bool:
+    """Whether a model on disk has a Transpose that the fusion may swap with a Cast."""
+    model = load_outline(path)
+    return any(_moves_first_axis(node) for node in walk_nodes(model.graph))
+
+
+def cast_first(model: ModelProto) -> int:
+    """Swap the Transpose and Cast before a MatMul, in place; gives how many."""
+    reads = Counter(name for node in walk_nodes(model.graph) for name in node.input)
+    reads.update(value.name for graph in walk_graphs(model.graph) for value in graph.output)
+    return sum(_swap(graph, reads) for graph in walk_graphs(model.graph))
+
+
+def _swap(graph: GraphProto, reads: Counter[str]) -> int:
+    maker = {name: node for node in graph.node for name in node.output}
+    multiplied = {name for node in graph.node if node.op_type in _READERS for name in node.input}
+    casts = [node for node in graph.node if node.op_type == "Cast" and node.output[0] in multiplied]
+    pairs = [(maker.get(cast.input[0]), cast) for cast in casts]
+    found = [(transpose, cast) for transpose, cast in pairs if transpose and _moves_first_axis(transpose)]
+    for transpose, cast in found:
+        moved = NodeProto()
+        moved.CopyFrom(transpose)
+        before, result = f"{cast.output[0]}/cast_first", cast.output[0]
+        cast.input[0], cast.output[0] = transpose.input[0], before
+        moved.input[0], moved.output[0] = before, result
+        graph.node.insert(list(graph.node).index(cast) + 1, moved)
+        reads[transpose.output[0]] -= 1
+        if reads[transpose.output[0]]:
+            moved.name += "/cast_first"
+        else:
+            graph.node.remove(transpose)
+    return len(found)
+
+
+def _moves_first_axis(node: NodeProto) -> bool:
+    """Whether a node is a Transpose of three or more axes that moves the first to one of the last two places."""
+    perms = [list(item.ints) for item in node.attribute if item.name == "perm"]
+    if node.op_type != "Transpose" or not perms:
+        return False
+    front, last = perms[0][:-2], perms[0][-2:]
+    return bool(front) and front == [*range(1, len(front) + 1)] and 0 in last

@@ -19,8 +19,7 @@ from google.protobuf.message import Error  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from builders.onnx_graphs.bodies import list_bodies, list_reads, walk_graphs, walk_nodes
-from builders.onnx_graphs.outline import load_outline
-from builders.onnx_graphs.shards import in_shards, save_graph, write_graph
+from builders.onnx_graphs.outline import in_shards, load_outline, save_graph, write_graph
 from builders.onnx_graphs.weights import embed, from_array, is_external, load_graph, to_array
 from enginesmith.arrays import Array
 from enginesmith.core.errors import ModelError

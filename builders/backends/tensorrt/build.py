@@ -1,22 +1,50 @@
-"""Calls of TensorRT's builder: the network, its profiles, the progress, the timing cache, the account of the layers.
+"""Builds TensorRT engines: what both editions share, and the build itself."""
 
-Timing caches and the account of the layers are full TensorRT's; neither was run on a GPU.
-
-A timing cache, what the tuner has measured on this GPU, is good for one product, driver and version of TensorRT; with
-another it is an error to some releases (NVIDIA/TensorRT#2144) and useless to the rest. So caches are kept by these
-three (`TimingCached.timing_place`), and one that TensorRT refuses all the same is left out, with a note. A cache makes
-builds quicker and not reproducible (NVIDIA/TensorRT#4798): it is no part of a build key.
-"""
-
+import importlib
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
-from builders.backends.optional_methods import GIVEN, GROWN
-from builders.backends.tensorrt.words import clean, parser_reason
-from enginesmith.core.errors import EnginesmithError, ModelError
-from enginesmith.core.types import ShapeProfile, Untyped
+from builders.backends.discovery import check_compatible, find_compatible_gpu
+from builders.backends.optional_methods import GIVEN, GROWN, RunProfile, versions_of
+from builders.backends.tensorrt.library import (
+    Opening,
+    builder_reason,
+    clean,
+    parser_reason,
+    ran_out_of_memory,
+    recorder,
+)
+from builders.execution.process import enter_phase, heed_stop
+from enginesmith.core.capabilities import Capabilities, SharedOptions
+from enginesmith.core.errors import EnginesmithError, InputError, ModelError, StepError
+from enginesmith.core.hardware import cuda
+from enginesmith.core.requirements import Requirement, Runtime, driver_for, for_target
+from enginesmith.core.types import (
+    IN_BLOCKS,
+    BuildRequest,
+    Engine,
+    QuantizationScheme,
+    Session,
+    ShapeProfile,
+    Target,
+    Tensors,
+    Untyped,
+)
+
+# Calls of TensorRT's builder: the network, its profiles, the progress, the timing cache, the account of the layers.
+#
+# Timing caches and the account of the layers are full TensorRT's; neither was run on a GPU.
+#
+# A timing cache, what the tuner has measured on this GPU, is good for one product, driver and version of TensorRT; with
+# another it is an error to some releases (NVIDIA/TensorRT#2144) and useless to the rest. So caches are kept by these
+# three (`TimingCached.timing_place`), and one that TensorRT refuses all the same is left out, with a note. A cache
+# makes builds quicker and not reproducible (NVIDIA/TensorRT#4798): it is no part of a build key.
+
 
 _ASK_S = 0.2
 _TELL_S = 2.0
@@ -167,3 +195,222 @@ def kept_layers(
     path = engine.with_name("layers.json")
     path.write_text(json.dumps(document, sort_keys=True))
     return path, ""
+
+
+# What both editions of TensorRT share: options, refusals before any work, building, opening.
+
+
+# Both editions have these.
+OPTIONS = SharedOptions(workspace_mib="workspace_mib", cuda_graphs="cuda_graphs", wide_profile=("profiles", "wide"))
+# The first compute capability that has a precision.
+LEAST = {"bf16": (8, 0), "fp8": (8, 9)}
+_SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
+
+
+def wheels(api: str) -> tuple[str, ...]:
+    """Distributions that an edition may consist of: its API, and bindings and libraries by CUDA version."""
+    return (api, *(f"{api}-{cuda}-{part}" for cuda in ("cu12", "cu13") for part in ("bindings", "libs")))
+
+
+@dataclass(frozen=True)
+class TensorRTEdition:
+    """What both editions share.
+
+    workspace_mib: scratch memory that one operator may use on the GPU, in MiB; 0 is no limit.
+    tf32: whether fp32 operators may round their inputs to TF32 (10 mantissa bits) from sm_80 on. TensorRT's default;
+    off here, because an fp32 engine is proven against fp32 limits.
+    profiles: 'per-bucket' has one optimization profile for each bucket of the dims, 'wide' one that spans them all.
+    weight_streaming: whether weights may stay in the host's memory, and stream to the GPU as they are needed.
+    weight_budget_mib: of streamed weights, how much the GPU keeps, in MiB; 0 leaves it to TensorRT.
+    cuda_graphs: whether a session replays a CUDA graph for each shape it has seen.
+    """
+
+    name: ClassVar[str]
+    revision: ClassVar[int] = 2
+    title: ClassVar[str]
+    module: ClassVar[str]
+    distributions: ClassVar[tuple[str, ...]]
+    install: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+
+    workspace_mib: int = 0
+    tf32: bool = False
+    profiles: str = "per-bucket"
+    weight_streaming: bool = False
+    weight_budget_mib: int = 0
+    cuda_graphs: bool = False
+
+    def __post_init__(self) -> None:
+        self._one_of("profiles", ("per-bucket", "wide"))
+        for option in ("workspace_mib", "weight_budget_mib"):
+            if (value := getattr(self, option)) < 0:
+                raise self._bad(option, f"{value} is negative; 0 means no limit")
+        if self.weight_budget_mib and not self.weight_streaming:
+            raise self._bad("weight_budget_mib", "there is nothing to keep within it; set weight_streaming: true")
+
+    def serves(self, target: Target) -> bool:
+        """GPUs only."""
+        return not target.is_cpu
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the installed wheels: the API, its bindings and its libraries."""
+        return versions_of(*self.distributions)
+
+    def scheme(self) -> QuantizationScheme:
+        """Symmetric int8, biases in floating point (TensorRT refuses an int32 DequantizeLinear), the rest in fp16."""
+        return QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
+
+    def refuses(self, request: BuildRequest) -> str | None:
+        """CPU targets, generations and precisions that the hardware or this edition lacks, I/O types and shapes that it
+        cannot take, and everything where it is not installed; in that order."""
+        if not self.serves(request.target):
+            return f"{self.name} compiles for GPUs, not for {request.target.name}; use onnxruntime"
+        if reason := self._hardware_refusal(request) or self._io_refusal(request):
+            return reason
+        return None if self.versions() else f"{self.title} is not installed; {self.install}"
+
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """A GPU of that compute capability, the release that built it (by any of its wheels), and a driver."""
+        toolchain = dict(request.toolchain)
+        return (for_target(request.target), self._runtime(toolchain), *driver_for(toolchain))
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """Compile `model` into WORKDIR/engine.<suffix>.
+
+        Raises ModelError when the model is invalid or an operator is not supported (node, operator, reason), and
+        EnginesmithError with TensorRT's words and a remedy when the build itself fails: StepError of kind 'memory' when
+        that is what was short, 'cancelled' when it was asked to end.
+        """
+        from builders.onnx_graphs.weights import with_dequantized_weights
+
+        self._check_host(request.target)
+        check_model(model)
+        model = with_dequantized_weights(model, workdir)
+        trt = self._import()
+        said = recorder(self.module)
+        said.messages.clear()
+        path = workdir / f"engine.{self.name}"
+        path.write_bytes(self._plan(trt, said, request, model, workdir))
+        notes = tuple(dict.fromkeys(clean(text) for level, text in said.messages if level == "WARNING"))
+        return Engine.of_file(self, request, path, notes)
+
+    def runs(self, target: Target) -> str | None:
+        """Why no engine for that target runs on this machine: a CPU target, or no GPU of its compute capability."""
+        if target.is_cpu:
+            return f"{self.name} engines run on GPUs"
+        return cuda.explain_missing_gpu(target)
+
+    def open(self, engine: Engine) -> AbstractContextManager[Session]:
+        """Load an engine on the first GPU that fits.
+
+        Raises as `check_compatible` does, before anything is loaded. Never run on a GPU.
+        """
+        from builders.backends.tensorrt.session import open_engine
+
+        check_compatible(self, engine)
+        request = engine.request
+        gpu = find_compatible_gpu(self.requires(request), request.target, cuda.gpus())
+        if gpu is None:
+            raise EnginesmithError(f"{engine.path.name}: the GPU that it was to run on is gone; run it again")
+        return open_engine(self._import(), recorder(self.module), engine, self._configure_opening(Opening(gpu.index)))
+
+    def load_runtime(self) -> None:
+        """Import TensorRT's bindings."""
+        self._import()
+
+    def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:  # noqa: ARG002
+        """Time each layer, by TensorRT's own profiler. Never run on a GPU."""
+        from builders.backends.tensorrt.session import EngineSession, profile_layers
+
+        with self.open(engine) as session:
+            if not isinstance(session, EngineSession):
+                raise EnginesmithError(f"{engine.path.name}: this session has no layers to time")
+            return profile_layers(self._import(), session, inputs, runs)
+
+    def _runtime(self, toolchain: Mapping[str, str]) -> Runtime:
+        """The release that built an engine, as a requirement of it."""
+        packages = tuple(name for name in self.distributions if name != self.name)
+        built = next((toolchain[name] for name in (self.name, *packages) if name in toolchain), "")
+        return Runtime(self.name, built, self.title, packages=packages)
+
+    def _plan(self, trt: Untyped, said: Untyped, request: BuildRequest, model: Path, workdir: Path) -> bytes:
+        """The serialized engine. said: the logger, with the messages of this build."""
+        builder = trt.Builder(said)
+        self._prepare(builder)
+        network = parse_network(trt, said, builder, model, (self.title, self.name))
+        watching = monitor(trt, heed_stop(), enter_phase)
+        config = builder.create_builder_config()
+        config.progress_monitor = watching
+        self._configure(trt, config, request)
+        add_profiles(builder, config, request.profiles)
+        said.messages += self._begin(config, workdir)
+        plan = builder.build_serialized_network(network, config)
+        self._end(config, workdir)
+        if plan is not None:
+            return bytes(plan)
+        if watching.stopped:
+            raise StepError(f"{self.title} was asked to end the build", "cancelled")
+        reason = builder_reason(self.title, self.name, said.messages)
+        raise StepError(reason, "memory") if ran_out_of_memory(said.messages) else EnginesmithError(reason)
+
+    def _prepare(self, builder: Untyped) -> None:
+        """Set up the builder before the model is parsed; for editions."""
+
+    def _configure(self, trt: Untyped, config: Untyped, request: BuildRequest) -> None:  # noqa: ARG002 - for editions
+        if self.workspace_mib:
+            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, self.workspace_mib << 20)
+        if not self.tf32:
+            config.clear_flag(trt.BuilderFlag.TF32)
+        if self.weight_streaming:
+            config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
+
+    def _begin(self, config: Untyped, workdir: Path) -> list[tuple[str, str]]:  # noqa: ARG002 - for editions
+        """Give the tuner what earlier builds measured; (severity, text) of warnings. For editions."""
+        return []
+
+    def _end(self, config: Untyped, workdir: Path) -> None:
+        """Keep what the tuner measured, also of a build that failed; for editions."""
+
+    def _configure_opening(self, opening: Opening) -> Opening:
+        """`opening` with this edition's options."""
+        budget = self.weight_budget_mib << 20 if self.weight_streaming else None
+        return replace(opening, streamed_budget_bytes=budget, cuda_graphs=self.cuda_graphs)
+
+    def _hardware_refusal(self, request: BuildRequest) -> str | None:
+        capability = request.target.compute_capability or (0, 0)
+        sm = "sm_{}{}".format(*capability)
+        if request.precision == "bf16" and capability < LEAST["bf16"]:
+            return f"{sm} has no bfloat16; use fp16"
+        if request.precision == "fp8" and capability < LEAST["fp8"]:
+            return f"{sm} has no FP8 (e4m3), which begins with sm_89; use int8"
+        if request.precision in IN_BLOCKS and capability == (7, 5):
+            return f"{self.title} has no {request.precision} weights on sm_75; use int8 or fp16"
+        if request.precision == "int8-dynamic":
+            return f"{self.title} takes no activation scales made at run time; use int8 with calibration, or fp8"
+        return None
+
+    def _io_refusal(self, request: BuildRequest) -> str | None:
+        for spec in (*request.inputs, *request.outputs):
+            if spec.dtype not in _SUPPORTED_IO:
+                return f"{spec.name!r} is {spec.dtype}, which {self.title} does not take; cast it to float32 or int64"
+        for spec in request.inputs:
+            dims = [dim for dim in spec.shape if isinstance(dim, str)]
+            if dims and not has_profile(spec.name, request.profiles):
+                return f"input {spec.name!r}: dim {dims[0]!r} has no max; {self.name} needs one; add dims.{dims[0]}.max"
+        return None
+
+    def _check_host(self, target: Target) -> None:
+        """Raise EnginesmithError when this host cannot build for the target."""
+
+    def _import(self) -> Untyped:
+        try:
+            return importlib.import_module(self.module)
+        except (ImportError, OSError) as error:
+            raise EnginesmithError(f"{self.title} cannot be loaded: {error}; {self.install}") from error
+
+    def _bad(self, option: str, words: str) -> InputError:
+        return InputError(f"backends.{self.name}.{option}: {words}")
+
+    def _one_of(self, option: str, known: tuple[str, ...]) -> None:
+        if (value := getattr(self, option)) not in known:
+            raise self._bad(option, f"{value!r} is not one of {known}")

@@ -12,11 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.tensorrt import loading
-from builders.backends.tensorrt.base import LEAST, OPTIONS, TensorRTEdition, wheels
-from builders.backends.tensorrt.build import keep_grown, kept_layers, merge_caches, use_given
-from builders.backends.tensorrt.loading import Opening, refit, serialize_engine
-from builders.backends.tensorrt.words import recorder
+from builders.backends.tensorrt import library
+from builders.backends.tensorrt.build import (
+    LEAST,
+    OPTIONS,
+    TensorRTEdition,
+    keep_grown,
+    kept_layers,
+    merge_caches,
+    use_given,
+    wheels,
+)
+from builders.backends.tensorrt.library import Opening, recorder, refit, serialize_engine
 from enginesmith.core.capabilities import Capabilities
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware import cuda
@@ -69,14 +76,14 @@ class TensorRT(TensorRTEdition):
             raise self._bad("optimization_level", f"{self.optimization_level} is not in 0..5")
         self._one_of("hardware_compatibility", _LEVELS)
         self._one_of("layer_information", tuple(_VERBOSITY))
-        for path in loading.paths(self.plugins):
+        for path in library.paths(self.plugins):
             if not Path(path).is_absolute():
                 raise self._bad("plugins", f"{path!r} is no absolute path; name the library as every worker has it")
 
     def versions(self) -> dict[str, str]:
         """Versions of the installed wheels, and the digest of each plugin library."""
         found = super().versions()
-        return {**found, **loading.digests(loading.paths(self.plugins))} if found else {}
+        return {**found, **library.digests(library.paths(self.plugins))} if found else {}
 
     def refuses(self, request: BuildRequest) -> str | None:
         """As the base class, and requests that its own options do not go with."""
@@ -93,7 +100,7 @@ class TensorRT(TensorRTEdition):
             found[0] = Gpu(request.target.name, max(_AMPERE, LEAST.get(request.precision, _AMPERE)), "at_least")
         if request.target.product and self.hardware_compatibility == "none":
             found.append(Product(request.target.product, _OTHER_PRODUCT))
-        found += [Library(path, digest) for path, digest in loading.on_record(dict(request.toolchain))]
+        found += [Library(path, digest) for path, digest in library.on_record(dict(request.toolchain))]
         return (*found, *([Weights(request.model)] if self.strip_weights else []))
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
@@ -157,8 +164,8 @@ class TensorRT(TensorRTEdition):
 
     def _load_plugins(self, owner: Untyped) -> None:
         """Load the plugins into the registry of a builder or a runtime."""
-        if found := loading.paths(self.plugins):
-            loading.load(owner.get_plugin_registry(), found)
+        if found := library.paths(self.plugins):
+            library.load(owner.get_plugin_registry(), found)
 
     def _configure(self, trt: Untyped, config: Untyped, request: BuildRequest) -> None:
         super()._configure(trt, config, request)
@@ -191,7 +198,7 @@ class TensorRT(TensorRTEdition):
         capability = request.target.compute_capability or (0, 0)
         if self.hardware_compatibility == "ampere_plus" and capability < (8, 0):
             return f"{request.target.sm} is older than Ampere; hardware_compatibility: ampere_plus begins with sm_80"
-        if reason := loading.find_missing_library(loading.paths(self.plugins), "backends.tensorrt.plugins"):
+        if reason := library.find_missing_library(library.paths(self.plugins), "backends.tensorrt.plugins"):
             return reason
         release = max(super().versions().values(), default="")
         if (self.refittable or self.strip_weights) and release.startswith("11.3."):

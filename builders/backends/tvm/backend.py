@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends import shape_profiles
-from builders.backends.compatibility import check_compatible
-from builders.backends.installed import versions_of
+from builders.backends import optional_methods
+from builders.backends.discovery import check_compatible
+from builders.backends.optional_methods import versions_of
 from builders.backends.tvm import tuning
 from builders.backends.tvm.cuda import INSTALL, find_nvcc
 from enginesmith.core.capabilities import Capabilities, SharedOptions
@@ -85,10 +85,10 @@ class Tvm:
         """Generations that nvcc lacks, precisions that TVM lacks, shapes that it is not held to; a missing compiler."""
         return (
             _REFUSED_PRECISIONS.get(request.precision)
-            or shape_profiles.refusal(request, _TITLE)
+            or optional_methods.refusal(request, _TITLE)
             or cpu_kinds.refusal(request, _TITLE)
             or _empty_refusal(request)
-            or shape_profiles.sum_refusal(request, _TITLE)
+            or optional_methods.sum_refusal(request, _TITLE)
             or self._tuning_refusal(request)
             or (None if self.versions() else f"TVM is not installed; {self.install}")
             or _tool_refusal(request.target)
@@ -119,7 +119,7 @@ class Tvm:
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
         """Load an engine. Raises as `check_compatible` does. Never run on a GPU."""
-        from builders.backends.tvm.session import open_engine
+        from builders.backends.tvm.compile import open_engine
 
         check_compatible(self, engine)
         with open_engine(engine) as session:
@@ -156,7 +156,7 @@ class Tvm:
 
 def _empty_refusal(request: BuildRequest) -> str | None:
     """Dims that can be 0: TVM leaves sums over no rows unset, found by running."""
-    empty = next((dim for dim, (least, _) in shape_profiles.sizes(request).items() if least < 1), None)
+    empty = next((dim for dim, (least, _) in optional_methods.sizes(request).items() if least < 1), None)
     if empty is None:
         return None
     return f"dims.{empty}.min is 0, and TVM leaves sums over no rows unset: set it to 1, or use onnxruntime"

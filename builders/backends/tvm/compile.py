@@ -1,23 +1,30 @@
-"""Compiles an ONNX file with TVM's Relax to a shared library; its errors have the model's own names."""
+"""Compiles a graph by TVM, and runs what was compiled."""
 
 import os
-from collections.abc import Callable, Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from builders.backends import shape_profiles
-from builders.onnx_graphs.bodies import walk_nodes
-from builders.onnx_graphs.plain_names import Names, plain
-from builders.onnx_graphs.settled_shapes import settle_shapes
+from builders.backends import optional_methods
+from builders.onnx_graphs.bodies import Names, plain, walk_nodes
+from builders.onnx_graphs.structure import settle_shapes
+from enginesmith.arrays import InputCheck
 from enginesmith.core.errors import EnginesmithError, ModelError
+from enginesmith.core.hardware import cuda
 from enginesmith.core.hardware.cpu_kinds import level_of
-from enginesmith.core.types import BuildRequest, Untyped
+from enginesmith.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
 
 if TYPE_CHECKING:
     import onnx
+
+
+# Compiles an ONNX file with TVM's Relax to a shared library; its errors have the model's own names.
+
 
 _LONGEST = 1000
 _REMEDY = "rewrite that part of the model, or use another backend"
@@ -112,7 +119,7 @@ def _no_empty_constants(module: Untyped, proto: Untyped, names: Names) -> None:
 
 def _fix_sizes(proto: Untyped, request: BuildRequest, names: Names) -> None:
     """Write the size of each dim that has one size in all profiles into the graph, as tuning of kernels needs."""
-    fixed = {repr(dim): low for dim, (low, high) in shape_profiles.sizes(request).items() if low == high}
+    fixed = {repr(dim): low for dim, (low, high) in optional_methods.sizes(request).items() if low == high}
     for value in (*proto.graph.input, *proto.graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param and (size := fixed.get(names.own.get(dim.dim_param, ""))):
@@ -221,3 +228,71 @@ def _scalar(tensor: "onnx.TensorProto | None") -> int | None:
         return None
     array = numpy_helper.to_array(tensor)
     return int(array) if array.size == 1 and array.dtype == np.int64 else None
+
+
+# Runs a TVM engine: on this CPU, and, never tried, on this machine's GPU.
+
+
+@contextmanager
+def open_engine(engine: Engine) -> Iterator[Session]:
+    """Load `engine`. Raises EnginesmithError with TVM's words when it cannot be."""
+    import tvm
+    from tvm import relax
+
+    target = engine.request.target
+    device = tvm.cpu() if target.is_cpu else tvm.cuda(cuda.index_of(target.compute_capability))
+    # At a new path: TVM unloads no library, and finds loaded ones by their path with links resolved. Where the file of
+    # an engine was replaced it would run the functions of the earlier one.
+    with tempfile.TemporaryDirectory(prefix="enginesmith-tvm-") as folder:
+        path = Path(folder) / engine.path.name
+        try:
+            path.hardlink_to(engine.path)
+        except OSError:  # another file system, or not ours to link to
+            shutil.copyfile(engine.path, path)
+        try:
+            main = relax.VirtualMachine(tvm.runtime.load_module(str(path)), device)["main"]
+        except (RuntimeError, ValueError, AttributeError, OSError) as error:
+            raise EnginesmithError(f"TVM cannot load {engine.path.name}: {words(error)}; build it again") from error
+    session = TvmSession(engine.request, main, device)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+class TvmSession(Session):
+    """A function of an engine on a device."""
+
+    def __init__(self, request: BuildRequest, main: Untyped, device: Untyped) -> None:
+        self.inputs: Sequence[TensorSpec] = request.inputs
+        self.outputs: Sequence[TensorSpec] = request.outputs
+        self._request, self._device = request, device
+        self._check = InputCheck(request.inputs, request.profiles)
+        self._main: Untyped = main
+
+    def close(self) -> None:
+        """Let go of the function; `run` refuses from now on."""
+        self._main = None
+
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
+        """Run once. Raises DataError for arrays that fit no profile, EnginesmithError when TVM fails."""
+        import tvm
+        import tvm_ffi
+
+        if self._main is None:
+            raise EnginesmithError("the session of this TVM engine is closed; open it again")
+        arrays, sizes = optional_methods.checked_inputs(self._check, inputs)
+        given = [tvm.runtime.tensor(array, self._device) for array in arrays]
+        try:
+            found = self._main(*given)
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise EnginesmithError(f"TVM failed while running: {words(error)}") from error
+        results = list(found) if isinstance(found, Sequence) and not isinstance(found, tvm_ffi.Shape) else [found]
+        # An output that is a shape has no `numpy`, but sizes.
+        arrays = [item.numpy() if hasattr(item, "numpy") else np.array(list(item), np.int64) for item in results]
+        return optional_methods.checked_outputs(self._request, arrays, sizes, "TVM")
+
+
+def words(error: Exception) -> str:
+    """The first line of TVM's message; the rest is its stack."""
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from enginesmith.core.commands import run_command
 from enginesmith.core.errors import EnginesmithError, ModelError
+from enginesmith.core.text import run_command
 
 INSTALL = (
     "install the CUDA toolkit with nvcc on PATH, or pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-cccl"

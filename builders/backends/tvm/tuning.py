@@ -25,8 +25,7 @@ from pathlib import Path
 from builders.backends.optional_methods import GIVEN, GROWN
 from builders.execution.process import enter_phase
 from enginesmith.core.codec import decode, encode
-from enginesmith.core.digest import canonical_json
-from enginesmith.core.errors import EnginesmithError, IntegrityError
+from enginesmith.core.errors import EnginesmithError, IntegrityError, canonical_json
 from enginesmith.core.types import Untyped
 
 # Schedules of a kernel that are measured in one round, and that are drawn for it (TVM's 512 are for long searches).

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends import shape_profiles
-from builders.backends.compatibility import check_compatible
-from builders.backends.installed import versions_of
+from builders.backends import optional_methods
+from builders.backends.discovery import check_compatible
+from builders.backends.optional_methods import versions_of
 from enginesmith.core.capabilities import Capabilities
 from enginesmith.core.errors import InputError
 from enginesmith.core.hardware import cuda
@@ -114,7 +114,7 @@ class Xla:
         import jax  # noqa: F401
 
     def _open_dim(self, request: BuildRequest) -> str | None:
-        sizes = shape_profiles.sizes(request)
+        sizes = optional_methods.sizes(request)
         for spec in request.inputs:
             for dim in spec.shape:
                 if isinstance(dim, str) and dim not in sizes:
@@ -122,4 +122,4 @@ class Xla:
         for dim, (least, _) in sizes.items():
             if least < 1:
                 return f"dims.{dim}.min is {least}; XLA's open sizes begin with 1: set it to 1, or use onnxruntime"
-        return shape_profiles.sum_refusal(request, "XLA")
+        return optional_methods.sum_refusal(request, "XLA")

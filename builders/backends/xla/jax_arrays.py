@@ -16,8 +16,7 @@ import numpy as np
 from jax import lax
 from jax.core import max_dim, min_dim
 
-from builders.onnx_ops.library import ArrayLibrary
-from builders.onnx_ops.table import must
+from builders.onnx_ops.table import ArrayLibrary, must
 from enginesmith.core.errors import ModelError
 
 sym_max, sym_min = max_dim, min_dim

@@ -1,20 +1,9 @@
 """The operators, a few lines each; importing this fills the table.
 
-sizes.py (shapes as numbers), elementwise.py, reductions.py, shapes.py, matmul.py, windows.py (convolutions, pooling),
-normalization.py, indexing.py, quantize.py, recurrent.py, resize.py, attention.py
+elementwise.py, shapes.py, indexing.py (gather, scatter, resize), matmul.py (with convolutions, pooling, recurrent
+layers), normalization.py (with reductions), attention.py (with shapes as numbers), quantize.py
 """
 
-from builders.onnx_ops.operators import (  # noqa: F401
-    attention,
-    elementwise,
-    indexing,
-    matmul,
-    normalization,
-    quantize,
-    recurrent,
-    reductions,
-    resize,
-    shapes,
-    sizes,
-    windows,
-)
+from builders.onnx_ops.operators import attention, elementwise, indexing, matmul, normalization, quantize, shapes
+
+__all__ = ["attention", "elementwise", "indexing", "matmul", "normalization", "quantize", "shapes"]

@@ -8,8 +8,7 @@ from functools import reduce
 import numpy as np
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from builders.onnx_ops.library import Array, ArrayLibrary, DType
-from builders.onnx_ops.table import Known, Lookups, Value, must, operator
+from builders.onnx_ops.table import Array, ArrayLibrary, DType, Known, Lookups, Value, must, operator
 
 # ONNX's name -> the libraries'. Round is half to even, as ONNX asks.
 _UNARY = {"BitwiseNot": "bitwise_not", "Neg": "negative", "Not": "logical_not"}

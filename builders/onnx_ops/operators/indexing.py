@@ -1,12 +1,15 @@
-"""Operators that read and write by index. Negative indices count from the end, in ONNX as in numpy.
+"""Operators that gather, scatter or resize."""
 
-`table.Lookups` says what becomes of an index out of range.
-"""
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
-from typing import Any
+from builders.onnx_ops.table import Array, ArrayLibrary, Known, Lookups, Numbers, Value, must, operator
 
-from builders.onnx_ops.library import Array, ArrayLibrary
-from builders.onnx_ops.table import Known, Lookups, Numbers, Value, must, operator
+# Operators that read and write by index. Negative indices count from the end, in ONNX as in numpy.
+#
+# `table.Lookups` says what becomes of an index out of range.
 
 
 @operator("Gather")
@@ -126,3 +129,160 @@ def tensor_scatter(
     at = xp.remainder(at, size) if mode == "circular" else lookups.into(at, size)
     shape = tuple(batch if i == 0 else count if i == axis else 1 for i in range(past.ndim))
     return xp.scatter(past, axis, xp.broadcast_to(at.reshape(shape), update.shape), update, "none")
+
+
+# Resize: one axis after the other, as a weighted sum of neighbours; sizes may be symbolic, antialiasing is refused.
+
+
+class _ResizedAxis(NamedTuple):
+    """One axis to be resized. size: of the input.  made: of the output.  scale: output over input.  start, end: of the
+    region of interest, in 0..1."""
+
+    axis: int
+    size: int
+    made: int
+    scale: float
+    start: float
+    end: float
+
+
+@operator("Resize")
+def resize(
+    xp: ArrayLibrary,
+    x: Array,
+    roi: Numbers | None = None,
+    scales: Numbers | None = None,
+    sizes: Numbers | None = None,
+    *,
+    antialias: int = 0,
+    axes: list[int] | None = None,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+    opset: int,
+) -> Array:
+    """x in other sizes, by nearest, linear or cubic interpolation with ONNX's coordinate rules."""
+    must(opset >= 11, "it is of an opset before 11; use onnx.version_converter")
+    must(not antialias, "it asks for antialiasing; leave that out, or use the backend onnxruntime")
+    must(coordinate_transformation_mode in _RULES, f"coordinate rule {coordinate_transformation_mode!r} is not known")
+    rule = _RULES[coordinate_transformation_mode]
+    cropped = coordinate_transformation_mode == "tf_crop_and_resize"
+    outside: Array | None = None
+    for each in _axes(xp, x, roi if cropped else None, scales, sizes, axes, keep_aspect_ratio_policy):
+        if not cropped and isinstance(each.scale, (int, float)) and each.scale == 1:
+            continue
+        with xp.at_once() if isinstance(each.size, int) and isinstance(each.made, int) else nullcontext():
+            # Traced, XLA would divide by multiplying, and round another way.
+            at = rule(xp.astype(xp.arange(each.made), xp.float32), each)
+        if mode == "nearest":
+            x = _take_clipped(xp, x, each, _nearest(xp, at, nearest_mode))
+        else:
+            x = _interpolate(xp, x, each, at, mode, cubic_coeff_a, bool(exclude_outside))
+        if cropped:
+            beyond = ((at < 0) | (at > each.size - 1)).reshape((-1, *[1] * (x.ndim - 1 - each.axis)))
+            outside = beyond if outside is None else outside | beyond
+    return x if outside is None else xp.where(outside, xp.full_like(x, extrapolation_value), x)
+
+
+@operator("Upsample")
+def upsample(xp: ArrayLibrary, x: Array, scales: Numbers, *, mode: str = "nearest") -> Array:
+    """Resize as it was before opset 10."""
+    rule = "asymmetric"
+    return resize(xp, x, None, scales, mode=mode, coordinate_transformation_mode=rule, nearest_mode="floor", opset=11)
+
+
+def _axes(
+    xp: ArrayLibrary, x: Array, roi: Numbers | None, scales: Numbers | None, sizes: Numbers | None,
+    axes: list[int] | None, policy: str,
+) -> list[_ResizedAxis]:  # fmt: skip
+    along = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
+    have = [x.shape[axis] for axis in along]
+    if sizes:
+        factors = [1 if xp.same(size, own) else size / own for size, own in zip(sizes, have, strict=True)]
+        if policy != "stretch":
+            one = min(factors) if policy == "not_larger" else max(factors)
+            factors = [one] * len(factors)
+            sizes = [math.floor(one * own + 0.5) for own in have]
+    else:
+        must(bool(scales), "it has neither scales nor sizes")
+        factors = list(scales or ())
+        sizes = [_scale_size(own, factor) for own, factor in zip(have, factors, strict=True)]
+    count = len(along)
+    starts, ends = (roi[:count], roi[count:]) if roi else ([0.0] * count, [1.0] * count)
+    return [_ResizedAxis(*found) for found in zip(along, have, sizes, factors, starts, ends, strict=True)]
+
+
+def _scale_size(size: Any, factor: Any) -> Any:
+    """floor(size * factor), in integers where the factor is one."""
+    if isinstance(factor, float) and factor.is_integer():
+        return size * int(factor)
+    return math.floor(size * factor)
+
+
+def _crop(at: Array, each: _ResizedAxis) -> Array:
+    if each.made > 1:
+        return each.start * (each.size - 1) + at * (each.end - each.start) * ((each.size - 1) / (each.made - 1))
+    return at * 0.0 + 0.5 * (each.start + each.end) * (each.size - 1)
+
+
+# ONNX's coordinate rules: places in the output -> places in the input.
+_RULES: dict[str, Callable[[Array, _ResizedAxis], Array]] = {
+    "half_pixel": lambda at, axis: (at + 0.5) / axis.scale - 0.5,
+    "half_pixel_symmetric": lambda at, axis: (
+        axis.size / 2 * (1 - axis.made / (axis.size * axis.scale)) + (at + 0.5) / axis.scale - 0.5
+    ),
+    "pytorch_half_pixel": lambda at, axis: (at + 0.5) / axis.scale - 0.5 if axis.made > 1 else at * 0.0,
+    "align_corners": lambda at, axis: at * ((axis.size - 1) / (axis.made - 1)) if axis.made > 1 else at * 0.0,
+    "asymmetric": lambda at, axis: at / axis.scale,
+    "tf_crop_and_resize": _crop,
+}
+
+
+def _nearest(xp: ArrayLibrary, at: Array, mode: str) -> Array:
+    if mode == "round_prefer_floor":
+        return xp.ceil(at - 0.5)
+    if mode == "round_prefer_ceil":
+        return xp.floor(at + 0.5)
+    must(mode in ("floor", "ceil"), f"nearest_mode {mode!r} is none of ONNX's; use floor, ceil or round_prefer_floor")
+    return xp.floor(at) if mode == "floor" else xp.ceil(at)
+
+
+def _interpolate(
+    xp: ArrayLibrary, x: Array, each: _ResizedAxis, at: Array, mode: str, cubic: float, exclude: bool
+) -> Array:
+    """The weighted sum of neighbours (2 for 'linear', 4 for 'cubic') at the coordinates `at`; places outside have the
+    edge's value, or with `exclude` no weight."""
+    base = xp.floor(at)
+    offset = at - base
+    taps = (0, 1) if mode == "linear" else (-1, 0, 1, 2)
+    weights = [1 - xp.abs(offset - tap) if mode == "linear" else _cubic(xp, offset - tap, cubic) for tap in taps]
+    places = [base + tap for tap in taps]
+    if exclude:
+        inside = [xp.astype((place >= 0) & (place <= each.size - 1), xp.float32) for place in places]
+        weights = [weight * mask for weight, mask in zip(weights, inside, strict=True)]
+        total = sum(weights[1:], weights[0])
+        weights = [weight / total for weight in weights]
+    shape = (-1, *[1] * (x.ndim - 1 - each.axis))
+    wide = x if xp.is_floating(x) else xp.astype(x, xp.float32)
+    parts = [
+        _take_clipped(xp, wide, each, place) * xp.astype(weight.reshape(shape), wide.dtype)
+        for place, weight in zip(places, weights, strict=True)
+    ]
+    made = sum(parts[1:], parts[0])
+    return made if xp.is_floating(x) else xp.astype(xp.round(made), x.dtype)
+
+
+def _take_clipped(xp: ArrayLibrary, x: Array, each: _ResizedAxis, places: Array) -> Array:
+    return xp.take(x, xp.astype(xp.clip(places, 0, each.size - 1), xp.int64), each.axis)
+
+
+def _cubic(xp: ArrayLibrary, distance: Array, a: float) -> Array:
+    """The weight at a distance by Keys' kernel (IEEE Trans. ASSP 29, 1981) with parameter a."""
+    d = xp.abs(distance)
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return xp.where(d <= 1, near, xp.where(d < 2, far, xp.zeros_like(d)))

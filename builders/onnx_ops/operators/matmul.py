@@ -1,7 +1,13 @@
-"""Matrix products."""
+"""Operators that multiply and add: MatMul and Gemm, convolutions and pooling, recurrent layers."""
 
-from builders.onnx_ops.library import Array, ArrayLibrary
-from builders.onnx_ops.table import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from builders.onnx_ops.table import Array, ArrayLibrary, must, operator
+
+# Matrix products.
 
 
 @operator("MatMul")
@@ -53,3 +59,357 @@ def integer_product(xp: ArrayLibrary, a: Array, b: Array) -> Array:
     """a @ b of differences of 8-bit integers, in int32; computed in a type in which these sums are exact."""
     wide = xp.exact_dtype(a.shape[-1])
     return xp.astype(xp.matmul(xp.astype(a, wide), xp.astype(b, wide)), xp.int32)
+
+
+# Recurrent layers: LSTM, GRU and RNN, whose steps are a loop of the library (`xp.scan`).
+#
+# What the attributes and inputs mean where onnxruntime and ONNX's text leave room: a sequence that has ended keeps its
+# last state and gives zeros. Refused: peepholes, clip, coupled gates, activations with parameters.
+
+
+State = tuple[Array, ...]
+_ACTIVATIONS = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Relu": "relu", "Softplus": "softplus", "Softsign": "softsign"}
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Of one direction: weight [gates * hidden, hidden], bias [gates * hidden], and its activations."""
+
+    xp: ArrayLibrary
+    weight: Array
+    bias: Array | None
+    activations: Sequence[Callable[[Array], Array]]
+
+    def add(self, given: Array, state: Array, first: int = 0, last: int | None = None) -> list[Array]:
+        """given + state @ weight^T + bias of the gates first..last, each [batch, hidden]; given: [batch, gates..]."""
+        hidden = int(self.weight.shape[1])
+        rows = slice(first * hidden, None if last is None else last * hidden)
+        made = given[:, rows] + self.xp.matmul(state, self.weight[rows].T)
+        made = made if self.bias is None else made + self.bias[rows]
+        return [made[:, start : start + hidden] for start in range(0, int(made.shape[1]), hidden)]
+
+
+# What the input adds to the gates [batch, gates * hidden], the state before -> the state after, the output first.
+Cell = Callable[[Recurrence, Array, State], State]
+
+
+def _lstm(layer: Recurrence, given: Array, state: State) -> State:
+    gate, candidate, shown = layer.activations
+    enter, leave, keep, new = layer.add(given, state[0])
+    cell = gate(keep) * state[1] + gate(enter) * candidate(new)
+    return gate(leave) * shown(cell), cell
+
+
+def _gru(layer: Recurrence, given: Array, state: State, reset_after: bool) -> State:
+    gate, candidate = layer.activations
+    update, reset = map(gate, layer.add(given, state[0], 0, 2))
+    if reset_after:
+        (recurrent,) = layer.add(layer.xp.zeros_like(given), state[0], 2)
+        new = candidate(given[:, -recurrent.shape[1] :] + reset * recurrent)
+    else:
+        new = candidate(layer.add(given, reset * state[0], 2)[0])
+    return ((1 - update) * new + update * state[0],)
+
+
+def _rnn(layer: Recurrence, given: Array, state: State) -> State:
+    return (layer.activations[0](layer.add(given, state[0])[0]),)
+
+
+def _run(
+    xp: ArrayLibrary, cell: Cell, usual: Sequence[str], activations: list[str] | None,
+    x: Array, weight: Array, recurrence: Array, bias: Array | None, lengths: Array | None,
+    starts: Sequence[Array | None], direction: str, layout: int,
+) -> tuple[Array, ...]:  # fmt: skip
+    """ONNX's outputs: of all steps, and the last of each state."""
+    must(direction in ("forward", "reverse", "bidirectional"), f"direction {direction!r} is none of ONNX's")
+    if layout:
+        x, starts = (
+            xp.permute(x, (1, 0, 2)),
+            [start if start is None else xp.permute(start, (1, 0, 2)) for start in starts],
+        )
+    functions = _functions(xp, activations or [*usual] * int(weight.shape[0]))
+    outputs, ends = [], []
+    for at in range(int(weight.shape[0])):
+        half = 0 if bias is None else int(bias.shape[1]) // 2
+        given = xp.matmul(x, weight[at].T)
+        given = given if bias is None else given + bias[at][:half]
+        chosen = functions[at * len(usual) : (at + 1) * len(usual)]
+        layer = Recurrence(xp, recurrence[at], None if bias is None else bias[at][half:], chosen)
+        zeros = xp.zeros((x.shape[1], recurrence.shape[2]), dtype=x.dtype)
+        start = tuple(zeros if state is None else state[at] for state in starts)
+        backwards = direction == "reverse" or at == 1
+        made, end = _one_way(xp, partial(cell, layer), given, start, lengths, backwards)
+        outputs.append(made)
+        ends.append(end)
+    every = xp.stack(outputs, 1), *(xp.stack(states, 0) for states in zip(*ends, strict=True))
+    if not layout:
+        return every
+    return xp.permute(every[0], (2, 0, 1, 3)), *(xp.permute(state, (1, 0, 2)) for state in every[1:])
+
+
+def _one_way(
+    xp: ArrayLibrary, cell: Callable[[Array, State], State], given: Array, start: State, lengths: Array | None,
+    backwards: bool,
+) -> tuple[Array, State]:  # fmt: skip
+    """Outputs [time, batch, hidden] and last states [batch, hidden] of one direction."""
+    steps = [given]
+    if lengths is not None:
+        steps.append(xp.unsqueeze(xp.unsqueeze(xp.arange(given.shape[0]), 1) < xp.unsqueeze(lengths, 0), 2))
+
+    def step(state: State, now: Sequence[Array]) -> tuple[State, Array]:
+        new = cell(now[0], state)
+        if len(now) == 1:
+            return new, new[0]
+        kept = tuple(xp.where(now[1], after, before) for after, before in zip(new, state, strict=True))
+        return kept, xp.where(now[1], new[0], xp.zeros_like(new[0]))
+
+    end, outputs = xp.scan(step, start, tuple(xp.flip(each, (0,)) for each in steps) if backwards else tuple(steps))
+    return (xp.flip(outputs, (0,)) if backwards else outputs), end
+
+
+def _functions(xp: ArrayLibrary, names: Sequence[str]) -> list[Callable[[Array], Array]]:
+    for name in names:
+        must(name in _ACTIVATIONS, f"activation {name!r} is not one of {', '.join(_ACTIVATIONS)}; use onnxruntime")
+    return [getattr(xp, _ACTIVATIONS[name]) for name in names]
+
+
+def _refuse(**given: object) -> None:
+    for name, value in given.items():
+        must(
+            value is None or value == 0,
+            f"{name} is not supported here; use onnxruntime, or export the layer without it",
+        )
+
+
+@operator("LSTM")
+def lstm(
+    xp: ArrayLibrary, x: Array, weight: Array, recurrence: Array, bias: Array | None = None,
+    sequence_lens: Array | None = None, initial_h: Array | None = None, initial_c: Array | None = None,
+    peepholes: Array | None = None,
+    *, activations: list[str] | None = None, clip: float | None = None, direction: str = "forward",
+    hidden_size: int = 0, input_forget: int = 0, layout: int = 0,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Long short-term memory, gates in the order input, output, forget, cell."""
+    del hidden_size
+    must(peepholes is None, "peepholes are not supported here; use onnxruntime, or export the layer without them")
+    _refuse(clip=clip, input_forget=input_forget)
+    starts, usual = (initial_h, initial_c), ("Sigmoid", "Tanh", "Tanh")
+    return _run(xp, _lstm, usual, activations, x, weight, recurrence, bias, sequence_lens, starts, direction, layout)
+
+
+@operator("GRU")
+def gru(
+    xp: ArrayLibrary, x: Array, weight: Array, recurrence: Array, bias: Array | None = None,
+    sequence_lens: Array | None = None, initial_h: Array | None = None,
+    *, activations: list[str] | None = None, clip: float | None = None, direction: str = "forward",
+    hidden_size: int = 0, layout: int = 0, linear_before_reset: int = 0,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Gated recurrent unit, gates in the order update, reset, hidden."""
+    del hidden_size
+    _refuse(clip=clip)
+    cell, usual = partial(_gru, reset_after=bool(linear_before_reset)), ("Sigmoid", "Tanh")
+    starts = (initial_h,)
+    return _run(xp, cell, usual, activations, x, weight, recurrence, bias, sequence_lens, starts, direction, layout)
+
+
+@operator("RNN")
+def rnn(
+    xp: ArrayLibrary, x: Array, weight: Array, recurrence: Array, bias: Array | None = None,
+    sequence_lens: Array | None = None, initial_h: Array | None = None,
+    *, activations: list[str] | None = None, clip: float | None = None, direction: str = "forward",
+    hidden_size: int = 0, layout: int = 0,
+) -> tuple[Array, ...]:  # fmt: skip
+    """A plain recurrent layer."""
+    del hidden_size
+    _refuse(clip=clip)
+    starts = (initial_h,)
+    return _run(xp, _rnn, ("Tanh",), activations, x, weight, recurrence, bias, sequence_lens, starts, direction, layout)
+
+
+# Convolutions and pooling: ONNX's rules for the places of windows, over the library's kernels.
+
+
+Sizes = list[Any]
+
+
+def _pads(
+    xp: ArrayLibrary, x: Array, kernel: Sizes, strides: Sizes, dilations: Sizes, pads: Sizes | None, auto_pad: str
+) -> tuple[Sizes, Sizes]:
+    """How much is added before and after each spatial axis, in elements."""
+    rank = len(kernel)
+    if auto_pad in ("NOTSET", ""):
+        given = pads or [0] * 2 * rank
+        return given[:rank], given[rank:]
+    if auto_pad == "VALID":
+        return [0] * rank, [0] * rank
+    must(auto_pad in ("SAME_UPPER", "SAME_LOWER"), f"auto_pad {auto_pad!r} is none of ONNX's; write the pads out")
+    smaller, larger = [], []
+    for size, width, stride, dilation in zip(x.shape[2:], kernel, strides, dilations, strict=True):
+        covered = (-(-size // stride) - 1) * stride + (width - 1) * dilation + 1
+        total = xp.sym_max(covered - size, 0)
+        smaller.append(total // 2)
+        larger.append(total - total // 2)
+    return (smaller, larger) if auto_pad == "SAME_UPPER" else (larger, smaller)
+
+
+@operator("Conv")
+def conv(
+    xp: ArrayLibrary, x: Array, weight: Array, bias: Array | None = None,
+    *, auto_pad: str = "NOTSET", dilations: Sizes | None = None, group: int = 1, kernel_shape: Sizes | None = None,
+    pads: Sizes | None = None, strides: Sizes | None = None,
+) -> Array:  # fmt: skip
+    """The library's convolution, with pads that may differ before and after."""
+    ones = [1] * (x.ndim - 2)
+    dilations, strides = dilations or ones, strides or ones
+    before, after = _pads(xp, x, kernel_shape or list(weight.shape[2:]), strides, dilations, pads, auto_pad)
+    return xp.conv(x, weight, bias, strides, before, after, dilations, group)
+
+
+@operator("ConvTranspose")
+def conv_transpose(
+    xp: ArrayLibrary, x: Array, weight: Array, bias: Array | None = None,
+    *, auto_pad: str = "NOTSET", dilations: Sizes | None = None, group: int = 1, kernel_shape: Sizes | None = None,
+    output_padding: Sizes | None = None, output_shape: Sizes | None = None, pads: Sizes | None = None,
+    strides: Sizes | None = None,
+) -> Array:  # fmt: skip
+    """The library's transposed convolution with the pads cut off; zeros are added where `output_shape` is larger."""
+    ones = [1] * (x.ndim - 2)
+    dilations, strides, extra = dilations or ones, strides or ones, output_padding or [0] * len(ones)
+    full = [
+        stride * (size - 1) + more + (width - 1) * dilation + 1
+        for size, stride, more, width, dilation in zip(
+            x.shape[2:], strides, extra, kernel_shape or weight.shape[2:], dilations, strict=True
+        )
+    ]
+    before, after = _cuts(full, x, strides, pads, auto_pad, output_shape)
+    return xp.conv_transpose(x, weight, bias, strides, before, after, extra, dilations, group)
+
+
+def _cuts(
+    full: Sizes, x: Array, strides: Sizes, pads: Sizes | None, auto_pad: str, shape: Sizes | None
+) -> tuple[Sizes, Sizes]:
+    rank = len(full)
+    if auto_pad in ("NOTSET", "") and not shape:
+        given = pads or [0] * 2 * rank
+        return given[:rank], given[rank:]
+    if auto_pad == "VALID" and not shape:
+        return [0] * rank, [0] * rank
+    wanted = shape[-rank:] if shape else [size * stride for size, stride in zip(x.shape[2:], strides, strict=True)]
+    before, after = [], []
+    for have, want in zip(full, wanted, strict=True):
+        total = have - want
+        less = max(total, 0) // 2
+        first, last = (less, total - less) if auto_pad == "SAME_UPPER" or total < 0 else (total - less, less)
+        before.append(first)
+        after.append(last)
+    return before, after
+
+
+def _geometry(
+    xp: ArrayLibrary, x: Array, kernel: Sizes, strides: Sizes | None, dilations: Sizes | None, pads: Sizes | None,
+    auto_pad: str, ceil_mode: int,
+) -> tuple[Sizes, Sizes, Sizes, Sizes]:  # fmt: skip
+    """Strides, dilations, and the pads before and after; those after grow so that the last window of `ceil_mode` fits.
+
+    A window that would begin in the padding after the input is left out.
+    """
+    ones = [1] * len(kernel)
+    strides, dilations = strides or ones, dilations or ones
+    before, after = _pads(xp, x, kernel, strides, dilations, pads, auto_pad)
+    if ceil_mode:
+        after = [
+            _pad_to_window(size + left, right, (width - 1) * dilation + 1, stride)
+            for size, width, stride, dilation, left, right in zip(
+                x.shape[2:], kernel, strides, dilations, before, after, strict=True
+            )
+        ]
+    return strides, dilations, before, after
+
+
+def _pad_to_window(size: Any, after: Any, reach: int, stride: int) -> Any:
+    """The pad after an axis, of that size with the pad before, so that the last window ends with it."""
+    count = -(-(size + after - reach) // stride) + 1
+    if (count - 1) * stride >= size:
+        count -= 1
+    return (count - 1) * stride + reach - size
+
+
+@operator("MaxPool")
+def max_pool(
+    xp: ArrayLibrary, x: Array,
+    *, kernel_shape: Sizes, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Sizes | None = None,
+    pads: Sizes | None = None, storage_order: int = 0, strides: Sizes | None = None, outputs: int,
+) -> Array | tuple[Array, ...]:  # fmt: skip
+    """The greatest of each window, and where they are asked for their indices in the flat array."""
+    strides, dilations, before, after = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    if outputs == 1:
+        return xp.max_pool(x, kernel_shape, strides, before, _drop_negative(after), dilations)
+    must(not storage_order, "it counts its indices by columns (storage_order 1); count them by rows")
+    must(before == after and not ceil_mode, "it gives indices with uneven pads or ceil_mode; pad evenly")
+    return xp.max_pool_indices(x, kernel_shape, strides, before, dilations)
+
+
+def _drop_negative(after: Sizes) -> Sizes:
+    """The pads, 0 for negative ones: those of `ceil_mode` are elements that no window reaches."""
+    return [max(width, 0) if isinstance(width, int) else width for width in after]
+
+
+@operator("AveragePool")
+def average_pool(
+    xp: ArrayLibrary, x: Array,
+    *, kernel_shape: Sizes, auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
+    dilations: Sizes | None = None, pads: Sizes | None = None, strides: Sizes | None = None,
+) -> Array:  # fmt: skip
+    """The mean of each window over elements of x, or with `count_include_pad` over the pads too (not over those that
+    `ceil_mode` adds)."""
+    ones = [1] * len(kernel_shape)
+    plain = _pads(xp, x, kernel_shape, strides or ones, dilations or ones, pads, auto_pad)
+    strides, dilations, before, after = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    if before == after and not ceil_mode and dilations == ones:
+        return xp.avg_pool(x, kernel_shape, strides, before, bool(count_include_pad))
+    inside = xp.ones_like(x)
+    if count_include_pad:
+        counted = [min(more, have) if ceil_mode else have for more, have in zip(after, plain[1], strict=True)]
+        inside = xp.pad_axes(inside, _widths(plain[0], counted), 1)
+        rest = [more - have for more, have in zip(after, counted, strict=True)]
+        inside = xp.pad_axes(inside, _widths([0] * len(rest), rest), 0)
+    else:
+        inside = xp.pad_axes(inside, _widths(before, _drop_negative(after)), 0)
+    none = [0] * len(ones)
+    x = xp.pad_axes(x, _widths(before, _drop_negative(after)), 0)
+    sums, counts = (xp.window_sums(part, kernel_shape, strides, none, none, dilations) for part in (x, inside))
+    return sums / counts
+
+
+def _widths(before: Sizes, after: Sizes) -> list[tuple[Any, Any]]:
+    """(before, after) of all axes: none of samples and channels."""
+    return [(0, 0), (0, 0), *zip(before, after, strict=True)]
+
+
+@operator("LpPool")
+def lp_pool(
+    xp: ArrayLibrary, x: Array,
+    *, kernel_shape: Sizes, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Sizes | None = None, p: int = 2,
+    pads: Sizes | None = None, strides: Sizes | None = None,
+) -> Array:  # fmt: skip
+    """The p-norm of each window."""
+    strides, dilations, before, after = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    return xp.window_sums(xp.abs(x) ** p, kernel_shape, strides, before, _drop_negative(after), dilations) ** (1.0 / p)
+
+
+@operator("GlobalAveragePool")
+def global_average_pool(xp: ArrayLibrary, x: Array) -> Array:
+    """The mean of each channel."""
+    return xp.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True)
+
+
+@operator("GlobalMaxPool")
+def global_max_pool(xp: ArrayLibrary, x: Array) -> Array:
+    """The greatest of each channel."""
+    return xp.amax(x, axis=tuple(range(2, x.ndim)), keepdims=True)
+
+
+@operator("GlobalLpPool")
+def global_lp_pool(xp: ArrayLibrary, x: Array, *, p: int = 2) -> Array:
+    """The norm of each channel."""
+    return xp.sum(xp.abs(x) ** p, axis=tuple(range(2, x.ndim)), keepdims=True) ** (1.0 / p)

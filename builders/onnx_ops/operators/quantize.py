@@ -7,11 +7,9 @@ import ml_dtypes
 from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from builders.onnx_ops.library import Array, ArrayLibrary, DType
 from builders.onnx_ops.operators.elementwise import convert
-from builders.onnx_ops.operators.matmul import matmul_integer, subtract_zero_point
-from builders.onnx_ops.operators.windows import conv
-from builders.onnx_ops.table import must, operator
+from builders.onnx_ops.operators.matmul import conv, matmul_integer, subtract_zero_point
+from builders.onnx_ops.table import Array, ArrayLibrary, DType, must, operator
 
 _NARROW = (TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2)
 

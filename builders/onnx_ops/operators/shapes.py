@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from builders.onnx_ops.library import Array, ArrayLibrary
-from builders.onnx_ops.table import Known, Numbers, Value, make_known, must, operator
+from builders.onnx_ops.table import Array, ArrayLibrary, Known, Numbers, Value, make_known, must, operator
 
 
 @operator("Shape")

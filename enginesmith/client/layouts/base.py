@@ -1,24 +1,33 @@
-"""What a layout is: where the engines of a model lie for a server, and how it is made to open others.
-
-A layout is a value that a caller gives (`Plain()`, `Triton(...)`); `at` binds it to a folder and a model, and the
-`Place` that comes of it swaps what is served there. Whatever fails before the last rename changes nothing that a server
-reads."""
+"""What a layout is, the plain layout, and the engines of a version that a layout can open."""
 
 import fcntl
+import os
+import re
+import secrets
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from enginesmith.client.fetch import BlobFetcher
-from enginesmith.client.pull import Pulled
-from enginesmith.client.resolve import EngineRanking
-from enginesmith.core.errors import UnavailableError
+from enginesmith.client.locate import judge_located, rank_located
+from enginesmith.client.pull import Pulled, download_best, download_engine, folder_name
+from enginesmith.client.resolve import EngineRanking, Policy, Resolution
+from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError
+from enginesmith.core.hardware.machine import Machine
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.files import make_folder, reachable
+from enginesmith.registry.store.files import make_folder, reachable, sync_folder
 from enginesmith.registry.versions.lookup import Located
+
+# What a layout is: where the engines of a model lie for a server, and how it is made to open others.
+#
+# A layout is a value that a caller gives (`Plain()`, `Triton(...)`); `at` binds it to a folder and a model, and the
+# `Place` that comes of it swaps what is served there. Whatever fails before the last rename changes nothing that a
+# server reads.
 
 
 @dataclass(frozen=True)
@@ -132,3 +141,160 @@ def placed_files(place: Place, folder: Path) -> PlacedFiles:
 def _facts(path: Path) -> _Facts:
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+# The plain layout: the link `current` leads to a folder with one engine and its description.
+#
+# ::
+#
+#     engines/
+#       3-8a41c0b2d9e7f631/        one folder a description: digits-3-l4-int8.engine and digits-3-l4-int8.json
+#       current -> 3-8a41c0b2d9e7f631
+#
+# A swap is one rename over the link. A server that opens `current/...` gets the old engine or the new one; the old
+# folder stays for servers that have it open.
+
+
+CURRENT = "current"
+# The file beside `current` that says why what is served is trusted no longer.
+MARK = "distrusted"
+_LOCK = ".enginesmith-watch.lock"
+_HOOKED = ".enginesmith-hooked"
+_STAGING = ".enginesmith-staging-"
+_FOLDER = re.compile(r".+-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Plain:
+    """One engine, and the link `current` to it."""
+
+    several: ClassVar[bool] = False
+
+    def reject(self, entry: EngineEntry) -> str | None:  # noqa: ARG002 - see Layout
+        """None: whoever opens it chooses what opens it."""
+        return None
+
+    def at(self, dest: Path, model: str) -> "PlainPlace":  # noqa: ARG002 - see Layout
+        """The folder itself, which is one model's."""
+        return PlainPlace(dest)
+
+
+@dataclass(frozen=True)
+class PlainPlace:
+    """A folder with the link `current`."""
+
+    dest: Path
+
+    @property
+    def lock(self) -> Path:
+        """See `Place`."""
+        return self.dest / _LOCK
+
+    @property
+    def hooked(self) -> Path:
+        """See `Place`."""
+        return self.dest / _HOOKED
+
+    @property
+    def mark(self) -> Path:
+        """See `Place`."""
+        return self.dest / MARK
+
+    def served(self) -> str:
+        """Where the link points, as it was written; '' where there is none."""
+        with suppress(OSError):
+            return os.readlink(self.dest / CURRENT)  # noqa: PTH115
+        return ""
+
+    def description(self) -> Path | None:
+        """The JSON behind the link."""
+        return min((self.dest / CURRENT).glob("*.json"), default=None)
+
+    def swap(
+        self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
+    ) -> Placed:
+        """See `Place`: one engine alone."""
+        with reachable(f"writing {self.dest}"):
+            pulled = download_best(rankings[0], lambda found: self._download(store, located, found, fetcher))
+            folder = self.dest / folder_name(located, pulled.engine)
+            previous = self._point_to(folder.name)
+        os.utime(folder)
+        self._prune(folder.name, previous, keep)
+        before = previous if previous != folder.name else ""
+        swapped, whole = previous != folder.name, not pulled.resolution.lost
+        return Placed((pulled,), folder, self.dest / CURRENT, before, swapped, folder.name, whole)
+
+    def _download(self, store: Store, located: Located, resolution: Resolution, fetcher: BlobFetcher) -> Pulled:
+        """Download an engine to its folder: a new one appears complete, in an old one what is damaged is replaced."""
+        folder = self.dest / folder_name(located, resolution.chosen)
+        place = folder if folder.is_dir() else self.dest / f"{_STAGING}{str(resolution.chosen.digest)[:16]}"
+        pulled = download_engine(store, located, resolution, place, fetcher)
+        if place != folder:
+            place.rename(folder)
+            sync_folder(self.dest)
+        return pulled
+
+    def _point_to(self, name: str) -> str:
+        """Point `current` to the folder `name`; return where it pointed before."""
+        current, before = self.dest / CURRENT, self.served()
+        if before != name:
+            if current.is_dir() and not current.is_symlink():
+                raise InputError(f"{current} is a folder and no link of ours; give another --dest")
+            fresh = self.dest / f".enginesmith-link-{secrets.token_hex(8)}"
+            fresh.symlink_to(name)
+            fresh.replace(current)
+            sync_folder(self.dest)
+        return before
+
+    def _prune(self, current: str, previous: str, keep: int) -> None:
+        """Delete folders that were served before, but the last `keep` of them."""
+        found = [path for path in self.dest.iterdir() if path.is_dir() and not path.is_symlink()]
+        served = [path for path in found if _FOLDER.fullmatch(path.name) and path.name != current]
+        served.sort(key=lambda path: (path.name == previous, path.stat().st_mtime), reverse=True)
+        left = [path for path in found if path.name.startswith(_STAGING)]
+        for path in served[keep:] + left:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+# The engines of a version for one machine or several, as far as a server of the layout can open them.
+
+
+class AllGenerations(Enum):
+    """In the place of machines: every compute capability that a version has an engine for."""
+
+    ALL = "all"
+
+
+ALL_GENERATIONS = AllGenerations.ALL
+
+
+def rank_each(
+    store: Store,
+    located: Located,
+    machines: Sequence[Machine] | AllGenerations,
+    policy: Policy,
+    layout: Layout,
+    *,
+    sure: bool = True,
+) -> tuple[Located, list[EngineRanking]]:
+    """The version, and for each machine the ranking of its engines. sure: as of `rank_located`.
+
+    Raises as `rank_located`, UnknownNameError where no engine is for a GPU and all generations are asked for, and
+    InputError for several machines and a layout of one.
+    """
+    if isinstance(machines, AllGenerations):
+        machines = _find_generations(store, located, policy)
+    if len(machines) > 1 and not layout.several:
+        raise InputError("engines for several targets lie together in Triton's layout alone; give --layout triton")
+    found = [rank_located(store, located, machine, policy, sure=sure) for machine in machines]
+    return found[0][0], [without_rejected(ranking, layout) for _, ranking in found]
+
+
+def _find_generations(store: Store, located: Located, policy: Policy) -> list[Machine]:
+    """A machine for each compute capability that a usable engine of the version is built for."""
+    located, entries = judge_located(store, located, policy)
+    found = {entry.compute_capability for entry in entries if entry.usable and entry.compute_capability}
+    if not found:
+        what = f"{located.manifest.model}@{located.manifest.version}"
+        raise UnknownNameError(f"{what} has no engine for a GPU; name a target")
+    return [Machine(capability) for capability in sorted(found)]

@@ -40,19 +40,20 @@ from enginesmith.client.layouts.base import Placed
 from enginesmith.client.layouts.protobuf_text import parse
 from enginesmith.client.layouts.triton_config import (
     HEADER,
+    MOST_BYTES,
     DynamicBatching,
     TritonFile,
+    WarmupInput,
     file_suffix,
     find_unservable,
     largest_batch,
+    read_warmup,
     warmup_files,
     write_config,
 )
-from enginesmith.client.layouts.warmup import MOST_BYTES, WarmupInput, read_warmup
 from enginesmith.client.pull import Pulled, download_best, download_engine
 from enginesmith.client.resolve import EngineRanking, Resolution
-from enginesmith.core.digest import digest_of
-from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.errors import InputError, IntegrityError, digest_of
 from enginesmith.core.state import with_int8_states
 from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
 from enginesmith.registry.store.base import Store

@@ -1,27 +1,112 @@
-"""Triton's `config.pbtxt` of engines of a version: their types and sizes, the batch, profiles, warm-up.
+"""Triton's `config.pbtxt` for engines of a version, and its warm-up requests."""
 
-Fields: https://github.com/triton-inference-server/common, protobuf/model_config.proto (ModelConfig). What backends make
-of them is said where it is used; seen in their sources at onnxruntime_backend 00fd3e8, tensorrt_backend e2ef6d7, core
-73aad7c.
-"""
-
+import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO
 
 from enginesmith.client.layouts.protobuf_text import Field, Fields, Word, entries, write_message
-from enginesmith.client.layouts.warmup import WarmupInput
-from enginesmith.core.ensemble import ENSEMBLE
-from enginesmith.core.errors import InputError
-from enginesmith.core.state import with_int8_states
+from enginesmith.core.codec import Excerpt, decode
+from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.golden import golden_prefix
+from enginesmith.core.parsing import parse_json
+from enginesmith.core.requirements import Count
+from enginesmith.core.state import ENSEMBLE, with_int8_states
 from enginesmith.core.types import PLUS, BuildRequest, TensorSpec
 from enginesmith.registry.manifest import EngineEntry, make_request
+
+# Warm-up requests out of a version's golden set: the bytes of one case's inputs, as Triton reads them from files.
+#
+# A golden set is a safetensors file (https://github.com/huggingface/safetensors, "Format"): a header of JSON, then the
+# tensors' bytes, row-major and little-endian, which is what Triton wants of `warmup/` files. So nothing is decoded
+# here, and no numpy is needed.
+
+
+# The largest golden set that is read for warm-up, in bytes: it comes whole, because only then its digest is known.
+MOST_BYTES = 64 << 20
+_MOST_HEADER = 16 << 20
+# Safetensors' names of the types that a golden set has.
+_TYPES = {
+    "BOOL": "bool",
+    **{f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+}
+
+
+@dataclass(frozen=True)
+class WarmupInput:
+    """The bytes of one input of a warm-up request. shape: as the engine takes it."""
+
+    shape: tuple[int, ...]
+    data: bytes
+
+    def first_row(self) -> "WarmupInput":
+        """The first entry along axis 0, without that axis."""
+        size = len(self.data) // self.shape[0]
+        return WarmupInput(self.shape[1:], self.data[:size])
+
+
+@dataclass(frozen=True)
+class _StoredTensor(Excerpt):
+    dtype: str
+    shape: tuple[Count, ...]
+    data_offsets: tuple[Count, Count]
+
+
+def read_warmup(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, WarmupInput] | None:
+    """The inputs, by name, of the first case of a golden set of which none is empty; None where there is no such case,
+    and where an input is of another type than the engine's. Raises IntegrityError for what is no golden set."""
+    with path.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if size > _MOST_HEADER:
+            raise IntegrityError(f"golden set: a header of {size} bytes; {_MOST_HEADER} are the most")
+        header = parse_json(stream.read(size), _MOST_HEADER)
+        index = 0
+        while found := _read_case(stream, 8 + size, header, golden_prefix(index, "in"), inputs):
+            if all(item.data for item in found.values()):
+                return found
+            index += 1
+    return None
+
+
+def _read_case(
+    stream: BinaryIO, begin: int, header: Mapping[str, object], prefix: str, inputs: Sequence[TensorSpec]
+) -> dict[str, WarmupInput]:
+    """The inputs of the case of that prefix; none where it lacks one, or has one of another type."""
+    found: dict[str, WarmupInput] = {}
+    for spec in inputs:
+        told = header.get(f"{prefix}{spec.name}")
+        if told is None:
+            return {}
+        item = decode(told, _StoredTensor, spec.name)
+        shape, (first, last) = item.shape, item.data_offsets
+        if _TYPES.get(item.dtype) != spec.dtype:
+            return {}
+        size, values, there = last - first, math.prod(shape), os.fstat(stream.fileno()).st_size
+        if size < 0 or begin + last > there or (size % values if values else size):
+            raise IntegrityError(
+                f"golden set: input {spec.name!r} of shape {list(shape)} lies from byte {first} to {last} of {there}"
+            )
+        stream.seek(begin + first)
+        found[spec.name] = WarmupInput(shape, stream.read(size))
+    return found
+
+
+# Triton's `config.pbtxt` of engines of a version: their types and sizes, the batch, profiles, warm-up.
+#
+# Fields: https://github.com/triton-inference-server/common, protobuf/model_config.proto (ModelConfig). What backends
+# make of them is said where it is used; seen in their sources at onnxruntime_backend 00fd3e8, tensorrt_backend e2ef6d7,
+# core 73aad7c.
+
 
 # The first line of every configuration that is written here, by which it is known again.
 HEADER = "# Written by enginesmith; the next swap replaces it."
 # The dim that requests are joined along (`enginesmith.serving.batcher`).
 BATCH = "batch"
-_TYPES = {
+_TYPES_triton_config = {
     "bool": "TYPE_BOOL",
     "bfloat16": "TYPE_BF16",
     **{f"{kind}{bits}": f"TYPE_{kind.upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
@@ -80,7 +165,9 @@ def find_unservable(entry: EngineEntry) -> str | None:
     request = with_int8_states(make_request(entry))
     if not request.inputs or not request.outputs:
         return "its inputs and outputs are not on record, and Triton's configuration states them"
-    if other := next((spec for spec in (*request.inputs, *request.outputs) if spec.dtype not in _TYPES), None):
+    if other := next(
+        (spec for spec in (*request.inputs, *request.outputs) if spec.dtype not in _TYPES_triton_config), None
+    ):
         return f"{other.name!r} is {other.dtype}, a type that Triton has not"
     return None
 
@@ -183,7 +270,11 @@ def _describe_tensor(spec: TensorSpec, fixed: Mapping[str, int], batched: bool) 
     """An input or output. A tensor without axes is one of [1] that is reshaped, since Triton wants an axis."""
     shape = spec.shape[1:] if batched else spec.shape
     dims = [dim if isinstance(dim, int) else fixed.get(dim, -1) for dim in shape]
-    found: dict[str, Fields] = {"name": spec.name, "data_type": Word(_TYPES[spec.dtype]), "dims": dims or [1]}
+    found: dict[str, Fields] = {
+        "name": spec.name,
+        "data_type": Word(_TYPES_triton_config[spec.dtype]),
+        "dims": dims or [1],
+    }
     return found if dims else {**found, "reshape": {"shape": list[Field]()}}
 
 
@@ -222,7 +313,7 @@ def _write_warmup(number: int, inputs: Sequence[TensorSpec], warmup: Mapping[str
         item = warmup[spec.name].first_row() if size else warmup[spec.name]
         where = f"{number}/input{index}"
         dims = list(item.shape) or [1]
-        yield spec.name, {"data_type": Word(_TYPES[spec.dtype]), "dims": dims, "input_data_file": where}
+        yield spec.name, {"data_type": Word(_TYPES_triton_config[spec.dtype]), "dims": dims, "input_data_file": where}
 
     named = dict(pair for index, spec in enumerate(inputs) for pair in write(index, spec))
     name = f"golden inputs, batch {size}" if size else "golden inputs"

@@ -1,37 +1,144 @@
-"""Follows a channel: a server always finds a complete, verified engine, of the version that is promoted.
+"""Follows channels: a server always finds a complete, verified engine of the version that is promoted."""
 
-How engines lie, and what a swap is, says the layout (`layouts.plain`, `layouts.triton`). A registry that is out of
-reach, a version without a compatible engine and a failed download change nothing; they are reported, and tried again.
-An unchanged channel costs one conditional request.
-
-With a trust policy, the version that is served is checked again at every look (`TrustRecheck`), since keys are revoked
-while channels stay. An engine that is trusted no longer is not taken away, because a server has it open: that is
-reported, and a file (`distrusted` of the plain layout) says so for as long as it lasts, for readiness probes to find.
-"""
-
+import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
 from enginesmith.client.fetch import BlobFetcher, Origin
-from enginesmith.client.layouts.base import Layout, PlacedFiles, hold, placed_files
-from enginesmith.client.layouts.plain import Plain
-from enginesmith.client.layouts.ranking import AllGenerations, rank_each
+from enginesmith.client.layouts.base import (
+    AllGenerations,
+    Layout,
+    Place,
+    PlacedFiles,
+    Plain,
+    hold,
+    placed_files,
+    rank_each,
+)
 from enginesmith.client.locate import VersionLocator
 from enginesmith.client.resolve import Policy
-from enginesmith.client.watching.hooks import Hook
-from enginesmith.client.watching.looking import INTERVAL_S, keep_looking
-from enginesmith.client.watching.reporting import HookFailed, Reporter
-from enginesmith.client.watching.trust_recheck import TrustRecheck
-from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, UnknownNameError
+from enginesmith.client.watching.server import INTERVAL_S, Hook, HookFailed, Reporter, keep_looking
+from enginesmith.core.codec import Excerpt, parse_as
+from enginesmith.core.errors import (
+    Digest,
+    EnginesmithError,
+    InputError,
+    IntegrityError,
+    UnavailableError,
+    UnknownNameError,
+)
 from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.names import Reference
-from enginesmith.registry.store.base import Store
+from enginesmith.core.names import Name, Reference
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Documents, Store
 from enginesmith.registry.store.files import reachable, write_whole
+from enginesmith.registry.trust import require
+from enginesmith.registry.trust.policy import VARIABLE, TrustPolicy, UntrustedError
+from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.lookup import Located, channel_names
 from enginesmith.registry.versions.state import Channel
+
+# Checks again, at every look, whether the version that is served is trusted: keys are revoked while channels stay.
+#
+# The signatures are those of the snapshot that the version was resolved by, so that a check sends no request: a key
+# that is revoked is taken out of the policy, which is read at every check, and a new signature comes with a new
+# snapshot.
+
+
+_MAX_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class _Served(Excerpt):
+    """What a description says of the version. manifest: digest of its manifest."""
+
+    model: Name
+    version: Name
+    manifest: Digest
+
+
+class TrustRecheck:
+    """Rechecks the trust policy for the version that is served at a place. trust: as in `resolve.Policy`; a file is
+    read at every check."""
+
+    def __init__(self, place: Place, trust: TrustPolicy | Path | str | None) -> None:
+        self._place, self._trust = place, trust
+        self._known: tuple[str, Manifest, Documents | None] | None = None
+
+    def note_served(self, served: str, manifest: Manifest, documents: Documents | None) -> None:
+        """Note the version that is served by this name, and the documents that it was resolved by; None: those of the
+        registry."""
+        self._known = served, manifest, documents
+
+    def check(self, store: Store | None) -> None:
+        """Check the version that is served against the trust policy, and write or delete the mark accordingly.
+
+        store: None while the registry is out of reach: what this process has resolved is checked all the same. Raises
+        UntrustedError when it is trusted no longer, or by a policy that cannot be read; UnknownNameError and
+        UnavailableError, which change nothing, when the version cannot be read.
+        """
+        folder = self._place.served()
+        if self._trust is None and not os.environ.get(VARIABLE):
+            self._write_mark(None)
+        elif folder:
+            if self._known is None or self._known[0] != folder:
+                if store is None:
+                    return
+                self._known = folder, self._read_served(store), None
+            if (documents := self._known[2] or store) is None:
+                return
+            try:
+                require(documents, self._known[1], self._trust)
+            except (UntrustedError, InputError) as error:
+                reason = f"TRUSTED NO LONGER, and still served: {error}"
+                self._write_mark(f"{reason}\n".encode())
+                raise UntrustedError(f"{reason}\n{self._place.mark} stays there until that changes") from error
+            self._write_mark(None)
+
+    def _read_served(self, store: Store) -> Manifest:
+        """The manifest, from the registry, of the version that the description of what is served names."""
+        place = self._place.lock.parent
+        with reachable(f"reading {place}"):
+            path = self._place.description()
+            data = path.read_bytes() if path else b""
+        try:
+            served = parse_as(data, _MAX_BYTES, _Served)
+        except IntegrityError as error:
+            raise IntegrityError(
+                f"{place} has no description that can be read ({error}), so nobody knows what is served; delete "
+                f"{self._place.served()} there, and it is made anew"
+            ) from error
+        manifest = lookup.load(store, served.model, served.version)
+        if manifest.digest != served.manifest:
+            raise IntegrityError(
+                f"{path} is of {served.model}@{served.version} with manifest {served.manifest}, and that is now "
+                f"{manifest.digest}: it was replaced by hand; run `enginesmith registry fsck`"
+            )
+        return manifest
+
+    def _write_mark(self, content: bytes | None) -> None:
+        """Write the mark with this content, or delete it (None); nothing is written where it is so already."""
+        before, mark = None, self._place.mark
+        with suppress(OSError):
+            before = mark.read_bytes()
+        if content != before:
+            with reachable(f"writing {mark}"):
+                write_whole(mark, content) if content is not None else mark.unlink(missing_ok=True)
+
+
+# Follows a channel: a server always finds a complete, verified engine, of the version that is promoted.
+#
+# How engines lie, and what a swap is, says the layout (`layouts.plain`, `layouts.triton`). A registry that is out of
+# reach, a version without a compatible engine and a failed download change nothing; they are reported, and tried again.
+# An unchanged channel costs one conditional request.
+#
+# With a trust policy, the version that is served is checked again at every look (`TrustRecheck`), since keys are
+# revoked while channels stay. An engine that is trusted no longer is not taken away, because a server has it open: that
+# is reported, and a file (`distrusted` of the plain layout) says so for as long as it lasts, for readiness probes to
+# find.
 
 
 @dataclass(frozen=True)
@@ -250,3 +357,58 @@ class ChannelWatcher:
     def alone(self) -> AbstractContextManager[None]:
         """Be the one process that writes at the place. Raises UnavailableError where another one is."""
         return hold(self._place)
+
+
+# Follows several channels at once, each into a folder DEST/MODEL/CHANNEL of its own.
+#
+# A look is a conditional request for each channel, and the interval is as many times longer, so that a node sends no
+# more of them than one that follows a single channel.
+
+
+class GroupWatcher:
+    """Follows channels. references: which.  make: a channel's watcher.  interval_s: seconds between two looks; None:
+    `INTERVAL_S` for each channel. Raises InputError without references."""
+
+    def __init__(
+        self,
+        references: Sequence[Reference],
+        make: Callable[[Reference], ChannelWatcher],
+        *,
+        interval_s: float | None = None,
+    ) -> None:
+        if not references:
+            raise InputError("nothing to follow: give channels, as in digits:stable")
+        self._watchers = [make(reference) for reference in dict.fromkeys(references)]
+        self._interval_s = INTERVAL_S * len(self._watchers) if interval_s is None else interval_s
+
+    def once(self) -> tuple[Swap, ...]:
+        """Look once at each channel; return what is served. Raises the first error, after all were looked at."""
+        errors: list[EnginesmithError] = []
+        swaps: list[Swap] = []
+        with self._alone():
+            for watcher in self._watchers:
+                try:
+                    swaps.append(watcher.look())
+                except EnginesmithError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+        return tuple(swaps)
+
+    def run(self, stop: Event) -> tuple[Swap, ...]:
+        """Look until `stop` is set; return what is served then. Raises as `ChannelWatcher.run`."""
+        with self._alone():
+            keep_looking(self._look, stop, self._interval_s)
+        return tuple(watcher.served for watcher in self._watchers if watcher.served is not None)
+
+    def _look(self) -> bool:
+        """Look at each channel, and report errors; whether there were none."""
+        looked = [watcher.try_look() for watcher in self._watchers]
+        return all(looked)
+
+    def _alone(self) -> ExitStack:
+        """Be the one process that writes at the places. Raises UnavailableError where another one is."""
+        with ExitStack() as stack:
+            for watcher in self._watchers:
+                stack.enter_context(watcher.alone())
+            return stack.pop_all()

@@ -1,23 +1,81 @@
-"""Evaluates an engine's requirements on a machine: each is met, unmet or unknown, with the reason in words.
+"""Evaluates an engine's requirements on a machine: each is met, unmet or unknown, with the reason."""
 
-An unknown fact about the machine rules no engine out, and is reported. Rules and where they are from:
-
-- A GPU runs code of its own compute capability; a cubin of capability X.y also runs on X.z where z >= y (CUDA C++
-  Programming Guide, "Binary Compatibility").
-- The driver must be as new as the CUDA that a runtime's wheels are for (CUDA release notes, "Minimum Required Driver
-  Version for CUDA Minor Version Compatibility"), and as the nvcc that compiled an engine's kernels.
-- An engine holds its weights, and they go into the GPU's memory: its size is the least that it needs.
-"""
-
-from collections.abc import Iterable
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 from enginesmith.core import requirements
-from enginesmith.core.hardware.installation import ABSENT, INSTRUCTIONS, list_facts
+from enginesmith.core.hardware.cpu_kinds import machine_flags
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.requirements import Requirement, is_within, numbers, same_version
-from enginesmith.core.text import format_bytes
+from enginesmith.core.text import format_bytes, run_command
+
+# Facts of an installation that the keys of torch's compile caches hold, by name; read without importing torch.
+#
+# Inductor names a compiled kernel by its source and by the compiler's whole command line (torch 2.13,
+# `_inductor.codecache.CppCodeCache`), in which the folders of Python and torch stand; it compiles for `-march=native`;
+# and the probes of vector instructions are named by the C++ compiler's version. What it finds under no name it
+# compiles.
+
+
+INSTRUCTIONS = "CPU instructions"
+ABSENT = "absent"
+# Of the flags of /proc/cpuinfo those that stand for instructions which compilers emit; the others come and go with the
+# kernel and its mitigations.
+_EMITTED = ("abm", "adx", "amx", "asimd", "avx", "bmi", "f16c", "fma", "gfni", "movbe", "popcnt", "sse", "ssse3", "sve")
+
+
+def list_facts(cuda: bool) -> dict[str, str]:
+    """The facts of this installation: name -> text, 'absent' where there is none. cuda: whether for code of a GPU."""
+    from enginesmith.core.hardware.machine import driver_version
+
+    readers: dict[str, Callable[[], str | None]] = {
+        "Python": platform.python_version,
+        "Python's headers": lambda: sysconfig.get_paths()["include"],
+        "folder of torch": _find_torch,
+        "C++ compiler": lambda: _describe_compiler(os.environ.get("CXX", "g++")),
+        INSTRUCTIONS: lambda: " ".join(sorted(flag for flag in machine_flags() if flag.startswith(_EMITTED))),
+    }
+    if cuda:
+        readers["driver"] = driver_version
+    return {name: read() or ABSENT for name, read in readers.items()}
+
+
+def _find_torch() -> str | None:
+    found = find_spec("torch")
+    return str(Path(found.origin).parent) if found and found.origin else None
+
+
+@cache
+def _describe_compiler(command: str) -> str | None:
+    """The first line of what a compiler says of its version: 'g++ (Debian 12.2.0-14) 12.2.0'."""
+    if (path := shutil.which(command)) is None:
+        return None
+    try:
+        said = run_command([path, "--version"], 20.0, stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return said.stdout.decode(errors="replace").partition("\n")[0].strip() or None if said.returncode == 0 else None
+
+
+# Evaluates an engine's requirements on a machine: each is met, unmet or unknown, with the reason in words.
+#
+# An unknown fact about the machine rules no engine out, and is reported. Rules and where they are from:
+#
+# - A GPU runs code of its own compute capability; a cubin of capability X.y also runs on X.z where z >= y (CUDA C++
+#   Programming Guide, "Binary Compatibility").
+# - The driver must be as new as the CUDA that a runtime's wheels are for (CUDA release notes, "Minimum Required Driver
+#   Version for CUDA Minor Version Compatibility"), and as the nvcc that compiled an engine's kernels.
+# - An engine holds its weights, and they go into the GPU's memory: its size is the least that it needs.
+
 
 _NOT_KNOWN = "which this enginesmith does not know; upgrade enginesmith"
 

@@ -1,30 +1,191 @@
-"""The facts about a machine that decide which engine runs there; and what `--target auto` means on this one.
-
-The compute capability, product, memory and CUDA version come from the driver's library, the driver's version from NVML
-(nvidia-ml-py, if installed) or the kernel module, the runtimes' versions from the installed Python distributions, which
-are looked up for the engines in question only. A runtime that is no Python package (Triton's, a C++ server's) is not
-found and stays unknown, unless the user states it. Unknown facts are None; they reject no engine and are reported. Not
-run on a GPU.
-"""
+"""The facts about a machine that decide which engine runs there, GPU generations, and the names of targets."""
 
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.errors import InputError, UnknownNameError, digest_of_file
 from enginesmith.core.hardware import cpu_kinds, cuda
-from enginesmith.core.hardware.cpu_kinds import CPU, kind_named, this_kind
+from enginesmith.core.hardware.cpu_kinds import CPU, KINDS, kind_named, this_kind
 from enginesmith.core.hardware.cuda import GpuDevice
-from enginesmith.core.hardware.gpu_generations import product_of
-from enginesmith.core.hardware.targets import parse_targets
 from enginesmith.core.requirements import Library, Requirement, Runtime
-from enginesmith.core.text import format_bytes
+from enginesmith.core.text import format_bytes, suggest
 from enginesmith.core.types import CPU_KIND, Target
+
+# NVIDIA GPU generations: compute capabilities, products and their memory.
+#
+# From NVIDIA's CUDA GPU list (compute capabilities) and GPU feature discovery's node labels
+# (`nvidia.com/gpu.compute.major`, `.minor`, `nvidia.com/gpu.product`). Never select nodes by the `family` label: it
+# merges A100 with A10 and B200 with RTX PRO 6000.
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One compute capability. products: short product name -> values of the node label `nvidia.com/gpu.product`."""
+
+    compute_capability: tuple[int, int]
+    family: str
+    products: dict[str, tuple[str, ...]]
+
+    @property
+    def sm(self) -> str:
+        """The architecture's name, such as 'sm_89'."""
+        return "sm_{}{}".format(*self.compute_capability)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The node labels that select this generation on Kubernetes, with string values."""
+        major, minor = self.compute_capability
+        return {"nvidia.com/gpu.compute.major": str(major), "nvidia.com/gpu.compute.minor": str(minor)}
+
+
+GENERATIONS: tuple[Generation, ...] = (
+    Generation((7, 5), "turing", {"t4": ("Tesla-T4",)}),
+    Generation(
+        (8, 0),
+        "ampere",
+        {"a100": ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-PCIE-40GB", "NVIDIA-A100-80GB-PCIe")},
+    ),
+    Generation((8, 6), "ampere", {"a10": ("NVIDIA-A10",), "a10g": ("NVIDIA-A10G",), "a40": ("NVIDIA-A40",)}),
+    Generation(
+        (8, 9), "ada", {"l4": ("NVIDIA-L4",), "l40s": ("NVIDIA-L40S",), "rtx4090": ("NVIDIA-GeForce-RTX-4090",)}
+    ),
+    Generation(
+        (9, 0),
+        "hopper",
+        {
+            "h100": ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe", "NVIDIA-H100-NVL"),
+            "h200": ("NVIDIA-H200",),
+            "gh200": ("NVIDIA-GH200-480GB",),
+        },
+    ),
+    Generation((10, 0), "blackwell", {"b200": ("NVIDIA-B200",)}),
+    Generation((10, 3), "blackwell", {"b300": ("NVIDIA-B300-SXM6-AC",)}),
+    Generation(
+        (12, 0),
+        "blackwell",
+        {"rtxpro6000": ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",), "rtx5090": ("NVIDIA-GeForce-RTX-5090",)},
+    ),
+    Generation((12, 1), "blackwell", {"gb10": ("NVIDIA-GB10",)}),
+)
+
+
+# Products that the table above leaves out, by compute capability: from NVIDIA's lists of CUDA GPUs, and of those that
+# CUDA 13 no longer supports.
+OTHER_PRODUCTS: dict[tuple[int, int], tuple[str, ...]] = {
+    (3, 7): ("k80",),
+    (5, 2): ("m4", "m40", "m60"),
+    (6, 0): ("p100",),
+    (6, 1): ("p4", "p40", "gtx1080", "gtx1080ti"),
+    (7, 0): ("v100", "v100s", "titanv"),
+    (7, 2): ("xavier",),
+    (7, 5): ("rtx2080", "rtx2080ti", "gtx1660"),
+    (8, 0): ("a30", "a800"),
+    (8, 6): ("a2", "a16", "a4000", "a5000", "a6000", "rtx3080", "rtx3090"),
+    (8, 7): ("orin",),
+    (8, 9): ("l20", "l40", "rtx4080", "rtx6000ada"),
+    (9, 0): ("h20", "h800"),
+    (10, 0): ("gb200",),
+    (10, 3): ("gb300",),
+    (12, 0): ("rtx5080",),
+}
+OLDER_FAMILIES = {"kepler": (3, 7), "maxwell": (5, 2), "pascal": (6, 0), "volta": (7, 0)}
+
+
+def generation_of(compute_capability: tuple[int, int]) -> Generation | None:
+    """The generation of a compute capability; None if the table does not have it."""
+    return next((g for g in GENERATIONS if g.compute_capability == compute_capability), None)
+
+
+def product_of(compute_capability: tuple[int, int], label: str) -> str | None:
+    """The short name of the product that node labels call `label`; None for one that the table does not have."""
+    generation = generation_of(compute_capability)
+    products = generation.products if generation else {}
+    return next((product for product, labels in products.items() if label in labels), None)
+
+
+# The names that stand for targets: a kind of CPU, a GPU generation or product, a compute capability, all of them.
+
+
+_FAMILY_ALIASES = {"ada-lovelace": "ada", "lovelace": "ada"}
+
+
+def names() -> list[str]:
+    """Every name that a spec may use for a target or a group of targets."""
+    out = ["cpu", "gpu", "all", *(kind.name for kind in KINDS)]
+    for generation in GENERATIONS:
+        out += [generation.sm, *generation.products]
+    return out + sorted({g.family for g in GENERATIONS})
+
+
+@lru_cache(maxsize=256)
+def parse_targets(name: str) -> tuple[Target, ...]:
+    """The targets that a name stands for, in order of capability.
+
+    `sm_89` (or `sm89`, `8.9`), a product (`l4`), a family (`ampere`: each of its capabilities), `cpu` (this machine's
+    kind of CPU), a kind of CPU (`x86-64-v3`, `avx512-vnni`, `arm64-dotprod`: KINDS), `gpu` (every
+    generation) or `all` (those and `cpu`). Raises UnknownNameError with the nearest known name.
+    """
+    key = name.strip().lower().replace(" ", "")
+    key = _FAMILY_ALIASES.get(key, key)
+    if key == "cpu":
+        return (CPU,)
+    if kind := kind_named(key):
+        return (Target(kind.name),)
+    if key in ("gpu", "all"):
+        gpus = tuple(Target(g.sm, g.compute_capability) for g in GENERATIONS)
+        return gpus if key == "gpu" else (*gpus, CPU)
+    sm = "sm_" + key.removeprefix("sm").lstrip("_").replace(".", "")
+    product = key.replace("-", "").replace("_", "")
+    found = (
+        [Target(g.sm, g.compute_capability) for g in GENERATIONS if g.sm == sm]
+        or [Target(product, g.compute_capability, product) for g in GENERATIONS if product in g.products]
+        or [Target(g.sm, g.compute_capability) for g in GENERATIONS if g.family == key]
+    )
+    if not found:
+        raise UnknownNameError(f"target {name!r} {_explain_unknown(key, product)}")
+    return tuple(found)
+
+
+def match_targets(name: str, known: Sequence[Target]) -> list[Target]:
+    """Which of the known targets a name stands for; where none is the same, those of its generation that are, or that
+    hold, all of it: `t4` is served by `sm_75`. Raises as `parse_targets`."""
+    wanted = parse_targets(name)
+    return [target for target in known if target in wanted] or [
+        target
+        for target in known
+        for each in wanted
+        if target.compute_capability == each.compute_capability is not None and None in (target.product, each.product)
+    ]
+
+
+def _explain_unknown(key: str, product: str) -> str:
+    """Why a name is no target: a GPU that is not supported, one that is named by its generation, or no GPU at all."""
+    others = {name: capability for capability, names in OTHER_PRODUCTS.items() for name in names}
+    digits = re.fullmatch(r"(?:sm_?)?([1-9][0-9]?)\.?([0-9])a?", key)
+    capability = (int(digits[1]), int(digits[2])) if digits else others.get(product) or OLDER_FAMILIES.get(key)
+    if capability is None:
+        return f"is not known; {suggest(key, names())}"
+    sm = "sm_{}{}".format(*capability)
+    if generation_of(capability):
+        return f"is not known by that name; it is {sm}: name that"
+    what = "is not supported" if key == sm else f"is a GPU of {sm}: {sm} is not supported"
+    return f"{what}; known: {', '.join(item.sm for item in GENERATIONS)}"
+
+
+# The facts about a machine that decide which engine runs there; and what `--target auto` means on this one.
+#
+# The compute capability, product, memory and CUDA version come from the driver's library, the driver's version from
+# NVML (nvidia-ml-py, if installed) or the kernel module, the runtimes' versions from the installed Python
+# distributions, which are looked up for the engines in question only. A runtime that is no Python package (Triton's, a
+# C++ server's) is not found and stays unknown, unless the user states it. Unknown facts are None; they reject no engine
+# and are reported. Not run on a GPU.
+
 
 AUTO = "auto"
 

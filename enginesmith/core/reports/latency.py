@@ -1,16 +1,54 @@
-"""The latency report of an engine, kept beside a version, and the result of a paired benchmark of two engines.
+"""The latency report of an engine, and the rule that ranks engines of a version."""
 
-Plain values with the names of the format, which `enginesmith.core.codec` writes and reads. Times are in seconds.
-Standard library only: a registry reads reports without numpy.
-"""
-
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from enginesmith.core.constraints import Count, Format
 from enginesmith.core.reports.breakdown import TimeBreakdown
-from enginesmith.core.reports.ranking import Interval
+from enginesmith.core.requirements import Count, Format
+from enginesmith.core.types import TRAITS
+
+# The one rule that orders engines of a version that fit a machine equally well: for pulls, routers and all that shows
+# what they give.
+#
+# An engine comes before another where it was shown to be faster: the 95 % intervals of their times do not overlap.
+# Without that evidence the more accurate one comes first. A busy machine makes intervals wide, and so shows less; what
+# it shows holds.
+
+
+Item = TypeVar("Item")
+# Least and most seconds: a 95 % interval.
+Interval = tuple[float, float]
+
+
+def accuracy_order(precision: str) -> int:
+    """The place of a precision, from the most to the least accurate; behind all of them for an unknown one."""
+    return next((traits.error for name, traits in TRAITS.items() if name == precision), len(TRAITS))
+
+
+def is_shorter(one: Interval | None, other: Interval | None) -> bool:
+    """Whether one engine's times were shown to be less than the other's; None is a time without an interval."""
+    return one is not None and other is not None and one[1] < other[0]
+
+
+def order_by_evidence(items: Sequence[Item], is_faster: Callable[[Item, Item], bool]) -> list[Item]:
+    """The items, each time the first that none of those left was shown to be faster than.
+
+    items: the preferred (more accurate) first.  is_faster: as `is_shorter` says of the intervals of two.
+    """
+    left, found = list(items), list[Item]()
+    while left:
+        best = next((item for item in left if not any(is_faster(other, item) for other in left)), left[0])
+        left.remove(best)
+        found.append(best)
+    return found
+
+
+# The latency report of an engine, kept beside a version, and the result of a paired benchmark of two engines.
+#
+# Plain values with the names of the format, which `enginesmith.core.codec` writes and reads. Times are in seconds.
+# Standard library only: a registry reads reports without numpy.
+
 
 BucketChoice = Literal["few", "all"] | tuple[Mapping[str, int], ...]
 

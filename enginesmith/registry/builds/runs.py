@@ -1,25 +1,201 @@
-"""Runs in the registry: their state as values, and how they are named, read and deleted."""
+"""Runs and the records of their steps."""
 
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal
+from threading import Lock
+from typing import Annotated, Literal, Protocol
 
 from enginesmith.core import parsing
-from enginesmith.core.codec import decode, encode, parse_as
-from enginesmith.core.constraints import Amount, Count, Format
-from enginesmith.core.digest import Digest, canonical_json
-from enginesmith.core.errors import EnginesmithError, IntegrityError, UnknownNameError
+from enginesmith.core.codec import Excerpt, decode, encode, parse_as
+from enginesmith.core.errors import (
+    Digest,
+    EnginesmithError,
+    IntegrityError,
+    UnknownNameError,
+    canonical_json,
+    digest_of,
+)
 from enginesmith.core.names import is_name
+from enginesmith.core.parsing import Malformed, parse_json
+from enginesmith.core.requirements import Amount, Count, Format, JsonObject
 from enginesmith.registry.builds.build_history import Expectation
-from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import RUNS, run_key, run_live_key
+from enginesmith.registry.store.base import Store, change
+from enginesmith.registry.store.layout import RUNS, blob_key, record_key, run_key, run_live_key
+
+# Records of steps: the result of a step, by the digest of everything that it read.
+#
+# Records are a cache: a lost one costs a repeated step. So a record that cannot be read, or whose blobs are gone,
+# counts as absent, and a new one replaces it.
+
+
+MAX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Record(Excerpt):
+    """A step's recorded result: its value, a JSON object, and the digests of the blobs that the value refers to."""
+
+    value: JsonObject
+    blobs: tuple[Digest, ...]
+
+
+class RecordSource(Protocol):
+    """Where records are read: a store, or copies of what it holds."""
+
+    def read_record(self, kind: str, key: str) -> Record | None:
+        """The record of a step; None where there is none that can be read."""
+        ...
+
+    def stored_size(self, digest: str) -> int | None:
+        """Size of a blob in bytes; None where it is missing."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredRecords:
+    """The records of a store, read one by one."""
+
+    store: Store
+
+    def read_record(self, kind: str, key: str) -> Record | None:
+        """See `RecordSource.read_record`."""
+        return read_record(self.store.read(record_key(kind, key)))
+
+    def stored_size(self, digest: str) -> int | None:
+        """See `RecordSource.stored_size`."""
+        return self.store.stored_size(digest)
+
+
+def recall(
+    store: Store, kind: str, key: str, sizes: Callable[[dict[str, object]], Mapping[str, int]] | None = None
+) -> dict[str, object] | None:
+    """`recall_from` the records of a store."""
+    return recall_from(StoredRecords(store), kind, key, sizes)
+
+
+def recall_from(
+    records: RecordSource, kind: str, key: str, sizes: Callable[[dict[str, object]], Mapping[str, int]] | None = None
+) -> dict[str, object] | None:
+    """The recorded value of a step, or None without a record or where a blob that it refers to is gone.
+
+    Reads no blob. sizes: gives the blobs' sizes in bytes by digest, from the value; a truncated blob counts as gone.
+    """
+    record = records.read_record(kind, key)
+    if record is None:
+        return None
+    known = sizes(dict(record.value)) if sizes else {}
+    found = ((digest, records.stored_size(digest)) for digest in record.blobs)
+    sound = all(size is not None and size == known.get(digest, size) for digest, size in found)
+    return dict(record.value) if sound else None
+
+
+def remember(store: Store, kind: str, key: str, value: Mapping[str, object], blobs: Sequence[str] = ()) -> None:
+    """Record a step's value (a JSON object) and the blobs that it refers to. Of two writers the last one wins.
+
+    Raises ValueError for NaN in the value, InputError for a bad kind, key or digest.
+    """
+    where = record_key(kind, key)
+    data = canonical_json({"blobs": sorted(set(blobs)), "value": dict(value)})
+    change(store, where, lambda _: data)
+
+
+def read_record(data: bytes | None) -> Record | None:
+    """Parse a record; None for no bytes, and for anything that is no record."""
+    try:
+        return as_record(parse_json(data or b"", MAX_BYTES))
+    except Malformed:
+        return None
+
+
+def as_record(document: object) -> Record | None:
+    """The record that a JSON value is; None where it is none."""
+    try:
+        return decode(document, Record)
+    except Malformed:
+        return None
+
+
+# Copies of the records that planning a model read, in one document; and listings of what a store holds.
+#
+# A plan of many models would read each record and ask for each blob by a request of its own. A copy is found by the
+# same key as its record, the digest of everything that the step read, and counts only while the store lists that
+# record; what is not copied or not listed is asked for by itself. So copies decide how fast an answer is, and never
+# which. Records whose key says nothing of what was read ('latest-...') are not copied.
+
+
+KIND = "copies"
+# Larger documents are not written: reading them would take longer than asking for what is needed.
+MOST_BYTES = 8 << 20
+_CHANGING = "latest-"
+
+
+class StoreListing:
+    """Which keys a store holds, with their sizes in bytes; each folder is listed once, when it is first asked for.
+
+    Several threads may ask at once. What is stored after its folder was listed is not found.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._folders: dict[str, Mapping[str, int]] = {}
+        self._locks: defaultdict[str, Lock] = defaultdict(Lock)
+
+    def size(self, key: str) -> int | None:
+        """Size of a document or a blob in bytes; None where it is not listed."""
+        folder = key[: key.rindex("/") + 1]
+        if folder not in self._folders:
+            with self._locks[folder]:
+                if folder not in self._folders:
+                    self._folders[folder] = dict(self.store.sizes(folder))
+        return self._folders[folder].get(key)
+
+
+class RecordCopies:
+    """The records of one model, as `RecordSource`: from its copies where there are some. `save` renews these."""
+
+    def __init__(self, listing: StoreListing, model: str) -> None:
+        self._listing, self._stored = listing, StoredRecords(listing.store)
+        self._key = digest_of({"model": model})
+        found = self._stored.read_record(KIND, self._key)
+        copies = found.value.get("records") if found else None
+        self._copies: Mapping[str, object] = copies if isinstance(copies, dict) else {}
+        self._read: dict[str, Record] = {}
+
+    def read_record(self, kind: str, key: str) -> Record | None:
+        """See `RecordSource.read_record`."""
+        if kind.startswith(_CHANGING):
+            return self._stored.read_record(kind, key)
+        where = record_key(kind, key)
+        copied = where in self._copies and self._listing.size(where) is not None
+        found = as_record(self._copies[where]) if copied else None
+        if found := found or self._stored.read_record(kind, key):
+            self._read[where] = found
+        return found
+
+    def stored_size(self, digest: str) -> int | None:
+        """See `RecordSource.stored_size`."""
+        listed = self._listing.size(blob_key(digest))
+        return self._stored.stored_size(digest) if listed is None else listed
+
+    def save(self) -> None:
+        """Write the copies of what was read, unless they held all of it."""
+        if self._read.keys() <= self._copies.keys():
+            return
+        copies = {where: {"blobs": list(record.blobs), "value": record.value} for where, record in self._read.items()}
+        if len(canonical_json(copies)) <= MOST_BYTES:
+            remember(self._listing.store, KIND, self._key, {"records": copies})
+
+
+# Runs in the registry: their state as values, and how they are named, read and deleted.
+
 
 FORMAT = 1
-MAX_BYTES = 32 << 20
+MAX_STATE_BYTES = 32 << 20
 # The most items of a run that are stored; running and failed ones come first.
 MOST_ITEMS = 5000
 State = Literal["running", "done", "failed", "interrupted"]
@@ -154,7 +330,7 @@ def read_run(store: Store, run: str) -> RunState | None:
 def parse_run(key: str, data: bytes) -> RunState:
     """Read a run's document. Raises IntegrityError that names the key."""
     try:
-        return parse_as(data, MAX_BYTES, RunState)
+        return parse_as(data, MAX_STATE_BYTES, RunState)
     except IntegrityError as error:
         raise IntegrityError(f"{key}: {error}; it is only a memory: delete it") from error
 

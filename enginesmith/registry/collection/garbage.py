@@ -1,18 +1,146 @@
-"""What a registry can delete: versions and blobs that nothing needs, found by one mark, and records without blobs."""
+"""One collection: its claim, what is garbage, marking and deleting."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from itertools import islice
+from threading import Lock
 
-from enginesmith.core.digest import digests_in
+from enginesmith.core import moments
+from enginesmith.core.errors import ConflictError, EnginesmithError, digests_in
 from enginesmith.core.names import version_order
-from enginesmith.registry.builds.record_copies import KIND as COPIES
-from enginesmith.registry.builds.records import read_record
-from enginesmith.registry.collection.inventory import Version, inventory, keys_below, stored_blobs
-from enginesmith.registry.collection.references import Rules, find_references
+from enginesmith.registry import leases
+from enginesmith.registry.builds.runs import KIND as COPIES
+from enginesmith.registry.builds.runs import read_record
+from enginesmith.registry.collection.references import (
+    Rules,
+    Version,
+    find_references,
+    inventory,
+    keys_below,
+    stored_blobs,
+)
+from enginesmith.registry.leases import (
+    MOST_IN_SHARD,
+    MarkShard,
+    MarkState,
+    Sweeper,
+    Tombstone,
+    by_shard,
+    read_shards,
+    update_shard,
+    update_state,
+)
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import RECORDS
+from enginesmith.registry.store.layout import RECORDS, blob_key, manifest_key, version_prefix
 from enginesmith.registry.store.parallel import side_by_side
 from enginesmith.registry.versions.index import ListedModel
+
+# The claim of a collection: one works on a registry at a time, and marks under a generation of its own.
+#
+# A thread renews it while the collection works, so that one that was killed holds up the next for minutes.
+
+
+# A collection that did not renew its claim for so long, by the store's clock, counts as dead.
+SWEEPING = timedelta(minutes=8)
+RENEW_S = 60.0
+
+
+@dataclass
+class Claim:
+    """The claim of this process. state: the marks' state when it was last written.  begun: of `steady_s`, before the
+    store was asked for the time that this write is of."""
+
+    store: Store
+    sweeper: Sweeper
+    state: MarkState
+    begun: float
+    _lock: Lock = field(default_factory=Lock)
+
+    def renew(self) -> None:
+        """Renew the claim. Raises ConflictError when another collection took it."""
+        self._write(lambda known: known)
+
+    def check(self) -> None:
+        """Raise ConflictError if another collection may count this one as dead; asked before each deletion."""
+        if moments.steady_s() > leases.end_of(self.begun, SWEEPING):
+            raise ConflictError("this collection stood still so long that another may count it as dead; run it again")
+
+    def begin_generation(self, shards: Iterable[str]) -> int:
+        """Take a generation for new marks in these shards, and return it. Called before the first is written."""
+
+        def change(known: MarkState) -> MarkState:
+            return replace(known, latest=known.latest + 1, shards=tuple(sorted({*known.shards, *shards})))
+
+        self._write(change, own_generation=True)
+        return self.sweeper.generation
+
+    def publish_generation(self) -> None:
+        """Have the marks of this generation count. Called when all of them are written."""
+        self._write(lambda known: replace(known, generation=self.sweeper.generation))
+
+    def release(self, empty: Iterable[str]) -> None:
+        """Give the claim back. empty: shards that hold no mark any more."""
+
+        def change(known: MarkState) -> MarkState:
+            if known.sweeper is None or known.sweeper.id != self.sweeper.id:
+                return known
+            shards = tuple(shard for shard in known.shards if shard not in set(empty))
+            return replace(without_sweeper(known), shards=shards)
+
+        update_state(self.store, change)
+
+    def _write(self, change: Callable[[MarkState], MarkState], *, own_generation: bool = False) -> None:
+        def make(known: MarkState) -> MarkState:
+            if known.sweeper is None or known.sweeper.id != self.sweeper.id:
+                raise ConflictError("another collection counted this one as dead and took over; run it again")
+            after = change(known)
+            generation = after.latest if own_generation else known.sweeper.generation
+            return replace(after, sweeper=replace(known.sweeper, expires=now + SWEEPING, generation=generation))
+
+        with self._lock:
+            begun, now = moments.steady_s(), self.store.now()
+            self.state = update_state(self.store, make)
+            self.sweeper, self.begun = self.state.sweeper or self.sweeper, begun
+
+
+def without_sweeper(state: MarkState) -> MarkState:
+    """The state when a collection ended or died; a generation that it did not publish is abandoned."""
+    generation = state.sweeper.generation if state.sweeper else 0
+    lost = (generation,) if generation > state.generation else ()
+    return replace(state, sweeper=None, abandoned=(*state.abandoned, *lost))
+
+
+@contextmanager
+def hold_claim(store: Store) -> Iterator[Claim]:
+    """Hold the claim to collect while the block runs. Raises ConflictError while another collection holds it."""
+    begun, now = moments.steady_s(), store.now()
+    me = Sweeper(secrets.token_hex(16), f"{socket.gethostname()} {os.getpid()}", now + SWEEPING)
+
+    def change(known: MarkState) -> MarkState:
+        other = known.sweeper
+        if other is not None and other.id != me.id and now < other.expires:
+            raise ConflictError(
+                f"another collection ({other.by}) is at work, until {leases.stamp(other.expires)} at the latest if it "
+                "died; run again when it is done"
+            )
+        return replace(without_sweeper(known), sweeper=me)
+
+    claim = Claim(store, me, update_state(store, change), begun)
+    try:
+        with leases.keep_renewing(claim.renew, RENEW_S):
+            yield claim
+    except BaseException:
+        with suppress(EnginesmithError):  # the claim ends by itself
+            claim.release(())
+        raise
+
+
+# What a registry can delete: versions and blobs that nothing needs, found by one mark, and records without blobs.
 
 
 @dataclass(frozen=True)
@@ -103,3 +231,164 @@ def _read_records(
             kind = key.removeprefix(RECORDS).partition("/")[0]
             why |= dict.fromkeys(going, reasons.setdefault(kind, f"only the memory of a step ({kind}) refers to it"))
     return why, found
+
+
+# One sweep: mark new garbage, and delete what was marked before, is due, and still is garbage.
+#
+# The order is what makes it safe (docs/concepts/registry-protocol.md has the argument): the marks are read, then the
+# leases, then the references, once. What is deleted was marked before the sweep began, is due, is garbage by these
+# references, and was not marked under a lease that was held when the leases were read; and its mark still lies in its
+# shard, unchanged, at the swap that makes it going. A writer that came in between took the mark away, so that the swap
+# does not find it.
+
+
+# Names that are going in a shard at a time: a writer that needs one of them is refused until they are deleted.
+BATCH = 1000
+# Shards whose names are going at a time.
+_SHARDS_AT_ONCE = 16
+
+
+@dataclass
+class Sweep:
+    """A sweep under a claim. shards: the marks, as they were last read or written.  gone: what was deleted -> kind."""
+
+    claim: Claim
+    rules: Rules
+    grace: timedelta
+    say: Callable[[str], None]
+    shards: dict[str, MarkShard] = field(default_factory=dict)
+    gone: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def store(self) -> Store:
+        """The store that is swept."""
+        return self.claim.store
+
+    def run(self) -> Garbage:
+        """Sweep once, and return what was found to be garbage."""
+        state = self.claim.state
+        self.shards = read_shards(self.store, state.shards)
+        before = {
+            name: mark
+            for shard in self.shards.values()
+            for name, mark in (*shard.waiting.items(), *shard.going.items())
+            if state.counts(mark)
+        }
+        now = self.store.now()
+        oldest = min((lease.seen for lease in leases.list_leases(self.store) if lease.is_held(now)), default=None)
+        found = find_garbage(self.store, self.rules)
+        self._mark(found)
+        garbage, latest = set(found.names), self.store.now() - self.grace
+        due = {
+            name: mark
+            for name, mark in before.items()
+            if name in garbage and mark.since <= latest and (oldest is None or mark.generation <= oldest)
+        }
+        self._delete_due({name: mark for name, mark in due.items() if "@" in name})
+        # While a version exists, so do its blobs: a version that cannot go keeps what it names.
+        blobs = {name: mark for name, mark in due.items() if "@" not in name}
+        self._delete_due(
+            {name: mark for name, mark in blobs.items() if self.gone.keys() >= set(found.named.get(name, ()))}
+        )
+        return found
+
+    def _mark(self, found: Garbage) -> None:
+        """Mark new garbage, unmark what is needed again, and take over what a dead collection left."""
+        garbage, state, now = by_shard(found.names), self.claim.state, self.store.now()
+        fresh = any(
+            here - _counted(self.shards.get(shard, MarkShard()), state.counts).keys() for shard, here in garbage.items()
+        )
+        generation = self.claim.begin_generation(garbage) if fresh else None
+        tombstone = Tombstone(now, generation or 0)
+
+        def mark(shard: str) -> MarkShard:
+            here = garbage.get(shard, frozenset())
+
+            def change(known: MarkShard) -> MarkShard:
+                kept = {name: item for name, item in _counted(known, state.counts).items() if name in here}
+                new = () if generation is None else sorted(here - kept.keys())[: max(0, MOST_IN_SHARD - len(kept))]
+                return MarkShard(kept | dict.fromkeys(new, tombstone))
+
+            self.claim.check()
+            return update_shard(self.store, shard, change)
+
+        for shard, marks in side_by_side(mark, sorted({*self.shards, *garbage})):
+            self.shards[shard] = marks
+        if fresh:
+            self.claim.publish_generation()
+
+    def _delete_due(self, due: Mapping[str, Tombstone]) -> None:
+        """Delete what is due, a batch of each of some shards at a time."""
+        left = {shard: sorted(names) for shard, names in by_shard(due).items()}
+        while left:
+            batch = {shard: names[:BATCH] for shard, names in islice(left.items(), _SHARDS_AT_ONCE)}
+            self._delete_batch({shard: {name: due[name] for name in names} for shard, names in batch.items()})
+            left = {shard: rest for shard, names in left.items() if (rest := names[len(batch.get(shard, ())) :])}
+
+    def _delete_batch(self, batch: Mapping[str, Mapping[str, Tombstone]]) -> None:
+        taken: list[str] = []
+        for shard, marks in self._change(batch, lambda known, names: _take(known, names)):
+            taken += (name for name in batch[shard] if name in marks.going)
+        for name, _ in side_by_side(self._delete, taken):
+            self.gone[name] = "version" if "@" in name else "blob"
+        for _ in self._change(batch, lambda known, _: replace(known, going={})):
+            pass
+
+    def _change(
+        self,
+        batch: Mapping[str, Mapping[str, Tombstone]],
+        change: Callable[[MarkShard, Mapping[str, Tombstone]], MarkShard],
+    ) -> Iterable[tuple[str, MarkShard]]:
+        def work(shard: str) -> MarkShard:
+            self.claim.check()
+            return update_shard(self.store, shard, lambda known: change(known, batch[shard]))
+
+        for shard, marks in side_by_side(work, list(batch)):
+            self.shards[shard] = marks
+            yield shard, marks
+
+    def _delete(self, name: str) -> None:
+        self.claim.check()
+        self.say(name)
+        if "@" not in name:
+            self.store.remove(blob_key(name))
+            return
+        model, _, version = name.partition("@")
+        # The manifest first: without it the version does not exist.
+        self.store.remove(manifest_key(model, version))
+        for key in list(self.store.list(version_prefix(model, version))):
+            self.store.remove(key)
+
+    def delete_dead_records(self, found: Garbage) -> None:
+        """Delete the records that count for nothing, since a blob of theirs is gone or they cannot be read."""
+        suspects = [
+            key
+            for key, blobs in found.records.items()
+            if blobs is None or any(digest in self.gone or digest not in found.blobs for digest in blobs)
+        ]
+        for key, dead in side_by_side(self._delete_if_dead, suspects):
+            if dead:
+                self.gone[key] = "record"
+
+    def _delete_if_dead(self, key: str) -> bool:
+        """Whether a record was deleted. It is read again, as its step may have run since. (One being written may
+        be deleted too: then its step runs once more.)"""
+        if (data := self.store.read(key)) is None:
+            return False
+        record = read_record(data)
+        if record is not None and all(map(self.store.has, record.blobs)):
+            return False
+        self.store.remove(key)
+        return True
+
+
+def _counted(known: MarkShard, counts: Callable[[Tombstone], bool]) -> dict[str, Tombstone]:
+    return {name: item for name, item in (*known.waiting.items(), *known.going.items()) if counts(item)}
+
+
+def _take(known: MarkShard, names: Mapping[str, Tombstone]) -> MarkShard:
+    """The marks with those of `names` going that are still what they were."""
+    going = {name: mark for name, mark in names.items() if known.waiting.get(name) == mark}
+    return MarkShard(
+        {name: mark for name, mark in known.waiting.items() if name not in going}, {**known.going, **going}
+    )

@@ -16,12 +16,17 @@ from itertools import islice
 from typing import Annotated, Literal, TypeVar
 
 from enginesmith.core.codec import encode, parse_as
-from enginesmith.core.constraints import Count, Format
-from enginesmith.core.digest import canonical_json, digest_of_bytes, is_digest
-from enginesmith.core.errors import ConflictError, IntegrityError, UndecidedError
+from enginesmith.core.errors import (
+    ConflictError,
+    IntegrityError,
+    UndecidedError,
+    canonical_json,
+    digest_of_bytes,
+    is_digest,
+)
 from enginesmith.core.moments import Timestamp
-from enginesmith.registry.rollouts.state import Rollout, format_time, parse_time
-from enginesmith.registry.rollouts.waves import reports
+from enginesmith.core.requirements import Count, Format
+from enginesmith.registry.rollouts.state import Rollout, format_time, parse_time, reports
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import serving_prefix
 

@@ -1,8 +1,4 @@
-"""The protocol of a registry's stores, the functions that open them, and the change of a document with many writers.
-
-A store has blobs (immutable, by digest) and documents (small, by key, changed by compare-and-swap). It has no notion of
-models, so that another kind of store needs one file and passes the same tests.
-"""
+"""The protocol of stores, the functions that open them, and the change of a document by compare-and-swap."""
 
 import os
 import random
@@ -11,15 +7,92 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from enginesmith.core.errors import ConflictError, InputError, UnavailableError, UndecidedError
-from enginesmith.registry.store.buckets import BUCKETS, SCHEMES, bucket_at, place_in_bucket
 from enginesmith.registry.store.download import Fill
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.folder import FileStore, open_folder
 from enginesmith.registry.store.layout import MARKER, MAX_DOCUMENT_BYTES, check_format
+
+if TYPE_CHECKING:
+    from enginesmith.registry.store.objects.api import BucketApi, BucketPlace
+
+
+# The object stores by their URI schemes, each with its library: imported when a URI of it is opened, and named with
+# the extra that installs it where it is missing.
+
+
+# Scheme and the extra that brings its library; boto3 comes with Enginesmith.
+BUCKETS = {"s3": "", "gs": "gcs", "az": "azure"}
+SCHEMES = "file://, s3://, gs:// or az://"
+EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix"
+
+
+def scheme_of(text: str) -> str:
+    """The scheme of a URI, in lower case; '' for a path."""
+    scheme, found, _ = text.partition("://")
+    return scheme.lower() if found else ""
+
+
+def is_in_bucket(text: str) -> bool:
+    """Whether that is the URI of a place in a bucket."""
+    return scheme_of(text) in BUCKETS
+
+
+def place_in_bucket(uri: str) -> "BucketPlace":
+    """The place of a bucket's URI; no library is imported. Raises InputError."""
+    match scheme_of(uri):
+        case "gs":
+            from enginesmith.registry.store.gcs.place import parse_gcs_place
+
+            return parse_gcs_place(uri)
+        case "az":
+            from enginesmith.registry.store.azure.place import parse_azure_place
+
+            return parse_azure_place(uri)
+    from enginesmith.registry.store.s3.place import parse_place
+
+    return parse_place(uri)
+
+
+def bucket_at(uri: str) -> "BucketApi":
+    """The bucket of a URI; nothing is sent yet. Raises InputError, for a library that is not installed too."""
+    try:
+        return _open(uri)
+    except ModuleNotFoundError as error:
+        scheme = scheme_of(uri)
+        extra = BUCKETS[scheme]
+        library = f"'./enginesmith[{extra}]' in a clone" if extra else "boto3"
+        raise InputError(
+            f"registry {scheme}://...: the library {error.name} is not installed here; run pip install {library}"
+        ) from error
+
+
+def _open(uri: str) -> "BucketApi":
+    match scheme_of(uri):
+        case "gs":
+            from enginesmith.registry.store.gcs.bucket import GcsBucket
+            from enginesmith.registry.store.gcs.place import parse_gcs_place
+
+            return GcsBucket(parse_gcs_place(uri))
+        case "az":
+            from enginesmith.registry.store.azure.bucket import AzureBucket
+            from enginesmith.registry.store.azure.place import parse_azure_place
+
+            return AzureBucket(parse_azure_place(uri))
+    from enginesmith.registry.store.s3.bucket import S3Bucket
+    from enginesmith.registry.store.s3.place import parse_place
+
+    return S3Bucket(parse_place(uri))
+
+
+# The protocol of a registry's stores, the functions that open them, and the change of a document with many writers.
+#
+# A store has blobs (immutable, by digest) and documents (small, by key, changed by compare-and-swap). It has no notion
+# of models, so that another kind of store needs one file and passes the same tests.
+
 
 __all__ = [
     "Documents",

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from enginesmith.core.digest import check_digest
-from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.errors import InputError, IntegrityError, check_digest
 from enginesmith.registry.store.download import journal_of
 from enginesmith.registry.store.files import (
     BlobDigest,

@@ -28,8 +28,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol
 
-from enginesmith.core.digest import check_digest
-from enginesmith.core.errors import UnavailableError
+from enginesmith.core.errors import UnavailableError, check_digest
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

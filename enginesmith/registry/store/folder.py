@@ -14,8 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
-from enginesmith.core.digest import check_digest, digest_of_bytes, digest_of_file
-from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
+from enginesmith.core.errors import (
+    InputError,
+    IntegrityError,
+    UnavailableError,
+    check_digest,
+    digest_of_bytes,
+    digest_of_file,
+)
 from enginesmith.registry.store.download import Fill
 from enginesmith.registry.store.files import (
     AtomicWrite,

@@ -4,7 +4,7 @@ A key is a relative path with '/' between its parts::
 
     enginesmith-registry.json                                the marker, {"format": 1}: this place is a registry
     blobs/sha256/ab/abcd...                               bytes, by digest
-    records/<kind>/<key>.json                             the result of a step (`enginesmith.registry.builds.records`)
+    records/<kind>/<key>.json                             the result of a step (`enginesmith.registry.builds.runs`)
     records/copies/<key>.json                             copies of a model's records (`registry.record_copies`)
     models/<model>/versions/<version>/manifest.json       the description of a version; never rewritten
     models/<model>/versions/<version>/attestations/<engine>/<report>.json
@@ -22,7 +22,7 @@ A key is a relative path with '/' between its parts::
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
     rollouts/<model>/<channel>/<rollout>.json             marks one that may run (`registry.versions.rolling`)
     serving/<model>/<channel>/<rollout>/<node>.json        what a node reports (`registry.rollouts.reports`)
-    turns/<digest>.json                                   a build lock (`enginesmith.registry.builds.build_lock`)
+    turns/<digest>.json                                   a build lock (`enginesmith.registry.builds.build_history`)
     leases/<id>.json                                      a running writer (`enginesmith.registry.leases`)
     runs/<run>.json, <run>.live                           the state of a run, and the latest output of its jobs
     history/<backend>/models/<model>.json, all.json       finished builds (`enginesmith.registry.builds.build_history`)
@@ -31,7 +31,7 @@ A key is a relative path with '/' between its parts::
     timing/<product>/<driver>/<version>.json              which blob is a GPU's timing cache
     index/<digit>.json                                    what versions models have
                                                           (`enginesmith.registry.versions.index`)
-    gc/condemned.json, gc/marks/<two digits>.json         the garbage marks (`enginesmith.registry.marks`)
+    gc/condemned.json, gc/marks/<two digits>.json         the garbage marks (`enginesmith.registry.leases`)
 """
 
 import re
@@ -40,11 +40,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, NoReturn
 
 from enginesmith.core.codec import Excerpt, NewerFormatError, parse_as
-from enginesmith.core.constraints import Format
-from enginesmith.core.digest import canonical_json, check_digest, digest_of
-from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.errors import InputError, IntegrityError, canonical_json, check_digest, digest_of
 from enginesmith.core.names import check_channel, check_model, check_version
 from enginesmith.core.parsing import Malformed
+from enginesmith.core.requirements import Format
 
 # The registry of commands and flows that name none.
 DEFAULT_REGISTRY = "./registry"

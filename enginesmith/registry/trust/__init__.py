@@ -4,6 +4,6 @@ Signatures are OpenSSF model signatures (Sigstore bundles) stored beside a versi
 signers. What pulls, runs or promotes an engine calls `require` before it reads a byte of it.
 """
 
-from enginesmith.registry.trust.requirement import Vouched, require
+from enginesmith.registry.trust.policy import Vouched, require
 
 __all__ = ["Vouched", "require"]

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Len, Predicate, doc
 
 from enginesmith.core.codec import Excerpt, parse_as
-from enginesmith.core.constraints import Json, JsonObject
-from enginesmith.core.digest import Digest, digest_of_bytes
-from enginesmith.core.errors import UnavailableError
+from enginesmith.core.errors import Digest, UnavailableError, digest_of_bytes
 from enginesmith.core.parsing import Malformed
+from enginesmith.core.requirements import Json, JsonObject
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes

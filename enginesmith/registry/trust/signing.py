@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from enginesmith.core.digest import digest_of_bytes
-from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.errors import InputError, IntegrityError, digest_of_bytes
 from enginesmith.registry.evidence.attestations import attestation_documents
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, change

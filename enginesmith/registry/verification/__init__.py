@@ -4,8 +4,6 @@ Problems are data. A *fault* means that something published cannot be served as 
 or repeats work, and harms nothing.
 """
 
-from enginesmith.registry.verification.findings import Problem, Verification
-from enginesmith.registry.verification.repair import Repairs, repair
-from enginesmith.registry.verification.verify import verify
+from enginesmith.registry.verification.verify import Problem, Repairs, Verification, repair, verify
 
 __all__ = ["Problem", "Repairs", "Verification", "repair", "verify"]

@@ -1,33 +1,111 @@
-"""Channel policies: which proven engines, canary passes and signatures a channel requires of a version.
+"""Policies of channels, and which machines a promotion would leave without an engine."""
 
-A policy is a document of the registry and is checked by the commands that promote. It does not protect from those
-who can write to the store directly: see docs/concepts/security.md.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from enginesmith.core.codec import OMIT_NONE, Excerpt, encode, parse_as
-from enginesmith.core.constraints import Format
-from enginesmith.core.digest import Digest, canonical_json
-from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UndecidedError
+from enginesmith.core.errors import ConflictError, Digest, InputError, IntegrityError, UndecidedError, canonical_json
 from enginesmith.core.hardware.cpu_kinds import kind_named
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
+from enginesmith.core.requirements import Format
 from enginesmith.core.text import join_first, now
-from enginesmith.registry.evidence.attestations import JudgedEntry
+from enginesmith.registry.evidence.attestations import Attestation, JudgedEntry, judge_entries
 from enginesmith.registry.evidence.canaries import covers, list_served, targets_named
 from enginesmith.registry.manifest import EngineEntry, Manifest
-from enginesmith.registry.rollouts.state import RolloutPlan
-from enginesmith.registry.rollouts.waves import check_waves
+from enginesmith.registry.rollouts.state import RolloutPlan, check_waves
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import policy_key
-from enginesmith.registry.versions.losses import AcceptedLosses
+from enginesmith.registry.versions.lookup import load_served
+from enginesmith.registry.versions.state import Channel
 
 if TYPE_CHECKING:
     from enginesmith.registry.trust.signatures import KeySigner
+
+
+# What nodes would lose by a move of a channel: targets and precisions that it serves now and would not serve then.
+
+
+# Losses that a move may have, as `list_losses` names them; None: any.
+AcceptedLosses = Collection[str] | None
+_SHOWN = 8
+
+
+def list_losses(
+    store: Store,
+    channel: Channel | None,
+    manifest: Manifest,
+    proven_only: bool,
+    counts: Callable[[Attestation], bool] | None = None,
+) -> tuple[str, ...]:
+    """What a channel serves now and would not serve of a version: 'sm_89 int8', 'cpu int8 on x86-64-v3'.
+
+    An engine for a whole generation serves each product of it, and any backend's engine counts. Nothing is lost where
+    what the channel serves cannot be read.
+    proven_only: whether it would serve proven engines alone.  counts: as of `judge_entries`.
+    Raises IntegrityError for a damaged attestation of the version.
+    """
+    if channel is None:
+        return ()
+    try:
+        before = _judge(store, load_served(store, channel), counts)
+    except IntegrityError:
+        return ()
+    after = _judge(store, manifest, counts)
+    found = (_losses(entry, channel.proven_only, after, proven_only) for entry in before)
+    return tuple(dict.fromkeys(name for names in found for name in names))
+
+
+def loss_refusal(
+    losses: Sequence[str], accepted: AcceptedLosses, manifest: Manifest, channel: Channel | None
+) -> str | None:
+    """The reason why a channel does not accept a version by which nodes lose engines; None where that is accepted."""
+    unaccepted = [name for name in losses if accepted is not None and name not in accepted]
+    if channel is None or not unaccepted:
+        return None
+    reference, where = f"{manifest.model}@{manifest.version}", f"{channel.model}:{channel.name}"
+    return (
+        f"{where} serves {channel.version}, and {reference} has nothing for {join_first(unaccepted, _SHOWN)}; build or "
+        "validate what is missing, or accept and record the loss with --accept-loss"
+    )
+
+
+def _judge(store: Store, manifest: Manifest, counts: Callable[[Attestation], bool] | None) -> list[JudgedEntry]:
+    """The engines and the compile caches of a version, as engines of a precision of their own."""
+    caches = judge_entries(store, replace(manifest, engines=manifest.caches, graphs=()), counts)
+    named = (replace(entry, precision=f"{entry.precision} (compile cache)") for entry in caches)  # type: ignore[arg-type]
+    return [*judge_entries(store, manifest, counts), *named]
+
+
+def _losses(
+    entry: JudgedEntry, was_proven_only: bool, after: Sequence[JudgedEntry], proven_only: bool
+) -> Iterator[str]:
+    """The name of an engine that is served now, and nothing in its place would be; else the kinds of CPU of which that
+    holds."""
+    alike = [item for item in after if item.precision == entry.precision and _reaches(item, entry)]
+
+    def is_lost(kind: str | None) -> bool:
+        is_served = list_served([entry.on_cpu(kind)], was_proven_only)
+        return bool(is_served) and not list_served([item.on_cpu(kind) for item in alike], proven_only)
+
+    name = f"{entry.target} {entry.precision}"
+    if is_lost(None):
+        yield name
+    else:
+        yield from (f"{name} on {kind}" for kind in entry.on if is_lost(kind))
+
+
+def _reaches(engine: JudgedEntry, other: JudgedEntry) -> bool:
+    return engine.target in (other.target, other.hardware.sm)
+
+
+# Channel policies: which proven engines, canary passes and signatures a channel requires of a version.
+#
+# A policy is a document of the registry and is checked by the commands that promote. It does not protect from those
+# who can write to the store directly: see docs/concepts/security.md.
+
 
 OPEN_CHANNELS = ("candidate",)
 FORMAT = 1
@@ -280,7 +358,7 @@ def signature_refusal(store: Store, policy: ChannelPolicy, manifest: Manifest, c
     """
     if not policy.signed_by:
         return None
-    from enginesmith.registry.trust.requirement import signers_of
+    from enginesmith.registry.trust.policy import signers_of
 
     where = f"the policy of {manifest.model}:{channel}"
     valid, refused = signers_of(store, manifest, _signers(policy, where))

@@ -1,23 +1,13 @@
-"""Publishing a version: first the blobs, then the manifest atomically, last the channel; killed anywhere, no partial
-version is left.
-
-Only engines with an `Approved` report are published as usable: `publish` gets each with its proof, and everything else
-is a failure or a refusal, which has no engine.
-
-`find_same` finds the version that a publication would repeat: the same engines with the same proofs, made from other
-inputs (a comment in the entry point, a renamed file, a calibration sample that changes no scale).
-"""
+"""Publishes a version, and adds evidence to one that was published."""
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from enginesmith.core import parsing
 from enginesmith.core.codec import decode, encode
-from enginesmith.core.constraints import Json
-from enginesmith.core.digest import canonical_json, digest_of
 from enginesmith.core.errors import (
     ConflictError,
     InputError,
@@ -25,20 +15,78 @@ from enginesmith.core.errors import (
     UnavailableError,
     UndecidedError,
     UnknownNameError,
+    canonical_json,
+    digest_of,
 )
-from enginesmith.registry.builds.records import recall, remember
-from enginesmith.registry.evidence.attestations import MAX_BYTES
+from enginesmith.core.requirements import Json
+from enginesmith.registry.builds.runs import recall, remember
+from enginesmith.registry.evidence.attestations import MAX_BYTES, attach_latency, attest
 from enginesmith.registry.leases import Guard, hold_lease, secure_graphs, secure_version, version_name
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import manifest_key, page_data_key, page_key
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.index import hold_change
-from enginesmith.registry.versions.lookup import find_lost_of, load_if_there, versions
+from enginesmith.registry.versions.lookup import find_lost_of, load_if_there, refresh_version, versions
 from enginesmith.registry.versions.policies import losses_of_build
 
 if TYPE_CHECKING:
     from enginesmith.core.reports.proof import Approved, Report
+    from enginesmith.registry.trust.signing import Keyless, Signed, SigningKey
+
+
+# Adds evidence to a published version (attestations, latency reports, signatures), and refreshes the channels that
+# serve it, whose snapshots hold it.
+#
+# The lease of a writer that dies in between names the model; the collection that finds it over refreshes the channels.
+
+
+def add_attestation(store: Store, manifest: Manifest, report: "Report") -> str | None:
+    """`attest`, and refresh the channels that serve the version; None, and nothing, for a report without a decision,
+    of which a part was not measured. Raises as `attest` and the store."""
+    if report.verdict == "unproven":
+        return None
+    with _hold_change(store, manifest) as guard:
+        digest = attest(store, manifest, report)
+        refresh_version(guard, manifest)
+    return digest
+
+
+def add_latencies(store: Store, manifest: Manifest, reports: Iterable[str]) -> None:
+    """`attach_latency` of each report, given as a blob's digest, and refresh the channels once."""
+    found = list(reports)
+    if not found:
+        return
+    with _hold_change(store, manifest) as guard:
+        for report in found:
+            attach_latency(store, manifest, report)
+        refresh_version(guard, manifest)
+
+
+def add_signatures(store: Store, manifest: Manifest, signer: "SigningKey | Keyless") -> tuple["Signed", ...]:
+    """`sign`, and refresh the channels where a signature is new. Raises as `sign` and the store."""
+    from enginesmith.registry.trust.signing import sign
+
+    with _hold_change(store, manifest) as guard:
+        signed = sign(store, manifest, signer)
+        if any(item.new for item in signed):
+            refresh_version(guard, manifest)
+    return signed
+
+
+def _hold_change(store: Store, manifest: Manifest) -> AbstractContextManager[Guard]:
+    return hold_change(store, [manifest.model], f"adding evidence to {manifest.model}@{manifest.version}")
+
+
+# Publishing a version: first the blobs, then the manifest atomically, last the channel; killed anywhere, no partial
+# version is left.
+#
+# Only engines with an `Approved` report are published as usable: `publish` gets each with its proof, and everything
+# else is a failure or a refusal, which has no engine.
+#
+# `find_same` finds the version that a publication would repeat: the same engines with the same proofs, made from other
+# inputs (a comment in the entry point, a renamed file, a calibration sample that changes no scale).
+
 
 _RECORD = "publish"
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")

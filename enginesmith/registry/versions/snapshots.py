@@ -17,13 +17,11 @@ from typing import Annotated
 from annotated_types import Predicate, doc
 
 from enginesmith.core.codec import NewerFormatError, encode, parse_as
-from enginesmith.core.constraints import Format
-from enginesmith.core.digest import canonical_json
-from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.errors import InputError, IntegrityError, canonical_json
 from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
-from enginesmith.registry.evidence.attestations import attestations
-from enginesmith.registry.evidence.latencies import latency_reports, newest_of_each
+from enginesmith.core.requirements import Format
+from enginesmith.registry.evidence.attestations import attestations, latency_reports, newest_of_each
 from enginesmith.registry.manifest import Manifest, parse
 from enginesmith.registry.store.base import Documents, Store
 from enginesmith.registry.store.layout import (

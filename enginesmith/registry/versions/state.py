@@ -17,13 +17,11 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 
 from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, NewerFormatError, encode, parse_as
-from enginesmith.core.constraints import MAX_COUNT, Count, Format
-from enginesmith.core.digest import Digest, canonical_json
-from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.errors import Digest, InputError, IntegrityError, canonical_json
 from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
-from enginesmith.registry.rollouts.state import EarlierRollout, Rollout
-from enginesmith.registry.rollouts.waves import ServingNode
+from enginesmith.core.requirements import MAX_COUNT, Count, Format
+from enginesmith.registry.rollouts.state import EarlierRollout, Rollout, ServingNode
 from enginesmith.registry.store.base import Documents, Store, change, place_of
 from enginesmith.registry.store.layout import FORMAT as REGISTRY_FORMAT
 from enginesmith.registry.store.layout import channel_history_key, channel_key

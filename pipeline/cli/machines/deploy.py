@@ -14,9 +14,9 @@ import click
 from enginesmith.cli.options import Duration, emit_json, json_option, registry_option_with, say
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.errors import InputError, UnknownNameError
-from enginesmith.core.hardware.gpu_generations import GENERATIONS
+from enginesmith.core.hardware.machine import GENERATIONS
 from enginesmith.core.names import check_channel
-from enginesmith.registry.store.buckets import EXAMPLES, is_in_bucket, place_in_bucket
+from enginesmith.registry.store.base import EXAMPLES, is_in_bucket, place_in_bucket
 from pipeline.cli.run_options import executor_options
 from pipeline.orchestration.deployments.plan import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, DeploymentPlan
 

@@ -225,7 +225,7 @@ def group_by_precisions(builds: Mapping[str, list[str]]) -> Iterator[tuple[list[
 
 
 def _list_served(backend: "Backend") -> "list[Target]":
-    from enginesmith.core.hardware.targets import parse_targets
+    from enginesmith.core.hardware.machine import parse_targets
 
     return [target for target in parse_targets("all") if backend.serves(target)]
 

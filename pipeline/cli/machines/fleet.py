@@ -23,9 +23,9 @@ from pipeline.fleet.coverage import STATES, Coverage
 
 if TYPE_CHECKING:
     from enginesmith.registry.store.base import Store
+    from pipeline.fleet.coverage import FleetWork
     from pipeline.fleet.groups import Fleet, NodeGroup
     from pipeline.fleet.plan import FleetPlan
-    from pipeline.fleet.work import FleetWork
     from pipeline.orchestration.fleet import FleetSources, Reconciled
 
 _COVERAGE_COLUMNS = ("model", "version", "state", "nodes", "on", "engine", "why")
@@ -74,7 +74,7 @@ def fleet(ctx: click.Context, /, apply: bool, as_json: bool, **chosen: Any) -> N
             options = ", ".join(f"--{name.replace('_', '-').replace('as-json', 'json')}" for name in given)
             raise click.UsageError(f"{options}: give options after `fleet {ctx.invoked_subcommand}`")
         return
-    from pipeline.fleet.work import predictor
+    from pipeline.fleet.coverage import predictor
     from pipeline.orchestration.fleet import reconcile
 
     store, sources = _open(chosen)
@@ -100,10 +100,10 @@ def plan(as_json: bool, **chosen: Any) -> None:
 
     Nothing is changed. Times are predicted from the builds on record.
     """
-    from enginesmith.core.hardware.targets import parse_targets
+    from enginesmith.core.hardware.machine import parse_targets
+    from pipeline.fleet.coverage import predictor
     from pipeline.fleet.inventory import check_version
     from pipeline.fleet.plan import StateChange, make_plan, parse_nodes
-    from pipeline.fleet.work import predictor
     from pipeline.orchestration.fleet import compare_deployments
 
     driver, runtimes = check_version("driver", chosen.pop("driver")), _runtimes(chosen)
@@ -130,7 +130,7 @@ def plan(as_json: bool, **chosen: Any) -> None:
 def _open(chosen: dict[str, Any]) -> "tuple[Store, FleetSources]":
     """The registry, and what to compare with it, of the options of `source_options` and `runtime_options`."""
     from enginesmith.registry.store.base import open_store
-    from pipeline.fleet.cluster import Access
+    from pipeline.fleet.inventory import Access
     from pipeline.orchestration.fleet import FleetSources
 
     access = Access(chosen["kubeconfig"], chosen["context"], chosen["timeout"])

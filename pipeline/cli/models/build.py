@@ -1,4 +1,4 @@
-"""`enginesmith build` and `enginesmith plan`."""
+"""`enginesmith build` and `plan`."""
 
 import os
 from dataclasses import replace
@@ -19,18 +19,24 @@ from enginesmith.cli.options import (
     selection_options,
     spec_registry_option,
 )
+from enginesmith.cli.registry import check_signing_key, sign_published
 from enginesmith.cli.tables import echo, print_table
-from enginesmith.cli.trust import check_signing_key, sign_published
-from enginesmith.core.origin import user
+from enginesmith.core.parsing import user
 from enginesmith.core.text import format_bytes, format_metric, format_metrics
-from pipeline.cli.models.catalog import build_all
-from pipeline.cli.registry.metrics import metrics_options, served_metrics
+from pipeline.cli.models.catalog import build_all, is_stuck, plan_all
+from pipeline.cli.registry.channels import metrics_options, served_metrics
 from pipeline.cli.run_options import collect_run_options, executor_options, shown_progress
 
 if TYPE_CHECKING:
+    from pipeline.compile.ensembles.assembly import EnsembleForecast
+    from pipeline.compile.forecast import Forecast
     from pipeline.orchestration.run import RunOptions
     from pipeline.outcome import Outcome
     from pipeline.progress import Progress
+
+
+# `enginesmith build` and `enginesmith plan`.
+
 
 # Rules of a proposal that are printed.
 MOST_RULES = 24
@@ -152,7 +158,7 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
     """Run the steps, here or as a Prefect flow. counting: the run's metrics, None where they are not served."""
     from pipeline.compile.composition import InProcess
     from pipeline.intake.places import registry_of
-    from pipeline.orchestration.ensembles import compile_any
+    from pipeline.orchestration.catalog import compile_any
     from pipeline.orchestration.run import compile_from_records
     from pipeline.progress import together
 
@@ -180,7 +186,7 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
 def _send_if_unsent(outcome: "Outcome", registry: str) -> None:
     """Send the event of the version to a configured server, if the run that published it did not come to that."""
     from enginesmith.registry.store.base import open_store
-    from pipeline.orchestration.payloads import PUBLISHED, was_sent
+    from pipeline.orchestration.gpu_workers import PUBLISHED, was_sent
 
     store = open_store(registry)
     if outcome.manifest is None or was_sent(store, PUBLISHED, outcome.manifest):
@@ -193,7 +199,7 @@ def _send_if_unsent(outcome: "Outcome", registry: str) -> None:
 
 def show_outcome(outcome: "Outcome") -> None:
     """Print the table of engines, the task metrics of each graph they are built from, and where everything lies."""
-    from pipeline.compile.publication.draft import HINTS
+    from pipeline.compile.publication.publish import HINTS
 
     for graph in outcome.graphs.values():
         show_outcome(graph)
@@ -281,3 +287,85 @@ def _print_engines(outcome: "Outcome") -> None:
         note=f"{', '.join(metrics)}: of the engine where it ran, else of the graph it is built from" if metrics else "",
         styles=STYLES,
     )
+
+
+# `enginesmith plan`.
+
+
+@click.command()
+@spec_options
+@click.option("--no-export", is_flag=True, help="Answer from what is on record; run nothing and write nothing.")
+@click.pass_context
+@collect_run_options
+def plan(
+    ctx: click.Context,
+    /,
+    spec: str | None,
+    place: str | None,
+    as_json: bool,
+    quiet: bool,
+    no_export: bool,
+    options: "RunOptions",
+) -> None:
+    """Show for every unit of SPEC whether it would be built, and why.
+
+    What is not on record yet is exported, calibrated and quantized first, so that every build key is complete. With
+    --no-export a unit whose graph is not on record is 'unknown'. Exit code 1 if a unit has failed, or all are refused.
+    With --all nothing is run.
+    """
+    from pipeline.orchestration.catalog import foresee_spec
+
+    check_source(spec, place)
+    if spec is None:
+        ctx.exit(plan_all(place or "", options, as_json))
+    with shown_progress(quiet) as progress:
+        found = foresee_spec(spec, options, progress, no_export, lambda text: None if quiet else say(text))
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        _print_plan(found)
+    if unknown := found.count("unknown"):
+        verb = "is" if unknown == 1 else "are"
+        say(f"{unknown} of {_count_units(found)} units {verb} unknown; without --no-export all are known")
+    counts = {action: found.count(action) for action in ("failed", "refused")}
+    ctx.exit(int(is_stuck(counts, _count_units(found))))
+
+
+def _count_units(found: "Forecast | EnsembleForecast") -> int:
+    """How many units a plan is of, those of its graphs included."""
+    from pipeline.compile.forecast import Forecast
+
+    if isinstance(found, Forecast):
+        return len(found.units) + len(found.caches)
+    return len(found.units) + sum(map(_count_units, found.graphs.values()))
+
+
+def _print_plan(found: "Forecast | EnsembleForecast") -> None:
+    from enginesmith.compile_caches.recipe import BACKEND, PRECISION
+    from pipeline.compile.forecast import Forecast
+
+    if isinstance(found, Forecast):
+        rows = [
+            [item.item.target.name, item.item.precision, item.item.backend.name, item.action, item.reason]
+            for item in found.units
+        ]
+        rows += [[unit.target.name, PRECISION, BACKEND, unit.action, unit.reason] for unit in found.caches]
+        _print_units(found.model, rows)
+        for change in found.changes:
+            echo(f"{change.what}: {change.follows}")
+        return
+    for graph in found.graphs.values():
+        _print_plan(graph)
+    whole = [[unit.target, unit.precision, "ensemble", unit.action, unit.reason] for unit in found.units]
+    _print_units(found.model, whole)
+
+
+def _print_units(model: str, rows: list[list[str]]) -> None:
+    counts = {action: sum(row[3] == action for row in rows) for action in (*_SHOWN, "failed", "unknown")}
+    told = [f"{count} {action}" for action, count in counts.items() if count or action in _SHOWN]
+    header = ("target", "precision", "backend", "action", "why")
+    print_table(header, rows, title=f"{model}: {', '.join(told)}", styles=STYLES)
+
+
+# Actions that are counted in the title, also where there is none.
+_SHOWN = ("build", "cached", "refused")

@@ -51,8 +51,7 @@ def plan_all(place: str, options: "RunOptions", as_json: bool) -> int:
 
     Returns the exit code: 1 if a spec cannot be planned, a unit of it has failed, or all of them are refused.
     """
-    from pipeline.orchestration.catalog import gather_specs
-    from pipeline.orchestration.planned_catalog import plan_catalog, summarize
+    from pipeline.orchestration.catalog import gather_specs, plan_catalog, summarize
 
     options = replace(options, registry=options.registry or DEFAULT_REGISTRY)
     with gather_specs(place, options.registry) as addresses:

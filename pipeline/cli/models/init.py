@@ -1,7 +1,10 @@
-"""`enginesmith init`: a first spec, by looking at a model or as a commented starter."""
+"""`enginesmith init`, and the commands that read specs."""
 
+import json
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -9,14 +12,20 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from enginesmith.cli.options import say
+from enginesmith.cli.options import emit_json, json_option, number_option, registry_option, say
+from enginesmith.cli.tables import echo
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.names import inside
 from enginesmith.core.text import pluralize
 
 if TYPE_CHECKING:
-    from pipeline.drafts.found import FoundModel
-    from pipeline.drafts.request_files import Scaling
+    from pipeline.drafts.facts import FoundModel
+    from pipeline.drafts.requests import Scaling
+    from pipeline.orchestration.watch import WatchedSpec
+
+
+# `enginesmith init`: a first spec, by looking at a model or as a commented starter.
+
 
 _SCALINGS = ("imagenet", "unit", "symmetric", "bytes")
 # Writes a file's content into a stream.
@@ -109,7 +118,8 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
 
 def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> None:
     """Write a spec for each graph beside the ensemble's, which lies in the folder of the first."""
-    from pipeline.drafts.ensemble import (
+    from pipeline.drafts.facts import model_name
+    from pipeline.drafts.text import (
         FoundGraph,
         check_unknown,
         connect_states,
@@ -120,7 +130,6 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
         write_ensemble,
         write_graph,
     )
-    from pipeline.drafts.found import model_name
     from pipeline.sources.onnx_header import read_header
 
     named = [_split_name(text) for text in models]
@@ -166,9 +175,8 @@ def _put(stream: IO[bytes], text: str) -> None:
 def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     """What a model file holds, and where its spec goes."""
     from pipeline.compile.preflight import POINTER, is_pointer
-    from pipeline.drafts.onnx_model import look_at_onnx
+    from pipeline.drafts.onnx_model import look_at_onnx, look_at_triton
     from pipeline.drafts.torch_model import look_at_pt2
-    from pipeline.drafts.triton import look_at_triton
 
     if (model / "saved_model.pb").is_file():
         raise InputError(f"{model} {_OTHERS['.pb']}")
@@ -220,7 +228,7 @@ def _split(found: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["Fo
     if found.unknown:
         said = f"nothing says what {', '.join(found.unknown)} is; fill the spec in without --from-requests"
         raise InputError(found.refused or said)
-    from pipeline.drafts.states import as_inputs
+    from pipeline.drafts.facts import as_inputs
 
     try:
         return _split_inputs(as_inputs(found), requests, scaling)
@@ -239,7 +247,7 @@ def _split(found: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["Fo
 def _split_inputs(found: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:
     from enginesmith.core.types import Dim
     from pipeline.drafts.requests import split_requests, write_samples
-    from pipeline.spec.value_types import LARGEST_SIZE
+    from pipeline.spec.source import LARGEST_SIZE
 
     dims = [Dim(name, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for name, dim in found.dims.items()]
     split = split_requests(requests, found.inputs, dims, scaling)
@@ -268,3 +276,81 @@ def _write(files: Mapping[Path, _Writer], force: bool) -> None:
                 file.commit(path)
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror or error}; free space, or use --out") from None
+
+
+# Commands about specs: `debug schema`, `prefect register` and `prefect watch`.
+
+
+@click.command()
+@click.option("--ensemble", is_flag=True, help="Of the spec of several graphs (docs/guides/ensembles.md).")
+def schema(ensemble: bool) -> None:
+    """Print the JSON Schema of a spec, for editors and pre-commit checks."""
+    from pipeline.spec.ensembles.model import EnsembleSpec
+    from pipeline.spec.model import ModelSpec
+
+    described = (EnsembleSpec if ensemble else ModelSpec).model_json_schema()
+    title = f"Enginesmith {'ensemble' if ensemble else 'model'} spec"
+    described = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described, "title": title}
+    echo(json.dumps(described, indent=2))
+
+
+@click.command()
+@click.argument("spec", type=click.Path(path_type=Path))
+@registry_option
+@click.option("--no-event", is_flag=True, help="Only keep it in the registry; send no event to Prefect.")
+@json_option
+def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
+    """Store SPEC, a file, and the files it names in the registry, and send the event on which Prefect builds it.
+
+    Stored: the spec, its source (an entry point with the local modules it imports), weights, calibration and golden
+    data. Not stored: installed packages, and files that the code opens by itself.
+    """
+    from enginesmith.registry.store.base import open_store
+    from pipeline.intake.places import register as register_spec
+    from pipeline.spec.ensembles.model import load_any
+
+    loaded = load_any(spec)
+    store = open_store(registry, create=True)
+    item, existed = register_spec(store, loaded)
+    facts = {"model": loaded.model, "spec": item.address, "registry": store.uri, "files": dict(item.bundle.files)}
+    if not as_json:
+        state = "registered already" if existed else "registered"
+        echo(f"{item.address}\n{state} in {store.uri}, {pluralize(len(item.bundle.files), 'file')}")
+    sent = None
+    if not no_event:
+        from pipeline.orchestration.watch import send_registered
+
+        sent = send_registered(store, item)
+        say(f"sent to {sent.server}: {sent.event} {sent.id}")
+    if as_json:
+        emit_json({**facts, "existed": existed, "event": asdict(sent) if sent else None})
+
+
+@click.command("watch")
+@click.argument("place")
+@registry_option
+@number_option("--interval", click.FloatRange(0.1), 30.0, "Seconds between two looks.")
+@click.option("--once", is_flag=True, help="Look once, register what is new, and exit.")
+@json_option
+def watch_specs(place: str, registry: str, interval: float, once: bool, as_json: bool) -> None:
+    """Watch PLACE (a folder, a file:// URI or a prefix of a bucket) and register each spec whose content is new.
+
+    A spec is taken once its files are unchanged between two looks. Each event is sent once, also by a watcher that was
+    restarted. With --json, one line of JSON for each spec that was registered or cannot be read.
+    """
+    from enginesmith.registry.store.base import open_store
+    from pipeline.orchestration.watch import Watch
+
+    def show(seen: "WatchedSpec") -> None:
+        if as_json:
+            echo(json.dumps(asdict(seen)))
+        else:
+            (echo if seen.told else say)(f"{seen.spec}: {seen.said}")
+
+    store = open_store(registry, create=True)
+    with Watch(store, place, show) as watch:
+        if once:
+            watch.look(settled=False)
+            return
+        say(f"watching {place} every {interval:g} s; Ctrl-C ends it")
+        watch.run(interval, threading.Event())

@@ -1,11 +1,38 @@
-"""`enginesmith report`: the HTML page of a version or a canary."""
+"""`enginesmith status`, `report`, and `debug sensitivity`."""
 
+import json
+import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.cli.options import emit_json, json_option, registry_option, say
-from enginesmith.cli.tables import echo
+from enginesmith.cli.options import (
+    emit_json,
+    json_option,
+    number_option,
+    path_option,
+    progress_options,
+    registry_option,
+    say,
+    spec_argument,
+    spec_registry_option,
+)
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.text import format_bytes, format_plain
+from pipeline.cli.run_options import shown_progress
+
+if TYPE_CHECKING:
+    from enginesmith.registry.builds.runs import RunItem
+    from enginesmith.registry.store.base import Store
+    from pipeline.compile.composition import Run
+    from pipeline.orchestration.runs.views import RunView
+    from pipeline.quantization.search.trial import SearchDocument
+
+
+# `enginesmith report`: the HTML page of a version or a canary.
 
 
 @click.command()
@@ -44,3 +71,219 @@ def report(source: str, out: Path, to_prefect: bool, registry: str, as_json: boo
         emit_json({"page": str(out), "artifacts": keys})
     else:
         echo(str(out))
+
+
+# `enginesmith debug sensitivity`: the parts of a model by their error in int8.
+
+
+@click.command()
+@spec_argument
+@click.option(
+    "--activation",
+    type=click.Choice(["int8", "uint8"]),
+    default="int8",
+    show_default=True,
+    help="Type of quantized activations: int8 as for TensorRT, uint8 as for onnxruntime on a CPU.",
+)
+@path_option("--out", "Also write frontier.json and frontier.svg to this folder.", file_okay=False)
+@spec_registry_option
+@progress_options
+@json_option
+def sensitivity(spec: str, activation: str, out: Path | None, registry: str | None, quiet: bool, as_json: bool) -> None:
+    """Rank the parts of SPEC's model by their error in int8, and show quality against the share of compute in int8.
+
+    Uses the spec's smoothing, floor and overrides. Exports and calibrates first, unless that is on record.
+    """
+    from pipeline.orchestration.run import RunOptions, open_run
+
+    options = RunOptions(registry=registry)
+    with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=False) as run:
+        choice, summary = _choice(activation, run)
+    document = encode(choice) | {"activation": activation, "summary": summary}
+    if out is not None:
+        from validation.reporting.quantization import frontier_svg
+
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "frontier.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", "utf-8")
+        (out / "frontier.svg").write_text(frontier_svg(choice.recorded, standalone=True), "utf-8")
+        say(f"wrote {out / 'frontier.json'} and {out / 'frontier.svg'}")
+    if as_json:
+        emit_json(document)
+    else:
+        _print_choice(choice, summary)
+
+
+def _choice(activation: str, run: "Run") -> "tuple[SearchDocument, str]":
+    """The search of what stays in float, recalled or made now, and its summary in a line.
+
+    It is for the kind of int8 that the spec's backends write with these activations; else for one with int8 weights.
+    """
+    from pipeline.compile.plan import candidates
+    from pipeline.compile.steps.exports import export
+    from pipeline.compile.steps.search import choose
+    from pipeline.quantization.search.trial import SearchDocument
+    from pipeline.values import Searched
+
+    found = [item.variant.searched for item in candidates(run.spec, run.selection)]
+    whole = Searched("int8" if activation == "int8" else "uint8")
+    kind = next((kind for kind in found if kind and kind.activation == activation), whole)
+    exported = export(run)
+    chosen = choose([kind], exported, run.observe(exported), run)[kind]
+    return decode(json.loads(run.context.store.read_blob(chosen.choice)), SearchDocument), chosen.summary
+
+
+def _print_choice(choice: "SearchDocument", summary: str) -> None:
+    from validation.reporting.quantization import decibels_text
+
+    measured = any(group.int8_ms is not None for group in choice.groups)
+    heads = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if measured else []), "int8")
+    rows = []
+    for group in choice.groups:
+        strength = "" if group.strength is None else f"{group.strength:.2f}{' folded' if group.folded else ''}"
+        facts = [", ".join(group.nodes), f"{group.share:.1%}", decibels_text(group.sqnr_db), strength]
+        # The whole model's milliseconds without and with this group in int8.
+        ms = [format_plain(value) for value in (group.float_ms, group.int8_ms) if value is not None]
+        times = f"{' -> '.join(ms)} ms" if len(ms) == 2 else ""
+        kept = "yes" if group.kept else "left in float"
+        rows.append([*facts, f"{group.clip:.2f}", *([times] if measured else []), kept])
+    title = "Damage per multiplication, worst first (alone: SQNR of the outputs with only this in int8)"
+    print_table(heads, rows, title=title)
+    for point in choice.frontier:
+        run = "" if point.sqnr_db is None else f", run: {decibels_text(point.sqnr_db)}"
+        echo(f"{point.share:7.1%} in int8: predicted {decibels_text(point.predicted_db)}{run}")
+    echo(f"chosen: {summary}")
+
+
+# `enginesmith status`: the states of runs and their units, while they go on and afterwards.
+
+
+WATCH_S = 2.0
+
+
+@click.command()
+@click.argument("name", metavar="[RUN|MODEL]", required=False)
+@number_option("--limit", click.IntRange(1, 2000), 20, "Newest runs to list.")
+@click.option("--all", "steps", is_flag=True, help="Also show a run's other steps: export, calibration, proofs.")
+@click.option("--log", metavar="UNIT", help="Print the output of the compiler of this unit, or of this step.")
+@click.option("--watch", is_flag=True, help="Refresh until the run is over; Ctrl-C ends it.")
+@registry_option
+@json_option
+def status(
+    name: str | None, limit: int, steps: bool, log: str | None, watch: bool, registry: str, as_json: bool
+) -> None:
+    """List builds, or show one: RUN, or the newest of MODEL. A build writes its state to the registry as it goes on.
+
+    Proofs and canaries are not listed: `enginesmith show` and the Prefect server show those.
+    """
+    from enginesmith.registry.store.base import open_store
+
+    store = open_store(registry)
+    if log is not None:
+        _show_log(store, name, log)
+        return
+    try:
+        while True:
+            if watch and sys.stdout.isatty():
+                click.clear()
+            if not (_show(store, name, limit, steps, as_json) and watch):
+                return
+            time.sleep(WATCH_S)
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+        say("stopped watching; the run goes on")
+
+
+def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bool) -> bool:
+    """Print the runs, or one of them. Returns whether something still runs."""
+    from enginesmith.registry.builds.runs import find_run, read_runs, run_ids
+    from pipeline.orchestration.runs.views import view_runs
+
+    if name is not None:
+        (one,) = view_runs(store, [find_run(store, name)])
+        if as_json:
+            emit_json(one.to_json())
+        else:
+            _print_run(one, steps)
+        return one.state == "running"
+    found = view_runs(store, read_runs(store, run_ids(store)[:limit]))
+    if as_json:
+        emit_json({"runs": [one.summary() for one in found]})
+    elif found:
+        rows = []
+        for one in found:
+            run = one.run
+            outcome = f"{run.model}@{run.version}" if run.version else ""
+            why = "; ".join(part for part in (outcome, one.lost or run.reason) if part)
+            rows.append([run.id, one.state, run.started_at[:19], f"{one.took_s:.0f} s", one.counts, why])
+        print_table(("run", "state", "started (UTC)", "took", "units", "outcome"), rows)
+    else:
+        say(f"{store.uri} knows of no runs yet; `enginesmith build` leaves one")
+    return any(one.state == "running" for one in found)
+
+
+def _print_run(one: "RunView", steps: bool) -> None:
+    run = one.run
+    by = f", {run.by}" if run.by else ""
+    echo(f"{run.id}: {one.state}, {one.took_s:.0f} s; {run.user}@{run.host}, process {run.pid}{by}")
+    echo(f"spec: {run.spec}")
+    if run.version:
+        echo(f"version: {run.model}@{run.version}")
+    if why := one.lost or run.reason:
+        echo(f"why: {why}")
+    # States in which a step that is no unit is listed without --all.
+    telling = ("waiting", "running", "failed")
+    rows = [_row(one, item) for item in run.items if item.is_unit or steps or one.item_state(item) in telling]
+    if rows:
+        print_table(("unit", "state", "phase", "where", "took", "peak", "log", "what"), rows)
+    if spent := one.spent():
+        rows = [[step.step, str(step.processes), f"{step.seconds:.1f} s", f"{step.cpu_s:.1f} s"] for step in spent]
+        print_table(("where the time went", "processes", "took", "cpu"), rows)
+    if run.left_out:
+        echo(f"and {run.left_out} more, of which nothing is kept here")
+    if any(item.log for item in run.items):
+        echo(f"a log: enginesmith status {run.id} --log UNIT")
+
+
+def _row(one: "RunView", item: "RunItem") -> list[str]:
+    elapsed = one.elapsed_s(item)
+    took = "" if elapsed is None else f"{elapsed:.1f} s"
+    peak = f"{item.peak_mib:.0f} MiB" if item.peak_mib else ""
+    log = format_bytes(item.log_bytes) if item.log else ""
+    return [item.name, one.item_state(item), item.phase, item.where, took, peak, log, one.describe(item)]
+
+
+def _show_log(store: "Store", name: str | None, unit: str) -> None:
+    """Print the whole log of a job that ended, or the end of what it printed so far."""
+    from enginesmith.core.errors import InputError
+    from enginesmith.registry.builds.runs import find_run, read_live
+
+    if name is None:
+        raise click.UsageError("--log needs a RUN or a MODEL; `enginesmith status` lists runs")
+    run = find_run(store, name)
+    item = _item_named([*run.items], unit, run.id)
+    if item.log and not store.has(item.log):
+        raise InputError(f"the log of {item.name} was deleted with `enginesmith registry gc`, or is lost: {item.log}")
+    live = "" if item.log else read_live(store, run.id).get(item.name, "")
+    text = store.read_blob(item.log).decode(errors="replace") if item.log else live
+    # A compiler draws a progress bar over itself: each of its states becomes a line.
+    echo(text.replace("\r\n", "\n").replace("\r", "\n"), nl=False)
+    if live:
+        say(f"the end of what {item.name} has printed so far")
+    elif not item.log:
+        say(f"{item.name} has printed nothing" + (" yet" if item.state in ("planned", "waiting", "running") else ""))
+
+
+def _item_named(items: "list[RunItem]", wanted: str, run: str) -> "RunItem":
+    """The unit or step of this name, or the only one that has all these words. Raises UnknownNameError."""
+    from enginesmith.core.errors import UnknownNameError
+
+    words = wanted.split()
+    found = [item for item in items if item.name == wanted] or [
+        item for item in items if set(words) <= set(item.name.split())
+    ]
+    units = [item for item in found if item.is_unit] or found
+    if len(units) == 1:
+        return units[0]
+    known = ", ".join(repr(item.name) for item in (units or items)) or "none"
+    raise UnknownNameError(f"{'several units are' if units else 'no unit is'} {wanted!r} in {run}; there are {known}")

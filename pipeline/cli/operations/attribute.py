@@ -1,6 +1,9 @@
-"""`enginesmith debug attribute`: which nodes drifted in the graphs and engines of a version."""
+"""`debug attribute`, `debug refit` and `traffic record`."""
 
+import itertools
 import json
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,19 +12,30 @@ import click
 from enginesmith.cli.options import (
     emit_json,
     json_option,
+    number_option,
     path_option,
     precision_option,
     progress_options,
     reference_argument,
     registry_option,
     say,
+    selection_options,
     targets_option,
 )
 from enginesmith.cli.tables import echo, print_table
-from pipeline.cli.published import local_context, target_names, trusted_manifest
+from enginesmith.core.codec import encode
+from enginesmith.core.text import pluralize
+from pipeline.cli.run_options import local_context, shown_progress, target_names, trusted_manifest
 
 if TYPE_CHECKING:
-    from pipeline.operations.attribution import AttributionAnswer
+    from enginesmith.registry.manifest import Manifest
+    from enginesmith.registry.store.base import Store
+    from pipeline.operations.golden import AttributionAnswer
+    from pipeline.operations.refit import PublishedRefit, Refit
+    from pipeline.orchestration.run import RunOptions
+
+
+# `enginesmith debug attribute`: which nodes drifted in the graphs and engines of a version.
 
 
 @click.command()
@@ -49,7 +63,7 @@ def attribute(
     and for an attribution that could not be made.
     """
     from enginesmith.registry.store.base import open_store
-    from pipeline.operations.attribution import attribute_version
+    from pipeline.operations.golden import attribute_version
 
     store = open_store(registry)
     manifest = trusted_manifest(store, reference)
@@ -72,7 +86,7 @@ def attribute(
 
 
 def _show(answer: "AttributionAnswer") -> None:
-    from validation.attribution.formatting import COLUMNS, SHOWN, describe_attribution, format_row
+    from validation.attribution.result import COLUMNS, SHOWN, describe_attribution, format_row
 
     echo(f"{answer.attributed.name} ({answer.attributed.joint})")
     found = answer.found
@@ -91,3 +105,201 @@ def _show(answer: "AttributionAnswer") -> None:
         )
     for line in rest:
         echo(f"  {line}")
+
+
+# `enginesmith traffic record`: requests for a canary, from stdin or generated from samples.
+
+
+# Inputs as JSON; the time of arrival in seconds since the epoch and the seconds until the answer, where known.
+_Request = tuple[Mapping[str, object], float | None, float | None]
+
+
+@click.command()
+@click.argument("traffic", type=click.Path(path_type=Path, dir_okay=False))
+@number_option("--sampling", click.FloatRange(0, 1, min_open=True), 1.0, "Share of the requests to keep.")
+@number_option("--max-mib", click.IntRange(1), 1024, "Largest size of TRAFFIC in MiB.")
+@path_option("--samples", "Generate traffic from these samples (.npz, .npy).")
+@number_option(
+    "--per-second", click.FloatRange(0, min_open=True), None, "With --samples: mean number of requests per second."
+)
+@number_option("--requests", click.IntRange(1), None, "With --samples: number of requests.", shown="each sample once")
+@number_option("--batch", click.IntRange(1), 1, "With --samples: samples per request.")
+@number_option("--seed", click.IntRange(0), 0, "Seed of the sampling and the arrivals.")
+@click.option("--model", default="", metavar="NAME", help="Name of the model that is asked, which TRAFFIC then says.")
+def record(
+    traffic: Path,
+    sampling: float,
+    max_mib: int,
+    samples: Path | None,
+    per_second: float | None,
+    requests: int | None,
+    batch: int,
+    seed: int,
+    model: str,
+) -> None:
+    """Append requests from stdin to TRAFFIC, for `enginesmith canary run`, `traffic show` and `traffic buckets`.
+
+    One JSON object per line: {"inputs": {"x": [[0.1, 0.2]]}, "at": 1763640000.5, "latency": 0.01}; without `at`, the
+    time of reading; `latency` may be left out: seconds until the answer.
+    Serving code in Python uses enginesmith.Recorder for the same. With --samples the traffic is generated instead: real
+    inputs that arrive at random (a Poisson process).
+    """
+    from enginesmith.core.errors import InputError
+    from enginesmith.recording.recorder import Recorder
+
+    if (samples is None) != (per_second is None):
+        raise InputError("--samples and --per-second go together: what to send, and how often")
+    made = f"{samples.name}, Poisson arrivals at {per_second:g} a second, seed {seed}" if samples else ""
+    found = _make_up(samples, per_second, requests, batch, seed) if samples and per_second else _from_stdin()
+    first = [*itertools.islice(found, 1)]  # a mistake in it leaves no file behind
+    with Recorder(traffic, sampling=sampling, max_bytes=max_mib << 20, seed=seed, made=made, model=model) as recorder:
+        try:
+            for inputs, at, latency in itertools.chain(first, found):
+                if not recorder.append_json(inputs, at, latency=latency) and recorder.full:
+                    break
+        finally:
+            say(
+                f"{traffic}: {pluralize(recorder.kept, 'request')} recorded"
+                + (f", {recorder.lost} lost" if recorder.lost else "")
+            )
+        if recorder.failure or recorder.full:
+            raise InputError(recorder.failure or f"{traffic} is full at {max_mib} MiB; raise --max-mib")
+
+
+def _from_stdin() -> Iterator[_Request]:
+    """The requests of stdin. Raises DataError that names the line."""
+    from enginesmith.recording.json_lines import JsonLinesReader, number_in
+
+    lines = JsonLinesReader(Path("/dev/stdin"), 64 << 20)
+    for number, found in lines.of(sys.stdin.buffer):
+        inputs = found.get("inputs")
+        if not isinstance(inputs, dict):
+            raise lines.error(number, "inputs is missing, or not an object")
+        try:
+            at = number_in(found, "at") if "at" in found else None
+            latency = number_in(found, "latency", above=0.0) if "latency" in found else None
+        except ValueError as error:
+            raise lines.error(number, str(error)) from None
+        yield inputs, at, latency
+
+
+def _make_up(samples: Path, per_second: float, requests: int | None, batch: int, seed: int) -> Iterator[_Request]:
+    """Requests of stored samples. Raises DataError as `made_up` and `encode_inputs`."""
+    from enginesmith.recording.traffic import encode_inputs
+    from validation.canary.report import made_up
+
+    return ((encode_inputs(inputs), at, None) for at, inputs in made_up(samples, per_second, requests, batch, seed))
+
+
+# `enginesmith debug refit`: new weights for the engines of a version, from a spec or from another version.
+
+
+@click.command()
+@reference_argument
+@click.option(
+    "--weights-from",
+    "weights",
+    required=True,
+    metavar="SPEC|REF",
+    help="Where the new weights are: a spec, whose model is exported and quantized, or a version (REF).",
+)
+@selection_options
+@click.option(
+    "--dry-run", is_flag=True, help="Show what could be refitted, as far as manifest and plan say; do nothing."
+)
+@registry_option
+@progress_options
+@json_option
+@click.pass_context
+def refit(
+    ctx: click.Context,
+    /,
+    reference: str,
+    weights: str,
+    dry_run: bool,
+    registry: str,
+    quiet: bool,
+    as_json: bool,
+    targets: str | None,
+    precisions: str | None,
+    backends: str | None,
+) -> None:
+    """Give the engines of REF new weights without building them, prove them, and publish a version.
+
+    For engines built with backends.tensorrt.refittable or strip_weights, if the models differ in their weights alone.
+    With a spec, engines that cannot be refitted are built as by `enginesmith build`; with a version, nothing is built.
+    Exit code 1 if nothing was refitted or a unit failed.
+    """
+    from enginesmith.registry.manifest import require_model
+    from enginesmith.registry.store.base import open_store
+    from pipeline.orchestration.run import RunOptions
+
+    store = open_store(registry)
+    base = trusted_manifest(store, reference)
+    require_model(base)
+    if Path(weights).suffix in (".yaml", ".yml"):
+        options = RunOptions(registry, targets, precisions, backends)
+        found, published = _refit_with_spec(base, Path(weights), options, quiet, dry_run)
+    else:
+        found, published = _refit_with_version(base, trusted_manifest(store, weights), store, quiet, dry_run)
+    if as_json:
+        units = [each.to_json() for each in found]
+        emit_json({"from": f"{base.model}@{base.version}", "units": units, **(encode(published) if published else {})})
+    else:
+        _show_refit(found, published, dry_run)
+    if not dry_run:
+        ctx.exit(0 if any(each.engine for each in found) and not (published and published.failed) else 1)
+
+
+def _refit_with_spec(
+    base: "Manifest", spec: Path, options: "RunOptions", quiet: bool, dry_run: bool
+) -> tuple[list["Refit"], "PublishedRefit | None"]:
+    from pipeline.compile.composition import compile_model
+    from pipeline.operations.refit import PublishedRefit, foresee_refits, refit_units
+    from pipeline.orchestration.run import build_lock, lock_names, open_run
+
+    with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=not dry_run) as run:
+        batches = run.prepare()
+        requests = [unit.request for batch in batches for unit in batch.plan.wanted]
+        if dry_run:
+            return foresee_refits(requests, base), None
+        found = refit_units(requests, base, run)
+        if not any(each.engine for each in found):
+            return found, None
+        with build_lock(run, lock_names(run, options)):
+            built = compile_model(run)
+    return found, PublishedRefit.of(built)
+
+
+def _refit_with_version(
+    base: "Manifest", other: "Manifest", store: "Store", quiet: bool, dry_run: bool
+) -> tuple[list["Refit"], "PublishedRefit | None"]:
+    from pipeline.compile.run_context import Work
+    from pipeline.operations.refit import PublishedRefit, foresee_refits, publish_refitted, refit_units, wanted_of
+    from pipeline.operations.revalidate import spec_of
+
+    wanted, without = wanted_of(base, other)
+    requests = [each.request for each in wanted]
+    if dry_run:
+        return [*foresee_refits(requests, base), *without], None
+    with local_context(store, quiet) as context:
+        found = refit_units(requests, base, Work(spec_of(other), context))
+        done = [(result, each) for result, each in zip(found, wanted, strict=True) if result.engine]
+        if not done:
+            return [*found, *without], None
+        published = publish_refitted(base, other, done, "candidate", context)
+    units = {result.request.unit for result, _ in done}
+    failed = tuple(entry.unit for entry in published.manifest.engines if entry.unit in units and not entry.usable)
+    return [*found, *without], PublishedRefit(other.model, published.version, published.channel_refusal, failed)
+
+
+def _show_refit(found: "list[Refit]", published: "PublishedRefit | None", dry_run: bool) -> None:
+    done = "can be, if the models differ in their weights alone" if dry_run else "refitted"
+    rows = [(each.request.unit, done if not each.reason else "no", each.reason) for each in found]
+    print_table(("unit", "refitted", "why not"), rows)
+    if published and published.version:
+        echo(f"{published.model}@{published.version} published")
+    elif not dry_run:
+        echo("nothing was refitted and nothing published; `enginesmith build` compiles")
+    if published and published.channel_refusal:
+        echo(f"the channel did not move: {published.channel_refusal}", err=True)

@@ -17,11 +17,11 @@ from enginesmith.cli.options import (
 )
 from enginesmith.cli.tables import echo
 from enginesmith.core.codec import encode
-from enginesmith.core.origin import user
+from enginesmith.core.parsing import user
 
 if TYPE_CHECKING:
     from pipeline.canary.verdicts import WrittenReport
-    from validation.canary.judging.thresholds import Thresholds
+    from validation.canary.judging.criteria import Thresholds
 
 
 # What both commands do with a verdict, as `_finish` takes it.
@@ -182,7 +182,7 @@ def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thr
     from enginesmith.registry.store.base import open_store
     from enginesmith.registry.versions.lookup import locate
     from pipeline.canary.verdicts import DEFAULTS, spec_thresholds, thresholds_of
-    from validation.canary.judging.thresholds import Thresholds
+    from validation.canary.judging.criteria import Thresholds
     from validation.canary.observations import read_head
 
     if spec:
@@ -213,7 +213,7 @@ def _finish(
     from enginesmith.registry.store.base import open_store
     from pipeline.canary.settle import attach as attach_verdict
     from pipeline.canary.verdicts import roll_back
-    from validation.canary.judging.formatting import describe_measured
+    from validation.canary.judging.criteria import describe_measured
 
     report, moved = written.report, None
     if attach:

@@ -1,4 +1,4 @@
-"""`enginesmith check`: the command of a pull request that changes a model or its spec."""
+"""`enginesmith check` and `backends compare`."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -9,27 +9,33 @@ from typing import TYPE_CHECKING
 import click
 
 from enginesmith.cli.options import (
+    backends_option,
     combine,
     emit_json,
     jobs_option,
     json_option,
     number_option,
     path_option,
+    precisions_option,
     progress_options,
     say,
     selection_options,
     spec_argument,
     spec_registry_option,
+    target_option,
 )
 from enginesmith.cli.tables import echo, print_table
-from enginesmith.core.codec import encode_document
+from enginesmith.core.codec import encode, encode_document
 from enginesmith.core.errors import EnginesmithError
 from pipeline.cli.run_options import collect_run_options, executor_options, shown_progress
 
 if TYPE_CHECKING:
     from pipeline.orchestration.run import RunOptions
     from pipeline.regressions.findings import RegressionCheck
-    from pipeline.regressions.thresholds import CheckOptions
+    from pipeline.regressions.pairs import CheckOptions
+
+
+# `enginesmith check`: the command of a pull request that changes a model or its spec.
 
 
 class Share(click.ParamType[float]):
@@ -157,7 +163,7 @@ def check(
     No version is published and no channel moves; the build after the merge finds the engines. In GitHub Actions
     findings become annotations and the step's summary. Exit code 1 when a regression is shown.
     """
-    from pipeline.regressions.thresholds import CheckOptions
+    from pipeline.regressions.pairs import CheckOptions
 
     files = {"markdown": markdown, "junit": junit, "sarif": sarif, "code_quality": code_quality}
     chosen = {name: path for name, path in files.items() if path is not None}
@@ -166,7 +172,7 @@ def check(
     try:
         found = _check(spec, against, scratch, terms, buckets, quiet, options)
     except EnginesmithError as error:
-        from pipeline.regressions.lines import ended_by
+        from pipeline.regressions.pairs import ended_by
 
         write_reports(ended_by(error, spec, terms), chosen)
         raise
@@ -204,10 +210,9 @@ def _check(
     from pipeline.orchestration.run import build_lock, lock_names, open_run
     from pipeline.regressions.check import check as check_spec
     from pipeline.regressions.check import with_lines
-    from pipeline.regressions.lines import find_lines
-    from pipeline.regressions.served import NONE, find_served, machine_of
-    from pipeline.regressions.thresholds import check_losses
-    from validation.latency.measurement.buckets import parse_sizes
+    from pipeline.regressions.findings import NONE, find_served, machine_of
+    from pipeline.regressions.pairs import check_losses, find_lines
+    from validation.latency.measurement.loop import parse_sizes
 
     shared = registry_of(spec, options.registry)
     own = replace(options, registry=scratch or shared)
@@ -228,10 +233,7 @@ def write_reports(found: "RegressionCheck", files: Mapping[str, Path]) -> None:
     Raises UnavailableError where a file cannot be written.
     """
     from enginesmith.registry.store.files import write_whole
-    from pipeline.regressions.formats.annotations import to_code_quality, to_commands
-    from pipeline.regressions.formats.junit import to_junit
-    from pipeline.regressions.formats.markdown import to_markdown
-    from pipeline.regressions.formats.sarif import to_sarif
+    from pipeline.regressions.reports import to_code_quality, to_commands, to_junit, to_markdown, to_sarif
 
     makers: dict[str, Callable[[RegressionCheck], str | bytes]] = {
         "markdown": to_markdown,
@@ -261,10 +263,80 @@ def _reachable(place: str) -> Iterator[None]:
 
 def show_check(found: "RegressionCheck") -> None:
     """Print the table of what was measured, the findings, and the verdict last."""
-    from pipeline.regressions.formats.markdown import COLUMNS, MARKS, list_rows
+    from pipeline.regressions.reports import COLUMNS, MARKS, list_rows
 
     if rows := list_rows(found):
         print_table(COLUMNS, rows)
     for item in found.findings:
         echo(f"{MARKS[item.level]} ({item.rule}): {item.text}")
     echo(found.verdict)
+
+
+# `enginesmith backends compare`: the engines of every backend for one target, and which to take.
+
+
+@click.command()
+@spec_argument
+@target_option
+@precisions_option("all of the spec")
+@backends_option("every one that is installed")
+@number_option(
+    "--seconds",
+    click.FloatRange(0, 600, min_open=True),
+    0.2,
+    "Seconds of timing for each bucket; ten times as long for two engines side by side.",
+)
+@number_option("--seed", click.IntRange(0), 0, "Seed of the order of the interleaved runs.")
+@spec_registry_option
+@jobs_option
+@path_option("--out", "Also write the result to this file, as Markdown.", dir_okay=False)
+@progress_options
+@json_option
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    /,
+    spec: str,
+    target: str,
+    backends: str | None,
+    precisions: str | None,
+    seconds: float,
+    seed: int,
+    registry: str | None,
+    jobs: int | None,
+    out: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Build SPEC with every backend that can, for one target, and compare quality and latency.
+
+    Recommends one, with the reason and what would change it. Publishes nothing; later builds reuse the engines.
+    Exit code 1 when there is nothing to recommend.
+    """
+    from enginesmith.core.hardware.machine import target_named
+    from enginesmith.registry.store.files import make_folder, reachable, write_whole
+    from pipeline.operations.compare.report import describe_comparison, format_heading, format_markdown, format_rows
+    from pipeline.operations.compare.run import CompareOptions
+    from pipeline.operations.compare.run import compare as compare_engines
+    from pipeline.orchestration.run import RunOptions, open_run, select_precisions, split_names
+
+    if out is not None:
+        # Before everything is built and timed, which takes long.
+        with reachable(f"writing {out}"):
+            make_folder(out.parent)
+    options = RunOptions(registry=registry, jobs=jobs)
+    with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=False) as run:
+        chosen = select_precisions(run.spec, precisions) if split_names(precisions) else ()
+        wanted = CompareOptions(target_named(target), tuple(split_names(backends)), chosen, seconds, seed)
+        found = compare_engines(run, wanted)
+    if as_json:
+        emit_json(encode(found))
+    else:
+        echo(format_heading(found))
+        print_table(*format_rows(found))
+        for line in describe_comparison(found):
+            echo(line)
+    if out is not None:
+        write_whole(out, format_markdown(found).encode())
+        say(f"written: {out}")
+    ctx.exit(0 if found.recommendation.unit else 1)

@@ -17,7 +17,7 @@ from enginesmith.cli.options import (
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.text import pluralize
-from pipeline.cli.published import local_context, target_names, vouched_manifest
+from pipeline.cli.run_options import local_context, target_names, vouched_manifest
 
 if TYPE_CHECKING:
     from enginesmith.registry.manifest import Manifest
@@ -104,7 +104,7 @@ def _exit_code(verdicts: list[str]) -> int:
 
 def _require_signed(manifest: "Manifest", signed: bool, allow_unsigned: bool) -> None:
     """Raise UntrustedError for a version whose caches nobody answers for."""
-    from enginesmith.registry.trust.requirement import UntrustedError
+    from enginesmith.registry.trust.policy import UntrustedError
 
     if not signed and not allow_unsigned:
         raise UntrustedError(
@@ -179,7 +179,7 @@ def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] 
 
 
 def _import(store: "Store", path: Path, as_json: bool) -> list[str]:
-    from pipeline.operations.offline.imports import import_file
+    from pipeline.operations.offline.bundle import import_file
 
     found = import_file(store, path)
     if as_json:

@@ -1,22 +1,39 @@
-"""The commands of channels' history and policies: history, policy show, policy set."""
+"""Commands about channels and the registry's metrics."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from enginesmith.cli.options import channel_argument, emit_json, json_option, registry_option, say, why_option
+from enginesmith.cli.options import (
+    channel_argument,
+    check_finite,
+    emit_json,
+    json_option,
+    registry_option,
+    say,
+    why_option,
+)
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import UnavailableError
 from enginesmith.core.names import check_channel, parse_channel, parse_reference
-from enginesmith.core.origin import user
+from enginesmith.core.parsing import user
 from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.files import write_whole
 from enginesmith.registry.trust.policy import public_key
 from enginesmith.registry.versions import policies
+from enginesmith.registry.versions.index import history as moves_of
 from enginesmith.registry.versions.policies import ChannelPolicy
-from enginesmith.registry.versions.views import history as moves_of
-from pipeline.cli.serving.rollout_options import GivenPlan, describe_plan, waves_options
+from pipeline.cli.serving.rollout import GivenPlan, describe_plan, waves_options
+
+if TYPE_CHECKING:
+    from pipeline.orchestration.metrics.live import LiveMetrics
+
+
+# The commands of channels' history and policies: history, policy show, policy set.
 
 
 @click.command()
@@ -152,3 +169,88 @@ def _words(found: ChannelPolicy) -> str:
     )
     text = "needs " + " and ".join(rules) if rules else "requires nothing more"
     return f"{text}; versions come in waves: {describe_plan(found.rollout)}" if found.rollout else text
+
+
+# `enginesmith registry metrics`: a registry's numbers for Prometheus.
+
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+def metrics_options(command: Command) -> Command:
+    """`--metrics-port` and `--metrics-address`, for commands that take long."""
+    address = click.option(
+        "--metrics-address",
+        default="127.0.0.1",
+        show_default=True,
+        help="Address to serve metrics on; 0.0.0.0 in a pod.",
+    )
+    port = click.option(
+        "--metrics-port",
+        type=click.IntRange(0, 65535),
+        show_default="off",
+        help="Port to serve Prometheus metrics on; 0 is any free port.",
+    )
+    return port(address(command))
+
+
+@contextmanager
+def served_metrics(port: int | None, address: str) -> Iterator["LiveMetrics | None"]:
+    """Count the events of a run, and serve the counts while the block runs; None without a port."""
+    if port is None:
+        yield None
+        return
+    from pipeline.orchestration.metrics.live import LiveMetrics, serve_metrics
+
+    live = LiveMetrics()
+    with serve_metrics(live.registry, port, address) as server:
+        say(f"metrics: {server.url}/metrics")
+        yield live
+
+
+@click.command()
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="Port; 0 is any free port."
+)
+@click.option("--address", default="127.0.0.1", show_default=True, help="Address to serve on; 0.0.0.0 in a pod.")
+@click.option(
+    "--every",
+    default=60.0,
+    type=click.FloatRange(1),
+    callback=check_finite,
+    show_default=True,
+    help="Seconds between two reads of the registry.",
+)
+@click.option("--once", is_flag=True, help="Print the metrics on stdout and exit.")
+@click.option(
+    "--textfile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the metrics to this file (for node_exporter) and exit.",
+)
+@registry_option
+def metrics(port: int, address: str, every: float, once: bool, textfile: Path | None, registry: str) -> None:
+    """Serve a registry's numbers to Prometheus: builds, runs, cache, unproven engines, drift.
+
+    Read from the registry's documents, so one exporter covers every run, wherever it took place.
+    """
+    from pipeline.orchestration.metrics.live import Exporter, serve_metrics
+
+    exporter = Exporter(open_store(registry), say)
+    if once or textfile is not None:
+        from prometheus_client import generate_latest
+
+        whole = exporter.refresh_all()
+        text = generate_latest(exporter.registry())
+        if textfile is None:
+            echo(text.decode(), nl=False)
+        else:
+            write_whole(textfile, text)
+        raise SystemExit(0 if whole else 3)
+    exporter.refresh()
+    try:
+        with serve_metrics(exporter.registry(), port, address) as server:
+            say(f"metrics of {registry}: {server.url}/metrics; Ctrl-C ends it")
+            exporter.run(every, server.ended)
+            server.wait()
+    except KeyboardInterrupt:
+        say("stopped")

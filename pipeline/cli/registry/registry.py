@@ -20,22 +20,21 @@ from enginesmith.cli.tables import echo, print_fields, print_table
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_reference
-from enginesmith.core.origin import user
-from enginesmith.core.parsing import parse_json, read
+from enginesmith.core.parsing import parse_json, read, user
 from enginesmith.core.reports.latency import LatencyReport
 from enginesmith.core.text import format_bytes, format_metrics, pluralize
-from enginesmith.registry.ensembles import functions_of, require_model
-from enginesmith.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of, quantization_records
+from enginesmith.registry.evidence.canaries import LAYER_COLUMNS, layer_row, layers_of, quantization_records
+from enginesmith.registry.manifest import functions_of, require_model
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.trust import require
 from enginesmith.registry.verification import Repairs, Verification
 from enginesmith.registry.verification import repair as repair_store
 from enginesmith.registry.verification import verify as verify_store
 from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.index import VersionStatus, show_version
 from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.policies import CanaryPass
 from enginesmith.registry.versions.state import Channel, read_channel, read_history
-from enginesmith.registry.versions.views import VersionStatus, show_version
 
 
 @click.command()

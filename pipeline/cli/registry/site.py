@@ -17,7 +17,7 @@ from enginesmith.cli.options import (
     say,
 )
 from enginesmith.cli.tables import echo
-from enginesmith.core.address import HttpAddress
+from enginesmith.core.errors import HttpAddress
 
 site_options = combine(
     path_option("--inventory", "Groups of nodes, as of `enginesmith fleet`.", shown="every GPU product known"),

@@ -15,8 +15,7 @@ from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
 from enginesmith.compile_caches.archive import SUFFIX, pack
 from enginesmith.compile_caches.recipe import PRECISION
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.errors import EnginesmithError, digest_of_file
 from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import Target, TensorSpec
 from enginesmith.registry.store.base import Store, open_store
@@ -24,7 +23,7 @@ from enginesmith.user_code.compiling import CompileModel
 from pipeline.compile.caches.judged import MadeCache
 from pipeline.compile.caches.maker import CPU_LABEL, describe_maker, explain_refusal, wanted_runtimes
 from pipeline.compile.steps.blobs import golden_set
-from pipeline.sources.compiled_session import CompiledSession
+from pipeline.sources.user_process import CompiledSession
 
 if TYPE_CHECKING:
     from validation.golden.golden_set import GoldenSet

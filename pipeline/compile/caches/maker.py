@@ -1,9 +1,9 @@
 """The machine that makes a compile cache: what it is, and whether it can make one for a target."""
 
-from builders.backends.installed import versions_of
+from builders.backends.optional_methods import versions_of
 from enginesmith.core.hardware import cuda
 from enginesmith.core.hardware.cpu_kinds import this_kind
-from enginesmith.core.hardware.installation import list_facts
+from enginesmith.core.hardware.evaluation import list_facts
 from enginesmith.core.hardware.machine import describe_host
 from enginesmith.core.requirements import Installation, for_target, same_versions
 from enginesmith.core.types import CPU_KIND, Target

@@ -22,7 +22,7 @@ from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import gpu_labels
 from pipeline.compile.steps.exports import source_digests
 from pipeline.compile.steps.keys import code_key, limits_of
-from pipeline.spec.consistency import matches_unit
+from pipeline.spec.model import matches_unit
 from pipeline.values import Exported, Json
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from builders.execution.jobs import Job
 from enginesmith.compile_caches.archive import SUFFIX
 from enginesmith.compile_caches.recipe import BACKEND, PRECISION
 from enginesmith.core.codec import encode_fields
-from enginesmith.core.digest import digest_of
-from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.errors import EnginesmithError, InputError, digest_of
 from enginesmith.core.reports.proof import Report, approve, find_unmeasured, judge
 from enginesmith.core.text import now
 from enginesmith.registry.manifest import EngineEntry, Status

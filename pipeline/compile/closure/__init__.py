@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from enginesmith.core.digest import digest_of
+from enginesmith.core.errors import digest_of
 
 
 @dataclass(frozen=True)

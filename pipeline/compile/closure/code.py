@@ -20,11 +20,11 @@ from threading import Lock
 from typing import Any
 
 from builders.backends import discovery
-from enginesmith.core.digest import canonical_json, digest_of
+from enginesmith.core.errors import canonical_json, digest_of
 from enginesmith.registry.store.cache import local_cache
 from pipeline.compile import closure
 from pipeline.compile.closure import Closure
-from pipeline.compile.closure.sources import PACKAGES, SourceFiles
+from pipeline.compile.closure.definitions import PACKAGES, SourceFiles
 
 # A function or class, or its name: 'package.module:name'.
 Root = Callable[..., Any] | str
@@ -89,6 +89,6 @@ def remember_reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:
 
 
 def _reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:
-    from pipeline.compile.closure.reach import reach  # with Python's parser, which a cached run does without
+    from pipeline.compile.closure.definitions import reach  # with Python's parser, which a cached run does without
 
     return reach(roots, sources)

@@ -16,10 +16,8 @@ from enginesmith.core.text import now
 from enginesmith.core.types import Precision, Session, TensorSpec
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.ensembles.chain import ChainedGraph, open_chain, tensors_of
-from pipeline.compile.ensembles.samples import LIMITS
 from pipeline.compile.ensembles.stages import AMONG_SOURCES, Parts, Stages, fetch_sources, unjudged
-from pipeline.compile.ensembles.whole import WholeData
+from pipeline.compile.ensembles.whole import LIMITS, ChainedGraph, WholeData, open_chain, tensors_of
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import open_session, proof_of
 from pipeline.compile.steps.keys import code_key
@@ -28,7 +26,7 @@ from pipeline.values import EngineBlob, Proof
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
-    from builders.onnx_graphs.dependence import Dependence
+    from builders.onnx_graphs.structure import Dependence
     from enginesmith.ensembles import Ensemble
     from pipeline.spec.ensembles.model import EnsembleSpec
     from validation.golden.golden_set import GoldenSet
@@ -77,7 +75,7 @@ class ProveEnsemble:
             return self.compare(opened, context)
 
     def _replay(self, recorded: Answers, context: WorkerContext) -> Proof:
-        from validation.gpu.recording import replay_session
+        from validation.gpu.devices import replay_session
 
         engines = {name: replay_session(blob.request, recorded, name) for name, blob in self.engines.items()}
         found = self.compare(engines, context, alone=False)
@@ -88,8 +86,8 @@ class ProveEnsemble:
     def compare(self, engines: Mapping[str, Session], context: WorkerContext, alone: bool = True) -> Proof:
         """The checks of sessions in the engines' place. alone: whether each is run among graphs in fp32 too."""
         from enginesmith.ensembles import call_rows
-        from validation.comparison.coverage import unmeasured_checks
         from validation.comparison.sessions import expected_checks
+        from validation.comparison.tasks import unmeasured_checks
         from validation.limits.budget import default_budget
 
         opened = dict[str, tuple[Session, range | None]]()

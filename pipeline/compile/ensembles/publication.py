@@ -4,32 +4,37 @@ end to end, and published once all of its graphs are there."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from enginesmith.core.digest import canonical_json, digest_of
-from enginesmith.core.ensemble import ENSEMBLE, PinnedGraph
+from enginesmith.core.errors import canonical_json, digest_of
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import describe_host
-from enginesmith.core.origin import user
+from enginesmith.core.parsing import user
 from enginesmith.core.reports.proof import Report, approve, judge
 from enginesmith.core.requirements import GpuMemory, Requirement, for_target
+from enginesmith.core.state import ENSEMBLE, PinnedGraph
 from enginesmith.core.text import now
 from enginesmith.core.types import PRECISIONS, Precision, Target, TensorSpec
-from enginesmith.registry.ensembles import SUFFIX, function_sources, write_engines
 from enginesmith.registry.evidence.attestations import judge_entries
-from enginesmith.registry.manifest import EngineEntry, Manifest, Status, request_of
+from enginesmith.registry.manifest import (
+    SUFFIX,
+    EngineEntry,
+    Manifest,
+    Status,
+    function_sources,
+    request_of,
+    write_engines,
+)
 from enginesmith.registry.versions.publish import find_published, publish, published_without
-from pipeline.compile.ensembles.chain import ChainedGraph
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame, limits_of, metrics_of, prove
-from pipeline.compile.ensembles.whole import WholeData
-from pipeline.compile.publication.draft import TOOLS
-from pipeline.compile.publication.pages import Measured, version_page
-from pipeline.compile.publication.provenance import with_provenance
+from pipeline.compile.ensembles.whole import ChainedGraph, WholeData
+from pipeline.compile.publication.pages import Measured, version_page, with_provenance
+from pipeline.compile.publication.publish import TOOLS
 from pipeline.compile.run_context import RunContext, versions
 from pipeline.outcome import Outcome, UnitResult
 from pipeline.progress.events import VerdictReached, VersionSettled
 from pipeline.spec.ensembles.model import LoadedEnsemble
 from pipeline.spec.model import ModelSpec
 from pipeline.values import EngineBlob, Proof
-from validation.reporting.version_document import VersionDocument
+from validation.reporting.html import VersionDocument
 
 
 @dataclass(frozen=True)

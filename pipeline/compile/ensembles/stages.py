@@ -14,14 +14,14 @@ from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import IN_BLOCKS, QUANTIZED, Precision, Session
 from enginesmith.registry.store.base import Store
 from pipeline.compile.steps.blobs import fetch_graph, runnable
-from pipeline.compile.steps.drift_limits import WEAK, add_notes, as_written
+from pipeline.compile.steps.proofs import WEAK, add_notes, as_written
 from pipeline.values import EngineBlob, Proof
 
 if TYPE_CHECKING:
     from enginesmith.ensembles import Ensemble
     from validation.golden.golden_set import GoldenSequences, GoldenSet
     from validation.limits.budget import OutputLimits, Stage, StagedLimits
-    from validation.perturbation.sessions import Perturbed
+    from validation.perturbation.graph import Perturbed
 
 # Sessions in the place of graphs, by name, each with the numbers of rows that it takes at once.
 Parts = Mapping[str, tuple[Session, range | None]]
@@ -116,10 +116,10 @@ class Stages:
     def _compare(self, stage: "Stage", reference: Session, candidate: Session, golden: "GoldenSet") -> Proof:
         """The checks of a stage: step by step with the states of the exported graphs, and of sequences, which each side
         runs with its own states. At the stage of the graphs the golden set has the reference's answers."""
-        from validation.comparison.free_running import free_running_checks, step_spreads
         from validation.comparison.sessions import drift_checks
+        from validation.comparison.tasks import free_running_checks, step_spreads
         from validation.golden.free_running import FreeRunningSession
-        from validation.metrics.along import Along
+        from validation.metrics.tally import Along
 
         of = self._graph_limits if stage == "quantization" else self._engine_limits
         expected = None if stage == "quantization" else reference
@@ -200,7 +200,7 @@ class Stages:
         """The chain with graphs that round as other kernels would. At the stage of the graphs these are the exported
         ones, in the precision that each engine has. rolled: the sequences that it takes whole, with its own states."""
         from validation.golden.free_running import FreeRunningSession
-        from validation.perturbation.sessions import perturb_chain, perturb_graph
+        from validation.perturbation.graph import perturb_chain, perturb_graph
 
         with ExitStack() as stack:
             found: dict[str, Perturbed] = {}

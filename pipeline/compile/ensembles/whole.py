@@ -1,18 +1,119 @@
-"""The data of an ensemble: samples of the inputs of the whole; where graphs have state, steps in order."""
+"""An ensemble as a whole: its samples, and the chain that its proof runs."""
 
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import IO, TYPE_CHECKING
 
+from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
-from enginesmith.core.state import State, step_inputs
-from enginesmith.core.types import Dim, TensorSpec
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import EnsembleFunction, State, name_dims, split_source, step_inputs
+from enginesmith.core.types import Dim, Session, TensorSpec
+from enginesmith.registry.store.base import Store, open_store
+from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps.blobs import fetch_graph
+from pipeline.compile.steps.keys import HOST_MEMORY_MIB, code_key
 from pipeline.values import Json
 
 if TYPE_CHECKING:
     from enginesmith.arrays import Array
+    from enginesmith.core.types import Tensors
+    from enginesmith.ensembles import Ensemble, EnsembleGraph
+    from pipeline.spec.model import ComputedData, ModelSpec
     from validation.data.joined import Steps
     from validation.data.samples import Samples
+
+
+# The graphs and functions of an ensemble in order, run as one session: exported graphs, or engines in their place.
+
+
+@dataclass(frozen=True)
+class ChainedGraph:
+    """A graph or a function of a chain. model: digest of the exported model; '' of a function.  inputs, outputs: its
+    tensors.  sources: what gives each of the inputs."""
+
+    name: str
+    model: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    sources: Mapping[str, str] = field(default_factory=dict)
+    function: EnsembleFunction | None = field(default=None, metadata=OMIT_DEFAULT)
+
+    @classmethod
+    def of_function(cls, function: EnsembleFunction) -> "ChainedGraph":
+        """A function of a chain."""
+        return cls(function.name, "", function.inputs, function.outputs, function.sources, function)
+
+
+def tensors_of(graphs: Sequence[ChainedGraph]) -> tuple[TensorSpec, ...]:
+    """The outputs of all graphs as 'GRAPH.OUTPUT'."""
+    found = ((graph.name, spec) for graph in graphs for spec in graph.outputs)
+    return tuple(TensorSpec(f"{name}.{spec.name}", spec.dtype, spec.shape) for name, spec in found)
+
+
+@contextmanager
+def open_chain(
+    place: Store,
+    graphs: Sequence[ChainedGraph],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    workdir: Path,
+    engines: "Mapping[str, tuple[Session, range | None]] | None" = None,
+) -> "Iterator[Ensemble]":
+    """Exported graphs, and functions in processes of their own, as one session. inputs, outputs: of the whole.
+    engines: sessions that take the place of graphs, by name, each with the numbers of rows that it takes at once.
+
+    Raises as `ReferenceSession`, and ModelError for a function that cannot be imported.
+    """
+    from builders.reference import ReferenceSession
+    from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows
+
+    with ExitStack() as stack:
+        opened = dict[str, EnsembleGraph]()
+        for graph in graphs:
+            if graph.name in (engines or {}):
+                session, rows = (engines or {})[graph.name]
+                opened[graph.name] = EnsembleGraph(session.run, session.inputs, graph.sources, session.outputs, rows)
+                continue
+            folder = Path(stack.enter_context(TemporaryDirectory(dir=workdir)))
+            if graph.function:
+                opened[graph.name] = stack.enter_context(_open_function(place, graph.function, folder))
+                continue
+            path = fetch_graph(place, graph.model, folder / "graph.onnx")
+            own = stack.enter_context(ReferenceSession(path, name=f"graph {graph.name!r}"))
+            rows = call_rows(own.inputs, own.outputs)
+            opened[graph.name] = EnsembleGraph(own.run, own.inputs, graph.sources, own.outputs, rows)
+        yield Ensemble(opened, inputs, outputs)
+
+
+@contextmanager
+def _open_function(place: Store, function: EnsembleFunction, folder: Path) -> "Iterator[EnsembleGraph]":
+    """A function in a process of its own. folder: for its files. Raises ModelError where it cannot be imported."""
+    from enginesmith.ensembles import function_node
+    from enginesmith.user_code.channel import CallFunction, CallOnce
+    from enginesmith.user_code.task import Task
+    from pipeline.sources.user_process import start_user_process
+
+    for name, digest in function.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        place.fetch(digest, path)
+    task = Task(CallFunction(folder, function.file, function.function, function.name))
+    with start_user_process(task) as process:
+        process.ask(task, CallOnce)
+
+        def run(inputs: "Tensors") -> "Tensors":
+            return process.ask(CallOnce(), CallOnce, dict(inputs))[1]
+
+        yield function_node(function.name, run, function.inputs, function.outputs, function.sources)
+
+
+# The data of an ensemble: samples of the inputs of the whole; where graphs have state, steps in order.
 
 
 @dataclass(frozen=True)
@@ -57,9 +158,253 @@ class WholeData:
     def open_steps(self) -> "tuple[Samples, Array | None, Steps | None]":
         """The samples, for each which sequence it is a step of, and which of them are one step. Raises as `open`,
         `read_order` and `read_steps`."""
-        from validation.data.joined import read_steps
-        from validation.data.sequences import read_order
+        from validation.data.joined import read_order, read_steps
 
         samples = self.open()
         order = read_order(samples, self.sequence or None)
         return samples, order, read_steps(samples, self.steps, order, self.dims)
+
+
+# The step that computes the samples of a graph: what the exported graphs before it give for the data of the whole;
+# in an ensemble with state, at each step of its sequences.
+
+
+# Arrays of computed samples: the sequence and the step that each is of. No input has such a name.
+SEQUENCE, STEP = "sequence number", "step number"
+
+
+@dataclass(frozen=True)
+class GraphSteps:
+    """How the samples of a graph are steps. state: whether it has state; without, a sample that is the same as that of
+    the step before is left out.  dim: of its inputs, along which several samples of the whole are one step; '' where
+    each step is one sample of the graph."""
+
+    state: bool
+    dim: str
+
+    @property
+    def arrays(self) -> tuple[str | None, dict[str, str] | None]:
+        """`sequence` and `steps` of the graph's data."""
+        return (SEQUENCE if self.state else None), ({self.dim: STEP} if self.state and self.dim else None)
+
+
+@dataclass(frozen=True)
+class RolledStep:
+    """A step of the whole. numbers: of its sequence, and of the step.  samples: how many of the whole it is of.
+
+    tensors: what it is given, without what steps before it gave, and what the graphs answered.
+    """
+
+    numbers: tuple[int, int]
+    samples: int
+    tensors: "Tensors"
+
+
+def find_graph_steps(
+    whole: WholeData, state: bool, inputs: Sequence[TensorSpec], sources: Mapping[str, str]
+) -> GraphSteps:
+    """Of a graph. state: whether it has state.  inputs: without its states.  sources: what gives them."""
+    joined = whole.steps[0] if whole.steps else ""
+    own = next((dim for dim, name in name_dims(inputs, sources, whole.inputs).items() if name == joined), "")
+    return GraphSteps(state, own)
+
+
+def roll_steps(chain: Session, whole: WholeData, states: Sequence[State]) -> Iterator[RolledStep]:
+    """All steps of the sequences of the whole, run by a chain that carries its states. states: of the chain. Raises
+    DataError for data that are no steps."""
+    import numpy as np
+
+    from enginesmith.streams import Streams
+    from validation.data.joined import GrownInputs, JoinedSteps, split
+
+    samples, order, steps = whole.open_steps()
+    firsts = steps.firsts if steps else np.arange(samples.count)
+    counts = np.diff(np.append(firsts, samples.count)).tolist()
+    source = JoinedSteps(samples, steps) if steps else samples
+    streams = Streams(chain.run, tuple(chain.inputs), states, whole.ends)
+    for number, sequence in enumerate(split(source, None if order is None else order[firsts])):
+        streams.reset()
+        grown = GrownInputs(streams.inputs)
+        for end, given in sequence:
+            answer = streams.run(grown.take(given))
+            yield RolledStep((number, end - 1), counts[end - 1], {**given, **answer})
+
+
+def list_rows(
+    rolled: Iterator[RolledStep],
+    steps: GraphSteps,
+    inputs: Sequence[TensorSpec],
+    sources: Mapping[str, str],
+    complete: bool,
+) -> "Iterator[dict[str, Array]]":
+    """The samples of a graph, one after the other. inputs, sources: of the graph, without its states.  complete: as in
+    `write_samples`. Raises DataError for what cannot be cut into the samples of a step."""
+    import numpy as np
+
+    before: Tensors = {}
+    numbers = -1, -1
+    for step in rolled:
+        taken = {name: step.tensors[source] for name, source in sources.items()}
+        parts = _cut(taken, steps.dim, step.samples, inputs) if steps.dim else [taken]
+        for part in parts:
+            if steps.state:
+                of = {SEQUENCE: step.numbers[0], STEP: step.numbers[1]} if steps.dim else {SEQUENCE: step.numbers[0]}
+                yield part | {name: np.array(at if complete else [at]) for name, at in of.items()}
+            elif numbers[0] != step.numbers[0] or not all(np.array_equal(part[name], before[name]) for name in part):
+                yield part
+            before, numbers = part, step.numbers
+
+
+def _cut(step: "Tensors", dim: str, count: int, inputs: Sequence[TensorSpec]) -> "list[dict[str, Array]]":
+    """The samples that a step was joined of: inputs with the dim in equal parts, the others in each."""
+    import numpy as np
+
+    parts = [dict(step) for _ in range(count)]
+    for spec in (spec for spec in inputs if dim in spec.shape):
+        axis = spec.shape.index(dim)
+        size = step[spec.name].shape[axis]
+        if size % count:
+            raise DataError(
+                f"input {spec.name!r} gets {size} along {dim!r} in a step of {count} samples, which is no multiple; "
+                "rename the dim of what is not of the step's samples"
+            )
+        for part, piece in zip(parts, np.split(step[spec.name], count, axis), strict=True):
+            part[spec.name] = piece
+    return parts
+
+
+LIMITS = ProcessLimits(3600, HOST_MEMORY_MIB, "give fewer samples", "run it on a machine with more memory")
+
+
+@dataclass(frozen=True)
+class ComputedSamples:
+    """Samples of one graph. data: blob, an .npz.  count: how many."""
+
+    data: str
+    count: int
+
+
+@dataclass(frozen=True)
+class ComputeSamples:
+    """Run what is before a graph over the data of the whole, and keep what it takes.
+
+    inputs, sources: of that graph, without its states.  steps: of a graph in an ensemble with state, how its samples
+    are steps; None else.
+    """
+
+    whole: WholeData
+    before: tuple[ChainedGraph, ...]
+    inputs: tuple[TensorSpec, ...]
+    sources: Mapping[str, str]
+    steps: GraphSteps | None = field(default=None, metadata=OMIT_NONE)
+
+    def run(self, context: WorkerContext) -> ComputedSamples:
+        """Its samples, streamed. Raises DataError for outputs that cannot be divided into samples."""
+        place, names = open_store(context.store), [graph.name for graph in self.before]
+        wanted = {source for source in self.sources.values() if split_source(source, names)}
+        outputs = [spec for spec in tensors_of(self.before) if spec.name in wanted]
+        samples = self.whole.open()
+        # A function may give any number of rows, each of which is a sample then.
+        complete = samples.complete and not _behind_functions(self.sources, self.before)
+        if self.steps is not None:
+            states = [state for state in self.whole.states if split_source(state.input, names)]
+            own, left = [state.input for state in states], [state.output for state in states]
+            outputs = [spec for spec in tensors_of(self.before) if spec.name in (*wanted, *left)]
+            others = {state.input for state in self.whole.states}.difference(own)
+            given = [spec for spec in self.whole.inputs if spec.name not in others]
+            with open_chain(place, self.before, given, outputs, context.workdir) as chain:
+                rolled = roll_steps(chain, self.whole, states)
+                rows = list_rows(rolled, self.steps, self.inputs, self.sources, complete)
+                path, count = write_samples(rows, complete, context.workdir)
+            return ComputedSamples(place.put_file(path), count)
+        with open_chain(place, self.before, self.whole.inputs, outputs, context.workdir) as chain:
+            runs = ((inputs, chain.run(inputs)) for inputs in samples.batches())
+            rows = ({name: {**given, **held}[source] for name, source in self.sources.items()} for given, held in runs)
+            path, count = write_samples(rows, complete, context.workdir)
+        return ComputedSamples(place.put_file(path), count)
+
+
+def _behind_functions(sources: Mapping[str, str], before: Sequence[ChainedGraph]) -> bool:
+    """Whether what these sources give was given by a function, or by a graph behind one."""
+    known = {graph.name: at for at, graph in enumerate(before)}
+    givers = {known[found[0]] for source in sources.values() if (found := split_source(source, known))}
+    # What a graph names of itself is an input of the whole, so each takes from those before it alone.
+    return any(before[at].function or _behind_functions(before[at].sources, before[:at]) for at in givers)
+
+
+def write_samples(rows: "Iterator[Tensors]", complete: bool, workdir: Path) -> tuple[Path, int]:
+    """An .npz of the samples of runs, one after the other, and how many there are; equal samples give equal bytes.
+
+    complete: whether each run is one sample that fills an entry of axis 0.  Raises DataError for an array that differs
+    in shape from run to run, or does not have a row for each sample, and where there is no sample.
+    """
+    import numpy as np
+
+    arrays, count = dict[str, np.ndarray](), 0  # of each the first, whose dtype and shape all have
+    with ExitStack() as stack:
+        files = dict[str, IO[bytes]]()
+        for inputs in rows:
+            size = 1 if complete else max((len(array) for array in inputs.values() if array.ndim), default=0)
+            count += size
+            for name, array in inputs.items():
+                entry = array[None] if complete else array
+                if name not in arrays:
+                    arrays[name] = entry
+                    files[name] = stack.enter_context((workdir / f"samples{len(files)}").open("w+b"))
+                _check_row(name, entry, arrays[name], size)
+                files[name].write(np.ascontiguousarray(entry, arrays[name].dtype).data)
+        if not count:
+            raise DataError("the data of the whole gives no sample: functions before the graph gave no row for any")
+        path = workdir / "samples.npz"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+            for name, array in arrays.items():
+                # A ZipInfo of a fixed time, so that equal samples give equal bytes.
+                with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as out:
+                    shape, kind = (count, *array.shape[1:]), np.lib.format.dtype_to_descr(array.dtype)
+                    head = {"descr": kind, "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(out, head)
+                    files[name].seek(0)
+                    shutil.copyfileobj(files[name], out)
+    return path, count
+
+
+def _check_row(name: str, entry: "Array", array: "Array", size: int) -> None:
+    if not entry.ndim or len(entry) != size:
+        many = entry.shape[0] if entry.ndim else "no axis of"
+        raise DataError(
+            f"input {name!r} gets {many} rows for {size} samples; store one complete input per entry of a new axis 0 "
+            "in the data of the whole"
+        )
+    if entry.shape[1:] != array.shape[1:]:
+        raise DataError(
+            f"input {name!r} is {list(entry.shape[1:])} for one sample and {list(array.shape[1:])} for another; "
+            "samples of one graph have one shape: give data of the whole for which it is the same"
+        )
+
+
+def compute_samples(
+    name: str,
+    section: str,
+    whole: WholeData,
+    before: Sequence[ChainedGraph],
+    spec: "ModelSpec",
+    sources: Mapping[str, str],
+    context: RunContext,
+    folder: Path,
+) -> "ComputedData":
+    """The samples of graph `name` as a file of `folder`, named by its content. section: golden or calibration.  spec,
+    sources: of the graph."""
+    from pipeline.spec.model import ComputedData
+
+    inputs = step_inputs(spec.tensors(), spec.states())
+    taken = {item.name: sources[item.name] for item in inputs}
+    steps = find_graph_steps(whole, bool(spec.state), inputs, taken) if whole.states else None
+    needed = tuple(before) if any(split_source(source, [g.name for g in before]) for source in taken.values()) else ()
+    request = ComputeSamples(whole, needed, inputs, taken, steps)
+    key = {**encode(request), "whole": whole.key, **code_key(ComputeSamples)}
+    job = Job(f"{section} data of {name}", request, context.store.uri, LIMITS)
+    found = context.once("ensemble-samples", job.name, key, job, lambda value: [value.data])
+    path = folder / f"{section}-{found.data[:32]}.npz"
+    if not path.exists():
+        context.store.fetch(found.data, path)
+    return ComputedData(path, *(steps.arrays if steps else ()))

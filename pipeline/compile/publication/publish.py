@@ -1,28 +1,307 @@
-"""The last step: a judged plan becomes a version with page and channel, or the version that already says the same.
+"""Publishes what was approved: the draft of a manifest, its blobs, the version."""
 
-A version is published before it is looked for which node drifted in the units that failed, which takes minutes: what is
-proven does not wait for what failed. What is found then stands beside the version and on its page.
-"""
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-
-from enginesmith.core.digest import canonical_json
-from enginesmith.core.origin import user
-from enginesmith.registry.manifest import EngineEntry
-from enginesmith.registry.versions.additions import add_latencies
+from enginesmith.client.resolve import PORTABLE
+from enginesmith.core.errors import canonical_json, digest_of, digest_of_path
+from enginesmith.core.hardware.machine import describe_host
+from enginesmith.core.parsing import user
+from enginesmith.core.reports.proof import Approved, approve
+from enginesmith.core.requirements import Requirement, for_target
+from enginesmith.core.text import format_bytes, now
+from enginesmith.core.types import QUANTIZED
+from enginesmith.registry.evidence.canaries import LAYERS, RECIPE, RECORD
+from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.versions.lookup import load
-from enginesmith.registry.versions.publish import Published, find_published, find_same, publish, published_without
-from pipeline.compile.causes import remember_builds
-from pipeline.compile.publication.draft import VersionDraft
-from pipeline.compile.publication.pages import DrawPage, Measured, add_attributions, failed_page, version_page
-from pipeline.compile.publication.provenance import with_provenance
-from pipeline.compile.run_context import RunContext
-from pipeline.outcome import JudgedUnit, Outcome, UnitResult
+from enginesmith.registry.versions.publish import (
+    Published,
+    add_latencies,
+    find_published,
+    find_same,
+    publish,
+    published_without,
+)
+from pipeline.compile.caches.judged import JudgedCache
+from pipeline.compile.causes import BuildSources, inputs_of, remember_builds
+from pipeline.compile.plan import describe_narrowing
+from pipeline.compile.publication.pages import (
+    DrawPage,
+    Measured,
+    add_attributions,
+    failed_page,
+    version_page,
+    with_provenance,
+)
+from pipeline.compile.run_context import RunContext, Work, versions
+from pipeline.outcome import Judged, JudgedUnit, Outcome, UnitResult
 from pipeline.progress.events import VersionSettled
-from pipeline.values import Attributed
+from pipeline.spec.model import ModelSpec
+from pipeline.values import Attributed, Exported, Graph, Json, Unit
 from validation.attribution.result import NamedAttribution, attach_attribution, read_attribution
-from validation.reporting.version_document import VersionDocument
+from validation.reporting.html import VersionDocument
+
+# What a run would publish, as values: the draft of the manifest, the entry of each unit, and what stands beside.
+
+
+# Entries of a manifest's provenance: the engine whose kernels another has, with other weights.
+REFITTED = "refitted from"
+
+# Of a unit whose checks failed on such inputs.
+RANDOM_INPUTS = (
+    "the checks ran on random numbers, on which many models answer nothing but noise; "
+    "give real inputs in golden.data (enginesmith init --from-requests makes them)"
+)
+# Of an fp16 graph that overflowed.
+UNMEASURED = (
+    "without calibration data nothing says which tensors leave the range of fp16; with calibration.data these stay in "
+    "fp32 (enginesmith init --from-requests makes it)"
+)
+# Of a graph that gives more or fewer rows after rounding.
+SELECTING = (
+    "how many rows an output has follows from the data, as where a graph selects boxes itself: rounding selects "
+    "others; let a task metric judge (golden.metric with decides, docs/guides/task-metrics.md)"
+)
+# What a version is made with, whichever compilers its engines come from.
+TOOLS = ("enginesmith", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
+HINTS = RANDOM_INPUTS, UNMEASURED, SELECTING
+
+
+@dataclass(frozen=True)
+class VersionDraft:
+    """All that a run has to publish. manifest: without version and engines.
+
+    approved: each usable engine with its proof.  others: the units that were refused or failed.
+    units: names of all, in the plan's order.  judged: the units that were not refused, with what was measured.
+    blake3: of blobs that are pulled, by digest, where known.  channel, wanted_version: as the spec says.
+    narrowed: the part of the spec that the run asked for, in words; None where that is all of it.
+    reads: see `Exported`.  read_sources: reads what the engines were built from, for the next plan.
+    caches: compile caches, those that failed or were refused among them.
+    """
+
+    manifest: Manifest
+    approved: tuple[tuple[EngineEntry, Approved], ...]
+    others: tuple[EngineEntry, ...]
+    units: tuple[str, ...]
+    judged: tuple[JudgedUnit, ...]
+    blake3: Mapping[str, str | None]
+    channel: str | None
+    wanted_version: str | None
+    reads: str
+    read_sources: Callable[[], BuildSources]
+    caches: tuple[JudgedCache, ...] = ()
+    narrowed: str | None = None
+
+
+def draft_version(found: Judged, caches: Sequence[JudgedCache], work: Work) -> VersionDraft:
+    """What a run publishes of what it found. Raises OSError for a file of the spec that is gone."""
+    spec, exported, plan, judged = work.spec, found.exported, found.plan, found.units
+    approved: list[tuple[EngineEntry, Approved]] = []
+    others = [EngineEntry(**_unit_fields(unit), status="refused", reason=unit.reason) for unit in plan.refused]
+    for item in judged:
+        if item.report and (proof := approve(item.report)):
+            approved.append((entry_of(item, proof.report.digest), proof))
+        else:
+            fields = _unit_fields(item.built.unit) | _checks_and_notes(item)
+            fields["notes"] = (*fields["notes"], *_hint(spec, exported, item))
+            others.append(EngineEntry(**fields, status="failed", reason=item.reason))
+    blake3 = {record.digest: record.blake3 for item in judged if (record := item.built.record)}
+    manifest = _draft_manifest(spec, found)
+    if caches:
+        keys = [[item.entry.unit, item.entry.build_key, item.entry.status] for item in caches]
+        manifest = replace(manifest, content=digest_of([manifest.content, keys]))
+
+    def read_sources() -> BuildSources:
+        return BuildSources(inputs_of(work), exported.reads, exported.model.digest, exported.golden)
+
+    return VersionDraft(
+        manifest=manifest,
+        approved=tuple(say_which_are_large(approved, manifest)),
+        others=tuple(others),
+        units=tuple(unit.name for unit in plan.units),
+        judged=judged,
+        blake3={**blake3, exported.model.digest: exported.model.blake3},
+        channel=spec.publication.channel,
+        wanted_version=spec.version,
+        reads=exported.reads,
+        read_sources=read_sources,
+        caches=tuple(caches),
+        narrowed=describe_narrowing(spec, work.selection),
+    )
+
+
+def _hint(spec: ModelSpec, exported: Exported, failed: JudgedUnit) -> Iterator[str]:
+    """What data would show, or mend, of a unit whose checks failed."""
+    checks = failed.report.checks if failed.report else ()
+    if checks and exported.golden_inputs is None:
+        yield RANDOM_INPUTS
+    overflows = any(check.name == "nonfinite" and not check.passed for check in checks)
+    if overflows and failed.built.unit.request.precision == "fp16" and spec.calibration is None:
+        yield UNMEASURED
+    resized = any(check.name == "shape" and check.joint == "quantization" and not check.passed for check in checks)
+    if resized and not (spec.golden and spec.golden.metrics):
+        yield SELECTING
+
+
+def say_which_are_large(
+    approved: Sequence[tuple[EngineEntry, Approved]], manifest: Manifest
+) -> list[tuple[EngineEntry, Approved]]:
+    """The engines, those with a note that are narrower than fp16 and larger than the fp16 engine beside them.
+
+    manifest: says which shards they have.
+    """
+    entries = [replace(entry, size_bytes=manifest.size_of(entry)) for entry, _ in approved]
+    notes = [_compare_with_fp16(entry, entries) for entry in entries]
+    return [
+        (replace(entry, notes=(*entry.notes, note)) if note else entry, proof)
+        for (entry, proof), note in zip(approved, notes, strict=True)
+    ]
+
+
+def _compare_with_fp16(entry: EngineEntry, entries: Sequence[EngineEntry]) -> str | None:
+    """That a GPU engine narrower than fp16 is larger than the fp16 engine of its target and backend; else None.
+
+    What makes a compiler's int8 engine larger, such as weights kept in two forms, does not make it faster.
+    """
+    for_cpu = entry.compute_capability is None and entry.target != PORTABLE
+    if entry.precision not in QUANTIZED or for_cpu or not entry.size_bytes:
+        return None
+    same = (entry.target, entry.backend, "fp16")
+    half = next((item for item in entries if (item.target, item.backend, item.precision) == same), None)
+    if half is None or not half.size_bytes or entry.size_bytes <= half.size_bytes:
+        return None
+    return f"larger than the fp16 engine ({format_bytes(entry.size_bytes)} against {format_bytes(half.size_bytes)})"
+
+
+def _draft_manifest(spec: ModelSpec, found: Judged) -> Manifest:
+    exported, plan, judged = found.exported, found.plan, found.units
+    graphs = {unit.graph.variant: unit.graph for unit in plan.units}.values()
+    sources = {"onnx": exported.model.digest, "golden": exported.golden}
+    sources |= {f"graph {graph.variant.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
+    resolved = resolved_spec(spec)
+    # How long engines are timed changes nothing about what they are.
+    said = resolved | {"validation": {k: v for k, v in resolved["validation"].items() if k != "latency"}}
+    # One method chooses other ranges for other schemes, so that each int8 graph has scales of its own.
+    scales = {f"scales {graph.variant.name}": graph.scales for graph in graphs if graph.scales}
+    provenance = {"spec": digest_of(said), **_digest_files(spec), **scales}
+    units = [[item.built.unit.name, item.built.unit.request.key] for item in judged]
+    refused = [[unit.name, unit.reason] for unit in plan.refused]
+    content = digest_of({"spec": said, "sources": sources, "inputs": provenance, "units": units, "refused": refused})
+    return Manifest(
+        model=spec.model,
+        version="",
+        created_at=now(),
+        content=content,
+        spec=resolved,
+        # What stands beside the engines changes nothing about what they are either.
+        sources=sources | _blobs_beside(graphs) | layers(judged),
+        provenance=provenance | list_refitted(judged),
+        toolchain=versions(*TOOLS),
+        host=describe_host(),
+        metrics={graph.variant.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
+        shards=_list_shards(exported, graphs, judged),
+    )
+
+
+def _list_shards(
+    exported: Exported, graphs: Collection[Graph], judged: Sequence[JudgedUnit]
+) -> dict[str, dict[str, int]]:
+    found = {exported.model.digest: exported.model.shards}
+    found |= {graph.model: graph.shards for graph in graphs}
+    found |= {record.digest: record.shards for item in judged if (record := item.built.record)}
+    return {digest: dict(shards) for digest, shards in found.items() if shards}
+
+
+def resolved_spec(spec: ModelSpec) -> Json:
+    """The spec with every default filled in, as a manifest keeps it.
+
+    But for limits: there null lifts a limit, so one that was not given must stay absent, or reading the manifest back
+    would lift it. Publication, build and timeouts say where a version goes and what making it may cost, not what it is;
+    a frozen golden set is named by its digest already.
+    """
+    costs = dict.fromkeys(("publication", "build", "timeouts"), True)
+    resolved: Json = spec.model_dump(mode="json", exclude={**costs, "validation": True, "golden": {"frozen": True}})
+    return {**resolved, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
+
+
+def _digest_files(spec: ModelSpec) -> dict[str, str]:
+    """Digests of the files that a spec names."""
+    files = {
+        "source": spec.source_file,
+        "weights": spec.source.weights,
+        "calibration data": spec.calibration.file if spec.calibration else None,
+        "golden data": spec.golden.data if spec.golden else None,
+    }
+    return {name: digest_of_path(spec.file(file)) for name, file in files.items() if file}
+
+
+def _blobs_beside(graphs: Collection[Graph]) -> dict[str, str]:
+    """What quantizing did, how graphs were written (with the float models that a search wrote: attribution rewrites
+    them)."""
+    found = {f"{RECORD} {graph.variant.name}": graph.record for graph in graphs if graph.record}
+    recipes = [(graph.variant.name, graph.recipe) for graph in graphs if graph.recipe]
+    found |= {f"{RECIPE} {variant}": recipe.digest for variant, recipe in recipes}
+    return found | {f"searched model of {variant}": recipe.model for variant, recipe in recipes if recipe.model}
+
+
+def layers(judged: Sequence[JudgedUnit]) -> dict[str, str]:
+    """Blobs with what compilers tell of the layers, per engine."""
+    known = [(item.built.unit.name, record.extras) for item in judged if (record := item.built.record)]
+    return {f"{LAYERS} {unit}": extras["layers"] for unit, extras in known if "layers" in extras}
+
+
+def list_refitted(judged: Sequence[JudgedUnit]) -> dict[str, str]:
+    """Digests of the engines whose kernels these have, per engine that was refitted."""
+    known = [(item.built.unit.name, record) for item in judged if (record := item.built.record)]
+    return {f"{REFITTED} {unit}": record.refitted_from for unit, record in known if record.refitted_from}
+
+
+def entry_of(item: JudgedUnit, report: str) -> EngineEntry:
+    """The manifest's entry of a unit with an engine. report: digest of its validation report."""
+    record = item.built.record
+    return EngineEntry(
+        **_unit_fields(item.built.unit, record.requires if record else ()),
+        **_checks_and_notes(item),
+        status="proven" if item.verdict == "proven" else "unproven",
+        reason=item.reason,
+        digest=item.built.digest,
+        size_bytes=record.size_bytes if record else 0,
+        suffix=record.suffix if record else "",
+        report=report,
+    )
+
+
+def _unit_fields(unit: Unit, requires: tuple[Requirement, ...] = ()) -> Json:
+    """What an entry has of its unit; without an engine it requires the processor that the unit is for."""
+    request = unit.request
+    return {
+        "target": request.target.name,
+        "precision": request.precision,
+        "backend": request.backend,
+        "compute_capability": request.target.compute_capability,
+        "product": request.target.product,
+        "build_key": request.key,
+        "graph": request.model,
+        "scales": unit.graph.scales,
+        "options": dict(request.options),
+        "toolchain": dict(request.toolchain),
+        "inputs": request.inputs,
+        "outputs": request.outputs,
+        "profiles": request.profiles,
+        "requires": requires or (for_target(request.target),),
+        "quantized_states": request.quantized_states,
+    }
+
+
+def _checks_and_notes(item: JudgedUnit) -> Json:
+    counts = {"checks": item.report.counts} if item.report else {}
+    return {**counts, "notes": (*item.built.unit.graph.notes, *item.built.notes)}
+
+
+# The last step: a judged plan becomes a version with page and channel, or the version that already says the same.
+#
+# A version is published before it is looked for which node drifted in the units that failed, which takes minutes: what
+# is proven does not wait for what failed. What is found then stands beside the version and on its page.
 
 
 def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str], context: RunContext) -> Outcome:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from builders.backends import discovery
 from builders.backends.optional_methods import opening_parts
 from builders.execution.jobs import Job, Request, WorkerContext
-from builders.onnx_graphs.shard_names import has_shards
+from builders.onnx_graphs.bodies import has_shards
 from enginesmith.core.codec import decode, encode_document, encode_fields
 from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError, StepError, UnavailableError
 from enginesmith.core.reports.proof import OVERLAP, PADDING, Check
@@ -21,10 +21,9 @@ from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import Work
 from pipeline.compile.steps.blobs import MEASURED_BYTES, fetch_graph, golden_set, proof_of, runnable, text_of
-from pipeline.compile.steps.drift_limits import CompiledLimits, WrittenLimits
 from pipeline.compile.steps.graphs import GraphRecipe
 from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
-from pipeline.compile.steps.proofs import cases_of
+from pipeline.compile.steps.proofs import CompiledLimits, WrittenLimits, cases_of
 from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
 from pipeline.values import Attributed, Built, EngineBlob
@@ -127,7 +126,7 @@ class AttributeGraph:
     def run(self, context: WorkerContext) -> AttributionFound:
         """The attribution, in the store. Raises IntegrityError for a recipe that cannot be read."""
         from builders.reference import ReferenceSession
-        from validation.attribution.attribute import attribute as attribute_drift
+        from validation.attribution.sweep import attribute as attribute_drift
         from validation.comparison.sessions import expected_checks
         from validation.comparison.tasks import lift_limits
 
@@ -178,8 +177,8 @@ def _judge_trials(
     Most trials fail by far, or on an edge that failed before; only those that do not run on everything.
     """
     from builders.reference import ReferenceSession
-    from validation.comparison.outputs import golden_drifts
-    from validation.comparison.partial import find_broken, list_limits
+    from validation.comparison.sessions import golden_drifts
+    from validation.comparison.tasks import find_broken, list_limits
 
     edges, limits = _failing_edges(expected, found, before), list_limits(item for item in before if not item.passed)
     few, whole = _worst_golden(expected, found) if limits else [], golden_drifts(expected)
@@ -212,8 +211,8 @@ class AttributeEngine:
     def run(self, context: WorkerContext) -> AttributionFound:
         """The attribution, in the store. Raises InputError for an engine of another backend."""
         from builders.reference import ReferenceSession
-        from validation.attribution.attribute import attribute as attribute_drift
         from validation.attribution.onnx_graph import OnnxGraph
+        from validation.attribution.sweep import attribute as attribute_drift
         from validation.comparison.sessions import drift_checks
 
         clock = Clock(self.seconds)
@@ -328,8 +327,7 @@ def _propose(
 
 
 def _keep(place: Store, found: "Attribution", proposal: "Proposal | None") -> AttributionFound:
-    from validation.attribution.formatting import summarize
-    from validation.attribution.result import MOST_ROWS
+    from validation.attribution.result import MOST_ROWS, summarize
 
     snippet = (proposal.snippet if proposal else None) or ""
     value = replace(found, rows=found.rows[:MOST_ROWS], proposal=proposal)

@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.backends import compatibility, discovery
-from builders.onnx_graphs.shard_names import list_shards
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import DataError, IntegrityError
+from builders.backends import discovery
+from builders.backends import discovery as compatibility
+from builders.onnx_graphs.bodies import list_shards
+from enginesmith.core.errors import DataError, IntegrityError, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
-from enginesmith.core.reports.free_running import FreeRunning
-from enginesmith.core.reports.proof import Check, Spread, name_task_checks
+from enginesmith.core.reports.proof import Check, FreeRunning, Spread, name_task_checks
 from enginesmith.core.requirements import Weights
 from enginesmith.core.types import Engine, Precision, Session
 from enginesmith.registry.store.base import Store
@@ -27,7 +26,7 @@ from validation.metrics.tasks.terms import TaskMetric
 MEASURED_BYTES = 16 << 30
 
 if TYPE_CHECKING:
-    from validation.golden.answers import RecordedSession
+    from validation.golden.free_running import RecordedSession
     from validation.golden.golden_set import GoldenSet
 
 
@@ -134,7 +133,7 @@ def open_reference(store: Store, path: Path, golden: "GoldenSet", answers: str |
     golden set on this kind of machine; without them, or where they cannot be read, it is run for all of them. Raises as
     `ReferenceSession`."""
     from builders.reference import ReferenceSession, threads_for
-    from validation.golden.answers import RecordedSession
+    from validation.golden.free_running import RecordedSession
     from validation.golden.golden_set import GoldenSet
 
     known = None

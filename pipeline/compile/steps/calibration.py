@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Executor, Job, Needs, WorkerContext
 from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
-from enginesmith.core.digest import digest_of, digest_of_file, digest_of_path
-from enginesmith.core.errors import DataError
+from enginesmith.core.errors import DataError, digest_of, digest_of_file, digest_of_path
 from enginesmith.core.state import State, step_inputs
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.user_code.entry_point import source_files
@@ -69,9 +68,8 @@ class ObservePart:
         from builders.onnx_graphs.outline import load_outline
         from pipeline.quantization.insertion_points import activations, prepare_model, tensors_to_measure
         from pipeline.quantization.statistics.observe import observe as observe_samples
-        from validation.data.overlap import DigestCollector
+        from validation.data.joined import DigestCollector, SequenceSamples
         from validation.data.samples import Samples
-        from validation.data.sequences import SequenceSamples
 
         place = open_store(context.store)
         model = fetch_graph(place, self.model, context.workdir / "model.onnx")
@@ -112,7 +110,7 @@ class MergeParts:
     def run(self, context: WorkerContext) -> Observed:
         """What all the samples showed."""
         from pipeline.quantization.statistics.observations import Observations
-        from validation.data.overlap import merge_digests
+        from validation.data.joined import merge_digests
 
         place = open_store(context.store)
         blobs = [part.observations for part in self.parts]
@@ -135,9 +133,8 @@ def complete_samples(stored: "SampleSource", samples: CalibrationSamples, model:
     hands on. Raises DataError for an array of sequences that is not there."""
     from builders.reference import ReferenceSession, threads_for
     from enginesmith.streams import Streams
-    from validation.data.joined import read_steps
+    from validation.data.joined import SequenceSamples, read_order, read_steps
     from validation.data.samples import Samples
-    from validation.data.sequences import SequenceSamples, read_order
 
     if not samples.states:
         return stored

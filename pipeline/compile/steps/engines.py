@@ -19,14 +19,13 @@ from builders.execution.jobs import Job, Needs, ReducedRequest, WorkerContext
 from builders.execution.process import enter_phase
 from builders.execution.scrub import scrubber
 from enginesmith.core.codec import Excerpt, encode, parse_as
-from enginesmith.core.digest import Digest, canonical_json, digest_of
-from enginesmith.core.errors import EnginesmithError, StepError
+from enginesmith.core.errors import Digest, EnginesmithError, StepError, canonical_json, digest_of
 from enginesmith.core.hardware.machine import driver_version
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.text import now
 from enginesmith.core.types import Backend, BuildFailure, BuildRequest, Engine, Target
 from enginesmith.registry.builds.build_history import Expectation
-from enginesmith.registry.builds.records import remember
+from enginesmith.registry.builds.runs import remember
 from enginesmith.registry.store.base import Store, change, open_store
 from enginesmith.registry.store.layout import timing_key
 from pipeline.compile.run_context import RunContext, Work, stops_run

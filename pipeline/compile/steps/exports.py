@@ -1,34 +1,173 @@
-"""The step that exports a model to canonical ONNX, freezes its golden set and compares the two.
-
-Two records are kept, because a new golden set needs no new export; one process makes both, because both need the
-framework. A new golden set is compared with the one before it: a change is reported, and refused where the spec froze
-one.
-"""
+"""The step export: its request, key, job and result."""
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from builders.execution.jobs import Job, WorkerContext
 from enginesmith.core.codec import encode
-from enginesmith.core.digest import digest_of, digest_of_file, digest_of_path
-from enginesmith.core.errors import DataError, InputError, ModelError, StepError
-from enginesmith.registry.store.base import Store
+from enginesmith.core.errors import (
+    DataError,
+    InputError,
+    ModelError,
+    StepError,
+    digest_of,
+    digest_of_file,
+    digest_of_path,
+)
+from enginesmith.core.state import step_inputs
+from enginesmith.registry.store.base import Store, open_store
 from enginesmith.user_code.entry_point import imported_packages, source_files
 from pipeline.compile.run_context import RunContext, Work, import_versions
-from pipeline.compile.steps.blobs import fetch
-from pipeline.compile.steps.export_model import ExportModel, ExportOutcome, FrozenGolden
+from pipeline.compile.steps.blobs import fetch, fetch_graph, proof_of, put_graph, this_machine
 from pipeline.compile.steps.keys import WRITE_MODEL, code_key, limits_of, metrics_of, shapes_of, step_limits
 from pipeline.progress.events import Finished
-from pipeline.sources.request import MOST_EMBEDDED_BYTES, ExportRequest
-from pipeline.values import Exported, Json, LatestGolden, OnnxModel, Proof
+from pipeline.sources.user_process import MOST_EMBEDDED_BYTES, ExportRequest
+from pipeline.values import Exported, Json, KeptAnswers, LatestGolden, ModelShapes, OnnxModel, Proof
+from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
-    from validation.golden.change import GoldenChange
+    from validation.data.samples import Samples
+    from validation.golden.golden_set import GoldenChange
+
+
+# What the process of an export does: canonical ONNX, the golden set, and the comparison of the two, as blobs.
+
+
+@dataclass(frozen=True)
+class FrozenGolden:
+    """A golden set. golden: its digest.  inputs: blob with the digests of real samples; None where they are random.
+
+    notes: for people.  proof: the parity of framework and ONNX.  answers: as in `Exported`.
+    """
+
+    golden: str
+    inputs: str | None
+    notes: tuple[str, ...]
+    proof: Proof
+    answers: KeptAnswers | None = None
+
+    @property
+    def blobs(self) -> list[str]:
+        """Digests of the blobs that it names."""
+        named = (self.golden, self.inputs, self.answers and self.answers.blob)
+        return [digest for digest in named if digest]
+
+
+@dataclass(frozen=True)
+class ExportOutcome:
+    """What an export gave. model: None where it was known."""
+
+    model: OnnxModel | None
+    golden: FrozenGolden
+
+
+@dataclass(frozen=True)
+class ExportModel:
+    """Export to canonical ONNX, freeze the golden set and compare the two (the export stage).
+
+    known: digest of the exported model when only the golden set is new.  data: the file or folder of the golden inputs,
+    labels, sequence: its arrays of right answers and of which sequence each sample is of; None where there are none.
+    steps: as in `read_steps`.
+    """
+
+    source: ExportRequest
+    known: str | None
+    data: Path | None
+    labels: str | None
+    metrics: tuple[TaskMetric, ...]
+    limits: Mapping[str, float]
+    sequence: str | None = None
+    steps: tuple[str, str] | None = None
+
+    def run(self, context: WorkerContext) -> ExportOutcome:
+        """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
+        from builders.onnx_graphs.outline import load_outline
+        from builders.onnx_graphs.structure import find_dependences
+        from builders.reference import ReferenceSession, threads_for
+        from pipeline.sources.export import export as export_source
+        from validation.comparison.tasks import unmeasured_checks
+        from validation.data.joined import golden_digests, read_order, read_steps, split, window_digests
+        from validation.golden.golden_set import GoldenSet
+
+        place, workdir, labels = open_store(context.store), context.workdir, self.labels
+        extra = [name for name in (labels, self.sequence, self.steps and self.steps[1]) if name]
+        samples = _open_golden_samples(self.data, self.source, extra) if self.data else None
+        column = samples.column(labels) if samples and labels else None
+        order = read_order(samples, self.sequence) if samples else None
+        steps = read_steps(samples, self.steps, order, self.source.dims) if samples else None
+        known = fetch_graph(place, self.known, workdir / "known.onnx") if self.known else None
+        exported = export_source(self.source, samples, column, workdir, self.limits, known, order, steps)
+        frozen = GoldenSet.load(exported.golden)
+        drifts = exported.spreads, exported.free_running
+        proof = Proof(exported.checks, (), *drifts)
+        if self.metrics:
+            threads = threads_for(exported.onnx, bool(self.source.states))
+            with ReferenceSession(exported.onnx, threads=threads, name="the exported model") as session:
+                proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", drifts)
+        named = find_dependences(load_outline(exported.onnx).graph)
+        proof = replace(proof, checks=(*proof.checks, *unmeasured_checks(frozen, named, self.metrics)))
+        inputs = None
+        if samples and self.source.states:
+            sequences = (map(itemgetter(1), steps) for steps in split(samples, order))
+            inputs = place.put_bytes(window_digests(sequences))
+        elif samples:
+            groups = (case.inputs for case in frozen.of_kind("golden"))
+            inputs = place.put_bytes(golden_digests(groups, samples.complete))
+        model = (
+            None if self.known else store_model(place, exported.onnx, ModelShapes(self.source.inputs, self.source.dims))
+        )
+        answers = KeptAnswers(place.put_file(exported.answers), this_machine()) if exported.answers else None
+        golden = FrozenGolden(place.put_file(exported.golden), inputs, exported.notes, proof, answers)
+        return ExportOutcome(model, golden)
+
+
+def _open_golden_samples(data: Path, wanted: ExportRequest, extra: Sequence[str]) -> "Samples":
+    """The golden inputs. Raises DataError; ModelError instead where it is the spec that names other inputs than an ONNX
+    source has."""
+    from pipeline.sources.canonical import check_names
+    from pipeline.sources.onnx_model import load_onnx, specs_of
+    from validation.data.samples import Samples
+
+    try:
+        return Samples.open(data, step_inputs(wanted.inputs, wanted.states), wanted.dims, extra)
+    except DataError:
+        if wanted.kind == "onnx":
+            own, _ = specs_of(load_onnx(wanted.root / wanted.file, wanted.root, wanted.most_embedded_bytes))
+            taken = [spec.name for spec in own if spec.name not in wanted.arguments]
+            check_names(taken, [spec.name for spec in wanted.inputs])
+        raise
+
+
+def store_model(place: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
+    """Put the canonical ONNX file `path` into the store: its digests, and what the steps after it ask of it."""
+    from builders.onnx_graphs.outline import load_outline
+    from pipeline.quantization.graph import tidy
+    from pipeline.quantization.insertion_points import count_integer_nodes
+    from pipeline.quantization.schemes.qdq import carries_qdq
+    from pipeline.quantization.shares import narrow_share, sizes_at
+    from pipeline.sources.onnx_model import specs_of
+
+    model = load_outline(path)
+    inputs, outputs = specs_of(model)
+    stored = put_graph(place, path)
+    opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+    quantized = carries_qdq(model)
+    share = narrow_share(tidy(model), (), sizes_at(shapes)) if quantized else None
+    own = quantized, stored.blob.blake3, count_integer_nodes(model), stored.shards, share
+    return OnnxModel(stored.blob.digest, tuple(inputs), tuple(outputs), opset, *own)
+
+
+# The step that exports a model to canonical ONNX, freezes its golden set and compares the two.
+#
+# Two records are kept, because a new golden set needs no new export; one process makes both, because both need the
+# framework. A new golden set is compared with the one before it: a change is reported, and refused where the spec froze
+# one.
 
 
 def check_frozen(golden: str, work: Work) -> None:
@@ -64,8 +203,7 @@ def latest_golden(model: str, context: RunContext) -> str | None:
 
 def golden_change(store: Store, before: str, after: str) -> "GoldenChange":
     """The difference of two golden sets of a registry. Raises DataError for a blob that is none."""
-    from validation.golden.change import change
-    from validation.golden.golden_set import GoldenSet
+    from validation.golden.golden_set import GoldenSet, change
 
     with TemporaryDirectory(prefix="enginesmith-golden-") as folder:
         sets = [GoldenSet.load(fetch(store, digest, Path(folder) / digest)) for digest in (before, after)]

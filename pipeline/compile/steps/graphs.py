@@ -25,11 +25,11 @@ from pipeline.compile.steps.blobs import (
     text_of,
 )
 from pipeline.compile.steps.calibration import CalibrationMethod, calibration_method, chosen_ranges
-from pipeline.compile.steps.drift_limits import WrittenLimits, as_written
 from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, model_shapes, step_limits
+from pipeline.compile.steps.proofs import WrittenLimits, as_written
 from pipeline.compile.steps.search import node_overrides, not_searched
-from pipeline.quantization.notes import QuantizationNotes, refuse_share
-from pipeline.quantization.schemes.overrides import Override
+from pipeline.quantization.ranges import QuantizationNotes, refuse_share
+from pipeline.quantization.schemes.qdq import Override
 from pipeline.values import (
     Exported,
     Graph,
@@ -49,7 +49,7 @@ from validation.metrics.tasks.terms import TaskMetric
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from enginesmith.core.reports.quantization import QuantizationRecord
+    from enginesmith.core.reports.breakdown import QuantizationRecord
     from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.statistics.observations import Observations
     from pipeline.spec.model import ModelSpec
@@ -122,11 +122,10 @@ class WriteGraph:
         """The graph, its scales, the record of what quantizing did, and its recipe. Raises InputError for a rule that
         matches no node."""
         from builders.onnx_graphs.weights import load_graph
-        from pipeline.quantization.insertion_points import prepare_model
+        from pipeline.quantization.insertion_points import prepare_model, scale_states
         from pipeline.quantization.ranges import Ranges
         from pipeline.quantization.schemes.write import write as write_variant
         from pipeline.quantization.shares import narrow_share, sizes_at
-        from pipeline.quantization.states import scale_states
         from pipeline.quantization.statistics.observations import Observations
         from pipeline.sources.onnx_model import save_onnx, specs_of
 
@@ -182,7 +181,7 @@ class WriteGraph:
     ) -> "QuantizationRecord":
         """What quantizing did, tensor by tensor. models: the float model and the written one."""
         from pipeline.quantization.record import Evidence, record
-        from pipeline.quantization.search.choice import SearchDocument
+        from pipeline.quantization.search.trial import SearchDocument
         from pipeline.quantization.statistics.observations import Observations
 
         (model, written), variant, choice = models, self.variant, self.choice
@@ -223,10 +222,10 @@ class CheckGraph:
     def run(self, context: WorkerContext) -> Proof:
         """The checks, that of the samples among them."""
         from builders.reference import ReferenceSession, threads_for
-        from validation.comparison.free_running import check_free_running, step_spreads
         from validation.comparison.sessions import decision_checks, drift_checks
-        from validation.data.overlap import overlap_check
-        from validation.metrics.along import Along
+        from validation.comparison.tasks import check_free_running, step_spreads
+        from validation.data.joined import overlap_check
+        from validation.metrics.tally import Along
 
         place, along, workdir = open_store(context.store), Along(), context.workdir
         frozen = golden_set(place, self.golden, workdir)

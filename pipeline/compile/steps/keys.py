@@ -1,24 +1,49 @@
-"""What the steps have in common: their limits, what their keys hold of code, the shapes of a spec."""
+"""Keys of steps, and the step that measures latency."""
 
 import os
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from builders.execution.jobs import ProcessLimits
+from builders.as_built import call_as_built
+from builders.backends import discovery
+from builders.backends.discovery import open_engine
+from builders.backends.optional_methods import get_profiling, opening_parts
+from builders.execution.jobs import Job, Needs, ProcessLimits, WorkerContext
 from enginesmith.core.codec import encode
-from enginesmith.core.types import Precision
-from pipeline.compile.closure.code import Root, find_code
-from pipeline.compile.run_context import versions
-from pipeline.values import Json, ModelShapes
+from enginesmith.core.errors import EnginesmithError, StepError, UnavailableError, canonical_json
+from enginesmith.core.hardware.cpu_kinds import why_no_proof
+from enginesmith.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
+from enginesmith.core.text import now
+from enginesmith.core.types import Backend, Engine, Precision
+from enginesmith.registry.store.base import Store, open_store
+from pipeline.compile.closure.code import Root, backend_root, find_code
+from pipeline.compile.run_context import Work, versions
+from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set
+from pipeline.outcome import JudgedUnit
+from pipeline.progress.events import Finished
+from pipeline.values import Built, EngineBlob, Exported, Json, ModelShapes
+from validation.latency.machine import machine
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
+    from enginesmith.core.reports.breakdown import TimeBreakdown
+    from enginesmith.core.reports.latency import BucketLatency
     from pipeline.spec.model import ModelSpec
+    from pipeline.spec.validation import Latency
+    from validation.latency.measurement.loop import BucketInputs
+    from validation.latency.roofline.costs import GraphCosts
+
+
+# What the steps have in common: their limits, what their keys hold of code, the shapes of a spec.
+
 
 # Nearly all of this machine's memory: a runaway step must not take the machine with it.
 HOST_MEMORY_MIB = int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
 # What makes the first of the two records of an export: another golden set needs no new export.
-WRITE_MODEL = ("pipeline.sources.export:write_model", "pipeline.compile.steps.export_model:store_model")
+WRITE_MODEL = ("pipeline.sources.export:write_model", "pipeline.compile.steps.exports:store_model")
 # Packages that no code of ours imports: PyTorch's exporter is written in it.
 _BEHIND = {"torch": ("onnxscript",)}
 _DISTRIBUTIONS = {"google": "protobuf", "onnx_ir": "onnx-ir"}
@@ -85,3 +110,183 @@ def shapes_of(spec: "ModelSpec") -> Json:
         "outputs": list(spec.outputs) if spec.outputs else None,
         "dims": [encode(dim) for dim in spec.named_dims()],
     }
+
+
+# The step that times an engine where it runs: after everything else, one engine at a time, in processes of its own in
+# which nothing else was loaded.
+
+
+# Runs under the profiler: as many as fit the bucket's time, within these.
+FEWEST_PROFILED, MOST_PROFILED = 5, 60
+
+
+@dataclass(frozen=True)
+class TimedEngine:
+    """latency: digest of the latency report, as a blob."""
+
+    latency: str
+
+
+@dataclass(frozen=True)
+class MeasureEngine:
+    """Measure latency, memory and time breakdown of one engine. golden: digest of the set that the inputs are from."""
+
+    engine: EngineBlob
+    golden: str
+    shapes: ModelShapes
+    terms: LatencyTerms
+
+    def run(self, context: WorkerContext) -> TimedEngine:
+        """The report's digest; the report is in the store. Raises EnginesmithError for an engine that cannot be run."""
+        from validation.latency.measurement.loop import tuned_for
+        from validation.latency.measurement.measure import measure_engine
+        from validation.latency.roofline.costs import graph_costs
+
+        place, workdir, terms = open_store(context.store), context.workdir, self.terms
+        wanted = self.engine.request
+        backend = discovery.configure(wanted.backend, dict(wanted.options))
+        made = fetch_engine(place, self.engine, workdir)
+        buckets = _buckets(place, self.golden, self.shapes, terms.buckets, workdir)
+        opens, imports = partial(open_engine, made), backend.load_runtime
+        measured = measure_engine(opens, buckets, terms.seconds, workdir, imports, terms.streams)
+        tuned = tuned_for(self.shapes.dims)
+        at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned), len(buckets) - 1)
+        model = fetch_graph(place, wanted.model, workdir / "graph.onnx")
+        graph = graph_costs(model, self.shapes.inputs, buckets[at].sizes)
+        breakdown = _break_down(backend, made, graph, buckets[at], measured.buckets[at], terms.seconds, workdir)
+        report = LatencyReport(
+            unit=wanted.unit,
+            engine=self.engine.digest,
+            golden=self.golden,
+            machine=machine(),
+            created_at=now(),
+            asked=terms,
+            size_bytes=made.size_bytes,
+            anatomy=breakdown,
+            load_s=measured.load_s,
+            loaded_bytes=measured.loaded_bytes,
+            memory_resettable=measured.memory_resettable,
+            buckets=measured.buckets,
+            import_s=measured.import_s,
+            processes=measured.processes,
+        )
+        return TimedEngine(place.put_bytes(canonical_json(encode(report))))
+
+
+@dataclass(frozen=True)
+class BenchmarkPair:
+    """Time two engines in turns at one bucket. sizes: of the bucket, by dim.  seed: of the order."""
+
+    first: EngineBlob
+    second: EngineBlob
+    golden: str
+    shapes: ModelShapes
+    sizes: Mapping[str, int]
+    seconds: float
+    seed: int
+
+    def run(self, context: WorkerContext) -> PairedBenchmark:
+        """Whether the first is faster, and what else ran on the machine. Raises what opening and running raise."""
+        from validation.latency.machine import SystemLoadMonitor
+        from validation.latency.measurement.paired import compare_times, run_interleaved
+
+        place, opens = open_store(context.store), []
+        for name, side in (("first", self.first), ("second", self.second)):
+            folder = context.workdir / name
+            folder.mkdir()
+            opens.append(partial(open_engine, fetch_engine(place, side, folder)))
+        (bucket,) = _buckets(place, self.golden, self.shapes, (self.sizes,), context.workdir)
+        monitor = SystemLoadMonitor()
+        pairs = run_interleaved((opens[0], opens[1]), bucket.inputs, self.seconds, self.seed)
+        load, times = monitor.stop(), compare_times(pairs, self.seed)
+        return PairedBenchmark(
+            bucket=bucket.name,
+            items=bucket.items,
+            seed=self.seed,
+            surroundings=load,
+            verdict=times.verdict,
+            ratios=times.ratios,
+            medians_s=times.medians_s,
+            runs=times.runs,
+            openings=times.openings,
+        )
+
+
+def _buckets(
+    place: Store, golden: str, shapes: ModelShapes, which: BucketChoice, workdir: Path
+) -> "list[BucketInputs]":
+    """The inputs of each bucket asked for, made from the first golden group."""
+    from validation.latency.measurement.loop import make_buckets, sizes_of_buckets
+
+    sizes = sizes_of_buckets(shapes.dims, which) if isinstance(which, str) else list(which)
+    real = golden_set(place, golden, workdir).real_inputs
+    return make_buckets(sizes, shapes.inputs, real)
+
+
+def _break_down(
+    backend: Backend,
+    engine: Engine,
+    graph: "GraphCosts",
+    bucket: "BucketInputs",
+    latency: "BucketLatency",
+    seconds: float,
+    workdir: Path,
+) -> "TimeBreakdown":
+    """Where the time of one bucket's runs goes, as far as the backend profiles its engines.
+
+    The machine's limits are measured by the engine's own runtime and threads, where that runs ONNX graphs.
+    """
+    from validation.latency.roofline.breakdown import break_down, executed_costs
+    from validation.latency.roofline.costs import measure_roofs
+
+    profile = roofs = None
+    if profiler := get_profiling(backend):
+        runs = min(max(round(seconds / 2 / latency.runtime_s), FEWEST_PROFILED), MOST_PROFILED)
+        profile = profiler.profile(*call_as_built(engine, bucket.inputs), runs, workdir)
+    if runtime := opening_parts(backend):
+        dtypes = {cost.dtype for cost in executed_costs(profile) or graph.costs if cost.macs}
+        opens = partial(runtime.open_part, as_written=True)
+        roofs = measure_roofs(opens, workdir, dtypes, min(0.02, seconds / 10))
+    return break_down(bucket.name, latency.runtime_s, graph, profile, roofs)
+
+
+def measure(item: JudgedUnit, exported: Exported, work: Work) -> JudgedUnit:
+    """The unit with its latency report, where the spec asks for one and the engine runs here and did not fail.
+
+    Raises as `time_engine`.
+    """
+    asked = work.spec.validation.latency
+    if asked is None or item.built.digest is None or item.verdict == "failed":
+        return item
+    request = item.built.unit.request
+    backend = discovery.configure(request.backend, dict(request.options))
+    if backend.runs(request.target) or why_no_proof(request):
+        return item
+    return replace(item, latency=time_engine(item.built, asked, exported.golden, work))
+
+
+def time_engine(built: Built, asked: "Latency", golden: str, work: Work, afresh: bool = False) -> str | None:
+    """Digest of the latency report of an engine on this kind of machine, from the record or measured now.
+
+    None where the engine could not be timed, which says nothing about whether it is right, and stops no other step.
+    afresh: measure also when there is a record. Raises UnavailableError, and StepError when cancelled.
+    """
+    context = work.context
+    name = f"latency {built.unit.name}"
+    measure = MeasureEngine(built.blob, golden, model_shapes(work.spec), LatencyTerms(asked.seconds, asked.buckets))
+    key = {
+        **encode(measure),
+        "machine": encode(machine()),
+        **code_key(MeasureEngine, backend_root(built.unit.request.backend)),
+        **({"at": now()} if afresh else {}),
+    }
+    job = Job(name, measure, context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))
+    try:
+        return context.once("latency", name, key, job, lambda timed: [timed.latency]).latency
+    except UnavailableError:
+        raise
+    except EnginesmithError as error:
+        if isinstance(error, StepError) and error.kind == "cancelled":
+            raise
+        context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+        return None

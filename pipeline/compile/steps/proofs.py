@@ -1,21 +1,21 @@
-"""The step that proves an engine where it can run: its checks against the graph it was built from, and the verdict."""
+"""The step validate: limits of drift, its request, key, job and result."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.backends import discovery, shape_profiles
+from builders.backends import discovery, optional_methods
 from builders.execution.jobs import Job, WorkerContext
 from enginesmith.core.codec import OMIT_DEFAULT, encode
 from enginesmith.core.errors import EnginesmithError, IntegrityError
 from enginesmith.core.hardware.cpu_kinds import this_kind, why_no_proof
 from enginesmith.core.hardware.cuda import gpus
-from enginesmith.core.reports.proof import Answers, Check
+from enginesmith.core.reports.proof import DECISIONS, Answers, Check
 from enginesmith.core.text import now
-from enginesmith.core.types import BuildRequest, Dim, Session
+from enginesmith.core.types import IN_BLOCKS, QUANTIZED, BuildRequest, Dim, Precision, Session
 from enginesmith.registry.store.base import open_store
 from enginesmith.serving.padding import Padding, padding_of
 from pipeline.compile.closure.code import backend_root
@@ -29,7 +29,6 @@ from pipeline.compile.steps.blobs import (
     proof_of,
     runnable,
 )
-from pipeline.compile.steps.drift_limits import CompiledLimits, as_written
 from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes
 from pipeline.outcome import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached
@@ -37,11 +36,128 @@ from pipeline.values import Built, EngineBlob, Exported, Json, ModelShapes, Proo
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
+    from builders.reference import ReferenceSession
     from pipeline.spec.model import ModelSpec
+    from validation.comparison.sessions import Opener
     from validation.fuzz.run import FuzzSides
     from validation.golden.golden_set import GoldenSet
-    from validation.limits.budget import StagedLimits
+    from validation.limits.budget import Budgets, OutputLimits, StagedLimits
+    from validation.limits.rounding import Honest
     from validation.metrics.drift import Drift
+
+
+# The limits of one graph's or engine's checks: documented, measured on the model, or a person's.
+
+
+WEAK = "a weak limit: it knows nothing of the task; give golden.metric, or limits of your own"
+DECIDED = f"quantization decides near ties otherwise; if the task allows some, give {DECISIONS} in validation.limits"
+STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
+
+
+@dataclass(frozen=True)
+class CompiledLimits:
+    """The limits of an engine against its graph: the strictest, then those of honest rounding measured on the graph.
+
+    graph: as it is run (`blobs.runnable`).  limits: what the spec says; with any, honest rounding is measured at once.
+    """
+
+    graph: Path
+    request: BuildRequest
+    limits: Mapping[str, float]
+    workdir: Path
+
+    def __call__(self, reference: Session, golden: "GoldenSet", opens: "Opener | None" = None) -> "StagedLimits":
+        """Those on a golden set. reference: the graph, opened, for as long as limits are asked for.  opens: graphs with
+        rounding in them, where sessions take whole sequences."""
+        from validation.limits.budget import OutputLimits, StagedLimits, allow_near_ties, budgets, strictest
+        from validation.perturbation.honest import honest_rounding
+
+        scales = {state.output: state.scale for state in self.request.quantized_states}
+
+        def measured() -> "Iterator[OutputLimits]":
+            backend = discovery.configure(self.request.backend, dict(self.request.options))
+            blocks = self.request.precision in IN_BLOCKS and backend.capabilities.rounds_activations
+            for honest in honest_rounding(
+                self.graph,
+                golden,
+                reference,
+                opens or partial(as_written, steps=golden.sequences is not None),
+                self.workdir,
+                activation_blocks=blocks,
+                thorough=True,
+                whole=opens is not None,
+            ):
+                found = budgets("engine", self.request.precision, golden.noise, honest)
+                found = allow_near_ties(found, scales, honest.drifts).override(self.limits)
+                yield OutputLimits(add_notes(found, reference, _unknown(honest)), honest.drifts)
+
+        looser = measured()
+        if self.limits:
+            return StagedLimits(next(looser), looser)
+        first = strictest("engine", self.request.precision, golden.noise)
+        return StagedLimits(OutputLimits(add_notes(first, reference, STRICTEST)), looser)
+
+
+@dataclass(frozen=True)
+class WrittenLimits:
+    """The limits of a graph in a lower precision against the fp32 one, which lies at `path`.
+
+    limits, metrics: what the spec says.
+    """
+
+    path: Path
+    precision: Precision
+    limits: Mapping[str, float]
+    metrics: Sequence[TaskMetric]
+    workdir: Path
+
+    def __call__(self, reference: Session, golden: "GoldenSet", opens: "Opener | None" = None) -> "StagedLimits":
+        """Those on a golden set. reference, opens: as of `CompiledLimits`, of the fp32 graph."""
+        from validation.limits.budget import OutputLimits, StagedLimits, budgets
+        from validation.perturbation.honest import honest_rounding
+
+        if self.precision in QUANTIZED:
+            found = budgets("quantization", self.precision, golden.noise).override(self.limits)
+            weak = "" if self.metrics or "sqnr_db" in self.limits else WEAK
+            decided = "" if DECISIONS in self.limits else DECIDED
+            return StagedLimits(OutputLimits(add_notes(found, reference, weak, decided)))
+        half: Precision | None = None if self.precision == "fp32" else self.precision
+
+        def measured() -> "Iterator[OutputLimits]":
+            opener = opens or partial(as_written, steps=golden.sequences is not None)
+            honestly = honest_rounding(
+                self.path, golden, reference, opener, self.workdir, half=half, thorough=True, whole=opens is not None
+            )
+            for honest in honestly:
+                found = budgets("quantization", self.precision, golden.noise, honest).override(self.limits)
+                yield OutputLimits(add_notes(found, reference, _unknown(honest)), honest.drifts)
+
+        looser = measured()
+        return StagedLimits(next(looser), looser)
+
+
+def _unknown(honest: "Honest") -> str:
+    return f"honest rounding is not known: {honest.reason}" if honest.reason else ""
+
+
+def as_written(path: Path, steps: bool = False) -> "ReferenceSession":
+    """A graph with rounding in it, opened for a few runs. steps: as in `threads_for`."""
+    from builders.reference import ReferenceSession, threads_for
+
+    return ReferenceSession(path, threads=threads_for(path, steps), plan_buffers=False)
+
+
+def add_notes(found: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":
+    """The limits with a note for each output that has none. of_integers: for those of integers and booleans."""
+    told = {
+        (spec.name, "golden"): note if of_integers is None or "float" in spec.dtype else of_integers
+        for spec in reference.outputs
+    }
+    return replace(found, notes={**{key: text for key, text in told.items() if text}, **found.notes})
+
+
+# The step that proves an engine where it can run: its checks against the graph it was built from, and the verdict.
+
 
 # The check of an engine that could not be opened or run.
 CRASHED = Check("engine", "runs", "", "all", None, None, False)
@@ -91,7 +207,7 @@ class CheckEngine:
         answer that is damaged or missing: it says nothing of the engine."""
         place = open_store(context.store)
         if self.recorded is not None:
-            from validation.gpu.recording import replay_session
+            from validation.gpu.devices import replay_session
 
             actual = replay_session(self.engine.request, self.recorded)
             _ask_all(actual, golden_set(place, self.golden, context.workdir))
@@ -101,13 +217,12 @@ class CheckEngine:
 
     def compare(self, actual: Session, context: WorkerContext) -> Proof:
         """The checks of a session in the engine's place."""
-        from validation.calls.padding import padding_checks
-        from validation.comparison.free_running import check_free_running, step_spreads
+        from validation.calls.checks import padding_checks
         from validation.comparison.sessions import drift_checks
-        from validation.comparison.tasks import lift_limits, limits_elsewhere
+        from validation.comparison.tasks import check_free_running, lift_limits, limits_elsewhere, step_spreads
         from validation.fuzz.run import FuzzSides
         from validation.limits.budget import default_budget
-        from validation.metrics.along import Along
+        from validation.metrics.tally import Along
 
         place, along, started = open_store(context.store), Along(), time.perf_counter()
         wanted, workdir = self.engine.request, context.workdir
@@ -189,7 +304,7 @@ def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -
     from validation.fuzz.cases import Groups, make, parse_only
     from validation.golden.golden_set import Case, GoldenSet
 
-    dims = [Dim(name, low, low, high) for name, (low, high) in shape_profiles.sizes(request).items()]
+    dims = [Dim(name, low, low, high) for name, (low, high) in optional_methods.sizes(request).items()]
     groups = Groups(golden)
     made = {
         text: make(parse_only(text, dims), request.inputs, groups, VALUES_SEED, request.precision) for text in sizes
@@ -211,7 +326,7 @@ def repeats_bits(request: BuildRequest, graph: Path) -> bool:
 def _check_contract(
     contract: ContractTerms, expected: Session, actual: Session, golden: "GoldenSet", limits: "StagedLimits"
 ) -> tuple[Check, ...]:
-    from validation.contracts.contract import EngineContract, contract_checks
+    from validation.contracts.two_sample import EngineContract, contract_checks
     from validation.data.batches import leading_dim
 
     inputs = contract.shapes.inputs

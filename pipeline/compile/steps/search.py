@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from builders.backends import discovery
-from builders.backends.optional_methods import get_scheme
-from builders.backends.shape_profiles import profiles
+from builders.backends.optional_methods import get_scheme, profiles
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from enginesmith.core.codec import encode, encode_fields
 from enginesmith.core.errors import DataError, IntegrityError
@@ -32,15 +31,15 @@ from pipeline.compile.steps.calibration import (
 )
 from pipeline.compile.steps.keys import code_key, limits_of, step_limits
 from pipeline.progress.events import Finished
-from pipeline.quantization.schemes.overrides import Override
+from pipeline.quantization.schemes.qdq import Override
 from pipeline.quantization.search.quality import GraphLimits, SearchFloor
 from pipeline.values import Exported, GraphVariant, Json, Observed, Searched, SearchResult
 
 if TYPE_CHECKING:
     from enginesmith.arrays import Array
     from pipeline.quantization.ranges import Ranges
-    from pipeline.quantization.search.choice import MixedPrecisionChoice
     from pipeline.quantization.search.latency import EngineTiming
+    from pipeline.quantization.search.trial import MixedPrecisionChoice
     from pipeline.spec.model import ModelSpec
     from validation.data.samples import Samples
 
@@ -108,8 +107,8 @@ class SearchQuantization:
         import onnx
 
         from pipeline.quantization.insertion_points import prepare_model
-        from pipeline.quantization.schemes.overrides import resolve
-        from pipeline.quantization.search.clock import SearchClock
+        from pipeline.quantization.schemes.qdq import resolve
+        from pipeline.quantization.search.quality import SearchClock
         from pipeline.quantization.search.search import choose_each
         from pipeline.quantization.search.trial import SearchTarget
         from pipeline.quantization.settings.runs import RunLabels, group_runs

@@ -21,7 +21,7 @@ from pipeline.operations.compare.report import (
     is_too_noisy,
 )
 from validation.limits.budget import at_most
-from validation.plots.texts import seconds_text
+from validation.plotting import seconds_text
 
 # Smaller differences decide nothing: of a task metric, of the SQNR in dB (one bit), and as a factor of cost.
 METRIC_STEP, SQNR_STEP_DB, COST_FACTOR = 1e-4, 6.0, 2.0

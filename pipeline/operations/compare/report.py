@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 from enginesmith.core.reports.latency import MachineKind, Quantile, Timed
 from enginesmith.core.text import format_bytes, format_metric, format_plain
 from validation.latency.formatting import format_count, join_reasons
-from validation.plots.texts import seconds_text
+from validation.plotting import seconds_text
 
 Status = Literal["proven", "unproven", "failed", "refused"]
 # Sizes that an engine answers: also beyond the spec's dims, every one within them, or some of these.

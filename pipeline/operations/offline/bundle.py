@@ -1,32 +1,52 @@
-"""Writes the folder that `python -m validation.gpu --carry` takes: the engines of a version, of a model or of an
-ensemble, and what proves them."""
+"""Bundles with which a machine without the registry proves engines, and their import."""
 
-from collections.abc import Collection, Iterable
+import math
+import tempfile
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from builders.execution.workdir import workdir
+from builders.execution.jobs import Job
+from builders.execution.local import workdir
+from builders.execution.process import run_job
 from enginesmith.core.codec import decode
-from enginesmith.core.constraints import Json
-from enginesmith.core.errors import InputError, UnknownNameError
-from enginesmith.registry.ensembles import pinned_engines
+from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
+from enginesmith.core.hardware.machine import product_of
+from enginesmith.core.names import Reference
+from enginesmith.core.parsing import parse_json
+from enginesmith.core.reports.proof import Answers, Check, Report
+from enginesmith.core.requirements import Json
+from enginesmith.core.types import CPU_KIND
 from enginesmith.registry.evidence.attestations import judge_entries
-from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
+from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines, request_of
 from enginesmith.registry.store.base import Store
-from pipeline.compile.ensembles.whole import WholeData
+from enginesmith.registry.trust import require
+from enginesmith.registry.versions.lookup import locate
+from enginesmith.registry.versions.publish import add_attestation
+from pipeline.compile.ensembles.publication import GOLDEN, report_on, request_proof
+from pipeline.compile.ensembles.whole import LIMITS, WholeData
 from pipeline.compile.steps.blobs import fetch, fetch_graph
-from pipeline.compile.steps.proofs import contract_of, padding_rules
-from pipeline.operations.revalidate import read_ensemble, spec_of
+from pipeline.compile.steps.keys import engine_limits
+from pipeline.compile.steps.proofs import CRASHED, contract_of, engine_check, padding_rules
+from pipeline.operations.revalidate import as_built, published_proof, read_ensemble, spec_of, unit_of
+from pipeline.outcome import make_report
 from pipeline.spec.model import ModelSpec
+from pipeline.values import Proof
 from validation.golden.golden_set import Case, GoldenSet
 from validation.gpu.cases import save_cases
-from validation.gpu.offline_bundle import BundledEngine, BundledEnsemble, BundledNode, OfflineBundle
+from validation.gpu.devices import BundledEngine, BundledEnsemble, BundledNode, KitDevice, OfflineBundle
+from validation.gpu.results import MAX_BYTES, OfflineTrial, Results
+
+# Writes the folder that `python -m validation.gpu --carry` takes: the engines of a version, of a model or of an
+# ensemble, and what proves them.
 
 
 def write_offline_bundle(
     store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None = None
 ) -> OfflineBundle:
     """Write a version's engines and golden cases into a folder, for `python -m validation.gpu --carry` on a machine
-    with torch, numpy and onnx; see `validation.gpu.offline_bundle`.
+    with torch, numpy and onnx; see `validation.gpu.devices`.
 
     targets: names of the targets to keep to; None for all. Raises InputError for a folder that holds something, for a
     version with a contract and for engines without weights of their own, UnknownNameError where no engine is left,
@@ -149,3 +169,188 @@ def _cases(whole: WholeData) -> GoldenSet:
     """The golden data of the whole. What is expected of it lies in the registry."""
     batches = enumerate(whole.open().batches())
     return GoldenSet(tuple(Case(f"golden {index}", "golden", given, {}) for index, given in batches))
+
+
+# Judges the results of engines that were carried to a machine without the registry.
+#
+# What the results say of themselves is checked where it can be: engine, build key, golden set and manifest against the
+# registry, the device against the engine's target, the time against the version's. Drift is measured here, between the
+# recorded answers and the graph that the engine was built from, under this version's limits, so that a changed verdict,
+# number or limit in the file has no effect. What cannot be checked is that the answers came from that engine on that
+# GPU: whoever can compute the model can make up answers that fit.
+
+
+# Clocks differ by less than this.
+_CLOCKS = timedelta(minutes=10)
+_BROKE = ("load failed", "run failed", "crashed")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """One engine's result. verdict: 'proven' or 'failed', with the digest of the attached report; 'unproven' where it
+    was not run; 'refused' where the results cannot be of this engine, for that reason."""
+
+    reference: str
+    unit: str
+    verdict: str
+    reason: str
+    report: str | None = None
+
+
+class _Refused(Exception):  # noqa: N818 - an answer about the results, not a bug
+    """Why results are not believed."""
+
+
+def import_file(store: Store, path: Path) -> list[Imported]:
+    """Judge the engines of a results file, and attach the reports. Raises IntegrityError for a file that the kit did
+    not write, that is not whole, or that holds no carried engine."""
+    with path.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    try:
+        results = Results.from_json(parse_json(data, MAX_BYTES))
+    except IntegrityError as error:
+        raise IntegrityError(f"{path}: {error}") from error
+    if not results.carried:
+        raise IntegrityError(
+            f"{path} holds no carried engines; run the kit with --carry FOLDER, which `enginesmith validate REF "
+            "--carry "
+            "FOLDER` writes"
+        )
+    return list(import_results(store, results))
+
+
+def import_results(store: Store, results: Results) -> Iterator[Imported]:
+    """Judge each carried engine, and attach the reports. Raises IntegrityError for a damaged registry."""
+    for item in results.carried:
+        reference, unit = f"{item.model}@{item.version}"[:200], item.unit[:200]
+        if item.outcome in ("skipped", "not finished"):
+            yield Imported(reference, unit, "unproven", f"not run there: {str(item.reason)[:300]}")
+            continue
+        try:
+            yield _import_entry(store, results, item, reference)
+        except _Refused as refused:
+            yield Imported(reference, unit, "refused", str(refused))
+
+
+def _import_entry(store: Store, results: Results, item: OfflineTrial, reference: str) -> Imported:
+    manifest = locate(store, Reference(item.model, item.version)).manifest
+    require(store, manifest)
+    entry = _find_entry(manifest, item)
+    _check_device(entry, results.device)
+    _check_time(manifest, item.created_at)
+    if manifest.graphs:
+        return _import_ensemble(store, results, item, entry, manifest)
+    spec = spec_of(manifest)
+    if what := own_runs(spec):
+        raise _Refused(
+            f"{reference} {what}, which takes runs of its own; `enginesmith validate {reference}` on a node "
+            "with that GPU shows it"
+        )
+    check = engine_check(as_built(entry), spec, (manifest.golden, manifest.onnx))
+    # Other sizes and repeated calls are made as long as time allows, which nobody can foresee there.
+    judged = replace(check, calls=None, recorded=_answers(item))
+    proof = _prove(entry, item, Job(f"judge {entry.unit}", judged, store.uri, engine_limits(spec, "proof")))
+    report = make_report(
+        as_built(entry), manifest.golden, [published_proof(entry, store), proof], None, _cpu_of(results)
+    )
+    return _attach(store, manifest, results, item, report)
+
+
+def _import_ensemble(
+    store: Store, results: Results, item: OfflineTrial, entry: EngineEntry, manifest: Manifest
+) -> Imported:
+    """Judge an engine of an ensemble whose graphs' engines are proven, and attach the report."""
+    parts = list(pinned_engines(store, manifest, entry))
+    for graph, pinned, engine in parts:
+        known = next(each for each in judge_entries(store, pinned) if each.unit == engine.unit)
+        if known.status != "proven":
+            reason = f"graph {graph.name!r}: {known.reason}"
+            return Imported(f"{item.model}@{item.version}", entry.unit, known.status, reason)
+    with workdir() as folder:
+        built = read_ensemble(manifest, store, folder)
+        proof = request_proof(unit_of(entry, {graph.name: engine for graph, _, engine in parts}), built)
+        job = Job(f"judge {entry.unit}", replace(proof, recorded=_answers(item)), store.uri, LIMITS)
+        report = report_on(entry, built.golden.digest, _prove(entry, item, job), None, _cpu_of(results))
+    return _attach(store, manifest, results, item, report)
+
+
+def _cpu_of(results: Results) -> str:
+    return results.host.get(CPU_KIND, "a CPU of unknown kind")[:200]
+
+
+def _attach(store: Store, manifest: Manifest, results: Results, item: OfflineTrial, report: Report) -> Imported:
+    """Attach a report with what the results say of the machine."""
+    device = results.device
+    said = {"device_name": device.name, "device_driver": device.driver, "device_cuda": device.cuda}
+    host = {**{name: value[:200] for name, value in results.host.items()}, **said}
+    versions = {name: value[:100] for name, value in (item.versions or {}).items()}
+    reason = f"{report.reason}; answers recorded on {device.name}, judged here"
+    attached = replace(report, created_at=item.created_at, host=host, versions=versions, reason=reason)
+    reference = f"{item.model}@{item.version}"
+    return Imported(reference, report.unit, report.verdict, report.reason, add_attestation(store, manifest, attached))
+
+
+def _find_entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
+    """The engine that the results are about, by digest. Raises _Refused where they are of something else."""
+    entry = next((entry for entry in manifest.engines if entry.digest == item.engine), None)
+    if entry is None:
+        raise _Refused(f"this version has no engine {item.engine[:80]}; was it published anew since?")
+    pairs = {
+        "manifest": (item.manifest, manifest.digest),
+        "golden set": (item.golden, manifest.sources.get(GOLDEN) or manifest.golden),
+        "build key": (item.build_key, entry.build_key or ""),
+    }
+    for what, (theirs, ours) in pairs.items():
+        if theirs != ours:
+            raise _Refused(f"its {what} is {theirs[:80]}, and this version's {ours}; carry the version anew")
+    return entry
+
+
+def _check_device(entry: EngineEntry, device: KitDevice) -> None:
+    """Raise _Refused where the engine is not for the device that it ran on."""
+    capability = device.compute_capability
+    if capability != entry.compute_capability:
+        said = "a CPU" if capability is None else "sm_{}".format("".join(map(str, capability)))
+        raise _Refused(f"it ran on {said}, and the engine is for {entry.target}; run the kit on a node that has one")
+    if capability is not None and entry.product and product_of(capability, device.label) != entry.product:
+        raise _Refused(f"it ran on {device.name[:80]}, and the engine is tuned for {entry.product}")
+
+
+def _check_time(manifest: Manifest, stated: str) -> None:
+    """Raise _Refused for a time before the version was published, or yet to come."""
+    try:
+        when, published = (datetime.fromisoformat(text) for text in (stated, manifest.created_at))
+        early, late = when < published - _CLOCKS, when > datetime.now(UTC) + _CLOCKS
+    except (ValueError, TypeError, OverflowError) as error:
+        raise _Refused(f"it was made at {stated[:40]!r}, which is no time with a zone") from error
+    if early or late:
+        raise _Refused(f"it was made at {stated}, {'before this version was' if early else 'which is yet to come'}")
+
+
+def _answers(item: OfflineTrial) -> Answers:
+    return item.answers or {}
+
+
+def _prove(entry: EngineEntry, item: OfflineTrial, judge: Job[Proof]) -> Proof:
+    """The engine stage: measured from the recorded answers, or a failed check where the engine broke there."""
+    if item.outcome in _BROKE:
+        return Proof((replace(CRASHED, note=str(item.reason)[:1000]),))
+    if item.outcome not in ("passed", "wrong") or item.answers is None:
+        raise _Refused(f"its outcome is {item.outcome[:40]!r}, which this version does not know")
+    with tempfile.TemporaryDirectory(prefix="enginesmith-import-") as folder:
+        try:
+            found = run_job(judge, Path(folder))
+        except IntegrityError as error:
+            raise _Refused(str(error)) from error
+    if not entry.hardware.is_cpu and _equals_reference(found.checks):
+        raise _Refused(
+            "its answers are those of the CPU's reference, bit for bit in every case, where a GPU's differ in the last "
+            "places; run `enginesmith validate` on a node with that GPU"
+        )
+    return found
+
+
+def _equals_reference(checks: tuple[Check, ...]) -> bool:
+    """Whether every output in floating point has an infinite SQNR, which another device's arithmetic does not give."""
+    found = [check.value for check in checks if check.joint == "engine" and check.name == "sqnr_db"]
+    return bool(found) and all(value is not None and math.isinf(value) for value in found)

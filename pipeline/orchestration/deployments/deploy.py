@@ -25,9 +25,9 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger
 from prefect.exceptions import ObjectNotFound
 from prefect.types.entrypoint import EntrypointType
 
-from enginesmith.core.constraints import JsonObject
 from enginesmith.core.errors import InputError
 from enginesmith.core.parsing import read
+from enginesmith.core.requirements import JsonObject
 from enginesmith.core.text import pluralize
 from pipeline.compile.run_context import version_of
 from pipeline.orchestration.deployments.plan import DeploymentPlan, WantedDeployment

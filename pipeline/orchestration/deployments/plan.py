@@ -7,8 +7,8 @@ limits, which `enginesmith prefect deploy` makes.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from enginesmith.core.hardware.gpu_generations import GENERATIONS
-from pipeline.orchestration.payloads import DRIFTED, JUDGED, PUBLISHED, REGISTERED, UNPROVEN
+from enginesmith.core.hardware.machine import GENERATIONS
+from pipeline.orchestration.gpu_workers import DRIFTED, JUDGED, PUBLISHED, REGISTERED, UNPROVEN
 
 NAME = "enginesmith"
 POOL = "enginesmith"

@@ -1,6 +1,6 @@
 """The Prefect flows, one per file: Prefect has order, retries and visibility, plain functions do the work.
 
-The registry keeps what a step gave by the digest of all that it read (`enginesmith.registry.builds.records`). So tasks
+The registry keeps what a step gave by the digest of all that it read (`enginesmith.registry.builds.runs`). So tasks
 have neither cache keys nor persisted results of Prefect's own, whose keys would hold less.
 """
 

@@ -8,9 +8,8 @@ from enginesmith.core.errors import UnavailableError
 from enginesmith.core.text import pluralize
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
-from pipeline.orchestration.events import send_rollout
-from pipeline.rollout.advance import Advance
-from pipeline.rollout.follow import INTERVAL_S, RolloutFollower
+from pipeline.orchestration.watch import send_rollout
+from pipeline.rollout.advance import INTERVAL_S, Advance, RolloutFollower
 
 
 @flow(name="advance-rollouts", flow_run_name="advance rollouts", persist_result=False)

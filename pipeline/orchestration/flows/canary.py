@@ -19,7 +19,7 @@ from enginesmith.registry.versions import lookup
 from pipeline.canary.automatic import CanaryOutcome, CanaryRequest, missed_version
 from pipeline.canary.automatic import canary as run_canary
 from pipeline.compile.run_context import RunContext
-from pipeline.orchestration import events
+from pipeline.orchestration import watch
 from pipeline.orchestration.artifacts import show_document
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.gpu_workers import canary_on_worker
@@ -92,7 +92,7 @@ def _tell(store: Store, wanted: CanaryRequest, done: CanaryOutcome) -> None:
     show_document(report, None)
     if PREFECT_API_URL.value():
         target = str(report.target)
-        events.send_judged(store, wanted.model, wanted.version, wanted.channel, target, report.verdict, done.blob)
+        watch.send_judged(store, wanted.model, wanted.version, wanted.channel, target, report.verdict, done.blob)
 
 
 def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: Run) -> State[object]:

@@ -7,11 +7,11 @@ from prefect.states import Completed
 
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
-from pipeline.orchestration import events
+from pipeline.orchestration import watch
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.rebucketing import DriftAnswer, answer_drift
 from pipeline.orchestration.run import RunOptions, start_executors
-from pipeline.traffic.plan import BucketOptions
+from pipeline.traffic.place import BucketOptions
 
 
 def _run_name() -> str:
@@ -46,5 +46,5 @@ def choose_buckets(
     if done.registration is None:
         return Completed(name="Skipped", message=done.reason)
     if PREFECT_API_URL.value():
-        events.send_registered(open_store(registry), done.registration)
+        watch.send_registered(open_store(registry), done.registration)
     return Completed(message=f"{model}: {done.reason}", data=dict(done.edges))

@@ -16,9 +16,9 @@ from prefect.states import Failed
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.publication.pages import failed_document, published_document
-from pipeline.orchestration import events
+from pipeline.orchestration import watch
 from pipeline.orchestration.artifacts import show_document
-from pipeline.orchestration.ensembles import compile_any
+from pipeline.orchestration.catalog import compile_any
 from pipeline.orchestration.flows.api import api_in_reach, start_server
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.run import Compiled, RunOptions, start_executors
@@ -84,7 +84,7 @@ def _start_server_and_ray(options: RunOptions) -> None:
     """Start Prefect's temporary server and, at the same time, the Ray that the run will start for itself, if any."""
     if options.executor != "ray" or options.ray_address or os.environ.get("RAY_ADDRESS"):
         return start_server()
-    from builders.execution.ray.cluster import connect_ahead
+    from builders.execution.ray.task import connect_ahead
 
     return connect_ahead(options.jobs, start_server)
 
@@ -106,7 +106,7 @@ def send_published(done: Compiled) -> None:
     outcome = done.outcome
     if outcome.version is None or outcome.manifest is None or not PREFECT_API_URL.value():
         return
-    events.send_published_once(done.store, outcome.model, outcome.version, outcome.manifest)
+    watch.send_published_once(done.store, outcome.model, outcome.version, outcome.manifest)
 
 
 @contextmanager

@@ -8,9 +8,8 @@ from prefect.states import Completed, Failed
 
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
-from pipeline.fleet.cluster import Access
-from pipeline.fleet.coverage import Coverage
-from pipeline.fleet.work import predictor
+from pipeline.fleet.coverage import Coverage, predictor
+from pipeline.fleet.inventory import Access
 from pipeline.orchestration.artifacts import show_table
 from pipeline.orchestration.fleet import FleetSources, Reconciled, messages, reconcile, send
 from pipeline.orchestration.flows.runner import PrefectRunner

@@ -22,7 +22,7 @@ from enginesmith.registry.builds.runs import RunState
 from pipeline.compile.run_context import Work
 from pipeline.orchestration.artifacts import ProgressArtifact
 from pipeline.progress import Progress
-from pipeline.progress.clocks import Clocks
+from pipeline.progress.display import Clocks
 from pipeline.progress.events import Event, Finished, Started, VerdictReached, VersionSettled, Waiting
 from pipeline.values import Unit
 

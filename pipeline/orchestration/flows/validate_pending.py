@@ -10,7 +10,8 @@ from prefect.states import Completed, Failed
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.compile.run_context import RunContext
-from pipeline.operations.pending import PendingProof, list_pending, pending_of, prove, why_nothing
+from pipeline.operations.revalidate import PendingProof, list_pending, pending_of, why_nothing
+from pipeline.operations.revalidate import prove_pending as prove
 from pipeline.orchestration.artifacts import show_table
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.gpu_workers import gpu_named, prove_on_worker

@@ -18,7 +18,7 @@ import yaml
 
 from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError
 from enginesmith.core.parsing import find, put, read
-from pipeline.fleet.cluster import Access, connection_to
+from pipeline.fleet.inventory import Access, connection_to
 from pipeline.orchestration.kuberay.changes import (
     CONSENT,
     Object,

@@ -1,32 +1,22 @@
-"""int8 and fp8 graphs: Q/DQ nodes laid by calibrated ranges, in the scheme of the backend.
+"""int8 and fp8 graphs: Q/DQ nodes by calibrated ranges, and precision by hand."""
 
-int8 (TensorRT): symmetric activations, per-channel weights with a Q/DQ pair of their own, float biases, and no Q/DQ
-behind weighted nodes, so that a Relu fuses before the next quantization; the other operand of a residual Add is
-quantized, so that the Add fuses too.
-fp8 (TensorRT, sm_89 and later): the same places; the weights are stored as e4m3, behind one DequantizeLinear.
-uint8 (onnxruntime on x86): asymmetric activations, weights stored as int8, int32 biases (float ones for a backend
-that wants them), and Q/DQ behind each convolution (and its Relu) and what joins convolutions, without which its
-integer kernels are not chosen.
-Weights use all 8 bits, or -64..64 (`QuantizationScheme.weight_levels`): on x86 without VNNI onnxruntime adds pairs of
-uint8 x int8 products in 16 bits, which larger weights can saturate (its own documentation). There an engine with such
-weights is opened in another way, and slower; docs/concepts/cpu-kinds.md has the price of both.
-"""
-
+import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from onnx import ModelProto, NodeProto
 
 from builders.onnx_graphs.weights import to_array
-from enginesmith.core.errors import DataError
-from enginesmith.core.reports.quantization import FloatNode
+from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.reports.breakdown import FloatNode
+from enginesmith.core.text import suggest
 from enginesmith.core.types import QuantizationScheme
 from pipeline.quantization.graph import attribute_of, finish, tidy_from
 from pipeline.quantization.insertion_points import Site, find_joins, find_sites, prepare_model, residuals
-from pipeline.quantization.notes import QuantizationNotes
-from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.ranges import QuantizationNotes, Ranges
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.first_convolutions import fold_first_convolutions, quantize_before_blocks
 from pipeline.quantization.schemes.insertion import (
@@ -36,7 +26,70 @@ from pipeline.quantization.schemes.insertion import (
     weight_scales,
     widened_for_bias,
 )
-from pipeline.quantization.schemes.overrides import OverridePrecision, find_override, in_fp32
+
+# Precision by hand: the spec's `quantization.overrides`, resolved to one precision for each node that they name.
+
+
+OverridePrecision = Literal["fp32", "fp16", "int8"]
+
+
+@dataclass(frozen=True)
+class Override:
+    """One rule. match: a node's name, an operator type, or a glob over names ('*/attn/*').
+
+    precision: 'fp32' and 'fp16' leave the node in float ('fp32' also where the rest is cast to 16 bits);
+    'int8' takes back what an earlier rule said: the graph's own narrow precision.
+    """
+
+    match: str
+    precision: OverridePrecision
+
+    def covers(self, node: "NodeProto") -> bool:
+        """Whether the rule matches this node."""
+        return self.match in (node.name, node.op_type) or fnmatch.fnmatchcase(node.name, self.match)
+
+
+def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, OverridePrecision]:
+    """Node name -> precision, for a tidy model; where several rules match a node, the last one counts.
+
+    Raises InputError, with the nearest name, for a rule that matches no node.
+    """
+    chosen: dict[str, OverridePrecision] = {}
+    for rule in rules:
+        nodes = [node.name for node in model.graph.node if rule.covers(node)]
+        if not nodes:
+            known = sorted({word for node in model.graph.node for word in (node.name, node.op_type)})
+            remedy = "`enginesmith debug sensitivity` and any ONNX viewer show the nodes' names"
+            hint = suggest(rule.match.strip("*"), known, remedy)
+            raise InputError(f"quantization.overrides: no node matches {rule.match!r}; {hint}")
+        chosen |= dict.fromkeys(nodes, rule.precision)
+    return chosen
+
+
+def find_override(node: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
+    """Why an override leaves a node in float, or None where none does."""
+    precision = overrides.get(node, "int8")
+    return None if precision == "int8" else f"quantization.overrides says {precision}"
+
+
+def in_fp32(chosen: Mapping[str, OverridePrecision]) -> tuple[str, ...]:
+    """The nodes that stay in fp32 even where the rest is cast to 16 bits."""
+    return tuple(sorted(name for name, precision in chosen.items() if precision == "fp32"))
+
+
+# int8 and fp8 graphs: Q/DQ nodes laid by calibrated ranges, in the scheme of the backend.
+#
+# int8 (TensorRT): symmetric activations, per-channel weights with a Q/DQ pair of their own, float biases, and no Q/DQ
+# behind weighted nodes, so that a Relu fuses before the next quantization; the other operand of a residual Add is
+# quantized, so that the Add fuses too.
+# fp8 (TensorRT, sm_89 and later): the same places; the weights are stored as e4m3, behind one DequantizeLinear.
+# uint8 (onnxruntime on x86): asymmetric activations, weights stored as int8, int32 biases (float ones for a backend
+# that wants them), and Q/DQ behind each convolution (and its Relu) and what joins convolutions, without which its
+# integer kernels are not chosen.
+# Weights use all 8 bits, or -64..64 (`QuantizationScheme.weight_levels`): on x86 without VNNI onnxruntime adds pairs of
+# uint8 x int8 products in 16 bits, which larger weights can saturate (its own documentation). There an engine with such
+# weights is opened in another way, and slower; docs/concepts/cpu-kinds.md has the price of both.
+
 
 # Additive attention masks reach -1e4 and far beyond; one step of int8 over such a range is larger than any activation.
 LARGEST_REACH = 1e4

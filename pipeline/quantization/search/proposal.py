@@ -15,12 +15,11 @@ from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import Precision, QuantizationScheme, QuantizedState
 from pipeline.quantization.insertion_points import find_sites, prepare_model
-from pipeline.quantization.notes import QuantizationNotes
-from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemes.overrides import Override, OverridePrecision
+from pipeline.quantization.ranges import QuantizationNotes, Ranges
+from pipeline.quantization.schemes.qdq import Override, OverridePrecision
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.settings.groups import find_groups
-from validation.attribution.reduce import reduce
+from validation.attribution.cuts import reduce
 from validation.attribution.result import Attribution, CheckChange, Proposal, ProposedOverride
 
 MOST_RUNS, MOST_S = 60, 900.0

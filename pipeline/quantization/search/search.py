@@ -19,14 +19,19 @@ from onnx import ModelProto
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import QuantizationScheme, Tensors
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemes.overrides import OverridePrecision
-from pipeline.quantization.search.choice import FrontierPoint, MixedPrecisionChoice
-from pipeline.quantization.search.clock import OutOfTimeError, SearchClock
-from pipeline.quantization.search.graph_limits import with_margin
+from pipeline.quantization.schemes.qdq import OverridePrecision
 from pipeline.quantization.search.latency import PairedRounds, benchmark_until_decided
-from pipeline.quantization.search.quality import Quality, SearchFloor
+from pipeline.quantization.search.quality import OutOfTimeError, Quality, SearchClock, SearchFloor, with_margin
 from pipeline.quantization.search.sensitivity import decides
-from pipeline.quantization.search.trial import FloatSide, SearchTarget, SearchTrial, leave_all, open_trials
+from pipeline.quantization.search.trial import (
+    FloatSide,
+    FrontierPoint,
+    MixedPrecisionChoice,
+    SearchTarget,
+    SearchTrial,
+    leave_all,
+    open_trials,
+)
 from pipeline.quantization.settings.runs import Run, RunLabels, with_weights_inside
 
 # Depths that are tried where damages predict the least one; then it is halved.

@@ -14,8 +14,16 @@ from typing import Literal
 
 import numpy as np
 
-from pipeline.quantization.settings.groups import ChannelSums, Floats, SmoothingGroup, Statistics
-from pipeline.quantization.settings.rounding import LEVELS, compensate, nearest, rounded_activation
+from pipeline.quantization.settings.groups import (
+    LEVELS,
+    ChannelSums,
+    Floats,
+    SmoothingGroup,
+    Statistics,
+    compensate,
+    nearest,
+    rounded_activation,
+)
 from pipeline.quantization.settings.smooth import SmoothingPlan, factors_of
 from pipeline.quantization.statistics.histogram import LogHistogram, decibels
 from pipeline.quantization.statistics.observations import TensorStatistics

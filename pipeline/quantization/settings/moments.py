@@ -22,8 +22,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from enginesmith.arrays import Array
 from pipeline.quantization.graph import attribute_of, constants
 from pipeline.quantization.insertion_points import Site
-from pipeline.quantization.settings.groups import Floats
-from pipeline.quantization.settings.rounding import rounded_activation
+from pipeline.quantization.settings.groups import Floats, rounded_activation
 from pipeline.quantization.settings.runs import Run, SessionRunner, set_ranks, tail
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from builders.onnx_graphs.bodies import list_reads
-from builders.onnx_graphs.shards import link_shards
+from builders.onnx_graphs.outline import link_shards
 from builders.onnx_graphs.weights import LOOSE, embed, find_external, is_external, may_lie_outside, place_of, set_place
 from builders.reference import open_interpreter, words_of
 from enginesmith.arrays import Array

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from enginesmith.arrays import Array
-from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import digest_of_bytes
 
 BINS = 1 << 16
 # Values measured at a time: passes after the first find them, and 8 bytes more of each, in a core's cache.

@@ -15,8 +15,7 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core import parsing
 from enginesmith.core.codec import decode, encode
-from enginesmith.core.digest import digest_of
-from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.errors import DataError, IntegrityError, digest_of
 from pipeline.quantization.statistics.histogram import LogHistogram
 
 FORMAT = 1

@@ -27,12 +27,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from builders.onnx_graphs.bodies import list_reads
-from builders.onnx_graphs.shards import link_shards
+from builders.onnx_graphs.outline import link_shards
 from builders.onnx_graphs.weights import has_external, load_graph
 from builders.reference import embed_shapes, open_interpreter, words_of
 from enginesmith.arrays import Array, describe_nonfinite
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import DataError, ModelError
+from enginesmith.core.errors import DataError, ModelError, digest_of_file
 from enginesmith.core.types import Dim, Tensors, TensorSpec, Untyped
 from enginesmith.user_code.task import NextSample, Sample, SampleGenerator, Task
 from pipeline.quantization.graph import attribute_of, constants, element_types

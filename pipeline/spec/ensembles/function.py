@@ -6,13 +6,12 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from enginesmith.core import ensemble as core
-from enginesmith.core.digest import digest_of_file
+from enginesmith.core import state
+from enginesmith.core.errors import digest_of_file
 from enginesmith.core.names import inside
 from enginesmith.core.types import Dim, TensorSpec
 from enginesmith.user_code.entry_point import source_files
-from pipeline.spec.source import DimRange, Input
-from pipeline.spec.value_types import DimName, GraphName, SpecPart
+from pipeline.spec.source import DimName, DimRange, GraphName, Input, SpecPart
 
 # Sizes of a dim that a function does not bound.
 _ANY = DimRange(min=1, opt=1, max=1 << 16)
@@ -43,13 +42,13 @@ class EnsembleFunction(SpecPart):
             raise ValueError("must look like 'ocr.py:crop', a file and a function in it")
         return f"{inside(file)}:{name}"
 
-    def at(self, name: str, folder: Path, sources: Mapping[str, str]) -> core.EnsembleFunction:
+    def at(self, name: str, folder: Path, sources: Mapping[str, str]) -> state.EnsembleFunction:
         """It with digests of its files. name: in the spec.  folder: of that.  sources: what gives its inputs. Raises
         ModelError for a file that cannot be read."""
         files = {
             str(path.relative_to(folder)): digest_of_file(path) for path in source_files(folder, folder / self.file)
         }
-        return core.EnsembleFunction(name, self.file, self.name, self.tensors(), self.gives(), sources, files)
+        return state.EnsembleFunction(name, self.file, self.name, self.tensors(), self.gives(), sources, files)
 
     @property
     def file(self) -> str:

@@ -1,10 +1,7 @@
-"""The spec of several graphs that make one model: which specs, what goes from one to the other, data of the whole.
-
-Each graph keeps a spec of its own, and is a model of its own in the registry; an ensemble pins a version of each.
-"""
+"""The spec of several graphs that make one model."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -12,22 +9,90 @@ from typing import ClassVar
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from enginesmith.core import ensemble as core
-from enginesmith.core.ensemble import order_nodes, split_source
+from enginesmith.core import state
 from enginesmith.core.errors import ModelError, SpecError
+from enginesmith.core.state import grown_axes, order_nodes, split_source, without_states
 from enginesmith.core.text import suggest
 from enginesmith.core.types import Dim, Precision, TensorSpec
 from enginesmith.user_code.entry_point import missing_function, source_files
-from pipeline.spec.document import is_ensemble, load_document
+from pipeline.spec.document import Kind, is_ensemble, line_of, load_document
 from pipeline.spec.ensembles.function import EnsembleFunction
-from pipeline.spec.ensembles.states import find_state_mistakes
-from pipeline.spec.golden import MeasuredData
-from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.model import ModelSpec, load_spec
-from pipeline.spec.sections import Publication, SpecFile
-from pipeline.spec.sequences import EnsembleArrays
+from pipeline.spec.quantization import EnsembleArrays
+from pipeline.spec.sections import MeasuredData, Publication, SpecFile, SpecSections
+from pipeline.spec.source import File, GraphKey, Loc, Mistakes, ModelName, VersionName
 from pipeline.spec.validation import Canary, EnsembleLimits
-from pipeline.spec.value_types import File, GraphKey, Loc, Mistakes, ModelName, VersionName
+
+# What the spec of an ensemble says of graphs with state, and cannot say.
+
+
+def find_state_mistakes(
+    graphs: Mapping[str, SpecSections],
+    connections: Mapping[str, str],
+    functions: Collection[str],
+    data: Mapping[str, EnsembleArrays],
+) -> Iterator[tuple[Loc, str]]:
+    """Mistakes: (key that it is about, message). functions: names of those between graphs.  data: by section."""
+    stateful = [name for name, own in graphs.items() if own.state]
+    for key, source in connections.items():
+        graph, _, name = key.partition(".")
+        if graph in stateful:
+            yield from _wrong_connection(key, source, name, graphs[graph])
+    for function in functions if stateful else ():
+        text = f"{stateful[0]!r} has state, and functions are not run along sequences; export it as a graph"
+        yield ("functions", function), f"{text}, or call it before the whole"
+    for section, arrays in data.items():
+        yield from _wrong_arrays(section, arrays, graphs, connections)
+
+
+def _wrong_connection(key: str, source: str, name: str, own: SpecSections) -> Iterator[tuple[Loc, str]]:
+    if name in own.state:
+        text = f"{name!r} is a state of {own.model}, which takes what its own {own.state[name].output!r} gave"
+        yield ("connections", key), f"{text}; remove the connection, or the state from its spec"
+    grown = {item for item, _ in grown_axes(without_states(own.tensors(), own.states()))}
+    if name in grown and "." in source:
+        text = f"{name!r} covers what states hold too, and {source!r} gives one step alone"
+        yield ("connections", key), f"{text}; let it be an input of the whole"
+
+
+def _wrong_arrays(
+    section: str, arrays: EnsembleArrays, graphs: Mapping[str, SpecSections], connections: Mapping[str, str]
+) -> Iterator[tuple[Loc, str]]:
+    if arrays.orders and not any(own.state for own in graphs.values()):
+        key = "sequence" if arrays.sequence else "steps"
+        yield (section, key), f"{section}.{key} is for ensembles with state, and no graph has one; remove it"
+        return
+    taken = {f"{graph}.{item}" for graph, own in graphs.items() for item in own.inputs} | {*connections.values()}
+    for name in (name for name in arrays.orders if name in taken):
+        key = "sequence" if name == arrays.sequence else "steps"
+        yield (section, key), f"array {name!r} is an input of the whole; give the array of numbers a name of its own"
+    if arrays.joined:
+        yield from _wrong_steps((section, "steps"), arrays.joined[0], graphs, connections)
+
+
+def _wrong_steps(
+    place: Loc, dim: str, graphs: Mapping[str, SpecSections], connections: Mapping[str, str]
+) -> Iterator[tuple[Loc, str]]:
+    """A dim that samples of a step cannot be joined along: (key, message)."""
+    known = []
+    for graph, own in graphs.items():
+        held = {axis for name in own.state if name in own.inputs for axis in own.inputs[name].shape}
+        given = (item for name, item in own.inputs.items() if name not in own.state)
+        free = [item for name, item in own.inputs.items() if "." not in connections.get(f"{graph}.{name}", "")]
+        leading = {item.shape[0] for item in given if item.shape}
+        axes = {axis for item in free for axis in item.shape if isinstance(axis, str) and axis.isidentifier()}
+        known += [f"{graph}.{axis}" for axis in sorted(axes - held - leading)] if own.state else []
+    if dim not in known:
+        text = (
+            f"samples of a step are joined along a dim that a graph with state has in inputs of the whole, and {dim!r}"
+        )
+        yield place, f"{text} is none; {suggest(dim, known)}"
+
+
+# The spec of several graphs that make one model: which specs, what goes from one to the other, data of the whole.
+#
+# Each graph keeps a spec of its own, and is a model of its own in the registry; an ensemble pins a version of each.
+
 
 _INPUT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 HELP = "docs/guides/ensembles.md has an example"
@@ -184,7 +249,7 @@ class LoadedEnsemble:
     graphs: Mapping[str, ModelSpec]
 
     def wiring(self) -> dict[str, dict[str, str]]:
-        """For each graph what gives each of its inputs (`enginesmith.core.ensemble`)."""
+        """For each graph what gives each of its inputs (`enginesmith.core.state`)."""
         given = self.spec.connections
 
         def sources(name: str) -> dict[str, str]:
@@ -202,7 +267,7 @@ class LoadedEnsemble:
         """The named dims of what a graph or a function takes."""
         return (self.graphs.get(name) or self.spec.functions[name]).named_dims()
 
-    def functions(self) -> dict[str, core.EnsembleFunction]:
+    def functions(self) -> dict[str, state.EnsembleFunction]:
         """Its functions by name, with digests of their files. Raises ModelError for a file that cannot be read."""
         wiring = self.wiring()
         return {name: item.at(name, self.folder, wiring[name]) for name, item in self.spec.functions.items()}

@@ -4,7 +4,8 @@ from typing import ClassVar
 
 import pytest
 
-from builders.backends import compatibility, discovery
+from builders.backends import discovery
+from builders.backends import discovery as compatibility
 from builders.backends.onnxruntime import OnnxRuntime
 from enginesmith.core.errors import EnginesmithError, IntegrityError
 from enginesmith.core.requirements import for_target, same_versions

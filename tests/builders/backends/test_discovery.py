@@ -115,7 +115,7 @@ def test_a_node_with_other_versions_than_the_plan_refuses_to_build():
 def test_a_requests_json_and_key_are_those_of_its_fields():
     from dataclasses import asdict
 
-    from enginesmith.core.digest import digest_of
+    from enginesmith.core.errors import digest_of
     from enginesmith.core.types import BuildRequest
 
     request = graphs.request("l4", options=(("tf32", False),), toolchain=(("x", "1"),))

@@ -6,8 +6,8 @@ import pytest
 from onnxruntime import InferenceSession
 
 from builders.backends.iree import compile as iree
+from builders.backends.iree.compile import rewrite
 from builders.backends.iree.miscompilations import wrong_loops, wrong_operators
-from builders.backends.iree.rewrites import rewrite
 from enginesmith.core.errors import ModelError
 from tests.conformance.items import torture_item
 from tests.conformance.torture import GRAPHS

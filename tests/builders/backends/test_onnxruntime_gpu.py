@@ -10,8 +10,16 @@ from onnx import TensorProto, helper
 
 from builders.backends.onnxruntime import OrtSession
 from builders.backends.onnxruntime import gpu as onnxruntime_gpu
-from builders.backends.onnxruntime.gpu import OnnxRuntimeCuda, OnnxRuntimeTensorRT, profile_options
-from builders.backends.onnxruntime.gpu_session import CPU, CUDA, TENSORRT, GpuSession, left_over
+from builders.backends.onnxruntime.gpu import (
+    CPU,
+    CUDA,
+    TENSORRT,
+    GpuSession,
+    OnnxRuntimeCuda,
+    OnnxRuntimeTensorRT,
+    left_over,
+    profile_options,
+)
 from enginesmith.core.errors import DataError, EnginesmithError, ModelError
 from enginesmith.core.hardware import cuda
 from enginesmith.core.types import Engine, ShapeProfile, TensorSpec

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from builders.backends.onnxruntime.rewrites import rewrite_optimized, split_convolutions
+from builders.backends.onnxruntime.file import rewrite_optimized, split_convolutions
 
 BIG = (512, 256, 3, 3)
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, parser
 
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
-from builders.backends.onnxruntime.rewrites import cast_first
+from builders.backends.onnxruntime.file import cast_first
 from builders.backends.onnxruntime.session import open_model, session_options
 from enginesmith.core.types import BuildRequest, Target
 from pipeline.quantization.schemes.cast import cast_float

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from builders.backends.onnxruntime import OnnxRuntime
-from builders.backends.onnxruntime.profile import read_trace
+from builders.backends.onnxruntime.session import read_trace
 from builders.backends.optional_methods import NodeTime, element_name
 from builders.backends.tensorrt import TensorRTRTX
 from builders.backends.tensorrt.session import EngineSession, profile_layers

@@ -5,10 +5,9 @@ import pytest
 from onnx import TensorProto
 
 from builders.backends import discovery
-from builders.backends.tensorrt import TensorRT, TensorRTRTX, base
-from builders.backends.tensorrt.words import builder_reason, ran_out_of_memory
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import EnginesmithError, ModelError
+from builders.backends.tensorrt import TensorRT, TensorRTRTX, build
+from builders.backends.tensorrt.library import builder_reason, ran_out_of_memory
+from enginesmith.core.errors import EnginesmithError, ModelError, digest_of_file
 from enginesmith.core.types import NO_LAYERS, ShapeProfile, TensorSpec
 from tests.builders import graphs
 
@@ -122,7 +121,7 @@ def test_refusing_and_versions_need_no_compiler(monkeypatch):
     def fail(name):
         raise AssertionError(f"imported {name}")
 
-    monkeypatch.setattr(base.importlib, "import_module", fail)
+    monkeypatch.setattr(build.importlib, "import_module", fail)
     for name in ("tensorrt", "tensorrt-rtx"):
         backend = discovery.configure(name, {})
         backend.versions(), backend.scheme(), backend.refuses(graphs.request("sm_89"))
@@ -135,7 +134,7 @@ def test_versions_name_api_bindings_and_libraries():
 
 
 def test_where_it_is_not_installed_it_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(base, "versions_of", lambda *names: {})
+    monkeypatch.setattr(build, "versions_of", lambda *names: {})
     assert RTX.versions() == TensorRT().versions() == {}
     assert "pip install tensorrt-rtx" in RTX.refuses(graphs.request("sm_89"))
     assert ".[tensorrt]" in TensorRT().refuses(graphs.request("sm_90"))

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from builders.backends import discovery
-from builders.backends.tensorrt import TensorRT, TensorRTRTX, base, editions, loading
+from builders.backends.tensorrt import TensorRT, TensorRTRTX, build, editions, library
 from builders.backends.tensorrt.build import monitor, parse_network
-from builders.backends.tensorrt.loading import refit
-from builders.backends.tensorrt.words import recorder
+from builders.backends.tensorrt.library import recorder, refit
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import EnginesmithError, InputError, StepError
 from enginesmith.core.types import NO_LAYERS, BuildRequest
@@ -105,11 +104,11 @@ def test_a_compatible_engine_begins_with_ampere():
 
 
 def test_a_release_that_breaks_refittable_engines_is_refused(monkeypatch):
-    monkeypatch.setattr(base, "versions_of", lambda *names: dict.fromkeys(names, "11.3.0.99"))
+    monkeypatch.setattr(build, "versions_of", lambda *names: dict.fromkeys(names, "11.3.0.99"))
     assert "11.3 drops GEMM biases" in TensorRT(refittable=True).refuses(REQUEST)
     assert "11.3 drops GEMM biases" in TensorRT(strip_weights=True).refuses(REQUEST)
     assert TensorRT().refuses(REQUEST) is None
-    monkeypatch.setattr(base, "versions_of", lambda *names: dict.fromkeys(names, "11.4.0.106"))
+    monkeypatch.setattr(build, "versions_of", lambda *names: dict.fromkeys(names, "11.4.0.106"))
     assert TensorRT(refittable=True).refuses(REQUEST) is None
 
 
@@ -125,7 +124,7 @@ def test_a_plugin_library_is_part_of_the_build_key_by_its_digest(tmp_path):
     tool = OverRtx(plugins=f"{first}, {second}")
     before = key(tool)
     assert key(tool) == before and key(OverRtx()) != before
-    digest = tool.versions()[f"{loading.KEY}{first}"]
+    digest = tool.versions()[f"{library.KEY}{first}"]
     assert len(digest) == 64 and tool.refuses(REQUEST) is None
     first.write_bytes(b"other")
     assert key(tool) != before
@@ -139,7 +138,7 @@ def test_a_plugin_library_that_is_not_there_is_refused_by_name(tmp_path):
     tool = OverRtx(plugins=f"{tmp_path / 'gone.so'}")
     assert "gone.so is not on this machine" in tool.refuses(REQUEST)
     assert "backends.tensorrt.plugins" in tool.refuses(REQUEST)
-    assert tool.versions()[f"{loading.KEY}{tmp_path / 'gone.so'}"] == "absent"
+    assert tool.versions()[f"{library.KEY}{tmp_path / 'gone.so'}"] == "absent"
     (tmp_path / "gone.so").mkdir()
     assert "gone.so is not on this machine" in tool.refuses(REQUEST)
 
@@ -195,13 +194,13 @@ def test_a_build_tells_its_phases_and_ends_when_it_is_asked(trt, tmp_path, monke
     monkeypatch.setattr("builders.backends.tensorrt.build._TELL_S", 0.0)
     monkeypatch.setattr("builders.backends.tensorrt.build._ASK_S", 0.0)
     phases = []
-    monkeypatch.setattr("builders.backends.tensorrt.base.enter_phase", phases.append)
+    monkeypatch.setattr("builders.backends.tensorrt.build.enter_phase", phases.append)
     model = graphs.mlp(tmp_path / "model.onnx")
     RTX.build(graphs.request("sm_89"), model, tmp_path)
     assert "compiling: optimizing graph" in phases and "compiling: timing graph nodes" in phases
     assert len(phases) == len([a for a, b in zip(phases, [*phases[1:], None], strict=True) if a != b])
     asked = iter([False, False, True])
-    monkeypatch.setattr("builders.backends.tensorrt.base.heed_stop", lambda: lambda: next(asked, True))
+    monkeypatch.setattr("builders.backends.tensorrt.build.heed_stop", lambda: lambda: next(asked, True))
     with pytest.raises(StepError, match="was asked to end") as caught:
         RTX.build(graphs.request("sm_89"), model, tmp_path)
     assert caught.value.kind == "cancelled"

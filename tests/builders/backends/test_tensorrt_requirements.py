@@ -5,13 +5,12 @@ import dataclasses
 import pytest
 
 from builders.backends import discovery
-from builders.backends.compatibility import find_compatible_gpu, find_incompatibility
+from builders.backends.discovery import find_compatible_gpu, find_incompatibility
 from builders.backends.tensorrt import TensorRT, TensorRTRTX
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware.cuda import GpuDevice
 from enginesmith.core.hardware.evaluation import evaluate, judge
-from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import Machine, parse_targets
 from enginesmith.core.requirements import Library, Requirement, Runtime, Weights, hardware_of
 from enginesmith.core.types import BuildRequest
 from tests.builders import graphs

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from builders.backends.tensorrt import TensorRT, TensorRTRTX, lanes, session
-from builders.backends.tensorrt.loading import Opening
+from builders.backends.tensorrt import TensorRT, TensorRTRTX, session
+from builders.backends.tensorrt import session as lanes
+from builders.backends.tensorrt.library import Opening
 from builders.backends.tensorrt.session import EngineSession, open_engine
 from enginesmith.core.errors import DataError, EnginesmithError
 from enginesmith.core.hardware import cuda

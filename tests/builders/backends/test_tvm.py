@@ -9,8 +9,7 @@ import pytest
 
 from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
-from builders.backends.optional_methods import GIVEN, GROWN
-from builders.backends.shape_profiles import profiles
+from builders.backends.optional_methods import GIVEN, GROWN, profiles
 from builders.backends.tvm import Tvm
 from builders.backends.tvm import backend as tvm
 from builders.backends.tvm import cuda as tvm_cuda

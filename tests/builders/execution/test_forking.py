@@ -9,8 +9,7 @@ import pytest
 
 from builders.execution.forking import fork_server
 from builders.execution.local import LocalExecutor
-from builders.execution.process import run_job
-from builders.execution.starting import Start
+from builders.execution.process import Start, run_job
 from enginesmith.core.errors import StepError
 from tests.calls import call_job
 from tests.waiting import PATIENCE_S, gone, text_of

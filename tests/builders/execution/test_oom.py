@@ -3,7 +3,7 @@ import pytest
 from builders.execution import process
 from builders.execution.jobs import Job, ProcessLimits, ReducedRequest
 from builders.execution.local import LocalExecutor
-from builders.execution.memory import oom_kills
+from builders.execution.process import oom_kills
 from enginesmith.core.errors import StepError
 from tests.calls import Call, call_job
 

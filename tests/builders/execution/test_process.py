@@ -20,8 +20,7 @@ from builders.execution.jobs import (
     ProcessLimits,
     encode_request,
 )
-from builders.execution.process import LOG_TAIL_BYTES
-from builders.execution.starting import Start, spawn
+from builders.execution.process import LOG_TAIL_BYTES, Start, spawn
 from enginesmith.core import errors
 from enginesmith.core.errors import ModelError, StepError
 from tests.calls import Call, call_job
@@ -211,7 +210,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from builders.execution.forking import fork_server
 from builders.execution.process import run_job
-from builders.execution.starting import spawn
+from builders.execution.process import spawn
 from tests.calls import call_job
 with {start} as start:
     run_job(call_job("unit", "{JOBS}:{function}", {arguments}), Path({str(workdir)!r}), start=start)

@@ -6,7 +6,7 @@ import sys
 import psutil
 import pytest
 
-from builders.execution import memory
+from builders.execution import process as memory
 
 
 @pytest.mark.parametrize("measure", [memory.held_mib, memory._by_psutil])

@@ -8,11 +8,11 @@ import pytest
 
 from builders.backends.aotinductor import AotInductor
 from builders.backends.iree import Iree
-from builders.execution.workdir import remove_left_behind, workdir
+from builders.execution.local import remove_left_behind, workdir
 from enginesmith.core.errors import UnavailableError
 from tests.builders import graphs
 
-HOLD = "from builders.execution.workdir import workdir\nwith workdir() as folder: print(folder, flush=True); input()"
+HOLD = "from builders.execution.local import workdir\nwith workdir() as folder: print(folder, flush=True); input()"
 
 
 @pytest.fixture(autouse=True)

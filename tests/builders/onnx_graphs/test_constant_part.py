@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from builders import reference
 from builders.backends.onnxruntime.session import OrtSession
-from builders.onnx_graphs.constant_part import cut_constant_part, cut_varying_part
+from builders.onnx_graphs.structure import cut_constant_part, cut_varying_part
 from builders.reference import ReferenceSession
 from tests.builders.graphs import save
 

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from builders.onnx_graphs.dependence import find_dependences, find_source
+from builders.onnx_graphs.structure import find_dependences, find_source
 
 W = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
 

@@ -6,7 +6,7 @@ import pytest
 from onnxruntime import InferenceSession
 
 from builders.backends.tensorrt import TensorRTRTX
-from builders.onnx_graphs.dequantized_weights import dequantize_stored_weights
+from builders.onnx_graphs.weights import dequantize_stored_weights
 from enginesmith.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 

@@ -4,7 +4,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from builders.backends.onnxruntime import OrtSession
-from builders.onnx_graphs.plain_names import plain
+from builders.onnx_graphs.bodies import plain
 from enginesmith.core.errors import ModelError
 from tests.builders import graphs
 

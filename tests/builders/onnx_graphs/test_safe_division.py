@@ -9,7 +9,7 @@ import pytest
 
 from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
-from builders.onnx_graphs.safe_division import guard_divisions
+from builders.onnx_graphs.bodies import guard_divisions
 from enginesmith.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 

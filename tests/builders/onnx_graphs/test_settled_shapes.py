@@ -6,7 +6,7 @@ import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from builders.onnx_graphs.settled_shapes import settle_shapes
+from builders.onnx_graphs.structure import settle_shapes
 
 MERGED = """
     <ir_version: 8, opset_import: ["": 17]>

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from builders.onnx_graphs.shard_names import graph_bytes, has_shards, list_shards, list_weight_files
-from builders.onnx_graphs.shards import in_shards, link_shards, save_graph, write_graph
+from builders.onnx_graphs.bodies import graph_bytes, has_shards, list_shards, list_weight_files
+from builders.onnx_graphs.outline import in_shards, link_shards, save_graph, write_graph
 from builders.onnx_graphs.weights import (
     LOOSE,
     check_lengths,
@@ -128,7 +128,7 @@ def test_a_run_holds_one_wide_weight_at_a_time(tmp_path):
     save_graph(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), tmp_path / "g.onnx")
     code = (
         "import sys, numpy as np; from pathlib import Path; from builders.reference import ReferenceSession\n"
-        "import os; from builders.execution.memory import held_mib\n"
+        "import os; from builders.execution.process import held_mib\n"
         "with ReferenceSession(Path(sys.argv[1])) as session:\n"
         "    before = held_mib(os.getpid()); session.run({'x': np.zeros((1, 2048), np.float32)})\n"
         "    print(held_mib(os.getpid()) - before)"

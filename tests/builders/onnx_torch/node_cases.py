@@ -16,7 +16,7 @@ from onnx import TensorProto, numpy_helper
 
 from builders.onnx_ops.torch_arrays import to_array, to_tensor
 from builders.onnx_torch import operators
-from builders.onnx_torch.module import OnnxModule, read_model
+from builders.onnx_torch.program import OnnxModule, read_model
 from enginesmith.core.errors import ModelError
 
 TORCH_REFUSED = "torch cannot run it"  # as the module says it: no refusal of ours

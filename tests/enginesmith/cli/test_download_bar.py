@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from enginesmith.cli.download_bar import _columns, download_bar
+from enginesmith.cli.tables import _columns, download_bar
 from enginesmith.client.fetch import silent
 
 

@@ -10,14 +10,14 @@ from builders.backends import discovery
 from builders.execution.jobs import Needs, ReducedRequest, WorkerContext
 from builders.execution.local import LocalExecutor
 from enginesmith.core.errors import UnavailableError
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.types import BuildRequest
 from enginesmith.registry.builds.build_history import Expectation
 from enginesmith.registry.manifest import request_of
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.composition import Run, compile_model
-from pipeline.compile.preloaded import PRELOADED
+from pipeline.compile.preflight import PRELOADED
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import (
     LEAN_WORKSPACE_MIB,

@@ -5,17 +5,16 @@ from pathlib import Path
 import pytest
 
 from enginesmith.client.client import Client
-from enginesmith.core.digest import canonical_json
-from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, UnknownNameError
+from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, UnknownNameError, canonical_json
 from enginesmith.core.hardware import machine
 from enginesmith.core.hardware.cpu_kinds import CPU
 from enginesmith.core.hardware.cuda import GpuDevice
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import Reference
 from enginesmith.core.types import Target
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.additions import add_attestation
+from enginesmith.registry.versions.publish import add_attestation
 from tests.enginesmith.registries import engine, flip, names_in, on_each_store, publish_engines, pull, report
 
 DIGITS = Reference("digits")

@@ -13,7 +13,7 @@ from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.layout import MARKER, channel_key
 from enginesmith.registry.trust.signing import SigningKey, sign
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.additions import add_attestation
+from enginesmith.registry.versions.publish import add_attestation
 from tests.enginesmith.registries import engine, publish_engines, report
 from tests.enginesmith.registry.counting import CountingStore
 from tests.enginesmith.registry.trust.keys import written

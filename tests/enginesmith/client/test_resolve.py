@@ -6,13 +6,10 @@ from hypothesis import strategies as st
 
 from enginesmith.client.resolve import PORTABLE, Policy, Resolution, rank_engines
 from enginesmith.core.errors import UnknownNameError
-from enginesmith.core.hardware.gpu_generations import GENERATIONS
-from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import GENERATIONS, Machine, parse_targets
 from enginesmith.core.requirements import Cpu, Gpu, WideSums, for_target
 from enginesmith.core.types import PRECISIONS, Target
-from enginesmith.registry.evidence.attestations import JudgedEntry
-from enginesmith.registry.evidence.latencies import MeasuredSpeed
+from enginesmith.registry.evidence.attestations import JudgedEntry, MeasuredSpeed
 from enginesmith.registry.manifest import EngineEntry
 
 L4 = parse_targets("l4")[0]

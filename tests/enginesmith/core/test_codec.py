@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from builders.execution.jobs import decode_request, encode_request, result_type
 from enginesmith.core.codec import OMIT_NONE, Excerpt, NewerFormatError, decode, encode, encode_document, parse_as
-from enginesmith.core.constraints import Count, Format, JsonObject
-from enginesmith.core.digest import Digest, canonical_json
-from enginesmith.core.errors import IntegrityError
+from enginesmith.core.errors import Digest, IntegrityError, canonical_json
 from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.reports.proof import Check
+from enginesmith.core.requirements import Count, Format, JsonObject
 from enginesmith.core.types import BuildRequest, ShapeProfile, Target, TensorSpec
 from pipeline.values import Proof, Searched
 from tests.calls import Call

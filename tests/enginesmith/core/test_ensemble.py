@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginesmith.core.ensemble import list_inputs, order_nodes, split_source
+from enginesmith.core.state import list_inputs, order_nodes, split_source
 
 GRAPHS = {"detector": {"image": "prepare.x"}, "recogniser": {"x": "crop.x"}}
 FUNCTIONS = {

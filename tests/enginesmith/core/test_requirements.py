@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from enginesmith.core import codec
 from enginesmith.core.codec import encode
 from enginesmith.core.hardware.evaluation import evaluate, judge
-from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import Machine, parse_targets
 from enginesmith.core.requirements import (
     KINDS,
     Cpu,

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from enginesmith.core.errors import ConflictError, InputError, IntegrityError
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import parse_reference
 from enginesmith.exchange.mirror import mirror
 from enginesmith.registry.evidence.attestations import attest, judge_entries

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
+from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError, digest_of_file
 from enginesmith.core.names import parse_reference
 from enginesmith.exchange.oci import OciExport, export_oci
 from enginesmith.registry.evidence.attestations import attest

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from enginesmith.registry.store.buckets import bucket_at
+from enginesmith.registry.store.base import bucket_at
 from enginesmith.registry.store.objects.store import ObjectStore
 from tests.enginesmith import s3_server
 from tests.enginesmith.object_stores import azure_server
@@ -123,7 +123,7 @@ class Azure:
         return f"az://{azure_server.ACCOUNT}/{BUCKET}/{prefix}?endpoint={url}/{azure_server.ACCOUNT}"
 
     def overwrite(self, store: ObjectStore, key: str, data: bytes) -> None:
-        from enginesmith.registry.store.azure.requests import connect
+        from enginesmith.registry.store.azure.bucket import connect
 
         connect(store.place).upload_blob(store.place.key(key), data, overwrite=True)
 

@@ -17,7 +17,7 @@ from enginesmith.recording.recorder import ObservationLog, Recorder
 from enginesmith.recording.traffic import encode_inputs, read_traffic
 from tests.waiting import until
 from validation.canary.observations import EngineIdentity, read_observations
-from validation.canary.synthetic import made_up
+from validation.canary.report import made_up
 
 SPECS = (TensorSpec("x", "float32", ("batch", 3)), TensorSpec("ids", "int64", ("batch",)))
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from enginesmith.core.digest import digest_of_bytes
-from enginesmith.core.errors import IntegrityError, UnavailableError
+from enginesmith.core.errors import IntegrityError, UnavailableError, digest_of_bytes
 from enginesmith.registry.store.download import Fill
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import MARKER, MARKER_CONTENT, MAX_DOCUMENT_BYTES, blob_key, check_key

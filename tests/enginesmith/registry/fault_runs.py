@@ -23,7 +23,7 @@ import pytest
 
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.registry.store.base import FileStore, Store, open_store
-from enginesmith.registry.store.objects import attempts, source
+from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import lookup
@@ -109,10 +109,10 @@ def run_all(
 def _impatient(kind: ServerKind) -> Iterator[None]:
     """Short pauses and timeouts, and small parts."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(attempts, "FIRST_PAUSE_S", 0.001)
-        patched.setattr(attempts, "LONGEST_PAUSE_S", 0.01)
-        patched.setattr(attempts, "READ_TIMEOUT_S", 0.5)
-        patched.setattr(source, "PART_BYTES", kind.part)
+        patched.setattr(api, "FIRST_PAUSE_S", 0.001)
+        patched.setattr(api, "LONGEST_PAUSE_S", 0.01)
+        patched.setattr(api, "READ_TIMEOUT_S", 0.5)
+        patched.setattr(api, "PART_BYTES", kind.part)
         if kind.name == "gs":
             patched.setattr(GOOGLES_LIMIT, kind.part)
         yield
@@ -126,7 +126,7 @@ def _hurt_bucket(
     assert isinstance(hurt, ObjectStore)
     fine = past(hurt, proxy.server)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(attempts, "READ_TIMEOUT_S", 60.0)  # what looks on is patient: a busy machine is no fault
+        patched.setattr(api, "READ_TIMEOUT_S", 60.0)  # what looks on is patient: a busy machine is no fault
         Work(1, 200).publish(fine)
     for number in range(2, count + 2):
         work = Work(number, rng.choice((200, kind.part * 7 // 2)))

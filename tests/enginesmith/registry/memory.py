@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from enginesmith.core import moments
-from enginesmith.core.digest import digest_of_bytes
-from enginesmith.core.errors import IntegrityError
-from enginesmith.registry import marks
+from enginesmith.core.errors import IntegrityError, digest_of_bytes
+from enginesmith.registry import leases
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import MAX_DOCUMENT_BYTES, blob_key, check_key
 from tests.waiting import PATIENCE_S
@@ -243,8 +242,8 @@ def seeded(seed: int) -> Choose:
 
 def mark_late(store: Any, name: str) -> Callable[[], bool]:
     """Mark a name as a collection does that had looked before the name was served; gives whether it is still marked."""
-    shard = marks.shard_of(name)
-    marks.update_state(store, lambda known: replace(known, generation=1, latest=1, shards=(shard,)))
-    tombstone = marks.Tombstone(datetime(2026, 1, 1, tzinfo=UTC), 1)
-    marks.update_shard(store, shard, lambda known: replace(known, waiting={name: tombstone}))
-    return lambda: name in marks.read_shards(store, [shard])[shard].waiting
+    shard = leases.shard_of(name)
+    leases.update_state(store, lambda known: replace(known, generation=1, latest=1, shards=(shard,)))
+    tombstone = leases.Tombstone(datetime(2026, 1, 1, tzinfo=UTC), 1)
+    leases.update_shard(store, shard, lambda known: replace(known, waiting={name: tombstone}))
+    return lambda: name in leases.read_shards(store, [shard])[shard].waiting

@@ -8,15 +8,22 @@ import pytest
 from enginesmith.client.locate import locate_and_rank
 from enginesmith.client.resolve import Policy
 from enginesmith.core.codec import encode
-from enginesmith.core.ensemble import ENSEMBLE, PinnedGraph
 from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import Reference
+from enginesmith.core.state import ENSEMBLE, PinnedGraph
 from enginesmith.registry.collection.garbage import find_garbage
 from enginesmith.registry.collection.references import Rules
-from enginesmith.registry.ensembles import load_pinned, read_engines, require_model, write_engines
 from enginesmith.registry.evidence.attestations import attest, judge_entries
-from enginesmith.registry.manifest import EngineEntry, Manifest, parse
+from enginesmith.registry.manifest import (
+    EngineEntry,
+    Manifest,
+    load_pinned,
+    parse,
+    read_engines,
+    require_model,
+    write_engines,
+)
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.verification import verify

@@ -5,13 +5,13 @@ from datetime import timedelta
 import pytest
 
 from enginesmith.core.errors import ConflictError, IntegrityError, UnknownNameError
-from enginesmith.registry.builds.records import recall, remember
+from enginesmith.registry.builds.runs import recall, remember
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.gc import collect
 from enginesmith.registry.leases import take_lease
 from enginesmith.registry.manifest import Manifest
-from enginesmith.registry.pins import list_pinned, pin, unpin
+from enginesmith.registry.registered_specs import list_pinned, pin, unpin
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import (
     LEASES,

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginesmith.core.codec import encode
-from enginesmith.core.digest import canonical_json, digest_of, digest_of_bytes
-from enginesmith.core.errors import EnginesmithError, IntegrityError
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.errors import EnginesmithError, IntegrityError, canonical_json, digest_of, digest_of_bytes
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import parse_reference
-from enginesmith.registry.builds.records import recall, remember
-from enginesmith.registry.evidence.build_details import quantization_records
+from enginesmith.registry.builds.runs import recall, remember
+from enginesmith.registry.evidence.canaries import quantization_records
 from enginesmith.registry.manifest import parse, request_of
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import attestation_key, channel_key, latency_key, manifest_key, record_key
@@ -28,9 +27,9 @@ from enginesmith.registry.trust.signatures import read_bundle
 from enginesmith.registry.trust.signing import SigningKey
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.additions import add_attestation, add_signatures
+from enginesmith.registry.versions.index import list_models, list_versions, show_version
 from enginesmith.registry.versions.lookup import locate
-from enginesmith.registry.versions.views import list_models, list_versions, show_version
+from enginesmith.registry.versions.publish import add_attestation, add_signatures
 from tests.enginesmith.registries import engine, publish_engines, pull, refusal, report
 from tests.enginesmith.registry.trust.keys import written
 from tests.hostile import NAMES, damaged, either

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginesmith.core.digest import digest_of_bytes
-from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.errors import EnginesmithError, InputError, digest_of_bytes
 from enginesmith.core.names import parse_reference
 from enginesmith.exchange.oci import export_oci
-from enginesmith.registry import leases, marks
+from enginesmith.registry import leases
+from enginesmith.registry import leases as marks
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.gc import collect
-from enginesmith.registry.pins import list_pinned, pin
+from enginesmith.registry.registered_specs import list_pinned, pin
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.cache import VerificationCache
 from enginesmith.registry.store.download import Fill, download, journal_of

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from enginesmith.client.resolve import Policy, rank_engines
 from enginesmith.core.codec import decode, encode
-from enginesmith.core.digest import canonical_json, digest_of
-from enginesmith.core.errors import IntegrityError
+from enginesmith.core.errors import IntegrityError, canonical_json, digest_of
 from enginesmith.core.hardware.evaluation import evaluate
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.parsing import Malformed

@@ -48,6 +48,5 @@ def test_no_module_looks_for_backends() -> None:
         if path.name != "work.py":  # the fleet asks whether what is missing could be built
             assert not found & {
                 "builders.backends.discovery",
-                "builders.backends.compatibility",
-                "builders.backends.compatibility.find_incompatibility",
+                "builders.backends.discovery.find_incompatibility",
             }, path

@@ -9,12 +9,12 @@ import pytest
 from enginesmith.core.errors import ConflictError, EnginesmithError, IntegrityError, UnknownNameError
 from enginesmith.core.names import Reference
 from enginesmith.exchange.mirror import mirror
-from enginesmith.registry.collection.claim import SWEEPING
+from enginesmith.registry.collection.garbage import SWEEPING
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.gc import collect
 from enginesmith.registry.leases import hold_lease
 from enginesmith.registry.manifest import Manifest
-from enginesmith.registry.pins import pin
+from enginesmith.registry.registered_specs import pin
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, lookup
 from enginesmith.registry.versions.publish import find_published

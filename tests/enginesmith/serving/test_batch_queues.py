@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from enginesmith.serving.batch_queues import BatchQueues
+from enginesmith.serving.batcher import BatchQueues
 
 
 def test_a_queue_is_ready_when_it_is_full_or_its_oldest_request_has_waited():

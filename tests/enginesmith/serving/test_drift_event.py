@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from enginesmith.core.errors import InputError
-from enginesmith.serving import drift_event
-from enginesmith.serving.drift import RateDrift
-from enginesmith.serving.drift_event import DriftEvent
-from pipeline.orchestration.payloads import DRIFTED, PAYLOADS
+from enginesmith.serving import drift
+from enginesmith.serving.drift import DriftEvent, RateDrift
+from pipeline.orchestration.gpu_workers import DRIFTED, PAYLOADS
 from tests.waiting import PATIENCE_S
 
 DRIFT = RateDrift(0.01, 0.034, 812, "2026-11-25T10:00:00+00:00", 1500, 40, "2026-11-25T10:05:00+00:00")
@@ -76,7 +75,7 @@ def test_prefect_reads_it_as_an_event() -> None:
 
 
 def test_it_is_sent_again_until_the_server_takes_it(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drift_event, "RETRIES_S", (0.0, 0.0))
+    monkeypatch.setattr(drift, "RETRIES_S", (0.0, 0.0))
     api.codes = [503, 503]
     DriftEvent("tiny", "3", "s3://models/r", api.url)(DRIFT).join(PATIENCE_S)
     assert len(api.taken) == 1 and len(api.authorizations) == 3
@@ -85,7 +84,7 @@ def test_it_is_sent_again_until_the_server_takes_it(api: Api, monkeypatch: pytes
 def test_a_server_that_never_takes_it_is_warned_of_without_its_password(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drift_event, "RETRIES_S", ())
+    monkeypatch.setattr(drift, "RETRIES_S", ())
     api.codes = [500]
     event = DriftEvent("tiny", "3", "s3://models/r", api.url.replace("127.", "me:secret@127."))
     with pytest.warns(UserWarning, match="of tiny did not reach http://127.0.0.1") as found:

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.serving.just_in_time import JustInTime
+from enginesmith.serving.counts import JustInTime
 from tests.waiting import PATIENCE_S, until
 
 

@@ -9,23 +9,21 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from builders.onnx_graphs.shard_names import list_shards
-from builders.onnx_graphs.shards import save_graph
+from builders.onnx_graphs.bodies import list_shards
+from builders.onnx_graphs.outline import save_graph
 from enginesmith.client.client import Client
 from enginesmith.client.resolve import Policy
 from enginesmith.core.codec import encode
-from enginesmith.core.digest import canonical_json, digest_of_file
-from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.errors import DataError, IntegrityError, canonical_json, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.reports.latency import LatencyReport, MachineKind
 from enginesmith.core.types import ShapeProfile
 from enginesmith.opening import open_onnx
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import open_store
-from enginesmith.registry.versions.additions import add_latencies
-from enginesmith.serving.opening import open_described
+from enginesmith.registry.versions.publish import add_latencies
 from enginesmith.serving.ort_compiling import OrtCompiler
-from enginesmith.serving.router import Router
+from enginesmith.serving.router import Router, open_described
 from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.quantization.small_nets import build
 from tests.validation.latency.reports import latency_report

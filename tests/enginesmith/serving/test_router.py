@@ -10,9 +10,8 @@ from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import DataError, EnginesmithError, InputError
 from enginesmith.core.types import TensorSpec
 from enginesmith.serving.buckets import RoutedEngine
-from enginesmith.serving.counts import RouterCounts
+from enginesmith.serving.counts import JustInTime, RouterCounts
 from enginesmith.serving.drift import RateDriftDetector
-from enginesmith.serving.just_in_time import JustInTime
 from enginesmith.serving.padding import Padding
 from enginesmith.serving.router import Router
 from tests.enginesmith.serving.engines import INPUTS, OUTPUTS, PADDING, Calls, assert_same, engine, profile, request

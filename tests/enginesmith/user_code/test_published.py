@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import enginesmith
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import DataError, IntegrityError, ModelError
+from enginesmith.core.errors import DataError, IntegrityError, ModelError, digest_of_file
 
 FILES = {
     "reading.py": "import sizes\nfrom parts.inner import two\n\ndef run(x):\n    return {'y': x * sizes.SIDE + two()}",

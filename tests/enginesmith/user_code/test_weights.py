@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from enginesmith.core.errors import ModelError
+from enginesmith.user_code.entry_point import read_weights
 from enginesmith.user_code.torch_source import load_weights
-from enginesmith.user_code.weights import read_weights
 
 torch = pytest.importorskip("torch")
 

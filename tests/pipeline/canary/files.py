@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 
 from enginesmith.core.codec import encode
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.text import now
 from enginesmith.recording.recorder import header_of
 from enginesmith.registry.evidence.canaries import canary_target
@@ -20,7 +20,7 @@ from pipeline.canary import verdicts
 from pipeline.canary.engines import ChosenEngine
 from pipeline.canary.verdicts import DEFAULTS, JudgeOptions, judge_files
 from tests.validation.canary.simulated import pair_evidence
-from validation.canary.judging.thresholds import Thresholds
+from validation.canary.judging.criteria import Thresholds
 from validation.canary.observations import EngineIdentity
 from validation.canary.report import CanaryReport
 

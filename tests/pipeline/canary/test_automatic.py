@@ -73,7 +73,7 @@ def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engi
     fakes: dict[str, Any] = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
     for name, fake in (fakes | {"get_run_logger": lambda: logging.getLogger("x")}).items():
         monkeypatch.setattr(flows, name, fake)
-    monkeypatch.setattr("builders.execution.ray.cluster.connect", connect)
+    monkeypatch.setattr("builders.execution.ray.task.connect", connect)
     (tmp_path / "digits.jsonl").touch()
 
     def run(target: str) -> Any:

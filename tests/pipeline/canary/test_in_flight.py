@@ -12,15 +12,14 @@ import pytest
 from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.recording.recorder import ObservationLog
 from enginesmith.recording.traffic import EQUAL_DB
-from pipeline.canary.isolated import isolate
+from pipeline.canary.engines import isolate
 from pipeline.canary.run import in_flight_of
 from tests.pipeline.canary.busy import opened
 from tests.pipeline.canary.test_isolated import LIMITS, manifests, replayed
 from tests.validation.canary.simulated import Engine, Ticking, traffic
-from validation.canary import concurrent
-from validation.canary.concurrent import TrafficSegment, replay_concurrently
+from validation.canary import replay
 from validation.canary.observations import read_both
-from validation.canary.replay import ReplayPace
+from validation.canary.replay import ReplayPace, TrafficSegment, replay_concurrently
 from validation.canary.report import read_report
 
 __all__ = ["manifests"]  # a fixture
@@ -72,7 +71,7 @@ def test_threads_share_a_session_that_allows_it_and_open_their_own_otherwise(saf
 
 def test_large_answers_come_one_by_one_and_no_more_are_held_than_the_bound(monkeypatch) -> None:
     bound, answer, count = 4 << 20, 2 << 20, 60
-    monkeypatch.setattr(concurrent, "HELD_BYTES", bound)
+    monkeypatch.setattr(replay, "HELD_BYTES", bound)
     opener = partial(opened, 1, answer=answer)
     with isolate("candidate", opener, True) as candidate, isolate("baseline", opener, True) as baseline:
         for session in (candidate, baseline):

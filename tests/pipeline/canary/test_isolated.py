@@ -12,17 +12,15 @@ from enginesmith.core.hardware.machine import target_named
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import open_store
-from pipeline.canary.engines import ChosenEngine
-from pipeline.canary.isolated import isolate
+from pipeline.canary.engines import ChosenEngine, isolate
 from pipeline.canary.run import CanaryExecution, CanaryRun
 from pipeline.canary.verdicts import JudgeOptions, WrittenReport, judge_files, promotion_refusal
 from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.canary.dying import opened
 from tests.validation.canary.simulated import traffic
-from validation.canary.concurrent import TrafficSegment
-from validation.canary.judging.thresholds import Thresholds
+from validation.canary.judging.criteria import Thresholds
 from validation.canary.observations import read_both
-from validation.canary.replay import ReplayClock, ReplayPace, serve
+from validation.canary.replay import ReplayClock, ReplayPace, TrafficSegment, serve
 from validation.canary.report import read_report
 
 LIMITS = Thresholds({"p50": 9.0}, error_rate=0.01)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.core.digest import canonical_json
-from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.errors import InputError, IntegrityError, canonical_json
 from enginesmith.registry.evidence.canaries import attach_canary, canaries, covers, targets_named, verdict_on
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import FileStore, Store, open_store

@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from enginesmith.cli import enginesmith
-from enginesmith.core.digest import digest_of
-from enginesmith.core.errors import ConflictError
+from enginesmith.core.errors import ConflictError, digest_of
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import channels, lookup

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from enginesmith.core.errors import SpecError
-from pipeline.capacity.prices import read_prices
+from pipeline.capacity.measured import read_prices
 
 
 def file(folder: Path, text: str) -> Path:

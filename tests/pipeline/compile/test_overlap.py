@@ -8,7 +8,7 @@ import pytest
 from enginesmith.core.types import Dim, TensorSpec
 from tests.pipeline.projects import Project, answers, arrays, units, weights
 from validation.data.generated import GeneratedSamples
-from validation.data.overlap import DigestCollector, golden_digests, merge_digests, overlap_check
+from validation.data.joined import DigestCollector, golden_digests, merge_digests, overlap_check
 from validation.data.samples import Samples
 
 X = (TensorSpec("x", "float32", ("batch", 8)),)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.backends import discovery
-from builders.backends.shape_profiles import profiles
+from builders.backends.optional_methods import profiles
 from builders.execution.local import LocalExecutor
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
@@ -17,8 +17,7 @@ from pipeline.compile import plan
 from pipeline.compile.causes import Causes, explain_change
 from pipeline.compile.plan import candidates
 from pipeline.compile.run_context import RunContext, Work
-from pipeline.spec.consistency import matches_unit
-from pipeline.spec.model import ModelSpec, load_spec
+from pipeline.spec.model import ModelSpec, load_spec, matches_unit
 from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof, Selection
 from tests.pipeline.projects import Project
 

@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-from pipeline.compile.preloaded import PRELOADED
+from pipeline.compile.preflight import PRELOADED
 
 # Each starts threads, or takes time and memory that most steps do not need.
 APART = ("onnxruntime", "torch", "sympy", "onnx_ir", "scipy", "pydantic", "prefect", "ray", "tensorrt", "jax")

@@ -7,7 +7,7 @@ import pytest
 
 from builders.execution.jobs import Executor, Job, WorkerContext
 from builders.execution.local import LocalExecutor
-from builders.execution.starting import Start
+from builders.execution.process import Start
 from enginesmith.registry.leases import BUILDING, list_leases
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext, versions
@@ -84,7 +84,7 @@ def test_versions_are_read_and_absence_is_a_version() -> None:
 def test_lines_tell_events_and_that_long_work_is_alive(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.progress.terminal.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("pipeline.progress.display.HEARTBEAT_S", 0.02)
     lines = Lines()
     lines.emit(Started("unit"))
     told: list[str] = []

@@ -18,7 +18,7 @@ from pipeline.compile.steps import exports
 from pipeline.operations.offline.bundle import write_offline_bundle
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project, answers, units, write_model
-from validation.gpu.offline_bundle import OfflineBundle
+from validation.gpu.devices import OfflineBundle
 
 
 def wide_weights() -> dict[str, np.ndarray]:

@@ -29,8 +29,7 @@ from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps import calibration, exports, graphs, proofs
 from pipeline.compile.steps.blobs import this_machine
 from pipeline.compile.steps.engines import _failure, recall_engine, reproduce
-from pipeline.compile.steps.export_model import ExportOutcome, FrozenGolden
-from pipeline.compile.steps.exports import recorded_export, source_digests
+from pipeline.compile.steps.exports import ExportOutcome, FrozenGolden, recorded_export, source_digests
 from pipeline.compile.steps.proofs import CRASHED
 from pipeline.spec.model import load_spec
 from pipeline.values import (

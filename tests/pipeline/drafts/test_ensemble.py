@@ -4,9 +4,8 @@ import pytest
 
 from enginesmith.core.state import State
 from enginesmith.core.types import TensorSpec
-from pipeline.drafts.ensemble import FoundGraph, connect_states, find_connections
-from pipeline.drafts.found import FoundModel
-from pipeline.drafts.states import find_states
+from pipeline.drafts.facts import FoundModel, find_states
+from pipeline.drafts.text import FoundGraph, connect_states, find_connections
 from pipeline.sources.onnx_header import HeaderTensor
 
 SHAPE = ("batch", 8)

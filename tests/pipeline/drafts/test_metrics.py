@@ -4,10 +4,9 @@ import pytest
 import yaml
 
 from enginesmith.core.types import TensorSpec
-from pipeline.drafts.found import FoundModel
-from pipeline.drafts.metrics import suggest_metric
+from pipeline.drafts.facts import FoundModel, suggest_metric
 from pipeline.drafts.text import write_spec
-from pipeline.spec.golden import Golden
+from pipeline.spec.sections import Golden
 
 IMAGE = [TensorSpec("x", "float32", ("batch", 3, 48, 160))]
 SQUARE = [TensorSpec("images", "float32", ("batch", 3, 320, 320))]

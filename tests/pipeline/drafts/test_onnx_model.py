@@ -14,7 +14,7 @@ from enginesmith.core.errors import ModelError
 from enginesmith.core.names import is_name
 from enginesmith.core.types import TensorSpec
 from pipeline.drafts import onnx_model
-from pipeline.drafts.found import model_name, name_axes
+from pipeline.drafts.facts import model_name, name_axes
 from pipeline.drafts.onnx_model import look_at_onnx
 from pipeline.drafts.text import write_spec
 from pipeline.sources.onnx_model import load_onnx

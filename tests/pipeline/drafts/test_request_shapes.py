@@ -8,8 +8,8 @@ import pytest
 
 from enginesmith.core.types import TensorSpec
 from pipeline.drafts import probing
-from pipeline.drafts.found import FoundDim
-from pipeline.drafts.request_shapes import list_readings, observe_requests
+from pipeline.drafts.facts import FoundDim
+from pipeline.drafts.requests import list_readings, observe_requests
 from pipeline.drafts.torch_model import look_at_module
 from tests.enginesmith.user_code.here import serve_here
 

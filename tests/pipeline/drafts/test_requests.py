@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.types import Dim, TensorSpec
 from enginesmith.recording.traffic import encode_inputs
-from pipeline.drafts.request_files import read_requests
-from pipeline.drafts.requests import split_requests, write_samples
+from pipeline.drafts.requests import read_requests, split_requests, write_samples
 from validation.data.samples import Samples
 
 INPUTS = (TensorSpec("x", "float32", ("batch", 4)),)

@@ -4,8 +4,7 @@ import pytest
 
 from enginesmith.core.state import State
 from enginesmith.core.types import TensorSpec
-from pipeline.drafts.found import FoundDim, FoundModel
-from pipeline.drafts.states import as_inputs, begin_empty, find_states
+from pipeline.drafts.facts import FoundDim, FoundModel, as_inputs, begin_empty, find_states
 
 
 def tensors(names, shape=("batch", 4)):

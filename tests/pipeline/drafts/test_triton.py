@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginesmith.core.errors import InputError
-from pipeline.drafts.found import FoundModel
+from pipeline.drafts.facts import FoundModel
+from pipeline.drafts.onnx_model import ProtoMessage, look_at_triton, parse
 from pipeline.drafts.text import write_spec
-from pipeline.drafts.triton import ProtoMessage, look_at_triton, parse
 from tests.pipeline.drafts.graphs import halving
 from tests.pipeline.quantization.small_nets import build
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from enginesmith.core.errors import InputError, UnavailableError
-from pipeline.fleet import cluster
-from pipeline.fleet.cluster import Access, read_cluster
+from pipeline.fleet import inventory
+from pipeline.fleet.inventory import Access, read_cluster
 from tests.pipeline.fleet import nodes
 
 TOKEN = "abc"
@@ -116,7 +116,7 @@ def access(folder: Path, url: str, token: str = TOKEN, **options: Any) -> Access
 
 
 def test_every_page_is_read_and_each_node_once(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_PAGE", 4)
+    monkeypatch.setattr(inventory, "_PAGE", 4)
     found = read_cluster(access(tmp_path, api.url))
     assert found.source == api.url
     assert sum(group.nodes for group in found.groups) == len(api.items)  # one is left out, one is in two groups
@@ -128,7 +128,7 @@ def test_every_page_is_read_and_each_node_once(api: Api, tmp_path: Path, monkeyp
 def test_a_list_that_went_stale_is_read_again_from_its_start(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_PAGE", 8)
+    monkeypatch.setattr(inventory, "_PAGE", 8)
     api.expire = 1
     found = read_cluster(access(tmp_path, api.url))
     assert sum(group.nodes for group in found.groups) == len(api.items)

@@ -6,17 +6,15 @@ import pytest
 
 from enginesmith.client.resolve import PORTABLE
 from enginesmith.core.codec import encode
-from enginesmith.core.digest import canonical_json
-from enginesmith.core.errors import UnavailableError
-from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.errors import UnavailableError, canonical_json
+from enginesmith.core.hardware.machine import Machine, parse_targets
 from enginesmith.core.names import parse_reference
 from enginesmith.core.requirements import Gpu
 from enginesmith.registry.store.base import FileStore, Store
 from enginesmith.registry.store.layout import channel_key, manifest_key
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.additions import add_latencies
 from enginesmith.registry.versions.lookup import load
+from enginesmith.registry.versions.publish import add_latencies
 from pipeline.fleet import coverage
 from pipeline.fleet.catalog import SELFTEST, Catalog, Demand, Served, read_served, whole_registry
 from pipeline.fleet.coverage import Coverage, list_coverage

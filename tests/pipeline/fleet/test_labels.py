@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.hardware.targets import parse_targets
-from pipeline.fleet.groups import GpuPart, LeftOut
+from enginesmith.core.hardware.machine import Machine, parse_targets
+from pipeline.fleet.groups import GpuPart, LeftOut, parts_of
 from pipeline.fleet.inventory import fleet_of_nodes
-from pipeline.fleet.labels import parts_of
 from tests.pipeline.fleet import nodes
 
 MIB = 1 << 20

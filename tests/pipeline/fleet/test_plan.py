@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import pytest
 
 from enginesmith.core.errors import InputError
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.types import BuildRequest
 from enginesmith.registry.store.base import Store
 from pipeline.cli.machines.fleet import print_plan

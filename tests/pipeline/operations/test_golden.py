@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from enginesmith.core.errors import InputError
-from pipeline.compile.publication.draft import resolved_spec
+from pipeline.compile.publication.publish import resolved_spec
 from pipeline.operations.golden import write_frozen
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import SPEC, Project

@@ -11,14 +11,14 @@ from enginesmith.core.codec import encode
 from enginesmith.core.errors import InputError, IntegrityError, SpecError
 from enginesmith.core.names import parse_reference
 from enginesmith.core.types import Dim, Target
-from enginesmith.registry.evidence.latencies import attach_latency, latencies
+from enginesmith.registry.evidence.attestations import attach_latency, latencies
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.canary.engines import choose
 from pipeline.compile.publication.pages import published_document
 from pipeline.compile.run_context import RunContext, Work
-from pipeline.compile.steps.latency import time_engine
-from pipeline.operations.latency import ProfileOptions, benchmark_pair, profile_published
+from pipeline.compile.steps.keys import time_engine
+from pipeline.operations.check_reproducible import ProfileOptions, benchmark_pair, profile_published
 from pipeline.operations.revalidate import as_built, spec_of
 from pipeline.orchestration.artifacts import version_markdown
 from pipeline.orchestration.run import NotOnRecord, OnlyRecords
@@ -27,7 +27,7 @@ from pipeline.spec.validation import Latency
 from tests.pipeline.projects import Project
 from tests.validation.latency.reports import latency_report
 from validation.latency.formatting import list_remarks
-from validation.latency.measurement.buckets import parse_sizes, sizes_of_buckets
+from validation.latency.measurement.loop import parse_sizes, sizes_of_buckets
 
 QUICK = {"seconds": 0.005}
 

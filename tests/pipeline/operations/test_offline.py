@@ -22,15 +22,14 @@ from enginesmith.registry.manifest import Manifest, request_of
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.steps.blobs import runnable
-from pipeline.operations.offline import bundle, imports
-from pipeline.operations.offline.bundle import write_offline_bundle
-from pipeline.operations.offline.imports import Imported, import_results
+from pipeline.operations.offline import bundle
+from pipeline.operations.offline import bundle as imports
+from pipeline.operations.offline.bundle import Imported, import_results, write_offline_bundle
 from tests.pipeline.projects import Project
 from validation.comparison.sessions import run
 from validation.gpu.cases import load_cases
-from validation.gpu.devices import KitDevice
+from validation.gpu.devices import KitDevice, RecordingSession, pack, unpack
 from validation.gpu.kit import KitOptions, run_kit
-from validation.gpu.recording import RecordingSession, pack, unpack
 from validation.gpu.results import OfflineTrial, Results
 
 Change = Callable[[dict[str, Any]], None]

@@ -15,9 +15,8 @@ from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
-from pipeline.operations.offline import imports
-from pipeline.operations.offline.bundle import write_offline_bundle
-from pipeline.operations.offline.imports import Imported, import_results
+from pipeline.operations.offline import bundle
+from pipeline.operations.offline.bundle import Imported, import_results, write_offline_bundle
 from tests import stateful_ensembles
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
 from validation.gpu.kit import KitOptions, run_kit
@@ -26,7 +25,7 @@ from validation.gpu.results import Results
 
 def run_here(patch: pytest.MonkeyPatch) -> None:
     """Jobs run in this process: each of its own costs a second."""
-    patch.setattr(imports, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
+    patch.setattr(bundle, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
 
 
 @pytest.fixture(autouse=True)
@@ -96,12 +95,12 @@ def test_answers_of_one_graph_that_are_missing_or_the_other_graphs_are_refused(
 def test_the_whole_waits_for_its_graphs(
     place: tuple[Store, Manifest], returned: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = imports.judge_entries
+    known = bundle.judge_entries
 
     def waiting(store: Store, manifest: Manifest) -> list[Any]:
         return [replace(entry, status="unproven", reason="not run yet") for entry in known(store, manifest)]
 
-    monkeypatch.setattr(imports, "judge_entries", waiting)
+    monkeypatch.setattr(bundle, "judge_entries", waiting)
     document = copy.deepcopy(returned)
     del document["carried"][:2]
     (found,) = judge(place[0], document)

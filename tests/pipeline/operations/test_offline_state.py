@@ -15,9 +15,9 @@ from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
-from pipeline.operations.offline import bundle, imports
-from pipeline.operations.offline.bundle import write_offline_bundle
-from pipeline.operations.offline.imports import Imported, import_results
+from pipeline.operations.offline import bundle
+from pipeline.operations.offline import bundle as imports
+from pipeline.operations.offline.bundle import Imported, import_results, write_offline_bundle
 from tests.decoding import DECODER, write_decoder
 from tests.stateful import RECURRENT, write_stateful
 from validation.gpu.kit import KitOptions, run_kit

@@ -9,21 +9,28 @@ import pytest
 
 from builders.execution.local import LocalExecutor
 from builders.execution.ray import RayExecutor
-from enginesmith.core.digest import canonical_json
-from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.errors import InputError, UnknownNameError, canonical_json
 from enginesmith.core.reports.proof import unmeasured
 from enginesmith.core.types import Target
-from enginesmith.registry.builds import build_lock
+from enginesmith.registry.builds import build_history
 from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store, open_store
-from enginesmith.registry.versions.additions import add_attestation
 from enginesmith.registry.versions.lookup import load
+from enginesmith.registry.versions.publish import add_attestation
 from pipeline.compile.composition import InProcess
 from pipeline.compile.run_context import RunContext, Work
 from pipeline.operations import revalidate as proving
-from pipeline.operations.pending import Pending, PendingProof, list_pending, pending_of, prove, why_nothing
-from pipeline.operations.revalidate import Attested, revalidate
+from pipeline.operations.revalidate import (
+    Attested,
+    Pending,
+    PendingProof,
+    list_pending,
+    pending_of,
+    revalidate,
+    why_nothing,
+)
+from pipeline.operations.revalidate import prove_pending as prove
 from pipeline.orchestration.flows import validate_pending as flows
 from pipeline.progress import Progress
 from tests.enginesmith.registries import engine, publish_engines, report
@@ -108,9 +115,9 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(
     publish_engines(store, [engine(store, status="unproven"), engine(store, precision="fp16", status="unproven")])
     manifest = load(store, "digits", "1")
     monkeypatch.setattr(proving, "spec_of", lambda _: None)
-    monkeypatch.setattr(build_lock, "_POLL_S", 0.01)
-    take, asked = build_lock._take, list[str]()
-    monkeypatch.setattr(build_lock, "_take", lambda *words: asked.append(words[1]) or take(*words))
+    monkeypatch.setattr(build_history, "_POLL_S", 0.01)
+    take, asked = build_history._take, list[str]()
+    monkeypatch.setattr(build_history, "_take", lambda *words: asked.append(words[1]) or take(*words))
     ran: list[str] = []
     at_once: list[int] = []
 

@@ -3,10 +3,10 @@
 import json
 from dataclasses import replace
 
-from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import canonical_json
 from enginesmith.core.reports.proof import Check
 from enginesmith.registry.store.base import Store
-from pipeline.compile.publication.draft import resolved_spec
+from pipeline.compile.publication.publish import resolved_spec
 from pipeline.operations.revalidate import published_proof
 from pipeline.spec.model import ModelSpec, load_spec, overrides
 from tests.enginesmith.registries import engine, report

@@ -19,12 +19,12 @@ from enginesmith.core.types import TensorSpec
 from enginesmith.registry.evidence.attestations import attestations
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import open_store
-from enginesmith.registry.versions.views import show_version
+from enginesmith.registry.versions.index import show_version
 from enginesmith.user_code.compiling import CompileModel
 from pipeline.compile.caches.maker import describe_maker
 from pipeline.compile.run_context import RunContext
 from pipeline.operations.revalidate_caches import revalidate_caches
-from pipeline.sources.compiled_session import CompiledSession
+from pipeline.sources.user_process import CompiledSession
 from pipeline.spec.compile_cache import CompileCache
 from pipeline.spec.model import load_spec
 from tests.pipeline.compile.caches.test_build import MAY_FAIL

@@ -13,9 +13,9 @@ from prefect.settings import PREFECT_API_KEY, PREFECT_API_URL, temporary_setting
 
 from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.store.base import open_store
-from pipeline.intake.bundle import register
-from pipeline.orchestration import events
-from pipeline.orchestration.payloads import JUDGED, PAYLOADS, PUBLISHED, markdown, was_sent
+from pipeline.intake.places import register
+from pipeline.orchestration import watch
+from pipeline.orchestration.gpu_workers import JUDGED, PAYLOADS, PUBLISHED, markdown, was_sent
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project
 
@@ -61,8 +61,8 @@ def api() -> Iterator[Api]:
 
 def test_an_event_is_about_a_model_and_says_what_the_next_step_needs(api: Api, tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
-    told = events.send_published(store, "tiny", "3", "0" * 64)
-    events.send_judged(store, "tiny", "3", "stable", "sm_89", "PASS", "1" * 64)
+    told = watch.send_published(store, "tiny", "3", "0" * 64)
+    watch.send_judged(store, "tiny", "3", "stable", "sm_89", "PASS", "1" * 64)
     one, two = api.taken
     assert (told.event, told.id) == (PUBLISHED, one["id"]) and two["event"] == JUDGED
     assert one["resource"] == {"prefect.resource.id": "enginesmith.model.tiny", "prefect.resource.name": "tiny"}
@@ -74,13 +74,13 @@ def test_an_event_is_about_a_model_and_says_what_the_next_step_needs(api: Api, t
 def test_a_server_that_does_not_take_it_is_an_error_with_the_remedy(api: Api, tmp_path: Path) -> None:
     api.code = 500
     with pytest.raises(UnavailableError, match=r"did not reach the Prefect server.*PREFECT_API_URL"):
-        events.send_published(open_store(tmp_path / "r", create=True), "tiny", "3", "0" * 64)
+        watch.send_published(open_store(tmp_path / "r", create=True), "tiny", "3", "0" * 64)
 
 
 def test_what_was_told_is_remembered_by_what_it_is_about(api: Api, tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
     assert not was_sent(store, PUBLISHED, "0" * 64)
-    assert events.send_published_once(store, "tiny", "3", "0" * 64) and not events.send_published_once(
+    assert watch.send_published_once(store, "tiny", "3", "0" * 64) and not watch.send_published_once(
         store, "tiny", "3", "0" * 64
     )
     assert len(api.taken) == 1 and was_sent(store, PUBLISHED, "0" * 64)
@@ -90,7 +90,7 @@ def test_what_was_told_is_remembered_by_what_it_is_about(api: Api, tmp_path: Pat
 def test_of_many_runs_that_end_with_one_version_one_tells(api: Api, tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
     threads = [
-        Thread(target=copy_context().run, args=(events.send_published_once, store, "tiny", "3", "0" * 64))
+        Thread(target=copy_context().run, args=(watch.send_published_once, store, "tiny", "3", "0" * 64))
         for _ in range(4)
     ]
     for thread in threads:
@@ -116,13 +116,13 @@ def test_a_run_with_nothing_to_do_tells_what_the_one_that_published_could_not(ap
 def test_whoever_tells_says_what_is_declared(api: Api, tmp_path: Path, project: Project) -> None:
     store = open_store(tmp_path / "r", create=True)
     item, _ = register(store, load_spec(project.spec))
-    events.send_registered(store, item)
-    events.send_published(store, "tiny", "3", "0" * 64)
-    events.send_judged(store, "tiny", "3", "stable", "sm_89", "PASS", "1" * 64)
+    watch.send_registered(store, item)
+    watch.send_published(store, "tiny", "3", "0" * 64)
+    watch.send_judged(store, "tiny", "3", "stable", "sm_89", "PASS", "1" * 64)
     for event in api.taken:
         PAYLOADS[event["event"]].check(event["event"], event["payload"])
     with pytest.raises(ValueError, match=r"lacks \['manifest'\], has unknown \['digest'\]"):
-        events.send_event(PUBLISHED, "tiny", {"version": "3", "registry": store.uri, "digest": "0" * 64})
+        watch.send_event(PUBLISHED, "tiny", {"version": "3", "registry": store.uri, "digest": "0" * 64})
 
 
 def test_the_page_has_the_table_of_events() -> None:

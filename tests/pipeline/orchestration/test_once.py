@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.core.digest import canonical_json
-from enginesmith.core.origin import this_process
+from enginesmith.core.errors import canonical_json
+from enginesmith.core.parsing import this_process
 from enginesmith.core.text import precise_now
-from enginesmith.registry.builds.build_lock import LockHolder
+from enginesmith.registry.builds.build_history import LockHolder
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import build_lock_key
 from tests.pipeline.projects import Project
@@ -106,7 +106,7 @@ def test_a_run_with_nothing_to_do_waits_for_nobody(project: Project, monkeypatch
 
 def noting(names: list[str]) -> Callable[..., AbstractContextManager[None]]:
     """`hold_build_lock`, which notes what it is asked for."""
-    from enginesmith.registry.builds.build_lock import hold_build_lock
+    from enginesmith.registry.builds.build_history import hold_build_lock
 
     def noted(store: Store, name: str, what: str, say: Callable[[str], object]) -> AbstractContextManager[None]:
         names.append(name)

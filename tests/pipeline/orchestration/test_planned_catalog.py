@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from enginesmith.registry.store.base import open_store
-from pipeline.orchestration import planned_catalog
+from pipeline.orchestration import catalog
 from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project
 
@@ -55,14 +55,14 @@ def test_processes_share_the_specs_and_the_rows_stay_in_order(
     built: Project, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = plan(built, place)
-    monkeypatch.setattr(planned_catalog, "LEAST_SHARE", 1)
+    monkeypatch.setattr(catalog, "LEAST_SHARE", 1)
     done = built.run("plan", "--all", place, "--json", "--jobs", "2")
     assert done.json == [*alone.values()]
 
 
 def test_an_ensemble_is_one_row_with_the_units_of_its_graphs(tmp_path: Path) -> None:
     folder = write_ensemble(tmp_path / "project").parent
-    options = planned_catalog.RunOptions(str(tmp_path / "registry"))
-    [row] = planned_catalog.plan_catalog([str(folder / "pair.yaml")], options)
+    options = catalog.RunOptions(str(tmp_path / "registry"))
+    [row] = catalog.plan_catalog([str(folder / "pair.yaml")], options)
     assert (row.model, row.reason, row.units) == ("pair", "", {"unknown": 6})
     assert row.missing[0] == "encoder: golden data of encoder"

@@ -8,13 +8,12 @@ import pytest
 
 from enginesmith.registry.registered_specs import registrations
 from enginesmith.registry.store.base import open_store
-from pipeline.intake.bundle import register
-from pipeline.intake.places import spec_at
+from pipeline.intake.places import register, spec_at
 from pipeline.orchestration.rebucketing import DriftAnswer, answer_drift
 from pipeline.orchestration.run import Executors, RunOptions, start_executors
 from pipeline.progress import Progress
 from pipeline.spec.model import load_spec
-from pipeline.traffic.plan import BucketOptions
+from pipeline.traffic.place import BucketOptions
 from tests.pipeline.projects import Project
 
 OPTIONS = BucketOptions(timing_s=0.01, most=3)

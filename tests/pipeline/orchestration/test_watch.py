@@ -9,9 +9,8 @@ import pytest
 from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.registered_specs import registrations
 from enginesmith.registry.store.base import Store, open_store
-from pipeline.orchestration import events
-from pipeline.orchestration.events import SentEvent
-from pipeline.orchestration.watch import Watch, WatchedSpec
+from pipeline.orchestration import watch as events
+from pipeline.orchestration.watch import SentEvent, Watch, WatchedSpec
 from tests.enginesmith.s3_server import BUCKET
 from tests.ensembles import write_ensemble
 from tests.pipeline.projects import Project, weights, write_model

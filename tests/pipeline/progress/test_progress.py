@@ -8,7 +8,7 @@ from rich.console import Console
 
 from builders.execution.jobs import Usage
 from pipeline.progress import JsonLines, Lines, LiveTable, Progress, by_model, together
-from pipeline.progress.clocks import Clocks
+from pipeline.progress.display import Clocks
 from pipeline.progress.events import (
     Event,
     Finished,
@@ -73,7 +73,7 @@ def test_a_clock_says_phase_and_prediction() -> None:
 
 def test_a_wait_that_only_counts_on_is_told_seldom_and_another_reason_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks, now = Clocks(), [100.0]
-    monkeypatch.setattr("pipeline.progress.clocks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pipeline.progress.display.time.monotonic", lambda: now[0])
     told = []
     for second in range(0, 60, 2):
         now[0] = 100.0 + second

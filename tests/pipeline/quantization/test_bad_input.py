@@ -7,8 +7,7 @@ import pytest
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import QUANTIZED
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
-from pipeline.quantization.notes import QuantizationNotes
-from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.ranges import QuantizationNotes, Ranges
 from pipeline.quantization.schemes.cast import emulate
 from pipeline.quantization.schemes.write import write
 from tests.pipeline.quantization.small_nets import (

@@ -6,7 +6,7 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from pipeline.quantization.insertion_points import prepare_model
-from pipeline.quantization.schemes.uncalibrated import quantize_dynamic
+from pipeline.quantization.schemes.write import quantize_dynamic
 from tests.pipeline.quantization.small_nets import build, run, sqnr_db
 
 FLOAT = TensorProto.FLOAT

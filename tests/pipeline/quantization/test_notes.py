@@ -1,7 +1,7 @@
 """Why a graph has nothing of its precision, as its notes say it."""
 
-from enginesmith.core.reports.quantization import FloatNode
-from pipeline.quantization.notes import QuantizationNotes
+from enginesmith.core.reports.breakdown import FloatNode
+from pipeline.quantization.ranges import QuantizationNotes
 
 
 def test_each_reason_is_told_once_and_that_of_most_nodes_first() -> None:

@@ -9,7 +9,7 @@ import pytest
 from enginesmith.core.errors import IntegrityError
 from enginesmith.core.names import parse_reference
 from enginesmith.core.types import QuantizationScheme
-from enginesmith.registry.evidence.build_details import quantization_records
+from enginesmith.registry.evidence.canaries import quantization_records
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import locate
 from pipeline.quantization.ranges import Ranges

@@ -11,13 +11,10 @@ import pytest
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.types import QUANTIZED, QuantizationScheme
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
-from pipeline.quantization.notes import QuantizationNotes
-from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.ranges import QuantizationNotes, Ranges
 from pipeline.quantization.schemes.cast import emulate
-from pipeline.quantization.schemes.overrides import Override, resolve
-from pipeline.quantization.schemes.qdq import LARGEST_REACH
-from pipeline.quantization.schemes.uncalibrated import SHARES, blocks_of, quantize_int4
-from pipeline.quantization.schemes.write import write
+from pipeline.quantization.schemes.qdq import LARGEST_REACH, Override, resolve
+from pipeline.quantization.schemes.write import SHARES, blocks_of, quantize_int4, write
 from pipeline.values import GraphVariant
 from tests.pipeline.quantization.small_nets import (
     CPU,
@@ -143,7 +140,7 @@ def test_searched_scales_beat_the_ones_that_reach_the_largest_weight() -> None:
 def test_a_weight_is_quantized_in_parts_as_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = np.random.default_rng(7).normal(size=(192, 50)).astype(np.float32)
     whole = blocks_of(weights, 64)
-    monkeypatch.setattr("pipeline.quantization.schemes.uncalibrated._AT_ONCE", 64 * 7)
+    monkeypatch.setattr("pipeline.quantization.schemes.write._AT_ONCE", 64 * 7)
     for one, other in zip(whole, blocks_of(weights, 64), strict=True):
         assert np.array_equal(one.astype(np.float32), other.astype(np.float32))
 

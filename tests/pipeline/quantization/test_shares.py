@@ -15,7 +15,7 @@ from pipeline.compile.steps.calibration import CalibrationMethod
 from pipeline.compile.steps.graphs import WriteGraph, WrittenGraph
 from pipeline.quantization.graph import tidy
 from pipeline.quantization.insertion_points import activations, prepare_model, tensors_to_measure
-from pipeline.quantization.notes import refuse_share
+from pipeline.quantization.ranges import refuse_share
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.shares import count_multiplications, narrow_share
 from pipeline.quantization.statistics.observe import observe

@@ -5,8 +5,8 @@ import pytest
 
 from enginesmith.core.errors import DataError
 from enginesmith.core.state import State
+from pipeline.quantization.insertion_points import scale_states
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.states import scale_states
 
 STATE = State("past", "present")
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from pipeline.regressions.check import judge_coverage, judge_pair
 from pipeline.regressions.findings import AnswerDrift, EnginePair, MetricPair
-from pipeline.regressions.judge import judge_coverage, judge_pair
-from pipeline.regressions.thresholds import CheckOptions, drift_budget
+from pipeline.regressions.pairs import CheckOptions, drift_budget
 from tests.pipeline.regressions.samples import UNIT, pair, times
 
 

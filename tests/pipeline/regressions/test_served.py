@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from enginesmith.core.errors import InputError, UnknownNameError
-from enginesmith.core.hardware.targets import CPU
+from enginesmith.core.hardware.machine import CPU
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.channels import promote
-from pipeline.regressions.served import find_served, machine_of
+from pipeline.regressions.findings import find_served, machine_of
 from tests.enginesmith.registries import engine, publish_engines
 
 HERE = machine_of(CPU)

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from enginesmith import cli
-from enginesmith.registry.evidence.latencies import latency_reports
+from enginesmith.registry.evidence.attestations import latency_reports
 from enginesmith.registry.latency_series import LatencySeries, SeriesPoint, list_series, merged
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import write_whole
 from enginesmith.registry.versions.lookup import load
-from pipeline.regressions.pictures import draw_page, draw_trend
-from pipeline.regressions.trend import describe_change, find_trend, list_differences
+from pipeline.regressions.trend import describe_change, draw_page, draw_trend, find_trend, list_differences
 from tests.enginesmith.registry.test_latency_series import SERIES, point
 from tests.pipeline.projects import Project
 

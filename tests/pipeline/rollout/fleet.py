@@ -9,13 +9,21 @@ from heapq import heapify, heapreplace
 from typing import Any
 
 from enginesmith.client.locate import VersionLocator
-from enginesmith.client.watching.reporting import GRACE_S
-from enginesmith.core.digest import digest_of_bytes
+from enginesmith.client.watching.server import GRACE_S
+from enginesmith.core.errors import digest_of_bytes
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.rollouts.reports import HEARTBEAT_S, LEAST_S, NodeReport, report_key, write_report
-from enginesmith.registry.rollouts.state import Gates, Rollout, RolloutPlan, format_time
-from enginesmith.registry.rollouts.waves import ServingNode, is_reached, parse_wave, reports
+from enginesmith.registry.rollouts.state import (
+    Gates,
+    Rollout,
+    RolloutPlan,
+    ServingNode,
+    format_time,
+    is_reached,
+    parse_wave,
+    reports,
+)
 from enginesmith.registry.store.layout import MARKER, MARKER_CONTENT, channel_key
 from enginesmith.registry.versions.state import Channel, read_channel
 from pipeline.rollout.advance import advance

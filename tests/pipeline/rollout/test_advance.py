@@ -4,16 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from enginesmith.core.digest import digest_of_bytes
-from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.errors import EnginesmithError, InputError, digest_of_bytes
 from enginesmith.registry.leases import hold_lease
 from enginesmith.registry.rollouts.reports import read_reports
-from enginesmith.registry.rollouts.waves import Slice, reports
+from enginesmith.registry.rollouts.state import Slice, reports
 from enginesmith.registry.store.layout import channel_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, policies
+from enginesmith.registry.versions.lookup import read_rollout, running_rollouts
 from enginesmith.registry.versions.policies import ChannelPolicy
-from enginesmith.registry.versions.rolling import read_rollout, running_rollouts
 from enginesmith.registry.versions.state import read_channel, read_history
 from pipeline.rollout import operations
 from pipeline.rollout.operations import Operator

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from enginesmith.registry.versions.lookup import read_channel
-from enginesmith.registry.versions.rolling import read_rollout
+from enginesmith.registry.versions.lookup import read_channel, read_rollout
 from pipeline.rollout import operations
-from pipeline.rollout.gates import LEAST_ALL
+from pipeline.rollout.advance import LEAST_ALL
 from tests.pipeline.rollout.fleet import WHERE, Fleet, begin, plan, registry
 
 NODES = 1_000

@@ -3,11 +3,12 @@
 from datetime import UTC, datetime, timedelta
 
 from enginesmith.core.errors import UnavailableError
-from enginesmith.registry.verification import repair, verify
+from enginesmith.registry.verification import verify
+from enginesmith.registry.verification import verify as repair
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.rolling import read_rollout, running_rollouts
+from enginesmith.registry.versions.lookup import read_rollout, running_rollouts
 from pipeline.rollout import advance as advancing
-from pipeline.rollout.follow import RolloutFollower
+from pipeline.rollout.advance import RolloutFollower
 from tests.enginesmith.registry.memory import MemoryStore
 from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, begin_and_look, look, plan, registry, tell
 

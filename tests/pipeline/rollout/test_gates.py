@@ -4,8 +4,8 @@ import pytest
 
 from enginesmith.registry.rollouts.reports import Heard
 from enginesmith.registry.rollouts.state import count_time
-from pipeline.rollout import gates
-from pipeline.rollout.gates import GateResult
+from pipeline.rollout import advance
+from pipeline.rollout.advance import GateResult
 from tests.pipeline.rollout.fleet import NODES
 from tests.pipeline.rollout.test_advance import at, begin, plan, registry
 
@@ -14,7 +14,7 @@ def judge(failing: int, count: int, health_ppm: int, second: float = 31, **optio
     store, _, two = registry()
     rollout = count_time(begin(store, two, plan("50%", "100%", health_ppm=health_ppm, **options)), at(0))
     reports = tuple(report(node.name, second - 1, index < failing) for index, node in enumerate(NODES[:count]))
-    (found,) = gates.judge_gates(rollout, Heard(count, reports), (), at(second))
+    (found,) = advance.judge_gates(rollout, Heard(count, reports), (), at(second))
     return found
 
 

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from enginesmith.core.errors import InputError
 from enginesmith.registry.rollouts.reports import SILENT_S, NodeReport, report_key, write_report
-from enginesmith.registry.rollouts.state import format_time
-from enginesmith.registry.rollouts.waves import WHOLE, ServingNode, Slice, is_reached, parse_wave
-from pipeline.rollout.limits import LEVEL, count_nodes, limit_share, limit_waves
-from pipeline.rollout.operations import Operator, abort
+from enginesmith.registry.rollouts.state import WHOLE, ServingNode, Slice, format_time, is_reached, parse_wave
+from pipeline.rollout.operations import LEVEL, Operator, abort, count_nodes, limit_share, limit_waves
 from tests.pipeline.rollout.fleet import at, begin, plan, registry
 
 

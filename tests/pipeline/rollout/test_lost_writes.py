@@ -14,12 +14,11 @@ from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.layout import ROLLOUTS
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.additions import add_attestation
-from enginesmith.registry.versions.lookup import load
-from enginesmith.registry.versions.rolling import running_rollouts
+from enginesmith.registry.versions.lookup import load, running_rollouts
+from enginesmith.registry.versions.publish import add_attestation
 from enginesmith.registry.versions.state import Channel, read_channel, read_history
 from pipeline.rollout import operations
-from pipeline.rollout.follow import RolloutFollower
+from pipeline.rollout.advance import RolloutFollower
 from pipeline.rollout.operations import Operator
 from tests.enginesmith.registries import report
 from tests.enginesmith.registry.memory import Killed, MemoryStore, mark_late

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import canonical_json
 from enginesmith.registry.builds.runs import RunItem, RunState, new_id
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store

@@ -9,9 +9,8 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import PREFIX
 from enginesmith.registry.versions import policies
 from enginesmith.registry.versions.policies import ChannelPolicy
-from pipeline.site import model_pages
-from pipeline.site.folder import STATE, Page, SiteFolder
-from pipeline.site.keys import read_models
+from pipeline.site import generate
+from pipeline.site.folder import STATE, Page, SiteFolder, read_models
 from tests.enginesmith.registries import on_each_store
 from tests.pipeline.site.crawl import broken_links, linked
 from tests.pipeline.site.sites import move, publish_small, write
@@ -41,7 +40,7 @@ def test_only_what_changed_is_read_and_written(store: Store, out: Path, monkeypa
     write(store, out)
     before = times(out)
     read: list[str] = []
-    known = model_pages.model_pages
+    known = generate.model_pages
     monkeypatch.setattr("pipeline.site.generate.model_pages", lambda site: read.append(site.model) or known(site))
     write(store, out)
     assert changed(before, out) <= ALWAYS and read == []
@@ -84,15 +83,15 @@ def test_a_killed_run_is_finished_by_the_next(registry: Store, out: Path, monkey
     before = times(out)
     publish_small(registry, content="b")
     publish_small(registry, "other")
-    known = model_pages._model
+    known = generate._model
 
-    def die(site: model_pages.ModelSite, path: str) -> bytes:
+    def die(site: generate.ModelSite, path: str) -> bytes:
         if site.model == "other":
             raise KeyboardInterrupt
         return known(site, path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(model_pages, "_model", die)
+        patched.setattr(generate, "_model", die)
         with pytest.raises(KeyboardInterrupt):
             write(registry, out)
     # What was half done cannot be reached yet.

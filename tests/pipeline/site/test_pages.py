@@ -115,7 +115,7 @@ def test_an_inventory_says_what_the_fleet_lacks(registry: Store, out: Path, tmp_
 def test_many_models_are_paged_and_all_are_searched(
     registry: Store, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.site.overview_pages.PER_PAGE", 2)
+    monkeypatch.setattr("pipeline.site.generate.PER_PAGE", 2)
     for model in ("a", "b", "c"):
         publish_engines(registry, [engine(registry)], model, model=model)
     write(registry, out)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.core.address import HttpAddress
-from enginesmith.core.errors import UnavailableError
+from enginesmith.core.errors import HttpAddress, UnavailableError
 from enginesmith.listening import HttpServer
 from enginesmith.registry.store.base import Store
 from pipeline.site.server import Refresher, SiteFiles

@@ -12,11 +12,10 @@ import pytest
 
 from builders.reference import ReferenceSession
 from enginesmith.core.codec import decode, encode
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import DataError
+from enginesmith.core.errors import DataError, digest_of_file
 from enginesmith.core.types import Dim, TensorSpec
 from pipeline.sources.onnx_model import save_onnx, specs_of
-from pipeline.sources.request import ExportRequest
+from pipeline.sources.user_process import ExportRequest
 from tests.enginesmith.user_code.here import serve_here
 from tests.pipeline.sources.exports import BATCH, LINEAR, X, failed, fails, net, run, torch_request
 from validation.data.samples import Samples
@@ -272,8 +271,8 @@ def test_processes_with_other_hash_seeds_export_the_same_bytes(tmp_path):
     request = torch_request(tmp_path, net(body))
     code = (
         "import json, sys; from pathlib import Path; from enginesmith.core.codec import decode; "
-        "from enginesmith.core.digest import digest_of_file; "
-        "from pipeline.sources.export import export; from pipeline.sources.request import ExportRequest; "
+        "from enginesmith.core.errors import digest_of_file; "
+        "from pipeline.sources.export import export; from pipeline.sources.user_process import ExportRequest; "
         "done = export(decode(json.loads(sys.argv[1]), ExportRequest), None, None, Path(sys.argv[2])); "
         "print(digest_of_file(done.onnx), done.golden_digest)"
     )

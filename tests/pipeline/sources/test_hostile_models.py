@@ -16,7 +16,8 @@ from enginesmith.core.errors import EnginesmithError, ModelError, StepError
 from enginesmith.core.types import TensorSpec
 from pipeline.quantization.schemes.qdq import carries_qdq
 from pipeline.sources import canonical as canonical_module
-from pipeline.sources import external_data, onnx_model
+from pipeline.sources import onnx_model
+from pipeline.sources import onnx_model as external_data
 from pipeline.sources.canonical import canonical
 from pipeline.sources.onnx_model import external_files, load_onnx, save_onnx, specs_of
 from pipeline.sources.walk import all_tensors

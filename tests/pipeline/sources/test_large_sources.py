@@ -5,13 +5,12 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from builders.onnx_graphs.shard_names import list_shards
+from builders.onnx_graphs.bodies import list_shards
 from builders.onnx_graphs.weights import load_graph, to_array
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import TensorSpec
-from pipeline.sources.external_data import list_external
-from pipeline.sources.onnx_model import load_onnx
-from pipeline.sources.request import ExportRequest
+from pipeline.sources.onnx_model import list_external, load_onnx
+from pipeline.sources.user_process import ExportRequest
 from tests.pipeline.sources.exports import BATCH, LINEAR, failed, run, torch_request
 from validation.golden.golden_set import GoldenSet
 

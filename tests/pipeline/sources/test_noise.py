@@ -7,12 +7,12 @@ import onnx
 import pytest
 
 from builders.execution.jobs import Job
-from builders.execution.starting import Start
+from builders.execution.process import Start
 from enginesmith.core.types import Dim, TensorSpec
 from pipeline.sources import noise
 from pipeline.sources.export import ExportResult, export
 from pipeline.sources.noise import MeasureNoise, measure_noise
-from pipeline.sources.request import ExportRequest
+from pipeline.sources.user_process import ExportRequest
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.noise_floor import Noise
 

@@ -6,12 +6,9 @@ import numpy as np
 
 from enginesmith.core.reports.latency import BucketLatency, Quantile, SystemLoad
 from enginesmith.core.types import Dim, TensorSpec
-from pipeline.traffic.place import TrafficAtPlace
-from pipeline.traffic.plan import BucketOptions, BucketTask, plan_task
-from pipeline.traffic.search.request_grid import RequestGrid
-from pipeline.traffic.search.run_times import RunTimes
-from validation.traffic.service_times import ServiceTimes
-from validation.traffic.trace import Trace
+from pipeline.traffic.place import BucketOptions, BucketTask, TrafficAtPlace, plan_task
+from pipeline.traffic.request_grid import RequestGrid, RunTimes
+from validation.traffic.trace import ServiceTimes, Trace
 
 INPUTS = (TensorSpec("ids", "int64", ("batch", "length")),)
 BATCH = Dim("batch", 1, 4, 8)

@@ -7,8 +7,8 @@ from enginesmith.core.errors import DataError
 from enginesmith.core.types import Dim, TensorSpec
 from pipeline.traffic.buckets import remark_on_load
 from pipeline.traffic.choice import choose_buckets, search_buckets
-from pipeline.traffic.plan import BucketOptions
-from pipeline.traffic.search.plan_costs import resample_plans, serve_trace
+from pipeline.traffic.costs import resample_plans, serve_trace
+from pipeline.traffic.place import BucketOptions
 from tests.pipeline.traffic.instances import (
     BATCH,
     LENGTH,
@@ -19,7 +19,7 @@ from tests.pipeline.traffic.instances import (
     task_of,
     trace_of_sizes,
 )
-from validation.traffic.batching import BatchPolicy
+from validation.traffic.trace import BatchPolicy
 
 RNG = np.random.default_rng(0)
 TWO_KINDS = np.where(RNG.random(1000) < 0.7, RNG.integers(5, 10, 1000), RNG.integers(30, 36, 1000)).tolist()

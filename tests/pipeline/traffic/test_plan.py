@@ -5,11 +5,10 @@ import pytest
 
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.types import Dim, TensorSpec
-from pipeline.traffic.place import TrafficAtPlace
-from pipeline.traffic.plan import BucketOptions, plan_task, powers_of_two, present_buckets, whole_range
-from pipeline.traffic.search.request_grid import MOST_ALONE, grid_of
+from pipeline.traffic.place import BucketOptions, TrafficAtPlace, plan_task, powers_of_two, present_buckets, whole_range
+from pipeline.traffic.request_grid import MOST_ALONE, grid_of
 from tests.pipeline.traffic.instances import BATCH, INPUTS, LENGTH, task_of, trace_of_sizes
-from validation.traffic.batching import BatchPolicy
+from validation.traffic.trace import BatchPolicy
 
 
 def test_the_batcher_fills_the_batch_dim_by_default():

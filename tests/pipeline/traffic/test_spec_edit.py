@@ -5,7 +5,7 @@ import yaml
 
 from enginesmith.core.errors import InputError
 from pipeline.spec.model import load_spec
-from pipeline.traffic.spec_edit import write_buckets
+from pipeline.traffic.buckets import write_buckets
 from tests.pipeline.projects import weights, write_model
 
 HEAD = """\

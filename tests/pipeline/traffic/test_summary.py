@@ -5,10 +5,19 @@ import pytest
 from matplotlib.figure import Figure
 
 from enginesmith.core.types import Dim
-from pipeline.traffic.pictures import draw_histogram, draw_traffic
 from pipeline.traffic.place import TrafficAtPlace
-from pipeline.traffic.summary import count_sizes, measure_bursts, summarize
-from pipeline.traffic.tables import describe_traffic, dim_rows, histogram_rows, hour_table, pair_table
+from pipeline.traffic.summary import (
+    count_sizes,
+    describe_traffic,
+    dim_rows,
+    draw_histogram,
+    draw_traffic,
+    histogram_rows,
+    hour_table,
+    measure_bursts,
+    pair_table,
+    summarize,
+)
 from validation.traffic.trace import Trace
 
 MIDNIGHT = 1_772_409_600.0

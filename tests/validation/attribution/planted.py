@@ -10,10 +10,9 @@ from onnx import ModelProto, helper, numpy_helper
 from builders.backends.onnxruntime import OrtSession
 from tests.pipeline.quantization.small_nets import constant as weight
 from tests.pipeline.quantization.small_nets import maker
-from validation.attribution.attribute import attribute
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution
-from validation.attribution.sweep import Size
+from validation.attribution.sweep import Size, attribute
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, default_budget
 

@@ -38,10 +38,9 @@ from tests.validation.attribution.planted import (
     with_names,
     with_weight,
 )
-from validation.attribution.attribute import attribute
-from validation.attribution.formatting import describe_taps, summarize
 from validation.attribution.onnx_graph import OnnxGraph
-from validation.attribution.sweep import Size
+from validation.attribution.result import describe_taps, summarize
+from validation.attribution.sweep import Size, attribute
 from validation.limits.budget import default_budget
 
 ATTENTION, CONV = with_names(attention_net()), with_names(conv_net())

@@ -7,11 +7,16 @@ import pytest
 from pipeline.compile.steps.attributions import Clock
 from tests.pipeline.quantization.small_nets import x_net, x_values
 from tests.validation.attribution.planted import golden_of, graph, weight, with_names, with_weight
-from validation.attribution.attribute import attribute
-from validation.attribution.formatting import describe_attribution, describe_proposal, summarize
-from validation.attribution.reduce import reduce
-from validation.attribution.result import MORE_TIME, Attribution, Proposal
-from validation.attribution.sweep import Size
+from validation.attribution.cuts import reduce
+from validation.attribution.result import (
+    MORE_TIME,
+    Attribution,
+    Proposal,
+    describe_attribution,
+    describe_proposal,
+    summarize,
+)
+from validation.attribution.sweep import Size, attribute
 from validation.limits.budget import default_budget
 
 TEXT = " ".join(f"u{i} = MatMul(u{i - 1}, w) t{i} = Tanh(u{i})" for i in range(1, 7)).replace("u0", "x")

@@ -20,10 +20,10 @@ from tests.faults.bench import Bench
 from tests.faults.families import FAMILIES, Family, detector, floats_of, recurrent
 from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of, x_net, x_values
 from tests.validation.attribution.planted import golden_of, weight, with_attribute, with_names, with_weight
-from validation.attribution.attribute import attribute
 from validation.attribution.cuts import GraphStep, list_shared
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution
+from validation.attribution.sweep import attribute
 from validation.limits.budget import default_budget
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")

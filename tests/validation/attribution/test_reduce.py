@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from validation.attribution.reduce import reduce
+from validation.attribution.cuts import reduce
 
 
 @given(st.integers(1, 40), st.sets(st.integers(0, 39), min_size=1, max_size=6))

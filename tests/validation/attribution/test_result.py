@@ -10,8 +10,18 @@ from enginesmith.core.codec import decode, encode_document
 from enginesmith.core.errors import IntegrityError
 from tests.validation.page_data import attribution, version_report
 from tests.validation.reporting.test_html import Page, render
-from validation.attribution.formatting import describe_attribution, describe_taps, format_error, format_row, summarize
-from validation.attribution.result import NamedAttribution, Proposal, Taps, TensorError, rank_segments
+from validation.attribution.result import (
+    NamedAttribution,
+    Proposal,
+    Taps,
+    TensorError,
+    describe_attribution,
+    describe_taps,
+    format_error,
+    format_row,
+    rank_segments,
+    summarize,
+)
 from validation.limits.budget import Budget, Budgets
 
 FOUND = decode(attribution(), NamedAttribution)

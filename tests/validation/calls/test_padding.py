@@ -10,7 +10,7 @@ from builders.reference import ReferenceSession
 from enginesmith.core.types import BuildRequest, ShapeProfile, Target, TensorSpec
 from enginesmith.serving.padding import Padding
 from tests.pipeline.quantization.small_nets import build
-from validation.calls.padding import next_sizes, padding_checks
+from validation.calls.checks import next_sizes, padding_checks
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import StagedLimits, default_budget
 

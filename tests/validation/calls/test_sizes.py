@@ -35,7 +35,7 @@ from validation.calls.checks import (
     Allowance,
     inner_sizes,
 )
-from validation.comparison.outputs import golden_drifts
+from validation.comparison.sessions import golden_drifts
 from validation.fuzz.cases import Groups, parse_only
 from validation.fuzz.run import FuzzSides, fuzz
 from validation.golden.golden_set import GoldenSet, edge_sizes, freeze

@@ -11,9 +11,9 @@ import numpy as np
 
 from tests.validation.canary.latencies import KINDS, Rng, autoregressive
 from tests.validation.canary.sides import side
+from validation.canary.judging.criteria import QualityThresholds, Thresholds
 from validation.canary.judging.judge import judge
-from validation.canary.judging.thresholds import QualityThresholds, Thresholds
-from validation.statistics.evidence import CanaryEvidence
+from validation.statistics.rates import CanaryEvidence
 
 Flags = np.ndarray
 Draw = Callable[[Rng, int, float], CanaryEvidence]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from enginesmith.arrays import Array
-from validation.statistics.evidence import Side
+from validation.statistics.rates import Side
 
 
 def side(latency: Array, ok: Array | None = None, score: Array | None = None, time: Array | None = None) -> Side:

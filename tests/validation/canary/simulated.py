@@ -12,7 +12,7 @@ from enginesmith.recording.traffic import RecordedRequest, RecordedTraffic
 from tests.validation.canary.latencies import KINDS, Rng
 from tests.validation.canary.sides import side
 from validation.canary.replay import ReplayClock
-from validation.statistics.evidence import CanaryEvidence
+from validation.statistics.rates import CanaryEvidence
 
 
 def pair_evidence(

@@ -7,9 +7,9 @@ import numpy as np
 from enginesmith.arrays import Array
 from tests.validation.canary.latencies import Rng
 from tests.validation.canary.sides import side
-from validation.canary.concurrent import segments
 from validation.canary.judging.pairing import design_block
-from validation.statistics.evidence import CanaryEvidence
+from validation.canary.replay import segments
+from validation.statistics.rates import CanaryEvidence
 
 # How long the machine keeps its speed, in requests (AR(1)), and by how much it varies.
 MACHINES = {"steady": (0.0, 0.0), "noisy": (0.9, 0.1), "throttling": (0.99, 0.1), "drifting": (0.999, 0.1)}

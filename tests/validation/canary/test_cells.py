@@ -10,11 +10,9 @@ import pytest
 from tests.validation.canary.cells import CELLS, bursts, errors_of
 from tests.validation.canary.latencies import KINDS
 from tests.validation.canary.sides import side
-from validation.canary.judging.formatting import describe
+from validation.canary.judging.criteria import QualityThresholds, Thresholds, describe
 from validation.canary.judging.judge import judge
-from validation.canary.judging.thresholds import QualityThresholds, Thresholds
-from validation.statistics.evidence import CanaryEvidence
-from validation.statistics.rates import burst_size
+from validation.statistics.rates import CanaryEvidence, burst_size
 
 MEDIAN = Thresholds({"p50": 0.02}, None, None)
 ERRORS = Thresholds({}, 0.001, None)

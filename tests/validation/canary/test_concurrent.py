@@ -8,11 +8,18 @@ import pytest
 from tests.validation.canary.simulated import Ticking
 from tests.validation.canary.test_replay import observed
 from tests.validation.canary.virtual import Threads, Working, poisson_traffic
-from validation.canary.concurrent import LEAST_TURNOVERS, TrafficSegment, peak, replay_concurrently, segments
+from validation.canary.judging.criteria import Thresholds
 from validation.canary.judging.judge import judge
 from validation.canary.judging.pairing import evidence_of
-from validation.canary.judging.thresholds import Thresholds
-from validation.canary.replay import ReplayPace, replay
+from validation.canary.replay import (
+    LEAST_TURNOVERS,
+    ReplayPace,
+    TrafficSegment,
+    peak,
+    replay,
+    replay_concurrently,
+    segments,
+)
 
 LATENCY = Thresholds(error_rate=None, quality=None)
 

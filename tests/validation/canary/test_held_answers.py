@@ -8,9 +8,8 @@ import pytest
 
 from enginesmith.recording.traffic import EQUAL_DB
 from tests.validation.canary.virtual import Threads, Working, poisson_traffic
-from validation.canary import concurrent
-from validation.canary.concurrent import replay_concurrently, segments
-from validation.canary.replay import ReplayPace
+from validation.canary import replay
+from validation.canary.replay import ReplayPace, replay_concurrently, segments
 
 IN_FLIGHT, ANSWER, REQUESTS = 8, 1 << 16, 300
 BOUND = 4 * ANSWER
@@ -61,7 +60,7 @@ def replayed(candidate_grows=1):
 
 @pytest.fixture(autouse=True)
 def bound(monkeypatch):
-    monkeypatch.setattr(concurrent, "HELD_BYTES", BOUND, raising=False)
+    monkeypatch.setattr(replay, "HELD_BYTES", BOUND, raising=False)
 
 
 def test_answers_that_are_held_are_bounded_and_every_request_is_compared_once():
@@ -75,7 +74,7 @@ def test_answers_that_are_held_are_bounded_and_every_request_is_compared_once():
 
 
 def test_small_answers_cut_nothing(monkeypatch):
-    monkeypatch.setattr(concurrent, "HELD_BYTES", 100 * BOUND)
+    monkeypatch.setattr(replay, "HELD_BYTES", 100 * BOUND)
     _, _, sides = replayed()
     assert len(sides[0].sent) == len(list(segments(REQUESTS, IN_FLIGHT, {100, 200, REQUESTS})))
 

@@ -9,14 +9,12 @@ import pytest
 from tests.validation.canary.reports import report
 from tests.validation.canary.sides import side
 from tests.validation.reporting.test_html import HOSTILE, Page
-from validation.canary.judging.criteria import Criterion
-from validation.canary.judging.formatting import describe, describe_interval
+from validation.canary.judging.criteria import Criterion, Thresholds, describe, describe_interval
 from validation.canary.judging.judge import judge
-from validation.canary.judging.thresholds import Thresholds
 from validation.canary.page import render
 from validation.canary.report import TrafficReplayed
-from validation.plots.texts import percent_text, seconds_text
-from validation.statistics.evidence import CanaryEvidence
+from validation.plotting import percent_text, seconds_text
+from validation.statistics.rates import CanaryEvidence
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from enginesmith.core.codec import encode
-from enginesmith.core.digest import digest_of
-from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.errors import InputError, IntegrityError, digest_of
 from tests.validation.canary.reports import observations, report
 from validation.canary.judging.judge import Looks
-from validation.canary.report import continue_looks, read_report
-from validation.canary.views import mann_whitney
+from validation.canary.report import continue_looks, mann_whitney, read_report
 
 LOOKS = {"requests": [4000], "fractions": [1.0], "level_pass": 0.05, "level_fail": 0.01}
 

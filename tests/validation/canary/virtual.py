@@ -10,8 +10,7 @@ import numpy as np
 from enginesmith.core.types import Tensors, TensorSpec
 from enginesmith.recording.traffic import RecordedRequest, RecordedTraffic
 from tests.validation.canary.latencies import Rng
-from validation.canary.concurrent import TrafficSegment, serve_requests
-from validation.canary.replay import ReplayClock, Timed
+from validation.canary.replay import ReplayClock, Timed, TrafficSegment, serve_requests
 
 
 class VirtualTime:

@@ -5,7 +5,7 @@ import pytest
 
 from enginesmith.core.errors import DataError
 from enginesmith.core.reports.latency import BucketLatency, SystemLoad
-from validation.capacity.batch_times import ONE_PROCESS, batch_times, merge_buckets
+from validation.capacity.greatest_rate import ONE_PROCESS, batch_times, merge_buckets
 
 
 def bucket(seconds: float, processes: tuple[float, ...] = (), **sizes: int) -> BucketLatency:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from validation.capacity.fleet_mix import MachineOffer, cheapest_mix
+from validation.capacity.machines import MachineOffer, cheapest_mix
 
 
 def brute_force(offers: list[MachineOffer], rate: float, spare: int) -> float | None:

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from validation.capacity.batch_times import BatchTimes
 from validation.capacity.greatest_rate import (
+    BatchTimes,
     LatencyLimit,
     find_greatest_rate,
     poisson_workload,
@@ -14,7 +14,7 @@ from validation.capacity.greatest_rate import (
     recorded_workload,
     saturation,
 )
-from validation.traffic.batching import BatchPolicy
+from validation.traffic.trace import BatchPolicy
 
 WORK = [poisson_workload(seed, 8000) for seed in range(3)]
 ALONE = [BatchPolicy()]

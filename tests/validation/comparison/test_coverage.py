@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.validation.comparison.fakes import DIMS, SPECS
-from validation.comparison.coverage import unmeasured_checks
+from validation.comparison.tasks import unmeasured_checks
 from validation.golden.golden_set import freeze
 from validation.metrics.tasks.terms import AccuracyTerms, DetectionTerms, SegmentationTerms, TaskMetric, TextTerms
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from validation.comparison.outputs import edge_checks
+from validation.comparison.sessions import edge_checks
 from validation.limits.budget import Budget
 
 

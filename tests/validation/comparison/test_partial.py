@@ -5,8 +5,8 @@ import pytest
 
 from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import TensorSpec
-from validation.comparison.outputs import golden_drifts
-from validation.comparison.partial import find_broken, list_limits
+from validation.comparison.sessions import golden_drifts
+from validation.comparison.tasks import find_broken, list_limits
 from validation.golden.golden_set import Case, GoldenSet
 
 

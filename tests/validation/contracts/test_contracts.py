@@ -11,8 +11,8 @@ from enginesmith.core.errors import InputError, ModelError
 from enginesmith.core.reports.proof import UNMEASURED, Check
 from enginesmith.core.types import Dim
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.contracts.contract import EngineContract, contract_checks
-from validation.contracts.predicates import StructureLimits
+from validation.contracts.sequences import StructureLimits
+from validation.contracts.two_sample import EngineContract, contract_checks
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import Budgets, default_budget
 

@@ -9,10 +9,9 @@ from enginesmith.core.errors import InputError
 from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.comparison.terms import BRIER, ECE, FLIPS, JS, KL, TOP_K
-from validation.contracts.contract import EngineContract, contract_checks
-from validation.contracts.likeness import CalibrationSums, Forecasts, as_logits
-from validation.contracts.two_sample import holm, p_value
+from validation.comparison.tasks import BRIER, ECE, FLIPS, JS, KL, TOP_K
+from validation.contracts.repeats import CalibrationSums, Forecasts, as_logits
+from validation.contracts.two_sample import EngineContract, contract_checks, holm, p_value
 from validation.golden.golden_set import Case, GoldenSet, freeze
 from validation.limits.budget import Budgets, default_budget
 

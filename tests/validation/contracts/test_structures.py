@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginesmith.core.codec import decode
-from validation.contracts.predicates import StructureLimits, corners_of, overlaps
-from validation.contracts.sequences import _edits
+from validation.contracts.sequences import StructureLimits, _edits, corners_of, overlaps
 
 RNG = np.random.default_rng(0)
 CORNERS = np.sort(RNG.uniform(0, 100, (2, 6, 2, 2)), axis=2).reshape(2, 6, 4)

@@ -9,9 +9,8 @@ from enginesmith.core.errors import DataError
 from enginesmith.core.state import State, step_inputs
 from enginesmith.core.types import Dim, TensorSpec
 from enginesmith.streams import Streams
-from validation.data.joined import GrownInputs, JoinedSteps, read_steps
+from validation.data.joined import GrownInputs, JoinedSteps, SequenceSamples, read_steps, stack
 from validation.data.samples import Samples
-from validation.data.sequences import SequenceSamples, stack
 
 IDS, VOICE = TensorSpec("ids", "int64", ("batch", "tokens")), TensorSpec("voice", "float32", ("batch", 1))
 PAST = TensorSpec("past", "int64", ("batch", "past"))

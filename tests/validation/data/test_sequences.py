@@ -9,8 +9,7 @@ from enginesmith.core.errors import DataError
 from enginesmith.core.state import State
 from enginesmith.core.types import Dim, TensorSpec
 from enginesmith.streams import Streams
-from validation.data.overlap import window_digests
-from validation.data.sequences import SequenceSamples, number_steps, split, stack
+from validation.data.joined import SequenceSamples, number_steps, split, stack, window_digests
 
 SPECS = [TensorSpec("x", "float32", ("batch", 1)), TensorSpec("h", "float32", (1, "batch", 1))]
 DIMS = [Dim("batch", 1, 4, 8)]

@@ -8,8 +8,8 @@ import pytest
 
 from enginesmith.core.state import State
 from enginesmith.core.types import Session, TensorSpec
-from validation.golden import answers
-from validation.golden.answers import RecordedSession
+from validation.golden import free_running
+from validation.golden.free_running import RecordedSession
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
 
 
@@ -65,7 +65,7 @@ def test_a_record_with_other_outputs_is_not_given(tmp_path: Path) -> None:
 
 
 def test_large_answers_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MOST_BYTES", 11)
+    monkeypatch.setattr(free_running, "MOST_BYTES", 11)
     session = RecordedSession(Doubling(), 3)
     for count in (1, 2, 3):
         session.run(given(*range(count)))

@@ -9,8 +9,7 @@ import pytest
 
 from enginesmith.core.state import State
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Linear
-from validation.golden.change import change
-from validation.golden.golden_set import Case, GoldenSequences, GoldenSet, freeze
+from validation.golden.golden_set import Case, GoldenSequences, GoldenSet, change, freeze
 from validation.limits.noise_floor import Noise, OutputFloor
 
 

@@ -9,12 +9,12 @@ from enginesmith.core.errors import DataError
 from enginesmith.core.state import State
 from enginesmith.core.types import TensorSpec
 from tests.validation.comparison.fakes import Fake
-from validation.comparison.free_running import FREE_RUNNING, free_running_checks
+from validation.comparison.tasks import FREE_RUNNING, free_running_checks
 from validation.golden.free_running import FreeRunningSession, stack_steps
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
 from validation.limits.budget import budgets
 from validation.limits.noise_floor import Noise
-from validation.metrics.along import Along
+from validation.metrics.tally import Along
 
 STATES = (State("h", "hn"),)
 

@@ -19,7 +19,6 @@ from tests.validation.gpu.fakes import HOPPER
 from validation.gpu import devices
 from validation.gpu.__main__ import main
 from validation.gpu.page import page
-from validation.gpu.peaks import Peaks
 from validation.gpu.results import (
     BatchCosts,
     BatchLatency,
@@ -27,6 +26,7 @@ from validation.gpu.results import (
     KitTrial,
     ModelCosts,
     OfflineTrial,
+    Peaks,
     PeerComparison,
     Results,
     Skipped,

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import IntegrityError
+from enginesmith.core.errors import IntegrityError, digest_of_file
 from validation.golden.golden_set import freeze
 from validation.gpu.cases import load_cases, save_cases
 from validation.gpu.models import MODELS, write

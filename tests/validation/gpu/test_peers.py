@@ -14,14 +14,12 @@ from enginesmith.core.errors import DataError, StepError, UnavailableError
 from enginesmith.core.hardware.cpu_kinds import CPU
 from enginesmith.core.types import BuildRequest
 from validation.golden.golden_set import freeze
-from validation.gpu import trials
+from validation.gpu import cases
 from validation.gpu.cases import save_cases
 from validation.gpu.kit import _describe_end
-from validation.gpu.models import write
-from validation.gpu.peaks import Peaks, measure_peaks, seconds_of
+from validation.gpu.models import request_for, write
 from validation.gpu.peers import TorchSession, _Replayed
-from validation.gpu.results import PeerComparison, TrialOutcome
-from validation.gpu.tasks import request_for
+from validation.gpu.results import Peaks, PeerComparison, TrialOutcome, measure_peaks, seconds_of
 from validation.limits.noise_floor import DoubleSession
 
 torch = pytest.importorskip("torch")
@@ -47,14 +45,14 @@ def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_numbe
             return lambda x: (x + 1,)
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(trials, "make_peer", made)
+    monkeypatch.setattr(cases, "make_peer", made)
     model = write("mlp", "fp32", "small", tmp_path)
     golden = freeze([model.sample(2)], model.inputs, [model.batch], DoubleSession(model.path).run)
     save_cases(golden, "a" * 64, tmp_path)
     request = request_for(discovery.configure("onnxruntime", {}), model, CPU)
-    terms = trials.TrialTerms("cpu", 0.02, tmp_path, ("eager", "compile"))
+    terms = cases.TrialTerms("cpu", 0.02, tmp_path, ("eager", "compile"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
-    found = trials.TryEngine(request, {}, CPU, model.path, tmp_path, terms).run(WorkerContext(tmp_path))
+    found = cases.TryEngine(request, {}, CPU, model.path, tmp_path, terms).run(WorkerContext(tmp_path))
     eager, compiled = found.races or ()
     assert found.outcome == "passed" and eager.verdict in ("faster", "slower", "no difference shown")
     assert eager.runs and eager.runs > 1 and eager.batch == 2

@@ -15,7 +15,7 @@ from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import IntegrityError
 from enginesmith.core.reports.proof import PackedArray
 from enginesmith.core.types import TensorSpec
-from validation.gpu.recording import RecordingSession, ReplaySession, pack, question, unpack
+from validation.gpu.devices import RecordingSession, ReplaySession, pack, question, unpack
 
 ARRAYS = hnp.arrays(
     st.sampled_from([np.float32, np.float16, np.int64, np.bool_, np.uint8]), hnp.array_shapes(min_dims=0, min_side=0)

@@ -13,19 +13,19 @@ from enginesmith.core.hardware.cpu_kinds import CPU
 from enginesmith.core.types import BuildRequest
 from tests.validation.gpu.fakes import HOPPER, Fake, register
 from validation.golden.golden_set import freeze
-from validation.gpu.cases import save_cases
+from validation.gpu.cases import TrialTerms, TryEngine, save_cases
 from validation.gpu.devices import find_device
-from validation.gpu.models import KitModel, write
-from validation.gpu.results import Skipped, TrialOutcome
-from validation.gpu.tasks import (
+from validation.gpu.models import (
     BuildTask,
+    KitModel,
     any_generation_task,
     build_for_any_generation,
     other_tasks,
     own_tasks,
     request_for,
+    write,
 )
-from validation.gpu.trials import TrialTerms, TryEngine
+from validation.gpu.results import Skipped, TrialOutcome
 from validation.limits.noise_floor import DoubleSession
 
 TERMS = TrialTerms("cpu", 0.01, Path())

@@ -9,7 +9,7 @@ from enginesmith.core.reports.breakdown import Roofs
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport, LatencyTerms, MachineKind, SystemLoad
 from validation.latency.measurement.quantiles import curve, quantiles
 from validation.latency.roofline.breakdown import break_down, executed_costs
-from validation.latency.roofline.graph_costs import GraphCosts, GraphNode
+from validation.latency.roofline.costs import GraphCosts, GraphNode
 
 ENGINE = "e" * 64
 ROOFS = Roofs({"float32": 5.2e11, "int8": 1.6e12}, 1.9e10, 5e10, 18 << 20, 2.9e-5, 6e-7)

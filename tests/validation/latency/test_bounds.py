@@ -13,8 +13,7 @@ from enginesmith.core.types import BuildRequest, Engine, Target, TensorSpec
 from tests.validation.latency import nets
 from validation.latency.measurement.loop import latencies
 from validation.latency.roofline.breakdown import break_down, diagnose_node, diagnose_run
-from validation.latency.roofline.graph_costs import graph_costs
-from validation.latency.roofline.roofs import measure_roofs
+from validation.latency.roofline.costs import graph_costs, measure_roofs
 
 PLANTED = {"compute": nets.huge_product, "bandwidth": nets.big_addition, "overhead": nets.many_tiny}
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from validation.latency.changes import LEAST_POINTS, clip, find_changes, noise_of
+from validation.latency.formatting import LEAST_POINTS, clip, find_changes, noise_of
 
 
 def noisy(seed: int, count: int, spread: float = 0.008) -> np.ndarray:

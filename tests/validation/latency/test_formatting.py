@@ -20,10 +20,10 @@ from validation.latency.formatting import (
     format_nodes,
     format_quantile,
     list_remarks,
+    roofline_svg,
 )
 from validation.latency.machine import SystemLoadMonitor
 from validation.latency.roofline.breakdown import diagnose
-from validation.latency.view import roofline_svg
 
 
 def test_a_row_shows_intervals_and_what_is_missing():

@@ -8,7 +8,7 @@ import pytest
 from validation.latency.measurement.loop import warm_up
 from validation.latency.measurement.paired import compare_times
 from validation.latency.measurement.quantiles import order_ranks, quantiles, runs_needed
-from validation.statistics.distributions import beta_cdf
+from validation.statistics.serial_dependence import beta_cdf
 
 
 def remembering(rng, count, memory, size):

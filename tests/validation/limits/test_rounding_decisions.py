@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from enginesmith.core.types import TensorSpec
-from pipeline.compile.steps import drift_limits
+from pipeline.compile.steps import proofs
 from pipeline.quantization.schemes.cast import cast_float
 from tests.faults.bench import Bench
 from tests.faults.plants import weighted
@@ -118,14 +118,14 @@ def test_limits_are_of_integers_alone_and_a_person_s_win() -> None:
 @pytest.mark.parametrize(
     ("asked", "metric", "expected"),
     [
-        ({}, None, {"p": drift_limits.WEAK, "y": drift_limits.DECIDED}),
-        ({}, {"name": "accuracy"}, {"y": drift_limits.DECIDED}),
-        ({"argmax_agreement": 0.9}, None, {"p": drift_limits.WEAK}),
+        ({}, None, {"p": proofs.WEAK, "y": proofs.DECIDED}),
+        ({}, {"name": "accuracy"}, {"y": proofs.DECIDED}),
+        ({"argmax_agreement": 0.9}, None, {"p": proofs.WEAK}),
         ({"sqnr_db": 20.0, "argmax_agreement": 0.9}, None, {}),
     ],
 )
 def test_the_note_of_integers_behind_quantization_names_what_helps(asked, metric, expected) -> None:
     """A task metric changes nothing for them, and a limit of 1 is not weak."""
     reference = Mock(outputs=(TensorSpec("p", "float32", ("batch", 9)), TensorSpec("y", "int64", ("batch", 3))))
-    found = drift_limits.WrittenLimits(Path(), "int8", asked, metric, Path())(reference, GoldenSet(()))
+    found = proofs.WrittenLimits(Path(), "int8", asked, metric, Path())(reference, GoldenSet(()))
     assert {output: note for (output, _), note in found.current.budgets.notes.items()} == expected

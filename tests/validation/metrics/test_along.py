@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from validation.metrics.along import Along, StepSpreads
+from validation.metrics.tally import Along, StepSpreads
 
 
 def pair(steps: int, at: int, size: float = 10.0) -> tuple[np.ndarray, np.ndarray]:

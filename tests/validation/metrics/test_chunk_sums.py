@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from validation.metrics.chunk_sums import ChunkSums
+from validation.metrics.slice_sums import ChunkSums
 
 ODD = st.sampled_from([math.nan, math.inf, -math.inf, 3e38, 1e-45, 0.0])
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from validation.metrics.drift import Drift, measure
-from validation.metrics.passes import CHUNK
+from validation.metrics.slice_sums import CHUNK
 
 FLOATS = hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(-1e4, 1e4, width=32))
 PAIRS = hnp.arrays(np.float64, st.tuples(st.just(2), st.integers(1, 50)), elements=st.floats(-1e6, 1e6))
@@ -152,7 +152,7 @@ def test_layout_does_not_matter(seed, layout):
 
 
 def test_the_result_does_not_depend_on_the_threads(monkeypatch):
-    monkeypatch.setattr("validation.metrics.passes.SPAN", 3 * CHUNK)
+    monkeypatch.setattr("validation.metrics.slice_sums.SPAN", 3 * CHUNK)
     expected, actual = np.random.default_rng(0).normal(size=(2, 20 * CHUNK + 5)).astype(np.float32)
     assert measure(expected, actual, threads=1) == measure(expected, actual, threads=3)
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from validation.metrics.drift import measure
-from validation.metrics.rows import RowSums, measure_rows
+from validation.metrics.drift import RowSums, measure, measure_rows
 
 SHAPES = st.sampled_from([(4,), (1, 1), (3, 7), (2, 3, 5), (2, 1, 2, 9)])
 
@@ -66,7 +65,7 @@ def test_merging_parts_gives_the_whole(seed, at):
 def test_many_small_blocks_are_one(monkeypatch):
     e, a = logits((3, 4, 5, 6), 0), logits((3, 4, 5, 6), 1)
     whole = measure_rows(e, a)
-    monkeypatch.setattr("validation.metrics.rows.CHUNK", 13)
+    monkeypatch.setattr("validation.metrics.drift.CHUNK", 13)
     parts = measure_rows(e, a)
     assert (parts.count, parts.agreeing, parts.worst) == (whole.count, whole.agreeing, whole.worst)
     assert parts.js == pytest.approx(whole.js)

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from validation.metrics import passes
+from validation.metrics import slice_sums
 from validation.metrics.drift import measure
-from validation.metrics.slice_limits import worst_slice
-from validation.metrics.slices import Slices
+from validation.metrics.slices import Slices, worst_slice
 
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
@@ -70,7 +69,7 @@ def test_merging_cases_gives_the_whole(shape, seed, cuts):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_blocks_and_threads_change_nothing(monkeypatch, shape, threads):
     for name, size in {"CHUNK": 32, "SPAN": 64, "BLOCK": 16}.items():
-        monkeypatch.setattr(passes, name, size)
+        monkeypatch.setattr(slice_sums, name, size)
     expected, actual = noisy(shape, 1, 9.0)
     actual[-1].flat[-1] += 50
     for left, right in ((expected, actual), (np.asfortranarray(expected), np.asfortranarray(actual))):

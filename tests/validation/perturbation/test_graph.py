@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from builders.backends.onnxruntime import OrtSession
-from builders.onnx_graphs.shards import write_graph
+from builders.onnx_graphs.outline import write_graph
 from builders.onnx_graphs.weights import is_external, set_place
 from pipeline.quantization.schemes.cast import cast_float, emulate
 from pipeline.quantization.schemes.qdq import quantize_int8

@@ -202,5 +202,5 @@ def test_its_time_is_bounded_and_no_error_leaves_it(tmp_path: Path, monkeypatch:
     def fail(*_: object) -> None:
         raise KeyError("no such tensor")
 
-    monkeypatch.setattr("validation.perturbation.sessions.with_rounding", fail)
+    monkeypatch.setattr("validation.perturbation.graph.with_rounding", fail)
     assert honest_of(tmp_path, model) == Honest(reason="'no such tensor'")

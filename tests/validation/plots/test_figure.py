@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 import validation
-from validation.plots.figure import COLOURS, annotate, draw_svg, series, set_axis, shorten, span, tag
+from validation.plotting import COLOURS, annotate, draw_svg, series, set_axis, shorten, span, tag
 
 HOSTILE = "</title><script>&\"' $x_1$ 网\x00\x07 " + "W" * 90
 

@@ -1,6 +1,6 @@
 """Numbers as text: short, with units."""
 
-from validation.plots.texts import number_text, percent_text, seconds_text, share_text
+from validation.plotting import number_text, percent_text, seconds_text, share_text
 
 
 def test_numbers_are_short_and_have_units():

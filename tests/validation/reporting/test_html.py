@@ -12,13 +12,10 @@ import pytest
 from enginesmith.core.codec import decode, encode_document
 from enginesmith.core.reports.proof import Check, Report, unmeasured
 from tests.validation.page_data import joint_checks, version_report
-from validation.reporting.distributions import distributions
-from validation.reporting.html import metric_text
+from validation.reporting.html import VersionDocument, VersionPage, headroom_db, metric_text
+from validation.reporting.html import overview as look
 from validation.reporting.html import render as draw
-from validation.reporting.overview import VersionPage, headroom_db
-from validation.reporting.overview import overview as look
-from validation.reporting.stages import format_bound
-from validation.reporting.version_document import VersionDocument
+from validation.reporting.stages import distributions, format_bound
 
 HOSTILE = "<script>alert(1)</script>\"'&" + "x" * 300
 

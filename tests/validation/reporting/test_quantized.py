@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 import pytest
 
 from enginesmith.core.codec import decode
-from enginesmith.core.reports.quantization import QuantizationRecord, QuantizedTensor, RecordedSearch
+from enginesmith.core.reports.breakdown import QuantizationRecord, QuantizedTensor, RecordedSearch
 from tests.validation.page_data import record, version_report
 from tests.validation.reporting.test_html import HOSTILE, Page, hostile, overview, render
-from validation.plots.texts import number_text, share_text
+from validation.plotting import number_text, share_text
 from validation.reporting.quantization import MOST, SHOWN, facts, frontier_svg, histogram_svg, quantizations, sqnr_text
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.validation.canary.latencies import autoregressive
+from validation.statistics.rates import quantile_effects
 from validation.statistics.serial_dependence import (
     LEAST_INDEPENDENT,
     autocorrelation_time,
@@ -13,7 +14,6 @@ from validation.statistics.serial_dependence import (
     memories_of,
     memory_of,
 )
-from validation.statistics.slowdown import quantile_effects
 
 
 def test_the_autocorrelation_time_is_that_of_the_process():

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from validation.statistics.distributions import beta_cdf, t_quantile
 from validation.statistics.rates import count_needed, detectable, effective, estimate_design_effect, lower, upper
+from validation.statistics.serial_dependence import beta_cdf, t_quantile
 
 
 def binomial(count: int, total: int, share: float) -> float:

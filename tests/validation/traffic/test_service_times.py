@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from enginesmith.core.errors import DataError
-from validation.traffic.service_times import ServiceTimes, sizes_array
+from validation.traffic.trace import ServiceTimes, sizes_array
 
 LENGTHS = np.array([[16], [32], [64], [128], [256]])
 

@@ -1,33 +1,169 @@
-"""The criteria of a canary: latency quantiles, shares of failed or different answers, the mean score.
-
-Each is an estimate with an interval, compared with a margin: a test of non-inferiority (Wellek, Testing Statistical
-Hypotheses of Equivalence and Noninferiority, 2010). PASS when the upper bound is within the margin, FAIL when the lower
-one is beyond it (the other of two one-sided tests, Schuirmann 1987), INSUFFICIENT when the margin lies between them.
-"No difference was found" is no PASS.
-"""
+"""The criteria of a canary and their thresholds, each with its verdict in words."""
 
 import math
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeGuard
 
 import numpy as np
 
 from enginesmith.arrays import Array
+from enginesmith.core.errors import InputError
 from enginesmith.core.text import pluralize
-from validation.canary.judging.thresholds import Thresholds, probability
 from validation.statistics import rates
-from validation.statistics.distributions import NORMAL, t_quantile
-from validation.statistics.evidence import CanaryEvidence
-from validation.statistics.rates import POWER
-from validation.statistics.serial_dependence import LEAST_BLOCKS, LEAST_INDEPENDENT, MOST_BLOCKS, memories_of
-from validation.statistics.slowdown import (
+from validation.statistics.rates import (
     LEAST_BEYOND,
+    POWER,
+    CanaryEvidence,
     Effect,
     quantile_effects,
     quantile_of,
     rank_bounds,
     select_answered,
 )
+from validation.statistics.serial_dependence import (
+    LEAST_BLOCKS,
+    LEAST_INDEPENDENT,
+    MOST_BLOCKS,
+    NORMAL,
+    memories_of,
+    t_quantile,
+)
+
+# The margins by which a candidate may be worse; docs/guides/canary.md has the reason of each default.
+
+
+MOST_BURST = 1_000_000
+# Greatest number that is taken; JSON may hold integers above every float.
+MOST_NUMBER = 1e300
+# Requests that an outage in production fails, assumed where none was seen.
+OUTAGE = 100
+DEFAULT_LATENCY = {"p50": 0.02, "p99": 0.05}
+_QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?)")
+
+
+@dataclass(frozen=True)
+class QualityThresholds:
+    """Margins of the answers' quality; None lifts one.
+
+    sqnr_db: an answer with this SQNR or more against the baseline's counts as equal.  disagreement: the share of
+    answers that may differ.  flips: the share whose argmax may differ.  score: how much the mean score may drop.
+    burst: how many requests with other answers come together, assumed where none was seen.
+    """
+
+    sqnr_db: float = 15.0
+    disagreement: float | None = 0.01
+    flips: float | None = None
+    score: float | None = 0.01
+    burst: int = 1
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """All margins of a canary, as `validation.canary` of a spec has them.
+
+    latency: greatest relative slowdown by quantile.  error_rate: greatest difference of the shares of failed requests.
+    error_burst: requests that one outage fails, assumed where no error was seen; None: as `burst_of`.
+    quality: None compares no answers.  alpha: the probability of a wrong PASS, and of a wrong FAIL.
+    """
+
+    latency: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_LATENCY))
+    error_rate: float | None = 0.001
+    quality: QualityThresholds | None = QualityThresholds()
+    alpha: float = 0.05
+    error_burst: int | None = None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> "Thresholds":
+        """Read `validation.canary` of a spec. What is not given keeps its default; null lifts it. Raises InputError."""
+        _check_names(data, ("latency", "error_rate", "error_burst", "quality", "alpha"), "")
+        latency = {**DEFAULT_LATENCY, **_read_mapping(data.get("latency", {}), "latency")}
+        quality = data.get("quality", {})
+        alpha = _number(data.get("alpha", 0.05), "alpha", 0.5)
+        return cls(
+            {
+                name: _number(value, f"latency.{name}")
+                for name, value in latency.items()
+                if probability(name) and value is not None
+            },
+            _optional(data.get("error_rate", 0.001), "error_rate"),
+            None if quality is None else _quality(_read_mapping(quality, "quality")),
+            alpha,
+            None if (burst := data.get("error_burst")) is None else _requests(burst, "error_burst"),
+        )
+
+
+def burst_of(asked: int | None, replayed: bool) -> int:
+    """How many errors are assumed to come together where none was seen. asked: by the spec; None: not given.
+
+    By default 1 in a replay, where there is nothing but the engine and the request, else `OUTAGE`.
+    """
+    return asked or (1 if replayed else OUTAGE)
+
+
+def probability(name: str) -> float:
+    """0.99 from 'p99'. Raises InputError for other names."""
+    found = _QUANTILE.fullmatch(name)
+    value = float(found[1]) / 100.0 if found else 0.0
+    if not 0.0 < value < 1.0:
+        raise InputError(f"validation.canary.latency.{name[:40]}: is no quantile; use p50, p90, p99, p99.9")
+    return value
+
+
+def _quality(data: Mapping[str, object]) -> QualityThresholds:
+    _check_names(data, ("sqnr_db", "disagreement", "flips", "score", "burst"), "quality.")
+    sqnr = data.get("sqnr_db", 15.0)
+    if isinstance(sqnr, bool) or not isinstance(sqnr, int | float) or not abs(sqnr) < MOST_NUMBER:
+        raise InputError(f"validation.canary.quality.sqnr_db is {str(sqnr)[:40]!r}; give decibels")
+    return QualityThresholds(
+        float(sqnr),
+        _optional(data.get("disagreement", 0.01), "quality.disagreement"),
+        _optional(data.get("flips"), "quality.flips"),
+        _optional(data.get("score", 0.01), "quality.score", math.inf),
+        _requests(data.get("burst", 1), "quality.burst"),
+    )
+
+
+def _optional(value: object, where: str, most: float = 1.0) -> float | None:
+    return None if value is None else _number(value, where, most)
+
+
+def _requests(value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_BURST:
+        raise InputError(
+            f"validation.canary.{where} is {str(value)[:40]!r}; give a number of requests from 1 to {MOST_BURST}"
+        )
+    return value
+
+
+def _number(value: object, where: str, most: float = 1.0) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < min(most, MOST_NUMBER):
+        raise InputError(
+            f"validation.canary.{where} is {str(value)[:40]!r}; give a number above 0"
+            + (f" and below {most:g}" if math.isfinite(most) else "")
+        )
+    return float(value)
+
+
+def _read_mapping(value: object, where: str) -> Mapping[str, object]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InputError(f"validation.canary.{where} is {str(value)[:40]!r}; give a mapping")
+    return value
+
+
+def _check_names(data: Mapping[str, object], names: tuple[str, ...], where: str) -> None:
+    if unknown := sorted(set(data) - set(names)):
+        raise InputError(f"validation.canary.{where}{unknown[0][:40]} is not known; known: {', '.join(names)}")
+
+
+# The criteria of a canary: latency quantiles, shares of failed or different answers, the mean score.
+#
+# Each is an estimate with an interval, compared with a margin: a test of non-inferiority (Wellek, Testing Statistical
+# Hypotheses of Equivalence and Noninferiority, 2010). PASS when the upper bound is within the margin, FAIL when the
+# lower one is beyond it (the other of two one-sided tests, Schuirmann 1987), INSUFFICIENT when the margin lies between
+# them. "No difference was found" is no PASS.
+
 
 Verdict = Literal["PASS", "FAIL", "INSUFFICIENT"]
 REPLICATES = 1000
@@ -266,3 +402,77 @@ def _score(scored: list[Array], margin: float, levels: ErrorLevels, error: float
     needed = math.ceil(count * (provable / margin) ** 2)
     known = estimate, low, high, margin + below + Z_POWER * error, provable, needed, count
     return Criterion("score", "score", margin, verdict_of(low, high, margin), *known)
+
+
+# A criterion as text: its interval, and which effects its data can show.
+
+
+def describe(item: Criterion) -> str:
+    """'latency p50: +3.1 % (+2.4 % to +3.7 %), margin +2 %'."""
+    return f"{item.name}: {describe_measured(item, of=('INSUFFICIENT',))}"
+
+
+def describe_measured(item: Criterion, of: tuple[str, ...] = ("PASS", "FAIL", "INSUFFICIENT")) -> str:
+    """A criterion's note, or its estimate, interval and margin; if its verdict is one of `of`, `describe_power` too."""
+    if item.note:
+        return item.note
+    estimate, margin = (describe_value(value, item.kind) for value in (item.estimate, item.margin))
+    found = f"{estimate} ({describe_interval(item)}), margin {margin}"
+    return f"{found}; {describe_power(item)}" if item.verdict in of else found
+
+
+def describe_interval(item: Criterion) -> str:
+    """'+2.4 % to +3.7 %', 'at most +3.7 %' where the other bound is not known, or 'without bounds'."""
+    low, high = (describe_value(end, item.kind) for end in (item.low, item.high))
+    from_below = is_finite(item.low) and (item.kind != "latency" or item.low > -1.0)
+    if from_below and is_finite(item.high):
+        return f"{low} to {high}"
+    return f"at least {low}" if from_below else f"at most {high}" if is_finite(item.high) else "without bounds"
+
+
+def describe_power(item: Criterion) -> str:
+    """What so many requests would have shown with a power of 0.8, and what was assumed.
+
+    That is the smallest effect that would have failed, and the smallest margin at which an equal candidate would have
+    passed. Shares of all requests are left out.
+    """
+    parts = [
+        text.format(describe_value(value, item.kind))
+        for text, value in (("{} or more", item.detectable), ("an equal candidate to be within {}", item.provable))
+        if is_finite(value) and (item.kind != "share" or round(value, 3) < 1.0)
+    ]
+    found = pluralize(item.requests, "request")
+    found += f" would have shown {', and '.join(parts)}" if parts else " can show no difference"
+    return f"{found}; {item.assumed}" if item.assumed else found
+
+
+def describe_needed(criteria: Sequence[Criterion], requests: int, seconds: float | None) -> str:
+    """About how many requests, and seconds of such traffic, would let an equal candidate pass; '' where none would.
+
+    requests, seconds: how many requests there were, and in what time; None: the time is not known.
+    """
+    lacking = [item for item in criteria if item.verdict == "INSUFFICIENT"]
+    if not lacking or any(item.needed is None for item in lacking):
+        return ""
+    count = max(item.needed or 0 for item in lacking)
+    if count <= requests:
+        return "an equal candidate would likely have passed with as many: it may be slower, by about the margin"
+    found = f"some {_round_up(count)} requests"
+    if seconds is not None:
+        found += f" ({_round_up(math.ceil(seconds * count / requests))} s of such traffic)"
+    if any(item.note for item in lacking):
+        return f"{found} or more are needed for a verdict"
+    return f"{found} would likely suffice for an equal candidate"
+
+
+def _round_up(count: int) -> int:
+    """A count to two digits, rounded up."""
+    step = int(10 ** max(len(str(count)) - 2, 0))
+    return math.ceil(count / step) * step
+
+
+def describe_value(value: float | None, kind: str) -> str:
+    """A criterion's number with its unit: points of score, or percent."""
+    if value is None:
+        return "unknown"
+    return f"{value:+.3g}" if kind == "score" else f"{100 * value:+.3g} %"

@@ -24,16 +24,18 @@ from validation.canary.judging.criteria import (
     REPLICATES,
     Criterion,
     ErrorLevels,
+    Thresholds,
     Verdict,
+    burst_of,
+    describe,
+    describe_needed,
     error_criterion,
     latency_criteria,
     score_criterion,
     share_criterion,
 )
-from validation.canary.judging.formatting import describe, describe_needed
-from validation.canary.judging.thresholds import Thresholds, burst_of
-from validation.statistics.distributions import NORMAL
-from validation.statistics.evidence import CanaryEvidence
+from validation.statistics.rates import CanaryEvidence
+from validation.statistics.serial_dependence import NORMAL
 
 SEED = 0
 LEAST_LEVEL = 1e-9

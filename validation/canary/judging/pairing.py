@@ -23,7 +23,7 @@ from enginesmith.core.errors import DataError
 from enginesmith.core.text import pluralize
 from enginesmith.recording.traffic import EQUAL_DB
 from validation.canary.observations import Name, ObservationTable
-from validation.statistics.evidence import CanaryEvidence
+from validation.statistics.rates import CanaryEvidence
 
 # Requests that may be in flight when a log ends without being a sign of a death.
 MOST_IN_FLIGHT = 8

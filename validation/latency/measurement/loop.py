@@ -1,16 +1,97 @@
-"""Series of latencies: the loop that times calls, with as little as possible between two readings of the clock, and
-the rule for how many runs of a series are its warm-up.
-"""
+"""The loop that times a session, at each bucket."""
 
 import gc
+import json
+import math
+import re
+import resource
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Literal
 
 import numpy as np
 
 from enginesmith.arrays import Array
+from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import InputError
+from enginesmith.core.types import Dim, Session, Tensors, TensorSpec, sizes_product
+from validation.data.batches import leading_dim
+from validation.data.samples import resize
+
+# The sizes at which an engine's latency is measured, and inputs of these sizes, made of real ones.
+
+
+Which = Literal["few", "all"]
+MOST = 16
+_ONE = re.compile(r"(\w+)=(\d+)")
+
+
+@dataclass(frozen=True, eq=False)
+class BucketInputs:
+    """The sizes of the dims and inputs of these sizes. items: the number of samples in them."""
+
+    sizes: Mapping[str, int]
+    inputs: Tensors
+    items: int
+
+    @property
+    def name(self) -> str:
+        """'batch=8 length=64', or 'static'."""
+        return " ".join(f"{name}={size}" for name, size in self.sizes.items()) or "static"
+
+
+def sizes_of_buckets(dims: Sequence[Dim], which: Which) -> list[dict[str, int]]:
+    """Distinct sizes, those with the smaller product first.
+
+    'few': every dim at its min, opt and max. 'all': the ends of every bucket of every dim, at most MOST combinations.
+    """
+    if which == "few":
+        found = [{dim.name: getattr(dim, end) for dim in dims} for end in ("min", "opt", "max")]
+    else:
+        found = list(islice(sizes_product(dims, {dim.name: dim.test_sizes() for dim in dims}), MOST))
+    distinct = {tuple(sizes.items()): sizes for sizes in found}
+    return sorted(distinct.values(), key=lambda sizes: math.prod(sizes.values()))
+
+
+def parse_sizes(text: str, dims: Sequence[Dim]) -> dict[str, int]:
+    """Sizes from 'batch=8,length=64'; dims that are left out have the size that they are tuned for.
+
+    Raises InputError for a dim that the model does not have, and a size outside of its range.
+    """
+    given = {name: int(size) for name, size in _ONE.findall(text)}
+    known = {dim.name: dim for dim in dims}
+    example = ",".join(f"{dim.name}={dim.opt}" for dim in dims) or "nothing: this model has no dynamic dims"
+    if _ONE.sub("", text).strip(" ,") or not given:
+        raise InputError(f"bucket {text!r} is not NAME=SIZE,...; write {example}")
+    for name, size in given.items():
+        if name not in known:
+            raise InputError(f"bucket {text!r}: the model has no dim {name!r}; write {example}")
+        if size not in known[name].sizes:
+            raise InputError(f"bucket {text!r}: {name} has the sizes {known[name].words}")
+    return {dim.name: given.get(dim.name, dim.opt) for dim in dims}
+
+
+def make_buckets(wanted: Sequence[Mapping[str, int]], specs: Sequence[TensorSpec], real: Tensors) -> list[BucketInputs]:
+    """Inputs of each of the sizes. specs: the model's inputs.  real: a group of real inputs, cut or repeated to fit."""
+    batch = leading_dim(specs)
+    return [BucketInputs(dict(sizes), resize(real, specs, sizes), sizes.get(batch or "", 1)) for sizes in wanted]
+
+
+def tuned_for(dims: Sequence[Dim]) -> dict[str, int]:
+    """The size that each dim is tuned for."""
+    return {dim.name: dim.opt for dim in dims}
+
+
+# Series of latencies: the loop that times calls, with as little as possible between two readings of the clock, and
+# the rule for how many runs of a series are its warm-up.
+
 
 # A shorter series gives no 95 % interval for its median (0.5^6 * 2 = 3 %).
 LEAST_RUNS = 6
@@ -107,3 +188,160 @@ def warm_up(latencies: Array) -> tuple[int, bool]:
     most = batches // 2
     cut = int(np.argmin(error[: most + 1]))
     return cut * BATCH, cut < most
+
+
+# The measurement of one engine in one process: time to load, resident memory, and its runs at each size.
+
+
+Opens = Callable[[], AbstractContextManager[Session]]
+# Runs of a bucket that are timed by the device's events, besides those timed by the clock here.
+DEVICE_RUNS = 30
+# The share of a bucket's time for the runtime's own calls; the rest is for `Session.run`.
+RUNTIME_SHARE = 0.4
+# Each size is timed in so many passes, in turn with the other sizes, so that a disturbance of the machine affects some
+# runs of each size, and not all runs of one.
+PASSES = 4
+
+
+@dataclass(frozen=True)
+class SizeFigures:
+    """One size in one process. first_s: the first run, which is in no series.  The rest as in `BucketLatency`."""
+
+    first_s: float
+    memory_bytes: int
+    device_bytes: int | None = None
+    device_s: float | None = None
+
+
+@dataclass(frozen=True)
+class ProcessFigures:
+    """One process. import_s: None where the runtime is imported when the engine is opened.  The rest as in
+    `EngineLatency`."""
+
+    import_s: float | None
+    load_s: float
+    loaded_bytes: int
+    memory_resettable: bool
+    sizes: tuple[SizeFigures, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """Seconds of each run at one size, float64 [runs]. session: of `Session.run`.  runtime: of the runtime's own call;
+    None where the session does not offer it."""
+
+    session: Array
+    runtime: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessMeasurement:
+    """The measurement of one process. series: of each size."""
+
+    figures: ProcessFigures
+    series: Sequence[Series]
+
+    def save(self, folder: Path) -> None:
+        """Write it into `folder`."""
+        from safetensors.numpy import save_file
+
+        named = {f"session{index}": item.session for index, item in enumerate(self.series)}
+        named |= {f"runtime{index}": item.runtime for index, item in enumerate(self.series) if item.runtime is not None}
+        save_file(named, folder / "series.safetensors")
+        (folder / "figures.json").write_text(json.dumps(encode(self.figures)))
+
+    @classmethod
+    def load(cls, folder: Path) -> "ProcessMeasurement":
+        """Read what `save` wrote."""
+        from safetensors.numpy import load_file
+
+        figures = decode(json.loads((folder / "figures.json").read_text()), ProcessFigures)
+        named = load_file(folder / "series.safetensors")
+        indices = range(len(figures.sizes))
+        return cls(figures, [Series(named[f"session{index}"], named.get(f"runtime{index}")) for index in indices])
+
+
+def measure_once(
+    opens: Opens, buckets: Sequence[BucketInputs], seconds: float, least: int, imports: Callable[[], None] | None = None
+) -> ProcessMeasurement:
+    """Open an engine in this process and run it at each of its sizes.
+
+    seconds, least: of each size's runs, as in `loop.latencies`.  imports: imports the runtime, which is timed apart.
+    Raises what `imports`, `opens` and the session raise.
+    """
+    import_s = time_call(imports) if imports else None
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # lets the peak of resident memory count from now on (proc(5))
+        resettable = True
+    except OSError:
+        resettable = False
+    before = _status_bytes("VmRSS")
+    with ExitStack() as stack:
+        opened: list[Session] = []
+        load_s = time_call(lambda: opened.append(stack.enter_context(opens())))
+        loaded = _status_bytes("VmRSS") - before
+        sizes = [_Size(opened[0], bucket, seconds, least, before) for bucket in buckets]
+        for timed in [timed for _ in range(PASSES) for size in sizes for timed in size.calls]:
+            timed.run_pass()
+        figures = tuple(size.figures() for size in sizes)
+    process = ProcessFigures(import_s, load_s, max(loaded, 0), resettable, figures)
+    return ProcessMeasurement(process, [size.series() for size in sizes])
+
+
+def _status_bytes(name: str) -> int:
+    """A size of this process by its name in /proc/self/status; 0 where the system does not give it."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
+
+
+@dataclass
+class _Timed:
+    """The runs of one call, made in `PASSES` passes. found: the latencies of each."""
+
+    call: Callable[[], object]
+    seconds: float
+    least: int
+    found: list[Array] = field(default_factory=list)
+
+    def run_pass(self) -> None:
+        """Time one pass; none where those before took all the time."""
+        if not self.found or sum(float(part.sum()) for part in self.found) < self.seconds:
+            self.found.append(latencies(self.call, self.seconds / PASSES, 1 if self.found else self.least))
+
+
+class _Size:
+    """The measurement of an engine at one of its sizes, whose first run is made here.
+
+    calls: `Session.run`, and the runtime's own call where the session offers it.
+    """
+
+    def __init__(self, session: Session, bucket: BucketInputs, seconds: float, least: int, before: int) -> None:
+        # Copied, as a fork has the arrays at the addresses of its parent and of every other fork of it.
+        self._inputs = {name: array.copy() for name, array in select_inputs(session, bucket.inputs).items()}
+        self._session = session
+        self._first_s = time_call(lambda: session.run(self._inputs))
+        own = session.prepare_call(self._inputs)
+        share = 1 - RUNTIME_SHARE if own else 1.0
+        self.calls = [_Timed(lambda: session.run(self._inputs), seconds * share, least)]
+        self.calls += [_Timed(own, seconds * RUNTIME_SHARE, least)] if own else []
+        peak = _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self._memory_bytes = max(peak - before, 0)
+
+    def figures(self) -> SizeFigures:
+        """The figures of this size besides its runs."""
+        device = self._session.device_seconds(self._inputs, DEVICE_RUNS)
+        device_s = median(device) if device else None
+        return SizeFigures(self._first_s, self._memory_bytes, self._session.used_bytes(), device_s)
+
+    def series(self) -> Series:
+        """All runs of this size."""
+        session, *runtime = (np.concatenate(timed.found) for timed in self.calls)
+        return Series(session, *runtime)
+
+
+def select_inputs(session: Session, inputs: Tensors) -> dict[str, Array]:
+    """Those of the inputs that the session takes."""
+    return {spec.name: inputs[spec.name] for spec in session.inputs}

@@ -27,15 +27,18 @@ import numpy as np
 from enginesmith.core.errors import EnginesmithError, error_from_json, error_to_json
 from enginesmith.core.reports.latency import BucketLatency, EngineLatency, SystemLoad
 from validation.latency.machine import SystemLoadMonitor
-from validation.latency.measurement.buckets import BucketInputs
-from validation.latency.measurement.loop import LEAST_RUNS, streams_per_second, time_call, warm_up
-from validation.latency.measurement.once import (
+from validation.latency.measurement.loop import (
+    LEAST_RUNS,
+    BucketInputs,
     Opens,
     ProcessMeasurement,
     Series,
     SizeFigures,
     measure_once,
     select_inputs,
+    streams_per_second,
+    time_call,
+    warm_up,
 )
 from validation.latency.measurement.quantiles import curve, quantiles_between
 

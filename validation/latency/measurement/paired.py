@@ -9,8 +9,8 @@ The runtime's own call is timed where both sessions offer it, else `Session.run`
 """
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -18,11 +18,9 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.reports.latency import PairedTimes, Ratio, Verdict
 from enginesmith.core.types import Session, Tensors
-from validation.latency.measurement.loop import Opens, latencies, time_call
-from validation.latency.measurement.once import select_inputs
-from validation.statistics.distributions import NORMAL, t_quantile
-from validation.statistics.rates import POWER
-from validation.statistics.slowdown import LEAST_BEYOND, Effect, quantile_effects
+from validation.latency.measurement.loop import Opens, latencies, select_inputs, time_call
+from validation.statistics.rates import LEAST_BEYOND, POWER, Effect, quantile_effects
+from validation.statistics.serial_dependence import NORMAL, t_quantile
 
 Pair = tuple[Array, Array]
 

@@ -26,9 +26,8 @@ import numpy as np
 
 from enginesmith.arrays import Array
 from enginesmith.core.reports.latency import Quantile
-from validation.statistics.distributions import t_quantile
 from validation.statistics.rates import estimate_design_effect
-from validation.statistics.serial_dependence import LEAST_BLOCKS, block_length
+from validation.statistics.serial_dependence import LEAST_BLOCKS, block_length, t_quantile
 
 LEVEL = 0.95
 SHOWN = (0.5, 0.9, 0.99, 0.999)

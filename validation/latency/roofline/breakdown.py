@@ -29,8 +29,15 @@ from enginesmith.core.reports.breakdown import (
     TimeBreakdown,
     TimedNode,
 )
-from validation.latency.roofline.costs import ELEMENTWISE, cost_of, graph_cost, list_uncounted, operations_by_dtype
-from validation.latency.roofline.graph_costs import GraphCosts, GraphNode
+from validation.latency.roofline.costs import (
+    ELEMENTWISE,
+    GraphCosts,
+    GraphNode,
+    cost_of,
+    graph_cost,
+    list_uncounted,
+    operations_by_dtype,
+)
 
 # A bound that explains a smaller share of the time is not clear.
 CLEAR = 0.25

@@ -1,16 +1,33 @@
-"""The cost of a node: multiplications, operations, bytes; from the types and shapes of its inputs and outputs.
+"""The roofline of an engine: costs of its graph and limits of the machine."""
 
-Bytes are those that a node reads and writes when every tensor comes from memory and goes back to it once. Operators
-that only change a tensor's shape move none; those that select (Gather, Slice) read what they select. Operations are 2
-for each multiply-add, else a few for each value (`_PER_VALUE`, `_PER_INPUT`); an exponential counts as one.
-"""
-
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from builders.backends.optional_methods import TensorType
-from enginesmith.core.reports.breakdown import GraphCost, NodeCost
-from enginesmith.core.types import Shape
+import numpy as np
+
+from builders.backends.optional_methods import TensorType, element_name
+from enginesmith.arrays import Array
+from enginesmith.core.errors import ModelError
+from enginesmith.core.reports.breakdown import GraphCost, NodeCost, Roofs, product_dtype
+from enginesmith.core.types import Session, Shape, Tensors, TensorSpec
+from validation.latency.measurement.loop import latencies
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
+
+
+# The cost of a node: multiplications, operations, bytes; from the types and shapes of its inputs and outputs.
+#
+# Bytes are those that a node reads and writes when every tensor comes from memory and goes back to it once. Operators
+# that only change a tensor's shape move none; those that select (Gather, Slice) read what they select. Operations are 2
+# for each multiply-add, else a few for each value (`_PER_VALUE`, `_PER_INPUT`); an exponential counts as one.
 
 
 def _words(text: str) -> list[str]:
@@ -227,3 +244,236 @@ def operations_by_dtype(costs: Iterable[NodeCost]) -> Mapping[str, int]:
 def list_uncounted(costs: Iterable[NodeCost]) -> tuple[str, ...]:
     """The operators whose operations are not known, each once, in order."""
     return tuple(dict.fromkeys(item.op_type for item in costs if not item.known))
+
+
+# The costs of an ONNX graph at given sizes of its dims, by ONNX's own shape inference.
+#
+# A product of dequantized tensors counts in the stored type of its operands, as an engine computes in it.
+
+
+_WEIGHTED = {*CONVOLUTIONS, *PRODUCTS, *TRANSPOSED_CONVOLUTIONS}
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """A node with its cost, and the bytes of the tensors that it reads and makes, by name."""
+
+    cost: NodeCost
+    reads: Mapping[str, int]
+    makes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class GraphCosts:
+    """The nodes of a graph. unsized: names of nodes with a tensor of unknown shape, which counts 0 bytes."""
+
+    nodes: Sequence[GraphNode]
+    outputs: Sequence[str]
+    unsized: Sequence[str] = field(default=())
+
+    @property
+    def working_bytes(self) -> int:
+        """The working set of a run: inputs and constants, and the greatest sum of other tensors alive at once."""
+        made = {name: size for node in self.nodes for name, size in node.makes.items()}
+        given = {name: size for node in self.nodes for name, size in node.reads.items() if name not in made}
+        last = {name: index for index, node in enumerate(self.nodes) for name in node.reads}
+        last |= dict.fromkeys(self.outputs, len(self.nodes))
+        alive = most = 0
+        for index, node in enumerate(self.nodes):
+            alive += sum(node.makes.values())
+            most = max(most, alive)
+            ended = [name for name in {*node.reads, *node.makes} if name in made and last.get(name, index) == index]
+            alive -= sum(made[name] for name in ended)
+        return sum(given.values()) + most
+
+    @property
+    def costs(self) -> list[NodeCost]:
+        """Of each node."""
+        return [node.cost for node in self.nodes]
+
+
+def graph_costs(path: Path, inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> GraphCosts:
+    """The costs of the ONNX model at `path`. inputs: with named dims.  sizes: of each named dim.
+
+    Raises ModelError when its shapes contradict each other.
+    """
+    import onnx
+
+    from builders.onnx_graphs.outline import load_outline
+
+    model = load_outline(path)
+    # Shapes of other tensors follow from those of the inputs.
+    shapes = {spec.name: spec.at(sizes) for spec in inputs}
+    del model.graph.value_info[:]
+    for value in model.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            dim.dim_value = size
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (onnx.shape_inference.InferenceError, ValueError) as error:
+        raise ModelError(f"shapes of {path.name} at {dict(sizes)} cannot be inferred: {error}") from error
+    return count(inferred.graph)
+
+
+def count(graph: "GraphProto") -> GraphCosts:
+    """The costs of a graph whose shapes are known. Control flow counts as one node, by what it reads and makes."""
+    seen = _tensors(graph)
+    behind = {node.output[0]: seen.get(node.input[0]) for node in graph.node if node.op_type == "DequantizeLinear"}
+    nodes, unsized = [], []
+    for node in graph.node:
+        ins = [None if not name else seen.get(name) for name in node.input]
+        outs = [seen.get(name) for name in node.output if name]
+        name = node.name or f"{node.op_type}_{next(iter(node.output), '')}"
+        if None in outs or any(item is None and given for item, given in zip(ins, node.input, strict=True)):
+            unsized.append(name)
+        known = [item for item in outs if item is not None]
+        equation = next((item.s.decode() for item in node.attribute if item.name == "equation"), "")
+        cost = cost_of(name, node.op_type, ins, known, _dtype(node, behind), equation)
+        nodes.append(_with_edges(node, cost, ins, dict(zip(node.output, outs, strict=False))))
+    return GraphCosts(nodes, [value.name for value in graph.output], unsized)
+
+
+def _with_edges(
+    node: "NodeProto", cost: NodeCost, ins: Sequence[TensorType | None], outs: Mapping[str, TensorType | None]
+) -> GraphNode:
+    moved = cost.moved_bytes > 0
+    reads = {name: size_bytes(item) if item else 0 for name, item in zip(node.input, ins, strict=True) if name}
+    first = next(iter(reads), None)
+    if first is not None:  # what is picked of it, not all
+        rest = sum(size for name, size in reads.items() if name != first)
+        reads[first] = max(0, min(reads[first], cost.read_bytes - rest)) if moved else reads[first]
+    return GraphNode(cost, reads, {name: size_bytes(item) if item else 0 for name, item in outs.items() if name})
+
+
+def _dtype(node: "NodeProto", behind: Mapping[str, TensorType | None]) -> str | None:
+    """The stored type behind both operands, where both come out of a DequantizeLinear."""
+    if node.op_type not in _WEIGHTED or len(node.input) < 2:
+        return None
+    operands = [behind.get(name) for name in node.input[:2]]
+    return operands[0][0] if operands[0] and operands[1] else None
+
+
+def _tensors(graph: "GraphProto") -> dict[str, TensorType]:
+    """Type and shape of every tensor that has both."""
+    found: dict[str, TensorType] = {}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        tensor = value.type.tensor_type
+        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+            found[value.name] = element_name(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)
+    for item in graph.initializer:
+        found[item.name] = (element_name(item.data_type), tuple(item.dims))
+    return found
+
+
+# The limits of this machine (roofs), measured with the engine's own runtime, threads and process (Williams, Waterman &
+# Patterson, "Roofline", CACM 52, 2009).
+#
+# Operations a second: a product of square matrices for each dtype. Bytes a second: the addition of a number to an array
+# (as STREAM's Scale, McCalpin 1995: one array is read and one written), of arrays larger than every cache and of arrays
+# that fit one. Overhead: the time of a run that does next to nothing, and of one more node in it.
+#
+# A roof is the best of several tries; overheads are medians, as the times that they explain are.
+
+
+Opener = Callable[[Path], AbstractContextManager[Session]]
+
+SIDE = 512
+NODES = 64
+CACHED_BYTES = 256 << 10
+CHAIN = 16
+# The size of the last-level cache where it is not known, and of the largest array that is allocated to exceed it.
+_CACHE_BYTES, _MOST_BYTES = 32 << 20, 64 << 20
+_OPSET, _IR = 20, 10
+_LEAST = 3
+
+
+def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds: float = 0.02) -> Roofs:
+    """Measure each limit for about `seconds`. opens: opens an ONNX file as the engine's runtime does.
+
+    workdir: for the ONNX files.  dtypes: that the engine computes in; float32 is always measured.
+    Raises what `opens` raises.
+    """
+    rates = {}
+    for kind in sorted({"float32", *map(product_dtype, dtypes)}):
+        model, inputs = _product_roofs(kind)
+        rates[kind] = 2.0 * SIDE**3 / _best(opens, model, inputs, workdir, seconds)
+    cache = last_level_cache()
+    long, short = np.ones(min(cache, _MOST_BYTES) // 4, np.float32), np.ones(CACHED_BYTES // 4, np.float32)
+    one = np.ones(1, np.float32)
+    memory = 2 * long.nbytes / _best(opens, _chain(1), {"x": long, "c": one}, workdir, seconds)
+    run_1, run_n = (
+        float(statistics.median(_times(opens, _chain(count), {"x": one, "c": one}, workdir, seconds / 2)))
+        for count in (1, NODES)
+    )
+    node = max((run_n - run_1) / (NODES - 1), 1e-9)
+    chained = _best(opens, _chain(CHAIN), {"x": short, "c": one}, workdir, seconds)
+    moved = 2 * short.nbytes * CHAIN
+    busy = max(chained - max(run_1 - node, 0.0) - CHAIN * node, 0.25 * chained)
+    cached = float(max(moved / busy, memory))
+    return Roofs(rates, memory, cached, cache // 2, max(run_1 - node, 0.0), node)
+
+
+def last_level_cache() -> int:
+    """Bytes of the largest cache of the first core (sysfs), or 32 MiB where it is not known."""
+    found = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        scale = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        if text.rstrip("KM").isdecimal():
+            found.append(int(text.rstrip("KM")) * scale)
+    return max(found, default=_CACHE_BYTES)
+
+
+def _best(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> float:
+    return float(_times(opens, model, inputs, workdir, seconds).min())
+
+
+def _times(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> Array:
+    path = workdir / "roof.onnx"
+    path.write_bytes(model.SerializeToString())
+    with opens(path) as session:
+        session.run(inputs)
+        call = session.prepare_call(inputs) or partial(session.run, inputs)
+        return latencies(call, seconds, _LEAST)
+
+
+def _product_roofs(kind: str) -> tuple["ModelProto", Tensors]:
+    """A model of a product with a constant square matrix, as a layer has, and its inputs."""
+    from onnx import helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    if kind == "int8":
+        left, right = rng.integers(0, 255, (SIDE, SIDE), np.uint8), rng.integers(-127, 127, (SIDE, SIDE), np.int8)
+        node, result = helper.make_node("MatMulInteger", ["x", "w"], ["y"]), "int32"
+    else:
+        left, right = (rng.standard_normal((SIDE, SIDE), np.float32) for _ in range(2))
+        node, result = helper.make_node("MatMul", ["x", "w"], ["y"]), "float32"
+    model = _model([node], {"x": left}, "y", result)
+    model.graph.initializer.append(numpy_helper.from_array(right, "w"))
+    return model, {"x": left}
+
+
+def _chain(count: int) -> "ModelProto":
+    """A model of `count` additions of a number, each to the result of the one before."""
+    from onnx import helper
+
+    names = ["x", *(f"t{index}" for index in range(1, count)), "y"]
+    nodes = [helper.make_node("Add", [a, "c"], [b]) for a, b in itertools.pairwise(names)]
+    one = np.ones(1, np.float32)
+    return _model(nodes, {"x": one, "c": one}, "y", "float32")
+
+
+def _model(nodes: "list[NodeProto]", inputs: Tensors, output: str, result: str) -> "ModelProto":
+    """A model of these nodes whose sizes are all dynamic. result: the dtype of its output."""
+    from onnx import helper
+
+    def describe_tensor(name: str, dtype: str, rank: int) -> "ValueInfoProto":
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        return helper.make_tensor_value_info(name, kind, [f"{name}{axis}" for axis in range(rank)])
+
+    given = [describe_tensor(name, str(array.dtype), array.ndim) for name, array in inputs.items()]
+    rank = next(iter(inputs.values())).ndim
+    graph = helper.make_graph(nodes, "roof", given, [describe_tensor(output, result, rank)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)

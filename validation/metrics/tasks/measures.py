@@ -1,19 +1,389 @@
-"""From what a spec asks to the score that measures it."""
+"""Task metrics of vectors, numbers, masks, signals and tokens."""
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from validation.metrics.tasks.classes import Accuracy, TopK
-from validation.metrics.tasks.detection import Detection
-from validation.metrics.tasks.embeddings import Embeddings
-from validation.metrics.tasks.likelihood import Perplexity
-from validation.metrics.tasks.regression import Regression
-from validation.metrics.tasks.scores import Score
-from validation.metrics.tasks.segmentation import Segmentation
-from validation.metrics.tasks.signals import Signals
-from validation.metrics.tasks.terms import TaskTerms
-from validation.metrics.tasks.texts import Texts
-from validation.metrics.tasks.tokens import Tokens
+import numpy as np
+
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import Tensors
+from validation.metrics.drift import is_exact
+from validation.metrics.tasks.boxes import Detection
+from validation.metrics.tasks.scores import (
+    NO_ANSWER,
+    NO_WANTED,
+    NOTHING,
+    Accuracy,
+    Perplexity,
+    Score,
+    TaskValue,
+    Texts,
+    TopK,
+    align,
+    class_count,
+    classes_of,
+    must_fit,
+    output_of,
+    share,
+)
+from validation.metrics.tasks.terms import (
+    EmbeddingTerms,
+    RegressionTerms,
+    SegmentationTerms,
+    SignalTerms,
+    TaskTerms,
+    TokenTerms,
+)
+
+# Vectors of a search: whether they order the golden samples as the original model's do.
+
+
+# Samples whose pairs are compared, from the first on: their similarities take 32 MiB a side.
+MOST_SAMPLES = 2048
+_FEW = "it takes 3 golden samples or more"
+
+
+class Embeddings(Score[Array, Array]):
+    """Cosine similarities of all pairs of golden samples.
+
+    spearman: rank correlation of the similarities, equal ones with their mean rank (Spearman 1904).  neighbours: mean
+    share of the k nearest samples of each that the answers have among their k nearest, too (recall@k).
+    """
+
+    def __init__(self, terms: EmbeddingTerms) -> None:
+        self.terms = terms
+        self._wanted: list[Array] = []
+        self._answers: list[Array] = []
+
+    def read_wanted(self, outputs: Tensors) -> Array:
+        """Vectors [samples, size]."""
+        value = output_of(outputs, self.terms.output, *((1, 2) if self.terms.pool == "none" else (3,)))
+        value = np.atleast_2d(value.astype(np.float64))
+        if self.terms.pool == "none":
+            return value
+        return value[:, 0] if self.terms.pool == "first" else value.mean(axis=1)
+
+    def read_answers(self, outputs: Tensors) -> Array:
+        """Vectors [samples, size]."""
+        return self.read_wanted(outputs)
+
+    def read_labels(self, labels: Array) -> Array:
+        """Raises DataError: vectors are compared with the original model's."""
+        raise DataError(f"labels {labels.shape} are no vectors; embeddings are compared with the original model's")
+
+    def add(self, wanted: Array, answers: Array) -> None:
+        """Keep the vectors of a case."""
+        must_fit(wanted.shape, answers.shape)
+        self._wanted.append(wanted)
+        self._answers.append(answers)
+
+    def values(self) -> list[TaskValue]:
+        """Both, or why they are not defined."""
+        try:
+            sides = [np.concatenate(side)[:MOST_SAMPLES] for side in (self._wanted, self._answers)]
+        except ValueError as error:
+            raise DataError(f"vectors of several sizes, or none, cannot be compared: {error}") from error
+        if len(sides[0]) < 3:
+            return [TaskValue(name, None, _FEW) for name in ("spearman", "neighbours")]
+        wanted, answers = (cosine_similarities(side) for side in sides)
+        pairs = np.triu_indices(len(wanted), 1)
+        order = rank_correlation(wanted[pairs], answers[pairs])
+        note = "" if order is not None else "all similarities are equal"
+        kept = neighbours_kept(wanted, answers, self.terms.k)
+        return [TaskValue("spearman", order, note), TaskValue("neighbours", kept)]
+
+
+def cosine_similarities(vectors: Array) -> Array:
+    """The cosine of each pair of vectors [n, size] -> [n, n]; 0 for one of length 0, NaN for one that is not finite."""
+    vectors = np.where(np.isfinite(vectors), vectors, np.nan)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths != 0)
+    return np.asarray(unit @ unit.T)
+
+
+def rank_correlation(one: Array, other: Array) -> float | None:
+    """Spearman's rank correlation of two [n]; NaN with NaN in either, None where one has equal values alone."""
+    if np.isnan(one).any() or np.isnan(other).any():
+        return float("nan")
+    ranks = [_ranks(values) for values in (one, other)]
+    first, second = (values - values.mean() for values in ranks)
+    scale = float(np.sqrt((first @ first) * (second @ second)))
+    return float(first @ second) / scale if scale else None
+
+
+def _ranks(values: Array) -> Array:
+    """Ranks from 1, equal values with the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return np.asarray((ends - (counts - 1) / 2)[inverse])
+
+
+def neighbours_kept(wanted: Array, answers: Array, k: int) -> float:
+    """The mean share of the k nearest others of each sample that both similarities [n, n] name."""
+    count = len(wanted)
+    k = min(k, count - 1)
+    if np.isnan(answers).any() or np.isnan(wanted).any():
+        return float("nan")
+    near = []
+    for similar in (wanted, answers):
+        apart = similar.copy()
+        np.fill_diagonal(apart, -np.inf)
+        near.append(np.argsort(-apart, axis=1, kind="stable")[:, :k])
+    return float(np.mean([len(np.intersect1d(*pair)) for pair in zip(*near, strict=True)])) / k
+
+
+# Numbers: by how much they differ, relative to what they should be.
+
+
+class Regression(Score[Array, Array]):
+    """Errors e = answer - wanted, summed in float64 over all elements.
+
+    r2: 1 - sum(e^2) / sum((wanted - mean)^2), the coefficient of determination.  relative_error: sum |e| / sum |wanted|
+    (WAPE: Kolassa and Schuetz, "Advantages of the MAD/Mean Ratio over the MAPE", 2007), which zeros do not break.
+    largest_error: max |e| / max |wanted|.
+    """
+
+    def __init__(self, terms: RegressionTerms) -> None:
+        self.terms, self._count, self._mean, self._spread = terms, 0, 0.0, 0.0
+        self._sums, self._squares, self._most = np.zeros(2), 0.0, np.zeros(2)
+
+    def read_wanted(self, outputs: Tensors) -> Array:
+        """Numbers [samples, ..]."""
+        return np.atleast_1d(output_of(outputs, self.terms.output)).astype(np.float64)
+
+    def read_answers(self, outputs: Tensors) -> Array:
+        """Numbers [samples, ..]."""
+        return self.read_wanted(outputs)
+
+    def read_labels(self, labels: Array) -> Array:
+        """Numbers [samples, ..]."""
+        return labels.astype(np.float64)
+
+    def add(self, wanted: Array, answers: Array) -> None:
+        """Take the errors of a case."""
+        wanted = align(wanted, answers)
+        if not wanted.size:
+            return
+        errors = answers - wanted
+        self._sums += [np.abs(errors).sum(), np.abs(wanted).sum()]
+        self._squares += float(np.square(errors).sum())
+        self._most = np.maximum(self._most, [np.abs(errors).max(), np.abs(wanted).max()])
+        self._merge(wanted.size, float(wanted.mean()), float(np.square(wanted - wanted.mean()).sum()))
+
+    def _merge(self, count: int, mean: float, spread: float) -> None:
+        """Take a case's mean and squared deviations (Chan, Golub and LeVeque 1979)."""
+        total, apart = self._count + count, mean - self._mean
+        self._spread += spread + apart * apart * self._count * count / total
+        self._mean += apart * count / total
+        self._count = total
+
+    def values(self) -> list[TaskValue]:
+        """The three; not defined where their denominators are 0."""
+        (errors, numbers), (worst, peak) = self._sums.tolist(), self._most.tolist()
+        explained = _over("r2", self._squares, self._spread, "the wanted numbers are all equal")
+        r2 = TaskValue("r2", None if explained.value is None else 1 - explained.value, explained.note)
+        relative = _over("relative_error", errors, numbers, "the wanted numbers are all 0")
+        found = [r2, relative, _over("largest_error", worst, peak, "the wanted numbers are all 0")]
+        return found if self._count else [TaskValue(item.name, None, NOTHING) for item in found]
+
+
+def _over(name: str, part: float, whole: float, note: str) -> TaskValue:
+    if not whole and part:
+        return TaskValue(name, None, note)
+    return TaskValue(name, float(part / whole) if whole else 0.0)
+
+
+# Class maps: how far the areas of each class overlap.
+
+
+class Segmentation(Score[Array, Array]):
+    """mean_iou: the mean over all classes that either side has of intersection / union, each counted over the whole set
+    (Everingham et al., "The PASCAL Visual Object Classes Challenge", 2010, section 4.2).  equal_pixels: their share.
+    """
+
+    def __init__(self, terms: SegmentationTerms) -> None:
+        self.terms = terms
+        self._wanted, self._found, self._both = Counter[int](), Counter[int](), Counter[int]()
+
+    def read_wanted(self, outputs: Tensors) -> Array:
+        """Class indices [samples, ..]."""
+        return self._read(outputs, NO_WANTED)
+
+    def read_answers(self, outputs: Tensors) -> Array:
+        """Class indices [samples, ..]."""
+        return self._read(outputs, NO_ANSWER)
+
+    def read_labels(self, labels: Array) -> Array:
+        """Class indices [samples, ..]."""
+        return labels
+
+    def add(self, wanted: Array, answers: Array) -> None:
+        """Count the pixels of a case by class. Labels and answers may differ in axes of one."""
+        wanted = align(wanted, answers)
+        if self.terms.ignore is not None:
+            kept = wanted != self.terms.ignore
+            wanted, answers = wanted[kept], answers[kept]
+        for counter, classes in ((self._wanted, wanted), (self._found, answers)):
+            _count(counter, classes)
+        _count(self._both, wanted[wanted == answers])
+
+    def values(self) -> list[TaskValue]:
+        """Mean of intersection over union, and the share of equal pixels."""
+        classes = (self._wanted.keys() | self._found.keys()) - {NO_WANTED, NO_ANSWER}
+        union = {item: self._wanted[item] + self._found[item] - self._both[item] for item in classes}
+        overlaps = [self._both[item] / union[item] for item in sorted(classes)]
+        mean = TaskValue("mean_iou", float(np.mean(overlaps))) if overlaps else TaskValue("mean_iou", None, NOTHING)
+        return [mean, share("equal_pixels", self._both.total(), self._wanted.total())]
+
+    def _read(self, outputs: Tensors, none: int) -> Array:
+        value, name = np.atleast_1d(output_of(outputs, self.terms.output)), self.terms.output
+        if self.terms.threshold is not None:
+            return np.where(np.isnan(value), none, (value > self.terms.threshold).astype(np.int64))
+        if is_exact(value):
+            return value.astype(np.int64)
+        if not -value.ndim <= self.terms.axis < value.ndim or value.shape[self.terms.axis] == 1:
+            raise DataError(
+                f"metric output {name!r} has the shape {value.shape}, which has no classes along axis "
+                f"{self.terms.axis}; give the axis, or the threshold of one value per pixel"
+            )
+        return classes_of(value, none, self.terms.axis)
+
+
+def _count(counter: Counter[int], classes: Array) -> None:
+    for item, count in zip(*np.unique(classes, return_counts=True), strict=True):
+        counter[int(item)] += int(count)
+
+
+# Audio: how far a signal is from the wanted one, whatever its loudness.
+
+
+# What equal signals have, and the most that counts: beyond the range of 16 bits, 98 dB, a mean would say little of the
+# signals that are not equal.
+MOST_DB = 100.0
+
+
+class Signals(Score[Array, Array]):
+    """Scale-invariant signal-to-distortion ratio of each signal along the last axis, in decibels, -100 to 100.
+
+    10 log10(|a s|^2 / |a s - x|^2) of the answer x and the wanted s, with a = <x, s> / |s|^2 (Le Roux et al.,
+    "SDR - half-baked or well done?", 2019, equation 5). Means are not removed. si_sdr_db: mean over the signals.
+    least_si_sdr_db: of the worst. A silent s counts only where x is not silent, and is then the worst.
+    """
+
+    def __init__(self, terms: SignalTerms) -> None:
+        self.terms = terms
+        self._ratios: list[float] = []
+
+    def read_wanted(self, outputs: Tensors) -> Array:
+        """Signals [samples, .., time]."""
+        value = output_of(outputs, self.terms.output)
+        if not value.ndim:
+            raise DataError(f"metric output {self.terms.output!r} is a single number; si_sdr takes signals")
+        return value.reshape(1, -1) if value.ndim == 1 else value
+
+    def read_answers(self, outputs: Tensors) -> Array:
+        """Signals [samples, .., time]."""
+        return self.read_wanted(outputs)
+
+    def read_labels(self, labels: Array) -> Array:
+        """Signals [samples, .., time]."""
+        return labels
+
+    def add(self, wanted: Array, answers: Array) -> None:
+        """Measure each signal of a case. Labels and answers may differ in axes of one."""
+        wanted = align(wanted, answers)
+        length = wanted.shape[-1]
+        for one, other in zip(*(side.reshape(-1, max(length, 1)) for side in (wanted, answers)), strict=True):
+            if one.any() or other.any():
+                self._ratios.append(si_sdr_db(one.astype(np.float64), other.astype(np.float64)))
+
+    def values(self) -> list[TaskValue]:
+        """Mean and least."""
+        names = "si_sdr_db", "least_si_sdr_db"
+        if not self._ratios:
+            return [TaskValue(name, None, NOTHING) for name in names]
+        found = float(np.mean(self._ratios)), float(np.min(self._ratios))
+        return [TaskValue(name, value) for name, value in zip(names, found, strict=True)]
+
+
+def si_sdr_db(wanted: Array, answer: Array) -> float:
+    """The ratio of two signals [time] in float64; NaN where one of them has NaN."""
+    energy = float(wanted @ wanted)
+    target = wanted * (float(answer @ wanted) / energy) if energy else wanted
+    kept, lost = float(target @ target), float(np.square(target - answer).sum())
+    if math.isnan(lost) or math.isinf(lost):
+        return math.nan
+    if not lost or not kept:
+        return MOST_DB if kept else -MOST_DB
+    return max(min(10 * math.log10(kept / lost), MOST_DB), -MOST_DB)
+
+
+# Tokens: how many of a sequence's places hold the same token, and how many sequences are equal throughout.
+
+
+class Tokens(Score[Array, Array]):
+    """Tokens place by place: argmax over the vocabulary, or ids as they are.
+
+    equal_tokens: share of the places that count.  equal_sequences: share of the samples in which all of them are equal.
+    A place that one side lacks is unequal.
+    """
+
+    def __init__(self, terms: TokenTerms) -> None:
+        self.terms, self._equal, self._places, self._same, self._samples = terms, 0, 0, 0, 0
+
+    def read_wanted(self, outputs: Tensors) -> Array:
+        """Token ids [samples, places]."""
+        return self._read(outputs, NO_WANTED)
+
+    def read_answers(self, outputs: Tensors) -> Array:
+        """Token ids [samples, places]."""
+        return self._read(outputs, NO_ANSWER)
+
+    def read_labels(self, labels: Array) -> Array:
+        """Token ids [samples, places]."""
+        if labels.ndim != 2:
+            raise DataError(f"labels have the shape {labels.shape}; tokens takes ids [samples, places]")
+        return labels
+
+    def count_classes(self, outputs: Tensors) -> int | None:
+        """Of scores, the length of their last axis."""
+        return class_count(output_of(outputs, self.terms.output))
+
+    def add(self, wanted: Array, answers: Array) -> None:
+        """Count the equal places and sequences of each sample."""
+        for one, other in zip(wanted, answers, strict=True):
+            length = self._length(one)
+            padded = np.full(len(one), NO_ANSWER)
+            padded[: len(other)] = other[: len(one)]
+            counted = np.arange(len(one)) < length
+            if self.terms.pad is not None:
+                counted &= one != self.terms.pad
+            missing = max(len(other) - len(one), 0) if self.terms.until is None and self.terms.pad is None else 0
+            equal, places = int(np.count_nonzero(counted & (one == padded))), int(counted.sum()) + missing
+            self._equal, self._places = self._equal + equal, self._places + places
+            self._same, self._samples = self._same + (equal == places), self._samples + 1
+
+    def _length(self, ids: Array) -> int:
+        """Places up to the first `until`, with it; all where there is none."""
+        ends = () if self.terms.until is None else tuple(np.flatnonzero(ids == self.terms.until))
+        return int(ends[0]) + 1 if ends else len(ids)
+
+    def values(self) -> list[TaskValue]:
+        """Both shares."""
+        same = share("equal_sequences", self._same, self._samples, True)
+        return [share("equal_tokens", self._equal, self._places), same]
+
+    def _read(self, outputs: Tensors, none: int) -> Array:
+        value = output_of(outputs, self.terms.output)
+        ranks = (2,) if is_exact(value) else (3,)
+        return classes_of(output_of(outputs, self.terms.output, *ranks), none)
+
+
+# From what a spec asks to the score that measures it.
+
 
 MEASURES: Mapping[str, Callable[[Any], Score[Any, Any]]] = {
     "accuracy": Accuracy,

@@ -1,8 +1,9 @@
-"""What every kind of task metric answers, and how class indices are read from outputs."""
+"""Task metrics of classes, likelihoods and texts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
@@ -11,6 +12,10 @@ from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.types import Tensors
 from validation.metrics.drift import is_exact
+from validation.metrics.tasks.terms import AccuracyTerms, PerplexityTerms, TextTerms, TopKTerms
+
+# What every kind of task metric answers, and how class indices are read from outputs.
+
 
 # The class of a row with NaN, which has no answer: its argmax would be the place of the NaN, which may be right. The
 # reference's and the candidate's differ, so that two such rows are not equal.
@@ -120,3 +125,279 @@ def must_fit(shape: Sequence[int], other: Sequence[int]) -> None:
     """Raises DataError for shapes that differ."""
     if tuple(shape) != tuple(other):
         raise DataError(f"expected the shape {tuple(shape)}, got {tuple(other)}")
+
+
+# Classification: accuracy by labels, and whether the right class is among the k likeliest.
+
+
+class Accuracy(Score[Array, Array]):
+    """The share of answers equal to the wanted ones: argmax over the last axis; an integer output as it is.
+
+    A row with NaN has no answer, and is wrong.
+    """
+
+    takes_negative = False
+
+    def __init__(self, terms: AccuracyTerms) -> None:
+        self.terms, self._right, self._rows = terms, 0, 0
+
+    def read_wanted(self, outputs: Tensors) -> Array:
+        """Class indices [rows]."""
+        return self._read(outputs, NO_WANTED)
+
+    def read_answers(self, outputs: Tensors) -> Array:
+        """Class indices [rows]."""
+        return self._read(outputs, NO_ANSWER)
+
+    def read_labels(self, labels: Array) -> Array:
+        """Class indices [rows]."""
+        return labels.reshape(-1)
+
+    def count_classes(self, outputs: Tensors) -> int | None:
+        """Of scores, the length of their last axis."""
+        return class_count(output_of(outputs, self.terms.output))
+
+    def add(self, wanted: Array, answers: Array) -> None:
+        """Count the equal ones."""
+        self._right += int(np.count_nonzero(wanted == answers))
+        self._rows += len(wanted)
+
+    def values(self) -> list[TaskValue]:
+        """The accuracy."""
+        return [share("accuracy", self._right, self._rows, True)]
+
+    def _read(self, outputs: Tensors, none: int) -> Array:
+        value = output_of(outputs, self.terms.output)
+        if not value.ndim and not is_exact(value):
+            raise DataError(f"metric output {self.terms.output!r} is a single number, which has no argmax")
+        return classes_of(value, none).reshape(-1)
+
+
+class TopK(Score[Array, Array]):
+    """The share of rows in which the wanted class is one of the k greatest values; of equal values the first counts as
+    the greater one, as argmax takes it. Against the original model: its own likeliest class.
+    """
+
+    takes_negative = False
+
+    def __init__(self, terms: TopKTerms) -> None:
+        self.terms, self._right, self._rows = terms, 0, 0
+
+    def read_wanted(self, outputs: Tensors) -> Array:
+        """Class indices [rows]."""
+        return classes_of(self.read_answers(outputs), NO_WANTED)
+
+    def read_answers(self, outputs: Tensors) -> Array:
+        """Values [rows, classes]."""
+        value = output_of(outputs, self.terms.output)
+        if not value.ndim or is_exact(value):
+            raise DataError(f"metric output {self.terms.output!r} is {value.dtype} {value.shape}; top_k takes scores")
+        return value.reshape(-1, value.shape[-1]) if value.size else value.reshape(0, value.shape[-1])
+
+    def read_labels(self, labels: Array) -> Array:
+        """Class indices [rows]."""
+        return labels.reshape(-1)
+
+    def count_classes(self, outputs: Tensors) -> int | None:
+        """Of scores, the length of their last axis."""
+        return class_count(output_of(outputs, self.terms.output))
+
+    def add(self, wanted: Array, answers: Array) -> None:
+        """Count the rows whose wanted class has fewer than k before it."""
+        known = (wanted >= 0) & (wanted < answers.shape[1])
+        rows, places = answers[known], wanted[known].astype(np.int64)[:, None]
+        own = np.take_along_axis(rows, places, axis=1)
+        before = (rows > own) | ((rows == own) & (np.arange(rows.shape[1]) < places))
+        sound = ~np.isnan(rows).any(axis=1)
+        self._right += int(np.count_nonzero(sound & (before.sum(axis=1) < self.terms.k)))
+        self._rows += len(wanted)
+
+    def values(self) -> list[TaskValue]:
+        """The share."""
+        return [share("top_k", self._right, self._rows, True)]
+
+
+# Language models: how likely the tokens that follow are to the candidate, and to the original model.
+
+
+@dataclass(frozen=True)
+class Following:
+    """What follows each place. expected: the original's log-probabilities [places, vocabulary].
+
+    tokens: [places], negative where none counts; None: every token, as likely as the original has it.
+    """
+
+    expected: Array
+    tokens: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.expected)
+
+
+class Perplexity(Score[Following, Array]):
+    """The probabilities that logits give, by softmax over the last axis in float64, at all places [.., vocabulary].
+
+    kept_likelihood: geometric mean over the places of q(t) / p(t), of the candidate's probability q of the labelled
+    token and the original's p: the original's perplexity over the candidate's. Without labels exp(-KL(p || q)), mean
+    over the places, which is the same for tokens drawn from p. Equal models have 1; with labels a candidate may have
+    more.  perplexity: exp of the mean of -ln q(t) (Jelinek et al., "Perplexity - a measure of the difficulty of speech
+    recognition tasks", 1977); of labels alone.
+    """
+
+    def __init__(self, terms: PerplexityTerms) -> None:
+        self.terms, self._kept, self._nats, self._places, self._tokens = terms, 0.0, 0.0, 0, 0
+
+    def read_wanted(self, outputs: Tensors) -> Following:
+        """The original's log-probabilities, without tokens."""
+        return Following(self.read_answers(outputs))
+
+    def read_answers(self, outputs: Tensors) -> Array:
+        """Log-probabilities [places, vocabulary]."""
+        value = output_of(outputs, self.terms.output)
+        if not value.ndim or not value.shape[-1] or is_exact(value):
+            what = f"{value.dtype} {value.shape}"
+            raise DataError(f"metric output {self.terms.output!r} is {what}; perplexity takes logits [.., vocabulary]")
+        return log_softmax(value.astype(np.float64).reshape(-1, value.shape[-1]))
+
+    def read_labels(self, labels: Array) -> Array:
+        """Token ids [places]. Raises DataError for what are no integers."""
+        if not is_exact(labels):
+            raise DataError(f"labels are {labels.dtype}; perplexity takes token ids")
+        return labels.reshape(-1)
+
+    def join(self, wanted: Following, labels: Array) -> Following:
+        """The original's log-probabilities and the labelled tokens."""
+        return Following(wanted.expected, labels.astype(np.int64))
+
+    def add(self, wanted: Following, answers: Array) -> None:
+        """Add the places that count. Raises DataError for another vocabulary, and for tokens beyond it."""
+        expected, tokens = wanted.expected, wanted.tokens
+        if expected.shape != answers.shape:
+            raise DataError(f"expected a vocabulary of {expected.shape[1]}, got {answers.shape[1]}")
+        if tokens is None:
+            chances = np.exp(expected)
+            # A token of no chance adds nothing, however unlikely the candidate has it.
+            gaps = np.subtract(answers, expected, out=np.zeros_like(answers), where=chances != 0)
+            self._kept, self._places = self._kept + float((chances * gaps).sum()), self._places + len(answers)
+            return
+        if tokens.size and tokens.max() >= answers.shape[1]:
+            raise DataError(f"label {tokens.max()} is no token of a vocabulary of {answers.shape[1]}")
+        rows = np.flatnonzero(tokens >= 0)
+        own, given = (side[rows, tokens[rows]] for side in (expected, answers))
+        self._kept, self._nats = self._kept + float((given - own).sum()), self._nats - float(given.sum())
+        self._places, self._tokens = self._places + len(rows), self._tokens + len(rows)
+
+    def values(self) -> list[TaskValue]:
+        """Both values."""
+        names = "kept_likelihood", "perplexity"
+        found = [(names[0], self._kept, self._places, NOTHING), (names[1], self._nats, self._tokens, "no labels")]
+        with np.errstate(over="ignore"):
+            return [
+                TaskValue(name, float(np.exp(total / count)) if count else None, "" if count else none)
+                for name, total, count, none in found
+            ]
+
+
+def log_softmax(logits: Array) -> Array:
+    """Logarithms of the probabilities [places, vocabulary]; NaN in a row with NaN or an infinity above zero."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+
+
+# Texts of a recogniser that was trained with connectionist temporal classification (CTC).
+
+
+Symbols = Sequence[int]
+
+
+class Texts(Score[list[Symbols], list[Symbols]]):
+    """Texts by greedy decoding: the likeliest class of each frame, repeats merged, blanks left out ("best path
+    decoding", Graves et al., "Connectionist Temporal Classification", 2006, section 3.2).
+
+    equal_texts: share of samples with an equal text.  character_error: edits (Levenshtein 1966) of all texts over the
+    length of all wanted ones; word_error: the same of words, where `space` is given.
+    """
+
+    def __init__(self, terms: TextTerms) -> None:
+        self.terms, self._same, self._samples = terms, 0, 0
+        self._characters, self._words = EditRate(), EditRate()
+
+    def read_wanted(self, outputs: Tensors) -> list[Symbols]:
+        """Class indices of each sample's text."""
+        return self._read(outputs, NO_WANTED)
+
+    def read_answers(self, outputs: Tensors) -> list[Symbols]:
+        """Class indices of each sample's text."""
+        return self._read(outputs, NO_ANSWER)
+
+    def read_labels(self, labels: Array) -> list[Symbols]:
+        """Class indices of each text, from [samples, length]: negative ones and blanks fill up."""
+        if labels.ndim != 2:
+            raise DataError(f"labels have the shape {labels.shape}; ctc takes class indices [samples, length]")
+        return [[int(item) for item in row if item >= 0 and item != self.terms.blank] for row in labels]
+
+    def count_classes(self, outputs: Tensors) -> int | None:
+        """Of scores, the length of their last axis."""
+        return class_count(output_of(outputs, self.terms.output))
+
+    def add(self, wanted: list[Symbols], answers: list[Symbols]) -> None:
+        """Compare the texts of a case."""
+        for one, other in zip(wanted, answers, strict=True):
+            self._same, self._samples = self._same + (list(one) == list(other)), self._samples + 1
+            self._characters.add(one, other)
+            if self.terms.space is not None:
+                self._words.add(*number_words(one, other, self.terms.space))
+
+    def values(self) -> list[TaskValue]:
+        """Share of equal texts and the error rates."""
+        found = [share("equal_texts", self._same, self._samples, True), self._characters.value("character_error")]
+        return found + ([self._words.value("word_error")] if self.terms.space is not None else [])
+
+    def _read(self, outputs: Tensors, none: int) -> list[Symbols]:
+        value = output_of(outputs, self.terms.output)
+        frames = output_of(outputs, self.terms.output, 2 if is_exact(value) else 3)
+        classes = classes_of(frames, none)
+        return [decode(row, self.terms.blank) for row in (classes.T if self.terms.time_first else classes).tolist()]
+
+
+class EditRate:
+    """Edits of sequences over the length of the wanted ones."""
+
+    def __init__(self) -> None:
+        self.edits, self.length = 0, 0
+
+    def add(self, wanted: Symbols, answer: Symbols) -> None:
+        """Take a pair of sequences."""
+        self.edits += edit_distance(wanted, answer)
+        self.length += len(wanted)
+
+    def value(self, name: str) -> TaskValue:
+        """The rate; not defined where every wanted sequence is empty."""
+        return TaskValue(name, self.edits / self.length) if self.length else TaskValue(name, None, NOTHING)
+
+
+def decode(frames: Symbols, blank: int) -> list[int]:
+    """The text of a sample's likeliest classes, frame by frame."""
+    return [symbol for symbol, _ in groupby(frames) if symbol != blank]
+
+
+def number_words(wanted: Symbols, answer: Symbols, space: int) -> tuple[list[int], list[int]]:
+    """The words of two texts, each distinct one as a number."""
+    numbers: dict[tuple[int, ...], int] = {}
+    sides = []
+    for text in (wanted, answer):
+        words = [tuple(group) for between, group in groupby(text, lambda symbol: symbol == space) if not between]
+        sides.append([numbers.setdefault(word, len(numbers)) for word in words])
+    return sides[0], sides[1]
+
+
+def edit_distance(one: Symbols, other: Symbols) -> int:
+    """The least number of insertions, deletions and replacements that turn one sequence into the other."""
+    places, target = np.arange(len(other) + 1), np.asarray(other, np.int64)
+    row = places.copy()
+    for index, symbol in enumerate(one, start=1):
+        best = np.minimum(row[1:] + 1, row[:-1] + (target != symbol))
+        # Insertions go along the row: row[j] = min over i <= j of best[i] + j - i.
+        row = np.minimum.accumulate(np.concatenate(([index], best)) - places) + places
+    return int(row[-1])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from enginesmith.core.errors import InputError
-from enginesmith.registry.store.objects.uris import BucketUri, check_bucket, check_endpoint, read_uri
+from enginesmith.registry.store.objects.reading import BucketUri, check_bucket, check_endpoint, read_uri
 
 # https://learn.microsoft.com/azure/azure-resource-manager/management/resource-name-rules#microsoftstorage
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")

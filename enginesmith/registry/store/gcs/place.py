@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from enginesmith.registry.store.objects.uris import check_bucket, check_endpoint, read_uri
+from enginesmith.registry.store.objects.reading import check_bucket, check_endpoint, read_uri
 
 # https://cloud.google.com/storage/docs/buckets#naming
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")

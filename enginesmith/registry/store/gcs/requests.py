@@ -21,9 +21,8 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError
 
 from enginesmith.registry.store.gcs.place import GcsLocation
-from enginesmith.registry.store.objects import attempts
-from enginesmith.registry.store.objects.api import Declined, Failed
-from enginesmith.registry.store.objects.attempts import UNKNOWN_REQUEST
+from enginesmith.registry.store.objects import api as attempts
+from enginesmith.registry.store.objects.api import UNKNOWN_REQUEST, Declined, Failed
 
 GOOGLE = "https://storage.googleapis.com"
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)

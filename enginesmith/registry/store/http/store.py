@@ -20,12 +20,13 @@ from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.cache import cached_file
 from enginesmith.registry.store.download import Fill
 from enginesmith.registry.store.files import BlobDigest, make_folder, reachable, start_atomic_write, sweep
-from enginesmith.registry.store.http.place import HttpLocation, parse_location
 from enginesmith.registry.store.http.requests import (
     ATTEMPTS,
     FAILURES,
     AbsentError,
+    HttpLocation,
     exchange,
+    parse_location,
     pauses,
     read_whole,
     wait,

@@ -1,17 +1,119 @@
-"""What the store in a bucket asks of an object store's API: one request each, and how an answer is told from none.
+"""What the store in a bucket asks of an object store, which requests are repeated, and the bytes of an upload."""
 
-A *tag* changes whenever an object is written: an ETag in S3 and Azure, a generation in Google Cloud Storage. A write
-requires that the object is absent or still has the tag that was read. Attempts, write tokens and digests are
-`attempts`, `reading` and `writing`, the same for all.
-"""
-
-from collections.abc import Mapping
+import base64
+import hashlib
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
-from enginesmith.registry.store.objects.source import UploadSource
+from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
+from enginesmith.registry.store.files import BlobDigest, count_io
+from enginesmith.registry.store.layout import MAX_KEYS, check_size
+
+# Bytes that are to be uploaded: their parts, digested while they are read.
+
+
+T = TypeVar("T")
+
+PART_BYTES = 16 << 20
+# S3's limit, the lowest.
+MAX_PARTS = 10_000
+# Parts that are uploaded at the same time; they and one more are in memory.
+AT_ONCE = 4
+
+
+def md5_of(data: bytes) -> str:
+    """MD5 in base64, as in the header Content-MD5, by which servers refuse other bytes."""
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+
+@dataclass(frozen=True)
+class UploadSource:
+    """Bytes to put: a seekable stream from its beginning, their size and their digests."""
+
+    stream: BinaryIO
+    size: int
+    blob: BlobDigest
+
+    @property
+    def part_bytes(self) -> int:
+        """Size of the parts."""
+        size = PART_BYTES
+        while size * MAX_PARTS < self.size:
+            size *= 2
+        return size
+
+    @property
+    def small(self) -> bool:
+        """Whether it is one part."""
+        return self.size <= self.part_bytes
+
+    def parts(self) -> Iterator[bytes]:
+        """All parts, in order."""
+        self.stream.seek(0)
+        while part := self.stream.read(self.part_bytes):
+            yield part
+
+    def whole(self) -> bytes:
+        """All bytes. Raises IntegrityError when they have not the digest."""
+        self.stream.seek(0)
+        data = self.stream.read()
+        hasher = self.blob.hasher()
+        hasher.update(data)
+        self.check(hasher.hexdigest())
+        return data
+
+    def md5(self) -> str:
+        """MD5 of all bytes, in base64."""
+        hasher = hashlib.md5(usedforsecurity=False)
+        for part in self.parts():
+            hasher.update(part)
+        return base64.b64encode(hasher.digest()).decode()
+
+    def check(self, found: str) -> None:
+        """Raise IntegrityError unless that is the digest."""
+        if found != self.blob.expected:
+            raise IntegrityError(
+                f"blob {self.blob.digest} changed while it was uploaded (its {self.blob.algorithm} is another now); "
+                "nothing was stored: run again"
+            )
+
+
+def send_parts(source: UploadSource, send: Callable[[int, bytes], T]) -> list[T]:
+    """What `send` returns for each part and its number (from 1), several at a time, in order.
+
+    Raises what `send` raises, and IntegrityError when the source has not its digest.
+    """
+    hasher = source.blob.hasher()
+    running: deque[Future[T]] = deque()
+    found: list[T] = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        try:
+            for number, part in enumerate(source.parts(), 1):
+                hasher.update(part)
+                running.append(pool.submit(send, number, part))
+                if len(running) == AT_ONCE:
+                    found.append(running.popleft().result())
+            found.extend(future.result() for future in running)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    source.check(hasher.hexdigest())
+    return found
+
+
+# What the store in a bucket asks of an object store's API: one request each, and how an answer is told from none.
+#
+# A *tag* changes whenever an object is written: an ETag in S3 and Azure, a generation in Google Cloud Storage. A write
+# requires that the object is absent or still has the tag that was read. Attempts, write tokens and digests are
+# `attempts`, `reading` and `writing`, the same for all.
+
 
 # The name of a write's token among an object's metadata.
 TOKEN = "enginesmith-write"  # noqa: S105 - a name
@@ -195,3 +297,109 @@ class BucketApi(Protocol):
     def sweep(self) -> int:
         """Delete these, and return how many; 0 where that is not allowed."""
         ...
+
+
+# Which requests to a bucket are repeated, and when. The libraries' own retries are off, because they know neither a
+# conditional write whose response was lost (sent again, it would meet its own object and call that a conflict) nor a
+# body that was cut halfway (docs/decisions/0005-retries-of-our-own.md).
+
+
+Sent = TypeVar("Sent")
+
+CONNECT_TIMEOUT_S = 5.0
+# More than any server needs for one response; a body is read in pieces, each with this limit.
+READ_TIMEOUT_S = 60.0
+CONNECTIONS = 32
+# Requests before giving up: with the pauses between them about ten seconds.
+ATTEMPTS = 8
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+
+UNKNOWN_REQUEST = "this server does not know the request; see docs/concepts/registry.md"
+
+
+def pauses(attempts: int | None = None) -> Iterator[float | None]:
+    """One item for each attempt: the seconds to wait after it before the next one, growing and random; last None."""
+    count = ATTEMPTS if attempts is None else attempts
+    for number in range(count - 1):
+        yield random.uniform(0.5, 1.0) * min(FIRST_PAUSE_S * 2**number, LONGEST_PAUSE_S)  # noqa: S311 - no secret
+    yield None
+
+
+def ask(bucket: BucketApi, doing: str, send: Callable[[], Sent], attempts: int | None = None) -> Sent:
+    """Send a request that may be sent twice, until it is answered. doing: 'reading key', for messages.
+
+    Raises Declined, UnavailableError, and InputError for a request that the server lacks.
+    """
+    for pause in pauses(attempts):
+        try:
+            return send()
+        except Failed as failed:
+            refuse(bucket, doing, failed, last=pause is None)
+            time.sleep(pause or 0)
+    raise AssertionError("unreachable")
+
+
+def refuse(bucket: BucketApi, doing: str, failed: Failed, *, last: bool) -> None:
+    """Return if it is worth another attempt. Raises UnavailableError or InputError otherwise."""
+    if last or not failed.passing:
+        count_io("errors")
+        kind = InputError if failed.unknown else UnavailableError
+        raise kind(f"{doing} in {bucket.place.locator('')}: {failed.words}") from failed
+    count_io("retries")
+
+
+# Lists what is in a bucket: keys, a request for each thousand of them.
+
+
+def keys_below(bucket: BucketApi, prefix: str) -> list[str]:
+    """All keys under a prefix that ends in '/' or is empty, sorted part by part."""
+    return sorted((item.name for item in _objects(bucket, prefix)), key=lambda name: name.split("/"))
+
+
+def objects_below(bucket: BucketApi) -> list[ListedObject]:
+    """Every object under a place's prefix, sorted by name, whoever put it there."""
+    return sorted((item for item in _objects(bucket, "") if item.name), key=lambda item: item.name)
+
+
+def sizes_below(bucket: BucketApi, prefix: str) -> Iterator[tuple[str, int]]:
+    """Each key under a prefix that ends in '/', with its size in bytes."""
+    for page in _pages(bucket, prefix, deep=True):
+        for item in page.objects:
+            yield item.name, item.size
+
+
+def stamps_below(bucket: BucketApi, prefix: str) -> Iterator[tuple[str, datetime]]:
+    """Each key under a prefix that ends in '/', with the time of its last write."""
+    return ((item.name, item.modified) for item in _objects(bucket, prefix))
+
+
+def names_below(bucket: BucketApi, prefix: str) -> list[str]:
+    """The names directly under a prefix, sorted; those that have more below end in '/'."""
+    found: set[str] = set()
+    for page in _pages(bucket, prefix, deep=False):
+        found.update(item.name.removeprefix(prefix) for item in page.objects)
+        found.update(name.removeprefix(prefix) for name in page.folders)
+    return sorted(found - {""}, key=lambda name: name.removesuffix("/"))
+
+
+def _objects(bucket: BucketApi, prefix: str) -> Iterator[ListedObject]:
+    """Some tools write a key that ends in '/' for an empty folder, which is left out."""
+    pages = _pages(bucket, prefix, deep=True)
+    return (item for page in pages for item in page.objects if not item.name.endswith("/"))
+
+
+def _pages(bucket: BucketApi, prefix: str, *, deep: bool) -> Iterator[ListedPage]:
+    """The pages. Raises IntegrityError for a server that lists without end, and for a size that no object has."""
+    after, keys, seen = "", 0, set[str]()
+    while True:
+        page = ask(bucket, "listing", lambda after=after: bucket.page(prefix, after, deep=deep))  # type: ignore[misc]
+        for item in page.objects:
+            check_size(item.size, bucket.place.locator(item.name))
+        yield page
+        after, keys = page.after, keys + len(page.objects) + len(page.folders)
+        if not after:
+            return
+        if after in seen or len(seen) > MAX_KEYS // 1000 or keys > MAX_KEYS:
+            raise IntegrityError(f"{bucket.place.locator(prefix)} is listed without end: {keys} keys so far")
+        seen.add(after)

@@ -1,18 +1,20 @@
-"""Reading from a bucket: whole documents; blobs as streams, digested on the way; and ranges of blobs.
-
-A body that breaks off is resumed at that byte, and the pauses between attempts start anew whenever bytes came, so that
-a bad network ends nothing while bytes move.
-"""
+"""Places in buckets by URI, and reading from a bucket."""
 
 import hashlib
+import re
 import time
-from contextlib import closing, suppress
-from typing import BinaryIO
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
+from typing import Any, BinaryIO
+from urllib.parse import parse_qsl, urlsplit
 
-from enginesmith.core.digest import CHUNK_BYTES
-from enginesmith.core.errors import IntegrityError, UnavailableError
+from urllib3.exceptions import HTTPError
+
+from enginesmith.core.errors import CHUNK_BYTES, InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.files import new_blake3_hasher
-from enginesmith.registry.store.layout import MAX_BLOB_BYTES, MAX_DOCUMENT_BYTES, check_size
+from enginesmith.registry.store.layout import MAX_BLOB_BYTES, MAX_DOCUMENT_BYTES, check_size, is_key
 from enginesmith.registry.store.objects.api import (
     ABSENT,
     TOO_LARGE,
@@ -22,8 +24,59 @@ from enginesmith.registry.store.objects.api import (
     Declined,
     Failed,
     ObjectFacts,
+    ask,
+    pauses,
+    refuse,
 )
-from enginesmith.registry.store.objects.attempts import ask, pauses, refuse
+
+# The body of an HTTP answer that urllib3 has received, read as it comes.
+
+
+class NoWholeAnswerError(ValueError):
+    """An answer without what belongs to it: one that ends among its headers looks to Python like one that has no more
+    of them, and no body."""
+
+
+class HttpBody:
+    """`size` bytes of a response of urllib3, read from the response beneath it where there is one: urllib3's own
+    `readinto` copies everything once more, a sixth of a download's CPU time.
+
+    answers: a context that turns OSError, urllib3's errors and NoWholeAnswerError into Failed.
+    """
+
+    def __init__(self, response: Any, size: int, answers: Callable[[], AbstractContextManager[None]]) -> None:
+        if size < 0:
+            raise NoWholeAnswerError("a negative size")
+        self._response, self._left, self._answers = response, size, answers
+
+    def readinto(self, into: memoryview, /) -> int:
+        """See `Body.readinto`."""
+        wanted = into[: self._left]
+        if not wanted:
+            return 0
+        plain = getattr(self._response, "_fp", None)
+        with self._answers():
+            try:
+                count: int = (plain if isinstance(plain, HTTPResponse) else self._response).readinto(wanted)
+            except (OSError, HTTPException, HTTPError) as error:
+                raise NoWholeAnswerError("broken off") from error
+            if not count:
+                raise NoWholeAnswerError("it ends before")
+        self._left -= count
+        return count
+
+    def close(self) -> None:
+        """See `Body.close`."""
+        if not self._left:
+            self._response.release_conn()
+        self._response.close()
+
+
+# Reading from a bucket: whole documents; blobs as streams, digested on the way; and ranges of blobs.
+#
+# A body that breaks off is resumed at that byte, and the pauses between attempts start anew whenever bytes came, so
+# that a bad network ends nothing while bytes move.
+
 
 # The documents that were read last, with their tags: at most `_REMEMBERED`, each of at most `_REMEMBERED_BYTES`.
 _LAST_READ: dict[tuple[BucketApi, str], tuple[bytes, str]] = {}
@@ -202,3 +255,55 @@ class Range:
         if self._body is not None:
             self._body.close()
             self._body = None
+
+
+# Reads the URIs of places in buckets, `SCHEME://HOST/PREFIX?option=value`, which never hold credentials.
+
+
+@dataclass(frozen=True)
+class BucketUri:
+    """The parts of a URI. prefix: '' or 'some/folder'.  where: the URI without its options, for messages."""
+
+    host: str
+    prefix: str
+    options: Mapping[str, str]
+    where: str
+
+
+def read_uri(text: str, options: Collection[str]) -> BucketUri:
+    """Read a URI with some of these options. Raises InputError, which never repeats what may be a secret."""
+    parts = urlsplit(text)
+    if "@" in parts.netloc or parts.fragment:
+        raise InputError(
+            f"registry {parts.scheme}://...: a bucket's URI is {parts.scheme}://bucket/prefix?option=value, without "
+            "user or password; give credentials in the usual ways of its cloud (environment, profile, role)"
+        )
+    prefix = parts.path.strip("/")
+    where = f"registry {parts.scheme}://{parts.netloc}/{prefix}"
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    found = dict(pairs)
+    if unknown := sorted(set(found) - set(options)):
+        raise InputError(f"{where}: option {unknown[0][:40]!r} is not known; there are {', '.join(options)}")
+    if len(found) < len(pairs) or not all(found.values()):
+        raise InputError(f"{where}: an option is given twice or without a value")
+    return BucketUri(parts.netloc, prefix, found, where)
+
+
+def check_bucket(found: BucketUri, name: str, pattern: re.Pattern[str], words: str, kind: str = "bucket") -> None:
+    """Raise InputError unless `name` can be a bucket's, and the prefix a key. words: what a name is, for messages."""
+    if not pattern.fullmatch(name):
+        raise InputError(f"{found.where}: {name!r} is not the name of a {kind} ({words})")
+    if found.prefix and not is_key(found.prefix):
+        raise InputError(
+            f"{found.where}: the parts of the prefix must be letters, digits and . _ -, not starting with . _ -"
+        )
+
+
+def check_endpoint(text: str, kind: str) -> str:
+    """The URL of a server, without a slash at its end. Raises InputError for what is none, or has credentials."""
+    parts = urlsplit(text)
+    if "@" in text or parts.query or parts.fragment:
+        raise InputError(f"the {kind} endpoint must be a plain URL, without user, password or query")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InputError(f"the {kind} endpoint {text!r} is not a URL; write it as https://host:port")
+    return text.rstrip("/")

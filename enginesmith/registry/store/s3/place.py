@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from urllib.parse import urlencode
 
 from enginesmith.core.errors import InputError
-from enginesmith.registry.store.objects.uris import check_bucket, check_endpoint, read_uri
+from enginesmith.registry.store.objects.reading import check_bucket, check_endpoint, read_uri
 
 # General purpose buckets: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")

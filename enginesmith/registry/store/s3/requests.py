@@ -17,11 +17,10 @@ from botocore.config import Config
 from botocore.parsers import ResponseParserError
 from botocore.response import StreamingBody
 
-from enginesmith.core.constraints import JsonObject
 from enginesmith.core.parsing import find
-from enginesmith.registry.store.objects import attempts
-from enginesmith.registry.store.objects.api import Declined, Failed
-from enginesmith.registry.store.objects.attempts import UNKNOWN_REQUEST
+from enginesmith.core.requirements import JsonObject
+from enginesmith.registry.store.objects import api
+from enginesmith.registry.store.objects.api import UNKNOWN_REQUEST, Declined, Failed
 from enginesmith.registry.store.s3.place import S3Location
 
 # Statuses that are about the object and not about the connection or the server: the caller decides what they mean.
@@ -173,9 +172,9 @@ os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, aft
 def _client(place: S3Location, _process: int) -> Any:
     style = {} if place.path_style is None else {"addressing_style": "path" if place.path_style else "virtual"}
     config = Config(
-        connect_timeout=attempts.CONNECT_TIMEOUT_S,
-        read_timeout=attempts.READ_TIMEOUT_S,
-        max_pool_connections=attempts.CONNECTIONS,
+        connect_timeout=api.CONNECT_TIMEOUT_S,
+        read_timeout=api.READ_TIMEOUT_S,
+        max_pool_connections=api.CONNECTIONS,
         tcp_keepalive=True,
         # `attempts.ask` repeats requests.
         retries={"total_max_attempts": 1},

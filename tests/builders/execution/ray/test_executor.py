@@ -19,7 +19,7 @@ from builders.execution.jobs import (
     Started,
 )
 from builders.execution.ray import RayExecutor
-from builders.execution.ray.cluster import check_reachable
+from builders.execution.ray.task import check_reachable
 from enginesmith.core.errors import ModelError, SpecError, StepError, UnavailableError
 from tests.calls import call_job
 from tests.waiting import PATIENCE_S, gone, text_of, until
@@ -205,7 +205,7 @@ def test_without_a_cluster_it_starts_one_and_says_nothing():
 
 AHEAD = f"""
 import os, sys, threading
-from builders.execution.ray import RayExecutor; from builders.execution.ray.cluster import connect_ahead
+from builders.execution.ray import RayExecutor; from builders.execution.ray.task import connect_ahead
 from tests.calls import call_job
 before, threads = (dict(os.environ), list(sys.path)), []
 connect_ahead(1, lambda: threads.append(threading.current_thread()))

@@ -14,9 +14,8 @@ from builders.execution.jobs import Needs, ProcessLimits
 from builders.execution.local import LocalExecutor
 from builders.execution.ray import RayExecutor
 from enginesmith import cli
-from enginesmith.core.digest import canonical_json, digest_of
-from enginesmith.core.errors import StepError
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.errors import StepError, canonical_json, digest_of
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.recording.recorder import ObservationLog
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.evidence.canaries import canaries
@@ -26,7 +25,7 @@ from enginesmith.registry.versions.lookup import load
 from enginesmith.registry.versions.publish import publish
 from pipeline.canary.automatic import CanaryRequest
 from pipeline.compile.run_context import RunContext
-from pipeline.operations.pending import Pending, list_pending, pending_of
+from pipeline.operations.revalidate import Pending, list_pending, pending_of
 from pipeline.orchestration import gpu_workers
 from pipeline.orchestration.gpu_workers import canary_on_worker, prove_on_worker
 from pipeline.progress import Progress

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from builders.execution.ray import RayExecutor, cluster, executor, listener
-from builders.execution.ray.cluster import RayNode
-from builders.execution.ray.task import TaskAnswer
+from builders.execution.ray import RayExecutor, executor, task
+from builders.execution.ray import executor as listener
+from builders.execution.ray.task import RayNode, TaskAnswer
 from enginesmith.core.errors import StepError, UnavailableError
 from tests.calls import call_job
 from tests.waiting import PATIENCE_S, until
@@ -68,9 +68,9 @@ class Ray:
 @pytest.fixture
 def ray(monkeypatch):
     made = Ray()
-    monkeypatch.setattr(cluster, "connect", made.connect)
-    monkeypatch.setattr(cluster, "disconnect", lambda: None)
-    monkeypatch.setattr(cluster, "check_reachable", made.check)
+    monkeypatch.setattr(task, "connect", made.connect)
+    monkeypatch.setattr(task, "disconnect", lambda: None)
+    monkeypatch.setattr(task, "check_reachable", made.check)
     monkeypatch.setattr(listener, "nodes", made.nodes)
     monkeypatch.setattr(listener, "_ready", made.ready)
     monkeypatch.setattr(executor, "RayTask", Task)

@@ -1,8 +1,7 @@
 import pytest
 
 from builders.execution.jobs import Needs
-from builders.execution.ray.cluster import RayNode
-from builders.execution.ray.placement import countdown, find_fitting, none_fits, ray_options
+from builders.execution.ray.task import RayNode, countdown, find_fitting, none_fits, ray_options
 
 
 def node(name: str, sm: str | None = None, cpus: float = 4, gpus: float = 0, memory_mib: int = 8192) -> RayNode:

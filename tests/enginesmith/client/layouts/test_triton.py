@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 import enginesmith
 from enginesmith.client.client import Client, DynamicBatching, Plain, Policy, Triton
-from enginesmith.client.layouts.base import hold
-from enginesmith.client.layouts.ranking import AllGenerations
+from enginesmith.client.layouts.base import AllGenerations, hold
 from enginesmith.client.layouts.triton import triton_version
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, UnknownNameError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.types import ShapeProfile, TensorSpec
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import channels
-from pipeline.drafts.triton import look_at_triton
+from pipeline.drafts.onnx_model import look_at_triton
 from tests.enginesmith.client.layouts.engines import GOLDEN, cpu_engine, plan, publish_with_golden, stripped, wide
 from tests.enginesmith.client.layouts.model_config import read_config
 from tests.enginesmith.registries import engine, flip, names_in, publish_engines

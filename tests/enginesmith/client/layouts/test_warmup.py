@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.client.layouts.warmup import read_warmup
+from enginesmith.client.layouts.triton_config import read_warmup
 from enginesmith.core.errors import IntegrityError
 from enginesmith.core.golden import golden_prefix
 from enginesmith.core.types import TensorSpec

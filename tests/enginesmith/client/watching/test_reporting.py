@@ -16,11 +16,9 @@ from enginesmith.client.client import Client, Command, HealthCommand, HealthUrl,
 from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.locate import VersionLocator
 from enginesmith.client.resolve import Policy
-from enginesmith.client.watching.hooks import Post
-from enginesmith.client.watching.reporting import Reporter
+from enginesmith.client.watching.server import Post, Reporter
 from enginesmith.client.watching.watch import ChannelWatcher
-from enginesmith.core.address import read_token
-from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError
+from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, read_token
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.rollouts.reports import (
@@ -33,8 +31,7 @@ from enginesmith.registry.rollouts.reports import (
     read_reports,
     report_key,
 )
-from enginesmith.registry.rollouts.state import Gates, RolloutPlan
-from enginesmith.registry.rollouts.waves import parse_wave
+from enginesmith.registry.rollouts.state import Gates, RolloutPlan, parse_wave
 from pipeline.rollout import operations
 from tests.enginesmith.registries import engine, publish_engines
 
@@ -124,7 +121,7 @@ def test_it_reports_at_most_once_a_minute_and_every_two_minutes(store, rollout, 
 
 
 def answer(**given):
-    from enginesmith.client.watching.health import HealthAnswer
+    from enginesmith.client.watching.server import HealthAnswer
 
     return HealthAnswer(**given)
 
@@ -144,7 +141,7 @@ def test_a_pull_or_a_hook_that_fails_is_reported(store, rollout, tmp_path, clock
 
 
 def two(store):
-    from enginesmith.core.digest import digest_of_bytes
+    from enginesmith.core.errors import digest_of_bytes
 
     return digest_of_bytes(b"two")
 
@@ -163,7 +160,7 @@ def test_reports_that_cannot_be_written_are_said_once_and_stop_nothing(store, ro
     def refuse(*_):
         raise UnavailableError("access denied")
 
-    monkeypatch.setattr("enginesmith.client.watching.reporting.write_report", refuse)
+    monkeypatch.setattr("enginesmith.client.watching.server.write_report", refuse)
     mine, said = watcher(store, tmp_path / "a", clock)
     for _ in range(5):
         assert mine.once().version == "2"

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from enginesmith.client.client import Client, Policy
-from enginesmith.client.layouts.plain import MARK
+from enginesmith.client.layouts.base import MARK
 from enginesmith.client.locate import VersionLocator
 from enginesmith.client.watching.watch import ChannelWatcher, Swap
 from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, UnknownNameError
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import manifest_key
-from enginesmith.registry.trust.requirement import UntrustedError
+from enginesmith.registry.trust.policy import UntrustedError
 from enginesmith.registry.trust.signing import SigningKey, sign
 from enginesmith.registry.versions import channels
 from tests.enginesmith.client.watching.test_watch import Looks
@@ -149,7 +149,7 @@ def test_an_unreachable_registry_revokes_nothing(
     def down(*_: object) -> None:
         raise UnavailableError("the registry is down")
 
-    monkeypatch.setattr("enginesmith.client.watching.trust_recheck.require", down)
+    monkeypatch.setattr("enginesmith.client.watching.watch.require", down)
     with pytest.raises(UnavailableError):
         watch.once()
     assert not (dest / MARK).exists()

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from enginesmith.client.client import Client
-from enginesmith.client.watching.looking import INTERVAL_S, JITTER, MOST_INTERVALS, keep_looking, pause_s
-from enginesmith.client.watching.watch import ChannelWatcher, Swap
-from enginesmith.client.watching.watch_group import GroupWatcher
+from enginesmith.client.watching.server import INTERVAL_S, JITTER, MOST_INTERVALS, keep_looking, pause_s
+from enginesmith.client.watching.watch import ChannelWatcher, GroupWatcher, Swap
 from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import Reference, parse_reference

@@ -24,7 +24,7 @@ from enginesmith.core.hardware.cpu_kinds import (
     this_kind,
     why_no_proof,
 )
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.types import CPU_KIND, Target
 from tests import emulated_cpu
 from tests.builders import graphs

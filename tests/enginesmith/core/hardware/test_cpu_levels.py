@@ -2,7 +2,7 @@ import platform
 
 import pytest
 
-from builders.backends.compatibility import find_incompatibility
+from builders.backends.discovery import find_incompatibility
 from builders.backends.tvm import Tvm
 from enginesmith.core.hardware import cpu_kinds
 from enginesmith.core.hardware.cpu_kinds import LEVELS, find_missing_flags, host_level, level_of

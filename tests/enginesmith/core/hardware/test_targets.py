@@ -3,8 +3,7 @@
 import pytest
 
 from enginesmith.core.errors import UnknownNameError
-from enginesmith.core.hardware.gpu_generations import GENERATIONS, OTHER_PRODUCTS
-from enginesmith.core.hardware.targets import match_targets, names, parse_targets
+from enginesmith.core.hardware.machine import GENERATIONS, OTHER_PRODUCTS, match_targets, names, parse_targets
 from enginesmith.core.types import Target
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginesmith.core.reports.ranking import accuracy_order, is_shorter, order_by_evidence
+from enginesmith.core.reports.latency import accuracy_order, is_shorter, order_by_evidence
 from enginesmith.core.types import PRECISIONS
 
 

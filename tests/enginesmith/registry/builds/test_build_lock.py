@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from enginesmith.core.digest import canonical_json, digest_of
-from enginesmith.core.origin import this_process
+from enginesmith.core.errors import canonical_json, digest_of
+from enginesmith.core.parsing import this_process
 from enginesmith.core.text import precise_now
-from enginesmith.registry.builds import build_lock
-from enginesmith.registry.builds.build_lock import LockHolder, hold_build_lock, remove_stale_locks
+from enginesmith.registry.builds import build_history
+from enginesmith.registry.builds.build_history import LockHolder, hold_build_lock, remove_stale_locks
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import build_lock_key
 from tests.enginesmith.registries import on_each_store
@@ -35,15 +35,15 @@ def other(store: Store, **changed: object) -> LockHolder:
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses of who waits for a lock; no other time passes."""
     pauses: list[float] = []
-    monkeypatch.setattr(build_lock, "time", SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append))
+    monkeypatch.setattr(build_history, "time", SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append))
     return pauses
 
 
 @on_each_store
 def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_lock, "_POLL_S", 0.01)
+    monkeypatch.setattr(build_history, "_POLL_S", 0.01)
     at_once, most, done, asked = 0, 0, 0, 0
-    lock, take = threading.Lock(), build_lock._take
+    lock, take = threading.Lock(), build_history._take
 
     def note(*arguments: Any) -> LockHolder:
         nonlocal asked
@@ -51,7 +51,7 @@ def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pyte
             asked += 1
         return take(*arguments)
 
-    monkeypatch.setattr(build_lock, "_take", note)
+    monkeypatch.setattr(build_history, "_take", note)
 
     def work() -> None:
         nonlocal at_once, most, done
@@ -77,7 +77,7 @@ def test_who_works_says_since_when(tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
     before = precise_now()
     with hold_build_lock(store, NAME, "mine"):
-        holder = build_lock._read(store.read(build_lock_key(NAME)))
+        holder = build_history._read(store.read(build_lock_key(NAME)))
         assert holder and before <= holder.since <= precise_now()
 
 
@@ -93,7 +93,7 @@ def test_who_waits_is_told_for_whom_and_a_silent_holder_loses_its_turn(tmp_path:
     said: list[str] = []
     with hold_build_lock(store, NAME, "mine", said.append):
         assert said == ["compiling is being done by elsewhere, process 1, since 2026-11-20 18:23:01 UTC"]
-    assert build_lock.DEAD_AFTER_S < sum(waited) < build_lock.DEAD_AFTER_S + 2 * build_lock._POLL_S
+    assert build_history.DEAD_AFTER_S < sum(waited) < build_history.DEAD_AFTER_S + 2 * build_history._POLL_S
 
 
 def test_a_holder_whose_process_is_gone_from_this_machine_loses_its_turn_at_once(
@@ -110,16 +110,16 @@ def test_a_living_holder_beats_and_one_that_lost_its_turn_leaves_the_new_one_alo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(tmp_path / "r", create=True)
-    monkeypatch.setattr(build_lock, "BEAT_S", 0.01)
+    monkeypatch.setattr(build_history, "BEAT_S", 0.01)
     with hold_build_lock(store, NAME, "mine"):
         before = store.read(build_lock_key(NAME))
         until(lambda: store.read(build_lock_key(NAME)) != before, "it beats")
         theirs = None
         while theirs is None:  # the heart may beat in between
             holder = other(store)
-            theirs = build_lock._read(store.read(build_lock_key(NAME)))
+            theirs = build_history._read(store.read(build_lock_key(NAME)))
             theirs = theirs if theirs == holder else None
-    assert build_lock._read(store.read(build_lock_key(NAME))) == theirs
+    assert build_history._read(store.read(build_lock_key(NAME))) == theirs
 
 
 def test_what_a_dead_holder_left_behind_is_collected(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_a_dead_holder_left_behind_is_collected(tmp_path: Path) -> None:
     other(store)
     remove_stale_locks(store)
     assert store.read(build_lock_key(NAME)) is not None
-    late = (store.now() - build_lock.STALE_AFTER - timedelta(minutes=1)).timestamp()
+    late = (store.now() - build_history.STALE_AFTER - timedelta(minutes=1)).timestamp()
     os.utime(tmp_path / "r" / build_lock_key(NAME), (late, late))
     remove_stale_locks(store)
     assert store.read(build_lock_key(NAME)) is None

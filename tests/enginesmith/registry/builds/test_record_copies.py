@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from enginesmith.core.digest import digest_of
-from enginesmith.registry.builds.record_copies import KIND, RecordCopies, StoreListing
-from enginesmith.registry.builds.records import remember
+from enginesmith.core.errors import digest_of
+from enginesmith.registry.builds.runs import KIND, RecordCopies, StoreListing, remember
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import record_key
 from tests.enginesmith.registry.memory import MemoryStore

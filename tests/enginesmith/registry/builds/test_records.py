@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from enginesmith.registry.builds.records import recall, remember
+from enginesmith.registry.builds.runs import recall, remember
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import record_key
 from tests.enginesmith.registries import in_child, on_each_store

@@ -7,9 +7,9 @@ import pytest
 
 from enginesmith.core import moments
 from enginesmith.core.errors import ConflictError
-from enginesmith.registry.collection.claim import SWEEPING, hold_claim
+from enginesmith.registry.collection.garbage import SWEEPING, hold_claim
 from enginesmith.registry.gc import collect
-from enginesmith.registry.marks import Sweeper, read_shards, read_state, update_state
+from enginesmith.registry.leases import Sweeper, read_shards, read_state, update_state
 from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.memory import MemoryStore
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from enginesmith.registry.collection import inventory
-from enginesmith.registry.collection.inventory import keys_below, stored_blobs
+from enginesmith.registry.collection import references
+from enginesmith.registry.collection.references import keys_below, stored_blobs
 from tests.enginesmith.registry.memory import MemoryStore
 
 
@@ -25,7 +25,7 @@ def test_a_page_is_one_request_and_more_are_a_request_a_folder(monkeypatch: pyte
     store = Pages()
     digests = {store.put_bytes(f"{number}".encode()): len(f"{number}") for number in range(40)}
     assert stored_blobs(store) == digests and store.listed == ["blobs/sha256/"]
-    monkeypatch.setattr(inventory, "_PAGE", 10)
+    monkeypatch.setattr(references, "_PAGE", 10)
     store.listed.clear()
     assert stored_blobs(store) == digests
     assert sorted(store.listed[1:]) == sorted({f"blobs/sha256/{digest[:2]}/" for digest in digests})
@@ -36,7 +36,7 @@ def test_keys_beside_folders_are_found_too(monkeypatch: pytest.MonkeyPatch) -> N
     keys = ["models/strange.json", *(f"models/a/{number}.json" for number in range(9))]
     for key in keys:
         store.create(key, b"{}")
-    monkeypatch.setattr(inventory, "_PAGE", 5)
+    monkeypatch.setattr(references, "_PAGE", 5)
     assert sorted(keys_below(store, "models/")) == sorted(keys)
 
 

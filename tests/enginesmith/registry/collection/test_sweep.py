@@ -9,13 +9,21 @@ from functools import partial
 import pytest
 
 from enginesmith.core.errors import ConflictError, EnginesmithError
-from enginesmith.registry import marks
-from enginesmith.registry.collection import claim, references, sweep
-from enginesmith.registry.collection.claim import SWEEPING, hold_claim
+from enginesmith.registry import leases
+from enginesmith.registry.collection import garbage, references
+from enginesmith.registry.collection.garbage import SWEEPING, hold_claim
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.gc import collect
-from enginesmith.registry.leases import hold_lease
-from enginesmith.registry.marks import MarkShard, Sweeper, Tombstone, read_shards, read_state, shard_of, update_shard
+from enginesmith.registry.leases import (
+    MarkShard,
+    Sweeper,
+    Tombstone,
+    hold_lease,
+    read_shards,
+    read_state,
+    shard_of,
+    update_shard,
+)
 from enginesmith.registry.store.layout import MARK_SHARDS, MARKS, blob_key, manifest_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, lookup
@@ -45,8 +53,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[timedelta], Non
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One name is going at a time, so that a sweep of a few names has many steps."""
-    monkeypatch.setattr(sweep, "BATCH", 1)
-    monkeypatch.setattr(sweep, "_SHARDS_AT_ONCE", 1)
+    monkeypatch.setattr(garbage, "BATCH", 1)
+    monkeypatch.setattr(garbage, "_SHARDS_AT_ONCE", 1)
 
 
 @pytest.fixture
@@ -195,7 +203,7 @@ def test_a_collection_that_stood_still_deletes_nothing_after_another_took_over(
 def test_a_collection_asks_its_clock_before_each_deletion(
     due: MemoryStore, clock: Callable[[timedelta], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "side_by_side", lambda work, items: ((item, work(item)) for item in items))
+    monkeypatch.setattr(garbage, "side_by_side", lambda work, items: ((item, work(item)) for item in items))
     removed: list[str] = []
 
     class Slow(MemoryStore):
@@ -211,8 +219,8 @@ def test_a_collection_asks_its_clock_before_each_deletion(
 
 def test_marks_of_a_generation_that_was_not_published_count_for_nothing(due: MemoryStore) -> None:
     """Whoever read that generation would take them for marks that were there before it began."""
-    with pytest.raises(KeyboardInterrupt), hold_claim(due) as claim:
-        generation = claim.begin_generation(["ab"])
+    with pytest.raises(KeyboardInterrupt), hold_claim(due) as garbage:
+        generation = garbage.begin_generation(["ab"])
         raise KeyboardInterrupt
     name = "ab" + "0" * 62
     due.objects[blob_key(name)] = b"garbage"
@@ -257,9 +265,9 @@ def test_a_writer_reads_only_the_shards_of_its_names(due: MemoryStore) -> None:
 
     watched = Watched(due.objects)
     unmarked = next(digit * 64 for digit in "0123456789abcdef" if digit * 2 not in state.shards)
-    marks.unmark(watched, [unmarked])
+    leases.unmark(watched, [unmarked])
     assert read == [MARKS]
-    marks.unmark(watched, [name, unmarked])
+    leases.unmark(watched, [name, unmarked])
     assert set(read) == {MARKS, f"{MARK_SHARDS}{shard_of(name)}.json"}
 
 
@@ -282,7 +290,7 @@ def test_a_claim_is_renewed_while_a_collection_works(
     due: MemoryStore, clock: Callable[[timedelta], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while nothing is written for longer than it lasts: between any two reads minutes pass."""
-    monkeypatch.setattr(claim, "RENEW_S", 0.001)
+    monkeypatch.setattr(garbage, "RENEW_S", 0.001)
     monkeypatch.setattr(references, "side_by_side", lambda work, items: ((item, work(item)) for item in items))
     renewed = threading.Event()
 
@@ -314,7 +322,7 @@ def test_a_killed_collection_holds_up_the_next_for_minutes(
     due: MemoryStore, clock: Callable[[timedelta], None]
 ) -> None:
     killed = Sweeper("killed", "elsewhere 1", due.now() + SWEEPING)
-    marks.update_state(due, lambda known: replace(known, sweeper=killed))
+    leases.update_state(due, lambda known: replace(known, sweeper=killed))
     with pytest.raises(ConflictError, match=r"another collection \(elsewhere 1\) is at work"):
         gather(due)
     clock(timedelta(minutes=8))

@@ -10,11 +10,11 @@ import pytest
 from enginesmith.cli import main
 from enginesmith.core.errors import IntegrityError, UnknownNameError
 from enginesmith.core.types import NO_LAYERS
-from enginesmith.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of
+from enginesmith.registry.evidence.canaries import LAYER_COLUMNS, layer_row, layers_of
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.publish import publish
-from pipeline.compile.publication.draft import layers, list_refitted
+from pipeline.compile.publication.publish import layers, list_refitted
 from pipeline.outcome import JudgedUnit
 from tests.enginesmith.registries import approval, draft, engine
 from tests.pipeline.compile.test_steps import an_engine

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginesmith.core.digest import digest_of_bytes
-from enginesmith.core.errors import InputError
-from enginesmith.registry.rollouts.waves import (
+from enginesmith.core.errors import InputError, digest_of_bytes
+from enginesmith.registry.rollouts.state import (
     WHOLE,
     ServingNode,
     Slice,

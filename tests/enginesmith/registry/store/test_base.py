@@ -10,8 +10,7 @@ from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from enginesmith.core.digest import digest_of_bytes
-from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
+from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, digest_of_bytes
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import BLOBS, blob_key

@@ -10,8 +10,7 @@ from blake3 import blake3
 
 from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.pull import Pulled
-from enginesmith.core.digest import digest_of_bytes
-from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.errors import InputError, IntegrityError, digest_of_bytes
 from enginesmith.core.hardware.cpu_kinds import CPU
 from enginesmith.core.names import Reference, parse_reference
 from enginesmith.exchange.mirror import mirror

@@ -8,8 +8,8 @@ import pytest
 
 from enginesmith.core.errors import IntegrityError
 from enginesmith.registry.store.files import BlobDigest
-from enginesmith.registry.store.objects import writing
-from enginesmith.registry.store.objects.source import UploadSource
+from enginesmith.registry.store.objects import store as writing
+from enginesmith.registry.store.objects.api import UploadSource
 from enginesmith.registry.store.objects.store import ObjectStore
 from tests.enginesmith.faulty_proxy import PASSING, Fault, FaultyProxy, Kind, Plan, Request
 from tests.enginesmith.object_stores.kinds import kind_of

@@ -9,7 +9,8 @@ import pytest
 from enginesmith.core.errors import InputError, UnavailableError, UndecidedError
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import MARKER
-from enginesmith.registry.store.objects import attempts, writing
+from enginesmith.registry.store.objects import api
+from enginesmith.registry.store.objects import store as writing
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.versions import channels, lookup
 from enginesmith.registry.versions.state import read_history
@@ -109,7 +110,7 @@ def test_what_stays_broken_is_told_with_the_place(store: ObjectStore, proxy: Fau
     proxy.plan(lambda request: Fault("refused"))
     with pytest.raises(UnavailableError, match=f"writing models/a.json in {store.place.locator('')}.*{proxy.url}"):
         store.create("models/a.json", b"1")
-    assert proxy.count(write) == attempts.ATTEMPTS
+    assert proxy.count(write) == api.ATTEMPTS
 
 
 def test_a_server_that_nobody_reaches_is_said_at_once(

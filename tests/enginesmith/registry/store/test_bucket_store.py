@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError, UnavailableError
-from enginesmith.registry.store.base import open_store
-from enginesmith.registry.store.buckets import bucket_at
+from enginesmith.registry.store.base import bucket_at, open_store
 from enginesmith.registry.store.layout import MARKER, blob_key
 from enginesmith.registry.store.objects import reading
 from enginesmith.registry.store.objects.store import ObjectStore

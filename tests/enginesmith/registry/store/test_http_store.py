@@ -14,7 +14,7 @@ from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.base import Store, absolute_uri, open_store, split_places
 from enginesmith.registry.store.files import read_error_counts
 from enginesmith.registry.store.http import requests
-from enginesmith.registry.store.http.place import HttpLocation
+from enginesmith.registry.store.http.requests import HttpLocation
 from enginesmith.registry.store.http.store import HttpStore
 from enginesmith.registry.store.layout import blob_key, channel_key
 from tests.enginesmith.registries import engine, flip, publish_engines

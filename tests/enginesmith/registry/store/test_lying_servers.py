@@ -11,10 +11,10 @@ import pytest
 from enginesmith.core.errors import EnginesmithError, IntegrityError
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.http import requests
-from enginesmith.registry.store.http.place import parse_location
+from enginesmith.registry.store.http.requests import parse_location
 from enginesmith.registry.store.http.store import HttpStore
 from enginesmith.registry.store.layout import MAX_BLOB_BYTES, MAX_DOCUMENT_BYTES
-from enginesmith.registry.store.objects import attempts, listing
+from enginesmith.registry.store.objects import api
 from tests.enginesmith.object_stores.kinds import ENVIRONMENT
 from tests.enginesmith.registries import on_each_store
 
@@ -70,7 +70,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
-    for module in (requests, attempts):
+    for module in (requests, api):
         monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.0)
     for name, value in {**ENVIRONMENT, "AZURE_STORAGE_KEY": "dGVzdA=="}.items():
         monkeypatch.setenv(name, value)
@@ -83,7 +83,7 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
 
 
 def store_of(kind: str, liar: Liar) -> Store:
-    from enginesmith.registry.store.buckets import bucket_at
+    from enginesmith.registry.store.base import bucket_at
     from enginesmith.registry.store.objects.store import ObjectStore
 
     url = f"http://127.0.0.1:{liar.server_port}"
@@ -145,7 +145,7 @@ def test_a_range_is_the_one_that_was_asked_for(liar: Liar) -> None:
 
 @pytest.mark.parametrize("same", [True, False])
 def test_a_listing_without_end_ends(liar: Liar, monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
-    monkeypatch.setattr(listing, "MAX_KEYS", 3000)
+    monkeypatch.setattr(api, "MAX_KEYS", 3000)
     store = store_of("s3", liar)
     liar.token = "same" if same else ""
     with pytest.raises(IntegrityError, match="is listed without end: 0 keys so far"):

@@ -13,9 +13,10 @@ from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import blob_key
-from enginesmith.registry.store.objects import attempts, body
+from enginesmith.registry.store.objects import api
+from enginesmith.registry.store.objects import reading as body
 from enginesmith.registry.store.objects.store import ObjectStore
-from enginesmith.registry.store.s3 import uploads as unfinished
+from enginesmith.registry.store.s3 import bucket
 from enginesmith.registry.store.s3.requests import client
 from tests.enginesmith.faulty_proxy import PASSING, Fault, FaultyProxy, Kind, Request
 from tests.enginesmith.object_stores.kinds import past
@@ -60,7 +61,7 @@ def test_a_body_that_always_breaks_off_at_one_place_ends(store: ObjectStore, pro
     proxy.plan(lambda request: Fault("cut answer", at=0.1 if "Range" in dict(request.headers) else 0.9))
     with pytest.raises(UnavailableError, match="no whole answer"):
         store.read_blob(digest)
-    assert proxy.count("GET") <= 2 * attempts.ATTEMPTS
+    assert proxy.count("GET") <= 2 * api.ATTEMPTS
 
 
 def test_a_blob_that_is_healed_while_it_is_read_is_read_anew(store: ObjectStore, proxy: FaultyProxy) -> None:
@@ -112,9 +113,9 @@ def test_a_blob_that_another_tool_copied_is_read_before_it_is_trusted(store: Obj
 def test_what_a_killed_upload_left_is_swept_when_it_is_old(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     key = store.place.key(blob_key(ABSENT))
     client(store.place).create_multipart_upload(Bucket=store.place.bucket, Key=key)
-    monkeypatch.setattr(unfinished, "LEFT_AFTER", timedelta(days=365_000))  # moto says that all uploads began in 2010
+    monkeypatch.setattr(bucket, "LEFT_AFTER", timedelta(days=365_000))  # moto says that all uploads began in 2010
     assert store.strays() == () and store.sweep() == 0 and uploads(store) == 1
-    monkeypatch.setattr(unfinished, "LEFT_AFTER", timedelta(days=1))
+    monkeypatch.setattr(bucket, "LEFT_AFTER", timedelta(days=1))
     assert store.strays() == (f"unfinished upload of {key}",)
     open_store(store.uri, create=True)
     assert store.strays() == () and uploads(store) == 0

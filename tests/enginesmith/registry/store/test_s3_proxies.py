@@ -6,7 +6,7 @@ import pytest
 
 from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.store.base import open_store
-from enginesmith.registry.store.objects import attempts
+from enginesmith.registry.store.objects import api
 from tests.enginesmith.s3_server import BUCKET
 
 
@@ -17,7 +17,7 @@ def uri(prefix: str) -> str:
 
 @pytest.fixture(autouse=True)
 def no_proxies(s3_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(api, "FIRST_PAUSE_S", 0.001)
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)

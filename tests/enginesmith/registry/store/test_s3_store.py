@@ -17,13 +17,13 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.cache import local_cache
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import MARKER, channel_key, manifest_key
-from enginesmith.registry.store.objects import source
+from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.api import ObjectFacts
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.store.s3 import requests as clients
 from enginesmith.registry.store.s3.bucket import S3Bucket
 from enginesmith.registry.store.s3.requests import client
-from enginesmith.registry.versions import views
+from enginesmith.registry.versions import index
 from enginesmith.registry.versions.lookup import catalogue, versions
 from enginesmith.registry.versions.publish import attach_page
 from tests.enginesmith.registries import engine, overwrite, publish_engines
@@ -87,7 +87,7 @@ def test_listing_costs_pages_and_no_manifest(store: ObjectStore, sent: list[str]
     keys = len(list(store.list("models/")))
     pages_of(store, 20)
     sent.clear()
-    listed = views.list_models(store)
+    listed = index.list_models(store)
     pages = -(-keys // 20)
     assert len(sent) == pages + 3 and sum("list-type" in request for request in sent) == pages
     assert not any("manifest.json" in request for request in sent) and channel.version == "v1"
@@ -106,17 +106,17 @@ def test_versions_of_a_model_are_read_a_page_at_a_time(store: ObjectStore, sent:
     for content in range(5):
         publish_engines(store, [entry], content, channel=None)
     sent.clear()
-    rows = views.list_versions(store, "digits", limit=2)
+    rows = index.list_versions(store, "digits", limit=2)
     assert [row.version for row in rows] == ["4", "5"]
     assert sum("manifest.json" in request for request in sent) == 2
-    assert [row.version for row in views.list_versions(store, "digits", limit=2, before="4")] == ["2", "3"]
+    assert [row.version for row in index.list_versions(store, "digits", limit=2, before="4")] == ["2", "3"]
 
 
 def test_showing_a_version_does_not_read_its_page(store: ObjectStore, sent: list[str]) -> None:
     manifest = publish_engines(store, [engine(store)]).manifest
     attach_page(store, manifest, b"<html>", b"{}")
     sent.clear()
-    page = views.show_version(store, Reference("digits")).page
+    page = index.show_version(store, Reference("digits")).page
     assert page == f"{store.place.locator('')}/models/digits/versions/1/report.html"
     assert not any(request.startswith("GET") and "report.html" in request for request in sent)
 
@@ -179,7 +179,7 @@ def test_without_a_cache_a_blob_comes_all_the_same(
 
 
 def test_every_write_asks_for_the_encryption(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "PART_BYTES", 1000)
+    monkeypatch.setattr(api, "PART_BYTES", 1000)
     store = open_store(f"{s3_uri}&sse=aws:kms&kms_key=mine", create=True)
     assert isinstance(store, ObjectStore) and store.create("a", b"")
     for data in (b"small", b"large" * 500):
@@ -210,7 +210,7 @@ def test_boto3_is_loaded_for_buckets_alone(tmp_path: Path) -> None:
 
 def test_a_plain_checksum_that_differs_says_that_the_bytes_do_and_one_of_other_parts_says_nothing() -> None:
     content = b"engine"
-    sent = source.UploadSource(io.BytesIO(content), len(content), BlobDigest("0" * 64))
+    sent = api.UploadSource(io.BytesIO(content), len(content), BlobDigest("0" * 64))
     plain = f'"{hashlib.md5(content).hexdigest()}"'
     for checksum, wanted in ((plain, True), (f'"{"0" * 32}"', False), (f'"{"0" * 32}-2"', None), ("", None)):
         assert S3Bucket.holds(cast("S3Bucket", None), ObjectFacts(6, "", checksum), sent) is wanted

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import digest_of_bytes
 from enginesmith.registry.store.cache import VerificationCache
 from enginesmith.registry.store.files import BlobDigest
 

@@ -6,14 +6,13 @@ from enginesmith.core.errors import InputError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
-from enginesmith.registry.trust.policy import policy_of_key
-from enginesmith.registry.trust.requirement import UntrustedError
+from enginesmith.registry.trust.policy import UntrustedError, policy_of_key
 from enginesmith.registry.trust.signing import SigningKey
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, policies
-from enginesmith.registry.versions.additions import add_signatures
 from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.policies import ChannelPolicy
+from enginesmith.registry.versions.publish import add_signatures
 from tests.enginesmith.registries import engine, on_each_store, publish_engines
 from tests.enginesmith.registry.trust.keys import written
 

@@ -12,8 +12,7 @@ from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.trust import require
-from enginesmith.registry.trust.policy import load_policy
-from enginesmith.registry.trust.requirement import UntrustedError
+from enginesmith.registry.trust.policy import UntrustedError, load_policy
 from enginesmith.registry.trust.signing import SigningKey, sign
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from enginesmith.core.digest import digest_of_bytes
+from enginesmith.core.errors import digest_of_bytes
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import signature_key

@@ -5,23 +5,21 @@ from pathlib import Path
 import pytest
 
 from enginesmith.client.client import Client, Policy
-from enginesmith.core.digest import canonical_json, digest_of_bytes
-from enginesmith.core.errors import InputError, IntegrityError
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.errors import InputError, IntegrityError, canonical_json, digest_of_bytes
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.evidence.attestations import attest, judge_entries
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import FileStore, open_store
 from enginesmith.registry.store.layout import attestation_key, manifest_key, signature_key
 from enginesmith.registry.trust import require
-from enginesmith.registry.trust.policy import LARGEST_KEY_BYTES, load_policy
-from enginesmith.registry.trust.requirement import UntrustedError
+from enginesmith.registry.trust.policy import LARGEST_KEY_BYTES, UntrustedError, load_policy
 from enginesmith.registry.trust.signatures import key_id_of_pem
 from enginesmith.registry.trust.signing import SigningKey, sign
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.additions import add_signatures
 from enginesmith.registry.versions.lookup import locate
+from enginesmith.registry.versions.publish import add_signatures
 from tests.enginesmith.registries import engine, names_in, publish_engines, pull, report
 from tests.enginesmith.registry.trust.keys import certificate, private, private_pem, written
 

@@ -7,7 +7,7 @@ import pytest
 
 from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.names import parse_reference
-from enginesmith.registry import pins
+from enginesmith.registry import registered_specs
 from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import Store
@@ -167,13 +167,13 @@ def test_what_is_served_no_more_has_its_whole_grace_period(way: str) -> None:
     one, two, three = published(store, "a", "b", "c")
     channels.promote(store, one, "stable")
     if way == "unpinned":
-        pins.pin(store, two)
+        registered_specs.pin(store, two)
     else:
         channels.promote(store, two, "stable")
     is_marked = mark_late(store, "digits@2")
     assert is_marked()
     if way == "unpinned":
-        pins.unpin(store, "digits", "2")
+        registered_specs.unpin(store, "digits", "2")
     elif way == "promoted":
         channels.promote(store, three, "stable")
     else:

@@ -13,9 +13,8 @@ from enginesmith.registry.gc import collect
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import LEASES, index_key, manifest_key
 from enginesmith.registry.versions import channels, index, lookup
-from enginesmith.registry.versions.index import ListedModel, list_all, look_at, make_index, read_index
+from enginesmith.registry.versions.index import ListedModel, list_all, list_models, look_at, make_index, read_index
 from enginesmith.registry.versions.lookup import catalogue
-from enginesmith.registry.versions.views import list_models
 from tests.enginesmith.registries import engine, on_each_store, publish_engines
 from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave
 

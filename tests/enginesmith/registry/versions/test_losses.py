@@ -5,17 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.core.digest import canonical_json
-from enginesmith.core.errors import InputError
+from enginesmith.core.errors import InputError, canonical_json
 from enginesmith.core.names import parse_reference
 from enginesmith.exchange.mirror import mirror
 from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.losses import list_losses
+from enginesmith.registry.versions.index import history
+from enginesmith.registry.versions.policies import list_losses
 from enginesmith.registry.versions.state import read_channel
-from enginesmith.registry.versions.views import history
 from tests.enginesmith.registries import engine, publish_engines, report
 
 UNITS = (("cpu", "fp32"), ("cpu", "int8"), ("sm_89", "fp16"))

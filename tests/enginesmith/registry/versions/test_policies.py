@@ -3,20 +3,19 @@ from datetime import timedelta
 
 import pytest
 
-from enginesmith.core.digest import canonical_json
-from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
+from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError, canonical_json
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.gc import collect
+from enginesmith.registry.leases import read_shards, read_state
 from enginesmith.registry.manifest import Manifest
-from enginesmith.registry.marks import read_shards, read_state
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import policy_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, lookup, policies
+from enginesmith.registry.versions.index import history
 from enginesmith.registry.versions.policies import CanaryPass, ChannelPolicy
-from enginesmith.registry.versions.views import history
 from tests.enginesmith.registries import engine, on_each_store, publish_engines, report
 
 

@@ -12,8 +12,7 @@ from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry import gc
 from enginesmith.registry.manifest import Manifest
-from enginesmith.registry.rollouts.state import MOST_DECISIONS, MOST_WHY
-from enginesmith.registry.rollouts.waves import MOST_WAVES
+from enginesmith.registry.rollouts.state import MOST_DECISIONS, MOST_WAVES, MOST_WHY
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import channel_history_key, channel_key
 from enginesmith.registry.verification import verify

@@ -5,7 +5,7 @@ import pytest
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.layout import channel_key, manifest_key
-from enginesmith.registry.versions.views import list_models, list_versions, show_version
+from enginesmith.registry.versions.index import list_models, list_versions, show_version
 from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.memory import MemoryStore
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.cli.models.plan import is_stuck
+from pipeline.cli.models.build import is_stuck
 from tests.pipeline.projects import Project
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import canonical_json
 from enginesmith.core.types import PRECISIONS
-from enginesmith.registry.builds.build_lock import LockHolder, hold_build_lock
+from enginesmith.registry.builds.build_history import LockHolder, hold_build_lock
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import build_lock_key
 from pipeline.spec.model import load_spec

@@ -13,7 +13,7 @@ from enginesmith.core.text import precise_now
 from enginesmith.registry.builds.build_history import History
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import run_key, run_live_key
-from pipeline.cli.models import status as command
+from pipeline.cli.models import report
 from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps import engines
 from pipeline.orchestration.runs.recorder import new_run, record_run
@@ -115,7 +115,7 @@ def test_watching_ends_with_the_run(going: Project, monkeypatch: pytest.MonkeyPa
         before = store.read(key)
         store.replace(key, run_state().to_bytes(), before)
 
-    monkeypatch.setattr(command.time, "sleep", meanwhile)
+    monkeypatch.setattr(report.time, "sleep", meanwhile)
     done = going.run("status", "digits", "--watch")
     assert done.code == 0 and ": running" in done.out and ": done" in done.out
 
@@ -124,7 +124,7 @@ def test_watching_can_be_stopped(going: Project, monkeypatch: pytest.MonkeyPatch
     def stop(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.time, "sleep", stop)
+    monkeypatch.setattr(report.time, "sleep", stop)
     done = going.run("status", "--watch")
     assert done.code == 0 and "the run goes on" in done.err
 

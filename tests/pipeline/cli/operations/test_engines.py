@@ -9,7 +9,7 @@ from enginesmith.core.types import Dim, TensorSpec
 from enginesmith.registry.manifest import request_of
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
-from pipeline.operations.fuzz import FuzzEngine, FuzzTerms
+from pipeline.operations.golden import FuzzEngine, FuzzTerms
 from pipeline.values import EngineBlob, ModelShapes
 from tests.pipeline.projects import Project, weights, write_model
 

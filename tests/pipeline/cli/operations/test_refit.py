@@ -19,8 +19,7 @@ from builders.backends import discovery
 from builders.execution.jobs import WorkerContext
 from enginesmith.client.pull import download_engine
 from enginesmith.client.resolve import Resolution
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import EnginesmithError, ModelError
+from enginesmith.core.errors import EnginesmithError, ModelError, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.names import parse_reference
 from enginesmith.core.types import CPU_KIND

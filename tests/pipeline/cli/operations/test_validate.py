@@ -16,7 +16,7 @@ from enginesmith.registry.versions.lookup import load
 from pipeline.compile.run_context import RunContext
 from pipeline.operations.revalidate import revalidate
 from tests.pipeline.projects import Project
-from validation.gpu.offline_bundle import OfflineBundle
+from validation.gpu.devices import OfflineBundle
 
 
 def engine_limits(report: Any) -> dict[str, float | None]:

@@ -9,14 +9,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from enginesmith.client.client import ReportUrl
-from enginesmith.core.address import HttpAddress
-from enginesmith.core.errors import ConflictError, InputError, UnavailableError, UnknownNameError
+from enginesmith.core.errors import ConflictError, HttpAddress, InputError, UnavailableError, UnknownNameError
 from enginesmith.registry.rollouts.reports import TOKEN, NodeReport, SentReport, read_reports
-from enginesmith.registry.rollouts.state import format_time
-from enginesmith.registry.rollouts.waves import ServingNode, is_reached
+from enginesmith.registry.rollouts.state import ServingNode, format_time, is_reached
 from enginesmith.registry.store.base import FileStore, Store
 from enginesmith.registry.versions import lookup
-from enginesmith.registry.versions.rolling import read_rollout
+from enginesmith.registry.versions.lookup import read_rollout
 from pipeline.rollout.receiving import ReportReceiver, make_server
 from tests.enginesmith.cli.commands import run, said, told
 from tests.waiting import PATIENCE_S

@@ -8,15 +8,14 @@ import pytest
 
 from enginesmith.compile_caches.archive import pack
 from enginesmith.compile_caches.recipe import CompileOptions
-from enginesmith.core.digest import digest_of_file
-from enginesmith.core.errors import ModelError, SpecError
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.errors import ModelError, SpecError, digest_of_file
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.reports.proof import describe
 from enginesmith.core.types import TensorSpec
 from enginesmith.user_code.compiling import CompileModel, RanCompiled
 from pipeline.compile.caches.make_cache import MOST_RATIO, judge_start
 from pipeline.compile.caches.maker import explain_refusal
-from pipeline.sources.compiled_session import CompiledSession
+from pipeline.sources.user_process import CompiledSession
 from pipeline.spec.model import load_spec
 
 NET = """

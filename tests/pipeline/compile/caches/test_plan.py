@@ -9,7 +9,7 @@ import pytest
 from builders.execution.jobs import Job, Result, Watch, ignore_event
 from builders.execution.local import LocalExecutor
 from enginesmith.core.errors import EnginesmithError, SpecError, StepError
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.caches.make_cache import MakeCache, check_worker
 from pipeline.compile.caches.maker import CPU_LABEL, wanted_runtimes

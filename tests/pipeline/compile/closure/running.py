@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from builders.execution.jobs import Job, Watch, WorkerContext, decode_request, encode_request, ignore_event, result_type
-from builders.execution.starting import spawn
+from builders.execution.process import spawn
 from enginesmith.core.codec import decode, encode
 from enginesmith.registry.store.base import open_store
-from pipeline.compile.closure.reach import is_carrier
-from pipeline.compile.closure.sources import PACKAGES
+from pipeline.compile.closure.definitions import PACKAGES, is_carrier
 from pipeline.compile.composition import Run, compile_model
 from pipeline.compile.run_context import RunContext
 from pipeline.spec.model import load_spec

@@ -8,23 +8,22 @@ import pytest
 
 from builders.backends import discovery
 from builders.execution.jobs import Job
-from enginesmith.core.digest import digest_of_bytes, digest_of_file
+from enginesmith.core.errors import digest_of_bytes, digest_of_file
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import MAX_DOCUMENT_BYTES
 from pipeline.compile.closure.code import root_name
-from pipeline.compile.closure.reach import CARRIERS, _walk, is_carrier, reach_definitions
-from pipeline.compile.closure.sources import SourceFiles
+from pipeline.compile.closure.definitions import CARRIERS, SourceFiles, _walk, is_carrier, reach_definitions
 from pipeline.compile.steps import keys
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
 from pipeline.compile.steps.calibration import MergeParts, ObservePart
 from pipeline.compile.steps.engines import BuildEngine
-from pipeline.compile.steps.export_model import ExportModel
+from pipeline.compile.steps.exports import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
-from pipeline.compile.steps.latency import MeasureEngine
+from pipeline.compile.steps.keys import MeasureEngine
 from pipeline.compile.steps.proofs import CheckEngine
 from pipeline.compile.steps.search import SearchQuantization
-from pipeline.operations.compare.shapes import ProbeShapes
+from pipeline.operations.compare.run import ProbeShapes
 from tests.pipeline.compile.closure.running import Traced, run
 
 KEYED: set[type] = {ExportModel, ObservePart, MergeParts, SearchQuantization, WriteGraph, CheckGraph, CheckEngine}

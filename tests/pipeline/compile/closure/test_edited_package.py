@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.compile.closure.sources import PACKAGES
+from pipeline.compile.closure.definitions import PACKAGES
 from tests.pipeline.projects import Project
 
 ROOT = Path(__file__).parents[4]

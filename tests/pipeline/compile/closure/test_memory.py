@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.compile.closure import code
 from pipeline.compile.closure.code import find_code, remember_reach
-from pipeline.compile.closure.sources import SourceFiles
+from pipeline.compile.closure.definitions import SourceFiles
 
 ROOTS = ("toy.start:run",)
 
@@ -70,7 +70,7 @@ def test_another_way_to_compute_it_counts(
     monkeypatch.setattr(
         SourceFiles,
         "digest",
-        lambda self, name: "other" if name == "pipeline.compile.closure.reach" else real(self, name),
+        lambda self, name: "other" if name == "pipeline.compile.closure.definitions" else real(self, name),
     )
     ask()
     assert len(computed) == 2

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from enginesmith.core.errors import EnginesmithError
-from pipeline.compile.closure import reach as reach_module
-from pipeline.compile.closure.reach import reach, reach_definitions
-from pipeline.compile.closure.sources import SourceFiles
+from pipeline.compile.closure import definitions
+from pipeline.compile.closure.definitions import SourceFiles, reach, reach_definitions
 
 FILES = {
     "toy/__init__.py": "",
@@ -196,7 +195,7 @@ def test_a_function_object_and_a_method_are_roots(toy: Path) -> None:
 
 def test_carriers_are_left_out(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest()
-    monkeypatch.setattr(reach_module, "is_carrier", lambda name: name == "toy.deep")
+    monkeypatch.setattr(definitions, "is_carrier", lambda name: name == "toy.deep")
     assert digest() != before
     assert edited(toy, "toy/deep.py", "return x", "return 2 * x") == digest()
 

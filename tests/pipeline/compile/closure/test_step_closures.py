@@ -15,19 +15,18 @@ from builders.backends import discovery
 from pipeline.compile.caches.make_cache import MakeCache
 from pipeline.compile.closure import Closure
 from pipeline.compile.closure.code import root_name
-from pipeline.compile.closure.reach import reach, reach_definitions
-from pipeline.compile.closure.sources import PACKAGES, SourceFile, SourceFiles
+from pipeline.compile.closure.definitions import PACKAGES, SourceFile, SourceFiles, reach, reach_definitions
 from pipeline.compile.ensembles.proof import ProveEnsemble
-from pipeline.compile.ensembles.samples import ComputeSamples
+from pipeline.compile.ensembles.whole import ComputeSamples
 from pipeline.compile.steps import keys
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
 from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely
-from pipeline.compile.steps.export_model import ExportModel
+from pipeline.compile.steps.exports import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
-from pipeline.compile.steps.latency import MeasureEngine
+from pipeline.compile.steps.keys import MeasureEngine
 from pipeline.compile.steps.proofs import CheckEngine
 from pipeline.compile.steps.search import SearchQuantization
-from pipeline.operations.compare.shapes import ProbeShapes
+from pipeline.operations.compare.run import ProbeShapes
 
 ORT, RTX = (discovery.entry_point(name) for name in ("onnxruntime", "tensorrt-rtx"))
 # The record that a step makes, and what its key is computed from.
@@ -199,7 +198,7 @@ def is_page(module: str) -> bool:
         "pipeline.orchestration.flows",
         "pipeline.orchestration.metrics",
     )
-    rooms += ("validation.plots", "validation.reporting.html", "validation.gpu", "validation.reporting.overview")
+    rooms += ("validation.plots", "validation.reporting.html", "validation.gpu", "validation.reporting.html")
     rooms += (
         "pipeline.compile.publication.pages",
         "pipeline.orchestration.tracing",
@@ -214,7 +213,7 @@ def is_page(module: str) -> bool:
         "enginesmith.exchange",
         "builders.execution.ray",
     )
-    if module == "validation.gpu.recording":  # proofs replay what was recorded elsewhere
+    if module == "validation.gpu.devices":  # proofs replay what was recorded elsewhere
         return False
     return any(module == room or module.startswith(f"{room}.") for room in rooms)
 
@@ -227,14 +226,14 @@ def is_page(module: str) -> bool:
         ("pipeline.compile.steps.proofs", {"prove onnxruntime", "prove tensorrt-rtx", "attribute engine"}),
         ("builders.backends.tensorrt.session", {"prove tensorrt-rtx"}),
         (
-            "builders.backends.onnxruntime.rewrites",
+            "builders.backends.onnxruntime.file",
             {
                 *("choose, timed", "prove onnxruntime", "prove an ensemble", "attribute engine", "latency", "shapes"),
             },
         ),
         ("validation.latency.measurement.loop", {"latency"}),
-        ("validation.attribution.reduce", {"attribute graph"}),
-        ("builders.backends.iree.session", set()),
+        ("validation.attribution.cuts", {"attribute graph"}),
+        ("builders.backends.iree.compile", set()),
     ],
 )
 def test_a_changed_module_redoes_what_it_made(module: str, steps: set[str]) -> None:
@@ -253,8 +252,8 @@ def test_what_is_loaded_by_name_is_a_root_wherever_it_is_loaded() -> None:
 # Where reached code finds code by a name that is put together at run time, and what stands for it in the key.
 DYNAMIC = {
     ("builders.backends.discovery", "_entries"): "backend_root",
-    ("builders.backends.tensorrt.base", "TensorRTEdition"): "the compiler, whose version is in the build key",
-    ("builders.backends.tensorrt.words", "recorder"): "the compiler, whose version is in the build key",
+    ("builders.backends.tensorrt.build", "TensorRTEdition"): "the compiler, whose version is in the build key",
+    ("builders.backends.tensorrt.library", "recorder"): "the compiler, whose version is in the build key",
     ("builders.execution.fork_server", "main"): "the modules that jobs import for themselves",
     ("builders.execution.jobs", "decode_request"): "the class that an export names: `MeasureNoise`",
     ("enginesmith.core.errors", "error_from_json"): "classes of its own module; an error is no result",

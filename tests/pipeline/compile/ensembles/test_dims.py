@@ -6,7 +6,7 @@ import pytest
 
 from enginesmith.core.errors import SpecError
 from enginesmith.core.types import Dim
-from pipeline.compile.ensembles.connections import check_connections, whole_inputs
+from pipeline.compile.ensembles.assembly import check_connections, whole_inputs
 from pipeline.spec.ensembles.model import load_ensemble
 from tests.ensembles import DECODER, ENCODER, write_ensemble
 

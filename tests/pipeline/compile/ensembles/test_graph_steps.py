@@ -8,8 +8,15 @@ import pytest
 from enginesmith.core.errors import DataError
 from enginesmith.core.state import State
 from enginesmith.core.types import Dim, Session, Tensors, TensorSpec
-from pipeline.compile.ensembles.samples import SEQUENCE, STEP, GraphSteps, find_graph_steps, list_rows, roll_steps
-from pipeline.compile.ensembles.whole import WholeData
+from pipeline.compile.ensembles.whole import (
+    SEQUENCE,
+    STEP,
+    GraphSteps,
+    WholeData,
+    find_graph_steps,
+    list_rows,
+    roll_steps,
+)
 
 INPUTS = (
     TensorSpec("source", "float32", ("batch",)),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from enginesmith.core.reports.proof import Check
-from pipeline.compile.publication.draft import RANDOM_INPUTS, SELECTING, UNMEASURED, _hint
+from pipeline.compile.publication.publish import RANDOM_INPUTS, SELECTING, UNMEASURED, _hint
 
 SHAPE = Check("quantization", "shape", "y", "golden", 0.0, 1.0, False)
 OVERFLOW = Check("engine", "nonfinite", "y", "golden", 3.0, 0.0, False)

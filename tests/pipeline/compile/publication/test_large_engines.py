@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.reports.proof import Approved, Report, approve
 from enginesmith.core.types import Precision
 from enginesmith.registry.manifest import EngineEntry, Manifest
-from pipeline.compile.publication.draft import say_which_are_large
+from pipeline.compile.publication.publish import say_which_are_large
 
 PLAIN = Manifest("m", "", "2026-01-01T00:00:00Z", "c" * 64)
 

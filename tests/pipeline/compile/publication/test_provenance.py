@@ -10,11 +10,11 @@ from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1.statement import Statement
 
 from enginesmith.cli import enginesmith
-from enginesmith.core.digest import canonical_json
+from enginesmith.core.errors import canonical_json
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions.publish import publish
-from pipeline.compile.publication.provenance import (
+from pipeline.compile.publication.pages import (
     IMAGE,
     SBOM,
     STATEMENT,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from builders.onnx_graphs.shard_names import list_shards
-from builders.onnx_graphs.shards import save_graph
+from builders.onnx_graphs.bodies import list_shards
+from builders.onnx_graphs.outline import save_graph
 from builders.onnx_graphs.weights import load_graph, set_place
 from builders.reference import ReferenceSession
 from enginesmith.core.errors import IntegrityError

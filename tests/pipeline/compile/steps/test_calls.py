@@ -12,7 +12,7 @@ import pytest
 from builders.backends import discovery
 from enginesmith.core.codec import decode, encode_document
 from enginesmith.core.hardware.cpu_kinds import CPU
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.reports.proof import Check, judge
 from enginesmith.core.types import BuildRequest
 from pipeline.compile.steps import proofs

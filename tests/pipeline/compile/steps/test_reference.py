@@ -14,7 +14,7 @@ from pipeline.compile.steps.blobs import answers_here, open_reference, this_mach
 from pipeline.values import Exported, KeptAnswers, OnnxModel, Proof
 from tests.pipeline.quantization.small_nets import build
 from validation.comparison.sessions import drift_checks
-from validation.golden.answers import RecordedSession
+from validation.golden.free_running import RecordedSession
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import default_budget
 

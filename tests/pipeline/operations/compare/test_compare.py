@@ -8,7 +8,7 @@ import pytest
 
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import InputError, UnknownNameError
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.reports.latency import MachineKind
 from enginesmith.core.types import Dim
 from pipeline.operations.compare.report import (
@@ -21,8 +21,7 @@ from pipeline.operations.compare.report import (
     format_markdown,
     format_rows,
 )
-from pipeline.operations.compare.run import CompareOptions, widen_spec
-from pipeline.operations.compare.shapes import sizes_outside, sizes_within
+from pipeline.operations.compare.run import CompareOptions, sizes_outside, sizes_within, widen_spec
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project
 

@@ -15,7 +15,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.templating import apply_values, find_placeholders
 
 from enginesmith.cli import enginesmith
-from enginesmith.core.hardware.gpu_generations import GENERATIONS
+from enginesmith.core.hardware.machine import GENERATIONS
 from pipeline.orchestration.deployments.deploy import (
     SILENT,
     _differences,
@@ -26,7 +26,7 @@ from pipeline.orchestration.deployments.deploy import (
 )
 from pipeline.orchestration.deployments.plan import KINDS, REGISTRY, DeploymentPlan, WantedDeployment, text
 from pipeline.orchestration.flows.runner import limit_name
-from pipeline.orchestration.payloads import PAYLOADS
+from pipeline.orchestration.gpu_workers import PAYLOADS
 
 ROOT = Path(__file__).parents[4]
 EVERY = [

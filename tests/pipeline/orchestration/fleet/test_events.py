@@ -10,9 +10,9 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 
 from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.store.base import Store
-from pipeline.fleet.work import work_for
+from pipeline.fleet.coverage import work_for
 from pipeline.orchestration.fleet import Message, messages, send
-from pipeline.orchestration.payloads import PAYLOADS
+from pipeline.orchestration.gpu_workers import PAYLOADS
 from tests.pipeline.fleet.fleets import built, nothing_known, published
 from tests.pipeline.fleet.test_coverage import demand, group, stand
 

@@ -11,9 +11,9 @@ from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import channel_key
 from enginesmith.registry.versions import lookup, policies
+from enginesmith.registry.versions.lookup import read_rollout
 from enginesmith.registry.versions.policies import ChannelPolicy
-from enginesmith.registry.versions.rolling import read_rollout
-from pipeline.orchestration import events
+from pipeline.orchestration import watch
 from pipeline.orchestration.flows import advance_rollouts as module
 from pipeline.rollout import operations
 from tests.enginesmith.registries import engine, overwrite, publish_engines
@@ -35,10 +35,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, dict[str, obje
     found: list[tuple[str, str, dict[str, object]]] = []
 
     def send(event: str, model: str, payload: dict[str, object]) -> None:
-        events.PAYLOADS[event].check(event, {"model", *payload})
+        watch.PAYLOADS[event].check(event, {"model", *payload})
         found.append((event, model, payload))
 
-    monkeypatch.setattr(events, "send_event", send)
+    monkeypatch.setattr(watch, "send_event", send)
     return found
 
 
@@ -69,7 +69,7 @@ def test_a_server_that_is_away_stops_nothing(started, monkeypatch):
     def away(*_):
         raise UnavailableError("no server")
 
-    monkeypatch.setattr(events, "send_event", away)
+    monkeypatch.setattr(watch, "send_event", away)
     assert advance(started).is_completed()
     found = read_rollout(open_store(started), "digits", "stable")
     assert found is not None and found.state == "done"

@@ -14,14 +14,14 @@ from prefect.states import Failed
 
 from builders.execution.local import QUEUED
 from enginesmith.core.errors import EnginesmithError, SpecError, StepError, UnavailableError, UndecidedError
-from enginesmith.core.hardware.targets import parse_targets
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.types import BuildRequest
 from pipeline.compile.run_context import Work
 from pipeline.compile.steps import engines
 from pipeline.orchestration.flows import runner
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner, as_task, helps
 from pipeline.progress import Progress
-from pipeline.progress.clocks import Clocks
+from pipeline.progress.display import Clocks
 from pipeline.progress.events import Event, Waiting
 from pipeline.values import Graph, GraphVariant, Unit
 from tests.waiting import until

@@ -15,9 +15,8 @@ from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.folder import FileStore
 from enginesmith.registry.store.layout import channel_key, run_key
 from enginesmith.registry.versions import channels
-from pipeline.orchestration.metrics import definitions
-from pipeline.orchestration.metrics import exporter as registry_view
-from pipeline.orchestration.metrics.exporter import Exporter, Looker
+from pipeline.orchestration.metrics import live
+from pipeline.orchestration.metrics.live import Exporter, Looker
 from pipeline.rollout import operations
 from pipeline.rollout.operations import Operator
 from tests.enginesmith.registries import engine, publish_engines
@@ -58,7 +57,7 @@ def test_a_registry_exports_just_the_metrics_that_are_documented_for_it(built: P
     exporter = Exporter(open_store(built.registry))
     assert exporter.refresh()
     found = {family.name for family in exporter.registry().collect()}
-    assert found == {metric.name for metric in definitions.METRICS if "registry" in metric.where}
+    assert found == {metric.name for metric in live.METRICS if "registry" in metric.where}
     labels = {
         (family.name, name)
         for family in exporter.registry().collect()
@@ -66,7 +65,7 @@ def test_a_registry_exports_just_the_metrics_that_are_documented_for_it(built: P
         for name in sample.labels
         if name != "le"
     }
-    assert labels <= {(metric.name, label) for metric in definitions.METRICS for label in metric.labels}
+    assert labels <= {(metric.name, label) for metric in live.METRICS for label in metric.labels}
 
 
 @pytest.fixture
@@ -80,11 +79,11 @@ def test_runs_that_go_on_and_runs_that_were_lost(store: Store, tmp_path: Path) -
         store.create(run_key(run.id), run.to_bytes())
     os.utime(tmp_path / "registry" / run_key(lost.id), (0, 0))
     view = Looker(store).look()
-    counts = {state: count for (state,), count in view.values[definitions.RUNS].items() if count}
+    counts = {state: count for (state,), count in view.values[live.RUNS].items() if count}
     assert counts == {"lost": 1, "failed": 1}
-    assert view.values[definitions.QUEUE] == view.values[definitions.RUNNING] == {(): 0}
-    assert view.values[definitions.LAST_RUN_OK] == {("digits",): 0.0, ("other",): 0.0}
-    assert view.values[definitions.LAST_RUN]["digits",] > 1.7e9
+    assert view.values[live.QUEUE] == view.values[live.RUNNING] == {(): 0}
+    assert view.values[live.LAST_RUN_OK] == {("digits",): 0.0, ("other",): 0.0}
+    assert view.values[live.LAST_RUN]["digits",] > 1.7e9
 
 
 def test_rollouts_that_are_not_finished_and_when_they_moved(store: Store) -> None:
@@ -94,36 +93,36 @@ def test_rollouts_that_are_not_finished_and_when_they_moved(store: Store) -> Non
         begin(store, two, plan("5%", "100%"))
     operations.pause(store, "letters", "stable", Operator("ada", at(60)))
     view = Looker(store).look()
-    assert view.values[definitions.ROLLOUTS] == {
+    assert view.values[live.ROLLOUTS] == {
         ("running",): 1, ("paused",): 1, ("unreadable",): 0,
     }  # fmt: skip
-    steps = view.values[definitions.ROLLOUT_STEP]
+    steps = view.values[live.ROLLOUT_STEP]
     assert steps["letters", "stable"] - steps["digits", "stable"] == 60
     operations.abort(store, "letters", "stable", Operator("ada", at(61)))
     key = channel_key("digits", "stable")
     assert store.replace(key, b"{}", store.read(key))
     view = Looker(store).look()
-    assert {state for (state,), count in view.values[definitions.ROLLOUTS].items() if count} == {"unreadable"}
+    assert {state for (state,), count in view.values[live.ROLLOUTS].items() if count} == {"unreadable"}
 
 
 def test_models_beyond_the_bound_have_no_series(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_view, "MOST_MODELS", 0)
+    monkeypatch.setattr(live, "MOST_MODELS", 0)
     view = Looker(open_store(built.registry)).look()
-    assert view.values[definitions.ENGINES] and not view.values[definitions.DRIFT]  # counts are of all models
-    assert not view.values[definitions.LAST_RUN]
-    assert view.values[definitions.LEFT_OUT] == view.values[definitions.MODELS] == {(): 1}
+    assert view.values[live.ENGINES] and not view.values[live.DRIFT]  # counts are of all models
+    assert not view.values[live.LAST_RUN]
+    assert view.values[live.LEFT_OUT] == view.values[live.MODELS] == {(): 1}
 
 
 def test_a_version_that_did_not_change_is_not_read_again(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     looker = Looker(open_store(built.registry))
     first = looker.look()
-    monkeypatch.setattr(registry_view, "load", None)
+    monkeypatch.setattr(live, "load", None)
     assert looker.look().values == first.values
 
 
 def test_a_look_reads_some_models_and_all_of_them_in_turn(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """New versions come first; then those that were not looked at for longest."""
-    monkeypatch.setattr(registry_view, "MOST_LOOKED_AT", 2)
+    monkeypatch.setattr(live, "MOST_LOOKED_AT", 2)
     for name in "abcde":
         publish_engines(store, [engine(store)], "1", model=name)
     exporter = Exporter(store)
@@ -142,12 +141,12 @@ def test_a_look_reads_some_models_and_all_of_them_in_turn(store: Store, monkeypa
     for _ in range(4):
         looked_at.append([])
         view = looker.look()
-        counts.append(sum(view.values[definitions.ENGINES].values()))
-        unread.append(view.values[definitions.UNREAD][()])
+        counts.append(sum(view.values[live.ENGINES].values()))
+        unread.append(view.values[live.UNREAD][()])
     assert counts == [2, 4, 5, 5] and unread == [3, 1, 0, 0]
     publish_engines(store, [engine(store), engine(store, precision="fp16")], "2", model="d")
     looked_at.append([])
-    assert sum(looker.look().values[definitions.ENGINES].values()) == 6
+    assert sum(looker.look().values[live.ENGINES].values()) == 6
     assert [sorted(models) for models in looked_at] == [
         ["a@1", "b@1"], ["c@1", "d@1"], ["a@1", "e@1"], ["b@1", "c@1"], ["d@2", "e@1"]
     ]  # fmt: skip
@@ -180,7 +179,7 @@ def test_it_looks_again_until_it_is_stopped(store: Store) -> None:
 
 def test_the_dashboard_shows_metrics_that_exist_and_each_of_them() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
-    known = {series: metric for metric in definitions.METRICS for series in metric.series}
+    known = {series: metric for metric in live.METRICS for series in metric.series}
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     queries += [
         variable["query"]["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"
@@ -188,7 +187,7 @@ def test_the_dashboard_shows_metrics_that_exist_and_each_of_them() -> None:
     used = {name for query in queries for name in re.findall(r"enginesmith_\w+", query)}
     assert used <= set(known), f"no such metrics: {used - set(known)}"
     shown = {known[name].name for name in used}
-    assert shown == {metric.name for metric in definitions.METRICS}, "the dashboard leaves some out"
+    assert shown == {metric.name for metric in live.METRICS}, "the dashboard leaves some out"
     for query in queries:
         for name, selector in re.findall(r"(enginesmith_\w+)\{([^}]*)\}", query):
             assert set(re.findall(r"(\w+)\s*=~?", selector)) <= {"job", *known[name].labels}, query

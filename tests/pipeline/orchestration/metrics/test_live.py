@@ -16,7 +16,7 @@ from builders.execution.jobs import Usage
 from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.store import files
 from enginesmith.registry.store.files import reachable
-from pipeline.orchestration.metrics import definitions
+from pipeline.orchestration.metrics import live as definitions
 from pipeline.orchestration.metrics.live import LiveMetrics, serve_metrics
 from pipeline.progress.events import Finished, Planned, ProcessEnded, Retrying, RunConcluded, Started
 from tests.pipeline.orchestration.runs.runs import OTHER, UNIT, plan

@@ -8,7 +8,7 @@ from enginesmith.registry.builds.build_history import Expectation
 from enginesmith.registry.builds.runs import RunItem, RunState
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import run_key
-from pipeline.orchestration.runs.tracker import Tracker
+from pipeline.orchestration.runs.recorder import Tracker
 from pipeline.progress.events import (
     Finished,
     PhaseEntered,

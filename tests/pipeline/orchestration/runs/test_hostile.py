@@ -15,8 +15,8 @@ from enginesmith.registry.builds.runs import parse_run
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import run_key
 from pipeline.orchestration.artifacts import description, percent
-from pipeline.orchestration.metrics import definitions
-from pipeline.orchestration.metrics.exporter import Looker
+from pipeline.orchestration.metrics import live
+from pipeline.orchestration.metrics.live import Looker
 from pipeline.orchestration.runs.views import view_runs
 from tests.enginesmith.registry.memory import MemoryStore
 from tests.hostile import damaged, documents
@@ -89,5 +89,5 @@ def test_an_exporter_survives_a_registry_of_nonsense(tmp_path: Path) -> None:
     store.create("history/totals.json", b"[]")
     store.create("models/digits/versions/1/manifest.json", b"{}")
     view = Looker(store).look()
-    assert not any(view.values[definitions.RUNS].values()) and not view.totals.builds
-    assert view.values[definitions.MODELS] == {(): 1}
+    assert not any(view.values[live.RUNS].values()) and not view.totals.builds
+    assert view.values[live.MODELS] == {(): 1}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.execution.scrub import HIDDEN, scrubber
-from pipeline.orchestration.runs.logs import HEAD_BYTES, LIVE_BYTES, LONGEST_LINE, PIECE, TAIL_BYTES, KeptLog
+from pipeline.orchestration.runs.views import HEAD_BYTES, LIVE_BYTES, LONGEST_LINE, PIECE, TAIL_BYTES, KeptLog
 
 SECRET = "hunter2hunter2"
 SCRUB = scrubber({"MY_TOKEN": SECRET})

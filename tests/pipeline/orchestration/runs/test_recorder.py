@@ -9,7 +9,7 @@ import pytest
 
 from builders.execution.jobs import Usage
 from enginesmith.core.errors import StepError, UnavailableError, UndecidedError
-from enginesmith.core.origin import Presence, this_process
+from enginesmith.core.parsing import Presence, this_process
 from enginesmith.registry.builds import runs
 from enginesmith.registry.builds.build_history import read_pasts, read_totals
 from enginesmith.registry.builds.runs import RunState, parse_run
@@ -18,8 +18,7 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.folder import FileStore
 from enginesmith.registry.store.layout import TOTALS, history_key, run_key, run_live_key
 from pipeline.orchestration.runs import recorder
-from pipeline.orchestration.runs.recorder import RunRecorder, new_run, new_tracker, record_run
-from pipeline.orchestration.runs.tracker import Tracker
+from pipeline.orchestration.runs.recorder import RunRecorder, Tracker, new_run, new_tracker, record_run
 from pipeline.progress.events import Finished, Planned, Printed, ProcessEnded, Started
 from tests.pipeline.orchestration.runs.runs import EXPECTED, OTHER, REFUSED, UNIT, plan, tell_all
 from tests.waiting import PATIENCE_S

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from enginesmith.core.origin import this_process
+from enginesmith.core.parsing import this_process
 from enginesmith.registry.builds.runs import RunItem, RunState
 from enginesmith.registry.store.layout import run_key
 from pipeline.orchestration.artifacts import description, percent

@@ -14,16 +14,15 @@ from builders.backends.onnxruntime import OrtSession
 from enginesmith.core.reports.proof import Check, describe
 from enginesmith.core.types import Precision, QuantizationScheme
 from pipeline.quantization.schemes.cast import emulate
-from pipeline.quantization.schemes.overrides import Override
+from pipeline.quantization.schemes.qdq import Override
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.search.proposal import QuantizationRecipe, narrow_groups, propose
 from pipeline.spec.quantization import Quantization
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT, TENSORRT_FP32, x_net, x_values
 from tests.validation.attribution.planted import golden_of, graph, with_names
-from validation.attribution.attribute import attribute
-from validation.attribution.formatting import describe_proposal
-from validation.attribution.result import Attribution
+from validation.attribution.result import Attribution, describe_proposal
+from validation.attribution.sweep import attribute
 from validation.comparison.sessions import drift_checks
 from validation.limits.budget import Budget, default_budget
 

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from pipeline.quantization.search import search, trial
-from pipeline.quantization.search.clock import OutOfTimeError, SearchClock
-from pipeline.quantization.search.quality import SearchFloor
+from pipeline.quantization.search.quality import OutOfTimeError, SearchClock, SearchFloor
 from pipeline.quantization.search.search import choose, choose_each
 from pipeline.quantization.search.trial import SearchTarget
-from pipeline.quantization.settings import convolutions
+from pipeline.quantization.settings import smooth
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net, runs
 from tests.pipeline.quantization.search.test_search import Additive
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, conv_net, images
@@ -41,8 +40,8 @@ def test_what_no_scheme_changes_is_made_once(monkeypatch):
         monkeypatch.setattr(module, name, lambda *given, **more: calls.append(name) or inner(*given, **more))
 
     count(trial, "gather")
-    count(convolutions, "moments_of")
-    count(convolutions, "compensate")
+    count(smooth, "moments_of")
+    count(smooth, "compensate")
     model, wanted, samples = targets("convolutions", CPU, TENSORRT_FP32)
     choose_each(model, wanted, samples)
     layers = sum(node.op_type == "Conv" for node in model.graph.node)

@@ -12,8 +12,7 @@ from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.search import choose
 from pipeline.quantization.search.sensitivity import _within
 from pipeline.quantization.settings import moments as moments_module
-from pipeline.quantization.settings.convolutions import FittedKind, fit_convolutions
-from pipeline.quantization.settings.groups import find_groups
+from pipeline.quantization.settings.groups import compensate, find_groups, nearest, steps_of
 from pipeline.quantization.settings.moments import (
     Moments,
     StartedRuns,
@@ -25,8 +24,7 @@ from pipeline.quantization.settings.moments import (
     moments_of,
     patches,
 )
-from pipeline.quantization.settings.rounding import compensate, nearest, steps_of
-from pipeline.quantization.settings.smooth import apply_plans
+from pipeline.quantization.settings.smooth import FittedKind, apply_plans, fit_convolutions
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, runs
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, constant, of_type, run, sqnr_db
 

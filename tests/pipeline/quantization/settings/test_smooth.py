@@ -11,10 +11,17 @@ from onnx import helper, numpy_helper
 
 from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.settings import rounding
+from pipeline.quantization.settings import groups
 from pipeline.quantization.settings.fit import STRENGTHS, fit
-from pipeline.quantization.settings.groups import Statistics, find_groups, matrices
-from pipeline.quantization.settings.rounding import compensate, nearest, rounded_activation, steps_of
+from pipeline.quantization.settings.groups import (
+    Statistics,
+    compensate,
+    find_groups,
+    matrices,
+    nearest,
+    rounded_activation,
+    steps_of,
+)
 from pipeline.quantization.settings.smooth import SmoothingPlan, _projection, apply_plans, factors_of, find_folds
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net
 from tests.pipeline.quantization.small_nets import TENSORRT_FP32, of_type, run
@@ -163,13 +170,13 @@ def test_nodes_that_share_an_activation_are_rounded_each_for_itself():
 
 @pytest.mark.parametrize("size", [5, 64, 200])
 def test_moments_are_decomposed_where_they_lie(monkeypatch, size):
-    monkeypatch.setattr(rounding, "DECOMPOSED", 64)
+    monkeypatch.setattr(groups, "DECOMPOSED", 64)
     x = np.random.default_rng(size).normal(size=(2 * size, size))
     moments, order = x.T @ x / size, np.random.default_rng(0).permutation(size)
     found = moments.copy()
-    rounding._reorder(found, order)
+    groups._reorder(found, order)
     assert np.array_equal(found, moments[np.ix_(order, order)])
-    rounding._decompose(found)
+    groups._decompose(found)
     assert np.allclose(np.tril(found), np.linalg.cholesky(moments[np.ix_(order, order)]))
 
 
@@ -178,7 +185,7 @@ def test_wide_moments_are_rounded_with_in_their_own_room(monkeypatch):
     matrix, moments = np.random.default_rng(2).normal(size=(48, 8)).astype(np.float32), x.T @ x / 200
     narrow, before = compensate(matrix, moments), moments.copy()
     assert np.array_equal(moments, before)
-    monkeypatch.setattr(rounding, "WIDEST_IN_DOUBLE", 16)
+    monkeypatch.setattr(groups, "WIDEST_IN_DOUBLE", 16)
     wide = compensate(matrix, moments)
     assert not np.array_equal(moments, before)
     lost = [np.square(x @ (found - matrix)).mean() for found in (nearest(matrix), narrow, wide)]

@@ -8,10 +8,7 @@ import pytest
 from junitparser import JUnitXml
 
 from pipeline.regressions.findings import RULES, Finding
-from pipeline.regressions.formats.annotations import to_code_quality, to_commands
-from pipeline.regressions.formats.junit import to_junit
-from pipeline.regressions.formats.markdown import list_rows, to_markdown
-from pipeline.regressions.formats.sarif import to_sarif
+from pipeline.regressions.reports import list_rows, to_code_quality, to_commands, to_junit, to_markdown, to_sarif
 from tests.pipeline.regressions.samples import UNIT, sample
 
 HOSTILE = "a\x1b[31m\x00 <script>&]]> ::error:: 100%\r\n| `x` \u202e"

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 
-from pipeline.traffic.search.batch_growth import BatchGrowth
-from pipeline.traffic.search.interval_costs import CostModel, per_requests, total_of
-from pipeline.traffic.search.plan_costs import serve_trace
+from pipeline.traffic.costs import BatchGrowth, CostModel, per_requests, serve_trace, total_of
 from tests.pipeline.traffic.instances import KnownTimes, grid_of_sizes
-from validation.traffic.batching import BatchPolicy
+from validation.traffic.trace import BatchPolicy
 
 
 def poisson(rate: float, count: int) -> np.ndarray:

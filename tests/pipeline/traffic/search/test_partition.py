@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.traffic.search.batch_growth import BatchGrowth
-from pipeline.traffic.search.interval_costs import CostModel, count_profiles, total_of
-from pipeline.traffic.search.partition import partition_dim, partition_grid
+from pipeline.traffic.costs import BatchGrowth, CostModel, count_profiles, partition_dim, partition_grid, total_of
 from tests.pipeline.traffic.instances import KnownTimes, grid_of_sizes
 
 sizes = st.lists(st.integers(1, 40), min_size=2, max_size=60)

@@ -6,11 +6,9 @@ import pytest
 from tests.validation.canary.latencies import KINDS
 from tests.validation.canary.sides import side
 from tests.validation.canary.simulated import pair_evidence, seeds
-from validation.canary.judging.formatting import describe
+from validation.canary.judging.criteria import QualityThresholds, Thresholds, describe
 from validation.canary.judging.judge import Looks, judge
-from validation.canary.judging.thresholds import QualityThresholds, Thresholds
-from validation.statistics.evidence import CanaryEvidence
-from validation.statistics.rates import lower
+from validation.statistics.rates import CanaryEvidence, lower
 
 QUICK = 200
 MEDIAN = Thresholds({"p50": 0.02}, None, None)

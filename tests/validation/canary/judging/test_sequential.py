@@ -5,7 +5,7 @@ import pytest
 
 from enginesmith.core.errors import InputError
 from validation.canary.judging.judge import Looks, level_of, spend_error
-from validation.statistics.distributions import NORMAL
+from validation.statistics.serial_dependence import NORMAL
 
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
 

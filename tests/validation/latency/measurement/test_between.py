@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from validation.latency.measurement.quantiles import BEYOND, quantiles, quantiles_between
-from validation.statistics.distributions import t_quantile
+from validation.statistics.serial_dependence import t_quantile
 
 MEDIAN = 4e-5
 

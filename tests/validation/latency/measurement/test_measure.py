@@ -12,10 +12,9 @@ import pytest
 from enginesmith.core.errors import EnginesmithError, ModelError
 from enginesmith.core.reports.latency import EngineLatency
 from enginesmith.core.types import Session, TensorSpec
-from validation.latency.measurement import measure, once
-from validation.latency.measurement.buckets import BucketInputs
+from validation.latency.measurement import loop, measure
+from validation.latency.measurement.loop import DEVICE_RUNS, PASSES, BucketInputs
 from validation.latency.measurement.measure import measure_engine
-from validation.latency.measurement.once import DEVICE_RUNS, PASSES
 from validation.latency.measurement.paired import run_interleaved
 
 BUCKET = BucketInputs({"batch": 2}, {"x": np.zeros(2, "f"), "other": np.zeros(1)}, 2)
@@ -81,7 +80,7 @@ def test_the_runs_of_a_size_are_made_in_stretches_in_turn_with_the_other_sizes(t
         run()
         return np.array([seconds * held_up])
 
-    monkeypatch.setattr(once, "latencies", stretch)
+    monkeypatch.setattr(loop, "latencies", stretch)
     sizes = [BucketInputs({"batch": size}, {"x": np.zeros(size, "f")}, size) for size in (1, 2)]
     measure_engine(lambda: nullcontext(Told()), sizes, 0.4, tmp_path, processes=1)
     assert seen == [1, 2] + [1, 2] * PASSES, "behind the first run of each"

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from validation.latency.roofline.breakdown import greedy_groups
-from validation.latency.roofline.graph_costs import GraphCosts, GraphNode
+from validation.latency.roofline.costs import GraphCosts, GraphNode
 
 
 def node(op_type: str, reads: dict[str, int], makes: str) -> GraphNode:

@@ -10,12 +10,12 @@ from validation.latency.roofline.breakdown import traffic
 from validation.latency.roofline.costs import (
     cost_of,
     graph_cost,
+    graph_costs,
     list_uncounted,
     multiplications,
     per_value,
     size_bytes,
 )
-from validation.latency.roofline.graph_costs import graph_costs
 
 CONV = """
 <ir_version: 10, opset_import: ["" : 20]>

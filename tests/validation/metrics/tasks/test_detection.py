@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginesmith.core.errors import DataError, InputError
-from validation.metrics.tasks.boxes import MOST_BOXES, BoxSet, boxes_of_labels, overlaps, read_boxes
-from validation.metrics.tasks.detection import Detection
+from validation.metrics.tasks.boxes import MOST_BOXES, BoxSet, Detection, boxes_of_labels, overlaps, read_boxes
 from validation.metrics.tasks.terms import DetectionTerms
 
 TERMS = DetectionTerms("boxes", scores="scores", classes="classes")

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.validation.metrics.tasks.test_scores import drawn, measured
-from validation.metrics.tasks.embeddings import MOST_SAMPLES, rank_correlation
-from validation.metrics.tasks.measures import score_of
-from validation.metrics.tasks.signals import si_sdr_db
+from validation.metrics.tasks.measures import MOST_SAMPLES, rank_correlation, score_of, si_sdr_db
+from validation.metrics.tasks.scores import decode, edit_distance, number_words
 from validation.metrics.tasks.terms import (
     AccuracyTerms,
     EmbeddingTerms,
@@ -19,7 +18,6 @@ from validation.metrics.tasks.terms import (
     TokenTerms,
     TopKTerms,
 )
-from validation.metrics.tasks.texts import decode, edit_distance, number_words
 
 
 def by_labels(terms, labels, value):

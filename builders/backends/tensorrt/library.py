@@ -1,0 +1,247 @@
+"""TensorRT's library: loaded once, its version, and its messages and layer records as text."""
+
+import importlib
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+
+from enginesmith.core.errors import EnginesmithError, digest_of_file
+from enginesmith.core.text import join_first
+from enginesmith.core.types import Untyped
+
+# Makes one message of what TensorRT's parser and logger say: what, which node, TensorRT's own words, the remedy.
+
+
+_MAX_PROBLEMS = 5
+_SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\w+:\s*|\[\w+\.cpp:\d+: \w+\]\s*")
+_AN_ASSERTION = re.compile(r"^(Assertion failed: )?(false|true|\w+)$")
+
+_NO_MEMORY = r"[Oo]ut of memory|OutOfMemory"
+# A kernel that needs more memory than there is is left out with a warning; when none is left, the error is about
+# implementations and not of memory (facts of TensorRT 10: "Could not find any implementation for node").
+_NO_IMPLEMENTATION = r"[Cc]ould not find any implementation"
+_TACTIC_LACKS_MEMORY = rf"{_NO_MEMORY}|insufficient memory|memory is insufficient|Requested amount of GPU memory"
+# TensorRT's words, and what helps. The first that matches counts.
+_REMEDIES: tuple[tuple[str, str], ...] = (
+    (r"FP32 GEMM is not supported", "use fp16"),
+    (r"HW-specific datatypes", "use fp16, or a newer generation"),
+    (r"workspace (limit|memory)", "raise backends.{backend}.workspace_mib, or set it to 0 (no limit)"),
+    (r"Scale coefficients must all be positive", "a quantization scale underflowed to 0; floor it at float16's tiny"),
+    (
+        r"missing values for shape input tensor|shape inputs, but no optimization profile",
+        "an input decides shapes or loops there, and has no range of values here: make it a constant of the model "
+        "(source.arguments), or use another backend",
+    ),
+    (
+        r"condition is not a build-time constant",
+        "give the dims that decide the branch, as the batch of a recurrent cell does, fixed sizes under inputs",
+    ),
+    (r"optimization profile|profile \d+|MIN<=OPT<=MAX", "make dims (min, opt, max) fit the model's inputs"),
+    (_NO_MEMORY, "free GPU memory, or lower the largest shapes in dims"),
+    (
+        _NO_IMPLEMENTATION,
+        "no kernel has this operator with these types and shapes: quantization.overrides leaves its node in fp32, or "
+        "raise backends.{backend}.workspace_mib, which some kernels need more of",
+    ),
+    (r"cudaError 35|driver version is insufficient", "update the NVIDIA driver, or use a node with a GPU"),
+    (r"version|[Ii]ncompatible|magicTag", "build the engine again with the installed version"),
+)
+_REWRITE = "rewrite those operators, or use another backend (backends: {onnxruntime: {}})"
+_NO_REMEDY = "leave that part of the model in another precision, or report it with the log"
+
+
+def clean(text: str) -> str:
+    """A message of TensorRT without places in its source code, on one line."""
+    return _SOURCE.sub("", " ".join(text.split())).strip()
+
+
+def builder_reason(title: str, backend: str, messages: Iterable[tuple[str, str]]) -> str:
+    """Why a build or a load gave nothing: every distinct error in the log, and the remedy for the first known one."""
+    heard = [*messages]
+    errors = list(dict.fromkeys(clean(text) for level, text in heard if "ERROR" in level))
+    words = "; ".join(errors) or "it gave no reason"
+    if _find_disguised_error(heard):
+        told = next(clean(text) for _, text in heard if re.search(_TACTIC_LACKS_MEMORY, text))
+        words, remedy = f"{words} (no kernel fits the memory: {told})", dict(_REMEDIES)[_NO_MEMORY]
+    else:
+        remedy = next((cure for pattern, cure in _REMEDIES if re.search(pattern, words)), _NO_REMEDY)
+    return f"{title} failed: {words}; remedy: {remedy.format(backend=backend)}"
+
+
+def ran_out_of_memory(messages: Iterable[tuple[str, str]]) -> bool:
+    """Whether a build failed for want of memory, the GPU's or the host's: TensorRT says so, or it found no kernel after
+    it had left out some for that."""
+    heard = [*messages]
+    return _find_disguised_error(heard) or any(re.search(_NO_MEMORY, text) for level, text in heard if "ERROR" in level)
+
+
+def _find_disguised_error(messages: Sequence[tuple[str, str]]) -> bool:
+    errors = any(re.search(_NO_IMPLEMENTATION, text) for level, text in messages if "ERROR" in level)
+    return errors and any(re.search(_TACTIC_LACKS_MEMORY, text) for _, text in messages)
+
+
+def parser_reason(title: str, backend: str, problems: Sequence[Untyped]) -> str:
+    """The message for a parser's `ParserError`s: a clause for each node that it could not take, and the remedies."""
+    clauses = list(dict.fromkeys(_clause(problem) for problem in problems))
+    return (
+        f"{title} cannot take the model: {join_first(clauses, _MAX_PROBLEMS, '; ') or 'it gave no reason'}; "
+        f"{'; '.join(dict.fromkeys(_cure(problem, backend) for problem in problems[:_MAX_PROBLEMS])) or _REWRITE}"
+    )
+
+
+def _cure(problem: Untyped, backend: str) -> str:
+    """The remedy for one `ParserError`."""
+    node, kind, words = problem.node_name(), problem.code().name, problem.desc()
+    if re.search(r"[Pp]lugin not found|getPluginCreator|plugin creator", words):
+        if backend == "tensorrt":
+            return f"name its library in backends.{backend}.plugins; or {_REWRITE}"
+        return f"full tensorrt takes plugins, {backend} takes none; or {_REWRITE}"
+    if kind == "UNSUPPORTED_NODE_DATATYPE":
+        return f"leave the node in fp32: quantization.overrides: [{{match: {node!r}, precision: fp32}}]; or {_REWRITE}"
+    if kind == "UNSUPPORTED_NODE_DYNAMIC":
+        return f"give the dims it depends on one size (min = max); or {_REWRITE}"
+    return _REWRITE
+
+
+def _clause(problem: Untyped) -> str:
+    node, operator, words = problem.node_name(), problem.node_operator(), clean(problem.desc())
+    code = problem.code().name.lower().replace("_", " ")
+    words = code if _AN_ASSERTION.match(words) else f"{words} ({code})"
+    return f"node {node!r} ({operator}): {words}" if operator else words
+
+
+@cache
+def recorder(module: str) -> Untyped:
+    """The process's one TensorRT logger for that module (TensorRT ignores later ones).
+
+    It keeps warnings and errors in `messages`, as (severity, text), and prints all but verbose output on stderr.
+    """
+    trt = importlib.import_module(module)
+
+    class LogRecorder(trt.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.messages: list[tuple[str, str]] = []
+
+        def log(self, severity: Untyped, message: str) -> None:
+            if severity <= trt.ILogger.WARNING:
+                self.messages.append((severity.name, message))
+            if severity <= trt.ILogger.INFO:
+                print(f"[{severity.name}] {message}", file=sys.stderr)
+
+    return LogRecorder()
+
+
+# What comes before a TensorRT engine runs: the options of opening it, its plugins, and its weights where they are new.
+#
+# Plugins are shared libraries with further operators, named by path, on the machine that builds and on each that runs
+# the engine. A library is code that runs in the builder's and the server's process, so its digest is part of the build
+# key (as part of the toolchain): another library under the same path makes another engine, and a worker whose library
+# differs refuses to build.
+#
+# New weights come from an ONNX model; TensorRT finds them by the names of the model's initializers. A refittable engine
+# takes them in the place of its own, a stripped one has none and gets them whenever it is opened. That another model is
+# the same but for its weights is checked before, by `builders.onnx_graphs.structure`. Refitting was never run on a GPU.
+
+
+KEY = "plugin "
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How an engine is to be opened. gpu: index of the GPU.
+
+    streamed_budget_bytes: how much of streamed weights the GPU keeps; 0 is TensorRT's choice, None for an engine that
+    does not stream.  cuda_graphs: replay a CUDA graph for each shape.  own_graphs: have TensorRT-RTX do that.
+    host_code: whether the engine has code for the host (version-compatible ones do).  stripped: whether its weights
+    come from the ONNX model.  prepare: called with the runtime before the engine is loaded (plugins).
+    """
+
+    gpu: int
+    streamed_budget_bytes: int | None = None
+    cuda_graphs: bool = False
+    own_graphs: bool = False
+    host_code: bool = False
+    stripped: bool = False
+    prepare: Callable[[Untyped], None] = lambda _runtime: None
+
+
+def paths(option: str) -> tuple[str, ...]:
+    """The paths in the value of the option `plugins`, which has commas between them."""
+    return tuple(path for part in option.split(",") if (path := part.strip()))
+
+
+def digests(libraries: Iterable[str]) -> dict[str, str]:
+    """'plugin PATH' -> digest of each library, 'absent' for one that is not there: entries of a toolchain."""
+    return {f"{KEY}{path}": _digest(path) for path in libraries}
+
+
+def on_record(toolchain: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(path, digest) of each library of a toolchain."""
+    return [(name.removeprefix(KEY), digest) for name, digest in toolchain.items() if name.startswith(KEY)]
+
+
+def find_missing_library(libraries: Iterable[str], option: str) -> str | None:
+    """The message for the first library that is not there; None when all are. option: what it calls the option."""
+    path = next((path for path in libraries if not Path(path).is_file()), None)
+    return path and f"plugin library {path} is not on this machine; put it there, or correct {option}"
+
+
+def load(registry: Untyped, libraries: Iterable[str]) -> None:
+    """Load the libraries into TensorRT's plugin registry. Raises EnginesmithError naming the one that cannot be."""
+    for path in libraries:
+        if registry.load_library(path) is None:
+            raise EnginesmithError(
+                f"plugin library {path} cannot be loaded, or its plugins are registered already; it must be built for "
+                "this release of TensorRT"
+            )
+
+
+def _digest(path: str) -> str:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - asked for every unit of a plan
+    except OSError:
+        return "absent"
+    return "absent" if not stat.S_ISREG(found.st_mode) else _read(path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(64)
+def _read(path: str, _changed_ns: int, _size: int) -> str:
+    return digest_of_file(Path(path))
+
+
+def refit(trt: Untyped, said: Untyped, loaded: Untyped, model: Path) -> None:
+    """Give a loaded engine the weights of an ONNX model. Raises EnginesmithError naming what lacks or does not fit."""
+    refitter = trt.Refitter(loaded, said)
+    parser = trt.OnnxParserRefitter(refitter, said)
+    if not parser.refit_from_file(str(model)):
+        problems = [clean(parser.get_error(index).desc()) for index in range(parser.num_errors)]
+        raise EnginesmithError(
+            f"the weights of {model.name} do not fit: {_reason(problems, said)}; build the engine again"
+        )
+    missing = refitter.get_missing_weights()
+    if missing or not refitter.refit_cuda_engine():
+        lacks = f"{model.name} lacks {join_first(missing, _SHOWN)}" if missing else _reason([], said)
+        raise EnginesmithError(f"the engine did not take the new weights: {lacks}; build it again")
+
+
+def serialize_engine(trt: Untyped, loaded: Untyped, said: Untyped) -> bytes:
+    """A loaded engine as bytes, with its weights, refittable as before."""
+    config = loaded.create_serialization_config()
+    config.clear_flag(trt.SerializationFlag.EXCLUDE_WEIGHTS)
+    config.set_flag(trt.SerializationFlag.INCLUDE_REFIT)
+    data = loaded.serialize_with_config(config)
+    if data is None:
+        raise EnginesmithError(builder_reason("the refitted engine", "tensorrt", said.messages))
+    return bytes(data)
+
+
+def _reason(problems: list[str], said: Untyped) -> str:
+    errors = [clean(text) for level, text in said.messages if "ERROR" in level]
+    return "; ".join(dict.fromkeys([*problems, *errors])) or "TensorRT gives no reason"

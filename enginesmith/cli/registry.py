@@ -1,0 +1,380 @@
+"""Commands about versions on serving nodes: list, mirror, export, gc, pin, sign, verify; and KServe's storage
+initializer."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+import click
+
+from enginesmith.cli import pull
+from enginesmith.cli.options import (
+    Duration,
+    emit_json,
+    json_option,
+    reference_argument,
+    references_argument,
+    registry_option,
+    say,
+    trust_option,
+    why_option,
+)
+from enginesmith.cli.tables import cell, echo, print_fields, print_table
+from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
+from enginesmith.core.names import parse_reference
+from enginesmith.core.parsing import user
+from enginesmith.core.text import pluralize
+from enginesmith.exchange.kserve import pull_arguments
+from enginesmith.exchange.mirror import mirror as copy
+from enginesmith.exchange.oci import export_oci as write
+from enginesmith.registry.collection.references import Rules
+from enginesmith.registry.gc import Collected, collect
+from enginesmith.registry.registered_specs import pin as pin_version
+from enginesmith.registry.registered_specs import unpin as unpin_version
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.trust import require
+from enginesmith.registry.trust.policy import load_policy, policy_of_key
+from enginesmith.registry.trust.signing import Keyless, Signed, SigningKey, check_signer
+from enginesmith.registry.versions import index
+from enginesmith.registry.versions.lookup import locate
+from enginesmith.registry.versions.publish import add_signatures
+
+# The commands that carry versions elsewhere: mirror, export.
+
+
+@click.command()
+@references_argument
+@click.argument("dest", metavar="DEST")
+@click.option("--channels", "with_channels", is_flag=True, help="Also move the channels named by REF in the copy.")
+@trust_option
+@registry_option
+@json_option
+def mirror(
+    references: tuple[str, ...], dest: str, with_channels: bool, trust: Path | None, registry: str, as_json: bool
+) -> None:
+    """Copy the version of each REF to the registry DEST (a path or URI, as for --registry), verified."""
+    wanted = [parse_reference(text) for text in references]
+    source, target = open_store(registry), open_store(dest, create=True)
+    found = copy(source, wanted, target, with_channels=with_channels, trust=trust, by=user())
+    if as_json:
+        emit_json({"dest": target.uri, **asdict(found)})
+        return
+    for name in found.versions:
+        echo(name)
+    for name in found.moved:
+        echo(f"channel {name}")
+    echo(f"{pluralize(found.copied, 'blob')} copied ({found.size_bytes} bytes), {found.present} already there")
+
+
+@click.command("export")
+@reference_argument
+@click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
+@click.option("--proven-only", is_flag=True, help="Leave out engines that are not proven.")
+@click.option(
+    "--layout",
+    type=click.Choice(["plain", "triton"]),
+    default="plain",
+    show_default=True,
+    help="What an image holds; triton: a model repository in /models, as KServe's model cars do.",
+)
+@trust_option
+@registry_option
+@json_option
+def export_oci(
+    reference: str, dest: Path, proven_only: bool, layout: str, trust: Path | None, registry: str, as_json: bool
+) -> None:
+    """Write the engines of REF to the OCI image layout DEST: one image per engine, and an index of all."""
+    store = open_store(registry)
+    located = locate(store, parse_reference(reference))
+    found = write(store, located, dest, proven_only=proven_only, triton=layout == "triton", trust=trust)
+    if as_json:
+        emit_json({"path": str(found.path), "tags": list(found.tags)})
+        return
+    for tag in found.tags:
+        echo(f"oci:{found.path}:{tag}")
+    say(f"push one with: skopeo copy --all --preserve-digests oci:{found.path}:{found.tags[0]} docker://HOST/NAME:TAG")
+
+
+# The command that KServe calls as a storage initializer: source URIs and folders, in pairs.
+
+
+@click.command()
+@click.argument("pairs", metavar="SRC DEST ...", nargs=-1, required=True)
+@registry_option
+def initialize(pairs: tuple[str, ...], registry: str) -> None:
+    """Pull each enginesmith:// URI SRC into the folder DEST, as KServe asks a storage initializer to.
+
+    SRC: enginesmith://REF?OPTION=VALUE&..., with options of `enginesmith pull`, such as
+    enginesmith://digits@3?target=l4. It lies as --layout triton unless the URI has another layout.
+    """
+    if len(pairs) % 2:
+        raise click.UsageError(f"{pairs[-1]!r} has no folder: give SRC and DEST in pairs")
+    asked = [pull_arguments(uri) for uri in pairs[::2]]
+    for uri, arguments, dest in zip(pairs[::2], asked, pairs[1::2], strict=True):
+        named = [] if "--registry" in arguments else ["--registry", registry]
+        try:
+            pull.pull.main([*arguments, *named, "--dest", dest, "--quiet"], standalone_mode=False)
+        except click.UsageError as error:
+            raise InputError(f"{uri!r}: {error.format_message()}") from error
+
+
+# The command that lists: models, or the versions of one, in pages.
+
+
+@click.command("list")
+@click.argument("model", required=False)
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Models or versions to list, at most."
+)
+@click.option("--before", metavar="VERSION", help="Only versions older than this one.")
+@click.option("--after", metavar="NAME", help="Only models after this name, or versions newer than this one.")
+@registry_option
+@json_option
+def list_models(
+    model: str | None, limit: int, before: str | None, after: str | None, registry: str, as_json: bool
+) -> None:
+    """List the models of a registry, or the newest versions of MODEL, in pages: --limit with --after or --before."""
+    if model is None:
+        if before is not None:
+            raise click.UsageError("--before pages through versions: name a MODEL")
+        _list_models(registry, as_json, limit, after)
+    else:
+        _list_versions(registry, model, as_json, limit, before, after)
+
+
+def _list_models(registry: str, as_json: bool, limit: int, after: str | None) -> None:
+    rows = index.list_models(open_store(registry), limit=limit + 1, after=after)
+    more, rows = len(rows) > limit, rows[:limit]
+    if more:
+        say(f"at most {limit} models are shown; for more add --after {rows[-1].model}")
+    if as_json:
+        emit_json([vars(row) for row in rows])
+        return
+    print_table(
+        ("model", "versions", "newest", "channels"),
+        [[row.model, str(len(row.versions)), row.versions[-1], cell(row.channels)] for row in rows],
+    )
+
+
+def _list_versions(registry: str, model: str, as_json: bool, limit: int, before: str | None, after: str | None) -> None:
+    rows = index.list_versions(open_store(registry), model, limit=limit + 1, before=before, after=after)
+    # One more than is shown was asked for, to know whether there are more: the newest with `after`, else the oldest.
+    more, rows = len(rows) > limit, rows[:limit] if after is not None else rows[-limit:]
+    if more and after is None:
+        say(f"at most {limit} versions are shown; for older ones add --before {rows[0].version}")
+    elif more:
+        say(f"at most {limit} versions are shown; for newer ones add --after {rows[-1].version}")
+    if as_json:
+        emit_json([row.to_json() for row in rows])
+        return
+    for row in rows:
+        if row.damage:
+            say(f"{model}@{row.version} cannot be read: {row.damage}")
+    print_fields(("version", "created_at", "engines", "channels"), rows)
+
+
+# The commands of retention: gc, pin.
+
+
+@click.command()
+@click.option("--delete", is_flag=True, help="Mark and delete. Without this nothing changes.")
+@click.option("--grace", type=Duration(), default="7d", show_default=True, help="Time from marking to deleting.")
+@click.option(
+    "--keep-versions",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Newest versions of each model to keep.",
+)
+@click.option(
+    "--keep-moves",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Newest moves of each channel to keep, for rollback.",
+)
+@registry_option
+@json_option
+def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
+    """Show what nothing needs any more. With --delete, mark it, and delete what was marked at least --grace ago."""
+    rules = Rules(keep_versions, keep_moves)
+    found = collect(open_store(registry), rules, grace, delete=delete, say=lambda name: say(f"deleting {name}"))
+    if not as_json:
+        _print(found)
+        return
+    items = [{**asdict(item), "due": item.due.isoformat() if item.due else None} for item in found.items]
+    emit_json(
+        {
+            "acted": found.acted,
+            "items": items,
+            "kept": {name: list(why) for name, why in found.kept.items()},
+            "leases": list(found.leases),
+            "deleted_bytes": found.size_bytes("deleted"),
+            "waiting_bytes": found.size_bytes("new", "waiting", "due", "held"),
+        }
+    )
+
+
+@click.command()
+@reference_argument
+@click.option("--remove", is_flag=True, help="Remove the pin of NAME@VERSION, whose files may be gone.")
+@why_option
+@registry_option
+@json_option
+def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) -> None:
+    """Keep the version REF, whatever its age, until the pin is removed."""
+    if remove:
+        if why:
+            raise click.UsageError("--why is kept with a pin: leave it out with --remove")
+        _unpin(reference, registry, as_json)
+        return
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(reference)).manifest
+    new = pin_version(store, manifest, by=user(), why=why)
+    if as_json:
+        emit_json({"model": manifest.model, "version": manifest.version, "pinned": True, "changed": new})
+    else:
+        echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if new else " already"))
+
+
+def _unpin(reference: str, registry: str, as_json: bool) -> None:
+    where = parse_reference(reference)
+    if where.version is None:
+        raise UnknownNameError(f"{reference!r} names no version; give {where.model}@VERSION")
+    unpin_version(open_store(registry), where.model, where.version)
+    if as_json:
+        emit_json({"model": where.model, "version": where.version, "pinned": False})
+    else:
+        echo(f"{where} is not pinned any more")
+
+
+def _print(found: Collected) -> None:
+    rows = []
+    for item in found.items:
+        due = item.due.isoformat(timespec="minutes") if item.due else ""
+        rows.append([item.kind, item.name, str(item.size_bytes or ""), item.state, due, item.why])
+    if rows:
+        print_table(("kind", "name", "bytes", "state", "due", "why"), rows)
+    for lease in found.leases:
+        echo(f"writing now: {lease}")
+    gone, left = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
+    echo(
+        f"{pluralize(len(found.kept), 'version')} kept; {gone} bytes deleted, {left} bytes are garbage and still there"
+    )
+    if rows and not found.acted:
+        say("nothing was changed; add --delete to mark what is new and to delete what is due")
+
+
+# The commands of trust: sign, verify.
+
+
+SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
+
+
+@click.command()
+@reference_argument
+@click.option(
+    "--key",
+    "private_key",
+    type=click.Path(path_type=Path),
+    envvar=SIGNING_KEY,
+    show_envvar=True,
+    help="Private EC key in PEM; its password, if any, is read from ENGINESMITH_SIGNING_KEY_PASSWORD.",
+)
+@click.option("--certificate", type=click.Path(path_type=Path), help="Certificate of the key, in PEM.")
+@click.option(
+    "--chain",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Certificate between --certificate and the root; repeat it.",
+)
+@click.option(
+    "--keyless", is_flag=True, help="Sign with an OpenID Connect identity through Sigstore; needs network access."
+)
+@registry_option
+@json_option
+def sign(
+    reference: str,
+    private_key: Path | None,
+    certificate: Path | None,
+    chain: tuple[Path, ...],
+    keyless: bool,
+    registry: str,
+    as_json: bool,
+) -> None:
+    """Sign the version REF and the attestations that it has so far."""
+    signer = _signer(private_key, certificate, chain, keyless)
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(reference)).manifest
+    signed = add_signatures(store, manifest, signer)
+    if as_json:
+        emit_json({"model": manifest.model, "version": manifest.version, "signatures": [vars(item) for item in signed]})
+        return
+    echo(f"{manifest.model}@{manifest.version}  manifest {manifest.digest}")
+    for line in signed_lines(signed):
+        echo(line)
+
+
+@click.command("verify")
+@reference_argument
+@click.option(
+    "--public-key",
+    type=click.Path(path_type=Path),
+    show_default="the trust policy decides",
+    help="Public key in PEM that must have signed the version.",
+)
+@trust_option
+@registry_option
+@json_option
+def verify_signature(reference: str, public_key: Path | None, trust: Path | None, registry: str, as_json: bool) -> None:
+    """Check that the version REF is signed as a key or a trust policy requires. Exit code 1 if it is not."""
+    if public_key is None and trust is None:
+        raise InputError("verify needs --public-key FILE, or a trust policy (--trust FILE)")
+    policy = policy_of_key(public_key) if public_key is not None else load_policy(trust or "")
+    store = open_store(registry)
+    located = locate(store, parse_reference(reference))
+    vouched = require(store, located.manifest, policy)
+    manifest = located.manifest
+    if as_json:
+        emit_json({"model": manifest.model, "version": manifest.version, "signed_by": list(vouched.signers)})
+    elif vouched.signers:
+        echo(f"{manifest.model}@{manifest.version} is signed by {', '.join(vouched.signers)}")
+    else:
+        echo(f"{manifest.model}@{manifest.version}: the trust policy asks for no signature")
+
+
+def sign_published(private_key: Path, registry: str, name: str, digest: str | None) -> None:
+    """Sign what a build has just published, and nothing else: its manifest must have this digest.
+
+    Raises IntegrityError when the registry holds another.
+    """
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(name)).manifest
+    if manifest.digest != digest:
+        raise IntegrityError(f"{name} was published as manifest {digest}, and is now {manifest.digest}; not signed")
+    for line in signed_lines(add_signatures(store, manifest, _signer(private_key, None, (), keyless=False))):
+        say(line)
+
+
+def check_signing_key(private_key: Path) -> None:
+    """Raise InputError for a key that cannot sign, before hours of work end with it."""
+    check_signer(_signer(private_key, None, (), keyless=False))
+
+
+def signed_lines(signed: Sequence[Signed]) -> list[str]:
+    """One line per signature."""
+    return [f"{'signed' if item.new else 'was signed'}: {item.what} by key {item.key_id[:12]}" for item in signed]
+
+
+def _signer(
+    private_key: Path | None, certificate: Path | None, chain: tuple[Path, ...], keyless: bool
+) -> SigningKey | Keyless:
+    if keyless:
+        return Keyless(identity_token=os.environ.get("ENGINESMITH_IDENTITY_TOKEN"))
+    if private_key is None:
+        raise InputError(f"sign needs --key FILE (or {SIGNING_KEY}), or --keyless")
+    if chain and certificate is None:
+        raise InputError("--chain needs --certificate: the chain leads from it to the root")
+    return SigningKey(private_key, certificate, chain)

@@ -1,0 +1,377 @@
+"""What a watcher does beside a server: hooks after a swap, health checks, reports to a rollout, and the times of its
+polls."""
+
+import json
+import os
+import random
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from threading import Event
+from urllib.parse import urlsplit
+
+from enginesmith.client.locate import VersionLocator
+from enginesmith.core import parsing
+from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, digest_of_bytes, read_token
+from enginesmith.core.names import Reference
+from enginesmith.core.text import run_command
+from enginesmith.registry.rollouts.reports import (
+    HEARTBEAT_S,
+    LEAST_S,
+    MOST_DETAIL,
+    TOKEN,
+    Failure,
+    NodeReport,
+    SentReport,
+    report_key,
+    write_report,
+)
+from enginesmith.registry.rollouts.state import Rollout, format_time, reports
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.versions.state import Channel
+
+# Whether a server is well after a swap, by a command or a URL of its own, and how many requests it says it answered.
+#
+# Well is exit code 0, or a 2xx answer. What the command prints or the URL answers may be a JSON object with `requests`
+# and `errors`, whole numbers counted since the swap; anything else is ignored.
+
+
+TIMEOUT_S = 10.0
+_MOST_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class HealthAnswer:
+    """failure: why the server is not well, '' if it is.  requests, errors: that it counted, None where it says none."""
+
+    failure: str = ""
+    requests: int | None = None
+    errors: int | None = None
+
+
+# Called with the facts of a swap.
+Health = Callable[[Mapping[str, str]], HealthAnswer]
+
+
+@dataclass(frozen=True)
+class HealthCommand:
+    """A command line, split as a shell would and run without one, with the variables that hooks get."""
+
+    line: str
+    timeout_s: float = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if not shlex.split(self.line):
+            raise InputError("the health command is empty; give a command line")
+
+    def __call__(self, facts: Mapping[str, str]) -> HealthAnswer:
+        """Run the command, with all that it started killed at the time limit."""
+        environment = {**os.environ, **{f"ENGINESMITH_{name.upper()}": value for name, value in facts.items()}}
+        try:
+            done = run_command(shlex.split(self.line), self.timeout_s, environment=environment)
+        except subprocess.TimeoutExpired:
+            return HealthAnswer(f"health command took over {self.timeout_s:g} s and was killed")
+        except OSError as error:
+            return HealthAnswer(f"health command cannot be started: {error.strerror}")
+        return _counts(done.stdout, f"health command ended with {done.returncode}" if done.returncode else "")
+
+
+@dataclass(frozen=True)
+class HealthUrl:
+    """A URL to get. Raises InputError for one that is not http or https."""
+
+    url: str
+    timeout_s: float = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if urlsplit(self.url).scheme not in ("http", "https"):
+            raise InputError(f"health URL: scheme {urlsplit(self.url).scheme!r} is not http or https")
+
+    def __call__(self, facts: Mapping[str, str]) -> HealthAnswer:  # noqa: ARG002 - a `Health`
+        """Get the URL."""
+        from http.client import HTTPException
+        from urllib.error import HTTPError
+        from urllib.request import urlopen
+
+        try:
+            with urlopen(self.url, timeout=self.timeout_s) as answer:  # noqa: S310 - the scheme was checked
+                return _counts(answer.read(_MOST_BYTES), "")
+        except HTTPError as error:
+            failure = f"health URL answers {error.code}"
+            with error, suppress(OSError, HTTPException, ValueError):
+                return _counts(error.read(_MOST_BYTES), failure)
+            return HealthAnswer(failure)
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: it leads to what is no URL
+            return HealthAnswer(f"health URL does not answer: {getattr(error, 'reason', None) or type(error).__name__}")
+
+
+def _counts(data: bytes, failure: str) -> HealthAnswer:
+    found: object = None
+    with suppress(ValueError, RecursionError):
+        found = parsing.load_json(data[:_MOST_BYTES])
+    counts = [found.get(name) if isinstance(found, dict) else None for name in ("requests", "errors")]
+    if all(type(count) is int and 0 <= count < 1 << 53 for count in counts):
+        return HealthAnswer(failure, counts[0], counts[1])
+    return HealthAnswer(failure)
+
+
+# Hooks that run after a swap, within a time limit: a command, or a POST to a URL.
+#
+# Both get the same facts: a command in environment variables (ENGINESMITH_MODEL, ENGINESMITH_VERSION,
+# ENGINESMITH_CHANNEL, ENGINESMITH_DIGEST, ENGINESMITH_FOLDER, ENGINESMITH_ENGINE, ENGINESMITH_DESCRIPTION,
+# ENGINESMITH_CURRENT, ENGINESMITH_PREVIOUS), a URL in a JSON object with the same names in lower case without the
+# prefix. Success is exit code 0, or any 2xx answer.
+
+
+HOOK_TIMEOUT_S = 30.0
+
+
+# Called with the facts of a swap; returns the reason of its failure, or None.
+Hook = Callable[[Mapping[str, str]], str | None]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, split as a shell would and run without one; its output goes to stderr."""
+
+    line: str
+    timeout_s: float = HOOK_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if not shlex.split(self.line):
+            raise InputError("the hook's command is empty; give a command line")
+
+    def __call__(self, facts: Mapping[str, str]) -> str | None:
+        """Run the command, with all that it started killed at the time limit; return why it failed, or None."""
+        environment = {**os.environ, **{f"ENGINESMITH_{name.upper()}": value for name, value in facts.items()}}
+        try:
+            code = run_command(shlex.split(self.line), self.timeout_s, environment=environment, stdout=2).returncode
+        except OSError as error:
+            return f"hook {self.line!r} cannot be started: {error.strerror}"
+        except subprocess.TimeoutExpired:
+            return f"hook {self.line!r} took over {self.timeout_s:g} s and was killed"
+        return f"hook {self.line!r} ended with {code}" if code else None
+
+
+@dataclass(frozen=True)
+class Post:
+    """A URL to post to. Raises InputError for one that is not http or https."""
+
+    url: str
+    timeout_s: float = HOOK_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if urlsplit(self.url).scheme not in ("http", "https"):
+            raise InputError(f"hook URL: scheme {urlsplit(self.url).scheme!r} is not http or https")
+
+    def __call__(self, facts: Mapping[str, str]) -> str | None:
+        """Post the facts as JSON; return why that failed, or None."""
+        from http.client import HTTPException
+        from urllib.error import HTTPError
+        from urllib.request import Request, urlopen
+
+        asked = Request(self.url, json.dumps(facts).encode(), {"Content-Type": "application/json"})  # noqa: S310 - checked
+        try:
+            with urlopen(asked, timeout=self.timeout_s):  # noqa: S310 - the scheme was checked
+                return None
+        except HTTPError as error:
+            error.close()
+            return f"{self._name()} answers {error.code}"
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: it leads to what is no URL
+            return f"{self._name()} does not answer: {getattr(error, 'reason', None) or type(error).__name__}"
+
+    def _name(self) -> str:
+        """The URL without user, password and query, which may be secret."""
+        parts = urlsplit(self.url)
+        return f"hook {parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+
+# When a watcher looks: at random times around an interval, later after errors.
+#
+# An interval of 120 s is 0.0083 requests a second and node, and 417 a second for 50,000 nodes, a thirteenth of what
+# Amazon S3 gives one prefix (docs/scale.md). Random times keep nodes that were started together from looking together,
+# also after the registry was away.
+
+
+# Seconds between two looks, for each document that a look asks for.
+INTERVAL_S = 120.0
+JITTER = 0.2
+# After errors the interval doubles, up to so many times.
+MOST_INTERVALS = 8
+
+
+def keep_looking(look: Callable[[], bool], stop: Event, interval_s: float) -> None:
+    """Call `look` until `stop` is set. look: whether it succeeded.  interval_s: seconds to the next look."""
+    failures = 0
+    while not stop.is_set():
+        failures = 0 if look() else failures + 1
+        stop.wait(pause_s(interval_s, failures))
+
+
+def pause_s(interval_s: float, failures: int) -> float:
+    """Seconds to wait after a look; failures: how many looks failed since the last good one."""
+    backed_off = interval_s * min(2.0 ** min(failures, 16), MOST_INTERVALS)
+    return backed_off * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret
+
+
+# Reports to a rollout what this node serves, and whether it is well: one small document, written seldom.
+#
+# A node reports only what a rollout that has reached it brought, and only if it is among those that are asked
+# (`rollouts.reports`). A report that cannot be sent is said once and tried again later; it never stops a watcher.
+
+
+# Seconds after a swap within which a server that is not well yet counts as starting.
+GRACE_S = 20.0
+_RETRY_S = 600.0
+_MOST_WHY = 300
+
+
+class HookFailed(EnginesmithError):  # noqa: N818 - says what happened
+    """A hook that failed after a swap."""
+
+
+@dataclass(frozen=True)
+class ReportUrl:
+    """An endpoint to post reports to, for nodes that may not write the registry (`enginesmith rollout receive`).
+
+    The token in ENGINESMITH_REPORT_TOKEN, if there is one, goes along.
+    """
+
+    url: str
+    timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if urlsplit(self.url).scheme not in ("http", "https"):
+            raise InputError(f"report URL: scheme {urlsplit(self.url).scheme!r} is not http or https")
+
+    def send(self, sent: SentReport) -> None:
+        """Post a report. Raises UnavailableError, InputError for a token that is none."""
+        from http.client import HTTPException
+        from urllib.error import HTTPError
+        from urllib.request import Request, urlopen
+
+        token = read_token(TOKEN)
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        asked = Request(self.url, sent.to_bytes(), headers)  # noqa: S310 - checked
+        try:
+            with urlopen(asked, timeout=self.timeout_s):  # noqa: S310 - the scheme was checked
+                return
+        except HTTPError as error:
+            why = ""
+            with error, suppress(OSError, HTTPException, ValueError):
+                why = error.read(_MOST_WHY).decode(errors="replace").strip()
+            raise UnavailableError(f"the report URL answers {error.code}: {why or error.reason}") from error
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: it leads to what is no URL
+            why = getattr(error, "reason", None) or type(error).__name__
+            raise UnavailableError(f"the report URL does not answer: {why}") from error
+
+
+class Reporter:
+    """Reports of one channel by one node. url: where to; None is the registry.  health: None is well after each swap.
+
+    say: called where reports cannot be sent.  clock: seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        url: ReportUrl | None = None,
+        health: Health | None = None,
+        *,
+        grace_s: float = GRACE_S,
+        say: Callable[[str], object] = print,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._url, self._health, self._grace_s, self._say, self._clock = url, health, grace_s, say, clock
+        self._key, self._written = "", b""
+        self._last: NodeReport | None = None
+        self._at = self._swapped_at = self._silent_until = 0.0
+        self._version = ""
+
+    def look(
+        self,
+        locator: VersionLocator,
+        reference: Reference,
+        channel: Channel | None,
+        facts: Mapping[str, str] | None,
+        error: EnginesmithError | None,
+    ) -> None:
+        """Report after a look of a watcher, where it is time. channel: what was followed; None where that is not known,
+        and it is read again.  facts: of what is served, as hooks get them.  error: what went wrong, None if nothing."""
+        version = facts["version"] if facts else ""
+        if version != self._version:
+            self._version, self._swapped_at = version, self._clock()
+        try:
+            if channel is None and not isinstance(error, UnavailableError):
+                channel = locator.read_channel(reference.model, str(reference.channel))
+            if channel and (rollout := channel.active_rollout):
+                self._report(locator, rollout, facts, error)
+        except EnginesmithError as failure:
+            if self._clock() >= self._silent_until:
+                self._say(f"what this node serves cannot be reported, and no gate of a rollout sees it: {failure}")
+            self._silent_until, self._written = self._clock() + _RETRY_S, b""
+
+    def _report(
+        self, locator: VersionLocator, rollout: Rollout, facts: Mapping[str, str] | None, error: EnginesmithError | None
+    ) -> None:
+        node, now = locator.node, self._clock()
+        if node is None or now < self._silent_until:
+            return
+        if not (rollout.serves(node) and reports(digest_of_bytes(node.name.encode()), rollout.reporters_ppm)):
+            return
+        answer = self._judge(rollout.version, facts, error)
+        if answer is None:
+            return
+        failure, health = answer
+        time_ = format_time(datetime.fromtimestamp(now, UTC))
+        report = NodeReport(
+            node.name,
+            node.region,
+            self._version,
+            time_,
+            time_,
+            failure,
+            health.failure[:MOST_DETAIL],
+            health.requests,
+            health.errors,
+        )
+        key = report_key(rollout.model, rollout.channel, rollout.id, node.name)
+        if key != self._key:
+            self._key, self._last, self._written, self._at = key, None, b"", 0.0
+        if self._is_due(report, now):
+            sent = SentReport(rollout.model, rollout.channel, rollout.id, report, node.labels)
+            self._send(locator.store, key, sent, now)
+
+    def _judge(
+        self, wanted: str, facts: Mapping[str, str] | None, error: EnginesmithError | None
+    ) -> tuple[Failure, HealthAnswer] | None:
+        """How this node is; None where nothing can be said yet. wanted: the version that the rollout brings."""
+        if facts is None or facts["version"] != wanted:
+            return ("pull", HealthAnswer(str(error))) if error else None
+        if isinstance(error, HookFailed):
+            return "hook", HealthAnswer(str(error))
+        answer = self._health(facts) if self._health else HealthAnswer()
+        if not answer.failure:
+            return "", answer
+        starting = self._clock() < self._swapped_at + self._grace_s
+        return None if starting else ("unhealthy", answer)
+
+    def _is_due(self, report: NodeReport, now: float) -> bool:
+        last = self._last
+        if last is None:
+            return True
+        changed = (report.version, report.failure, report.errors) != (last.version, last.failure, last.errors)
+        return now - self._at >= (LEAST_S if changed else HEARTBEAT_S)
+
+    def _send(self, store: Store, key: str, sent: SentReport, now: float) -> None:
+        last, report = self._last, sent.report
+        if last and (last.version, last.failure) == (report.version, report.failure):
+            report = replace(report, since=last.since)
+        if self._url:
+            self._url.send(replace(sent, report=report))
+        else:
+            self._written = write_report(store, key, report, self._written or None)
+        self._last, self._at = report, now

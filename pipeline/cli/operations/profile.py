@@ -1,0 +1,316 @@
+"""The commands about single engines: `profile` with its series, `debug fuzz`, `debug reproduce`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from enginesmith.cli.options import (
+    emit_json,
+    engine_options,
+    json_option,
+    number_option,
+    path_option,
+    progress_options,
+    reference_argument,
+    registry_option,
+    say,
+)
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core import parsing
+from enginesmith.core.codec import encode, encode_document
+from enginesmith.core.types import PRECISIONS
+from pipeline.cli.run_options import published_engine
+
+if TYPE_CHECKING:
+    from enginesmith.core.reports.latency import LatencyReport, PairedBenchmark
+    from pipeline.canary.engines import ChosenEngine
+    from pipeline.compile.run_context import RunContext
+    from pipeline.operations.check_reproducible import RebuiltEngine
+    from pipeline.regressions.trend import Trend
+    from validation.fuzz.run import FuzzReport
+
+
+# `enginesmith profile --series`: a model's recorded latencies over time, with their change points.
+
+
+COLUMNS = ("engine", "bucket", "machine", "points", "since", "newest", "relative", "changes")
+
+
+def show_series(model: str, buckets: Sequence[str], out: Path | None, registry: str, as_json: bool) -> None:
+    """Print the recorded series of a model, and where their level changed. buckets: only these; none means all.
+
+    A change is shown with the version, toolchain or driver that came with it. Raises UnknownNameError where there is no
+    such series, InputError for `out` of another format than .svg and .html.
+    """
+    from enginesmith.core.errors import InputError, UnknownNameError
+    from enginesmith.core.names import check_model
+    from enginesmith.registry.latency_series import list_series, models_with_series
+    from enginesmith.registry.store.base import open_store
+    from enginesmith.registry.store.files import write_whole
+    from pipeline.regressions.trend import find_trend
+
+    if out is not None and out.suffix not in (".svg", ".html"):
+        raise InputError(f"--out {out}: give a file that ends in .svg or .html")
+    store = open_store(registry)
+    found = [find_trend(series) for series in list_series(store, check_model(model))]
+    wanted = [" ".join(bucket.replace(",", " ").split()) for bucket in buckets]
+    chosen = [item for item in found if not wanted or item.series.bucket in wanted]
+    if not chosen:
+        known = ", ".join(dict.fromkeys(item.series.bucket for item in found)) or ", ".join(models_with_series(store))
+        what = f"{model} has no series" + (f" at {', '.join(buckets)}" if found else "")
+        raise UnknownNameError(f"{what}; known: {known or 'none'}; `enginesmith profile {model} --record` adds a point")
+    if as_json:
+        emit_json([encode_document(item) for item in chosen])
+    else:
+        _print_trends(chosen)
+    if out is not None:
+        from pipeline.regressions.trend import draw_page, draw_trend
+
+        text = draw_page(chosen) if out.suffix == ".html" else draw_trend(chosen[0], standalone=True)
+        write_whole(out, text.encode())
+        first = chosen[0].series
+        left = f" ({first.unit} at {first.bucket}, the first of {len(chosen)}; .html has all)"
+        say(f"written: {out}" + (left if out.suffix == ".svg" and len(chosen) > 1 else ""))
+
+
+def _print_trends(found: "list[Trend]") -> None:
+    from pipeline.regressions.trend import describe_change
+    from validation.plotting import seconds_text
+
+    rows = []
+    for item in found:
+        series, last = item.series, item.series.points[-1]
+        relative = "" if last.relative is None else f"{last.relative:.4f}"
+        points = f"{len(series.points)} ({item.quiet} quiet)"
+        place = f"{series.machine.cpu}, {series.machine.cores} cores"
+        place = ", ".join([place, *series.machine.gpus])
+        newest = f"{seconds_text(last.median_s)} (@{last.version})"
+        row = [series.unit, series.bucket, place, points, series.points[0].at[:10], newest, relative]
+        rows.append([*row, "" if item.changes is None else str(len(item.changes))])
+    print_table(COLUMNS, rows, note="relative: to the engine of the first version, timed in turns with it")
+    if any(item.changes is None for item in found):
+        say("where their level changed was not looked for: pip install '.[trend]' in a clone")
+    for item in found:
+        for change in item.changes or ():
+            echo(f"{item.series.unit} at {item.series.bucket}: {describe_change(change)}")
+
+
+# Commands on one engine of a published version, on this machine: `enginesmith profile`, `debug fuzz`,
+# `debug reproduce`.
+
+
+@click.command()
+@reference_argument
+@registry_option
+@engine_options
+@click.option(
+    "--bucket",
+    "buckets",
+    multiple=True,
+    show_default="smallest, opt and largest",
+    help="Sizes, as in batch=8,length=64; repeat it.",
+)
+@click.option("--all-buckets", is_flag=True, help="Time both ends of every bucket.")
+@number_option(
+    "--seconds",
+    click.FloatRange(0, 3600, min_open=True),
+    1.0,
+    "Seconds of timing for each bucket; with --against, for all of them.",
+)
+@number_option("--streams", click.IntRange(1, 256), 1, "Also time this many concurrent sessions.")
+@click.option("--against", metavar="REF2", help="Instead compare with an engine of this REF: which is faster.")
+@click.option(
+    "--against-precision", type=click.Choice(PRECISIONS), show_default="that of --precision", help="Precision of REF2."
+)
+@number_option("--seed", click.IntRange(0), 0, "Seed of the order of runs with --against and --record.")
+@click.option(
+    "--record",
+    is_flag=True,
+    help="Keep the times beside the version, for `enginesmith traffic capacity`, and as a point of the model's series, "
+    "which --series shows; takes five times as long.",
+)
+@click.option(
+    "--series", is_flag=True, help="Run nothing: show the series of REF's model, and where its level changed."
+)
+@path_option("--out", "Draw the series into this file: .svg, or .html for a page with all of them.", dir_okay=False)
+@progress_options
+@json_option
+def profile(
+    reference: str,
+    registry: str,
+    target: str,
+    precision: str | None,
+    buckets: tuple[str, ...],
+    all_buckets: bool,
+    seconds: float,
+    streams: int,
+    against: str | None,
+    against_precision: str | None,
+    seed: int,
+    record: bool,
+    series: bool,
+    out: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Time the engine of REF on this machine: latency by bucket with confidence intervals, memory, nodes, bottleneck.
+
+    With --against, the two engines run alternately in small blocks in random order, so that other load on the machine
+    affects both alike.
+    """
+    from enginesmith.core.hardware.machine import target_named
+    from enginesmith.core.names import parse_reference
+    from pipeline.canary.engines import choose
+    from pipeline.operations.check_reproducible import ProfileOptions, benchmark_pair, profile_published
+
+    if out is not None and not series:
+        raise click.UsageError("--out draws a series: give --series")
+    if series:
+        if record or against is not None:
+            raise click.UsageError("--series runs nothing: leave out --record and --against")
+        show_series(parse_reference(reference).model, buckets, out, registry, as_json)
+        return
+    if record and against is not None:
+        raise click.UsageError("--record keeps the latencies of one engine: leave out --against")
+    options = ProfileOptions(seconds, buckets or ("all" if all_buckets else "few"), streams, seed)
+    with published_engine(registry, reference, target, precision, quiet) as (chosen, context):
+        if against is None:
+            report = profile_published(chosen, options, context)
+            if record:
+                _record(chosen, report, seed, context)
+            _print_profile(chosen, report, as_json)
+            return
+        other = against_precision or precision
+        second = choose(context.store, parse_reference(against), target_named(target), other)
+        _print_pair(chosen, second, benchmark_pair(chosen, second, options, context), as_json)
+
+
+def _record(chosen: "ChosenEngine", report: "LatencyReport", seed: int, context: "RunContext") -> None:
+    """Add the report to the series of latencies, and say so on stderr."""
+    from pipeline.regressions.trend import record_report
+
+    for series in record_report(chosen, report, seed, context):
+        relative = series.points[-1].relative
+        told = "" if relative is None else f", {relative:.4f} times {series.model}@{series.reference}"
+        say(f"recorded: {series.unit} at {series.bucket}, point {len(series.points)}{told}")
+
+
+def _print_profile(chosen: "ChosenEngine", report: "LatencyReport", as_json: bool) -> None:
+    from validation.latency.formatting import COLUMNS, NODE_COLUMNS, describe_report, format_bucket, format_nodes
+
+    if as_json:
+        emit_json({**encode(chosen.identity), **encode(report)})
+        return
+    echo(f"{chosen.manifest.model}@{chosen.manifest.version} {report.unit}")
+    rows = [format_bucket(bucket) for bucket in report.buckets]
+    print_table(COLUMNS, [[row[column] for column in COLUMNS] for row in rows])
+    for line in describe_report(report):
+        echo(line)
+    if nodes := format_nodes(report.anatomy):
+        print_table(NODE_COLUMNS, [[row[column] for column in NODE_COLUMNS] for row in nodes])
+
+
+def _print_pair(first: "ChosenEngine", second: "ChosenEngine", paired: "PairedBenchmark", as_json: bool) -> None:
+    from validation.latency.formatting import describe_pair
+
+    if as_json:
+        emit_json({"first": encode(first.identity), "second": encode(second.identity), **encode(paired)})
+        return
+    names = [f"{side.manifest.model}@{side.manifest.version} {side.entry.precision}" for side in (first, second)]
+    echo(f"{names[0]} against {names[1]}, on {first.entry.target}")
+    for line in describe_pair(paired):
+        echo(line)
+
+
+@click.command()
+@reference_argument
+@registry_option
+@engine_options
+@number_option("--seed", click.IntRange(0), 0, "Seed of the random cases.")
+@number_option("--cases", click.IntRange(0, 100_000), 50, "Number of random cases.")
+@path_option("--histogram", "File with the sizes that traffic has: JSON {dim: {size: count}}.", shown="all sizes alike")
+@click.option("--only", metavar="CASE", help="Try only this case, named as in the report: 'batch=5 values=ones'.")
+@progress_options
+@json_option
+@click.pass_context
+def fuzz(
+    ctx: click.Context, /, seed: int, cases: int, histogram: Path | None, only: str | None, as_json: bool, **engine: Any
+) -> None:
+    """Compare an engine of REF with its graph, at every bucket's edges, at random sizes and on extreme values.
+
+    A failing case is reduced to the smallest that fails and printed with the command that repeats it. Exit code 1 if
+    one failed.
+    """
+    from pipeline.operations.golden import fuzz_published
+
+    counts = _read_histogram(histogram) if histogram else None
+    with published_engine(**engine) as (chosen, context):
+        report = fuzz_published(chosen, context, seed=seed, cases=cases, histogram=counts, only=only)
+    if as_json:
+        emit_json({**encode(chosen.identity), **encode_document(report)})
+    else:
+        _print_fuzzed(chosen, report)
+    ctx.exit(0 if report.passed else 1)
+
+
+def _read_histogram(path: Path) -> dict[str, dict[int, float]]:
+    """{dim: {size: count}} of a JSON file. Raises InputError."""
+    from enginesmith.core.errors import InputError
+    from validation.fuzz.cases import parse_histogram
+
+    try:
+        data = parsing.load_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"histogram {path}: {error}; give JSON {{dim: {{size: count}}}}") from error
+    return parse_histogram(data)
+
+
+def _print_fuzzed(chosen: "ChosenEngine", report: "FuzzReport") -> None:
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
+    echo(f"{chosen.manifest.model}@{chosen.manifest.version} {chosen.entry.unit}, seed {report.seed}: {counts}")
+    for case in report.cases:
+        if case.outcome == "failed":
+            echo(f"  failed {case.case}: {case.reason}")
+    for smallest in report.smallest:
+        echo(f"smallest failing case: {smallest.case}: {smallest.reason}")
+        echo(f"  {smallest.reproduce}")
+    if any(case.outcome == "not judged" for case in report.cases):
+        say("note: a case is not judged where float32, or the graph itself, has no answer; --json gives the reasons")
+
+
+@click.command()
+@reference_argument
+@registry_option
+@engine_options
+@number_option("--times", click.IntRange(2, 100), 3, "Number of independent builds.")
+@progress_options
+@json_option
+@click.pass_context
+def check_reproducible(ctx: click.Context, /, times: int, as_json: bool, **engine: Any) -> None:
+    """Build an engine of REF again, several times, and compare the bytes and the outputs.
+
+    Publishes nothing. Exit code 1 if outputs differ by more than the drift limits; different bytes are no failure.
+    """
+    from pipeline.operations.check_reproducible import check_reproducible as build_again
+
+    with published_engine(**engine) as (chosen, context):
+        found = build_again(chosen, times, context)
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        _print_rebuilt(found)
+    ctx.exit(0 if found.report.passed else 1)
+
+
+def _print_rebuilt(found: "RebuiltEngine") -> None:
+    report, manifest = found.report, found.chosen.manifest
+    bytes_equal = "byte-equal" if report.byte_equal else f"{len(report.engines)} different files"
+    published = "as published" if found.rebuilt else "none is the published one"
+    unit = f"{manifest.model}@{manifest.version} {found.chosen.entry.unit}"
+    echo(f"{unit}, {report.times} builds: {bytes_equal}, {published}")
+    for output, spread in report.outputs.items():
+        apart = "" if spread.max_abs is None else f", up to {spread.max_abs:.4g} apart"
+        same = "bit-equal" if spread.bit_equal else f"{spread.distinct} different answers{apart}"
+        echo(f"  {output}: {same}{'' if report.passed else ', beyond the limits of drift'}")

@@ -1,0 +1,345 @@
+"""What a model says of itself, for a draft of its spec: axes, metrics, states."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import onnx
+
+from enginesmith.core.errors import DataError
+from enginesmith.core.state import State, without_states
+from enginesmith.core.types import PLUS, TensorSpec
+
+# Sizes that the weights behind an input say, where an exporter left every axis dynamic.
+
+
+# The axis of a tensor, given as first input, and the axis of the weight that says its size.
+_WEIGHTED: Mapping[str, tuple[int, int]] = {
+    "BatchNormalization": (1, 0),
+    "Conv": (1, 1),
+    "ConvTranspose": (1, 0),
+    "MatMul": (-1, -2),
+}
+_SAME_AXES = frozenset({"Cast", "Identity"})
+
+
+def fixed_axes(graph: onnx.GraphProto) -> dict[tuple[str, int], int]:
+    """(input, axis) and the only size with which the graph can run: the channels of a convolution, the features of a
+    matrix product. Looked at are weights that the input meets first, behind casts and transpositions too."""
+    weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    constants = [node for node in graph.node if node.op_type == "Constant"]
+    weights |= {node.output[0]: tuple(item.t.dims) for node in constants for item in node.attribute}
+    users: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        users.setdefault(node.input[0] if node.input else "", []).append(node)
+    found: dict[tuple[str, int], int] = {}
+    for value in graph.input:
+        axes = range(len(value.type.tensor_type.shape.dim))
+        for axis, size in _sizes(value.name, [*axes], users, weights):
+            found.setdefault((value.name, axis), size)
+    return found
+
+
+def _sizes(
+    name: str, axes: Sequence[int], users: Mapping[str, list[onnx.NodeProto]], weights: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[int, int]]:
+    """(axis of the input, size) for each weight that a tensor meets. axes: the input's axes in the tensor's order."""
+    for node in users.get(name, ()):
+        if node.op_type in _SAME_AXES:
+            yield from _sizes(node.output[0], axes, users, weights)
+        elif node.op_type == "Transpose":
+            order = next((item.ints for item in node.attribute if item.name == "perm"), [*reversed(range(len(axes)))])
+            yield from _sizes(node.output[0], [axes[axis] for axis in order], users, weights)
+        elif node.op_type in _WEIGHTED and len(node.input) > 1 and (dims := weights.get(node.input[1])):
+            axis, of_weight = _WEIGHTED[node.op_type]
+            if -len(axes) <= axis < len(axes) and -len(dims) <= of_weight < len(dims):
+                groups = next((item.i for item in node.attribute if item.name == "group"), 1)
+                yield axes[axis], dims[of_weight] * (groups if node.op_type == "Conv" else 1)
+
+
+# What a look at a model finds, and the spec that follows from it.
+
+
+# How large a dim may become where nothing in the model says it; the first dim of a tensor is the samples of a batch.
+LARGEST_BATCH = 8
+LARGEST_SIZE = 128
+
+
+@dataclass(frozen=True)
+class FoundDim:
+    """A dynamic dim: the sizes that the spec will allow, multiples of `multiple` alone, and why these.
+
+    guessed: the model was not seen to run at any of them.
+    """
+
+    min: int
+    opt: int
+    max: int
+    why: str
+    multiple: int = 1
+    guessed: bool = False
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model as it was found.
+
+    name: for the registry.  source: the spec's `source`, with paths as they will stand in the spec.
+    inputs, outputs: in the model's order; a name of a dim is one that a spec can have.
+    precisions: that make sense, with the reason for each.  notes: on the whole model, each one line of a comment.
+    unknown: inputs of which nothing says what they are, and why; a person has to fill them in.
+    left_out: outputs of the model that no spec can have, and why; `outputs` are the others.
+    metric: the task metric that it most likely wants, as a spec has it; empty where nothing is evident.
+    states: inputs that seem to take what an output gave in the call before.
+    targets: what it is served on, as a spec names it; 'cpu' where nothing says so.
+    refused: why it does not take the requests that were given, as far as that was tried.
+    """
+
+    name: str
+    source: Mapping[str, str]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[str, ...]
+    dims: Mapping[str, FoundDim] = field(default_factory=dict)
+    precisions: tuple[tuple[str, str], ...] = (("fp32", ""),)
+    notes: tuple[str, ...] = ()
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    metric: Mapping[str, object] = field(default_factory=dict)
+    states: tuple[State, ...] = ()
+    targets: tuple[str, ...] = ("cpu",)
+    refused: str = ""
+
+    def with_dims(self, dims: Mapping[str, FoundDim]) -> "FoundModel":
+        """The same with other dims."""
+        return replace(self, dims=dict(dims))
+
+    def hold_sizes(self, sizes: Mapping[str, int]) -> "FoundModel":
+        """The same with dims that hold the sizes of requests, and but for batches are tuned for them.
+
+        A dim that was only guessed holds these sizes alone.
+
+        Raises DataError for a size that is no multiple of what the model takes.
+        """
+        dims = dict(self.dims)
+        for name, dim in self.dims.items():
+            size = sizes[name]
+            if size % dim.multiple:
+                raise DataError(
+                    f"the requests have {name} {size}; the model takes multiples of {dim.multiple}: pad them"
+                )
+            why = f"{dim.why}; requests have {size}"
+            opt = dim.opt if is_batch(name) else size
+            held = replace(dim, min=min(dim.min, size), opt=opt, max=max(dim.max, size), why=why)
+            dims[name] = FoundDim(size, size, size, why) if dim.guessed else held
+        return self.with_dims(dims)
+
+
+def is_batch(name: str) -> bool:
+    """Whether a dim of this name counts the samples of a batch."""
+    return "batch" in name.lower() or name.lower() in ("n", "b", "bs")
+
+
+def model_name(text: str) -> str:
+    """A name for the registry out of a file's name: lower case, every run of other characters as one '-'."""
+    plain = re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-._")
+    return re.sub(r"\.{2,}", ".", plain)[:63].rstrip("-._") or "model"
+
+
+def name_axes(inputs: tuple[TensorSpec, ...], unknown: str = "?") -> tuple[TensorSpec, ...]:
+    """Inputs whose dims have names that a spec can have, equal ones for equal names of the model.
+
+    An axis that the model leaves without a name (`unknown`) gets one of its own, what such an axis is usually called:
+    `batch` for axis 0, `height` and `width` of [n, c, h, w], `length` of a sequence; with the input's name before it
+    where that name is taken. A sum of other dims of the model stays one.
+    """
+    taken: dict[str, str] = {}
+    named = []
+    first = {spec.shape[0] for spec in inputs if spec.shape}
+    every = {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)}
+    for spec in inputs:
+        shape: list[int | str] = []
+        for axis, dim in enumerate(spec.shape):
+            if isinstance(dim, int) or _terms(dim, every):
+                shape.append(dim)
+            elif dim != unknown and dim in taken:
+                shape.append(taken[dim])
+            else:
+                own = _identifier(dim) if dim != unknown else None
+                if own and is_batch(own) and "batch" not in own.lower() and dim not in first:
+                    own = None  # an n that is no axis 0 counts samples of a signal, or points
+                name = _free(own or _usual_name(spec, axis), spec.name, taken)
+                taken[dim if dim != unknown else f"{spec.name}\0{axis}"] = name
+                shape.append(name)
+        named.append(replace(spec, shape=tuple(shape)))
+
+    def rename(dim: int | str) -> int | str:
+        terms = () if isinstance(dim, int) else _terms(dim, every)
+        return PLUS.join(taken.get(term, term) for term in terms) if terms else dim
+
+    return tuple(replace(spec, shape=tuple(map(rename, spec.shape))) for spec in named)
+
+
+def _terms(dim: str, every: Collection[str]) -> list[str]:
+    """The terms of a dim that exporters name as a sum of other dims, 'past_length + length' or 'past_length + 1', or as
+    the total of two, 'total_length'; else none."""
+    whole = re.fullmatch(r"total_(\w+)", dim)
+    terms = [f"past_{whole[1]}", whole[1]] if whole else re.split(r"\s*\+\s*", dim)
+    known = [term for term in terms if term in every and term != dim]
+    return terms if known and all(term in known or re.fullmatch("[1-9][0-9]{,8}", term) for term in terms) else []
+
+
+def _identifier(text: str) -> str | None:
+    """A dim's own name where it says something: not the counted names that converters give."""
+    plain = re.sub(r"\W+", "_", text).strip("_")
+    counted = re.fullmatch(r"(?:unk_+|dynamic_axes_|(?:p2o_)?DynamicDimension_|s|d|dim_?)\d+", plain)
+    return plain if plain.isidentifier() and not counted else None
+
+
+def _usual_name(spec: TensorSpec, axis: int) -> str:
+    rank = len(spec.shape)
+    if axis == 0:
+        return "batch"
+    if rank == 4 and axis >= 2 and spec.dtype.startswith(("float", "uint8")):
+        return ("height", "width")[axis - 2]
+    return "length" if axis == 1 or rank == 3 else f"axis{axis}"
+
+
+def _free(name: str, owner: str, taken: Mapping[str, str]) -> str:
+    """The name, or one that nothing has yet."""
+    used = set(taken.values())
+    if name not in used:
+        return name
+    base = re.sub(r"\W+", "_", f"{owner}_{name}").strip("_")
+    base = base if base.isidentifier() else f"_{base}"
+    return next(text for text in (base, *(f"{base}_{n}" for n in range(2, 1000))) if text not in used)
+
+
+# Which inputs of a model take what its outputs gave in the call before, as far as names, types and shapes say it.
+
+
+# What distinguishes the name of a state on its way in from that on its way out: `state` and `stateN`, `h0` and `hn`,
+# `hidden_in` and `hidden_out`, `past_key_values.0.key` and `present.0.key`, as exporters and audio libraries write.
+_WAYS = r"past_key_values?|past|present|prev(?:ious)?|next|new|last|old|cur(?:rent)?|input|output|in|out|cache|n"
+# Names of nothing but such words that name a state all the same: `past` and `present`, `cache` and `cache_out`.
+_CACHE = re.compile("past|present|cache", re.I)
+_WORD = re.compile(rf"(?:^|(?<=[^A-Za-z0-9]))(?:{_WAYS})(?=$|[^A-Za-z0-9])", re.I)
+
+
+def find_states(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sources: Mapping[str, str] = MappingProxyType({})
+) -> tuple[State, ...]:
+    """Pairs of inputs and outputs that differ in such words alone and have one dtype and shapes that can be equal; they
+    begin with zeros. None where a pair is not the only one of its name, or where every input would be a state.
+
+    A mask (bool) is none, nor is an input that the model hands on as it is: it would stay as it began. sources: by
+    output, the input that it is (`find_source`), where it is one.
+    """
+    found = []
+    for given in inputs:
+        alike = [item for item in outputs if stem_of(item.name) == stem_of(given.name) and _can_meet(given, item)]
+        rivals = [item for item in inputs if stem_of(item.name) == stem_of(given.name)]
+        changes = given.dtype != "bool" and all(sources.get(item.name) != given.name for item in alike)
+        if stem_of(given.name) and len(alike) == len(rivals) == 1 and alike[0].name != given.name and changes:
+            found.append(State(given.name, alike[0].name))
+    return tuple(found) if len(found) < len(inputs) else ()
+
+
+def begin_empty(found: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
+    """The same with 0 as the least size of dims that states alone have and that grow: the output does not give its axis
+    the input's name."""
+    given = {dim for spec in without_states(found.inputs, found.states) for dim in spec.shape}
+    into, out = ({spec.name: spec.shape for spec in specs} for specs in (found.inputs, outputs))
+    axes = (zip(into[state.input], out[state.output], strict=True) for state in found.states)
+    grown = {dim for pairs in axes for dim, after in pairs if isinstance(dim, str) and after != dim} - given
+    why = "what calls have left; none before the first"
+    dims = {name: replace(dim, min=0, multiple=1, why=why) for name, dim in found.dims.items() if name in grown}
+    return found.with_dims({**found.dims, **dims})
+
+
+def as_inputs(found: FoundModel, chosen: Collection[State] | None = None) -> FoundModel:
+    """The same with its states, or the chosen ones, as inputs like others, which are never empty: as in requests that
+    hold them."""
+    left = tuple(state for state in found.states if chosen is not None and state not in chosen)
+    names = {state.input for state in left}
+    held = {dim for spec in found.inputs if spec.name in names for dim in spec.shape}
+    empty = {
+        name: replace(dim, min=1, why="what calls have left")
+        for name, dim in found.dims.items()
+        if not dim.min and name not in held
+    }
+    return replace(found, states=left).with_dims({**found.dims, **empty})
+
+
+def stem_of(name: str) -> tuple[str, ...]:
+    """The words of a name that do not say which way it goes; numbers are words, and a 0 at the end of a letter goes."""
+    spread = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
+    words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", _WORD.sub("_", spread)) if word]
+    return tuple(re.sub(r"^([a-z])[0n]$", r"\1", word) for word in words) or (("cache",) if _CACHE.search(name) else ())
+
+
+def _can_meet(given: TensorSpec, found: TensorSpec) -> bool:
+    both = zip(given.shape, found.shape, strict=False)
+    alike = all(left == right for left, right in both if isinstance(left, int) and isinstance(right, int))
+    return given.dtype == found.dtype and len(given.shape) == len(found.shape) and alike
+
+
+# Which task metric a model most likely wants, by the shapes and names of what it takes and gives.
+
+
+# A last axis from here on is a vocabulary.
+_VOCABULARY = 1000
+# Not `position_ids`, `token_type_ids`.
+_IDS = re.compile(r"^(?:(?:decoder_)?input_)?ids$|^tokens?$", re.I)
+
+
+def suggest_metric(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, object]:
+    """A task metric as a spec has it, with a first limit; empty where nothing is evident."""
+    return next(_suggestions(inputs, outputs), {})
+
+
+def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Iterator[dict[str, object]]:
+    states = find_states(inputs, outputs)
+    inputs = without_states(inputs, states)  # caches of keys and values have the axes of pictures
+    image = [spec for spec in inputs if len(spec.shape) == 4 and spec.dtype != "int64"]
+    text = any(spec.dtype in ("int64", "int32") and len(spec.shape) == 2 for spec in inputs)
+    for spec in outputs:
+        name, shape = spec.name, spec.shape
+        last = shape[-1] if shape and isinstance(shape[-1], int) else 0
+        if "float" not in spec.dtype:
+            continue
+        if image and last == 4 and "box" in name.lower():
+            scores = next((other.name for other in outputs if "score" in other.name.lower()), None)
+            chosen = {"scores": scores, "least_score": 0.25} if scores else {}
+            yield {"name": "detection", "output": name, **chosen, "floor": 0.95}
+        elif image and len(shape) == 3 and _is_head(shape, image):
+            head = {"form": "cxcywh", "head": True, "least_score": 0.25, "nms": 0.45}
+            yield {"name": "detection", "output": name, **head, "floor": 0.95}
+        elif image and len(shape) == 3 and last > 10:
+            yield {"name": "ctc", "output": name, "floor": 0.98}
+        elif states and _find_token_ids(inputs) and "logits" in name.lower() and last > 1:
+            yield {"name": "perplexity", "output": name, "floor": 0.95}
+        elif text and len(shape) == 3 and last >= _VOCABULARY:
+            yield {"name": "tokens", "output": name, "floor": 0.99}
+        elif text and (name == "last_hidden_state" or "embedding" in name.lower()):
+            pool = {"pool": "mean"} if len(shape) == 3 else {}
+            yield {"name": "embeddings", "output": name, **pool, "floor": 0.99}
+        elif image and len(shape) == 2 and last > 2:
+            yield {"name": "top_k", "output": name, "k": 1, "floor": 0.99}
+
+
+def _find_token_ids(inputs: Sequence[TensorSpec]) -> str | None:
+    """The input of token ids, by its name and integers; None where there is not one alone."""
+    found = [spec.name for spec in inputs if spec.dtype in ("int64", "int32") and _IDS.search(spec.name)]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_head(shape: Sequence[int | str], images: Sequence[TensorSpec]) -> bool:
+    """Whether [batch, 4 + classes, places] is a detector's head: a place for each 8, 16 and 32 pixels of an image; of
+    images of any size an expression of these is the name of the axis."""
+    rows, places = shape[1:]
+    if isinstance(places, str):
+        return isinstance(rows, int) and rows > 4 and "floor" in places
+    sizes = [[size for size in spec.shape[2:] if isinstance(size, int)] for spec in images]
+    known = {sum((size[0] // step) * (size[1] // step) for step in (8, 16, 32)) for size in sizes if len(size) == 2}
+    return isinstance(rows, int) and rows > 4 and places in known

@@ -1,0 +1,235 @@
+"""Findings in the formats of others: annotations, JUnit, Markdown, SARIF."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import quote
+
+from junitparser import Failure, JUnitXml, TestCase, TestSuite
+
+from enginesmith.core.errors import digest_of
+from enginesmith.core.text import format_metric, visible
+from pipeline.regressions.findings import RULES, BucketTimes, EnginePair, Finding, MetricPair, RegressionCheck, Rule
+from validation.plotting import seconds_text
+
+# A check as JUnit XML, by junitparser: a test case for each thing that was looked at, a failure for each regression.
+#
+# Warnings and notes are no failures; they are the output of their case.
+
+
+def to_junit(check: RegressionCheck) -> bytes:
+    """One suite, named after the model."""
+    suite = TestSuite(f"enginesmith check {check.model}")
+    suite.timestamp = check.created_at
+    left = list(check.findings)
+    for unit, name, rules, bucket in _list_cases(check):
+        mine = [found for found in left if found.unit == unit and found.rule in rules and found.bucket in (bucket, "")]
+        left = [found for found in left if found not in mine]
+        suite.add_testcase(_case(unit, name, mine))
+    for found in left:
+        where = f" at {found.bucket}" if found.bucket else ""
+        suite.add_testcase(_case(found.unit or check.model, RULES[found.rule].rstrip(".") + where, [found]))
+    xml = JUnitXml("enginesmith check")
+    xml.add_testsuite(suite)
+    return bytes(xml.tostring())  # type: ignore[no-untyped-call]
+
+
+def _list_cases(check: RegressionCheck) -> Iterator[tuple[str, str, tuple[Rule, ...], str]]:
+    """What was looked at: unit, name, the rules of its findings, bucket."""
+    for unit, status in check.statuses.items():
+        yield unit, f"proof: {status}", ("failed",), ""
+    for pair in check.pairs:
+        for metric in pair.metrics:
+            yield pair.unit, f"{metric.name} against {pair.against}", ("metric",), ""
+        for item in pair.drift:
+            yield pair.unit, f"answers at {item.case} against {pair.against}", ("drift",), item.case
+        for times in pair.times:
+            yield pair.unit, f"latency at {times.bucket} against {pair.against}", ("latency", "too-noisy"), times.bucket
+        if pair.same:
+            yield pair.unit, f"same bytes as {pair.against}", (), ""
+
+
+def _case(unit: str, name: str, findings: list[Finding]) -> TestCase:
+    case = TestCase(name, classname=unit)
+    errors = [found for found in findings if found.level == "error"]
+    if errors:
+        texts = [visible(found.text) for found in errors]
+        case.result = [Failure(texts[0].splitlines()[0], errors[0].rule)]
+        case.result[0].text = "\n".join(texts)
+    if others := [f"{found.level}: {visible(found.text)}" for found in findings if found.level != "error"]:
+        case.system_out = "\n".join(others)
+    return case
+
+
+# A check as rows of tables, and as Markdown for the summary of a run or a comment on a pull request.
+
+
+COLUMNS = ("engine", "against", "what", "new", "served", "verdict")
+MARKS = {"error": "regression", "warning": "warning", "note": "note"}
+
+
+def list_rows(check: RegressionCheck) -> list[list[str]]:
+    """Rows of COLUMNS: for each pair its metrics, its answers and its times."""
+    return [row for pair in check.pairs for row in _list_rows_of(check, pair)]
+
+
+def _list_rows_of(check: RegressionCheck, pair: EnginePair) -> list[list[str]]:
+    head = [pair.unit + (" (what is pulled here)" if pair.pulled else ""), pair.against]
+    if pair.same:
+        return [[*head, "bytes", "", "", "equal"]]
+    bad = {(found.rule, found.bucket) for found in check.findings if found.unit == pair.unit and found.level == "error"}
+    rows = [[*head, item.name, *_values(item), "worse" if ("metric", "") in bad else "kept"] for item in pair.metrics]
+    broken = [item for item in pair.drift if not item.passed]
+    if pair.drift:
+        held = f"other in {len(broken)} of {len(pair.drift)} cases" if broken else f"alike in {len(pair.drift)} cases"
+        rows.append([*head, "answers", "", "", held])
+    for times in pair.times:
+        rows.append([*head, f"latency at {times.bucket}", *_times(times), describe_ratio(times, check.slower)])
+    return rows
+
+
+def _values(item: MetricPair) -> list[str]:
+    return ["" if value is None else format_metric(item.name, value) for value in (item.new, item.served)]
+
+
+def _times(times: BucketTimes) -> list[str]:
+    return [seconds_text(times.new_s), seconds_text(times.served_s)]
+
+
+def describe_ratio(times: BucketTimes, slower: float) -> str:
+    """'slower: 1.41 times (1.38 to 1.44)'. slower: the threshold, as a share."""
+    if times.ratio is None or times.low is None or times.high is None:
+        return "too few runs"
+    word = "slower" if times.low > 1 + slower else "faster" if times.high < 1 else "no slowdown shown"
+    word = "too noisy" if times.low <= 1 + slower < times.high else word
+    return f"{word}: {times.ratio:.3f} times ({times.low:.3f} to {times.high:.3f})"
+
+
+def to_markdown(check: RegressionCheck) -> str:
+    """A heading with the verdict, the findings, and a table of what was measured."""
+    lines = [f"### enginesmith check: {_plain(check.verdict)}", ""]
+    for found in check.findings:
+        lines.append(f"- **{MARKS[found.level]}** ({found.rule}): {_plain(found.text)}")
+    if check.findings:
+        lines.append("")
+    if rows := list_rows(check):
+        lines += _table(COLUMNS, rows)
+    rest = ", ".join(f"{unit} {status}" for unit, status in check.statuses.items())
+    if rest:
+        lines += [f"Units: {_plain(rest)}.", ""]
+    lines.append(
+        f"On {_plain(str(check.machine))}, {check.created_at}. Slower: the lower end of the 95 % interval of the ratio "
+        f"is over {1 + check.slower:.3g}; {check.seconds:g} s of interleaved runs for each bucket."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    return [*lines, *(f"| {' | '.join(map(_plain, row))} |" for row in rows), ""]
+
+
+def _plain(text: str) -> str:
+    """A text without what Markdown or HTML would read, in one line."""
+    for char in "\\`*_[]<>|":
+        text = text.replace(char, f"\\{char}")
+    return " ".join(visible(text).split())
+
+
+# Where a report says that a spec is, and what tells one finding from another in two runs.
+
+
+def path_of(spec: str) -> str:
+    """The path of a spec below the current folder, with '/'; what is no file of this folder stays as it is."""
+    path = Path(os.path.relpath(spec)) if "://" not in spec and not spec.startswith("registered:") else None
+    return spec if path is None or path.parts[:1] == ("..",) else path.as_posix()
+
+
+def uri_of(spec: str) -> str:
+    """The same as a URI reference."""
+    path = path_of(spec)
+    return path if "://" in path else quote(path)
+
+
+def fingerprint(model: str, found: Finding) -> str:
+    """A digest that the same finding has in every run, whatever was measured."""
+    return digest_of([model, found.rule, found.unit, found.bucket])
+
+
+# Findings where a run of continuous integration shows them: workflow commands of GitHub Actions, and the JSON of
+# GitLab's code quality.
+
+
+# GitHub's word for a level, and GitLab's.
+_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
+_SEVERITIES = {"error": "major", "warning": "minor", "note": "info"}
+
+
+def to_commands(check: RegressionCheck) -> list[str]:
+    """A workflow command for each finding, as in '::error file=digits.yaml,line=20,title=latency::...'."""
+    lines = []
+    for found in check.findings:
+        at = f",line={found.line}" if found.line else ""
+        place = (
+            f"file={_escape_property(path_of(check.spec))}{at},title={_escape_property(f'enginesmith {found.rule}')}"
+        )
+        lines.append(f"::{_COMMANDS[found.level]} {place}::{_escape(visible(found.text))}")
+    return lines
+
+
+def _escape(text: str) -> str:
+    """As the runner reads the data of a command (actions/toolkit, packages/core)."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _escape_property(text: str) -> str:
+    return _escape(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def to_code_quality(check: RegressionCheck) -> str:
+    """GitLab's code quality report: a list of issues with path, line, severity and fingerprint."""
+    issues = [
+        {
+            "description": found.text,
+            "check_name": found.rule,
+            "fingerprint": fingerprint(check.model, found),
+            "severity": _SEVERITIES[found.level],
+            "location": {"path": path_of(check.spec), "lines": {"begin": found.line or 1}},
+        }
+        for found in check.findings
+    ]
+    return json.dumps(issues, indent=2, ensure_ascii=True) + "\n"
+
+
+# Findings as SARIF 2.1.0 (OASIS Standard, 2020), which code scanning shows at the lines of the spec.
+
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def to_sarif(check: RegressionCheck) -> str:
+    """A log with one run: the rules, and a result for each finding."""
+    names = list(RULES)
+    rules = [{"id": name, "shortDescription": {"text": text}} for name, text in RULES.items()]
+    driver = {"name": "enginesmith", "version": version("enginesmith"), "rules": rules}
+    results = [_result(check, found, names.index(found.rule)) for found in check.findings]
+    run = {"tool": {"driver": driver}, "results": results, "columnKind": "unicodeCodePoints"}
+    log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    return json.dumps(log, indent=2, ensure_ascii=True) + "\n"
+
+
+def _result(check: RegressionCheck, found: Finding, index: int) -> dict[str, object]:
+    place: dict[str, object] = {
+        "artifactLocation": {"uri": uri_of(check.spec)},
+        "region": {"startLine": found.line or 1},
+    }
+    return {
+        "ruleId": found.rule,
+        "ruleIndex": index,
+        "level": found.level,
+        "message": {"text": found.text},
+        "locations": [{"physicalLocation": place}],
+        "partialFingerprints": {"enginesmith/v1": fingerprint(check.model, found)},
+    }

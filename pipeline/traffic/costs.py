@@ -1,0 +1,392 @@
+"""What buckets cost a trace, and the partition that costs least."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import numpy as np
+
+from enginesmith.arrays import Array
+from pipeline.traffic.request_grid import RequestGrid, RunTimes
+from validation.statistics.serial_dependence import block_length
+from validation.traffic.trace import BatchPolicy, SimulatedService, simulate_batching
+
+# How many requests a batch has where so many come a second, and what the batch then takes.
+#
+# A batch takes the requests of its bucket that arrive while its first one waits: as long as the policy lets it wait for
+# others, or longer where the worker is busy. With a wait W and arrivals at a rate r that number is 1 + Poisson(r W), at
+# most what a batch holds. The wait depends on the load of all buckets together, hardly on where one edge lies: it is
+# taken from a simulation (`validation.traffic.trace`) of buckets found before, and its distribution is the same for
+# each bucket. So the seconds of a bucket follow from its own requests alone, and the costs of buckets add up.
+
+
+# Time is cut into so many parts with equal numbers of requests, each with a rate of its own, as traffic drifts.
+BINS = 24
+# Quantiles of the waits of a part.
+_WAITS = (0.125, 0.375, 0.625, 0.875)
+# Expected numbers of further requests at which the tables are computed; between them linearly in the logarithm.
+_MEANS = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 61)])
+
+
+@dataclass(frozen=True, eq=False)
+class BatchGrowth:
+    """most: requests in a batch at most.  bin_of: part of the time of each request, int64 [requests].  seconds: of each
+    part, float64 [bins].  waits: of the first request of a batch, float64 [bins, quantiles], in seconds."""
+
+    most: int
+    bin_of: Array
+    seconds: Array
+    waits: Array
+
+    @classmethod
+    def idle(cls, at: Array, most: int, wait_s: float) -> "BatchGrowth":
+        """Before anything was simulated: a worker that is always free. at: arrivals, float64 [requests]."""
+        count = len(at)
+        bins = max(min(BINS, count // 50), 1)
+        bin_of = np.arange(count) * bins // count
+        starts = at[np.searchsorted(bin_of, np.arange(bins))]
+        ends = np.append(starts[1:], at[-1] + at[-1] / max(count - 1, 1))
+        return cls(most, bin_of, np.maximum(ends - starts, 1e-9), np.full((bins, len(_WAITS)), wait_s))
+
+    def after(self, served: SimulatedService) -> "BatchGrowth":
+        """With the waits of a simulation."""
+        firsts = np.full(len(served.batches), -1.0)
+        np.maximum.at(firsts, served.batch_of, served.waited_s)
+        bins = np.full(len(served.batches), len(self.seconds))
+        np.minimum.at(bins, served.batch_of, self.bin_of)
+        waits = self.waits.copy()
+        for index in range(len(self.seconds)):
+            if (chosen := firsts[bins == index]).size:
+                waits[index] = np.quantile(chosen, _WAITS)
+        return BatchGrowth(self.most, self.bin_of, self.seconds, waits)
+
+    @cached_property
+    def _shares(self) -> Array:
+        """Probability of 1 to `most` requests in a batch for each of the means, float64 [means, most]."""
+        further = np.arange(self.most)
+        logs = np.cumsum(np.log(np.maximum(further, 1)))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            powers = np.where(further == 0, 0.0, further * np.log(_MEANS)[:, None])
+        shares = np.exp(powers - _MEANS[:, None] - logs)
+        shares[:, -1] = np.maximum(1.0 - shares[:, :-1].sum(1), 0.0)
+        return np.asarray(shares)
+
+    def tables(self, times: Array) -> Array:
+        """Expected seconds of a batch for each of the means, [..., means]. times: of 1 to `most` requests, [..., most].
+
+        Of times that are the numbers 1 to `most`, the expected number of requests.
+        """
+        return np.asarray(times @ self._shares.T)
+
+    def seconds_of(self, counts: Array, rates: Array, seconds: Array) -> Array:
+        """Engine seconds of buckets, [...]. counts: requests, [..., groups, bins]: of one bucket each.  rates: arrivals
+        per second that share its batches, likewise.  seconds: `tables` of each group, [groups, means]."""
+        place = self._place(rates[..., None] * self.waits)
+        sizes = self.tables(np.arange(1.0, self.most + 1))
+        took = _between(seconds, place, np.arange(len(seconds))[:, None, None])
+        held = _between(sizes[None], place, np.zeros((1, 1, 1), np.int64))
+        return np.asarray((counts * took.mean(-1) / held.mean(-1)).sum((-1, -2)))
+
+    @staticmethod
+    def _place(means: Array) -> Array:
+        """Index into the means, with its fraction."""
+        low, step = _MEANS[1], np.log(_MEANS[2] / _MEANS[1])
+        with np.errstate(divide="ignore"):
+            above = 1.0 + np.log(np.maximum(means, low) / low) / step
+        return np.asarray(np.minimum(np.where(means < low, means / low, above), len(_MEANS) - 1.0))
+
+
+def _between(tables: Array, place: Array, rows: Array) -> Array:
+    """Values of tables [rows, means] at places between the means."""
+    low = np.minimum(place.astype(np.int64), tables.shape[1] - 2)
+    first = tables[rows, low]
+    return np.asarray(first + (place - low) * (tables[rows, low + 1] - first))
+
+
+# What each possible bucket of one dim costs, in engine seconds of all its requests, the other dims' buckets given.
+
+
+# The indices of a dim's chosen edges among its candidates, rising, the last one being the last candidate.
+Partition = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class CostModel:
+    """times: mean seconds of a run at each combination of candidates, with 1, 2, ... samples, float64 [candidates of
+    each dim, in order, samples].  growth: how batches form; None where each request runs alone."""
+
+    grid: RequestGrid
+    times: Array
+    growth: BatchGrowth | None
+
+    def intervals(self, axis: int, partitions: Sequence[Partition]) -> Array:
+        """The cost of a bucket over candidates i to k - 1 of the dim `axis`, float64 [i, k], inf where i >= k.
+
+        partitions: of every dim; that of `axis` is not used.
+        """
+        places, edges = self.grid.places, self.grid.edges
+        groups, rows = self._groups(axis, partitions)
+        bins = self.growth.bin_of if self.growth else np.zeros(len(self.grid), np.int64)
+        shape = (len(edges[axis]), len(rows), int(bins.max()) + 1)
+        flat = np.ravel_multi_index((places[:, axis], groups, bins), shape)
+        counts = np.bincount(flat, minlength=int(np.prod(shape))).reshape(shape).astype(np.float64)
+        below = np.concatenate([np.zeros((1, *shape[1:])), counts.cumsum(0)])
+        times = np.moveaxis(self.times, axis, 0)
+        times = times.reshape(shape[0], -1, times.shape[-1])
+        if self.growth is None:
+            return _alone(below[..., 0], times.reshape(shape[0], -1)[:, rows])
+        return self._batched(below, times[:, rows], self.growth)
+
+    def _groups(self, axis: int, partitions: Sequence[Partition]) -> tuple[Array, Array]:
+        """Requests by their edges along the other dims, and by samples where each runs alone: the index of each one's
+        group, and of each group its row of the times, flattened without `axis`."""
+        columns, sizes = [], []
+        for other, partition in enumerate(partitions):
+            if other != axis:
+                ends = np.array(partition)
+                columns.append(ends[np.searchsorted(ends, self.grid.places[:, other])])
+                sizes.append(len(self.grid.edges[other]))
+        if self.growth is None:
+            columns.append(np.minimum(self.grid.samples, self.times.shape[-1]) - 1)
+            sizes.append(self.times.shape[-1])
+        if not columns:
+            return np.zeros(len(self.grid), np.int64), np.zeros(1, np.int64)
+        rows, groups = np.unique(np.ravel_multi_index(tuple(columns), tuple(sizes)), return_inverse=True)
+        return groups, rows
+
+    def _batched(self, below: Array, times: Array, growth: BatchGrowth) -> Array:
+        count = len(times)
+        tables = growth.tables(per_requests(times, float(self.grid.samples.mean()), growth.most))
+        costs = np.full((count + 1, count + 1), np.inf)
+        for end in range(1, count + 1):
+            inside = below[end] - below[:end]
+            costs[:end, end] = growth.seconds_of(inside, inside / growth.seconds, tables[end - 1])
+        return costs
+
+
+def per_requests(times: Array, samples: float, most: int) -> Array:
+    """Seconds of 1 to `most` requests with so many samples each, [..., most], of those of 1, 2, ... samples."""
+    wanted = np.minimum(np.arange(1, most + 1) * samples, times.shape[-1]) - 1
+    low = np.minimum(wanted.astype(np.int64), max(times.shape[-1] - 2, 0))
+    high = np.minimum(low + 1, times.shape[-1] - 1)
+    return np.asarray(times[..., low] + (wanted - low) * (times[..., high] - times[..., low]))
+
+
+def _alone(below: Array, times: Array) -> Array:
+    """Costs where each request runs alone. below: requests before each candidate, [candidates + 1, groups].
+
+    times: of each candidate and group, [candidates, groups].
+    """
+    count = len(times)
+    seconds = below @ times.T
+    costs = np.full((count + 1, count + 1), np.inf)
+    for end in range(1, count + 1):
+        costs[:end, end] = seconds[end, end - 1] - seconds[:end, end - 1]
+    return costs
+
+
+def total_of(costs: Array, partition: Partition) -> float:
+    """The cost of a partition, by `CostModel.intervals`."""
+    begins = (0, *(end + 1 for end in partition[:-1]))
+    return float(sum(costs[begin, end + 1] for begin, end in zip(begins, partition, strict=True)))
+
+
+def finest(grid: RequestGrid) -> tuple[Partition, ...]:
+    """The partitions in which each candidate is an edge."""
+    return tuple(tuple(range(len(edges))) for edges in grid.edges)
+
+
+def count_profiles(partitions: Sequence[Partition]) -> int:
+    """How many optimization profiles the partitions make: every combination of buckets."""
+    return reduce(lambda count, partition: count * len(partition), partitions, 1)
+
+
+# The buckets of least cost: exactly for one dim, as the product of the dims' own buckets for several.
+#
+# One dim: the cost of a bucket depends on its two ends alone, so that dynamic programming over the last edge gives the
+# best partition into each number of buckets (as for the optimal histograms of Jagadish et al., VLDB 1998).
+#
+# Several dims: each is solved exactly with every candidate of the others as an edge. Of the numbers of buckets that
+# stay within the limit those are taken whose excesses over padding nowhere, added up, cost least with the price of
+# profiles.
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """partitions: of every dim of the grid.  seconds: cost of all requests.  total: with the price of profiles."""
+
+    partitions: tuple[Partition, ...]
+    seconds: float
+    total: float
+
+
+def partition_dim(costs: Array, most: int) -> list[tuple[float, Partition]]:
+    """The least cost with 1, 2, ... `most` buckets, and the partition. costs: as of `CostModel.intervals`."""
+    count = len(costs) - 1
+    best = costs[0].copy()
+    before: list[Array] = []
+    found: list[tuple[float, Partition]] = [(float(best[count]), (count - 1,))]
+    for _ in range(1, min(most, count)):
+        sums = best[:, None] + costs
+        before.append(sums.argmin(0))
+        best = sums.min(0)
+        found.append((float(best[count]), _trace_back(before, count)))
+    return found
+
+
+def _trace_back(before: Sequence[Array], count: int) -> Partition:
+    ends, end = [count - 1], count
+    for step in reversed(before):
+        end = int(step[end])
+        ends.append(end - 1)
+    return tuple(reversed(ends))
+
+
+def partition_grid(model: CostModel, chosen: Sequence[int], most: int, price: float) -> Partitioned:
+    """The buckets of the chosen dims (indices), the candidates of the others being their buckets; of least
+    cost for one dim.
+
+    most: profiles at most, over all dims.  price: of a profile, in seconds.
+    """
+    whole = finest(model.grid)
+    fixed = count_profiles([partition for axis, partition in enumerate(whole) if axis not in chosen])
+    most = max(most // fixed, 1)
+    costs = [model.intervals(axis, whole) for axis in chosen]
+    alone = [partition_dim(each, most) for each in costs]
+    nowhere = total_of(costs[0], whole[chosen[0]])
+    counts = min(
+        (each for each in itertools.product(*(range(1, len(found) + 1) for found in alone)) if math.prod(each) <= most),
+        key=lambda each: (
+            sum(found[count - 1][0] - nowhere for found, count in zip(alone, each, strict=True))
+            + price * fixed * math.prod(each)
+        ),
+    )
+    now = list(whole)
+    for axis, found, count in zip(chosen, alone, counts, strict=True):
+        now[axis] = found[count - 1][1]
+    seconds = total_of(model.intervals(chosen[0], now), now[chosen[0]])
+    return Partitioned(tuple(now), seconds, seconds + price * count_profiles(now))
+
+
+# What buckets cost a trace: engine seconds of each request, by a simulated batcher, and the interval of the mean.
+#
+# Intervals are percentiles of resamples. Each draws blocks of consecutive requests, as traffic and batches depend on
+# what came just before (`validation.statistics.serial_dependence`), and the time of each bucket, whose logarithm is
+# normal with the standard deviation that the measurement gives. The resamples of two plans are the same blocks and,
+# where both have a bucket of one size, the same times, so that what one saves against the other is known better than
+# either.
+
+
+RESAMPLES = 1000
+_CENTRAL = (0.025, 0.975)
+
+
+@dataclass(frozen=True)
+class Interval95:
+    """An estimate with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class ServedTrace:
+    """A trace under one plan. edges: of each dim.  bucket_of: index of each request's bucket, int64 [requests].
+
+    sizes: of the buckets that are used, int64 [buckets, dims].  log_sd: of their times, float64 [buckets].
+    seconds: engine seconds of each request, its share of its batch, float64 [requests].
+    padding: share of the elements of all runs that are padding, over the dims but the batch.  batch: mean samples in a
+    run.  utilization: share of the time that the engine is busy; None without times of arrival.
+    """
+
+    edges: Mapping[str, tuple[int, ...]]
+    bucket_of: Array
+    sizes: Array
+    log_sd: Array
+    seconds: Array
+    padding: float
+    batch: float
+    utilization: float | None
+    service: SimulatedService | None = None
+
+    @property
+    def profiles(self) -> int:
+        """The number of profiles: combinations of buckets."""
+        return int(np.prod([len(edges) for edges in self.edges.values()]))
+
+    @property
+    def mean_s(self) -> float:
+        """Engine seconds of a request."""
+        return float(self.seconds.mean())
+
+
+def serve_trace(
+    grid: RequestGrid, edges: Mapping[str, Sequence[int]], times: RunTimes, policy: BatchPolicy | None
+) -> ServedTrace:
+    """The trace by the simulated batcher; without a policy each request runs alone. edges: of each dim of the grid."""
+    axes = [np.array(edges[dim], np.int64) for dim in grid.dims]
+    padded = np.stack([axis[np.searchsorted(axis, grid.sizes[:, index])] for index, axis in enumerate(axes)], 1)
+    sizes, bucket_of = np.unique(padded, axis=0, return_inverse=True)
+    bucket_of = bucket_of.reshape(-1)
+    most = int(max(grid.samples.max(), policy.most if policy else 1))
+    runs = np.stack([times.table(each[:, None], most).reshape(-1) for each in sizes])
+    service = None
+    if policy is None:
+        seconds, batch, utilization = runs[bucket_of, grid.samples - 1], float(grid.samples.mean()), None
+    else:
+        at = grid.at if grid.at is not None else np.zeros(len(grid))
+        curves = [[run[None] for run in bucket] for bucket in runs]
+        service = simulate_batching(at, grid.samples, bucket_of, curves, policy)
+        seconds = service.service_s * grid.samples / service.batches[service.batch_of]
+        batch, utilization = float(service.batches.mean()), service.utilization
+    real = np.prod(grid.sizes.astype(float), 1) * grid.samples
+    filled = np.prod(padded.astype(float), 1) * grid.samples
+    return ServedTrace(
+        edges={dim: tuple(int(edge) for edge in edges[dim]) for dim in grid.dims},
+        bucket_of=bucket_of,
+        sizes=sizes,
+        log_sd=times.log_sd(sizes, max(round(batch), 1)),
+        seconds=np.asarray(seconds),
+        padding=float(1.0 - real.sum() / filled.sum()),
+        batch=batch,
+        utilization=utilization,
+        service=service,
+    )
+
+
+def resample_plans(plans: Sequence[ServedTrace], seed: int = 0) -> Array:
+    """Mean engine seconds of a request of each plan in each resample, float64 [plans, RESAMPLES]."""
+    rng = np.random.default_rng(seed)
+    count = len(plans[0].seconds)
+    length = block_length(*(plan.seconds for plan in plans))
+    starts = np.arange(0, count, length)
+    blocks = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, count)))
+    drawn = rng.multinomial(len(starts), np.full(len(starts), 1 / len(starts)), RESAMPLES).astype(float)
+    requests = drawn @ np.bincount(blocks)
+    errors: dict[tuple[int, ...], Array] = {}
+    found = []
+    for plan in plans:
+        shape = (len(starts), len(plan.sizes))
+        flat = np.ravel_multi_index((blocks, plan.bucket_of), shape)
+        seconds = np.bincount(flat, plan.seconds, minlength=shape[0] * shape[1]).reshape(shape)
+        keys = [tuple(size) for size in plan.sizes.tolist()]
+        for key in keys:
+            errors.setdefault(key, rng.standard_normal(RESAMPLES))
+        factors = np.exp(plan.log_sd[:, None] * np.stack([errors[key] for key in keys]))
+        found.append(np.einsum("rb,bk,kr->r", drawn, seconds, factors, optimize=True) / requests)
+    return np.stack(found)
+
+
+def interval_of(value: float, resamples: Array) -> Interval95:
+    """An estimate with the percentile interval of its resamples."""
+    low, high = np.quantile(resamples, _CENTRAL)
+    return Interval95(value, float(min(low, value)), float(max(high, value)))
+
+
+def edges_of(grid: RequestGrid, partitions: Sequence[Partition]) -> dict[str, tuple[int, ...]]:
+    """The edges of each dim, of indices of candidates."""
+    named = zip(grid.dims, grid.edges, partitions, strict=True)
+    return {dim: tuple(int(edges[index]) for index in partition) for dim, edges, partition in named}

@@ -1,0 +1,197 @@
+"""Requests on a grid of candidate edges, and the time of a run at each."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from enginesmith.arrays import Array
+from enginesmith.core.types import Dim
+from validation.traffic.trace import ServiceTimes, Trace
+
+# Requests on a grid of candidate edges: what buckets are chosen from.
+
+
+# Candidates of the only dim that is chosen, and of each where there are several.
+MOST_ALONE, MOST_EACH = 256, 32
+# Longer traces are cut down to so many requests, in so many stretches evenly over them.
+MOST_REQUESTS, STRETCHES = 100_000, 50
+
+
+@dataclass(frozen=True, eq=False)
+class RequestGrid:
+    """Requests in the order of arrival. dims: all but the batch.  edges: of each dim its candidates, rising, int64.
+
+    places: index of the smallest candidate that holds the request, int64 [requests, dims].  sizes: int64, likewise.
+    samples: in each request, int64 [requests].  at: arrival in seconds, float64 [requests]; None without times.
+    """
+
+    dims: tuple[str, ...]
+    edges: tuple[Array, ...]
+    places: Array
+    sizes: Array
+    samples: Array
+    at: Array | None
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds over which the requests came, one mean gap more than from the first to the last; 0 without times."""
+        if self.at is None or len(self) < 2:
+            return 0.0
+        return float(self.at[-1]) * len(self) / (len(self) - 1)
+
+    def edges_of(self, dim: str) -> Array:
+        """The candidates of a dim."""
+        return self.edges[self.dims.index(dim)]
+
+
+def grid_of(
+    trace: Trace,
+    dims: Sequence[Dim],
+    batch: str | None,
+    chosen: Sequence[str],
+    *,
+    tops: Mapping[str, int],
+    at: Array | None,
+) -> RequestGrid:
+    """The requests of a trace, whose sizes lie within the dims.
+
+    batch: the dim of samples, which gets no buckets here.  chosen: dims that get buckets; the others keep theirs.
+    tops: of chosen dims, the last edge.  at: arrivals in seconds; None for requests without times.
+    Candidates of a chosen dim are all sizes that occur, as multiples of the dim's; where these are more than MOST_ALONE
+    (MOST_EACH of several dims), as many of them at equal shares of the requests.
+    """
+    kept = _stretches(len(trace))
+    axes = [dim for dim in dims if dim.name != batch]
+    most = MOST_ALONE if len(chosen) == 1 else MOST_EACH
+    edges, places, sizes = [], [], []
+    for dim in axes:
+        found = trace.sizes[dim.name][kept]
+        rounded = np.ceil(found / dim.multiple).astype(np.int64) * dim.multiple
+        if dim.name in chosen:
+            candidates = _thin(np.append(rounded, tops[dim.name]), most)
+        else:
+            candidates = np.array([high for _, _, high in dim.buckets()], np.int64)
+        edges.append(candidates)
+        places.append(np.searchsorted(candidates, rounded))
+        sizes.append(found)
+    count = len(kept)
+    samples = trace.sizes[batch][kept] if batch else np.ones(count, np.int64)
+    when = None if at is None else _close_gaps(at, kept)
+    shape = (count, len(axes))
+    placed, sized = (np.stack(rows, 1) if rows else np.zeros(shape, np.int64) for rows in (places, sizes))
+    return RequestGrid(tuple(dim.name for dim in axes), tuple(edges), placed, sized, samples, when)
+
+
+def _thin(sizes: Array, most: int) -> Array:
+    """The distinct sizes, rising; of too many, those at equal shares of the requests, and the greatest."""
+    distinct = np.unique(sizes)
+    if len(distinct) <= most:
+        return distinct
+    return np.unique(np.append(np.quantile(sizes, np.linspace(0, 1, most), method="higher"), distinct[-1]))
+
+
+def _stretches(count: int) -> Array:
+    """Indices of the requests that are used: all, or STRETCHES runs of neighbours evenly over them."""
+    if count <= MOST_REQUESTS:
+        return np.arange(count)
+    length = MOST_REQUESTS // STRETCHES
+    starts = np.linspace(0, count - length, STRETCHES).astype(np.int64)
+    return np.asarray((starts[:, None] + np.arange(length)).ravel())
+
+
+def _close_gaps(at: Array, kept: Array) -> Array:
+    """The times of the kept requests, without the gaps where requests were left out."""
+    gaps = np.diff(at[kept], prepend=at[kept[0]])
+    jumps = np.diff(kept, prepend=kept[0] - 1) > 1
+    gaps[jumps] = float(at[-1]) / max(len(at) - 1, 1)
+    return np.asarray(np.cumsum(gaps))
+
+
+# The time of a run at each candidate size, of those at which an engine was timed.
+
+
+# Sizes at which the only chosen dim is timed, each of several, and the numbers of samples with several.
+_ALONE, _EACH, _BATCHES = 8, 4, 3
+MOST_TIMED = 96
+
+
+@dataclass(frozen=True, eq=False)
+class RunTimes:
+    """Times of runs in seconds. service: over the batch, if there is one, and then the dims, in order.
+
+    batch: the dim of samples; None where a run has one.
+    """
+
+    service: ServiceTimes
+    batch: Dim | None
+
+    def table(self, edges: Sequence[Array], most: int) -> Array:
+        """Mean seconds of a run of 1, 2, ... `most` samples at each combination of edges, [edges of each dim, most].
+
+        Raises DataError for a size beyond those that were timed.
+        """
+        padded = np.array([pad_samples(self.batch, count) for count in range(1, most + 1)])
+        distinct, places = np.unique(padded, return_inverse=True)
+        axes = [np.asarray(edge) for edge in edges]
+        sizes = np.array([*itertools.product(*axes, distinct)], np.int64)
+        rows = np.roll(sizes, 1, 1) if self.batch else sizes[:, :-1]
+        medians, _ = self.service.predict(rows)
+        shape = (*map(len, axes), len(distinct))
+        return np.asarray((medians * self._tail).reshape(shape)[..., places])
+
+    def log_sd(self, sizes: Array, samples: int) -> Array:
+        """Standard deviation of the logarithm of the time at each row of sizes, int64 [rows, dims]: float64 [rows]."""
+        padded = np.full((len(sizes), 1), pad_samples(self.batch, samples), np.int64)
+        return self.service.predict(np.hstack([padded, sizes]) if self.batch else sizes)[1]
+
+    @cached_property
+    def _tail(self) -> float:
+        """Mean over median of run times: the median over the sizes that were timed."""
+        curves = self.service.curves
+        means = ((curves[:, 1:] + curves[:, :-1]) / 2).mean(1)
+        return float(np.median(means / curves[:, curves.shape[1] // 2]))
+
+
+def pad_samples(batch: Dim | None, count: int) -> int:
+    """The number of samples that a run of `count` has: of a dim with buckets the next edge, else the next multiple."""
+    if batch is None:
+        return 1
+    edges = batch.edges or [-(-max(count, batch.min) // batch.multiple) * batch.multiple]
+    return next((edge for edge in edges if edge >= count), edges[-1])
+
+
+def sizes_to_time(
+    grid: RequestGrid, chosen: Sequence[str], batch: Dim | None, most: int, tops: Mapping[str, int]
+) -> list[dict[str, int]]:
+    """Sizes at which an engine is timed: candidates of chosen dims at about equal ratios, up to the tops, every bucket
+    of the others, and powers of two for the samples, up to `most` in a run."""
+    each = _ALONE if len(chosen) == 1 else _EACH
+    axes: dict[str, list[int]] = {}
+    if batch:
+        powers = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
+        if len(chosen) > 1:
+            powers = sorted({powers[index] for index in np.linspace(0, len(powers) - 1, _BATCHES).astype(int)})
+        axes[batch.name] = sorted({pad_samples(batch, power) for power in powers})
+    for dim, edges in zip(grid.dims, grid.edges, strict=True):
+        axes[dim] = spread(np.union1d(edges, [tops[dim]]), each) if dim in chosen else edges.tolist()
+    return [dict(zip(axes, sizes, strict=True)) for sizes in itertools.product(*axes.values())]
+
+
+def edges_to_time(edges: Mapping[str, Sequence[int]], batch: Dim | None, most: int) -> list[dict[str, int]]:
+    """The sizes of buckets with these edges, with one sample and with `most`."""
+    counts = sorted({pad_samples(batch, 1), pad_samples(batch, most)})
+    axes = ({batch.name: counts} if batch else {}) | {dim: list(sizes) for dim, sizes in edges.items()}
+    return [dict(zip(axes, sizes, strict=True)) for sizes in itertools.product(*axes.values())]
+
+
+def spread(edges: Array, count: int) -> list[int]:
+    """At most `count` of the edges at about equal ratios, both ends among them."""
+    wanted = np.geomspace(edges[0], edges[-1], count) if edges[0] > 0 else np.linspace(edges[0], edges[-1], count)
+    nearest = np.abs(edges[:, None] - wanted).argmin(0)
+    return [int(size) for size in np.unique(edges[nearest])]

@@ -1,0 +1,261 @@
+"""Plots of reports, by matplotlib."""
+
+import io
+import math
+import re
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
+
+from enginesmith.core.text import format_plain, visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# Numbers as text for pages and pictures: three digits, a real minus sign, few units.
+
+
+def number_text(value: float) -> str:
+    """A number with three significant digits: '0.0123', '1.25e6'."""
+    return digits_text(value or 0.0, 3)  # no minus sign for -0.0
+
+
+def digits_text(value: float, digits: int) -> str:
+    """A finite number with so many significant digits and a real minus sign; its exponent without zeros in front."""
+    mantissa, _, exponent = f"{value:.{digits}g}".partition("e")
+    return (mantissa + (f"e{int(exponent)}" if exponent else "")).replace("-", "−")  # noqa: RUF001
+
+
+def nonfinite_text(value: float) -> str:
+    """'NaN', '∞', or that with a minus sign; '' for a finite number."""
+    return "" if math.isfinite(value) else "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"  # noqa: RUF001
+
+
+def share_text(share: float) -> str:
+    """A share in percent: '0', '0.012 %', 'under 0.001 %'."""
+    if share == 0:
+        return "0"
+    return f"{100 * share:.2g} %" if share >= 1e-5 else "under 0.001 %"
+
+
+def seconds_text(value: float) -> str:
+    """A time, given in seconds, with its unit: '12.3 ms'; '' for NaN and infinities."""
+    if not math.isfinite(value):
+        return ""
+    value = float(f"{value:.3g}")  # 999.9 ns are 1 µs, and not 1e+03 ns
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(value) >= size:
+            return f"{format_plain(value / size)} {unit}"
+    return f"{format_plain(value / 1e-9)} ns" if value else "0 s"
+
+
+def percent_text(value: float) -> str:
+    """A share or a slowdown in percent, with its sign: '+3.1 %'."""
+    sign = "−" if value < 0 else "+"  # noqa: RUF001 - a real minus sign
+    return f"{sign}{format_plain(100 * abs(value))} %" if value else "0 %"
+
+
+def decibels_text(value: float) -> str:
+    """A whole number of decibels, for an axis."""
+    return f"{number_text(value)} dB"
+
+
+# A matplotlib figure as SVG text that belongs to a page.
+#
+# A caller draws with matplotlib itself, in the colours of `COLOURS`: each is a value that nothing else has, and becomes
+# the CSS variable of its name, so that a picture follows the page's light and dark schemes and its print. matplotlib
+# takes half a second to import, and is imported when a picture is drawn.
+
+
+_NAMES = ("ink", "muted", "line", "card", "accent", "proven-soft", "failed", "failed-fill", "proven-fill",
+          "unproven-fill", "refused-fill", "c1", "c2", "c3", "c4", "c5", "c6")  # fmt: skip
+COLOURS: Mapping[str, str] = {name: f"#0e0d{index:02x}" for index, name in enumerate(_NAMES)}
+# Colours of curves side by side, in this order; further curves repeat them with dashes.
+SERIES = tuple(COLOURS[f"c{number}"] for number in range(1, 7))
+WIDTH, HEIGHT = 420, 250
+# Ticks of an axis of shares.
+QUARTERS = tuple((part / 4, f"{25 * part} %") for part in range(5))
+_STYLE = Path(__file__).with_name("plots.mplstyle")
+# Pixels of a letter of a legend, of an entry beside its text, and of a row of entries.
+_LETTER, _HANDLE, _ROW = 7.5, 44.0, 15
+# Settings of matplotlib are those of the process: one drawing at a time changes them.
+_LOCK = threading.Lock()
+# Styles of a picture in a file of its own.
+_STANDALONE = (
+    "svg{--ink:#1d2126;--muted:#626a73;--line:#e4e1dc;--accent:#2f5d9e;--card:#fff;--failed:#b3261e;"
+    "--c1:#2f5d9e;--c2:#c9831a;--c3:#2b8a72;--c4:#8e4a9e;--c5:#b0453c;--c6:#6d7680;background:var(--card)}"
+    "@media(prefers-color-scheme:dark){svg{--ink:#e8eaec;--muted:#9aa3ad;--line:#2d333a;--accent:#8db4ec;"
+    "--card:#1b1f24;--failed:#ff8f85;"
+    "--c1:#8db4ec;--c2:#e3a94f;--c3:#5cc0a5;--c4:#c795d6;--c5:#e98a80;--c6:#a3adb7}}"
+    "text{font-family:system-ui,sans-serif;font-variant-numeric:tabular-nums}"
+)
+# The ends of a logarithmic axis are no nearer to 0, or farther from it, than these.
+_SMALLEST, _GREATEST = 1e-140, 1e140
+
+
+def draw_svg(
+    kind: str,
+    words: str | Sequence[str],
+    draw: "Callable[[Figure], object]",
+    size: tuple[int, int] = (WIDTH, HEIGHT),
+    *,
+    standalone: bool = False,
+) -> str:
+    """The SVG text of what `draw` puts into an empty figure; the same drawing gives the same bytes.
+
+    kind: a class of the picture.  words: its text alternative, or sentences of it that `draw` fills in.  size: width
+    and height in pixels, as font sizes are; a legend of several rows makes it higher.  standalone: for a file of its
+    own, which has no page to take colours from.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    muted = ("axes.titlecolor", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor", "legend.labelcolor")
+    colours: Any = {"grid.color": COLOURS["line"], **dict.fromkeys(muted, COLOURS["muted"])}
+    with _LOCK, matplotlib.rc_context(colours, _STYLE), warnings.catch_warnings():
+        # Names that nobody should write: letters that the font lacks, and legends wider than the picture.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font|constrained_layout not applied")
+        figure, out = Figure(figsize=(size[0] / 72, size[1] / 72)), io.StringIO()
+        draw(figure)
+        _add_legends(figure, size)
+        nameless = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        FigureCanvasSVG(figure).print_svg(out, metadata=nameless)  # type: ignore[no-untyped-call]
+    spoken = words if isinstance(words, str) else "; ".join(words)
+    return _rewrite(out.getvalue(), kind, visible(spoken), standalone)
+
+
+def tag(kind: str, title: str = "") -> str:
+    """The `gid` of an artist that becomes a group of this class with this tooltip."""
+    return f"{kind}:{visible(title)}"
+
+
+def shorten(text: str, most: int = 48) -> str:
+    """The text in a line, or its first letters with an ellipsis."""
+    text = visible(" ".join(text.split()))
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def series(index: int) -> dict[str, Any]:
+    """Colour and line style of the curve number `index` among several."""
+    return {"color": SERIES[index % 6], "linestyle": "--" if index % 12 >= 6 else "-"}
+
+
+def set_axis(
+    axes: "Axes",
+    name: Literal["x", "y"],
+    ends: tuple[float, float],
+    label: str = "",
+    *,
+    log: bool = False,
+    text: Callable[[float], str] = number_text,
+    ticks: Sequence[tuple[float, str]] | None = None,
+) -> None:
+    """Set the scale of an axis from ends[0] to ends[1], both above 0 where it is logarithmic.
+
+    label: what is measured, with its unit.  ticks: (place, label); None for about five round numbers, as `text` writes
+    them.
+    """
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    side = axes.xaxis if name == "x" else axes.yaxis
+    if log:
+        axes.set(**{f"{name}scale": "log"})
+    if ticks is None:
+        decades = math.log10(ends[1] / ends[0]) if log else 0.0
+        subs = (1.0, 2.0, 5.0) if decades < 1.6 else (1.0, 3.0) if decades < 3 else (1.0,)
+        linear = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
+        side.set_major_locator(linear if decades < 0.7 else LogLocator(subs=subs, numticks=7))
+        side.set_major_formatter(lambda value, _: text(value))
+    else:
+        side.set_ticks([place for place, _ in ticks], [word for _, word in ticks])
+    side.set_minor_locator(NullLocator())
+    axes.set(**{f"{name}lim": ends})
+    if name == "x":
+        axes.set_xlabel(shorten(label, 64))
+    else:
+        axes.set_title(shorten(label, 64))
+
+
+def annotate(
+    axes: "Axes", text: str, place: tuple[float, float], moved: tuple[float, float], *, top: bool = False, **look: Any
+) -> None:
+    """Write a text beside a place in the data, moved to the right and up by so many pixels.
+
+    top: whether the place's second coordinate is a share of the axes' height.  look: of matplotlib's text.
+    """
+    where, look = ("data", "axes fraction") if top else "data", {"color": COLOURS["muted"]} | look
+    axes.annotate(shorten(text, 64), place, moved, where, "offset pixels", annotation_clip=False, **look)
+
+
+def span(values: Sequence[float], *, log: bool = False, pad: float = 0.04, least: float = 0.0) -> tuple[float, float]:
+    """Ends (low, high) of an axis around the finite values (the positive ones, if logarithmic).
+
+    pad: added at both ends, as a share of the width.  least: width at least, in units of the axis; in decades, if
+    logarithmic. Without values it is (0, 1), or (1, 10) if logarithmic.
+    """
+    known = [value for value in values if math.isfinite(value) and (not log or value > 0)]
+    if not known:
+        return (1.0, 10.0) if log else (0.0, 1.0)
+    known = [min(max(value, _SMALLEST if log else -_GREATEST), _GREATEST) for value in known]
+    low, high = (math.log10(min(known)), math.log10(max(known))) if log else (min(known), max(known))
+    wide = max(high - low, least, 1e-9 * max(abs(low), abs(high)), 1e-12)
+    middle = (low + high) / 2
+    low, high = middle - wide * (0.5 + pad), middle + wide * (0.5 + pad)
+    return (10.0 ** max(low, -150.0), 10.0 ** min(high, 150.0)) if log else (low, high)
+
+
+def _add_legends(figure: "Figure", size: tuple[int, int]) -> None:
+    """A legend above the figure's only axes, or within each of several."""
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        if not labels:
+            continue
+        columns = int(size[0] // (_HANDLE + _LETTER * max(map(len, labels)))) or 1
+        if len(figure.axes) > 1:
+            axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=columns)
+            continue
+        rows = math.ceil(len(labels) / columns)
+        figure.set_figheight((size[1] + _ROW * (rows - 1)) / 72)  # no less room for the data
+        figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+
+
+def _rewrite(drawn: str, kind: str, words: str, standalone: bool) -> str:
+    """matplotlib's SVG as a picture of a page: its own ids, styles and namespaces go, classes and titles come in."""
+    root = fromstring(drawn)  # noqa: S314 - matplotlib wrote it a moment ago
+    own = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": words, "style": "stroke-linejoin: round"}
+    picture = Element("svg", {"class": f"picture {kind}", **own})
+    if standalone:
+        picture.set("xmlns", "http://www.w3.org/2000/svg")
+    SubElement(picture, "title").text = words
+    if standalone:
+        SubElement(picture, "style").text = _STANDALONE
+    picture.extend(item for item in root if item.tag.endswith("}g") or item.find("{*}clipPath") is not None)
+    for item in picture.iter():
+        _rewrite_element(item)
+    text = re.sub(r"font-family: [^;\"]*(?:; |(?=\"))", "", tostring(picture, "unicode"))
+    return re.sub(r"#0e0d([0-9a-f]{2})", lambda match: f"var(--{_NAMES[int(match[1], 16)]})", text)
+
+
+def _rewrite_element(item: Element) -> None:
+    """Take an element of matplotlib's SVG out of its namespace; a group with a `tag` as its id gets class and title."""
+    item.tag, item.tail = item.tag.rpartition("}")[2], None
+    item.text = item.text if item.tag in ("text", "title", "style") else None
+    attributes = {name.rpartition("}")[2]: " ".join(value.split()) for name, value in item.attrib.items()}
+    name, colon, title = attributes.pop("id", "").partition(":") if item.tag == "g" else ("", "", "")
+    if colon:
+        attributes["class"] = name
+    if title:
+        item.insert(0, Element("title"))
+        item[0].text = title
+    if attributes.get("transform", "").startswith("rotate(-0 "):
+        del attributes["transform"]
+    for name in attributes.keys() & {"d", "x", "y", "transform"}:
+        attributes[name] = re.sub(r"\d+\.\d+", lambda match: f"{float(match[0]):.2f}", attributes[name])
+    item.attrib.clear()
+    item.attrib.update(attributes)
