@@ -1,6 +1,6 @@
 # demo   sets up and runs the main job on real input     test   sets up, checks and runs the tests that are not slow
 # test-all  these, and the slow ones: whole demos, servers, compilers, simulations
-# check  format, lint, types, import rules, links        bench  ratios against peers, measured in one run
+# check  format, lint, types, import rules, links, prose  bench  ratios against peers, measured in one run
 # site   docs/ as a site in build/site                    docs   the pages that are generated from the code
 #                                                        hunt   random examples, and many, for every property test
 # chart  what is generated from the Helm chart           clean  removes what these made
@@ -25,10 +25,13 @@ INSTALL = $(LOGGED) $(PIP) --editable
 # One pip unpacks on one core: half of all on each of two, and the last one adds what these leave out, or fails as they did.
 TWO_PIPS = $(LOGGED) sh -c "$(PIP) --no-deps torch ray & $(PIP) boto3 matplotlib onnx onnxruntime prefect; wait"
 SOURCES := builders validation pipeline enginesmith tests benchmarks examples charts docs
+# Whose prose is checked, and by which of Harper's rules: its own, and those of docs/prose.
+PROSE := README.md AGENTS.md CONTRIBUTING.md docs/index.md docs/getting-started docs/guides docs/concepts
+PROSE_RULES := LongSentences,RepeatedWords,Dangling,OurWords
 SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 
 .PHONY: demo demo-cluster test test-rest test-all check format bench proof docs site chart hunt simulate zoo conformance node-tests gpu-check cluster-test azurite site-check clean \
-  check-style check-types check-imports check-links
+  check-style check-types check-imports check-links check-prose
 .DEFAULT_GOAL := test
 
 # $(1): the extras of the package.
@@ -64,7 +67,7 @@ test-all: test test-rest
 
 # Two at a time; where make can, what each prints in one piece.
 check: $(VENV)/.installed
-	@$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),-O) check-types check-imports check-links check-style
+	@$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),-O) check-types check-imports check-links check-prose check-style
 
 check-style:
 	$(BIN)/ruff format --check $(SOURCES)
@@ -78,6 +81,12 @@ check-imports:
 
 check-links:
 	$(SPHINX) --tag links --conf-dir docs --builder dummy . build/links
+
+check-prose:
+	@mkdir -p build && rm -f build/prose.weirpack
+	@cd docs/prose && $(abspath $(BIN))/python -m zipfile -c $(CURDIR)/build/prose.weirpack *
+	@for rule in docs/prose/*.weir; do $(BIN)/harper test $$rule >&2 || exit 1; done
+	@RUST_BACKTRACE=0 $(BIN)/harper lint --quiet --no-color --format compact --user-dict-path /dev/null --weirpacks build/prose.weirpack --only $(PROSE_RULES) $(PROSE)
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format $(SOURCES)

@@ -265,7 +265,7 @@ def _read_sweeper(value: object, path: str) -> Sweeper:
 # A lease is a document of a running writer. It records the generation of the garbage marks (`registry.marks`) when the
 # writer began: what was marked later is kept while the lease is held, and of what was marked before the writer removes
 # the marks. So a writer does this, in this order: `hold_lease`; `Guard.secure` the names; check that they exist; write
-# what refers to them. One that needs a name that is going must run again later. docs/guides/retention.md ("Why a
+# what refers to them. One that needs a name that is going must run again later. docs/guides/registry-care.md#delete-old-versions ("Why a
 # collection never hurts a publication") has the argument why this is enough.
 #
 # The times in a lease, as all that one machine writes and another judges, are of the store's clock (`Store.now`). Its

@@ -73,7 +73,7 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
     )
     yield from _data("golden", golden, "real inputs, others than those, that engines are proven with; random ones else")
     if found.metric:
-        why = "in golden: what the model is for (docs/guides/task-metrics.md)"
+        why = "in golden: what the model is for (docs/guides/bring-a-model.md#say-what-the-model-is-for)"
         yield f"# metric: {quote(dict(found.metric))}   # {why}"
 
 

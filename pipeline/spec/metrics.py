@@ -14,7 +14,7 @@ from validation.metrics.tasks import terms
 _AGAINST = "what the answers are compared with; default: golden.labels where it is given, else the original's outputs"
 _DECIDES = (
     "limits on numeric drift do not count beside it: true for all precisions but fp32, or a list of precisions "
-    "(docs/guides/task-metrics.md)"
+    "(docs/guides/bring-a-model.md#say-what-the-model-is-for)"
 )
 
 

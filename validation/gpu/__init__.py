@@ -9,5 +9,5 @@ cases.py    golden cases, as files                          offline_bundle.py  p
 recording.py  answers to the calls of a proof, as text
 devices.py  device, driver and software of this machine     peaks.py           bandwidth and matrix rates of the device
 peers.py    PyTorch running the same graph                  results.py         the JSON
-page.py     docs/reference/gpu-results.md
+page.py     docs/reference/gpu-check.md
 """

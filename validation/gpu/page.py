@@ -1,4 +1,4 @@
-"""The page docs/reference/gpu-results.md from the kit's results: `python -m validation.gpu page RESULTS.json ...`.
+"""The page docs/reference/gpu-check.md from the kit's results: `python -m validation.gpu page RESULTS.json ...`.
 
 Without results it says that there are none. Nothing is added by hand.
 """
@@ -12,7 +12,7 @@ from validation.gpu.results import PeerComparison, Results
 _HEAD = """\
 # What was seen on GPUs
 
-Written by `python -m validation.gpu page RESULTS.json ... > docs/reference/gpu-results.md` from what the GPU proof kit
+Written by `python -m validation.gpu page RESULTS.json ... > docs/reference/gpu-check.md` from what the GPU proof kit
 measured; how to run it, what it tries and what its numbers mean: [gpu-check.md](../guides/gpu-check.md).
 """
 _NONE = """

@@ -68,9 +68,9 @@ def validate(
     """Run the engines of REF that this machine can run, and attach the proof to the registry.
 
     On a node with a GPU this turns an unproven engine into a proven one. For a node that cannot reach the registry,
-    --carry takes the engines there and --import brings the results back (docs/guides/gpu-check.md). --cache measures
+    --carry takes the engines there and --import brings the results back (docs/reference/gpu-check.md). --cache measures
     the warm start of compile caches again, whose code needs a signature that --trust asks for, or --allow-unsigned
-    (docs/guides/compile-caches.md). Exit code 1 if a check failed, or a cache or a result was refused.
+    (docs/guides/client.md#compile-caches). Exit code 1 if a check failed, or a cache or a result was refused.
     """
     from enginesmith.registry.store.base import open_store
 

@@ -88,7 +88,7 @@ def in_fp32(chosen: Mapping[str, OverridePrecision]) -> tuple[str, ...]:
 # integer kernels are not chosen.
 # Weights use all 8 bits, or -64..64 (`QuantizationScheme.weight_levels`): on x86 without VNNI onnxruntime adds pairs of
 # uint8 x int8 products in 16 bits, which larger weights can saturate (its own documentation). There an engine with such
-# weights is opened in another way, and slower; docs/concepts/cpu-kinds.md has the price of both.
+# weights is opened in another way, and slower; docs/concepts/quantization.md#kinds-of-cpu has the price of both.
 
 
 # Additive attention masks reach -1e4 and far beyond; one step of int8 over such a range is larger than any activation.

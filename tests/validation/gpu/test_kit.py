@@ -181,7 +181,7 @@ def find_gpu() -> bool:
 
 def test_the_committed_page_is_what_the_results_that_are_committed_give() -> None:
     results = [Results.load(path) for path in sorted((ROOT / "docs/reference/gpu-results").glob("*.json"))]
-    text = (ROOT / "docs/reference/gpu-results.md").read_text()
+    text = (ROOT / "docs/reference/gpu-check.md").read_text()
     assert text == page(results)
     assert results or "never run on one" in text
 

@@ -1,4 +1,4 @@
-"""The kit on this machine's GPU, at its small size: `pytest -m gpu`. Never run (docs/reference/gpu-results.md)."""
+"""The kit on this machine's GPU, at its small size: `pytest -m gpu`. Never run (docs/reference/gpu-check.md)."""
 
 from pathlib import Path
 
