@@ -4,7 +4,7 @@ For each cell of `tests.validation.canary.cells`, in percent. What is named wron
 at a margin, or beyond it, that passes, judged by that criterion alone; an equal one that fails, with all criteria. How
 often an equal one passes depends on how much data there is. Then logs that end, or are of other hours
 (`simulated_logs`): how many of them got a verdict that is not right. `--write` puts the tables into
-docs/guides/canary.md. `--rows FILE` keeps each row there once it is counted, and counts none again that is there: for
+docs/concepts/canary-statistics.md. `--rows FILE` keeps each row there once it is counted, and counts none again that is there: for
 parts, and for a run that was ended. Rows of another judge do not belong there: delete the file when the judge changes.
 """
 
@@ -26,12 +26,14 @@ from validation.canary.judging.judge import judge
 from validation.canary.judging.pairing import evidence_of
 from validation.statistics.rates import lower
 
-PAGE = Path(__file__).parents[1] / "docs/guides/canary.md"
+PAGE = Path(__file__).parents[1] / "docs/concepts/canary-statistics.md"
 START, END = "<!-- cells: written by `python -m benchmarks.bench_canary --write` -->\n\n", "\n<!-- end of cells -->\n"
 BAR, SURE = 0.05, 0.01
 # Another seed than the judge was made with.
 SEED = 23
 LOG_REQUESTS, LOG_SIMULATIONS = 4000, 100
+# How the names of cells end that compare unpaired requests.
+UNPAIRED = ", unpaired"
 Row = tuple[str, int, dict[str, float]]
 
 
@@ -62,15 +64,32 @@ def log_row(seed: int, name: str) -> Row:
 
 
 def tables(rows: Sequence[Row], simulations: int) -> str:
-    """One table for each set of columns, in percent."""
+    """One table for each set of columns, in percent: of wrong verdicts the highest rate of a kind, of the others those
+    with the most requests, paired and unpaired."""
     found = []
     for columns in dict.fromkeys(tuple(rates) for _, _, rates in rows):
-        lines = [("", "requests", *columns), ("---",) * (len(columns) + 2)]
-        for name, count, rates in rows:
-            if tuple(rates) == columns:
-                lines.append((name, f"{count:,}", *(f"{100 * rate:.1f}" for rate in rates.values())))
-        found.append("".join(f"| {' | '.join(line)} |\n" for line in lines))
+        mine = [row for row in rows if tuple(row[2]) == columns]
+        found.append(_log_table(mine) if columns == ("wrong",) else _kind_table(mine))
     return f"{simulations} canaries a row, {LOG_SIMULATIONS} of logs; in percent.\n\n" + "\n".join(found)
+
+
+def _kind_table(rows: Sequence[Row]) -> str:
+    wrong = [name for name in rows[0][2] if name.startswith("wrong")]
+    most = max(count for _, count, _ in rows)
+    head = ("kind", *wrong, f"PASS, equal, {most:,} pairs", "unpaired")
+    lines = [head, ("---",) * len(head)]
+    for kind in dict.fromkeys(name.removesuffix(UNPAIRED) for name, _, _ in rows):
+        rates = {(name, count): of for name, count, of in rows if name.removesuffix(UNPAIRED) == kind}
+        passed = [rates[name, most]["PASS, equal"] if (name, most) in rates else None for name in (kind, kind + UNPAIRED)]
+        highest = [max(of[name] for of in rates.values()) for name in wrong]
+        lines.append((kind, *("" if rate is None else f"{100 * rate:.1f}" for rate in (*highest, *passed))))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _log_table(rows: Sequence[Row]) -> str:
+    some = [(name, f"{100 * rates['wrong']:.1f}") for name, _, rates in rows if rates["wrong"]]
+    lines = [("logs", "wrong verdict"), ("---", "---"), *some, (f"the other {len(rows) - len(some)} kinds", "0.0")]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def over(rows: Sequence[Row], simulations: int) -> list[str]:
@@ -92,7 +111,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rows", type=Path, help="JSON lines that keep each row")
-    parser.add_argument("--write", action="store_true", help="the tables into docs/guides/canary.md")
+    parser.add_argument("--write", action="store_true", help="the tables into docs/concepts/canary-statistics.md")
     chosen = parser.parse_args()
     items = [(cell, count) for cell in chosen.cells for count in chosen.requests]
     kept = kept_rows(chosen.rows, chosen.simulations, chosen.seed)

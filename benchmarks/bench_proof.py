@@ -2,7 +2,7 @@
 
 Every fault of tests/faults/plants.py and sessions.py in every family of networks (tests/faults/families.py), precision
 and seed where it has a place; engines that are right but not equal over other seeds; the canary's cells; and the faults
-of `python -m tests.faults`. `--write` puts the tables into docs/concepts/validation.md.
+of `python -m tests.faults`. `--write` puts the tables into docs/reference/faults.md.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--simulations", type=int, default=500, help="of each cell of the canary")
     parser.add_argument("--family", action="append", choices=[*FAMILIES], help="only these")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help="the tables into docs/concepts/validation.md")
+    parser.add_argument("--write", action="store_true", help="the tables into docs/reference/faults.md")
     chosen = parser.parse_args()
     families = chosen.family or [*FAMILIES]
     found = list(spread(outcomes, families, range(chosen.seeds), chosen.workers))

@@ -66,7 +66,7 @@ def test_every_command_in_the_pages_can_be_typed() -> None:
             seen += 1
             if reason := problem(words, whole):
                 wrong.append(f"{page.relative_to(ROOT)}: enginesmith {' '.join(words)}: {reason}")
-    assert not wrong and seen > 300
+    assert not wrong and seen > 200
 
 
 @pytest.mark.parametrize(

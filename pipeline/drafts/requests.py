@@ -317,7 +317,7 @@ def _read_input(guess: TensorSpec, sizes: Sequence[tuple[int, int]], given: Requ
 
 
 # How many of them become golden data: enough that a decision that changes in 1 of 20 shows; and calibration data:
-# ranges change little beyond some hundreds of samples (docs/concepts/quantization.md#calibration).
+# ranges change little beyond some hundreds of samples.
 MOST_GOLDEN, MOST_CALIBRATION, SHARE = 64, 512, 0.2
 # More are not read: of traffic some hundreds suffice, and a small archive can hold any number of zeros.
 MOST_READ = 100_000

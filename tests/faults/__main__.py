@@ -1,4 +1,4 @@
-"""Plants every fault and prints the table: `python -m tests.faults`; `--write`: into docs/concepts/validation.md."""
+"""Plants every fault and prints the table: `python -m tests.faults`; `--write`: into docs/reference/faults.md."""
 
 import contextlib
 import sys

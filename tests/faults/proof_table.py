@@ -1,4 +1,4 @@
-"""The tables of `make proof`, in docs/concepts/validation.md: what is caught in which precision, and false alarms."""
+"""The tables of `make proof`, in docs/reference/faults.md: what is caught in which precision, and false alarms."""
 
 import math
 from collections import Counter

@@ -10,7 +10,7 @@ from enginesmith.core.reports.proof import Check
 from validation.attribution.result import Attribution, SegmentRow
 from validation.limits.budget import at_most
 
-PAGE = Path(__file__).parents[2] / "docs/concepts/validation.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/faults.md"
 START, END = "<!-- planted faults: written by `python -m tests.faults --write` -->\n\n", "\n<!-- end -->\n"
 HEADER = ("fault", "caught by", "attributed to", "measured", "limit")
 

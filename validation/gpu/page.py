@@ -10,10 +10,10 @@ from validation.gpu.peers import PEERS
 from validation.gpu.results import PeerComparison, Results
 
 _HEAD = """\
-# What was seen on GPUs
+# GPU results
 
-Written by `python -m validation.gpu page RESULTS.json ... > docs/reference/gpu-check.md` from what the GPU proof kit
-measured; how to run it, what it tries and what its numbers mean: [gpu-check.md](../guides/gpu-check.md).
+Results of the [GPU proof kit](gpu-check.md), written by
+`python -m validation.gpu page RESULTS.json ... > docs/reference/gpu-results.md`.
 """
 _NONE = """
 **Nothing yet: no machine with a GPU was at hand, and the kit was never run on one.** Nothing in this repository that

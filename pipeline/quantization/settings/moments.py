@@ -117,7 +117,7 @@ MOST_BYTES = 128 << 20
 MOST_LAYERS = 8
 # Values of one tensor in all runs, that a later pass begins at.
 MOST_HELD = 96 << 20
-# Patches drawn for each value in one, and at least. On ResNet-50, `docs/concepts/quantization.md#search` has what they give.
+# Patches drawn for each value in one, and at least. `benchmarks/bench_calibration.py` measures their effect.
 PATCHES_PER_VALUE = 3
 LEAST_PATCHES = 8192
 # At most so many come out of one sample, where there are as many samples as that takes.
