@@ -164,12 +164,12 @@ def test_asking_imports_no_compiler():
         import sys
         from builders.backends import discovery
         from builders.backends.discovery import find_incompatibility
-        from enginesmith.core.hardware import targets
+        from enginesmith.core.hardware import machine
         from enginesmith.core.types import PRECISIONS, BuildRequest, TensorSpec
         tensor = (TensorSpec("x", "float32", (1, 4)),)
         for name in discovery.names():
             backend = discovery.configure(name, {{}})
-            for target in targets.parse_targets("all"):
+            for target in machine.parse_targets("all"):
                 for precision in PRECISIONS:
                     request = BuildRequest("0" * 64, precision, target, name, tensor, tensor, ())
                     backend.serves(target), backend.refuses(request), backend.runs(target)

@@ -3,8 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from enginesmith.core.errors import UnavailableError
-from enginesmith.registry.verification import verify
-from enginesmith.registry.verification import verify as repair
+from enginesmith.registry.verification import repair, verify
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.lookup import read_rollout, running_rollouts
 from pipeline.rollout import advance as advancing

@@ -8,8 +8,7 @@ from enginesmith.registry.gc import collect
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import FileStore, Store
 from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key, pin_key, record_key
-from enginesmith.registry.verification import verify
-from enginesmith.registry.verification import verify as repair
+from enginesmith.registry.verification import repair, verify
 from enginesmith.registry.versions.publish import add_attestation
 from enginesmith.registry.versions.state import read_channel
 from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, refusal, report

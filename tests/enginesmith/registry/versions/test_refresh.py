@@ -18,8 +18,7 @@ from enginesmith.registry.leases import PUBLISHING, Guard, take_lease
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key
-from enginesmith.registry.verification import verify
-from enginesmith.registry.verification import verify as repair
+from enginesmith.registry.verification import repair, verify
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.lookup import with_snapshots
 from enginesmith.registry.versions.publish import add_attestation

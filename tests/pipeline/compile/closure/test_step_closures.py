@@ -223,16 +223,23 @@ def is_page(module: str) -> bool:
     [
         ("pipeline.sources.canonical", {"export", "golden"}),
         ("pipeline.quantization.search.search", {"choose", "choose, timed"}),
-        ("pipeline.compile.steps.proofs", {"prove onnxruntime", "prove tensorrt-rtx", "attribute engine"}),
+        (
+            "pipeline.compile.steps.proofs",
+            {
+                *("check graph", "prove onnxruntime", "prove tensorrt-rtx", "prove an ensemble"),
+                *("attribute engine", "attribute graph"),
+            },
+        ),
         ("builders.backends.tensorrt.session", {"prove tensorrt-rtx"}),
         (
             "builders.backends.onnxruntime.file",
             {
-                *("choose, timed", "prove onnxruntime", "prove an ensemble", "attribute engine", "latency", "shapes"),
+                *("calibrate", "choose, timed", "prove onnxruntime", "prove an ensemble", "latency", "shapes"),
+                *("attribute engine", "attribute graph"),
             },
         ),
-        ("validation.latency.measurement.loop", {"latency"}),
-        ("validation.attribution.cuts", {"attribute graph"}),
+        ("validation.latency.measurement.measure", {"latency"}),
+        ("validation.attribution.cuts", {"attribute engine", "attribute graph"}),
         ("builders.backends.iree.compile", set()),
     ],
 )

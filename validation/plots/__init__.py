@@ -1,1 +1,0 @@
-"""Pictures: matplotlib figures as SVG text in a page's colours (figure), and numbers as text (texts)."""
