@@ -212,7 +212,7 @@ def summarize(found: Attribution) -> str:
 
 def _summarize(found: Attribution) -> str:
     if found.finding == "nothing-failed":
-        return f"no golden case fails at the {found.joint} stage by itself; the table ranks what there is"
+        return f"no golden case fails at the {found.joint} stage by itself; all parts are ranked"
     if found.finding == "spread":
         worst = found.rows[0]
         start = f"no node breaks a limit by itself: the errors of {found.segments} segments add up"
@@ -236,7 +236,7 @@ def describe_attribution(found: Attribution) -> Iterator[str]:
     """The lines beside the table: headline, failed checks, what was measured, the proposal."""
     yield summarize(found)
     yield from (f"failed: {text}" for text in found.failed)
-    yield f"cut at {found.cut} of {found.points} tensors that both have; measured on {', '.join(found.cases)}"
+    yield f"cut at {found.cut} of {found.points} common tensors; measured on {', '.join(found.cases)}"
     yield describe_taps(found)
     yield from found.notes
     if found.proposal is not None:

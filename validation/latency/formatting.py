@@ -10,7 +10,7 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.reports.breakdown import Bound, Roofs, TimeBreakdown, TimedNode
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport, PairedBenchmark, Quantile
-from enginesmith.core.text import join_first
+from enginesmith.core.text import format_plain, join_first
 from validation.latency.measurement.quantiles import LEAST_PROCESSES
 from validation.plotting import (
     COLOURS,
@@ -172,7 +172,7 @@ def format_bucket(bucket: BucketLatency) -> dict[str, str]:
 
 
 def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> Iterator[str]:
-    """Remarks on a table of times: quantiles that need more runs, runs that were held up, a busy machine.
+    """Remarks on a table of times: quantiles that need more runs, delayed runs, a busy machine.
 
     columns: of the table; there are no remarks on quantiles without a column.
     """
@@ -187,9 +187,9 @@ def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> I
     held = [item for item in report.buckets if item.mean_s >= HELD_UP * item.median_s]
     if held:
         means = (f"{item.mean_s / item.median_s:.2g} times the median at {item.name}" for item in held)
-        yield f"some runs were held up: the mean is {', '.join(means)}"
+        yield f"some runs were delayed: the mean is {', '.join(means)}"
     if report.busy:
-        yield f"the machine was busy: {join_reasons(report.busy)}; the times hold for such a machine"
+        yield f"the machine was busy: {join_reasons(report.busy)}; the times describe a busy machine"
 
 
 def describe_report(report: LatencyReport) -> Iterator[str]:
@@ -202,9 +202,9 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
         if any(one.runtime for one in report.buckets)
         else ""
     )
-    several = f"are those of one more process, by {report.processes}"
-    held = several if report.processes >= LEAST_PROCESSES else "hold within this process alone"
-    yield f"{own}Session.run, with its checks of the inputs; the 95 % intervals {held}"
+    several = f"predict one more process; measured over {report.processes} processes"
+    intervals = several if report.processes >= LEAST_PROCESSES else "hold within this process alone"
+    yield f"{own}Session.run, with its checks of the inputs; the 95 % intervals {intervals}"
     yield f"cold load {seconds_text(report.load_s)} from a file in the page cache{imported}; first run {first}"
     busy = [(item.device_s, item) for item in report.buckets if item.device_s is not None]
     if busy:
@@ -219,7 +219,7 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
     yield (
         f"the graph does {format_count(graph.macs)} multiply-adds in {graph.nodes} nodes "
         f"({format_count(graph.operations)} operations, {graph.intensity:.3g} for each byte), "
-        f"and needs {format_count(graph.working_bytes, 'B')} at hand"
+        f"working set {format_count(graph.working_bytes, 'B')}"
     )
     moved = breakdown.traffic
     whose = "the runtime's" if moved.source == "runtime" else "a greedy model's"
@@ -304,7 +304,7 @@ def describe_pair(paired: PairedBenchmark) -> Iterator[str]:
         else:
             yield (
                 f"  {name}: {item.ratio:.4f} times the other's (95 %: {item.low:.4f} to {item.high:.4f}); "
-                f"a difference of {100 * item.detectable:.2g} % would have been shown"
+                f"a difference of {format_plain(100 * item.detectable)} % would have been shown"
             )
     yield f"  {paired.runs} runs of each in {paired.openings} openings, interleaved by seed {paired.seed}"
 
