@@ -139,7 +139,7 @@ def check(run: Run, served: ServedVersion | None, here: Machine, options: CheckO
         proven = {item.built.unit.name: item for item in judged if item.verdict == "proven"}
         pulled = find_pulled(entries, judged, here, served.proven_only, context)
         pairs = list(_measure_pairs(measuring, proven, pulled))
-        limited = any(metric.limits() for metric in spec.golden.metrics) if spec.golden else False
+        limited = any(metric.limits for metric in spec.golden.metrics) if spec.golden else False
         findings += [found for pair in pairs for found in judge_pair(pair, options, limited)]
         findings += _list_uncompared(proven, pairs, served)
     findings += list_left_out(spec)

@@ -25,9 +25,9 @@ from pipeline.values import EngineBlob, ModelShapes
 from tests.faults.nets import BATCH, ROWS
 from validation.attribution.result import Attribution, read_attribution
 from validation.fuzz.run import FuzzReport
-from validation.metrics.tasks.terms import AccuracyTerms, TaskMetric
+from validation.metrics.tasks.terms import AccuracyMetric
 
-METRIC = TaskMetric(AccuracyTerms("logits"), {"accuracy": 0.95}, "labels")
+METRIC = AccuracyMetric("logits", floor=0.95, against="labels")
 Limits = Mapping[str, float | None]
 
 

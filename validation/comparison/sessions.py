@@ -380,7 +380,7 @@ def decision_checks(
     """
     if golden.labels is None or DECISIONS in limits:
         return []
-    judged = [metric.terms.output for metric in metrics if metric.terms.name == "accuracy"]
+    judged = [metric.output for metric in metrics if metric.name == "accuracy"]
     found = [check for check in checks if check.case == "golden" and check.name == DECISIONS]
     pairs = [(check.output, check.value) for check in found if check.output in judged and check.value is not None]
     return [_check_changed(output, agreement, int(golden.labels.size)) for output, agreement in pairs]

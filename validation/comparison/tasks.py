@@ -25,7 +25,7 @@ from validation.metrics.tally import Along, Spreads, StepSpreads, samples_of
 from validation.metrics.tasks.boxes import BoxSet
 from validation.metrics.tasks.measures import score_of
 from validation.metrics.tasks.scores import Score, TaskValue
-from validation.metrics.tasks.terms import VALUES, TaskMetric, sets_of
+from validation.metrics.tasks.terms import TaskMetric
 from validation.statistics.rates import count_needed, lower
 
 # What a golden set does not measure: outputs and right answers that are the same in all of its samples.
@@ -59,7 +59,7 @@ def unmeasured_checks(
             yield unmeasured(STAGE, name, "golden", f"{reason}; {_REMEDY}")
     for metric in metrics:
         if reason := _why_no_answers(golden, metric):
-            yield unmeasured(STAGE, metric.terms.output, "golden", f"{metric.terms.name}: {reason}")
+            yield unmeasured(STAGE, metric.output, "golden", f"{metric.name}: {reason}")
 
 
 @dataclass
@@ -104,13 +104,13 @@ class _Variation:
 def _why_no_answers(golden: GoldenSet, metric: TaskMetric) -> str:
     """Why a metric's right answers show nothing; '' where two of them differ, where there is one, or for a metric of
     likelihoods, which has no answers of its own."""
-    score = score_of(metric.terms)
+    score = score_of(metric)
     labelled = metric.against == "labels" and golden.labels is not None
     if labelled:
         parts: Iterable[Any] = [score.read_labels(np.atleast_1d(np.asarray(golden.labels)))]
     else:
         parts = (score.read_wanted(case.expected) for case in golden.of_kind("golden"))
-    skipped = [value for name in ("ignore", "pad") if (value := getattr(metric.terms, name, None)) is not None]
+    skipped = [value for name in ("ignore", "pad") if (value := getattr(metric, name, None)) is not None]
     distinct, count = set[object](), 0
     for part in parts:
         answers = part[~np.isin(part, skipped)] if isinstance(part, np.ndarray) else part
@@ -273,7 +273,7 @@ class _Measured:
     answers: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.score = score_of(self.metric.terms)
+        self.score = score_of(self.metric)
 
     def add(self, case: Case, outputs: Tensors) -> None:
         """Take what the candidate gave for a case. Raises what is wrong with the original model's own outputs."""
@@ -295,7 +295,7 @@ class _Measured:
     def values(self) -> list[TaskValue]:
         """What was measured; after a failure each value without a number."""
         if self.failure:
-            return [TaskValue(name, None, self.failure) for name in VALUES[self.metric.terms.name]]
+            return [TaskValue(name, None, self.failure) for name in self.metric.values]
         return self.score.values()
 
 
@@ -329,17 +329,17 @@ def _add(case: Case, session: Session, sides: Sequence[_Measured]) -> None:
 
 
 def _read_labels(golden: GoldenSet, metric: TaskMetric) -> Any:
-    if metric.against == "original":
+    if metric.against != "labels":
         return None
     if golden.labels is None:
         raise DataError("the golden set has no labels; name them in golden.labels")
-    score, labels = score_of(metric.terms), np.atleast_1d(golden.labels)
+    score, labels = score_of(metric), np.atleast_1d(golden.labels)
     found, case = score.read_labels(labels), next(iter(golden.of_kind("golden")), None)
     count = score.count_classes(case.expected) if case else None
     is_beyond = labels.size and (labels.max() >= (count or 0) or (labels.min() < 0 and not score.takes_negative))
     if count is not None and is_beyond:
         have = f"labels are {labels.min():g}..{labels.max():g}, the output has {count} classes"
-        raise DataError(f"metric {metric.terms.name}: {have}, which are 0..{count - 1}")
+        raise DataError(f"metric {metric.name}: {have}, which are 0..{count - 1}")
     return found
 
 
@@ -351,11 +351,11 @@ def _measure_original(golden: GoldenSet, metric: TaskMetric, labels: Any) -> dic
     for case in golden.of_kind("golden"):
         side.add(case, case.expected)
     if side.answers != len(labels):
-        output = metric.terms.output
+        output = metric.output
         text = f"output {output!r} gives {side.answers} answers, but there are {len(labels)} labels; give one each"
         raise DataError(text)
     if side.failure:
-        raise DataError(f"metric {metric.terms.name}: the labels do not fit the outputs: {side.failure}")
+        raise DataError(f"metric {metric.name}: the labels do not fit the outputs: {side.failure}")
     return {item.name: item.value for item in side.values()}
 
 
@@ -368,7 +368,7 @@ def _checks(side: _Measured, case: str, original: dict[str, float | None]) -> It
         own = original.get(item.name)
         notes = [item.note, "" if own is None else f"the original model has {own:.4f}", _bound(item, limit)]
         note = "; ".join(filter(None, notes))
-        yield Check("task", item.name, side.metric.terms.output, case, item.value, limit, passed, note)
+        yield Check("task", item.name, side.metric.output, case, item.value, limit, passed, note)
 
 
 def _loosen(item: TaskValue, limit: float) -> float:
@@ -401,9 +401,9 @@ def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[
     if not any(metric.decides for metric in metrics):
         return list(checks)
     found = list(checks)
-    deciding = [metric.terms for metric in metrics if metric.decides]
-    counts = {_sizes(check) for check in found for terms in deciding if check.output == terms.output}
-    boxes = {output for terms in deciding for output in sets_of(terms)}
+    deciding = [metric for metric in metrics if metric.decides]
+    counts = {_sizes(check) for check in found for metric in deciding if check.output == metric.output}
+    boxes = {output for metric in deciding for output in metric.sets}
     return [
         _lift(check) if _is_lifted(check) or (check.output in boxes and _sizes(check) in counts - {None}) else check
         for check in found
@@ -426,7 +426,7 @@ def limits_elsewhere(spreads: Iterable[Spread], metrics: Sequence[TaskMetric]) -
 
 def _sizes(check: Check) -> tuple[str, str, float | None, float | None] | None:
     """Where an output has another size along an axis than expected, and both; None of other checks. All outputs of
-    `sets_of` have the same: a size that differs in one alone is no number of boxes."""
+    `Metric.sets` have the same: a size that differs in one alone is no number of boxes."""
     if check.name != "shape" or check.joint not in ("quantization", "engine"):
         return None
     return check.joint, check.case, check.value, check.limit

@@ -6,9 +6,9 @@ import pytest
 from enginesmith.core.reports.proof import Check
 from validation.comparison.sessions import decision_checks
 from validation.golden.golden_set import GoldenSet
-from validation.metrics.tasks.terms import AccuracyTerms, TaskMetric
+from validation.metrics.tasks.terms import AccuracyMetric
 
-METRICS = [TaskMetric(AccuracyTerms("y"), {}, "labels")]
+METRICS = [AccuracyMetric("y", against="labels")]
 
 
 def checks_of(changed: int, rows: int) -> list[Check]:

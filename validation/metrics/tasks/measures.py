@@ -30,12 +30,12 @@ from validation.metrics.tasks.scores import (
     share,
 )
 from validation.metrics.tasks.terms import (
-    EmbeddingTerms,
-    RegressionTerms,
-    SegmentationTerms,
-    SignalTerms,
-    TaskTerms,
-    TokenTerms,
+    EmbeddingsMetric,
+    RegressionMetric,
+    SegmentationMetric,
+    SignalDistortion,
+    TaskMetric,
+    TokensMetric,
 )
 
 # Vectors of a search: whether they order the golden samples as the original model's do.
@@ -53,7 +53,7 @@ class Embeddings(Score[Array, Array]):
     share of the k nearest samples of each that the answers have among their k nearest, too (recall@k).
     """
 
-    def __init__(self, terms: EmbeddingTerms) -> None:
+    def __init__(self, terms: EmbeddingsMetric) -> None:
         self.terms = terms
         self._wanted: list[Array] = []
         self._answers: list[Array] = []
@@ -146,7 +146,7 @@ class Regression(Score[Array, Array]):
     largest_error: max |e| / max |wanted|.
     """
 
-    def __init__(self, terms: RegressionTerms) -> None:
+    def __init__(self, terms: RegressionMetric) -> None:
         self.terms, self._count, self._mean, self._spread = terms, 0, 0.0, 0.0
         self._sums, self._squares, self._most = np.zeros(2), 0.0, np.zeros(2)
 
@@ -204,7 +204,7 @@ class Segmentation(Score[Array, Array]):
     (Everingham et al., "The PASCAL Visual Object Classes Challenge", 2010, section 4.2).  equal_pixels: their share.
     """
 
-    def __init__(self, terms: SegmentationTerms) -> None:
+    def __init__(self, terms: SegmentationMetric) -> None:
         self.terms = terms
         self._wanted, self._found, self._both = Counter[int](), Counter[int](), Counter[int]()
 
@@ -273,7 +273,7 @@ class Signals(Score[Array, Array]):
     least_si_sdr_db: of the worst. A silent s counts only where x is not silent, and is then the worst.
     """
 
-    def __init__(self, terms: SignalTerms) -> None:
+    def __init__(self, terms: SignalDistortion) -> None:
         self.terms = terms
         self._ratios: list[float] = []
 
@@ -331,7 +331,7 @@ class Tokens(Score[Array, Array]):
     A place that one side lacks is unequal.
     """
 
-    def __init__(self, terms: TokenTerms) -> None:
+    def __init__(self, terms: TokensMetric) -> None:
         self.terms, self._equal, self._places, self._same, self._samples = terms, 0, 0, 0, 0
 
     def read_wanted(self, outputs: Tensors) -> Array:
@@ -399,6 +399,6 @@ MEASURES: Mapping[str, Callable[[Any], Score[Any, Any]]] = {
 }
 
 
-def score_of(terms: TaskTerms) -> Score[Any, Any]:
+def score_of(terms: TaskMetric) -> Score[Any, Any]:
     """An empty score of a kind of task metric, by its name."""
     return MEASURES[terms.name](terms)

@@ -12,7 +12,7 @@ from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.types import Tensors
 from validation.metrics.drift import is_exact
-from validation.metrics.tasks.terms import AccuracyTerms, PerplexityTerms, TextTerms, TopKTerms
+from validation.metrics.tasks.terms import AccuracyMetric, PerplexityMetric, TextMetric, TopKMetric
 
 # What every kind of task metric answers, and how class indices are read from outputs.
 
@@ -75,7 +75,7 @@ class Score(ABC, Generic[W, A]):
 
     @abstractmethod
     def values(self) -> list[TaskValue]:
-        """What was measured, in the order of `terms.VALUES`."""
+        """What was measured, in the order of the metric's `values`."""
 
 
 def output_of(outputs: Tensors, name: str, *ranks: int) -> Array:
@@ -138,7 +138,7 @@ class Accuracy(Score[Array, Array]):
 
     takes_negative = False
 
-    def __init__(self, terms: AccuracyTerms) -> None:
+    def __init__(self, terms: AccuracyMetric) -> None:
         self.terms, self._right, self._rows = terms, 0, 0
 
     def read_wanted(self, outputs: Tensors) -> Array:
@@ -180,7 +180,7 @@ class TopK(Score[Array, Array]):
 
     takes_negative = False
 
-    def __init__(self, terms: TopKTerms) -> None:
+    def __init__(self, terms: TopKMetric) -> None:
         self.terms, self._right, self._rows = terms, 0, 0
 
     def read_wanted(self, outputs: Tensors) -> Array:
@@ -244,7 +244,7 @@ class Perplexity(Score[Following, Array]):
     recognition tasks", 1977); of labels alone.
     """
 
-    def __init__(self, terms: PerplexityTerms) -> None:
+    def __init__(self, terms: PerplexityMetric) -> None:
         self.terms, self._kept, self._nats, self._places, self._tokens = terms, 0.0, 0.0, 0, 0
 
     def read_wanted(self, outputs: Tensors) -> Following:
@@ -319,7 +319,7 @@ class Texts(Score[list[Symbols], list[Symbols]]):
     length of all wanted ones; word_error: the same of words, where `space` is given.
     """
 
-    def __init__(self, terms: TextTerms) -> None:
+    def __init__(self, terms: TextMetric) -> None:
         self.terms, self._same, self._samples = terms, 0, 0
         self._characters, self._words = EditRate(), EditRate()
 
