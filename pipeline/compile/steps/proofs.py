@@ -33,6 +33,7 @@ from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metr
 from pipeline.outcome import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached
 from pipeline.values import Built, EngineBlob, Exported, Json, ModelShapes, Proof
+from validation.contracts.terms import Contract
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
@@ -177,9 +178,9 @@ class ExtraCalls:
 
 @dataclass(frozen=True)
 class ContractTerms:
-    """The contract of a spec, as it is written there, and the shapes that it speaks of."""
+    """The contract of a spec, and the shapes that it speaks of."""
 
-    terms: Json
+    terms: Contract
     shapes: ModelShapes
 
 
@@ -326,12 +327,12 @@ def repeats_bits(request: BuildRequest, graph: Path) -> bool:
 def _check_contract(
     contract: ContractTerms, expected: Session, actual: Session, golden: "GoldenSet", limits: "StagedLimits"
 ) -> tuple[Check, ...]:
-    from validation.contracts.two_sample import EngineContract, contract_checks
+    from validation.contracts.two_sample import contract_checks
     from validation.data.batches import leading_dim
 
     inputs = contract.shapes.inputs
     batch = next((dim for dim in contract.shapes.dims if dim.name == leading_dim(inputs)), None)
-    promised = EngineContract.from_json(contract.terms)
+    promised = contract.terms
     budgets = (limits.loosest() if promised.bitwise else limits.current).budgets
     return contract_checks(promised, expected, actual, golden, (inputs, batch), budgets)
 
@@ -418,9 +419,8 @@ def prove_or_crash(step: str, key: Json, job: Job[Proof], context: RunContext) -
 
 def contract_of(spec: "ModelSpec") -> ContractTerms | None:
     """The contract that the spec asks for, with the shapes that it speaks of; None when it asks for none."""
-    contract = spec.validation.contract.model_dump(mode="json", exclude_none=True)
-    asks = "bitwise" in contract or contract["structured"] or "distributional" in contract
-    return ContractTerms(contract, model_shapes(spec)) if asks else None
+    contract = spec.validation.contract
+    return ContractTerms(contract, model_shapes(spec)) if contract.asks else None
 
 
 def calls_of(spec: "ModelSpec") -> ExtraCalls | None:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginesmith.core.codec import decode
-from validation.contracts.sequences import StructureLimits, _edits, corners_of, overlaps
+from validation.contracts.sequences import _edits, corners_of, find_broken, overlaps
+from validation.contracts.terms import Structure
 
 RNG = np.random.default_rng(0)
 CORNERS = np.sort(RNG.uniform(0, 100, (2, 6, 2, 2)), axis=2).reshape(2, 6, 4)
@@ -17,8 +18,8 @@ WHOLE = {"classes": "class", "scores": "score", "score": 0.05}
 
 
 def boxes(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray] = FOUND, **asked: Any) -> dict[str, float]:
-    structure = decode({"boxes": {**WHOLE, **asked}}, StructureLimits)
-    found = structure.broken(expected["boxes"], actual["boxes"], {}, (expected, actual))
+    structure = decode({"boxes": {**WHOLE, **asked}}, Structure)
+    found = find_broken(structure, expected["boxes"], actual["boxes"], {}, (expected, actual))
     return {name: value for name, value, limit in found if not value <= limit}
 
 
@@ -89,7 +90,7 @@ def row(index: int, *tokens: int) -> np.ndarray:
 
 
 def broken(structure: dict[str, Any], actual: np.ndarray) -> dict[str, float]:
-    found = decode(structure, StructureLimits).broken(GRAPH, actual, {})
+    found = find_broken(decode(structure, Structure), GRAPH, actual, {})
     return {name: value for name, value, limit in found if not value <= limit}
 
 

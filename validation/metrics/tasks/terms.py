@@ -14,10 +14,17 @@ from enginesmith.core.types import Precision
 
 BoxForm = Literal["xyxy", "xywh", "cxcywh"]
 Against = Literal["labels", "original"]
-# How pydantic reads these classes from a spec. Outputs that PyTorch's older exporters call 387 are numbers in YAML.
-SPEC_CONFIG: Mapping[str, Any] = {"extra": "forbid", "allow_inf_nan": False, "coerce_numbers_to_str": True}
 Share = Annotated[float, Interval(ge=0, le=1)]
 Least = Annotated[float, Ge(0)]
+
+
+class Declared:
+    """Base of the dataclasses that pydantic reads a spec into, and their settings there: no other keys, and outputs
+    that PyTorch's older exporters call 387, which YAML takes for a number."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {
+        "extra": "forbid", "allow_inf_nan": False, "coerce_numbers_to_str": True
+    }  # fmt: skip
 
 
 def about(text: str) -> dict[str, str]:
@@ -36,7 +43,7 @@ def setting(text: str, default: Any = None) -> Any:
 
 
 @dataclass(frozen=True)
-class Metric:
+class Metric(Declared):
     """What all task metrics have: settings, and limits, of which None is not checked.
 
     values: what it measures; `floor` is the least of the first, the others have limits of their own name. 'perplexity'
@@ -44,7 +51,6 @@ class Metric:
     some.
     """
 
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = SPEC_CONFIG
     values: ClassVar[tuple[str, ...]]
     answers: ClassVar[Against] = "labels"
 
