@@ -147,7 +147,7 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
             given = _find_giver(graph, item, graphs[:index])
             shared = _find_shared(item, graphs[:index])
             if shared is not None:
-                name = _plain(shared[1])
+                name = re.sub(r"[^A-Za-z0-9_-]+", "_", shared[1])[:64]
                 first = FoundConnection(f"{shared[0]}.{shared[1]}", name, "an input of the whole that goes to several")
                 found += [first] * (first not in found) + [FoundConnection(key, name, "the same, by name and shape")]
             elif given is not None:
@@ -258,8 +258,6 @@ def _find_shared(item: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, s
     return None
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:64]
 
 
 def write_ensemble(whole: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> str:

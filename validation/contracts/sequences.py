@@ -9,7 +9,8 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.types import Tensors
 from validation.contracts.terms import Boxes, End, Order, Sequence, Structure
-from validation.metrics.tasks.terms import BoxForm
+from validation.metrics.tasks.boxes import overlaps, to_corners
+from validation.metrics.tasks.scores import edit_distance
 
 # Sequences of tokens along an output's last axis: how far two are equal, and where they end.
 
@@ -28,7 +29,7 @@ def _broken_sequence(limits: Sequence, expected: Array, actual: Array) -> list[t
         early = [max(0, min(first, max(map(len, pair))) - _first_difference(*pair)) for pair in pairs]
         found.append(("sequence first", float(max(early, default=0)) if fits else np.nan, 0.0))
     if limits.edits is not None:
-        shares = [_edits(*pair) / max(1, *map(len, pair)) for pair in pairs]
+        shares = [edit_distance(*pair) / max(1, *map(len, pair)) for pair in pairs]
         found.append(("sequence edits", float(max(shares, default=0)) if fits else np.nan, limits.edits))
     return found
 
@@ -77,16 +78,6 @@ def _first_difference(left: Array, right: Array) -> int:
     return int(differ[0]) if differ.size else shorter
 
 
-def _edits(left: Array, right: Array) -> int:
-    """Levenshtein's distance, computed a row of its table at a time."""
-    before = steps = np.arange(len(right) + 1)
-    for index, token in enumerate(left):
-        now = np.concatenate([[index + 1], np.minimum(before[1:] + 1, before[:-1] + (right != token))])
-        # An insertion continues from the left: min over j' <= j of now[j'] + (j - j').
-        before = np.minimum.accumulate(now - steps) + steps
-    return int(before[-1])
-
-
 # Predicates over one output. Each is the amount by which it is broken, so that a report shows how far off it is.
 #
 # Boxes of two detectors are matched greedily within each class by intersection over union (IoU), as in COCO's
@@ -129,7 +120,7 @@ def _images(limits: Boxes, boxes: Array, outputs: Tensors) -> "list[_Image] | No
     if classes is None or scores is None or {classes.shape, scores.shape} != {shape}:
         return None
     images = math.prod(shape[:-1])
-    corners = corners_of(boxes, limits.form).reshape(images, count, 4)
+    corners = to_corners(np.asarray(boxes, np.float64), limits.form).reshape(images, count, 4)
     rest = [np.asarray(item, np.float64).reshape(images, count) for item in (classes, scores)]
     found = []
     for image in zip(corners, *rest, strict=True):
@@ -149,31 +140,10 @@ class _Image:
     scores: Array
 
 
-def corners_of(boxes: Array, form: BoxForm) -> Array:
-    """Boxes (..., 4) of a form as corners (x1, y1, x2, y2) in float64."""
-    wide = np.asarray(boxes, np.float64)
-    if form == "xyxy":
-        return wide
-    start, size = wide[..., :2], wide[..., 2:]
-    if form == "cxcywh":
-        start = start - size / 2
-    return np.concatenate([start, start + size], axis=-1)
-
-
-def overlaps(left: Array, right: Array) -> Array:
-    """The IoU (n, m) of corners (n, 4) with corners (m, 4). A box without area overlaps only with its equal."""
-    low = np.maximum(left[:, None, :2], right[None, :, :2])
-    high = np.minimum(left[:, None, 2:], right[None, :, 2:])
-    shared = np.prod(np.maximum(high - low, 0), axis=-1)
-    areas = [np.prod(np.maximum(side[:, 2:] - side[:, :2], 0), axis=-1) for side in (left, right)]
-    union = areas[0][:, None] + areas[1][None, :] - shared
-    same = (left[:, None] == right[None]).all(axis=-1)
-    return np.where(same, 1.0, shared / np.where(union > 0, union, 1.0))
-
-
 def _matches(candidate: _Image, reference: _Image, least: float) -> Iterator[tuple[int, int]]:
     """(index in the candidate, index in the reference) of each match."""
-    found = overlaps(candidate.corners, reference.corners)
+    equal = (candidate.corners[:, None] == reference.corners[None]).all(axis=-1)  # of boxes without area, too
+    found = np.where(equal, 1.0, overlaps(candidate.corners, reference.corners))
     found[candidate.classes[:, None] != reference.classes[None]] = -1
     for index in np.argsort(-candidate.scores, kind="stable"):
         if not found.shape[1] or (best := int(found[index].argmax())) < 0 or found[index, best] < least:

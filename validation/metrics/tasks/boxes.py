@@ -148,11 +148,7 @@ class Detection(Score[list[BoxSet], list[BoxSet]]):
         self._wanted: dict[float, int] = {}
         self._found: dict[float, list[tuple[Array, Array]]] = {}
 
-    def read_wanted(self, outputs: Tensors) -> list[BoxSet]:
-        """The boxes of each sample."""
-        return read_boxes(outputs, self.terms)
-
-    def read_answers(self, outputs: Tensors) -> list[BoxSet]:
+    def read(self, outputs: Tensors, none: int) -> list[BoxSet]:  # noqa: ARG002 - boxes have classes of their own
         """The boxes of each sample."""
         return read_boxes(outputs, self.terms)
 

@@ -23,7 +23,6 @@ from validation.metrics.tasks.scores import (
     Texts,
     TopK,
     align,
-    class_count,
     classes_of,
     must_fit,
     output_of,
@@ -58,17 +57,13 @@ class Embeddings(Score[Array, Array]):
         self._wanted: list[Array] = []
         self._answers: list[Array] = []
 
-    def read_wanted(self, outputs: Tensors) -> Array:
+    def read(self, outputs: Tensors, none: int) -> Array:  # noqa: ARG002 - NaN is an answer
         """Vectors [samples, size]."""
         value = output_of(outputs, self.terms.output, *((1, 2) if self.terms.pool == "none" else (3,)))
         value = np.atleast_2d(value.astype(np.float64))
         if self.terms.pool == "none":
             return value
         return value[:, 0] if self.terms.pool == "first" else value.mean(axis=1)
-
-    def read_answers(self, outputs: Tensors) -> Array:
-        """Vectors [samples, size]."""
-        return self.read_wanted(outputs)
 
     def read_labels(self, labels: Array) -> Array:
         """Raises DataError: vectors are compared with the original model's."""
@@ -150,13 +145,9 @@ class Regression(Score[Array, Array]):
         self.terms, self._count, self._mean, self._spread = terms, 0, 0.0, 0.0
         self._sums, self._squares, self._most = np.zeros(2), 0.0, np.zeros(2)
 
-    def read_wanted(self, outputs: Tensors) -> Array:
+    def read(self, outputs: Tensors, none: int) -> Array:  # noqa: ARG002 - NaN is an answer
         """Numbers [samples, ..]."""
         return np.atleast_1d(output_of(outputs, self.terms.output)).astype(np.float64)
-
-    def read_answers(self, outputs: Tensors) -> Array:
-        """Numbers [samples, ..]."""
-        return self.read_wanted(outputs)
 
     def read_labels(self, labels: Array) -> Array:
         """Numbers [samples, ..]."""
@@ -208,18 +199,6 @@ class Segmentation(Score[Array, Array]):
         self.terms = terms
         self._wanted, self._found, self._both = Counter[int](), Counter[int](), Counter[int]()
 
-    def read_wanted(self, outputs: Tensors) -> Array:
-        """Class indices [samples, ..]."""
-        return self._read(outputs, NO_WANTED)
-
-    def read_answers(self, outputs: Tensors) -> Array:
-        """Class indices [samples, ..]."""
-        return self._read(outputs, NO_ANSWER)
-
-    def read_labels(self, labels: Array) -> Array:
-        """Class indices [samples, ..]."""
-        return labels
-
     def add(self, wanted: Array, answers: Array) -> None:
         """Count the pixels of a case by class. Labels and answers may differ in axes of one."""
         wanted = align(wanted, answers)
@@ -238,7 +217,8 @@ class Segmentation(Score[Array, Array]):
         mean = TaskValue("mean_iou", float(np.mean(overlaps))) if overlaps else TaskValue("mean_iou", None, NOTHING)
         return [mean, share("equal_pixels", self._both.total(), self._wanted.total())]
 
-    def _read(self, outputs: Tensors, none: int) -> Array:
+    def read(self, outputs: Tensors, none: int) -> Array:
+        """Class indices [samples, ..]."""
         value, name = np.atleast_1d(output_of(outputs, self.terms.output)), self.terms.output
         if self.terms.threshold is not None:
             return np.where(np.isnan(value), none, (value > self.terms.threshold).astype(np.int64))
@@ -277,20 +257,12 @@ class Signals(Score[Array, Array]):
         self.terms = terms
         self._ratios: list[float] = []
 
-    def read_wanted(self, outputs: Tensors) -> Array:
+    def read(self, outputs: Tensors, none: int) -> Array:  # noqa: ARG002 - NaN is an answer
         """Signals [samples, .., time]."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim:
             raise DataError(f"metric output {self.terms.output!r} is a single number; si_sdr takes signals")
         return value.reshape(1, -1) if value.ndim == 1 else value
-
-    def read_answers(self, outputs: Tensors) -> Array:
-        """Signals [samples, .., time]."""
-        return self.read_wanted(outputs)
-
-    def read_labels(self, labels: Array) -> Array:
-        """Signals [samples, .., time]."""
-        return labels
 
     def add(self, wanted: Array, answers: Array) -> None:
         """Measure each signal of a case. Labels and answers may differ in axes of one."""
@@ -331,26 +303,16 @@ class Tokens(Score[Array, Array]):
     A place that one side lacks is unequal.
     """
 
+    has_classes = True
+
     def __init__(self, terms: TokensMetric) -> None:
         self.terms, self._equal, self._places, self._same, self._samples = terms, 0, 0, 0, 0
-
-    def read_wanted(self, outputs: Tensors) -> Array:
-        """Token ids [samples, places]."""
-        return self._read(outputs, NO_WANTED)
-
-    def read_answers(self, outputs: Tensors) -> Array:
-        """Token ids [samples, places]."""
-        return self._read(outputs, NO_ANSWER)
 
     def read_labels(self, labels: Array) -> Array:
         """Token ids [samples, places]."""
         if labels.ndim != 2:
             raise DataError(f"labels have the shape {labels.shape}; tokens takes ids [samples, places]")
         return labels
-
-    def count_classes(self, outputs: Tensors) -> int | None:
-        """Of scores, the length of their last axis."""
-        return class_count(output_of(outputs, self.terms.output))
 
     def add(self, wanted: Array, answers: Array) -> None:
         """Count the equal places and sequences of each sample."""
@@ -376,7 +338,8 @@ class Tokens(Score[Array, Array]):
         same = share("equal_sequences", self._same, self._samples, True)
         return [share("equal_tokens", self._equal, self._places), same]
 
-    def _read(self, outputs: Tensors, none: int) -> Array:
+    def read(self, outputs: Tensors, none: int) -> Array:
+        """Token ids [samples, places]."""
         value = output_of(outputs, self.terms.output)
         ranks = (2,) if is_exact(value) else (3,)
         return classes_of(output_of(outputs, self.terms.output, *ranks), none)
