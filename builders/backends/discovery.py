@@ -28,7 +28,6 @@ from enginesmith.core.types import CPU_KIND, Backend, BuildRequest, Engine, Scal
 # A backend is a frozen dataclass (`types.Backend`) whose fields are its options. Any installed distribution adds
 # one with a line in its pyproject.toml, under `[project.entry-points."enginesmith.backends"]`.
 
-
 GROUP = "enginesmith.backends"
 # Names that users try and that are no backends: these stacks compile checkpoints of known architectures, not ONNX.
 LLM_STACKS = {"tensorrt-llm": "TensorRT-LLM", "mlc-llm": "MLC LLM"}

@@ -15,7 +15,6 @@ from pipeline.spec.source import FILL_IN
 
 # The YAML of a spec that was written by looking at a model, with what was found as comments.
 
-
 _HEAD = """\
 # Written by `enginesmith init`; what was found stands in the comments. Every path is relative to this file.
 # `enginesmith plan THIS_FILE` shows what would be built and why; `enginesmith debug schema` prints all keys.
@@ -91,7 +90,6 @@ def _data(key: str, path: str | None, why: str) -> Iterable[str]:
 
 # The specs of several ONNX files that make one model: one for each, and one that says how they connect, as far as
 # names and shapes show it.
-
 
 _HEAD_ensemble = """\
 # Written by `enginesmith init`: several graphs as one model (docs/guides/ensembles.md). What was found stands in the
@@ -256,8 +254,6 @@ def _find_shared(item: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, s
             if alike and (item.name.endswith(other.name) or other.name.endswith(item.name)):
                 return graph.key, other.name
     return None
-
-
 
 
 def write_ensemble(whole: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> str:

@@ -30,7 +30,6 @@ from validation.canary.report import read_report
 # The pages of one model: the model, versions with their reports, pairs of them side by side, canaries' reports, its
 # latencies over time.
 
-
 # Moves of a channel that the model's page shows; `enginesmith registry history` has all.
 MOST_MOVES = 200
 
@@ -123,7 +122,6 @@ def _canary(site: ModelSite, path: str, digest: str) -> bytes:
 
 
 # The pages over all models: the index with what is searched in the browser, canaries, the fleet, runs.
-
 
 # Models on a page of the index, rows of the other pages.
 PER_PAGE = 100
@@ -262,7 +260,6 @@ def _runs(store: Store, notes: Mapping[str, ModelNote], failed: Collection[str])
 
 
 # Writes a registry's site into a folder: models whose keys changed since the last time, then the pages over all.
-
 
 # Models between two notes of what was done, so that a run that is killed goes on from there.
 _NOTED_EVERY = 500

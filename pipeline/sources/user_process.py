@@ -24,7 +24,6 @@ from enginesmith.user_code.task import Task
 
 # The request of an export.
 
-
 # Of a model with its external data, which is taken into one file; graphs that are made of it (fp32 for fp16) must fit
 # there too.
 MOST_EMBEDDED_BYTES = 1 << 30
@@ -58,7 +57,6 @@ class ExportRequest:
 
 
 # Starts, asks and ends a process that runs a user's code (`enginesmith.user_code`).
-
 
 T = TypeVar("T")
 # Seconds that a user's code may take to end, once there are no more questions.

@@ -18,7 +18,6 @@ from pipeline.spec.source import Loc, Mistakes, format_value
 
 # What pydantic finds wrong with a document: for each mistake a line with place, key, value and remedy.
 
-
 # What a value must be, by pydantic's type of the mistake.
 _KINDS = {
     **dict.fromkeys(("tuple_type", "list_type"), "a list"),
@@ -202,7 +201,6 @@ def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | No
 # Every mistake becomes one line that says where it is, which key and value it is about, and what to do. The YAML is
 # first composed into nodes, which know their lines and are not yet expanded: an alias that would expand to millions of
 # values, or that contains itself, is refused at that stage.
-
 
 LARGEST_BYTES = 1 << 20
 _MOST_BRACKETS = 500

@@ -22,7 +22,6 @@ from pipeline.spec.validation import StageLimits
 
 # Padding rules of inputs: which of them no server can keep.
 
-
 _GREATEST = {"float16": 65504.0, "float32": 3.4028235e38}
 
 
@@ -60,9 +59,6 @@ def is_value_of(dtype: str, value: float) -> bool:
     values = 2 ** int(dtype.lstrip("uint"))
     least = 0 if dtype.startswith("u") else -values // 2
     return value.is_integer() and least <= value < least + values
-
-
-# What the sections of a spec demand of each other: each mistake with the key that it is about.
 
 
 def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:

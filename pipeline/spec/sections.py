@@ -91,7 +91,6 @@ class Golden(MeasuredData, SequenceArrays):
 
 # The sections of a spec, each checked by itself, and what they say as values of the other rooms.
 
-
 DEFAULT_BACKENDS: dict[str, dict[str, Scalar]] = {"onnxruntime": {}, "tensorrt-rtx": {}}
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # What a trace holds: histograms of dims, joint ones of pairs, the same by hour, and how bursty its arrivals are.
 
-
 HOUR_S = 3600.0
 # With more hours than this they are put together by the hour of the day.
 MOST_HOURS = 48
@@ -182,7 +181,6 @@ def _seconds_in(hour: int, until: float, by_day: bool) -> float:
 
 # Traffic as pictures: histograms of dims with their buckets, rates and sizes by hour.
 
-
 # Of one of the charts that lie beneath each other.
 WIDTH, HEIGHT = 640, 260
 _MOST_BARS = 160
@@ -303,7 +301,6 @@ def _set_hours(axes: "Axes", summary: TrafficSummary) -> None:
 
 
 # Traffic and plans as rows of text.
-
 
 DIM_COLUMNS = ("dim", "requests", "sizes", "least", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "greatest")
 PLAN_COLUMNS = ("buckets", "profiles", "engine time a request", "padding", "batch", "busy", "price", "chosen saves")

@@ -20,7 +20,6 @@ from enginesmith.registry.store.layout import attribution_key, evidence_prefix
 # `core.codec` writes and reads them (`encode_document`; the SQNR of no error is 'inf'). Without numpy, because a
 # registry reads attributions where nothing is measured.
 
-
 # Rows that a version keeps of an attribution.
 MOST_ROWS = 400
 # The remedy where the time was over.
@@ -199,7 +198,6 @@ def read_attribution(store: Store, digest: str) -> Attribution:
 
 
 # What attribution found, in words: a headline, the table as text, the proposal; and the section of an HTML page.
-
 
 COLUMNS = ("#", "node", "op", "own error", "inherited", "tensor", "why")
 SHOWN = 12

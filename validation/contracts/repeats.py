@@ -32,7 +32,6 @@ from validation.metrics.drift import TOP_K, RowSums, is_exact, measure, measure_
 # - brier  mean over the rows of sum_i (p_i - [i is the answer])^2 (Brier, "Verification of Forecasts Expressed in Terms
 #          of Probability", 1950); from 0 to 2
 
-
 BINS = 15
 
 
@@ -224,7 +223,6 @@ def _softmax(logits: Array) -> Array:
 #
 # Rebuilt engines need not have equal bytes, because compilers choose kernels by measuring and write times and paths;
 # the outputs of all rebuilds must stay within the limits of drift of each other.
-
 
 # Golden cases, and edge cases, that are repeated: each costs some runs and shows the same kernels.
 MOST_CASES = 4

@@ -12,8 +12,6 @@ from validation.contracts.terms import Boxes, End, Order, Sequence, Structure
 from validation.metrics.tasks.boxes import overlaps, to_corners
 from validation.metrics.tasks.scores import edit_distance
 
-# Sequences of tokens along an output's last axis: how far two are equal, and where they end.
-
 
 def _broken_sequence(limits: Sequence, expected: Array, actual: Array) -> list[tuple[str, float, float]]:
     """(name, value, limit) of each limit: tokens by which the first difference is too early; the share of edits.

@@ -31,7 +31,6 @@ from validation.metrics.drift import is_exact
 # Each side draws with seeds of its own: the test needs independent samples, and an engine may have another generator.
 # All random numbers drawn here follow from SEED.
 
-
 SEED = 0
 # Permutations times alpha, so that the p-value resolves a tenth of it; and how many are held in memory at a time.
 PER_STEP, AT_ONCE = 10, 2048
@@ -146,9 +145,6 @@ def _kernel(pooled: Array, generator: np.random.Generator) -> Array:
     apart = squares[np.triu_indices(len(squares), 1)]
     middle = float(np.median(apart)) or float(apart.max())
     return np.asarray(np.exp(-squares / (2 * middle)))
-
-
-# The contract of a spec as checks of the engine stage: what it promises of bits, structure and distributions.
 
 
 def contract_checks(

@@ -57,7 +57,6 @@ from validation.limits.budget import Budget, default_budget
 #                model with state its states, and the cases of its sequences
 # cases.npz      arrays by '00003/in/x' and '00003/out/y', those of sequences after 'sequences/'; no pickles
 
-
 FORMAT = 1
 _BROKEN = (DataError, IntegrityError, OSError, ValueError, EOFError, RecursionError)
 
@@ -148,7 +147,6 @@ def _cases(headings: Sequence[_Heading], arrays: Mapping[str, Array], root: str 
 #
 # A driver or a compiler that crashes ends this one try. A failure is an outcome: the stage that failed, and the
 # message.
-
 
 T = TypeVar("T")
 Opens = Callable[[], AbstractContextManager[Session]]

@@ -34,7 +34,6 @@ from validation.golden.golden_set import GoldenSet
 
 # The device of this machine that the kit measures, its driver, and the versions of the software.
 
-
 _DISTRIBUTIONS = ("enginesmith", "torch", "triton", "numpy", "onnx")
 
 
@@ -119,7 +118,6 @@ def software() -> dict[str, str]:
 #     graphs/NAME/           of an ensemble, such a folder for each graph; its own has the golden data of the whole
 #
 # `enginesmith validate REF --carry FOLDER` writes it; `enginesmith validate --import RESULTS` judges the kit's results.
-
 
 FORMAT = 1
 
@@ -237,7 +235,6 @@ def _check_engine(item: _Entry, folder: Path) -> BundledEngine:
 # Answers are kept by the digest of the inputs (names, types, shapes and bytes), so that none counts for other inputs;
 # each is the bytes of the array, packed by zlib, in base64. A model with state is followed through its sequences in the
 # same way: what it answered to a step gives the inputs of the next one.
-
 
 # Bytes of one unpacked array at most: a small text could unpack to more than memory holds.
 MAX_BYTES = 256 << 20

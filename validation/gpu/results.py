@@ -151,7 +151,6 @@ def _best(run: Callable[[], object], device: str) -> float:
 #
 # Fields that were not measured are left out. `enginesmith.core.codec` writes and reads all of it.
 
-
 KIND, FORMAT = "enginesmith-gpu-results", 1
 # Answers of carried engines are in it.
 MAX_BYTES = 1 << 30

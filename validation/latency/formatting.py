@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 # penalty is the square of the least z that a change must have: PENALTY is chosen for a series that is looked at after
 # every point, all year (`python -m benchmarks.bench_trend`).
 
-
 # Points of a level at least, so that single slow days are none; and of a series before it says anything.
 LEAST_LEVEL, LEAST_POINTS = 4, 12
 PENALTY = 27.0
@@ -117,7 +116,6 @@ def _change(logs: Array, noise: float, start: int, index: int, end: int) -> Leve
 
 
 # A latency report as text: numbers with units, a row for each bucket, a sentence for the diagnosis.
-
 
 COLUMNS = ("bucket", "runtime", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")
 NODE_COLUMNS = ("node", "op", "time", "share", "GFLOP/s", "GB/s", "bound")
@@ -310,7 +308,6 @@ def describe_pair(paired: PairedBenchmark) -> Iterator[str]:
 
 
 # Latency, for the page of a version: from latency reports to texts, rows of tables and pictures (SVG).
-
 
 # Buckets in one picture, and nodes in one, the slowest first.
 MOST_CURVES, MOST_POINTS = 6, 40

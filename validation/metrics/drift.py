@@ -26,7 +26,6 @@ from validation.metrics.slices import Slices, blocks_of, worst_slice
 #
 # A constant added to a row changes none of them.
 
-
 # Elements of the rows that are compared at a time.
 CHUNK = 1 << 16
 TOP_K = 5
@@ -181,7 +180,6 @@ def _log_softmax(values: Array) -> Array:
 # infinities are left out of the sums. Integers and booleans are decisions, which are compared for equality.
 #
 # The arrays are read once, in order, and never copied whole.
-
 
 # Entries of `SampleErrors` for a factor of two: 0.1 dB each.
 STEPS = 32

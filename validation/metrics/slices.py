@@ -11,7 +11,6 @@ from enginesmith.arrays import Array
 
 # Arrays read in pieces, whatever their layout in memory, without copying them whole.
 
-
 # A piece of an array: an index of each of its first axes, and a range of the next one.
 Block = tuple[int | slice, ...]
 
@@ -46,7 +45,6 @@ def blocks_of(shape: Sequence[int], size: int) -> list[Block]:
 # Where two parts differ in the size of an axis (sequences of other lengths), their features do not correspond: the
 # means are taken over that axis too. One sample has no variation over the samples; `within` gives its variation within
 # itself.
-
 
 # Elements of the means that are merged at a time.
 CHUNK = 1 << 15
@@ -257,7 +255,6 @@ def fit_length(values: Array, size: int, filling: float) -> Array:
 #
 # At an index that honest rounding was not measured at, as of an image larger than the golden ones, it counts as the
 # greatest of those that it was.
-
 
 # The least number of elements of a slice that is judged.
 FEWEST = 16

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 #
 # A copy for reading: nothing is proven or published from it.
 
-
 KIND = "enginesmith-version"
 
 
@@ -74,7 +73,6 @@ class VersionDocument(Manifest):
 
 
 # The values that the HTML page of a version shows, from its document: `overview` fills what the template names.
-
 
 STATUSES = ("proven", "unproven", "failed", "refused")
 _SYMBOLS = {"proven": "✓", "unproven": "?", "failed": "✕", "refused": "-"}

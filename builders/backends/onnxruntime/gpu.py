@@ -35,7 +35,6 @@ from enginesmith.core.types import (
 # a host without CUDA). So the providers are checked before and after, and operators that were placed on the CPU
 # provider are refused unless they only compute shapes, which CUDA leaves to the CPU on purpose. Never run on a GPU.
 
-
 _MOST_TYPES = 3
 _MOST_BYTES = (1 << 31) - 1  # of a protobuf
 CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
@@ -149,7 +148,6 @@ def _check_placed(model: Path, session: Untyped, provider: str, cpu_operators: b
 #
 # What was tried with the GPU wheel on a host without a GPU: docs/reference/backends-onnxruntime.md. Tests call what is
 # used here on the CPU wheel, whose Python API is the same.
-
 
 _TENSORRT_WHEELS = ("tensorrt", *(f"tensorrt-{cuda}-libs" for cuda in ("cu12", "cu13")))
 

@@ -49,7 +49,6 @@ from pipeline.quantization.schemes.half_floats import (
 #
 # Biases of weighted nodes are added to large sums, and scales of Q/DQ are raised instead (`cast`).
 
-
 # The share of a constant's norm that rounding to fp16 takes at most.
 _ROUNDING = 2.0**-11
 # Operator -> the place of the operand that must not be zero.
@@ -170,7 +169,6 @@ def _norm(values: Array) -> float:
 # back, computes what a GPU with fp32 accumulation computes, but for the order of sums. onnxruntime's own CPU path does
 # less: it keeps fp32 between fp16 nodes (seen in 1.31: the root of the square of 1000 is 1000 there, where fp16 has
 # infinity), and it has no bf16 kernels at all.
-
 
 FLOAT = TensorProto.FLOAT
 _HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)

@@ -15,8 +15,6 @@ from validation.comparison.sessions import MOST, OutputComparison, StageComparis
 from validation.golden.golden_set import Case
 from validation.limits.budget import Budget, Budgets, OutputLimits, default_budget
 
-# The time that a search may take: asked between its parts, so that it ends with what it knows.
-
 
 class OutOfTimeError(EnginesmithError):
     """A search ended before it was done; says how far it got."""
@@ -44,9 +42,6 @@ class SearchClock:
         if time.monotonic() > self.end:
             count = "" if done is None else f", {done} done"
             raise OutOfTimeError(f"ended after its {self.most_s:.0f} s, during {during}{count}")
-
-
-# How close a quantized graph comes to the float model, and the least quality that a search keeps.
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,6 @@ class SearchFloor:
 # larger than such a part, and in a part the few samples that have most of the error, or the few that an element of an
 # output is about, are not lost among the others.
 
-
 # Decibels by which a trial must be better than the limits of its graph: its SQNR on 48 calibration samples and on 16
 # golden ones were 2 to 8 dB apart on a classifier with saturated outputs, and 1 dB on a sentence encoder.
 MARGIN_DB = 5.0
@@ -170,7 +164,6 @@ def _decides_otherwise(parts: Iterable[OutputComparison]) -> bool:
 # layers. Where groups have one, their errors are known when they are known there, and what the rest of the model does
 # to errors of that place is measured once, for all of them. So the cost of judging every group grows as their number
 # does, where whole tails would cost its square. Models without waists, as a U-Net between its skips, are one section.
-
 
 # Groups of a section, at least. A group is judged at the end of the section after its own.
 HORIZON = 12

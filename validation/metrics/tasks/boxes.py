@@ -12,7 +12,6 @@ from validation.metrics.tasks.terms import BoxForm, DetectionMetric
 
 # Boxes: from outputs or labels to the boxes of each sample that count.
 
-
 # Of one sample: the boxes with the greatest scores, as COCO counts them; and as many candidates for `nms`.
 MOST_BOXES, MOST_CANDIDATES = 100, 1000
 
@@ -127,7 +126,6 @@ def boxes_of_labels(labels: Array, terms: DetectionMetric) -> list[BoxSet]:
 
 
 # Detection: how many boxes are found again, and the mean average precision with the wanted boxes as the truth.
-
 
 # COCO's: overlaps from which on a box is right, and points of recall at which precision is read.
 OVERLAPS = np.arange(10) * 0.05 + 0.5

@@ -39,7 +39,6 @@ from validation.metrics.tasks.terms import (
 
 # Vectors of a search: whether they order the golden samples as the original model's do.
 
-
 # Samples whose pairs are compared, from the first on: their similarities take 32 MiB a side.
 MOST_SAMPLES = 2048
 _FEW = "it takes 3 golden samples or more"
@@ -130,9 +129,6 @@ def neighbours_kept(wanted: Array, answers: Array, k: int) -> float:
     return float(np.mean([len(np.intersect1d(*pair)) for pair in zip(*near, strict=True)])) / k
 
 
-# Numbers: by how much they differ, relative to what they should be.
-
-
 class Regression(Score[Array, Array]):
     """Errors e = answer - wanted, summed in float64 over all elements.
 
@@ -187,9 +183,6 @@ def _over(name: str, part: float, whole: float, note: str) -> TaskValue:
     return TaskValue(name, float(part / whole) if whole else 0.0)
 
 
-# Class maps: how far the areas of each class overlap.
-
-
 class Segmentation(Score[Array, Array]):
     """mean_iou: the mean over all classes that either side has of intersection / union, each counted over the whole set
     (Everingham et al., "The PASCAL Visual Object Classes Challenge", 2010, section 4.2).  equal_pixels: their share.
@@ -238,7 +231,6 @@ def _count(counter: Counter[int], classes: Array) -> None:
 
 
 # Audio: how far a signal is from the wanted one, whatever its loudness.
-
 
 # What equal signals have, and the most that counts: beyond the range of 16 bits, 98 dB, a mean would say little of the
 # signals that are not equal.
@@ -293,9 +285,6 @@ def si_sdr_db(wanted: Array, answer: Array) -> float:
     return max(min(10 * math.log10(kept / lost), MOST_DB), -MOST_DB)
 
 
-# Tokens: how many of a sequence's places hold the same token, and how many sequences are equal throughout.
-
-
 class Tokens(Score[Array, Array]):
     """Tokens place by place: argmax over the vocabulary, or ids as they are.
 
@@ -346,7 +335,6 @@ class Tokens(Score[Array, Array]):
 
 
 # From what a spec asks to the score that measures it.
-
 
 MEASURES: Mapping[str, Callable[[Any], Score[Any, Any]]] = {
     "accuracy": Accuracy,

@@ -16,7 +16,6 @@ from validation.metrics.tasks.terms import AccuracyMetric, PerplexityMetric, Tex
 
 # What every kind of task metric answers, and how class indices are read from outputs.
 
-
 # The class of a row with NaN, which has no answer: its argmax would be the place of the NaN, which may be right. The
 # reference's and the candidate's differ, so that two such rows are not equal.
 NO_WANTED, NO_ANSWER = -1, -2
@@ -133,9 +132,6 @@ def must_fit(shape: Sequence[int], other: Sequence[int]) -> None:
         raise DataError(f"expected the shape {tuple(shape)}, got {tuple(other)}")
 
 
-# Classification: accuracy by labels, and whether the right class is among the k likeliest.
-
-
 class Accuracy(Score[Array, Array]):
     """The share of answers equal to the wanted ones: argmax over the last axis; an integer output as it is.
 
@@ -203,9 +199,6 @@ class TopK(Score[Array, Array]):
     def values(self) -> list[TaskValue]:
         """The share."""
         return [share("top_k", self._right, self._rows, True)]
-
-
-# Language models: how likely the tokens that follow are to the candidate, and to the original model.
 
 
 @dataclass(frozen=True)
@@ -291,7 +284,6 @@ def log_softmax(logits: Array) -> Array:
 
 
 # Texts of a recogniser that was trained with connectionist temporal classification (CTC).
-
 
 Symbols = Sequence[int]
 
