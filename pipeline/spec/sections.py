@@ -43,7 +43,7 @@ class MeasuredData(SpecPart):
 
     labels: GraphName | None = Field(None, description="name of the array of right answers in the data file")
     metric: Metrics | None = Field(
-        None, description="a task metric or a list of them (docs/guides/bring-a-model.md#say-what-the-model-is-for)"
+        None, description="a task metric or a list of them (docs/guides/bring-a-model.md)"
     )
 
     @property
