@@ -28,7 +28,7 @@ from builders.onnx_graphs.weights import (
 from enginesmith.arrays import Array, check_finite
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import TensorSpec
-from pipeline.sources.user_process import MOST_EMBEDDED_BYTES
+from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from pipeline.sources.walk import all_graphs, all_nodes, all_tensors, has_sparse, texts
 
 # External data of the ONNX files of users: tensors' bytes in other files, which must lie in the model's folder.

@@ -1,4 +1,4 @@
-"""The request of an export, and the process that runs a user's code."""
+"""The process that runs a user's code."""
 
 import os
 import signal
@@ -6,9 +6,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,45 +14,10 @@ from builders.execution.process import PYTHON, ended_error, module_path, oom_kil
 from enginesmith.arrays import Array
 from enginesmith.compile_caches.recipe import CacheRecipe
 from enginesmith.core.errors import ModelError, StepError
-from enginesmith.core.state import State
-from enginesmith.core.types import Dim, Scalar, Session, Tensors, TensorSpec
+from enginesmith.core.types import Session, Tensors, TensorSpec
 from enginesmith.user_code.channel import Arrays, MessageChannel
 from enginesmith.user_code.compiling import CompileModel, RanCompiled, RunCompiled
 from enginesmith.user_code.task import Task
-
-# The request of an export.
-
-# Of a model with its external data, which is taken into one file; graphs that are made of it (fp32 for fp16) must fit
-# there too.
-MOST_EMBEDDED_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class ExportRequest:
-    """A source and the form that its ONNX model gets. root: the spec's folder.  file, weights: relative to it.
-
-    function: the entry point of a torch source.  module: its dotted name; empty where `file` is named.
-    arguments: of that function; of an ONNX source, values of inputs that become constants.
-    outputs: names in order; None keeps the model's own.
-    opset: of the ONNX model of a torch or pt2 source.
-    most_embedded_bytes: of external data that is taken into one file; the large weights of a model with more stay in
-    files of their own.
-    """
-
-    kind: Literal["torch", "pt2", "onnx"]
-    root: Path
-    file: str
-    inputs: tuple[TensorSpec, ...]
-    dims: tuple[Dim, ...] = ()
-    outputs: tuple[str, ...] | None = None
-    function: str = ""
-    arguments: Mapping[str, Scalar] = field(default_factory=dict)
-    weights: str | None = None
-    opset: int = 20
-    module: str = ""
-    most_embedded_bytes: int = MOST_EMBEDDED_BYTES
-    states: tuple[State, ...] = ()
-
 
 # Starts, asks and ends a process that runs a user's code (`enginesmith.user_code`).
 

@@ -15,7 +15,7 @@ from enginesmith.core.types import BuildRequest
 from enginesmith.user_code.entry_point import call_entry_point, importing_from
 from pipeline.sources.export import ExportResult, export
 from pipeline.sources.onnx_model import specs_of
-from pipeline.sources.user_process import ExportRequest
+from pipeline.sources.request import ExportRequest
 from pipeline.spec.model import ModelSpec, load_spec
 from validation.comparison.sessions import expected_checks
 from validation.comparison.tasks import task_checks

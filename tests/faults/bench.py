@@ -21,7 +21,7 @@ from pipeline.compile.steps.exports import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph
 from pipeline.compile.steps.proofs import CheckEngine, ContractTerms, ExtraCalls
 from pipeline.operations.golden import FuzzEngine, FuzzTerms
-from pipeline.sources.user_process import ExportRequest
+from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
 from tests.faults.nets import BATCH, ROWS
 from validation.attribution.result import Attribution, read_attribution

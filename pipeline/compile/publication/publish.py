@@ -60,7 +60,7 @@ UNMEASURED = (
 # Of a graph that gives more or fewer rows after rounding.
 SELECTING = (
     "how many rows an output has follows from the data, as where a graph selects boxes itself: rounding selects "
-    "others; let a task metric judge (golden.metric with decides, docs/guides/bring-a-model.md#say-what-the-model-is-for)"
+    "others; let a task metric judge (golden.metric with decides, docs/guides/bring-a-model.md)"
 )
 # What a version is made with, whichever compilers its engines come from.
 TOOLS = ("enginesmith", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")

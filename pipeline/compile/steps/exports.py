@@ -26,7 +26,7 @@ from pipeline.compile.run_context import RunContext, Work, import_versions
 from pipeline.compile.steps.blobs import fetch, fetch_graph, proof_of, put_graph, this_machine
 from pipeline.compile.steps.keys import WRITE_MODEL, code_key, limits_of, metrics_of, shapes_of, step_limits
 from pipeline.progress.events import Finished
-from pipeline.sources.user_process import MOST_EMBEDDED_BYTES, ExportRequest
+from pipeline.sources.request import MOST_EMBEDDED_BYTES, ExportRequest
 from pipeline.values import Exported, Json, KeptAnswers, LatestGolden, ModelShapes, OnnxModel, Proof
 from validation.metrics.tasks.terms import TaskMetric
 
