@@ -21,8 +21,8 @@ _FILES = {
 _HEAD = """\
 # Public models
 
-What `enginesmith init` and `enginesmith build` make of 35 public ONNX graphs. To repeat it, run `make zoo`: it downloads
-the packages, checks their digests and writes this page.
+What `enginesmith init` and `enginesmith build` make of 35 public ONNX graphs. To repeat it, run `make zoo`: it
+downloads the packages, checks their digests and writes this page.
 
 Inputs are rendered and scanned pages, photographs, files, text and synthesized speech. The specs are as
 `enginesmith init` wrote them, with narrower sizes where `benchmarks/zoo/graphs.yaml` lists some. Times and memory were
@@ -30,8 +30,8 @@ measured on two busy cores: compare columns, not rows.
 """
 _QUALITY = """\
 SQNR in dB on 12 inputs outside the calibration data, against the original graph without optimization: worst output /
-worst slice of an output. "exact": no difference. Bold columns are Enginesmith's. An empty cell is an engine that was not
-proven or an error of the other tool; both are listed on this page. onnxruntime int8: `quantize_static` with Q/DQ,
+worst slice of an output. "exact": no difference. Bold columns are Enginesmith's. An empty cell is an engine that was
+not proven or an error of the other tool; both are listed on this page. onnxruntime int8: `quantize_static` with Q/DQ,
 MinMax, uint8 activations and int8 weights per channel. converter-common: `convert_float_to_float16` with inputs and
 outputs kept. Olive: `OnnxStaticQuantization` with its defaults. All use the same calibration samples.
 """
@@ -77,7 +77,8 @@ def _outcomes(results: Results) -> Iterator[str]:
     yield (
         f"{len(results)} graphs and {len(units)} CPU engines: {proven} are proven. The section 'Not proven' "
         "lists the others with reasons.\n"
-        "A cell is empty where `init` does not choose the precision: the graph is quantized already or has no weights.\n"
+        "A cell is empty where `init` does not choose the precision: the graph is quantized already or has no "
+        "weights.\n"
     )
     rows = []
     for name, result in results.items():

@@ -64,6 +64,8 @@ def test_a_contract_survives_the_manifest_and_asks_for_nothing_where_none_is_giv
         ({"bitwise": {"runs": 1}}, "validation.contract.bitwise.runs"),
         ({"structured": {"logits": {"finit": True}}}, "did you mean 'finite'"),
         ({"structured": {"logits": {}}}, "asks for nothing"),
+        ({"structured": {"logits": {"boxes": {"matchd": 1}}}}, "boxes.matchd: unknown key; did you mean 'matched'"),
+        ({"distributional": {"rows": {}}}, "asks for nothing; name outputs under rows, or seeds"),
         ({"structured": {"logits": {"range": [1, 0]}}}, "the least value comes first"),
         (
             {"structured": {"logit": {"finite": True}}},

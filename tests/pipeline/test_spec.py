@@ -165,6 +165,14 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
             "validation.limits.int8.engin: unknown key; did you mean",
         ),
         (
+            {"validation": {"limits": {"int8": {"engine": {"argmax_agreement": 2}}}}},
+            "validation.limits.int8.engine.argmax_agreement: 2: must be 1 or less",
+        ),
+        (
+            {"validation": {"limits": {"int8": {"engine": {"cosin": 0.9}}}}},
+            "validation.limits.int8.engine.cosin: unknown key; did you mean 'cosine'",
+        ),
+        (
             {"calibration": {"data": "calibration.npz", "percentile": 99.9}},
             "calibration: method minmax has no percentile; remove it",
         ),
