@@ -33,7 +33,7 @@ def test_a_worse_model_is_a_regression_at_its_line(built: Project) -> None:
     before = files_of(built.registry / "models")
     page = built.folder / "new" / "check.sarif"
     words = ("check", built.spec, *QUICK, "--slower", "900%", "--worse", "accuracy=0", "--drift", "fail")
-    done = built.run(*words, "--sarif", page, "--json")
+    done = built.run(*words, "--report", page, "--json")
     assert done.code == 1, done.err
     found = {item["rule"]: item for item in done.json["findings"] if item["level"] == "error"}
     assert "drift" in found and "latency" not in found
@@ -95,7 +95,7 @@ def test_a_spec_that_cannot_be_read_is_in_the_reports_with_its_line(
     page, summary = built.folder / "check.xml", built.folder / "summary.md"
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    done = built.run("check", built.spec, "--junit", page)
+    done = built.run("check", built.spec, "--report", page)
     assert done.code == 2 and done.out == ""
     (line,) = [text for text in done.err.splitlines() if text.startswith("::error ")]
     number = 1 + built.spec.read_text().splitlines().index("- fp33")

@@ -1,4 +1,4 @@
-"""`enginesmith rollout`, `policy set --waves`, and what promote and rollback do beside a rollout."""
+"""`enginesmith rollout`, `policy set --wave`, and what promote and rollback do beside a rollout."""
 
 import json
 import urllib.error
@@ -87,7 +87,7 @@ def test_a_policy_with_waves(serving: Store) -> None:
         "policy",
         "set",
         WHERE,
-        "--waves",
+        "--wave",
         "1%,5%,25%,100%",
         "--soak",
         "10m",
@@ -148,7 +148,7 @@ def test_how_many_nodes_there_are_makes_waves_limits(serving: Store) -> None:
     said("rollout", "abort", WHERE)
     assert "--nodes makes them limits" in said("rollout", "start", "digits@2", WHERE, "--wave", "1%,100%")
     said("rollout", "abort", WHERE)
-    refused = run("registry", "policy", "set", WHERE, "--waves", "1%,100%", "--nodes", "50")
+    refused = run("registry", "policy", "set", WHERE, "--wave", "1%,100%", "--nodes", "50")
     assert isinstance(refused.exception, InputError) and "of 50 nodes" in str(refused.exception)
 
 
@@ -220,7 +220,7 @@ def test_labels_decide_who_is_reached(serving: Store) -> None:
 
 def test_beyond_loopback_nodes_show_a_token(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
-    refused = run("rollout", "receive", "--host", "0.0.0.0", "--port", "0")
+    refused = run("rollout", "receive", "--listen", "0.0.0.0:0")
     assert isinstance(
         refused.exception, InputError
     ) and f"needs a token, for anybody may send there: set {TOKEN}" in str(refused.exception)
