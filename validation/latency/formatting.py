@@ -10,7 +10,7 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.reports.breakdown import Bound, Roofs, TimeBreakdown, TimedNode
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport, PairedBenchmark, Quantile
-from enginesmith.core.text import join_first
+from enginesmith.core.text import format_plain, join_first
 from validation.latency.measurement.quantiles import LEAST_PROCESSES
 from validation.plotting import (
     COLOURS,
@@ -132,8 +132,8 @@ def format_count(value: float | None, unit: str = "") -> str:
         return ""
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
-            return f"{value / size:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}".rstrip()
+            return f"{format_plain(value / size)} {prefix}{unit}"
+    return f"{format_plain(value)} {unit}".rstrip()
 
 
 def format_share(value: float) -> str:
@@ -186,7 +186,7 @@ def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> I
         yield f"too few runs for {', '.join(missing)}"
     held = [item for item in report.buckets if item.mean_s >= HELD_UP * item.median_s]
     if held:
-        means = (f"{item.mean_s / item.median_s:.2g} times the median at {item.name}" for item in held)
+        means = (f"{format_plain(item.mean_s / item.median_s)} times the median at {item.name}" for item in held)
         yield f"some runs were held up: the mean is {', '.join(means)}"
     if report.busy:
         yield f"the machine was busy: {join_reasons(report.busy)}; the times hold for such a machine"
@@ -218,7 +218,7 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
     graph = breakdown.graph
     yield (
         f"the graph does {format_count(graph.macs)} multiply-adds in {graph.nodes} nodes "
-        f"({format_count(graph.operations)} operations, {graph.intensity:.3g} for each byte), "
+        f"({format_count(graph.operations)} operations, {format_plain(graph.intensity)} for each byte), "
         f"and needs {format_count(graph.working_bytes, 'B')} at hand"
     )
     moved = breakdown.traffic
@@ -282,7 +282,7 @@ def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
     for node in profile.nodes[:SHOWN_NODES]:
         cost, diagnosis, seconds = node.cost, node.diagnosis, node.seconds
         counts = (cost.operations, cost.moved_bytes) if cost and seconds else ()
-        rates = [f"{count / seconds / 1e9:.3g}" for count in counts] or ["", ""]
+        rates = [format_plain(count / seconds / 1e9) for count in counts] or ["", ""]
         bound = ""
         if diagnosis and diagnosis.bound:
             known = diagnosis.share(diagnosis.bound)
@@ -304,7 +304,7 @@ def describe_pair(paired: PairedBenchmark) -> Iterator[str]:
         else:
             yield (
                 f"  {name}: {item.ratio:.4f} times the other's (95 %: {item.low:.4f} to {item.high:.4f}); "
-                f"a difference of {100 * item.detectable:.2g} % would have been shown"
+                f"a difference of {format_plain(100 * item.detectable)} % would have been shown"
             )
     yield f"  {paired.runs} runs of each in {paired.openings} openings, interleaved by seed {paired.seed}"
 

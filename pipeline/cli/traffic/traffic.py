@@ -275,9 +275,8 @@ def print_forecast(found: "CapacityForecast") -> None:
     demand = found.demand
     free = f", {100 * demand.headroom:g} % of each machine free" if demand.headroom else ""
     lost = f", {demand.spare} machine{'s' if demand.spare > 1 else ''} lost" if demand.spare else ""
-    echo(
-        f"{found.reference}: {demand.rate:,.12g} requests per second, p99 within {1e3 * found.limit.seconds:g} ms{free}{lost}"
-    )
+    limit = f"p99 within {1e3 * found.limit.seconds:g} ms"
+    echo(f"{found.reference}: {demand.rate:,.12g} requests per second, {limit}{free}{lost}")
     echo(found.arrivals)
     carrying = [row for row in found.engines if row.greatest]
     if carrying:
@@ -366,7 +365,7 @@ def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_
 
 
 def _model_of(place: Path, named: str | None, registry: str) -> "ModelSpec":
-    """The spec that tells the inputs: of a spec, of a version, or of the model that `place` names. Raises InputError."""
+    """The spec that tells the inputs: of a spec, of a version, or of the model of `place`. Raises InputError."""
     from enginesmith.core.errors import InputError
     from enginesmith.registry.store.base import open_store
     from pipeline.intake.places import spec_at
