@@ -71,10 +71,12 @@ _FORMATS = {".md": "markdown", ".xml": "junit", ".sarif": "sarif", ".json": "cod
 
 
 def _check_reports(_context: click.Context, _option: click.Parameter, given: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The files. Raises click's usage error for one whose ending names no format."""
+    """The files. Raises click's usage error for one whose ending names no format, and for two of one format."""
     for path in given:
         if path.suffix not in _FORMATS:
             raise click.BadParameter(f"{path}: give a file that ends in {', '.join(_FORMATS)}")
+        if sum(other.suffix == path.suffix for other in given) > 1:
+            raise click.BadParameter(f"{path}: give one file that ends in {path.suffix}")
     return given
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from enginesmith.cli.pull import FollowOptions
+from enginesmith.client.client import Command, HealthCommand, HealthUrl, Post, ReportUrl
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.registry.store.base import Store
 from tests.enginesmith.cli.commands import run, told
@@ -57,3 +59,12 @@ def test_pull(mixed: Store, tmp_path: Path) -> None:
     refused = run("pull", "digits", "--target", "sm_89", "--proven-only", "--dest", out)
     assert isinstance(refused.exception, UnknownNameError)
     assert isinstance(run("pull", "digits", "--target", "cpu", "--precision", "fp8").exception, UnknownNameError)
+
+
+def test_a_hook_and_a_health_check_are_commands_or_urls() -> None:
+    commands = FollowOptions(hook="reload now", health="check").settings()
+    assert commands["hook"] == Command("reload now", 30.0) and commands["health"] == HealthCommand("check")
+    urls = FollowOptions(hook="http://x/a", health="https://x/b", report="http://x/c").settings()
+    assert urls["hook"] == Post("http://x/a", 30.0) and urls["health"] == HealthUrl("https://x/b")
+    assert urls["report"] == ReportUrl("http://x/c") and commands["report"] is True
+    assert FollowOptions(report="none").settings()["report"] is False

@@ -117,8 +117,13 @@ def test_the_spec_of_an_ensemble_is_refused_with_the_remedy(built: Project) -> N
 
 
 @pytest.mark.parametrize(
-    "option", [("--slower", "fast"), ("--slower", "-1"), ("--slower", "3"), ("--worse", "x=y"), ("--worse", "nan")]
+    "option",
+    [
+        *(("--slower", "fast"), ("--slower", "-1"), ("--slower", "3"), ("--worse", "x=y"), ("--worse", "nan")),
+        *(("--report", "x.txt"), ("--report", "a.md", "--report", "b.md")),
+        ("--bucket", "all", "--bucket", "batch=1"),
+    ],
 )
-def test_an_option_of_another_kind_is_bad_input(built: Project, option: tuple[str, str]) -> None:
+def test_an_option_of_another_kind_is_bad_input(built: Project, option: tuple[str, ...]) -> None:
     done = built.run("check", built.spec, *option)
     assert done.code == 2 and option[0] in done.err
