@@ -293,7 +293,7 @@ class Forecaster:
             for name, _, rate in there
         )
         return (
-            f"{words} carry {max(total - lost, 0.0):.4g} a second within the limit"
+            f"{words} carry {format_plain(max(total - lost, 0.0))} per second within the limit"
             f"{' when one is lost' if self.demand.spare else ''}, not {self.demand.rate:g}; it takes {more}"
         )
 

@@ -130,9 +130,7 @@ MOST_BYTES = 64 << 20
 MOST_CANARIES, MOST_OF_MODEL, MOST_GAPS, MOST_RUNS = 300, 20, 500, 200
 
 
-def overview_pages(
-    store: Store, notes: Mapping[str, ModelNote], known: KnownMachines, title: str, salt: str
-) -> Iterator[Page]:
+def overview_pages(store: Store, notes: Mapping[str, ModelNote], known: KnownMachines, salt: str) -> Iterator[Page]:
     """The pages over all models, in the order of their names. salt: digest of what all pages depend on."""
     names = sorted(notes)
     failed = _failed(store)
@@ -148,7 +146,7 @@ def overview_pages(
     for number in range(pages, 0, -1):
         shown = names[(number - 1) * PER_PAGE : number * PER_PAGE]
         path = index_path(number)
-        yield Page(path, "", partial(_index, path, shown, notes, number, title))
+        yield Page(path, "", partial(_index, path, shown, notes, number))
 
 
 def _failed(store: Store) -> dict[str, list[str]]:
@@ -185,12 +183,11 @@ def search_data(notes: Mapping[str, ModelNote]) -> bytes:
     return b"registryModels(" + json.dumps(rows, separators=(",", ":")).encode() + b");\n"
 
 
-def _index(path: str, shown: Sequence[str], notes: Mapping[str, ModelNote], number: int, title: str) -> bytes:
+def _index(path: str, shown: Sequence[str], notes: Mapping[str, ModelNote], number: int) -> bytes:
     pages = [(index_path(each), each) for each in range(1, -(-len(notes) // PER_PAGE) + 1)]
     return draw(
         "index",
         path,
-        title=title,
         models=[(name, notes[name]) for name in shown],
         count=len(notes),
         first=(number - 1) * PER_PAGE + 1,
@@ -270,12 +267,11 @@ _ASSETS, _OVERVIEW = "assets", "overview"
 @dataclass(frozen=True)
 class SiteSources:
     """What a site shows besides the registry. inventory, catalog: files of the fleet, as of `enginesmith fleet`; None
-    for every GPU product.  trust: a trust policy to check signatures by.  title: in the head of every page."""
+    for every GPU product.  trust: a trust policy to check signatures by."""
 
     inventory: Path | None = None
     catalog: Path | None = None
     trust: Path | None = None
-    title: str = "Registry"
 
 
 def write_site(
@@ -306,7 +302,7 @@ def write_site(
     for model in [name for name in notes if name not in keys]:
         unfinished[model] = notes.pop(model)
         gone[_group(model)] = folder.pages_of(_group(model))
-    gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, known, sources.title, salt))
+    gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, known, salt))
     _keep(folder, {**notes, **unfinished})
     for group, paths in gone.items():
         folder.delete(group, paths)
@@ -346,7 +342,7 @@ def _salt(sources: SiteSources) -> str:
     """Digest of all that pages depend on besides the registry: our own files, and what the site is told."""
     files = [path for path in (sources.inventory, sources.catalog) if path]
     trust = repr(load_policy(sources.trust)) if sources.trust else ""
-    return digest_lines([_code(), sources.title, trust, *(digest_of_bytes(path.read_bytes()) for path in files)])
+    return digest_lines([_code(), trust, *(digest_of_bytes(path.read_bytes()) for path in files)])
 
 
 @cache

@@ -277,8 +277,8 @@ def _draw_rates(axes: "Axes", summary: TrafficSummary) -> str:
     rates = [hour.per_second for hour in summary.hours]
     axes.stairs(rates, np.arange(len(rates) + 1) - 0.5, fill=True, color=COLOURS["accent"])
     _set_hours(axes, summary)
-    set_axis(axes, "y", (0.0, 1.1 * max(rates)), "requests a second")
-    return f"requests a second by hour: {format_plain(min(rates))} to {format_plain(max(rates))}"
+    set_axis(axes, "y", (0.0, 1.1 * max(rates)), "requests per second")
+    return f"requests per second by hour: {format_plain(min(rates))} to {format_plain(max(rates))}"
 
 
 def _draw_hours(axes: "Axes", summary: TrafficSummary, dim: str) -> str:
@@ -342,7 +342,7 @@ def _equal_steps(counts: SizeCounts) -> list[int]:
 def hour_table(summary: TrafficSummary) -> tuple[list[str], list[list[str]]]:
     """Columns, and a row for each hour."""
     dims = [dim for dim, counts in summary.dims.items() if len(counts.counts) > 1]
-    columns = ["hour", "requests", "a second", *(f"{dim} 50, 90, 99 %" for dim in dims)]
+    columns = ["hour", "requests", "per second", *(f"{dim} 50, 90, 99 %" for dim in dims)]
     rows = []
     for hour in summary.hours:
         sizes = [", ".join(f"{value:g}" for value in hour.sizes[dim].quantiles) for dim in dims]
@@ -376,7 +376,7 @@ def describe_traffic(summary: TrafficSummary) -> Iterator[str]:
         yield "no times of arrival, or all of them the same: no rates, no hours"
     else:
         start = f" from {summary.start}" if summary.start else ""
-        yield f"{summary.seconds:.4g} s{start}, {format_plain(summary.per_second)} requests a second"
+        yield f"{summary.seconds:.4g} s{start}, {format_plain(summary.per_second)} requests per second"
         bursts = summary.bursts
         yield (
             f"at most {bursts.peak_per_second} within a second; variance over mean of a second's requests "

@@ -142,7 +142,7 @@ class CapacityDemand:
 
     def __post_init__(self) -> None:
         if not (self.rate > 0.0 and math.isfinite(self.rate)):
-            raise InputError(f"rate {self.rate:g}: must be above 0 requests a second")
+            raise InputError(f"rate {self.rate:g}: must be above 0 requests per second")
         if not 0.0 <= self.headroom < 1.0:
             raise InputError(f"headroom {100 * self.headroom:g} %: must be 0 % or more, and below 100 %")
 

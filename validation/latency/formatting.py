@@ -130,8 +130,8 @@ def format_count(value: float | None, unit: str = "") -> str:
         return ""
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
-            return f"{value / size:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}".rstrip()
+            return f"{format_plain(value / size)} {prefix}{unit}"
+    return f"{format_plain(value)} {unit}".rstrip()
 
 
 def format_share(value: float) -> str:
@@ -184,7 +184,7 @@ def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> I
         yield f"too few runs for {', '.join(missing)}"
     held = [item for item in report.buckets if item.mean_s >= HELD_UP * item.median_s]
     if held:
-        means = (f"{item.mean_s / item.median_s:.2g} times the median at {item.name}" for item in held)
+        means = (f"{format_plain(item.mean_s / item.median_s)} times the median at {item.name}" for item in held)
         yield f"some runs were delayed: the mean is {', '.join(means)}"
     if report.busy:
         yield f"the machine was busy: {join_reasons(report.busy)}; the times describe a busy machine"
@@ -216,7 +216,7 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
     graph = breakdown.graph
     yield (
         f"the graph does {format_count(graph.macs)} multiply-adds in {graph.nodes} nodes "
-        f"({format_count(graph.operations)} operations, {graph.intensity:.3g} for each byte), "
+        f"({format_count(graph.operations)} operations, {format_plain(graph.intensity)} for each byte), "
         f"working set {format_count(graph.working_bytes, 'B')}"
     )
     moved = breakdown.traffic
@@ -280,7 +280,7 @@ def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
     for node in profile.nodes[:SHOWN_NODES]:
         cost, diagnosis, seconds = node.cost, node.diagnosis, node.seconds
         counts = (cost.operations, cost.moved_bytes) if cost and seconds else ()
-        rates = [f"{count / seconds / 1e9:.3g}" for count in counts] or ["", ""]
+        rates = [format_plain(count / seconds / 1e9) for count in counts] or ["", ""]
         bound = ""
         if diagnosis and diagnosis.bound:
             known = diagnosis.share(diagnosis.bound)

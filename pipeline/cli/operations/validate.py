@@ -1,19 +1,18 @@
 """`enginesmith validate`: proofs of published engines, made here, or on a machine that cannot reach the registry."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from enginesmith.cli.options import (
+    Option,
+    command,
     emit_json,
-    json_option,
     optional_reference_argument,
-    path_option,
-    progress_options,
-    registry_option,
+    takes,
     targets_option,
-    trust_option,
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.text import pluralize
@@ -27,41 +26,57 @@ if TYPE_CHECKING:
 _COLUMNS = ("unit", "status", "why")
 
 
-@click.command()
+@dataclass(frozen=True)
+class _ValidateOptions:
+    targets: Annotated[str | None, targets_option("all")] = None
+    carry: Annotated[
+        Path | None,
+        Option(
+            "Write REF's engines and golden cases to this folder, for a GPU machine that cannot reach the registry.",
+            type=click.Path(path_type=Path, file_okay=False),
+        ),
+    ] = None
+    imported: Annotated[
+        Path | None,
+        Option(
+            "Judge the results file that `python -m validation.gpu --carry` made of such a folder, and attach it.",
+            name="--import",
+            type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        ),
+    ] = None
+    cache: Annotated[
+        Path | None,
+        Option(
+            "Prove REF's compile caches of torch instead, with the model's files in this folder, that of its spec.",
+            type=click.Path(path_type=Path, file_okay=False),
+        ),
+    ] = None
+    allow_unsigned: Annotated[bool, Option("With --cache: run its code without a signature.")] = False
+
+    def check(self, reference: str | None) -> None:
+        """Raise click's usage error for options that do not go together."""
+        if self.imported and (reference or self.carry or self.targets):
+            raise click.UsageError(
+                "--import takes neither a reference, --carry nor --target: the file says what it is of"
+            )
+        if not self.imported and not reference:
+            raise click.UsageError("name a model or a version of it, or give --import FILE")
+        if self.cache and (self.imported or self.carry):
+            raise click.UsageError("--cache takes neither --carry nor --import: a cache is proven where it is used")
+        if self.allow_unsigned and not self.cache:
+            raise click.UsageError("--allow-unsigned applies only to --cache")
+
+
+@command()
 @optional_reference_argument
-@registry_option
-@targets_option("all")
-@path_option(
-    "--carry",
-    "Write REF's engines and golden cases to this folder, for a GPU machine that cannot reach the registry.",
-    file_okay=False,
-)
-@click.option(
-    "--import",
-    "imported",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Judge the results file that `python -m validation.gpu --carry` made of such a folder, and attach it.",
-)
-@path_option(
-    "--cache",
-    "Prove REF's compile caches of torch instead, with the model's files in this folder, that of its spec.",
-    file_okay=False,
-)
-@trust_option
-@click.option("--allow-unsigned", is_flag=True, help="With --cache: run its code without a signature.")
-@progress_options
-@json_option
+@takes(_ValidateOptions)
 @click.pass_context
 def validate(
     ctx: click.Context,
     reference: str | None,
+    options: _ValidateOptions,
     registry: str,
-    targets: str | None,
-    carry: Path | None,
-    imported: Path | None,
-    cache: Path | None,
     trust: Path | None,
-    allow_unsigned: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -74,24 +89,18 @@ def validate(
     """
     from enginesmith.registry.store.base import open_store
 
-    if imported and (reference or carry or targets):
-        raise click.UsageError("--import takes neither a reference, --carry nor --target: the file says what it is of")
-    if not imported and not reference:
-        raise click.UsageError("name a model or a version of it, or give --import FILE")
-    if cache and (imported or carry):
-        raise click.UsageError("--cache takes neither --carry nor --import: a cache is proven where it is used")
-    if allow_unsigned and not cache:
-        raise click.UsageError("--allow-unsigned is for --cache: engines are no code")
+    options.check(reference)
+    targets, carry, cache = options.targets, options.carry, options.cache
     store = open_store(registry)
-    if imported:
-        verdicts = _import(store, imported, as_json)
+    if options.imported:
+        verdicts = _import(store, options.imported, as_json)
         ctx.exit(_exit_code(verdicts))
     manifest, signed = vouched_manifest(store, str(reference), trust)
     wanted = target_names(manifest, targets) if targets else None
     if carry:
         verdicts = _carry(store, manifest, carry, wanted, as_json)
     elif cache:
-        _require_signed(manifest, signed, allow_unsigned)
+        _require_signed(manifest, signed, options.allow_unsigned)
         verdicts = _start(store, manifest, cache, wanted, quiet, as_json)
     else:
         verdicts = _run(store, manifest, wanted, targets, quiet, as_json)
