@@ -60,10 +60,10 @@ def start(name: str, side: str, folder: Path) -> None:
     """One process, to its first answer; what it used is printed as JSON."""
     begun = time.perf_counter()
     import torch
-
-    from enginesmith.compile_caches.archive import pack
     from enginesmith.compile_caches.probes import record_probes
     from enginesmith.compile_caches.recipe import CacheRecipe, CompileOptions
+
+    from enginesmith.compile_caches.archive import pack
     from enginesmith.compile_caches.warm_start import count_misses, open_cache
     from enginesmith.core.errors import digest_of_file
 

@@ -63,13 +63,7 @@ MACHINES = (
 POLICY = (
     click.option("--proven-only", is_flag=True, help="Only proven engines."),
     trust_option,
-    click.option(
-        "--kind",
-        type=click.Choice(["engine", "cache"]),
-        default="engine",
-        show_default=True,
-        help="cache: a compile cache of torch, for enginesmith.warm_start.",
-    ),
+    click.option("--allow-unsigned", is_flag=True, help="Pull attachments that are code without a signature, too."),
     click.option("--fallback", type=click.Choice(["onnx"]), help="Take the ONNX model if no engine fits."),
 )
 WATCH = (
@@ -166,7 +160,9 @@ def client_of(registry: str, given: dict[str, Any]) -> "Client":
     """The client of a registry for what was asked."""
     from enginesmith.client.client import Client, Policy, ServingNode
 
-    policy = Policy(**{name: given[name] for name in ("precision", "proven_only", "fallback", "trust", "kind")})
+    policy = Policy(
+        **{name: given[name] for name in ("precision", "proven_only", "fallback", "trust", "allow_unsigned")}
+    )
     stated = {name: given[name] for name in ("node", "region", "labels") if given[name]}
     node = ServingNode.from_environment({f"ENGINESMITH_{name.upper()}": text for name, text in stated.items()})
     return Client(registry, policy=policy, rehash=given.get("rehash", False), say=say, node=node)
@@ -336,6 +332,10 @@ def _print_pulled(pulled: "Pulled") -> None:
         echo(f"signed: by {', '.join(pulled.located.signed_by)}")
     for unit, reason in pulled.resolution.rejected:
         echo(f"not:    {unit}: {reason}")
+    for item in pulled.attachments:
+        echo(f"with:   {item.path}: {item.attachment.kind}")
+    for name, reason in pulled.left_out:
+        echo(f"not:    attachment {name}: {reason}")
 
 
 _ENGINE_FIELDS = ("target", "precision", "backend", "status", "reason", "digest", "size_bytes")
@@ -357,4 +357,15 @@ def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
         "origin": pulled.origin,
         "warning": pulled.warning,
         "signed_by": list(pulled.located.signed_by),
+        "attachments": [
+            {
+                "path": str(item.path),
+                "description": str(item.description),
+                "kind": item.attachment.kind,
+                "digest": item.attachment.digest,
+                "signed_by": list(item.signed_by),
+            }
+            for item in pulled.attachments
+        ],
+        "left_out": [{"name": name, "reason": reason} for name, reason in pulled.left_out],
     }

@@ -49,12 +49,14 @@ M = TypeVar("M", bound=BaseModel)
 @dataclass(frozen=True)
 class Kind(Generic[M]):
     """A kind of file. model: what its content is read into.  name, keys, help: for messages: what it is called
-    ('a spec'), some of its keys, and where an example is."""
+    ('a spec'), some of its keys, and where an example is.  elsewhere: keys of other things -> how these are asked for.
+    """
 
     model: type[M]
     name: str
     keys: str
     help: str
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
 
 def _explain(item: _Mistake, loc: Loc, kind: Kind[M]) -> str:
     mistake, context, value = item.type, item.ctx, item.input
+    if mistake == "extra_forbidden" and len(loc) == 1 and loc[0] in kind.elsewhere:
+        return kind.elsewhere[str(loc[0])]
     if mistake == "extra_forbidden":
         return f"unknown key; {suggest(str(loc[-1]), _known_keys(kind.model, item.loc[:-1]))}"
     if mistake == "missing":

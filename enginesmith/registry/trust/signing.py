@@ -2,7 +2,7 @@
 
 What is signed is the manifest as it is stored. It names every blob by digest, so one signature covers all bytes of the
 version; and it names its model and version, so a signature that is moved to another version is invalid there.
-Attestations come later than manifests, and are signed one by one in the same way.
+Attestations and attachments come later than manifests, and are signed one by one in the same way.
 """
 
 import json
@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from enginesmith.core.errors import InputError, IntegrityError, digest_of_bytes
+from enginesmith.registry.evidence.attachments import attachments
 from enginesmith.registry.evidence.attestations import attestation_documents
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, change
 from enginesmith.registry.store.layout import manifest_key, signature_key
 from enginesmith.registry.trust.signatures import (
+    ATTACHMENT_FILE,
     ATTESTATION_FILE,
     MANIFEST_FILE,
     KeySigner,
@@ -60,7 +62,8 @@ class Keyless:
 
 @dataclass(frozen=True)
 class Signed:
-    """A signature in the registry. what: 'manifest', or 'attestation ...'.  new: whether this call wrote it."""
+    """A signature in the registry. what: 'manifest', 'attestation ...' or 'attachment ...'.  new: whether this call
+    wrote it."""
 
     what: str
     key_id: str
@@ -69,7 +72,7 @@ class Signed:
 
 
 def sign(store: Store, manifest: Manifest, signer: SigningKey | Keyless) -> tuple[Signed, ...]:
-    """Sign a version's manifest and the attestations it has by now; what this key signed before stays.
+    """Sign a version's manifest, and the attestations and attachments it has by now; what this key signed before stays.
 
     A stored signature under the key's name that is invalid or has another certificate is replaced: others who can write
     to the registry may have put it there.
@@ -87,6 +90,8 @@ def sign(store: Store, manifest: Manifest, signer: SigningKey | Keyless) -> tupl
     documents = [("manifest", MANIFEST_FILE, data)]
     for item, content in attestation_documents(store, manifest):
         documents.append((f"attestation {item.report[:12]} ({item.verdict})", ATTESTATION_FILE, content))
+    for attached, content in attachments(store, manifest):
+        documents.append((f"attachment {attached.name} ({attached.kind})", ATTACHMENT_FILE, content))
     public = _public_key(signer)
     return tuple(
         _put(store, manifest, what, (file, content), make(name, file, content), public)

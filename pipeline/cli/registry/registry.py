@@ -88,9 +88,9 @@ def show(
         return
     _print_heading(facts)
     print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), facts.engines)
-    if caches := facts.caches:
-        echo("\ncompile caches")
-        print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), caches)
+    if facts.attachments:
+        echo("\nattachments")
+        print_fields(("name", "kind", "size_bytes", "by", "created_at", "measured", "note"), facts.attachments)
     if facts.canaries:
         echo("\ncanaries")
         print_fields(("target", "verdict", "against", "unit", "created_at", "report", "reason"), facts.canaries)
