@@ -301,7 +301,7 @@ def attach(
     """Add FILE to the published version REF; `enginesmith pull` brings it to the machines that it fits.
 
     A torch-compile-cache says itself which machines it fits. Nodes pull it if it is signed: run `enginesmith registry
-    sign` afterwards.
+    sign REF --attachment FILE` afterwards.
     """
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
@@ -381,6 +381,14 @@ SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
 @click.option(
     "--keyless", is_flag=True, help="Sign with an OpenID Connect identity through Sigstore; needs network access."
 )
+@click.option(
+    "--attachment",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Sign the attachment with the bytes of this file, too; repeat it.",
+)
 @registry_option
 @json_option
 def sign(
@@ -389,14 +397,15 @@ def sign(
     certificate: Path | None,
     chain: tuple[Path, ...],
     keyless: bool,
+    files: tuple[Path, ...],
     registry: str,
     as_json: bool,
 ) -> None:
-    """Sign the version REF, and the attestations and attachments that it has so far."""
+    """Sign the version REF and the attestations that it has so far."""
     signer = _signer(private_key, certificate, chain, keyless)
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
-    signed = add_signatures(store, manifest, signer)
+    signed = add_signatures(store, manifest, signer, [digest_of_file(file) for file in files])
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "signatures": [vars(item) for item in signed]})
         return

@@ -326,7 +326,7 @@ def _refusal(attachment: Attachment, ranking: EngineRanking, needs_signature: bo
     if needs_signature:
         return (
             "it has not the signatures that the trust policy needs; have it signed (`enginesmith registry sign "
-            f"{attachment.model}@{attachment.version} --key KEY`)"
+            f"{attachment.model}@{attachment.version} --key KEY --attachment FILE`)"
         )
     if attachment.is_code:
         return (

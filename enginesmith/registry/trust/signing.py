@@ -8,7 +8,7 @@ Attestations and attachments come later than manifests, and are signed one by on
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -71,13 +71,17 @@ class Signed:
     new: bool
 
 
-def sign(store: Store, manifest: Manifest, signer: SigningKey | Keyless) -> tuple[Signed, ...]:
-    """Sign a version's manifest, and the attestations and attachments it has by now; what this key signed before stays.
+def sign(
+    store: Store, manifest: Manifest, signer: SigningKey | Keyless, attached: Collection[str] = ()
+) -> tuple[Signed, ...]:
+    """Sign a version's manifest and the attestations it has by now; what this key signed before stays.
+
+    attached: digests of files; their attachments are signed, too. Others are not: somebody else may have added code.
 
     A stored signature under the key's name that is invalid or has another certificate is replaced: others who can write
     to the registry may have put it there.
-    Raises InputError for a key that cannot sign, UnavailableError when the extra `signing` is not installed,
-    IntegrityError when the stored manifest is not the one given.
+    Raises InputError for a key that cannot sign, and a file that is not attached, UnavailableError when the extra
+    `signing` is not installed, IntegrityError when the stored manifest is not the one given.
     """
     data = store.read(manifest_key(manifest.model, manifest.version))
     if data is None or data != manifest.to_bytes():
@@ -90,8 +94,12 @@ def sign(store: Store, manifest: Manifest, signer: SigningKey | Keyless) -> tupl
     documents = [("manifest", MANIFEST_FILE, data)]
     for item, content in attestation_documents(store, manifest):
         documents.append((f"attestation {item.report[:12]} ({item.verdict})", ATTESTATION_FILE, content))
-    for attached, content in attachments(store, manifest):
-        documents.append((f"attachment {attached.name} ({attached.kind})", ATTACHMENT_FILE, content))
+    files = [(file, content) for file, content in attachments(store, manifest) if file.digest in attached]
+    documents += [(f"attachment {file.name} ({file.kind})", ATTACHMENT_FILE, content) for file, content in files]
+    if missing := [digest for digest in attached if digest not in {file.digest for file, _ in files}]:
+        raise InputError(
+            f"{name} has no attachment {missing[0]}; attach the file first (`enginesmith registry attach`)"
+        )
     public = _public_key(signer)
     return tuple(
         _put(store, manifest, what, (file, content), make(name, file, content), public)

@@ -1,7 +1,7 @@
 """Publishes a version, and adds evidence to one that was published."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,12 +65,14 @@ def add_latencies(store: Store, manifest: Manifest, reports: Iterable[str]) -> N
         refresh_version(guard, manifest)
 
 
-def add_signatures(store: Store, manifest: Manifest, signer: "SigningKey | Keyless") -> tuple["Signed", ...]:
+def add_signatures(
+    store: Store, manifest: Manifest, signer: "SigningKey | Keyless", attached: Collection[str] = ()
+) -> tuple["Signed", ...]:
     """`sign`, and refresh the channels where a signature is new. Raises as `sign` and the store."""
     from enginesmith.registry.trust.signing import sign
 
     with _hold_change(store, manifest) as guard:
-        signed = sign(store, manifest, signer)
+        signed = sign(store, manifest, signer, attached)
         if any(item.new for item in signed):
             refresh_version(guard, manifest)
     return signed

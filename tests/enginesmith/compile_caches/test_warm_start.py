@@ -14,7 +14,7 @@ from enginesmith.client.pull import Pulled
 from enginesmith.client.resolve import Policy
 from enginesmith.compile_caches.archive import CacheRecipe, CompileOptions, pack, read_recipe
 from enginesmith.compile_caches.warm_start import FOLDER_VARIABLE, StaleCacheError, measure_start
-from enginesmith.core.errors import InputError, IntegrityError, ModelError
+from enginesmith.core.errors import InputError, IntegrityError, ModelError, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.evaluation import list_facts
 from enginesmith.core.requirements import Cpu, Gpu, Installation, Runtime
@@ -89,7 +89,10 @@ def test_a_signature_that_a_policy_asked_for_is_enough(store: Store, tmp_path: P
     policy = Policy(trust=policy_file(tmp_path, "  - {models: '*', signers: [release]}\n"))
     with pytest.raises(UntrustedError, match="has 0 of the 1"):
         pulled(store, tmp_path / "dest", policy)
-    add_signatures(store, manifest, SigningKey(written(tmp_path, "release")[0]))
+    key = SigningKey(written(tmp_path, "release")[0])
+    add_signatures(store, manifest, key)
+    assert "has not the signatures" in pulled(store, tmp_path / "dest", policy).left_out[0][1]
+    add_signatures(store, manifest, key, [digest_of_file(tmp_path / "net.cache")])
     found = pulled(store, tmp_path / "dest", policy)
     assert found.attachments[0].signed_by == ("release",)
     warm = enginesmith.warm_start(found)
