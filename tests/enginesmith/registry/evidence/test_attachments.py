@@ -107,6 +107,11 @@ def test_an_edited_or_moved_document_is_found_and_leaves_the_engine_alone(
     store.create(attachment_key("digits", "2", WORDS, digest_of_bytes(document)), document)
     with pytest.raises(IntegrityError, match=r"moved or damaged; delete it, and attach its file again"):
         attachments(store, two)
+    other = replace(attached, version="2")  # of a manifest that had this name before
+    store.remove(attachment_key("digits", "2", WORDS, digest_of_bytes(document)))
+    store.create(other.key(), other.to_bytes())
+    with pytest.raises(IntegrityError, match="moved or damaged"):
+        attachments(store, two)
     overwrite(store, attached.key(), document.replace(b"tester", b"nobody"))
     assert {item.what for item in verify(store).problems if item.kind == "edited"} == {"digits@1", "digits@2"}
     for reference in ("digits@1", "digits@2"):
