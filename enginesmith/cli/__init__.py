@@ -80,6 +80,7 @@ GROUPS: Mapping[str, Table] = {
         "policy": ("pipeline.cli.registry.channels:policy", "Show or set what a channel requires of a version."),
         "pin": ("enginesmith.cli.registry:pin", "Keep a version whatever its age, or remove its pin."),
         "gc": ("enginesmith.cli.registry:gc", "Delete what nothing needs any more, in two steps."),
+        "attach": ("enginesmith.cli.registry:attach", "Add a file to a published version."),
         "mirror": ("enginesmith.cli.registry:mirror", "Copy versions to another registry."),
         "fsck": ("pipeline.cli.registry.registry:verify", "Hash the registry's files again, and report damage."),
         "export": ("enginesmith.cli.registry:export_oci", "Write engines as OCI images."),

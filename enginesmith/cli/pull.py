@@ -150,9 +150,7 @@ class PullOptions:
     dest: Annotated[Path, Option("Folder for the engine.", shown="this folder")] = Path()
     machine: MachineOptions
     proven_only: Annotated[bool, Option("Only proven engines.")] = False
-    kind: Annotated[
-        Literal["engine", "cache"], Option("cache: a compile cache of torch, for enginesmith.warm_start.")
-    ] = "engine"
+    allow_unsigned: Annotated[bool, Option("Pull attachments that are code without a signature, too.")] = False
     fallback: Annotated[Literal["onnx"] | None, Option("Take the ONNX model if no engine fits.")] = None
     layout: LayoutOptions
     rehash: Annotated[
@@ -191,7 +189,7 @@ class PullOptions:
             proven_only=self.proven_only,
             fallback=self.fallback,
             trust=trust,
-            kind=self.kind,
+            allow_unsigned=self.allow_unsigned,
         )
         stated = {"NODE": self.node, "REGION": self.region, "LABELS": self.labels}
         node = ServingNode.from_environment({f"ENGINESMITH_{name}": text for name, text in stated.items() if text})
@@ -323,6 +321,10 @@ def _print_pulled(pulled: "Pulled") -> None:
         echo(f"signed: by {', '.join(pulled.located.signed_by)}")
     for unit, reason in pulled.resolution.rejected:
         echo(f"not:    {unit}: {reason}")
+    for item in pulled.attachments:
+        echo(f"with:   {item.path}: {item.attachment.kind}")
+    for name, reason in pulled.left_out:
+        echo(f"not:    attachment {name}: {reason}")
 
 
 _ENGINE_FIELDS = ("target", "precision", "backend", "status", "reason", "digest", "size_bytes")
@@ -344,4 +346,15 @@ def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
         "origin": pulled.origin,
         "warning": pulled.warning,
         "signed_by": list(pulled.located.signed_by),
+        "attachments": [
+            {
+                "path": str(item.path),
+                "description": str(item.description),
+                "kind": item.attachment.kind,
+                "digest": item.attachment.digest,
+                "signed_by": list(item.signed_by),
+            }
+            for item in pulled.attachments
+        ],
+        "left_out": [{"name": name, "reason": reason} for name, reason in pulled.left_out],
     }

@@ -1,4 +1,4 @@
-"""Commands about versions on serving nodes: list, mirror, export, gc, pin, sign, verify; and KServe's storage
+"""Commands about versions on serving nodes: list, mirror, export, gc, pin, attach, sign, verify; and KServe's storage
 initializer."""
 
 import os
@@ -11,6 +11,7 @@ import click
 
 from enginesmith.cli import pull
 from enginesmith.cli.options import (
+    TARGET,
     Duration,
     command,
     emit_json,
@@ -20,14 +21,18 @@ from enginesmith.cli.options import (
     why_option,
 )
 from enginesmith.cli.tables import cell, echo, print_fields, print_table
-from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError, digest_of_file
+from enginesmith.core.hardware.machine import target_named
 from enginesmith.core.names import parse_reference
-from enginesmith.core.parsing import user
-from enginesmith.core.text import format_bytes, pluralize
+from enginesmith.core.parsing import Malformed, user
+from enginesmith.core.requirements import Requirement, for_target
+from enginesmith.core.text import format_bytes, now, pluralize
 from enginesmith.exchange.kserve import pull_arguments
 from enginesmith.exchange.mirror import mirror as copy
 from enginesmith.exchange.oci import export_oci as write
 from enginesmith.registry.collection.references import Rules
+from enginesmith.registry.evidence.attachments import COMPILE_CACHE, Attachment
 from enginesmith.registry.gc import Collected, collect
 from enginesmith.registry.registered_specs import pin as pin_version
 from enginesmith.registry.registered_specs import unpin as unpin_version
@@ -37,7 +42,7 @@ from enginesmith.registry.trust.policy import load_policy, policy_of_key
 from enginesmith.registry.trust.signing import Keyless, Signed, SigningKey, check_signer
 from enginesmith.registry.versions import index
 from enginesmith.registry.versions.lookup import locate
-from enginesmith.registry.versions.publish import add_signatures
+from enginesmith.registry.versions.publish import add_attachment, add_signatures
 
 # The commands that carry versions elsewhere: mirror, export.
 
@@ -253,6 +258,87 @@ def _print(found: Collected) -> None:
         say("nothing was changed; add --delete to mark what is new and to delete what is due")
 
 
+# The command that adds a file to a version.
+
+
+@command()
+@reference_argument
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--kind", required=True, help="What the file is: torch-compile-cache, or a name of your own.")
+@click.option("--target", metavar="TARGET", show_default="any machine", help=f"{TARGET}; only such machines pull it.")
+@click.option("--note", default="", help="A remark for people, of at most 1000 characters.")
+@click.option(
+    "--measure",
+    metavar="MODULE:FUNCTION",
+    help="Of a torch-compile-cache: time a start with and without it; FILE is made first if it is not there.",
+)
+def attach(
+    reference: str,
+    file: Path,
+    kind: str,
+    target: str | None,
+    note: str,
+    measure: str | None,
+    registry: str,
+    as_json: bool,
+) -> None:
+    """Add FILE to the published version REF; `enginesmith pull` brings it to the machines that it fits.
+
+    A torch-compile-cache says itself which machines it fits. Nodes pull it if it is signed: run `enginesmith registry
+    sign REF --attachment FILE` afterwards.
+    """
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(reference)).manifest
+    if measure and kind != COMPILE_CACHE:
+        raise click.UsageError(f"--measure is for --kind {COMPILE_CACHE}")
+    measured: dict[str, float] = {}
+    if measure:
+        from enginesmith.compile_caches.warm_start import measure_start
+
+        measured = measure_start(measure, file).to_json()
+    if not file.is_file():
+        make = "; with --measure MODULE:FUNCTION it is made" if kind == COMPILE_CACHE else ""
+        raise InputError(f"{file} is no file{make}")
+    attachment = Attachment(
+        name=file.name,
+        kind=kind,
+        model=manifest.model,
+        version=manifest.version,
+        manifest=manifest.digest,
+        digest=digest_of_file(file),
+        size_bytes=file.stat().st_size,
+        by=user(),
+        created_at=now(),
+        requires=_requirements(file, kind, target),
+        note=note,
+        measured=measured,
+    )
+    try:
+        attached, is_new = add_attachment(store, manifest, attachment, file)
+    except Malformed as error:
+        raise InputError(f"{file} cannot be attached: {error}") from error
+    if as_json:
+        emit_json({**encode(attached), "new": is_new})
+        return
+    found = ", ".join(f"{name} {value:g}" for name, value in attached.measured.items())
+    echo(f"{'attached' if is_new else 'was attached'}: {attached.name} to {manifest.model}@{manifest.version}")
+    echo(f"{attached.kind} {attached.digest}" + (f"  {found}" if found else ""))
+
+
+def _requirements(file: Path, kind: str, target: str | None) -> tuple[Requirement, ...]:
+    """What a machine must have that pulls an attachment: what a compile cache says, and the target."""
+    found: tuple[Requirement, ...] = ()
+    if kind == COMPILE_CACHE:
+        from enginesmith.compile_caches.archive import read_recipe
+
+        found = read_recipe(file).requires
+    if target is None:
+        return found
+    named = target_named(target)
+    asked = for_target(named, only=named.name if named.is_cpu and named.name != "cpu" else "")
+    return found if asked in found else (*found, asked)
+
+
 # The commands of trust: sign, verify.
 
 
@@ -279,12 +365,21 @@ SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
 @click.option(
     "--keyless", is_flag=True, help="Sign with an OpenID Connect identity through Sigstore; needs network access."
 )
+@click.option(
+    "--attachment",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Sign the attachment with the bytes of this file, too; repeat it.",
+)
 def sign(
     reference: str,
     private_key: Path | None,
     certificate: Path | None,
     chain: tuple[Path, ...],
     keyless: bool,
+    files: tuple[Path, ...],
     registry: str,
     as_json: bool,
 ) -> None:
@@ -292,7 +387,7 @@ def sign(
     signer = _signer(private_key, certificate, chain, keyless)
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
-    signed = add_signatures(store, manifest, signer)
+    signed = add_signatures(store, manifest, signer, [digest_of_file(file) for file in files])
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "signatures": [vars(item) for item in signed]})
         return

@@ -89,13 +89,8 @@ def shown_progress(quiet: bool) -> AbstractContextManager["Progress"]:
 # What commands work on: a published version, or one of its engines.
 
 
-def trusted_manifest(store: "Store", reference: str) -> "Manifest":
-    """The manifest of a version. Raises as `vouched_manifest`."""
-    return vouched_manifest(store, reference)[0]
-
-
-def vouched_manifest(store: "Store", reference: str, trust: Path | None = None) -> tuple["Manifest", bool]:
-    """The manifest of a version, and whether signatures of it were required and held. trust: as of `require`.
+def trusted_manifest(store: "Store", reference: str, trust: Path | None = None) -> "Manifest":
+    """The manifest of a version. trust: as of `require`.
 
     Raises UnknownNameError for none, UntrustedError without the signatures that the trust policy requires."""
     from enginesmith.core.names import parse_reference
@@ -103,14 +98,15 @@ def vouched_manifest(store: "Store", reference: str, trust: Path | None = None) 
     from enginesmith.registry.versions.lookup import locate
 
     manifest = locate(store, parse_reference(reference)).manifest
-    return manifest, bool(require(store, manifest, trust).signers)
+    require(store, manifest, trust)
+    return manifest
 
 
 def target_names(manifest: "Manifest", text: str) -> set[str]:
     """The names of a version's targets that names separated by commas stand for; of one that it has not, its own."""
     from enginesmith.core.hardware.machine import match_targets, parse_targets
 
-    known = [*(entry.hardware for entry in (*manifest.engines, *manifest.caches))]
+    known = [entry.hardware for entry in manifest.engines]
     found = (match_targets(name, known) or parse_targets(name) for name in text.split(","))
     return {target.name for targets in found for target in targets}
 

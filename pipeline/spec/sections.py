@@ -12,7 +12,6 @@ from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware import machine
 from enginesmith.core.state import State
 from enginesmith.core.types import PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
-from pipeline.spec.compile_cache import CompileCache
 from pipeline.spec.metrics import Metrics
 from pipeline.spec.quantization import Calibration, Quantization, SequenceArrays
 from pipeline.spec.source import (
@@ -163,9 +162,6 @@ class SpecSections(SpecFile):
     precisions: tuple[Precision, ...] = Field(("fp32",), min_length=1)
     targets: tuple[TargetName, ...] = Field(min_length=1, description="cpu, sm_89, l4, ampere, gpu, all, ...")
     backends: dict[str, dict[str, Scalar]] = Field(DEFAULT_BACKENDS, description="compilers to use, with their options")
-    compile_cache: CompileCache | None = Field(
-        None, description="a compile cache of torch.compile for nodes that run the torch source itself"
-    )
     calibration: Calibration | None = None
     quantization: Quantization = Quantization()
     golden: Golden | None = None
@@ -174,7 +170,7 @@ class SpecSections(SpecFile):
     timeouts: Timeouts = Timeouts()
     publication: Publication = Publication()
 
-    omitted: ClassVar[frozenset[str]] = frozenset({"state", "compile_cache"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"state"})
     # Files of data that were computed for this run, by the name that the spec has for them.
     _computed: Mapping[str, Path] = PrivateAttr(default_factory=dict)
 

@@ -50,10 +50,10 @@ def list_losses(
     if channel is None:
         return ()
     try:
-        before = _judge(store, load_served(store, channel), counts)
+        before = judge_entries(store, load_served(store, channel), counts)
     except IntegrityError:
         return ()
-    after = _judge(store, manifest, counts)
+    after = judge_entries(store, manifest, counts)
     found = (_losses(entry, channel.proven_only, after, proven_only) for entry in before)
     return tuple(dict.fromkeys(name for names in found for name in names))
 
@@ -70,13 +70,6 @@ def loss_refusal(
         f"{where} serves {channel.version}, and {reference} has nothing for {join_first(unaccepted, _SHOWN)}; build or "
         "validate what is missing, or accept and record the loss with --accept-loss"
     )
-
-
-def _judge(store: Store, manifest: Manifest, counts: Callable[[Attestation], bool] | None) -> list[JudgedEntry]:
-    """The engines and the compile caches of a version, as engines of a precision of their own."""
-    caches = judge_entries(store, replace(manifest, engines=manifest.caches, graphs=()), counts)
-    named = (replace(entry, precision=f"{entry.precision} (compile cache)") for entry in caches)  # type: ignore[arg-type]
-    return [*judge_entries(store, manifest, counts), *named]
 
 
 def _losses(

@@ -345,12 +345,11 @@ def _count_units(found: "Forecast | EnsembleForecast") -> int:
     from pipeline.compile.forecast import Forecast
 
     if isinstance(found, Forecast):
-        return len(found.units) + len(found.caches)
+        return len(found.units)
     return len(found.units) + sum(map(_count_units, found.graphs.values()))
 
 
 def _print_plan(found: "Forecast | EnsembleForecast") -> None:
-    from enginesmith.compile_caches.recipe import BACKEND, PRECISION
     from pipeline.compile.forecast import Forecast
 
     if isinstance(found, Forecast):
@@ -358,7 +357,6 @@ def _print_plan(found: "Forecast | EnsembleForecast") -> None:
             [item.item.target.name, item.item.precision, item.item.backend.name, item.action, item.reason]
             for item in found.units
         ]
-        rows += [[unit.target.name, PRECISION, BACKEND, unit.action, unit.reason] for unit in found.caches]
         _print_units(found.model, rows)
         for change in found.changes:
             echo(f"{change.what}: {change.follows}")

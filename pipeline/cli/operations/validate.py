@@ -16,7 +16,7 @@ from enginesmith.cli.options import (
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.text import pluralize
-from pipeline.cli.run_options import local_context, target_names, vouched_manifest
+from pipeline.cli.run_options import local_context, target_names, trusted_manifest
 
 if TYPE_CHECKING:
     from enginesmith.registry.manifest import Manifest
@@ -44,14 +44,6 @@ class _ValidateOptions:
             type=click.Path(path_type=Path, exists=True, dir_okay=False),
         ),
     ] = None
-    cache: Annotated[
-        Path | None,
-        Option(
-            "Prove REF's compile caches of torch instead, with the model's files in this folder, that of its spec.",
-            type=click.Path(path_type=Path, file_okay=False),
-        ),
-    ] = None
-    allow_unsigned: Annotated[bool, Option("With --cache: run its code without a signature.")] = False
 
     def check(self, reference: str | None) -> None:
         """Raise click's usage error for options that do not go together."""
@@ -61,10 +53,6 @@ class _ValidateOptions:
             )
         if not self.imported and not reference:
             raise click.UsageError("name a model or a version of it, or give --import FILE")
-        if self.cache and (self.imported or self.carry):
-            raise click.UsageError("--cache takes neither --carry nor --import: a cache is proven where it is used")
-        if self.allow_unsigned and not self.cache:
-            raise click.UsageError("--allow-unsigned applies only to --cache")
 
 
 @command()
@@ -83,25 +71,21 @@ def validate(
     """Run the engines of REF that this machine can run, and attach the proof to the registry.
 
     On a node with a GPU this turns an unproven engine into a proven one. For a node that cannot reach the registry,
-    --carry takes the engines there and --import brings the results back (docs/reference/gpu-check.md). --cache measures
-    the warm start of compile caches again, whose code needs a signature that --trust asks for, or --allow-unsigned
-    (docs/guides/client.md#compile-caches). Exit code 1 if a check failed, or a cache or a result was refused.
+    --carry takes the engines there and --import brings the results back (docs/reference/gpu-check.md). Exit code 1 if a
+    check failed, or a result was refused.
     """
     from enginesmith.registry.store.base import open_store
 
     options.check(reference)
-    targets, carry, cache = options.targets, options.carry, options.cache
+    targets, carry = options.targets, options.carry
     store = open_store(registry)
     if options.imported:
         verdicts = _import(store, options.imported, as_json)
         ctx.exit(_exit_code(verdicts))
-    manifest, signed = vouched_manifest(store, str(reference), trust)
+    manifest = trusted_manifest(store, str(reference), trust)
     wanted = target_names(manifest, targets) if targets else None
     if carry:
         verdicts = _carry(store, manifest, carry, wanted, as_json)
-    elif cache:
-        _require_signed(manifest, signed, options.allow_unsigned)
-        verdicts = _start(store, manifest, cache, wanted, quiet, as_json)
     else:
         verdicts = _run(store, manifest, wanted, targets, quiet, as_json)
     ctx.exit(_exit_code(verdicts))
@@ -109,30 +93,6 @@ def validate(
 
 def _exit_code(verdicts: list[str]) -> int:
     return 1 if {"failed", "refused"} & set(verdicts) else 0
-
-
-def _require_signed(manifest: "Manifest", signed: bool, allow_unsigned: bool) -> None:
-    """Raise UntrustedError for a version whose caches nobody answers for."""
-    from enginesmith.registry.trust.policy import UntrustedError
-
-    if not signed and not allow_unsigned:
-        raise UntrustedError(
-            f"{manifest.model}@{manifest.version}: its compile caches are code (pickles and shared libraries), and no "
-            "signature was asked for; give a --trust policy that requires one, or --allow-unsigned if whoever can "
-            "write to the registry may run code here"
-        )
-
-
-def _start(
-    store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, quiet: bool, as_json: bool
-) -> list[str]:
-    """Start the compile caches for the targets `wanted`, print their verdicts and return them."""
-    from pipeline.operations.revalidate_caches import revalidate_caches
-
-    with local_context(store, quiet) as context:
-        results = list(revalidate_caches(manifest, context, folder, wanted))
-    _print_verdicts(manifest, results, "caches", as_json)
-    return [item.verdict for item in results]
 
 
 def _run(
@@ -149,12 +109,11 @@ def _run(
             f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "
             f"`enginesmith show {manifest.model}@{manifest.version}` lists what it has"
         )
-    _print_verdicts(manifest, results, "engines", as_json)
+    _print_verdicts(manifest, results, as_json)
     return [item.verdict for item in results]
 
 
-def _print_verdicts(manifest: "Manifest", results: "list[Attested]", what: str, as_json: bool) -> None:
-    """what: 'engines' or 'caches'."""
+def _print_verdicts(manifest: "Manifest", results: "list[Attested]", as_json: bool) -> None:
     if as_json:
         items = [
             {
@@ -166,7 +125,7 @@ def _print_verdicts(manifest: "Manifest", results: "list[Attested]", what: str, 
             }
             for item in results
         ]
-        emit_json({"model": manifest.model, "version": manifest.version, what: items})
+        emit_json({"model": manifest.model, "version": manifest.version, "engines": items})
     else:
         rows = [[item.entry.unit, item.verdict, item.reason] for item in results]
         print_table(_COLUMNS, rows, title=f"{manifest.model}@{manifest.version}")

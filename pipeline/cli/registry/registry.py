@@ -86,9 +86,9 @@ def show(
         return
     _print_heading(facts)
     _print_engines(facts.engines)
-    if caches := facts.caches:
-        echo("\ncompile caches")
-        _print_engines(caches)
+    if facts.attachments:
+        echo("\nattachments")
+        print_fields(("name", "kind", "size_bytes", "by", "created_at", "measured", "note"), facts.attachments)
     if facts.canaries:
         echo("\ncanaries")
         print_fields(("target", "verdict", "against", "unit", "created_at", "report", "reason"), facts.canaries)

@@ -22,7 +22,6 @@ from enginesmith.registry.versions.publish import (
     publish,
     published_without,
 )
-from pipeline.compile.caches.judged import JudgedCache
 from pipeline.compile.causes import BuildSources, inputs_of, remember_builds
 from pipeline.compile.plan import describe_narrowing
 from pipeline.compile.publication.pages import (
@@ -76,7 +75,6 @@ class VersionDraft:
     blake3: of blobs that are pulled, by digest, where known.  channel, wanted_version: as the spec says.
     narrowed: the part of the spec that the run asked for, in words; None where that is all of it.
     reads: see `Exported`.  read_sources: reads what the engines were built from, for the next plan.
-    caches: compile caches, those that failed or were refused among them.
     """
 
     manifest: Manifest
@@ -89,11 +87,10 @@ class VersionDraft:
     wanted_version: str | None
     reads: str
     read_sources: Callable[[], BuildSources]
-    caches: tuple[JudgedCache, ...] = ()
     narrowed: str | None = None
 
 
-def draft_version(found: Judged, caches: Sequence[JudgedCache], work: Work) -> VersionDraft:
+def draft_version(found: Judged, work: Work) -> VersionDraft:
     """What a run publishes of what it found. Raises OSError for a file of the spec that is gone."""
     spec, exported, plan, judged = work.spec, found.exported, found.plan, found.units
     approved: list[tuple[EngineEntry, Approved]] = []
@@ -107,9 +104,6 @@ def draft_version(found: Judged, caches: Sequence[JudgedCache], work: Work) -> V
             others.append(EngineEntry(**fields, status="failed", reason=item.reason))
     blake3 = {record.digest: record.blake3 for item in judged if (record := item.built.record)}
     manifest = _draft_manifest(spec, found)
-    if caches:
-        keys = [[item.entry.unit, item.entry.build_key, item.entry.status] for item in caches]
-        manifest = replace(manifest, content=digest_of([manifest.content, keys]))
 
     def read_sources() -> BuildSources:
         return BuildSources(inputs_of(work), exported.reads, exported.model.digest, exported.golden)
@@ -125,7 +119,6 @@ def draft_version(found: Judged, caches: Sequence[JudgedCache], work: Work) -> V
         wanted_version=spec.version,
         reads=exported.reads,
         read_sources=read_sources,
-        caches=tuple(caches),
         narrowed=describe_narrowing(spec, work.selection),
     )
 
@@ -348,13 +341,11 @@ def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
         return None
     store, manifest = context.store, draft.manifest
     entries = (*(entry for entry, _ in draft.approved), *draft.others)
-    caches = [(item.entry, item.proof) for item in draft.caches if item.proof]
-    unmade = [item.entry for item in draft.caches if not item.proof]
-    whole = replace(manifest, engines=entries, caches=(*(entry for entry, _ in caches), *unmade))
+    whole = replace(manifest, engines=entries)
     if find_published(store, whole) is None:
         if same := find_same(store, whole, [proof.report for _, proof in draft.approved], draft.wanted_version):
             return Published(same, existed=True, repeated=True)
-        for _, proof in (*draft.approved, *caches):
+        for _, proof in draft.approved:
             store.put_bytes(canonical_json(proof.report.to_json()))
         manifest = with_provenance(store, manifest, entries, context.started_at)
     return publish(
@@ -362,8 +353,6 @@ def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
         manifest.with_blake3(draft.blake3),
         draft.approved,
         draft.others,
-        caches=caches,
-        unmade=unmade,
         channel=None if draft.narrowed else draft.channel,
         wanted_version=draft.wanted_version,
         by=user(),
@@ -376,8 +365,7 @@ def _list_results(draft: VersionDraft, published: tuple[EngineEntry, ...]) -> tu
     sizes = {entry.unit: draft.manifest.size_of(entry) for entry in published}
     entries = {entry.unit: entry for entry in (*draft.others, *published)}
     judged = {item.built.unit.name: item for item in draft.judged}
-    engines = tuple(_result(entries[unit], sizes.get(unit), judged.get(unit)) for unit in draft.units)
-    return (*engines, *(UnitResult(item.entry, item.entry.size_bytes) for item in draft.caches))
+    return tuple(_result(entries[unit], sizes.get(unit), judged.get(unit)) for unit in draft.units)
 
 
 def _result(entry: EngineEntry, size_bytes: int | None, item: JudgedUnit | None) -> UnitResult:
