@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 
 WEAK = "a weak limit: it knows nothing of the task; give golden.metric, or limits of your own"
-DECIDED = f"quantization decides near ties otherwise; if the task allows some, give {DECISIONS} in validation.limits"
 STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
 
 
@@ -114,12 +113,15 @@ class WrittenLimits:
     def __call__(self, reference: Session, golden: "GoldenSet", opens: "Opener | None" = None) -> "StagedLimits":
         """Those on a golden set. reference, opens: as of `CompiledLimits`, of the fp32 graph."""
         from validation.limits.budget import OutputLimits, StagedLimits, budgets
+        from validation.limits.rounding import NearTies
         from validation.perturbation.honest import honest_rounding
 
         if self.precision in QUANTIZED:
-            found = budgets("quantization", self.precision, golden.noise).override(self.limits)
+            found = budgets("quantization", self.precision, golden.noise)
+            exact = [spec.name for spec in reference.outputs if "float" not in spec.dtype]
+            found = replace(found, decisions=dict.fromkeys(exact, NearTies())).override(self.limits)
             weak = "" if self.metrics or "sqnr_db" in self.limits else WEAK
-            decided = "" if DECISIONS in self.limits else DECIDED
+            decided = "" if DECISIONS in self.limits else str(NearTies())
             return StagedLimits(OutputLimits(add_notes(found, reference, weak, decided)))
         half: Precision | None = None if self.precision == "fp32" else self.precision
 
