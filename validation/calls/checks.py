@@ -180,11 +180,12 @@ def call_checks(
     allowance: Allowance,
     bits: Callable[[], bool],
     sizes: bool = True,
+    shared: bool = False,
 ) -> Iterator[Check]:
     """Checks of sizes that the golden set lacks, and of repeated calls. shapes: inputs and dims of the model.
 
     bits: whether equal inputs must have outputs of equal bits; called only where bits differ.  sizes: whether to try
-    sizes. An error of the engine is a failed check.
+    sizes.  shared: whether several threads may run the session at once. An error of the engine is a failed check.
     """
     specs, dims = shapes
     groups, start = Groups(golden), allowance.clock()
@@ -192,7 +193,7 @@ def call_checks(
         judged = replace(pair, usual=pair.usual or golden_drifts(golden), limits=pair.elsewhere or pair.limits)
         yield from size_checks(judged, shapes, groups, seed, allowance)
     pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
-    repeats = RepeatedCalls(pair.candidate, pair.limits, bits)
+    repeats = RepeatedCalls(pair.candidate, pair.limits, bits, shared)
     began = allowance.clock()
     repeats.run(pool, seed, allowance.calls(start))
     yield from repeats.checks(pool, allowance.clock() - began)

@@ -162,7 +162,11 @@ def _round(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-Verdict = Literal["proven", "unproven", "failed"]
+# Proven with inputs that nobody gave: what they excite is not what requests do.
+ON_RANDOM: Literal["proven on random inputs"] = "proven on random inputs"
+Verdict = Literal["proven", "proven on random inputs", "unproven", "failed"]
+# The verdicts of an engine that ran and passed every check.
+PASSED: tuple[Verdict, ...] = ("proven", ON_RANDOM)
 # The drift metric of decisions: the share of rows with the same argmax.
 DECISIONS = "argmax_agreement"
 # Checks of a narrow graph's decisions against the model's own: the share that changed, those that changed and were no
@@ -173,6 +177,8 @@ UNSEEN_CLASSES = "unseen_classes"
 OVERLAP = "calibration overlap"
 # The check of `validation.calls.checks`, whose value is about rules of the spec.
 PADDING = "padding"
+# The check of a golden set whose inputs are random numbers.
+RANDOM_INPUTS = "random inputs"
 # The name of a check that measured nothing: no value, no limit, and an engine that has one is not proven.
 UNMEASURED = "not measured"
 _KEY = object()
@@ -285,7 +291,7 @@ def approve(report: Report) -> Approved | None:
     with one that measured nothing."""
     if report.verdict == "failed" or report.failed or report.engine is None:
         return None
-    if report.verdict == "proven" and (not report.checks or find_unmeasured(report.checks)):
+    if report.verdict in PASSED and (not report.checks or find_unmeasured(report.checks)):
         return None
     return Approved(report, _KEY)
 
@@ -310,7 +316,10 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
         return "unproven", "; ".join(filter(None, [cannot_run, describe_unmeasured(unknown)]))
     if not checks:
         return "failed", "nothing was checked; give golden data"
-    return "proven", f"{pluralize(len(checks), 'check')} passed{_describe_waived(checks)}{_describe_unjudged(checks)}"
+    passed = f"{pluralize(len(checks), 'check')} passed{_describe_waived(checks)}{_describe_unjudged(checks)}"
+    if any(check.name == RANDOM_INPUTS for check in checks):
+        return ON_RANDOM, f"{passed}; real inputs in golden.data would prove it"
+    return "proven", passed
 
 
 def describe_unmeasured(unknown: Sequence[Check]) -> str:

@@ -156,6 +156,12 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
     type=click.Path(path_type=Path),
     help="A canary's report.json: refuse unless it is a PASS of exactly this version; repeat it.",
 )
+@click.option(
+    "--accept-random-inputs",
+    "random_inputs",
+    is_flag=True,
+    help="Accept engines that are proven on random inputs alone; the channel's history records it.",
+)
 @accept_loss_option
 @registry_option
 @json_option
@@ -165,6 +171,7 @@ def promote(
     why: str,
     proven_only: bool,
     reports: tuple[Path, ...],
+    random_inputs: bool,
     accept_loss: bool,
     registry: str,
     as_json: bool,
@@ -194,6 +201,7 @@ def promote(
         by=user(),
         why=why,
         proven_only=proven_only,
+        random_inputs=random_inputs,
         canaries=passes,
         counts=vouched.counts,
         accepted_losses=None if accept_loss else (),

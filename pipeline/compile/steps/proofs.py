@@ -297,7 +297,8 @@ def check_calls(
         return calls.bitwise or repeats_bits(request, graph)
 
     passed = all(check.passed for check in compared)
-    return tuple(call_checks(pair, shapes, golden, request.seed, allowance, bits, passed))
+    shared = discovery.capabilities_of(request.backend).thread_safe
+    return tuple(call_checks(pair, shapes, golden, request.seed, allowance, bits, passed, shared))
 
 
 def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -> "GoldenSet":

@@ -1,5 +1,6 @@
 """Each fault of calls is seen by the check that is meant for it and by no other, and clean sessions raise no alarm."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Linear
 from validation.golden.golden_set import freeze
 from validation.limits.budget import Budgets
 
-NAMES = {"sizes", "calls repeated", "calls outputs", "calls inputs"}
+NAMES = {"sizes", "calls repeated", "calls outputs", "calls inputs", "calls refilled"}
 
 
 def rolled(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -68,6 +69,37 @@ def test_each_fault_is_seen_by_the_check_that_is_meant_for_it(
     assert told in found.note
     assert found.value and found.value >= 1 and found.limit == 0
     assert found.case.startswith("call ") and "batch=" in found.case
+
+
+def test_an_engine_that_knows_arrays_again_by_their_address_is_seen() -> None:
+    known: dict[object, dict[str, np.ndarray]] = {}
+
+    class ByAddress(Linear):
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            key = inputs["x"].ctypes.data, inputs["x"].shape
+            return {"y": known.setdefault(key, super().run(inputs))["y"].copy()}
+
+    checks = tried(ByAddress())
+    assert failed(checks) == {"calls refilled"} and "in arrays that were refilled" in checks["calls refilled"].case
+
+
+@pytest.mark.parametrize("fault", ["overlap", "second thread"])
+def test_two_threads_call_a_session_that_says_that_it_takes_them(fault: str) -> None:
+    lock, inside, first = threading.Barrier(2, timeout=10), [0], threading.get_ident()
+
+    class Shared(Linear):
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            answer = super().run(inputs)
+            if threading.get_ident() == first:
+                return answer
+            inside[0] += 1
+            lock.wait()  # the two calls overlap
+            wrong = fault == "second thread" or inside[0] % 2 == 0
+            return {"y": answer["y"] + 1} if wrong else answer
+
+    checks = tried(Shared(), shared=True)
+    assert failed(checks) == {"calls threads"} and "of 8 calls" in checks["calls threads"].note
+    assert "calls threads" not in tried(Linear()) and tried(Linear(), shared=True)["calls threads"].passed
 
 
 def test_a_fault_that_comes_again_is_counted_and_its_first_call_is_named() -> None:
