@@ -110,7 +110,16 @@ def point(
     if lost := [item.report for item in canaries if not store.has(item.report)]:
         raise IntegrityError(f"canary report {lost[0]} is not in {store.uri}; promote again with --canary")
     reports = tuple(item.report for item in canaries)
-    move = Move(manifest.version, manifest.digest, _now(store), by, why, proven_only, canary=reports, random_inputs=random_inputs)
+    move = Move(
+        manifest.version,
+        manifest.digest,
+        _now(store),
+        by,
+        why,
+        proven_only,
+        canary=reports,
+        random_inputs=random_inputs,
+    )
 
     def next_move(channel: Channel | None) -> Move | None:
         if ending and (channel is None or channel.rollout != ending[0]):

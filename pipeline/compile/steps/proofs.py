@@ -284,12 +284,12 @@ def check_calls(
     compared: Sequence[Check],
     compared_s: float,
 ) -> tuple[Check, ...]:
-    """Checks of calls at other sizes, and of repeated calls.
+    """Checks of calls at other magnitudes and sizes, and of repeated calls.
 
-    compared, compared_s: checks of the comparison on the golden set, and the seconds it took. Sizes between those of
-    the golden set are tried only where its own passed.
+    compared, compared_s: checks of the comparison on the golden set, and the seconds it took. Magnitudes, and sizes
+    between those of the golden set, are tried only where its own passed.
     """
-    from validation.calls.checks import Allowance, call_checks
+    from validation.calls.checks import Allowance, call_checks, magnitude_checks
 
     shapes, allowance = (calls.shapes.inputs, calls.shapes.dims), Allowance.of(calls.seconds, compared_s)
 
@@ -298,7 +298,8 @@ def check_calls(
 
     passed = all(check.passed for check in compared)
     shared = discovery.capabilities_of(request.backend).thread_safe
-    return tuple(call_checks(pair, shapes, golden, request.seed, allowance, bits, passed, shared))
+    moved = magnitude_checks(pair, calls.shapes.inputs, golden) if passed else ()
+    return (*moved, *call_checks(pair, shapes, golden, request.seed, allowance, bits, passed, shared))
 
 
 def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -> "GoldenSet":
