@@ -80,9 +80,7 @@ def _kind_table(rows: Sequence[Row]) -> str:
     lines = [head, ("---",) * len(head)]
     for kind in dict.fromkeys(name.removesuffix(UNPAIRED) for name, _, _ in rows):
         rates = {(name, count): of for name, count, of in rows if name.removesuffix(UNPAIRED) == kind}
-        passed = [
-            rates[name, most]["PASS, equal"] if (name, most) in rates else None for name in (kind, kind + UNPAIRED)
-        ]
+        passed = [rates[name, most]["PASS, equal"] if (name, most) in rates else None for name in (kind, kind + UNPAIRED)]
         highest = [max(of[name] for of in rates.values()) for name in wrong]
         lines.append((kind, *("" if rate is None else f"{100 * rate:.1f}" for rate in (*highest, *passed))))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
