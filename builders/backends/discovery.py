@@ -43,10 +43,17 @@ def names() -> list[str]:
 
 def load(name: str) -> type[Backend]:
     """The backend class of that name. Raises UnknownNameError for an unknown name, EnginesmithError for a broken
-    one."""
+    one, and for one that claims another class's capabilities without saying so."""
     where = entry_point(name)
     try:
-        return typing.cast("type[Backend]", _entries()[name].load())
+        found = typing.cast("type[Backend]", _entries()[name].load())
+        if inspect.isclass(found) and "capabilities" not in vars(found) and hasattr(found, "capabilities"):
+            base = next(each.__name__ for each in found.__mro__ if "capabilities" in vars(each))
+            raise EnginesmithError(
+                f"backend {name!r} ({where}) inherits the capabilities of {base}, which other code relies on; declare "
+                f"them in its class: `capabilities = {base}.capabilities` where all of them hold"
+            )
+        return found
     except (ImportError, AttributeError) as error:
         raise EnginesmithError(f"backend {name!r} ({where}) cannot be loaded: {error}; reinstall it") from error
 

@@ -147,7 +147,7 @@ class Pulled:
             return None
         if self.engine.target == FALLBACK:
             return f"FALLBACK: no engine of this version fits this machine; this is {self.engine.reason}"
-        if not self.engine.is_measured:
+        if not self.engine.is_measured or self.engine.status != "unproven":
             return f"UNPROVEN: {self.engine.unit} is not proven: {self.engine.reason}"
         return (
             f"UNPROVEN: {self.engine.unit} is not proven on this kind of machine ({self.engine.reason}); "

@@ -50,16 +50,18 @@ class Misplaced(IntegrityError):  # noqa: N818 - says what the manifest is
     """A valid manifest of another model or version than its key says."""
 
 
-Status = Literal["proven", "unproven", "failed", "refused"]
+Status = Literal["proven", "proven on random inputs", "unproven", "failed", "refused"]
+ON_RANDOM: Status = "proven on random inputs"
 STATUSES: tuple[Status, ...] = get_args(Status)
-USABLE = ("proven", "unproven")
+USABLE = ("proven", "proven on random inputs", "unproven")
 
 
 @dataclass(frozen=True)
 class EngineEntry:
     """One unit of a version: an engine that can be pulled, or the reason why there is none.
 
-    status: 'proven' (ran on its hardware and passed), 'unproven' (never ran there, or `is_measured` is not so),
+    status: 'proven' (ran on its hardware and passed), 'proven on random inputs' (the same without golden data),
+    'unproven' (never ran there, or `is_measured` is not so),
     'failed', 'refused'.
     reason: of the status, in words.  build_key: digest of the build request.
     graph: digest of the ONNX model it was compiled from.  scales: digest of the calibrated ranges of an int8 engine.
@@ -100,7 +102,7 @@ class EngineEntry:
 
     @property
     def usable(self) -> bool:
-        """Whether the unit has an engine that may be pulled: proven or unproven."""
+        """Whether the unit has an engine that may be pulled: proven, on whatever inputs, or unproven."""
         return self.status in USABLE
 
     @property

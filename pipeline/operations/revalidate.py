@@ -17,11 +17,12 @@ from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import check_model, check_version, version_order
 from enginesmith.core.parsing import parse_json, this_process
-from enginesmith.core.reports.proof import Report, describe_unmeasured, find_unmeasured
+from enginesmith.core.reports.proof import PASSED, Report, describe_unmeasured, find_unmeasured
 from enginesmith.core.requirements import Json
 from enginesmith.core.types import PRECISIONS, Target
 from enginesmith.registry.evidence.attestations import MAX_BYTES, judge_entries
 from enginesmith.registry.manifest import (
+    USABLE,
     EngineEntry,
     Manifest,
     functions_of,
@@ -99,7 +100,7 @@ def revalidate(
     spec = spec_of(manifest)
     for entry in entries_of(manifest, context.store, targets, engines):
         if reason := why_not_here(entry):
-            told = f"{entry.reason}; not run here: {reason}" if entry.status == "proven" else reason
+            told = f"{entry.reason}; not run here: {reason}" if entry.status in PASSED else reason
             yield Attested(entry, entry.status, told)
             continue
         if not again and (unknown := why_unmeasured(entry, context.store)):
@@ -144,7 +145,7 @@ def _prove(manifest: Manifest, entry: EngineEntry, work: Work) -> Attested:
     proof = try_to_prove(built, (manifest.golden, manifest.onnx), work, afresh=True)
     report = make_report(built, manifest.golden, [published_proof(entry, context.store), proof], None)
     attached, timed, latency = add_attestation(context.store, manifest, report), None, work.spec.validation.latency
-    if report.verdict == "proven" and latency is not None:
+    if report.verdict in PASSED and latency is not None:
         timed = time_engine(built, latency, manifest.golden, work, afresh=True)
         if timed:
             add_latencies(context.store, manifest, [timed])
@@ -297,7 +298,7 @@ class PendingProof:
     @property
     def good(self) -> bool:
         """Whether nothing is wrong with it."""
-        return self.verdict in ("proven", "unproven")
+        return self.verdict in USABLE
 
 
 def list_pending(store: Store, only: str | None = None, on: Target | None = None) -> Iterator[Pending]:

@@ -20,6 +20,7 @@ from enginesmith.core.hardware.machine import match_targets
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import Precision, Target
 from enginesmith.registry.builds.runs import RecordCopies, StoreListing
+from enginesmith.registry.manifest import STATUSES
 from enginesmith.registry.registered_specs import addresses
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.composition import Run, StepRunner, list_graphs
@@ -225,7 +226,6 @@ class _StepsMade(Progress):
 
 LARGEST_LOOKED_AT = 1 << 20
 _MODEL = re.compile(rb"^[\"']?model[\"']?\s*:", re.MULTILINE)
-_STATUSES = ("proven", "unproven", "failed", "refused")
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ def words(rows: Sequence[CatalogRow]) -> str:
 
 def _row(address: str, outcome: Outcome) -> CatalogRow:
     counts = Counter(engine.status for engine in outcome.engines)
-    engines = {status: counts[status] for status in _STATUSES if counts[status]}
+    engines: dict[str, int] = {status: counts[status] for status in STATUSES if counts[status]}
     reasons = [f"{item.unit}: {item.reason}" for item in outcome.failed]
     if outcome.version is None:
         reason = "; ".join(reasons) or "no engine is fit to be published"

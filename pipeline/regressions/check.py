@@ -6,7 +6,7 @@ from dataclasses import replace
 from enginesmith.client.resolve import Policy, rank_engines
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.reports.proof import describe
+from enginesmith.core.reports.proof import PASSED, describe
 from enginesmith.core.text import format_metric, join_first, now
 from enginesmith.registry.evidence.attestations import read_latency_report, speeds_of
 from enginesmith.registry.manifest import EngineEntry
@@ -135,7 +135,7 @@ def check(run: Run, served: ServedVersion | None, here: Machine, options: CheckO
         selected = [target.name for target in run.selection.targets or spec.target_list()]
         findings += judge_coverage(_select(served, run.selection), entries, selected, served.name)
         measuring = PairMeasurement(run, done.exported.golden, served, options)
-        proven = {item.built.unit.name: item for item in judged if item.verdict == "proven"}
+        proven = {item.built.unit.name: item for item in judged if item.verdict in PASSED}
         pulled = find_pulled(entries, judged, here, served.proven_only, context)
         pairs = list(_measure_pairs(measuring, proven, pulled))
         limited = any(metric.limits for metric in spec.golden.metrics) if spec.golden else False

@@ -13,9 +13,10 @@ import numpy as np
 from builders.onnx_graphs.structure import Dependence
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError, EnginesmithError
-from enginesmith.core.reports.proof import Check, Spread, unmeasured
+from enginesmith.core.reports.proof import CHANGED, CLEAR_CHANGED, LOST_CLASSES, Check, Spread, unmeasured
+from enginesmith.core.text import join_first
 from enginesmith.core.types import Session, Tensors
-from validation.comparison.sessions import CHANGED, NOTED, Constancy, Opener, drift_checks, run
+from validation.comparison.sessions import NOTED, Constancy, Opener, drift_checks, lost_classes, run
 from validation.golden.free_running import FreeRunningSession, RecordedSession
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet, case_kinds, case_names
 from validation.limits.budget import HONEST_DB, LEAST_DB, Budget, Budgets, StagedLimits, at_most, within
@@ -24,7 +25,7 @@ from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.tally import Along, Spreads, StepSpreads, samples_of
 from validation.metrics.tasks.boxes import BoxSet
 from validation.metrics.tasks.measures import score_of
-from validation.metrics.tasks.scores import Score, TaskValue
+from validation.metrics.tasks.scores import Accuracy, Score, TaskValue
 from validation.metrics.tasks.terms import TaskMetric
 from validation.statistics.rates import count_needed, lower
 
@@ -255,8 +256,8 @@ def _value_at_best(metric: str, whole: Drift, part: Drift) -> float:
 
 # The chance that a share is below the bound that its note gives.
 LEVEL = 0.05
-# The checks of numeric drift: all that a budget limits, of integers their agreement, of graphs the changed decisions.
-_NUMERIC = {*(item.name for item in fields(Budget)), "agreement", CHANGED}
+# The checks of numeric drift: all that a budget limits, of integers their agreement, of graphs their decisions.
+_NUMERIC = {*(item.name for item in fields(Budget)), "agreement", CHANGED, CLEAR_CHANGED, LOST_CLASSES}
 
 
 @dataclass
@@ -303,8 +304,9 @@ def task_checks(session: Session, golden: GoldenSet, metrics: Sequence[TaskMetri
     """The task metrics of a session over all golden cases, each value as a check against its limit, if any.
 
     One that decides is measured over the edge cases, too, all together and against the original model's outputs, with
-    limits that are `_loosen`ed. A session that fails is a failed check. Raises DataError without as many labels as
-    answers, or for outputs of a shape that the metric does not take, and InputError for an output that the model lacks.
+    limits that are `_loosen`ed. A floor of accuracy by labels is held per class, too. A session that fails is a failed
+    check. Raises DataError without as many labels as answers, or for outputs of a shape that the metric does not take,
+    and InputError for an output that the model lacks.
     """
     labelled = [_read_labels(golden, metric) for metric in metrics]
     originals = [_measure_original(golden, *pair) for pair in zip(metrics, labelled, strict=True)]
@@ -314,7 +316,7 @@ def task_checks(session: Session, golden: GoldenSet, metrics: Sequence[TaskMetri
         for case in golden.of_kind("golden" if kind == "golden" else "edge") if sides else ():
             _add(case, session, sides)
     checks = [check for side, own in zip(found, originals, strict=True) for check in _checks(side, "golden", own)]
-    return checks + [check for side in edges if side.answers for check in _checks(side, "edges", {})]
+    return checks + [check for side in edges if side.answers for check in _checks(side, "edges", None)]
 
 
 def _add(case: Case, session: Session, sides: Sequence[_Measured]) -> None:
@@ -343,10 +345,10 @@ def _read_labels(golden: GoldenSet, metric: TaskMetric) -> Any:
     return found
 
 
-def _measure_original(golden: GoldenSet, metric: TaskMetric, labels: Any) -> dict[str, float | None]:
-    """What the original model itself has against the labels, by value; nothing where it is what counts."""
+def _measure_original(golden: GoldenSet, metric: TaskMetric, labels: Any) -> _Measured | None:
+    """What the original model itself has against the labels; None where it is what counts."""
     if labels is None:
-        return {}
+        return None
     side = _Measured(metric, labels)
     for case in golden.of_kind("golden"):
         side.add(case, case.expected)
@@ -356,17 +358,30 @@ def _measure_original(golden: GoldenSet, metric: TaskMetric, labels: Any) -> dic
         raise DataError(text)
     if side.failure:
         raise DataError(f"metric {metric.name}: the labels do not fit the outputs: {side.failure}")
-    return {item.name: item.value for item in side.values()}
+    return side
 
 
-def _checks(side: _Measured, case: str, original: dict[str, float | None]) -> Iterator[Check]:
+def _describe_lost(side: _Measured, original: _Measured | None) -> str:
+    """The classes of which a candidate has less than half of the original model's right answers, where there are more
+    than chance makes; '' otherwise, and of another metric than accuracy by labels."""
+    if original is None or not (isinstance(side.score, Accuracy) and isinstance(original.score, Accuracy)):
+        return ""
+    lost, most = lost_classes(original.score.right, original.score.right - side.score.right)
+    if len(lost) <= most:
+        return ""
+    return f"of the right answers of each class less than half are left: {join_first([*map(str, lost)])}"
+
+
+def _checks(side: _Measured, case: str, original: _Measured | None) -> Iterator[Check]:
+    owns = {item.name: item.value for item in original.values()} if original else {}
     for item in side.values():
         limit = side.metric.limits.get(item.name)
         limit = _loosen(item, limit) if limit is not None and case == "edges" else limit
         passed = limit is None or (item.value is not None and within(item.name, item.value, limit))
         passed = passed and not (side.failure and not side.metric.limits)
-        own = original.get(item.name)
-        notes = [item.note, "" if own is None else f"the original model has {own:.4f}", _bound(item, limit)]
+        lost = "" if limit is None or side.failure else _describe_lost(side, original)
+        passed, own = passed and not lost, owns.get(item.name)
+        notes = [lost, item.note, "" if own is None else f"the original model has {own:.4f}", _bound(item, limit)]
         note = "; ".join(filter(None, notes))
         yield Check("task", item.name, side.metric.output, case, item.value, limit, passed, note)
 

@@ -18,7 +18,7 @@ from enginesmith.core.reports.proof import DECISIONS, Check
 from enginesmith.core.text import suggest
 from enginesmith.core.types import TRAITS, Precision
 from validation.limits.noise_floor import Noise, OutputFloor
-from validation.limits.rounding import Decisions, Honest
+from validation.limits.rounding import Decisions, Honest, NearTies
 from validation.metrics.drift import Drift
 
 Stage = Literal["export", "quantization", "engine", "task"]
@@ -127,7 +127,7 @@ class Budgets:
     default: Budget
     measured: Mapping[tuple[str, str], Budget] = field(default_factory=dict)
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    decisions: Mapping[str, Decisions] = field(default_factory=dict)
+    decisions: Mapping[str, Decisions | NearTies] = field(default_factory=dict)
 
     def of(self, output: str, kind: str, elements: int = 0) -> Budget:
         """The budget of an output in a kind of case. elements: how many are compared, where they are integers."""

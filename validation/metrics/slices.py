@@ -250,8 +250,8 @@ def fit_length(values: Array, size: int, filling: float) -> Array:
 # - the variation is not judged of such slices, nor of one to which a single element contributes more than half (a
 #   column that is clamped to the same number but once): that element off is half of the variation.
 # - nor is it of a slice that varies by no more than its rounding or that of the output's peak (a Sigmoid near 0 is off
-#   by units of 1); nor of any under a limit below `FINE_DB` without measured rounding: the logit of a class that no
-#   sample shows varies by less than a step of 8 bits.
+#   by units of 1); nor, under a limit below `FINE_DB` without measured rounding, of one that varies by less than
+#   `COARSE` of the output's mean: the logit of a class that no sample shows varies by less than a step of 8 bits.
 #
 # At an index that honest rounding was not measured at, as of an image larger than the golden ones, it counts as the
 # greatest of those that it was.
@@ -264,8 +264,9 @@ FEWEST = 16
 SEVERAL = 8.0
 # The share of the output's mean energy up to which a slice counts as zero.
 DEAD = 1e-12
-# The least limit under which a variation is judged without measured rounding.
-FINE_DB = 15.0
+# The least limit under which every variation is judged without measured rounding; and the share of the output's mean
+# variation from which one is judged below (a quarter of its amplitude).
+FINE_DB, COARSE = 15.0, 0.05
 # The share of a slice's variation that its error energy may reach: then half of what varies is explained.
 VARIATION = 0.5
 # The share of the output's mean variation up to which a slice's may be lost to honest rounding (a thousandth of its
@@ -370,8 +371,10 @@ def _values(
     allowed *= 1.0 if usual is None else EDGE_MARGIN
     variation = _at_least("centered_sq", sums, usual)
     rounds = variation <= np.maximum(still[0] * energy, still[1] * sums.count)
-    varies = ~dead & shared[1] & ~rounds & (honest is not None or limit >= FINE_DB)
-    faint = variation <= FAINT * float(variation.sum() / sums.count.sum()) * sums.count
+    usual_variation = float(variation.sum() / sums.count.sum()) * sums.count
+    shown = (honest is not None or limit >= FINE_DB) | (variation >= COARSE * usual_variation)
+    varies = ~dead & shared[1] & ~rounds & shown
+    faint = variation <= FAINT * usual_variation
     lossy = rounded | (faint & (len(signal) >= MANY))
     half = np.where(varies, np.maximum(VARIATION * variation, np.where(lossy, rounding, 0.0)), math.inf)
     lost = (half < allowed) & (half < sums.error_sq)

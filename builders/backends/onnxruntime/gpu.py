@@ -164,7 +164,7 @@ class _OnnxRuntimeGpu(ABC):
     provider: ClassVar[str]
     precisions: ClassVar[dict[Precision, str]]
     install: ClassVar[str] = INSTALL
-    capabilities: ClassVar[Capabilities] = Capabilities(determinism="budget", thread_safe=True)
+    capabilities: ClassVar[Capabilities]
 
     cpu_operators: bool = False
 
@@ -250,6 +250,7 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
 
     name: ClassVar[str] = "onnxruntime-cuda"
     provider: ClassVar[str] = CUDA
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="budget", thread_safe=True)
     precisions: ClassVar[dict[Precision, str]] = {
         "bf16": "the CUDA provider has bfloat16 kernels for few operators; use fp16, or tensorrt",
         "int8": "the CUDA provider dequantizes Q/DQ and computes in float, slower than fp16; use fp16, or "

@@ -23,6 +23,7 @@ from enginesmith.cli.registry import check_signing_key, sign_published
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.errors import HttpAddress
 from enginesmith.core.parsing import user
+from enginesmith.core.reports.proof import ON_RANDOM
 from enginesmith.core.text import format_bytes, format_checks, format_metric, format_metrics
 from pipeline.cli.models.catalog import build_all, is_stuck, plan_all
 from pipeline.cli.registry.channels import served_metrics
@@ -45,6 +46,7 @@ STYLES = {
     "build": "cyan",
     "cached": "green",
     "proven": "green",
+    ON_RANDOM: "yellow",
     "unproven": "yellow",
     "refused": "dim",
     "failed": "red",

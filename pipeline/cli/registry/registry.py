@@ -164,6 +164,12 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
     type=click.Path(path_type=Path),
     help="A canary's report.json: refuse unless it is a PASS of exactly this version; repeat it.",
 )
+@click.option(
+    "--accept-random-inputs",
+    "random_inputs",
+    is_flag=True,
+    help="Accept engines that are proven on random inputs alone; the channel's history records it.",
+)
 @accept_loss_option
 def promote(
     reference: str,
@@ -171,6 +177,7 @@ def promote(
     why: str,
     proven_only: bool,
     reports: tuple[Path, ...],
+    random_inputs: bool,
     accept_loss: bool,
     registry: str,
     trust: Path | None,
@@ -201,6 +208,7 @@ def promote(
         by=user(),
         why=why,
         proven_only=proven_only,
+        random_inputs=random_inputs,
         canaries=passes,
         counts=vouched.counts,
         accepted_losses=None if accept_loss else (),

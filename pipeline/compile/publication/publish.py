@@ -255,7 +255,7 @@ def entry_of(item: JudgedUnit, report: str) -> EngineEntry:
     return EngineEntry(
         **_unit_fields(item.built.unit, record.requires if record else ()),
         **_checks_and_notes(item),
-        status="proven" if item.verdict == "proven" else "unproven",
+        status=item.verdict,
         reason=item.reason,
         digest=item.built.digest,
         size_bytes=record.size_bytes if record else 0,

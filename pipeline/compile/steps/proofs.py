@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 
 WEAK = "a weak limit: it knows nothing of the task; give golden.metric, or limits of your own"
-DECIDED = f"quantization decides near ties otherwise; if the task allows some, give {DECISIONS} in validation.limits"
 STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
 
 
@@ -115,12 +114,15 @@ class WrittenLimits:
     def __call__(self, reference: Session, golden: "GoldenSet", opens: "Opener | None" = None) -> "StagedLimits":
         """Those on a golden set. reference, opens: as of `CompiledLimits`, of the fp32 graph."""
         from validation.limits.budget import OutputLimits, StagedLimits, budgets
+        from validation.limits.rounding import NearTies
         from validation.perturbation.honest import honest_rounding
 
         if self.precision in QUANTIZED:
-            found = budgets("quantization", self.precision, golden.noise).override(self.limits)
+            found = budgets("quantization", self.precision, golden.noise)
+            exact = [spec.name for spec in reference.outputs if "float" not in spec.dtype]
+            found = replace(found, decisions=dict.fromkeys(exact, NearTies())).override(self.limits)
             weak = "" if self.metrics or "sqnr_db" in self.limits else WEAK
-            decided = "" if DECISIONS in self.limits else DECIDED
+            decided = "" if DECISIONS in self.limits else str(NearTies())
             return StagedLimits(OutputLimits(add_notes(found, reference, weak, decided)))
         half: Precision | None = None if self.precision == "fp32" else self.precision
 
@@ -283,12 +285,12 @@ def check_calls(
     compared: Sequence[Check],
     compared_s: float,
 ) -> tuple[Check, ...]:
-    """Checks of calls at other sizes, and of repeated calls.
+    """Checks of calls at other magnitudes and sizes, and of repeated calls.
 
-    compared, compared_s: checks of the comparison on the golden set, and the seconds it took. Sizes between those of
-    the golden set are tried only where its own passed.
+    compared, compared_s: checks of the comparison on the golden set, and the seconds it took. Magnitudes, and sizes
+    between those of the golden set, are tried only where its own passed.
     """
-    from validation.calls.checks import Allowance, call_checks
+    from validation.calls.checks import Allowance, call_checks, magnitude_checks
 
     shapes, allowance = (calls.shapes.inputs, calls.shapes.dims), Allowance.of(calls.seconds, compared_s)
 
@@ -296,7 +298,9 @@ def check_calls(
         return calls.bitwise or repeats_bits(request, graph)
 
     passed = all(check.passed for check in compared)
-    return tuple(call_checks(pair, shapes, golden, request.seed, allowance, bits, passed))
+    shared = discovery.capabilities_of(request.backend).thread_safe
+    moved = magnitude_checks(pair, calls.shapes.inputs, golden) if passed else ()
+    return (*moved, *call_checks(pair, shapes, golden, request.seed, allowance, bits, passed, shared))
 
 
 def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -> "GoldenSet":

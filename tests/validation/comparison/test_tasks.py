@@ -253,3 +253,17 @@ def test_labels_that_the_output_has_no_classes_for_are_told_and_are_no_accuracy_
     labelled = freeze([{"x": x}], SPECS, DIMS, scores, first + np.arange(8))
     with pytest.raises(DataError, match=re.escape(f"labels are {have}, the output has 3 classes, which are 0..2")):
         task_checks(Fake(scores), labelled, [replace(metric, against="labels")])
+
+
+def test_a_floor_by_labels_is_held_per_class():
+    x = np.eye(10, dtype=np.float32)[np.array([*(np.arange(144) % 9), 9, 9, 9, 9])]
+    specs = [replace(SPECS[0], shape=("batch", 10))]
+    labels = x.argmax(1)
+    frozen = freeze([{"x": x}], specs, (), lambda inputs: {"y": inputs["x"]}, labels)
+
+    def loses(rows):
+        return Fake(lambda inputs: {"y": np.where(np.isin(np.arange(len(x)), rows)[:, None], 1 - x, x)})
+
+    lost = only(loses([144, 145, 146, 147]), frozen, accuracy(0.9))
+    assert lost.value > 0.95 and not lost.passed and "less than half are left: 9" in lost.note
+    assert only(loses([0, 1, 2, 3]), frozen, accuracy(0.9)).passed, "one of sixteen each"

@@ -1,6 +1,7 @@
 """Task metrics of classes, likelihoods and texts."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from itertools import groupby
@@ -135,26 +136,27 @@ def must_fit(shape: Sequence[int], other: Sequence[int]) -> None:
 class Accuracy(Score[Array, Array]):
     """The share of answers equal to the wanted ones: argmax over the last axis; an integer output as it is.
 
-    A row with NaN has no answer, and is wrong.
+    A row with NaN has no answer, and is wrong. right: right answers by class.
     """
 
     takes_negative, has_classes = False, True
 
     def __init__(self, terms: AccuracyMetric) -> None:
-        self.terms, self._right, self._rows = terms, 0, 0
+        self.terms, self.right, self._rows = terms, Counter[int](), 0
 
     def read_labels(self, labels: Array) -> Array:
         """Class indices [rows]."""
         return labels.reshape(-1)
 
     def add(self, wanted: Array, answers: Array) -> None:
-        """Count the equal ones."""
-        self._right += int(np.count_nonzero(wanted == answers))
+        """Count the equal ones, by class."""
+        classes, counts = np.unique(wanted[wanted == answers], return_counts=True)
+        self.right.update(dict(zip(classes.tolist(), counts.tolist(), strict=True)))
         self._rows += len(wanted)
 
     def values(self) -> list[TaskValue]:
         """The accuracy."""
-        return [share("accuracy", self._right, self._rows, True)]
+        return [share("accuracy", self.right.total(), self._rows, True)]
 
     def read(self, outputs: Tensors, none: int) -> Array:
         """Class indices [rows]."""
