@@ -103,7 +103,7 @@ class CanaryEvidence:
 
 
 POWER = 0.8
-# The number of requests for which the bounds that hold at any time are tuned.
+# The number of requests for which normal bounds that hold at any time are tuned.
 MIXTURE_AT = 1000.0
 # Of fewer flags two may well fall into one block by chance.
 FEW = 10
@@ -164,10 +164,9 @@ def lower_anytime(count: float, total: float, level: float) -> float:
     `level`: the beta-binomial mixture (Robbins 1970; Howard & Ramdas, Annals of Statistics 49, 2021)."""
     if count <= 0:
         return 0.0
-    # Beta(1/2, MIXTURE_AT): tightest for rare failures.
-    a, b = 0.5, MIXTURE_AT
-    mixed = math.lgamma(count + a) + math.lgamma(total - count + b) - math.lgamma(total + a + b)
-    mixed += math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + math.log(level)
+    # Of Beta(1/2, 1/2), whose normalization is pi.
+    mixed = math.lgamma(count + 0.5) + math.lgamma(total - count + 0.5) - math.lgamma(total + 1.0)
+    mixed += math.log(level / math.pi)
     low, high = 0.0, count / total
     for _ in range(60):
         middle = (low + high) / 2

@@ -52,6 +52,7 @@ LEAST_STRETCH = 10
 CHANCE, SPENT = 1e-3, 0.02
 # Parts of a run whose medians show a slow stretch, the consecutive ones that it takes, and the slowdown.
 PARTS, SLOW_PARTS, SLOW = 40, 3, 2.0
+SLOW_STRETCH = "a slow stretch"
 # How many times the range of the ratio in the quieter third of the parts such a stretch stands out.
 STANDS_OUT = 2.5
 # A class of sizes has at least so many requests; from so many on its margin is the widest of the quantiles', else wider.
@@ -193,7 +194,7 @@ def facts_of(evidence: CanaryEvidence, limits: Thresholds) -> list[Criterion]:
     """What fails a candidate without statistics, each with what was observed and the chance of a false alarm."""
     margin = limits.error_rate or 0.001
     notes = [evidence.died, _failing_stretch(evidence, margin), _slow_stretch(evidence)]
-    named = zip(("the process", "failures in a stretch", "a slow stretch"), notes, strict=True)
+    named = zip(("the process", "failures in a stretch", SLOW_STRETCH), notes, strict=True)
     return [
         Criterion(name, "fact", 0.0, "FAIL", requests=evidence.requests, note=note) for name, note in named if note
     ]
@@ -237,36 +238,33 @@ def stretches(failed: np.ndarray, least: int) -> np.ndarray:
 
 
 def _slow_stretch(evidence: CanaryEvidence) -> str:
-    """What was observed where the candidate was SLOW times slower for a stretch of the run, and the baseline was not;
-    else ''."""
-    sides, both = (evidence.candidate, evidence.baseline), evidence.candidate.ok & evidence.baseline.ok if evidence.paired else None
-    kept = [side.ok if both is None else both for side in sides]
-    count = min(int(one.sum()) for one in kept)
-    if count < PARTS * LEAST_STRETCH:
+    """What was observed where the candidate was SLOW times slower for a stretch or for most of the run, and the
+    baseline was not; else ''."""
+    sides = [evidence.candidate, evidence.baseline]
+    both = evidence.candidate.ok & evidence.baseline.ok if evidence.paired else None
+    sides = [side.select(side.ok if both is None else both) for side in sides]
+    if min(map(len, sides)) < PARTS * LEAST_STRETCH:
         return ""
-    if evidence.paired:
-        edges = [np.linspace(0, count, PARTS + 1).astype(int)] * 2
-    else:
-        times = [side.time[one] for side, one in zip(sides, kept, strict=True)]
-        cuts = np.quantile(times[1], np.linspace(0, 1, PARTS + 1)[1:-1])
-        edges = [np.concatenate([[0], np.searchsorted(one, cuts), [len(one)]]) for one in times]
-    if min(int(np.diff(one).min()) for one in edges) < LEAST_STRETCH // 2:
-        return ""
-    levels = [
-        np.log([np.median(side.latency[one][start:stop]) for start, stop in pairwise(ends)])
-        for side, one, ends in zip(sides, kept, edges, strict=True)
+    edges = [np.linspace(0, len(side), PARTS + 1).astype(int) for side in sides]
+    if not evidence.paired:  # the parts are of the same time
+        edges[0] = np.append(np.searchsorted(sides[0].time, sides[1].time[edges[1][:-1]]), len(sides[0]))
+        if int(np.diff(edges[0]).min()) < LEAST_STRETCH // 2:
+            return ""
+    medians = [
+        [np.median(side.latency[start:stop]) for start, stop in pairwise(ends)]
+        for side, ends in zip(sides, edges, strict=True)
     ]
-    ratio = levels[0] - levels[1]
-    together = np.lib.stride_tricks.sliding_window_view(ratio, SLOW_PARTS).min(1)
-    ordered = np.sort(ratio)
-    slower, usual = float(together.max()) - ordered[PARTS // 4], ordered[int(0.35 * PARTS)] - ordered[0]
+    ratio = np.log(medians[0]) - np.log(medians[1])
+    ordered, together = np.sort(ratio), np.lib.stride_tricks.sliding_window_view(ratio, SLOW_PARTS).min(1)
+    usual, most = ordered[int(0.35 * PARTS)] - ordered[0], float(ordered[int(0.4 * PARTS)])
+    slower = float(together.max() - ordered[PARTS // 4])
+    if most > math.log(SLOW):
+        return f"the candidate was {math.exp(most):.2g} times slower or more for most of the run"
     if slower <= max(math.log(SLOW), STANDS_OUT * usual):
         return ""
-    at, end = int(together.argmax()), int((ratio - ordered[PARTS // 4] > slower / 2).sum())
     return (
-        f"the candidate was {math.exp(slower):.2g} times slower for some {100 * end / PARTS:.0f} % of the run (from "
-        f"{100 * at / PARTS:.0f} % of it on at the latest), and the baseline was not; the ratio of the two varies by "
-        f"{math.expm1(usual) * 100:.2g} % otherwise"
+        f"the candidate became {math.exp(slower):.2g} times slower {100 * int(together.argmax()) / PARTS:.0f} % into "
+        f"the run, and the baseline did not; the ratio of the two varies by {100 * math.expm1(usual):.2g} % otherwise"
     )
 
 
@@ -335,6 +333,11 @@ def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:
     deciding = [item for item in criteria if item.verdict == verdict]
     if not deciding:
         return "there was nothing to judge by: every threshold is lifted"
-    first = min(deciding, key=lambda item: (item.kind != "fact", item.kind == "latency", item.name != "logs to the end"))
+
+    def rank(item: Criterion) -> tuple[bool, bool, bool]:
+        slow = item.kind == "latency" or item.name == SLOW_STRETCH
+        return slow, item.kind != "fact", item.name != "logs to the end"
+
+    first = min(deciding, key=rank)
     more = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
     return f"{describe(first)}{more}"
