@@ -1,7 +1,7 @@
 """How often the canary's judge is wrong, on simulated canaries: `python -m benchmarks.bench_canary [--write]`.
 
-One row for each cell of `tests.validation.canary.cells`, and the logs of `simulated_logs` that end or are of other hours
-in one row. At most 17 of 200 canaries of a cell may get a wrong verdict. `--write` puts the table into
+One row for each cell of `tests.validation.canary.cells`, and the logs of `simulated_logs` that end or are of other
+hours in one row. At most 17 of 200 canaries of a cell may get a wrong verdict. `--write` puts the table into
 docs/concepts/canary-statistics.md. `--rows FILE` keeps each row there and counts none again; delete that file when the
 judge changes.
 """
@@ -54,9 +54,14 @@ def count_wrong(name: str, found: Verdicts) -> int:
 
 def table(rows: dict[str, Verdicts], wrong: int) -> str:
     """The rows as Markdown. wrong: how many logs got a wrong verdict."""
-    lines = [("candidate", "truth", "PASS", "FAIL", "INSUFFICIENT", "wrong"), ("---",) * 6]
+    lines: list[tuple[str, ...]] = [("candidate", "truth", "PASS", "FAIL", "INSUFFICIENT", "wrong"), ("---",) * 6]
     lines += [
-        (name, CELLS[name].truth, *(str(of[one]) for one in ("PASS", "FAIL", "INSUFFICIENT")), str(count_wrong(name, of)))
+        (
+            name,
+            CELLS[name].truth,
+            *(str(of[one]) for one in ("PASS", "FAIL", "INSUFFICIENT")),
+            str(count_wrong(name, of)),
+        )
         for name, of in rows.items()
     ]
     logs = f"Of {len(SIMULATIONS) * LOG_SIMULATIONS} logs that end or are of other hours, {wrong} got a wrong verdict."

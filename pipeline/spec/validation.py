@@ -31,7 +31,10 @@ class Canary(SpecPart):
     )
     error_rate: float | None = Field(0.001, gt=0, lt=1, description="difference of the shares of failed requests")
     error_budget: float | None = Field(
-        0.002, gt=0, lt=1, description="share of failed requests up to which a candidate passes, whatever the difference"
+        0.002,
+        gt=0,
+        lt=1,
+        description="share of failed requests up to which a candidate passes, whatever the difference",
     )
     quality: CanaryQuality | None = CanaryQuality()
     alpha: float = Field(0.05, gt=0, lt=0.5, description="error of a wrong verdict, each way")

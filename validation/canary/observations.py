@@ -65,7 +65,7 @@ class ObservationTable:
     digest: of the file.  cut: whether an incomplete line at its end was left out.
     planned: how many requests a replay is to have in the end.  accounted: for how many of them a line says that their
     writer stopped in order.  died: what ended the process of the engine, where a replay saw that.
-    sqnr_db, score, size: NaN where there is none.  segment: the segment in which a replay sent the request; None otherwise.
+    sqnr_db, score, size: NaN where there is none.  segment: the one in which a replay sent the request; else None.
     """
 
     path: Path

@@ -121,7 +121,12 @@ class ReplayedPair:
 
         def line(answer: ReplayAnswer) -> dict[str, object]:
             known = {"time": self.at, "latency": answer.latency, "ok": answer.ok, "request": self.request}
-            others = {"size": self.size or None, "service": answer.service, "output": answer.output, "error": answer.error or None}
+            others = {
+                "size": self.size or None,
+                "service": answer.service,
+                "output": answer.output,
+                "error": answer.error or None,
+            }
             found: dict[str, object] = {**known, **others, "segment": self.segment}
             return {key: value for key, value in found.items() if value is not None}
 

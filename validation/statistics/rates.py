@@ -1,7 +1,6 @@
 """Tests of error rates and slowdowns."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -278,9 +277,7 @@ def quantile_effects(
     return [_effect(sides, p, least, seed, replicates, design_block) for p in probabilities]
 
 
-def _effect(
-    sides: tuple[Array, Array], p: float, least: int, seed: int, replicates: int, design_block: int
-) -> Effect:
+def _effect(sides: tuple[Array, Array], p: float, least: int, seed: int, replicates: int, design_block: int) -> Effect:
     count = len(sides[0])
     quantiles = [quantile_of(values, p) for values in sides]
     # 1 for each latency beyond the quantile, on its thinner side.

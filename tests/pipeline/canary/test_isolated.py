@@ -88,9 +88,7 @@ def test_one_that_dies_with_its_last_request_is_not_promoted_either(tmp_path, ma
     again = judge_files(
         *(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")), JudgeOptions(LIMITS, ""), tmp_path
     )
-    assert again.report.verdict == "FAIL" and "ended its process" in again.report.reason, (
-        "the files remember it"
-    )
+    assert again.report.verdict == "FAIL" and "ended its process" in again.report.reason, "the files remember it"
 
 
 def test_a_baseline_that_dies_is_nothing_to_pass_against(tmp_path, manifests):

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.validation.canary.latencies import KINDS, Rng, autoregressive, load_steps, noise
 from tests.validation.canary.sides import side
-from tests.validation.canary.simulated_logs import MIDNIGHT, dying
+from tests.validation.canary.simulated_logs import dying
 from validation.canary.judging.criteria import QualityThresholds, Thresholds
 from validation.canary.judging.judge import judge
 from validation.canary.judging.pairing import evidence_of
@@ -169,9 +169,7 @@ def sized(slower: float, large: float = 0.1) -> Draw:
 
 def other_answers(of: float, draw_flags: Callable[[Rng, int, float], Flags] = singly) -> Draw:
     """A share of the answers differs, of engines that otherwise answer alike."""
-    return lambda rng, count: both(
-        noise(rng, count, 0.2), noise(rng, count, 0.2), differs=draw_flags(rng, count, of)
-    )
+    return lambda rng, count: both(noise(rng, count, 0.2), noise(rng, count, 0.2), differs=draw_flags(rng, count, of))
 
 
 def scored(drop: float, draw_scores: Callable[[Rng, int], np.ndarray]) -> Draw:
@@ -220,9 +218,7 @@ CELLS: Mapping[str, Cell] = {
     "0.1 % errors one by one": Cell("equal", failing(share(0.001), share(0.001)), limits=ERRORS),
     "0.1 % errors in outages of 100": Cell("equal", failing(share(0.001, bursts), share(0.001, bursts)), limits=ERRORS),
     "growing log, 18 looks": Cell("equal", of_kind("lognormal"), limits=MEDIAN, looks=18),
-    "growing log with 1 % errors, 18 looks": Cell(
-        "equal", failing(share(0.01), share(0.01)), limits=ERRORS, looks=18
-    ),
+    "growing log with 1 % errors, 18 looks": Cell("equal", failing(share(0.01), share(0.01)), limits=ERRORS, looks=18),
     "2 % slower median (the margin)": Cell("worse", of_kind("lognormal", 0.02), limits=MEDIAN),
     "2 % slower median (the margin), unnamed": Cell("worse", of_kind("lognormal", 0.02, False), limits=MEDIAN),
     "5 % slower p99 (the margin)": Cell("worse", of_kind("two humps", 0.05), limits=TAIL),

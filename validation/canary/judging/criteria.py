@@ -111,7 +111,9 @@ def _quality(data: Mapping[str, object]) -> QualityThresholds:
         raise InputError(f"validation.canary.quality.sqnr_db is {str(sqnr)[:40]!r}; give decibels")
     return QualityThresholds(
         float(sqnr),
-        "noise" if (share := data.get("disagreement", "noise")) == "noise" else _optional(share, "quality.disagreement"),
+        "noise"
+        if (share := data.get("disagreement", "noise")) == "noise"
+        else _optional(share, "quality.disagreement"),
         _optional(data.get("flips"), "quality.flips"),
         _optional(data.get("score", 0.01), "quality.score", math.inf),
     )

@@ -55,7 +55,7 @@ PARTS, SLOW_PARTS, SLOW = 40, 3, 2.0
 SLOW_STRETCH = "a slow stretch"
 # How many times the range of the ratio in the quieter third of the parts such a stretch stands out.
 STANDS_OUT = 2.5
-# A class of sizes has at least so many requests; from so many on its margin is the widest of the quantiles', else wider.
+# A class of sizes has at least so many requests; from USUAL_CLASS on its margin is the widest of the quantiles'.
 LEAST_OF_CLASS, USUAL_CLASS, WIDEST = 40, 400, 0.15
 # Points of the grids of the integration, and how many standard deviations they reach to either side.
 _POINTS, _REACH = 801, 8.0
@@ -195,9 +195,7 @@ def facts_of(evidence: CanaryEvidence, limits: Thresholds) -> list[Criterion]:
     margin = limits.error_rate or 0.001
     notes = [evidence.died, _failing_stretch(evidence, margin), _slow_stretch(evidence)]
     named = zip(("the process", "failures in a stretch", SLOW_STRETCH), notes, strict=True)
-    return [
-        Criterion(name, "fact", 0.0, "FAIL", requests=evidence.requests, note=note) for name, note in named if note
-    ]
+    return [Criterion(name, "fact", 0.0, "FAIL", requests=evidence.requests, note=note) for name, note in named if note]
 
 
 def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
@@ -217,10 +215,10 @@ def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
         alone &= ~beside[np.maximum(latest, 0)] & (latest >= 0)
     usual, spent = float(beside.mean()) + margin, float(alone.mean())
     if alone[-1]:
-        first = int(np.flatnonzero(~alone)[-1]) + 2 - least if not alone.all() else 0
+        first = max(0, int(np.append(np.flatnonzero(~alone), 0).max()) + 2 - least)
         return (
-            f"the candidate failed {int(ours[first:].sum())} of its last {len(ours) - first} requests, and the baseline "
-            f"did not; an equal candidate ends so with a chance of at most {usual:.2g}"
+            f"the candidate failed {int(ours[first:].sum())} of its last {len(ours) - first} requests, and the "
+            f"baseline did not; an equal candidate ends so with a chance of at most {usual:.2g}"
         )
     if spent * SPENT > usual:
         return (
