@@ -97,6 +97,7 @@ def test_each_fault_of_an_engine_fails(fault, deciding, tmp_path):
 def test_an_equal_engine_passes(tmp_path):
     pairs, *_ = replayed(5000)
     assert verdict(pairs, tmp_path).verdict == "PASS"
+    assert {line["size"] for line in pairs[0].lines()} == {4}, "elements of its input"
 
 
 def test_an_engine_that_raises_has_failed_the_request():

@@ -92,8 +92,9 @@ def test_both_were_closed_one_a_moment_before_the_other(side):
 def test_a_log_says_that_it_was_stopped_in_order(tmp_path):
     log = enginesmith.ObservationLog(tmp_path / "a.jsonl")
     for index in range(3):
-        log.append(0.01, request=index)
+        log.append(0.01, request=index, size=index + 1)
     assert not read_observations(tmp_path / "a.jsonl").ended
+    assert read_observations(tmp_path / "a.jsonl").size == [1, 2, 3]
     log.close()
     log.close()
     found = read_observations(tmp_path / "a.jsonl")
