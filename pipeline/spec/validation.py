@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from enginesmith.core.types import Precision
 from pipeline.spec.source import SpecPart, as_value_error, off
-from validation.canary.judging.criteria import MOST_BURST, Thresholds
+from validation.canary.judging.criteria import Thresholds
 from validation.contracts.terms import Contract
 from validation.limits.budget import Budget
 
@@ -15,15 +15,13 @@ class CanaryQuality(SpecPart):
     """Answers of the candidate against those of the baseline; null lifts a limit."""
 
     sqnr_db: float = Field(15.0, description="an answer nearer than that to the baseline's counts as the same")
-    disagreement: float | None = Field(0.01, gt=0, lt=1, description="share of requests with another answer")
+    disagreement: Annotated[float, Field(gt=0, lt=1)] | Literal["noise"] | None = Field(
+        "noise",
+        description="share of requests with another answer; noise: as many as the distance of most answers explains, "
+        "0.2 % at least and 1 % at most",
+    )
     flips: float | None = Field(None, gt=0, lt=1, description="share of requests whose argmax differs")
     score: float | None = Field(0.01, gt=0, description="drop of the mean score, where scores are observed")
-    burst: int = Field(
-        1,
-        ge=1,
-        le=MOST_BURST,
-        description="requests with another answer that come together, assumed where none was seen",
-    )
 
 
 class Canary(SpecPart):
@@ -33,12 +31,11 @@ class Canary(SpecPart):
         {}, description="relative slowdown by quantile, e.g. {p50: 0.02, p99: 0.05}"
     )
     error_rate: float | None = Field(0.001, gt=0, lt=1, description="difference of the shares of failed requests")
-    error_burst: int | None = Field(
-        None,
-        ge=1,
-        le=MOST_BURST,
-        description="requests that one outage fails, assumed where no error was seen; 1: one by one; "
-        "null: 1 in a replay, 100 in production's logs",
+    error_budget: float | None = Field(
+        0.002,
+        gt=0,
+        lt=1,
+        description="share of failed requests up to which a candidate passes, whatever the difference",
     )
     quality: CanaryQuality | None = CanaryQuality()
     alpha: float = Field(0.05, gt=0, lt=0.5, description="error of a wrong verdict, each way")
