@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tests.validation.canary.simulated_in_flight import MACHINES, in_flight_evidence
-from validation.canary.judging.criteria import Thresholds
 from validation.canary.judging.judge import judge
+from validation.canary.judging.thresholds import Thresholds
 
 ALL = Thresholds()
 P50 = Thresholds({"p50": 0.02}, error_rate=None, quality=None)

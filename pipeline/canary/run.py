@@ -23,9 +23,9 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import make_folder, reachable
 from pipeline.canary.engines import ChosenEngine, IsolatedSession, check_alike, check_shared_gpu, choose, open_isolated
 from pipeline.canary.verdicts import WrittenReport, circumstances, thresholds_of, write_report
-from validation.canary.judging.criteria import QualityThresholds, Thresholds
 from validation.canary.judging.judge import LEAST_STEP, Looks, judge
 from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import QualityThresholds, Thresholds
 from validation.canary.observations import ObservationTable, add_to, read_observations
 from validation.canary.replay import (
     MOST_IN_FLIGHT,

@@ -18,9 +18,9 @@ from enginesmith.registry.versions import channels, lookup
 from enginesmith.registry.versions.lookup import Channel
 from enginesmith.registry.versions.policies import CanaryPass
 from pipeline.compile.run_context import versions
-from validation.canary.judging.criteria import QualityThresholds, Thresholds
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import QualityThresholds, Thresholds
 from validation.canary.observations import read_both
 from validation.canary.page import render
 from validation.canary.report import (

@@ -21,8 +21,8 @@ from pipeline.values import Json
 if TYPE_CHECKING:
     from validation.canary.observations import EngineIdentity
     from validation.canary.report import CanaryReport, SideObserved
-    from validation.reporting.html import VersionDocument
     from validation.reporting.stages import StageCell
+    from validation.reporting.version_document import VersionDocument
 
 # A unit that takes longer than was predicted counts as so far.
 _NEARLY = 0.95
@@ -57,7 +57,7 @@ def show_document(document: "VersionDocument | CanaryReport", page: str | None) 
 
 def artifacts_of(document: "VersionDocument | CanaryReport", page: str | None) -> Iterator[Artifact]:
     """The artifacts of a report, as `show_document` posts them."""
-    from validation.reporting.html import VersionDocument
+    from validation.reporting.version_document import VersionDocument
 
     if isinstance(document, VersionDocument):
         name, key, reference = _clean(document.model), "page", document.reference

@@ -34,7 +34,8 @@ from pipeline.spec.document import line_of, load_document
 from pipeline.spec.model import KIND, ModelSpec
 from pipeline.values import EngineBlob
 from validation.latency.machine import machine
-from validation.limits.budget import Budget, at_most, default_budget
+from validation.limits.budget import at_most, default_budget
+from validation.limits.terms import Budget
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from enginesmith.registry.versions.policies import ChannelPolicy
 from enginesmith.registry.versions.state import Channel, ChannelHistory, read_history
 from pipeline.compile.publication.pages import published_document
 from validation.plotting import number_text, percent_text, seconds_text
-from validation.reporting.html import VersionDocument, VersionPage, metric_text, overview
+from validation.reporting.html import VersionPage, metric_text, overview
+from validation.reporting.version_document import VersionDocument
 
 # Two versions of a model side by side: what of the spec, the toolchain, the data, the quality, the scales and the
 # latency differs.

@@ -6,9 +6,9 @@ from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from enginesmith.core.types import Precision
 from pipeline.spec.source import SpecPart, as_value_error, off
-from validation.canary.judging.criteria import Thresholds
+from validation.canary.judging.thresholds import Thresholds
 from validation.contracts.terms import Contract
-from validation.limits.budget import Budget
+from validation.limits.terms import Budget
 
 
 class CanaryQuality(SpecPart):

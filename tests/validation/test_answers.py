@@ -11,7 +11,7 @@ from enginesmith.core.types import TensorSpec
 from validation.comparison.sessions import drift_checks, expected_checks, run
 from validation.comparison.tasks import task_checks
 from validation.golden.golden_set import Case, GoldenSet, freeze
-from validation.limits.budget import Budget
+from validation.limits.terms import Budget
 from validation.metrics.tasks.terms import TopKMetric
 
 SPECS = [TensorSpec("x", "float32", ("batch", 3))]

@@ -7,7 +7,8 @@ from enginesmith.core.reports.proof import describe
 from enginesmith.core.types import Dim, TensorSpec
 from validation.comparison.sessions import drift_checks
 from validation.golden.golden_set import GoldenSet, freeze
-from validation.limits.budget import Budget, Budgets, OutputLimits, default_budget
+from validation.limits.budget import Budgets, OutputLimits, default_budget
+from validation.limits.terms import Budget
 from validation.metrics.drift import measure
 
 SPECS = [TensorSpec("x", "float32", ("batch", 8))]

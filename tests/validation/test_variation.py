@@ -9,7 +9,8 @@ from enginesmith.core.reports.proof import describe
 from enginesmith.core.types import Dim, TensorSpec
 from validation.comparison.sessions import drift_checks, expected_checks
 from validation.golden.golden_set import Case, GoldenSet, freeze
-from validation.limits.budget import Budget, Budgets, OutputLimits
+from validation.limits.budget import Budgets, OutputLimits
+from validation.limits.terms import Budget
 from validation.metrics.drift import measure
 from validation.metrics.slices import worst_slice
 

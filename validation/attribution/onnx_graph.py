@@ -14,7 +14,8 @@ from enginesmith.core.types import Session, Tensors, TensorSpec
 from validation.attribution.cuts import GraphStep
 from validation.attribution.result import SegmentRow, TensorError
 from validation.comparison.sessions import run
-from validation.limits.budget import HONEST_DB, MARGIN_DB, MOST_DB, Budget, within
+from validation.limits.budget import HONEST_DB, MARGIN_DB, MOST_DB, within
+from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, measure
 from validation.metrics.slices import worst_slice
 

@@ -26,7 +26,7 @@ from validation.attribution.onnx_graph import (
 from validation.attribution.result import MORE_TIME, Attribution, Finding, SegmentRow, Taps, rank_segments
 from validation.comparison.sessions import run
 from validation.golden.golden_set import Case, GoldenSet
-from validation.limits.budget import Budget
+from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.slices import FEWEST
 from validation.metrics.tally import samples_of

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from enginesmith.core.codec import encode
 from enginesmith.recording.traffic import EQUAL_DB
-from validation.canary.judging.criteria import Criterion, describe_interval, describe_power, describe_value, probability
+from validation.canary.judging.criteria import Criterion, describe_interval, describe_power, describe_value
+from validation.canary.judging.thresholds import probability
 from validation.canary.report import CanaryReport, LatencyCourses, LatencyCurves, QuantileSlowdown
 from validation.plotting import (
     COLOURS,

@@ -13,8 +13,9 @@ from enginesmith.arrays import Array, stored_arrays
 from enginesmith.core import parsing
 from enginesmith.core.codec import OMIT_NONE, decode, encode
 from enginesmith.core.errors import DataError, InputError, IntegrityError, digest_of
-from validation.canary.judging.criteria import REPLICATES, Criterion, Thresholds, Verdict, is_finite, verdict_of
+from validation.canary.judging.criteria import REPLICATES, Criterion, Verdict, is_finite, verdict_of
 from validation.canary.judging.judge import CanaryJudgement, Looks, overall
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import EngineIdentity, ObservationTable
 from validation.statistics.rates import CanaryEvidence, Side, mean_ranks, quantile_effects, select_answered
 from validation.statistics.serial_dependence import NORMAL

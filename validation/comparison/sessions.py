@@ -16,9 +16,10 @@ from enginesmith.core.reports.proof import CHANGED, CLEAR_CHANGED, DECISIONS, LO
 from enginesmith.core.text import join_first
 from enginesmith.core.types import Session, Tensors
 from validation.golden.golden_set import Case, GoldenSet
-from validation.limits.budget import Budget, Budgets, OutputLimits, StagedLimits, at_most, within
+from validation.limits.budget import Budgets, OutputLimits, StagedLimits, at_most, within
 from validation.limits.measured import MeasuredDrift, Value, of_edge, of_golden, still_share
 from validation.limits.rounding import LEVEL, MOST_CHANGED
+from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, RowSums, measure
 from validation.metrics.tally import Along, Spreads, samples_of
 from validation.metrics.tasks.terms import TaskMetric

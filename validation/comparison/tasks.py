@@ -19,8 +19,9 @@ from enginesmith.core.types import Session, Tensors
 from validation.comparison.sessions import NOTED, Constancy, Opener, drift_checks, lost_classes, run
 from validation.golden.free_running import FreeRunningSession, RecordedSession
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet, case_kinds, case_names
-from validation.limits.budget import HONEST_DB, LEAST_DB, Budget, Budgets, StagedLimits, at_most, within
+from validation.limits.budget import HONEST_DB, LEAST_DB, Budgets, StagedLimits, at_most, within
 from validation.limits.measured import MeasuredDrift, of_golden, still_share
+from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.tally import Along, Spreads, StepSpreads, samples_of
 from validation.metrics.tasks.boxes import BoxSet

@@ -22,7 +22,8 @@ from enginesmith.core.types import QUANTIZED, Dim, Precision, Session, Tensors, 
 from validation.comparison.sessions import case_checks, edge_checks, run
 from validation.data.batches import leading_dim
 from validation.fuzz.cases import MOVED, FuzzCase, Values, make, reach
-from validation.limits.budget import HONEST_DB, LEAST_DB, ROUNDING_DB, Budget, OutputLimits, StagedLimits
+from validation.limits.budget import HONEST_DB, LEAST_DB, ROUNDING_DB, OutputLimits, StagedLimits
+from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, is_exact, measure
 
 # Decibels below its limits that an engine may be for real values that were moved: ten times the amplitude.

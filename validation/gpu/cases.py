@@ -49,7 +49,8 @@ from validation.latency.machine import SystemLoadMonitor
 from validation.latency.measurement.loop import latencies, warm_up
 from validation.latency.measurement.paired import compare_times, run_interleaved
 from validation.latency.measurement.quantiles import quantiles
-from validation.limits.budget import Budget, default_budget
+from validation.limits.budget import default_budget
+from validation.limits.terms import Budget
 
 # Golden cases as two files that numpy alone reads: a bare GPU machine has no safetensors.
 #

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from validation.limits.budget import LEAST_DB, Budget
+from validation.limits.budget import LEAST_DB
+from validation.limits.terms import Budget
 from validation.metrics.drift import Drift
 from validation.metrics.slices import FEWEST, Slices, WorstSlice, worst_slice
 

@@ -2,30 +2,23 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from annotated_types import Predicate, doc
-
-from enginesmith.core.codec import OMIT_NONE
-from enginesmith.core.names import is_name
-from enginesmith.core.reports.breakdown import QuantizationRecord
-from enginesmith.core.reports.latency import LatencyReport
 from enginesmith.core.reports.proof import (
     ON_RANDOM,
     OVERLAP,
     UNMEASURED,
     Check,
-    Report,
     find_unmeasured,
     name_task_checks,
 )
 from enginesmith.core.text import format_bytes, pluralize, visible
 from enginesmith.core.types import PRECISIONS, BuildFailure
 from enginesmith.registry.evidence.canaries import CanaryVerdict
-from enginesmith.registry.manifest import STATUSES, USABLE, EngineEntry, Manifest
-from validation.attribution.result import AttributionView, NamedAttribution, view_attribution
+from enginesmith.registry.manifest import STATUSES, USABLE, EngineEntry
+from validation.attribution.result import AttributionView, view_attribution
 from validation.latency.formatting import LatencyView, view_latencies
 from validation.limits.budget import at_most, within
 from validation.plotting import digits_text, nonfinite_text, percent_text, seconds_text
@@ -44,6 +37,7 @@ from validation.reporting.stages import (
     stages,
     worst_cases,
 )
+from validation.reporting.version_document import VersionDocument
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -52,32 +46,6 @@ if TYPE_CHECKING:
 # The document that a version's page is drawn from: its manifest, and the records that the registry has of it.
 #
 # A copy for reading: nothing is proven or published from it.
-
-KIND = "enginesmith-version"
-
-
-@dataclass(frozen=True, kw_only=True)
-class VersionDocument(Manifest):
-    """A manifest with the reports of its engines, and the builds that failed. A run that published nothing has no
-    version ('').
-
-    quantization: records by the name of the graph.  latencies: by the digest of the engine.  canaries: None where they
-    were not asked for.
-    """
-
-    version: Annotated[str, Predicate(lambda text: not text or is_name(text)), doc("a version, or '' for none")]
-    kind: str = KIND
-    reports: tuple[Report, ...] = ()
-    failures: tuple[BuildFailure, ...] = ()
-    quantization: Mapping[str, QuantizationRecord] = field(default_factory=dict)
-    attributions: tuple[NamedAttribution, ...] = ()
-    latencies: Mapping[str, tuple[LatencyReport, ...]] = field(default_factory=dict)
-    canaries: tuple[CanaryVerdict, ...] | None = field(default=None, metadata=OMIT_NONE)
-
-    @property
-    def reference(self) -> str:
-        """'name@3'; of a run that published nothing the model's name."""
-        return f"{self.model}@{self.version}" if self.version else self.model
 
 
 # The values that the HTML page of a version shows, from its document: `overview` fills what the template names.

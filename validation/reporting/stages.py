@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from enginesmith.core.reports.proof import DECISIONS, Check, FreeRunning, Report, Spread, Worst
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import PRECISIONS
-from validation.limits.budget import Budget, at_most
+from validation.limits.budget import at_most
+from validation.limits.terms import Budget
 from validation.plotting import COLOURS, QUARTERS, decibels_text, draw_svg, series, set_axis, shorten, span, tag
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from enginesmith.core.parsing import user
 
 if TYPE_CHECKING:
     from pipeline.canary.verdicts import WrittenReport
-    from validation.canary.judging.criteria import Thresholds
+    from validation.canary.judging.thresholds import Thresholds
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thr
     from enginesmith.registry.store.base import open_store
     from enginesmith.registry.versions.lookup import locate
     from pipeline.canary.verdicts import DEFAULTS, spec_thresholds, thresholds_of
-    from validation.canary.judging.criteria import Thresholds
+    from validation.canary.judging.thresholds import Thresholds
     from validation.canary.observations import read_head
 
     if spec:

@@ -35,7 +35,7 @@ from pipeline.progress.events import VerdictReached, VersionSettled
 from pipeline.spec.ensembles.model import LoadedEnsemble
 from pipeline.spec.model import ModelSpec
 from pipeline.values import EngineBlob, Proof
-from validation.reporting.html import VersionDocument
+from validation.reporting.version_document import VersionDocument
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from enginesmith.registry.versions.publish import attach_page
 from pipeline.outcome import JudgedUnit
 from pipeline.values import Json
 from validation.attribution.result import NamedAttribution, attributions
-from validation.reporting.html import KIND as VERSION
-from validation.reporting.html import VersionDocument
+from validation.reporting.version_document import KIND as VERSION
+from validation.reporting.version_document import VersionDocument
 
 if TYPE_CHECKING:
     from validation.canary.report import CanaryReport

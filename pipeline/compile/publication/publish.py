@@ -38,7 +38,7 @@ from pipeline.progress.events import VersionSettled
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Attributed, Exported, Graph, Json, Unit
 from validation.attribution.result import NamedAttribution, attach_attribution, read_attribution
-from validation.reporting.html import VersionDocument
+from validation.reporting.version_document import VersionDocument
 
 # What a run would publish, as values: the draft of the manifest, the entry of each unit, and what stands beside.
 

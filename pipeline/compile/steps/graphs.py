@@ -29,7 +29,7 @@ from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, model_s
 from pipeline.compile.steps.proofs import WrittenLimits, as_written
 from pipeline.compile.steps.search import node_overrides, not_searched
 from pipeline.quantization.ranges import QuantizationNotes, refuse_share
-from pipeline.quantization.schemes.qdq import Override
+from pipeline.quantization.schemes.overrides import Override
 from pipeline.values import (
     Exported,
     Graph,

@@ -15,7 +15,7 @@ from pipeline.orchestration.artifacts import show_document
 
 if TYPE_CHECKING:
     from validation.canary.report import CanaryReport
-    from validation.reporting.html import VersionDocument
+    from validation.reporting.version_document import VersionDocument
 
 
 @contextmanager

@@ -1,18 +1,15 @@
 """int8 and fp8 graphs: Q/DQ nodes by calibrated ranges, and precision by hand."""
 
-import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 from onnx import ModelProto, NodeProto
 
 from builders.onnx_graphs.weights import to_array
-from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.errors import DataError
 from enginesmith.core.reports.breakdown import FloatNode
-from enginesmith.core.text import suggest
 from enginesmith.core.types import QuantizationScheme
 from pipeline.quantization.graph import attribute_of, finish, tidy_from
 from pipeline.quantization.insertion_points import Site, find_joins, find_sites, prepare_model, residuals
@@ -26,54 +23,9 @@ from pipeline.quantization.schemes.insertion import (
     weight_scales,
     widened_for_bias,
 )
+from pipeline.quantization.schemes.overrides import OverridePrecision, find_override, in_fp32
 
 # Precision by hand: the spec's `quantization.overrides`, resolved to one precision for each node that they name.
-
-OverridePrecision = Literal["fp32", "fp16", "int8"]
-
-
-@dataclass(frozen=True)
-class Override:
-    """One rule. match: a node's name, an operator type, or a glob over names ('*/attn/*').
-
-    precision: 'fp32' and 'fp16' leave the node in float ('fp32' also where the rest is cast to 16 bits);
-    'int8' takes back what an earlier rule said: the graph's own narrow precision.
-    """
-
-    match: str
-    precision: OverridePrecision
-
-    def covers(self, node: "NodeProto") -> bool:
-        """Whether the rule matches this node."""
-        return self.match in (node.name, node.op_type) or fnmatch.fnmatchcase(node.name, self.match)
-
-
-def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, OverridePrecision]:
-    """Node name -> precision, for a tidy model; where several rules match a node, the last one counts.
-
-    Raises InputError, with the nearest name, for a rule that matches no node.
-    """
-    chosen: dict[str, OverridePrecision] = {}
-    for rule in rules:
-        nodes = [node.name for node in model.graph.node if rule.covers(node)]
-        if not nodes:
-            known = sorted({word for node in model.graph.node for word in (node.name, node.op_type)})
-            remedy = "`enginesmith debug sensitivity` and any ONNX viewer show the nodes' names"
-            hint = suggest(rule.match.strip("*"), known, remedy)
-            raise InputError(f"quantization.overrides: no node matches {rule.match!r}; {hint}")
-        chosen |= dict.fromkeys(nodes, rule.precision)
-    return chosen
-
-
-def find_override(node: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
-    """Why an override leaves a node in float, or None where none does."""
-    precision = overrides.get(node, "int8")
-    return None if precision == "int8" else f"quantization.overrides says {precision}"
-
-
-def in_fp32(chosen: Mapping[str, OverridePrecision]) -> tuple[str, ...]:
-    """The nodes that stay in fp32 even where the rest is cast to 16 bits."""
-    return tuple(sorted(name for name, precision in chosen.items() if precision == "fp32"))
 
 
 # int8 and fp8 graphs: Q/DQ nodes laid by calibrated ranges, in the scheme of the backend.

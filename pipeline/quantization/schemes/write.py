@@ -20,18 +20,8 @@ from pipeline.quantization.insertion_points import Site, count_integer_nodes, fi
 from pipeline.quantization.ranges import CastNotes, QuantizationNotes, Ranges
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.insertion import GRIDS, Insertion, weight_scales
-from pipeline.quantization.schemes.qdq import (
-    LARGEST_REACH,
-    Override,
-    OverridePrecision,
-    carries_qdq,
-    find_override,
-    finish_rest,
-    in_fp32,
-    quantize_fp8,
-    quantize_int8,
-    resolve,
-)
+from pipeline.quantization.schemes.overrides import Override, OverridePrecision, find_override, in_fp32, resolve
+from pipeline.quantization.schemes.qdq import LARGEST_REACH, carries_qdq, finish_rest, quantize_fp8, quantize_int8
 
 # Schemes that need no calibration, for the weighted MatMuls and Gemms: int8 scaled at run time, and int4 weights.
 #

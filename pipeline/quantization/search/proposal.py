@@ -16,7 +16,7 @@ from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import Precision, QuantizationScheme, QuantizedState
 from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.ranges import QuantizationNotes, Ranges
-from pipeline.quantization.schemes.qdq import Override, OverridePrecision
+from pipeline.quantization.schemes.overrides import Override, OverridePrecision
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.settings.groups import find_groups
 from validation.attribution.cuts import reduce

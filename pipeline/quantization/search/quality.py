@@ -2,21 +2,10 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from onnx import ModelProto
-
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.core.reports.proof import CHANGED, DECISIONS
-from enginesmith.core.types import Tensors
-from pipeline.quantization.settings.groups import SmoothingGroup, find_waists
-from pipeline.quantization.settings.runs import downstream
-from validation.comparison.sessions import StageComparison, decision_checks
-from validation.golden.golden_set import Case
-from validation.limits.budget import Budget, Budgets, OutputLimits, default_budget
-from validation.limits.rounding import MOST_CHANGED, NearTies
-from validation.metrics.drift import Drift
 from validation.metrics.tasks.terms import TaskMetric
 
 
@@ -110,61 +99,6 @@ class SearchFloor:
 # larger than such a part, and in a part the few samples that have most of the error, or the few that an element of an
 # output is about, are not lost among the others.
 
-# Decibels by which a trial must be better than the limits of its graph: its SQNR on 48 calibration samples and on 16
-# golden ones were 2 to 8 dB apart on a classifier with saturated outputs, and 1 dB on a sentence encoder.
-MARGIN_DB = 5.0
-# Parts of the runs, every third one, that the limits must hold on.
-PARTS = 3
-
-
-def with_margin(floor: SearchFloor) -> SearchFloor:
-    """The floor, with the SQNR of its graph's limits, which says where to search; one without such limits as it is."""
-    return replace(floor, sqnr_db=budget_of(floor.graph).sqnr_db) if floor.graph else floor
-
-
-def budget_of(limits: GraphLimits) -> Budget:
-    """The documented limits of an int8 graph or the spec's, with the margin; shares of decisions have none."""
-    held = Budgets(default_budget("quantization", "int8")).override(limits.given).default
-    given, factor = {name: limit for name, limit in held.items() if limit is not None}, 10 ** (MARGIN_DB / 20)
-    changed = {name: limit + MARGIN_DB for name, limit in given.items() if name.endswith("_db")}
-    changed |= {name: limit / factor for name, limit in given.items() if name.startswith("max_")}
-    changed |= {name: 1 - (1 - limit) / factor**2 for name, limit in given.items() if name == "cosine"}
-    return held.override(changed)
-
-
-@dataclass
-class GraphJudge:
-    """Takes what a trial answers, run after run, and counts the checks that it fails. runs: inputs."""
-
-    limits: GraphLimits
-    runs: Sequence[Tensors]
-    _parts: list[StageComparison] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._parts = [StageComparison("quantization", None, {}) for _ in self.runs[:PARTS]]
-
-    def add(self, index: int, expected: Tensors, actual: Tensors) -> None:
-        """Take the outputs of the float model and of the trial for a run."""
-        case = Case(str(index), "golden", self.runs[index], {})
-        self._parts[index % PARTS].add(case, expected, actual)
-
-    def missed(self) -> int:
-        """How many checks fail. The share of changed decisions may be `MOST_CHANGED`, and one decision may change."""
-        exact = {name for part in self._parts for name, found in part.outputs.items() if found.dtype.kind in "biu"}
-        near = {} if DECISIONS in self.limits.given else dict.fromkeys(exact, NearTies())
-        held = OutputLimits(Budgets(budget_of(self.limits), decisions=near))
-        checks = [check for part in self._parts for check in part.checks(held)]
-        whole: dict[str, Drift] = {}
-        for part in self._parts:
-            for output, drift in part.usual().items():
-                whole[output] = whole[output].merge(drift) if output in whole else drift
-        decided = decision_checks(whole, self.limits.metrics, self.limits.given)
-        judged = {check.output for check in decided if check.name == CHANGED and check.limit is not None}
-        flipped = [
-            rows for output in judged if (rows := whole[output].rows) and rows.flips > max(1, MOST_CHANGED * rows.count)
-        ]
-        return sum(not check.passed for check in [*checks, *decided]) + len(flipped)
-
 
 # Cuts a model into sections, so that what a group costs is measured a few groups on, and not at the model's end.
 #
@@ -172,35 +106,3 @@ class GraphJudge:
 # layers. Where groups have one, their errors are known when they are known there, and what the rest of the model does
 # to errors of that place is measured once, for all of them. So the cost of judging every group grows as their number
 # does, where whole tails would cost its square. Models without waists, as a U-Net between its skips, are one section.
-
-# Groups of a section, at least. A group is judged at the end of the section after its own.
-HORIZON = 12
-
-
-@dataclass(frozen=True)
-class Section:
-    """Groups between two waists. end: the tensor that ends it; None for the model's outputs."""
-
-    groups: tuple[SmoothingGroup, ...]
-    end: str | None
-
-
-def divide_sections(
-    model: ModelProto, groups: Sequence[SmoothingGroup], types: Mapping[str, int], least: int = HORIZON
-) -> list[Section]:
-    """The sections of a prepared model, in order; each but the last has at least so many groups.
-
-    types: element types of the model's tensors.
-    """
-    places = {node.name: index for index, node in enumerate(model.graph.node)}
-    # A group that is read in many places ends with the last of them.
-    waiting = sorted(groups, key=lambda group: max(places[node] for node in group.nodes))
-    sections, held = list[Section](), list[SmoothingGroup]()
-    changed = downstream(model, {node for group in groups for node in group.nodes})
-    for index, tensor in find_waists(model, changed, types):
-        while waiting and max(places[node] for node in waiting[0].nodes) <= index:
-            held.append(waiting.pop(0))
-        if len(held) >= least and waiting:
-            sections.append(Section(tuple(held), tensor))
-            held = []
-    return [*sections, Section((*held, *waiting), None)]

@@ -19,9 +19,10 @@ from onnx import ModelProto
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import QuantizationScheme, Tensors
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemes.qdq import OverridePrecision
+from pipeline.quantization.schemes.overrides import OverridePrecision
+from pipeline.quantization.search.graph_limits import with_margin
 from pipeline.quantization.search.latency import PairedRounds, benchmark_until_decided
-from pipeline.quantization.search.quality import OutOfTimeError, Quality, SearchClock, SearchFloor, with_margin
+from pipeline.quantization.search.quality import OutOfTimeError, Quality, SearchClock, SearchFloor
 from pipeline.quantization.search.sensitivity import decides
 from pipeline.quantization.search.trial import (
     FloatSide,

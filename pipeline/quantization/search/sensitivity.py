@@ -23,8 +23,11 @@ from enginesmith.core.types import QuantizationScheme, Tensors
 from pipeline.quantization.graph import constants, element_types
 from pipeline.quantization.insertion_points import find_sites
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemes.qdq import OverridePrecision, quantize_int8
-from pipeline.quantization.search.quality import GraphJudge, Quality, divide_sections
+from pipeline.quantization.schemes.overrides import OverridePrecision
+from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.quantization.search.graph_limits import GraphJudge
+from pipeline.quantization.search.quality import Quality
+from pipeline.quantization.search.sections import divide_sections
 from pipeline.quantization.settings.groups import SmoothingGroup
 from pipeline.quantization.settings.runs import JoinedTensors, SessionRunner, downstream, set_ranks, tail
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans

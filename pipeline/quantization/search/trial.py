@@ -15,9 +15,11 @@ from enginesmith.core.reports.breakdown import RecordedSearch, SearchPoint
 from enginesmith.core.types import QuantizationScheme, Tensors
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemes.qdq import OverridePrecision, carries_qdq, quantize_int8, usable_sites
+from pipeline.quantization.schemes.overrides import OverridePrecision
+from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
+from pipeline.quantization.search.graph_limits import GraphJudge
 from pipeline.quantization.search.latency import PairedRounds, Timing
-from pipeline.quantization.search.quality import GraphJudge, GraphLimits, Quality, SearchClock, SearchFloor
+from pipeline.quantization.search.quality import GraphLimits, Quality, SearchClock, SearchFloor
 from pipeline.quantization.search.sensitivity import Answers, SweepCost, quality, sweep
 from pipeline.quantization.settings.fit import STRENGTHS, fit
 from pipeline.quantization.settings.groups import (

@@ -20,7 +20,7 @@ from pipeline.canary import verdicts
 from pipeline.canary.engines import ChosenEngine
 from pipeline.canary.verdicts import DEFAULTS, JudgeOptions, judge_files
 from tests.validation.canary.simulated import pair_evidence
-from validation.canary.judging.criteria import Thresholds
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import EngineIdentity
 from validation.canary.report import CanaryReport
 

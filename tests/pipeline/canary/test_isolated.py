@@ -19,7 +19,7 @@ from pipeline.canary.verdicts import JudgeOptions, WrittenReport, judge_files, p
 from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.canary.dying import opened
 from tests.validation.canary.simulated import traffic
-from validation.canary.judging.criteria import Thresholds
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import read_both
 from validation.canary.replay import ReplayClock, ReplayPace, TrafficSegment, serve
 from validation.canary.report import read_report

@@ -10,7 +10,7 @@ from enginesmith.registry.store.base import open_store
 from pipeline.canary.engines import choose
 from pipeline.canary.run import CanaryExecution, CanaryRun
 from tests.validation.canary.simulated import Engine, Ticking, traffic
-from validation.canary.judging.criteria import Thresholds
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import read_observations
 from validation.canary.replay import ReplayPace
 

@@ -13,7 +13,8 @@ from enginesmith.core.types import QUANTIZED, QuantizationScheme
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import QuantizationNotes, Ranges
 from pipeline.quantization.schemes.cast import emulate
-from pipeline.quantization.schemes.qdq import LARGEST_REACH, Override, resolve
+from pipeline.quantization.schemes.overrides import Override, resolve
+from pipeline.quantization.schemes.qdq import LARGEST_REACH
 from pipeline.quantization.schemes.write import SHARES, blocks_of, quantize_int4, write
 from pipeline.values import GraphVariant
 from tests.pipeline.quantization.small_nets import (

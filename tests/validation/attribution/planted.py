@@ -14,7 +14,8 @@ from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution
 from validation.attribution.sweep import Size, attribute
 from validation.golden.golden_set import Case, GoldenSet
-from validation.limits.budget import Budget, default_budget
+from validation.limits.budget import default_budget
+from validation.limits.terms import Budget
 
 DEFAULT = Size()
 

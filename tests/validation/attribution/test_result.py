@@ -22,7 +22,8 @@ from validation.attribution.result import (
     rank_segments,
     summarize,
 )
-from validation.limits.budget import Budget, Budgets
+from validation.limits.budget import Budgets
+from validation.limits.terms import Budget
 
 FOUND = decode(attribution(), NamedAttribution)
 

@@ -13,9 +13,9 @@ import numpy as np
 from tests.validation.canary.latencies import KINDS, Rng, autoregressive, load_steps, noise
 from tests.validation.canary.sides import side
 from tests.validation.canary.simulated_logs import dying
-from validation.canary.judging.criteria import QualityThresholds, Thresholds
 from validation.canary.judging.judge import judge
 from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import QualityThresholds, Thresholds
 from validation.statistics.rates import CanaryEvidence, Side
 
 Flags = np.ndarray

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tests.validation.canary.simulated import pair_evidence
-from validation.canary.judging.criteria import Thresholds
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import EngineIdentity, ObservationTable, add_to
 from validation.canary.report import CanaryReport, Circumstances, TrafficReplayed, make_report
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from enginesmith.core.codec import encode
 from enginesmith.recording.recorder import end_of, header_of
-from validation.canary.judging.criteria import Thresholds
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import ObservationTable
 
 Rng = np.random.Generator

@@ -13,9 +13,9 @@ from tests.validation.canary.cells import CELLS, QUARTER_HOUR, after, bursts, co
 from tests.validation.canary.latencies import KINDS
 from tests.validation.canary.sides import side
 from tests.validation.canary.simulated_logs import mirrored
-from validation.canary.judging.criteria import QualityThresholds, Thresholds
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import QualityThresholds, Thresholds
 from validation.statistics.rates import CanaryEvidence
 
 MEDIAN = Thresholds({"p50": 0.02}, None, None)

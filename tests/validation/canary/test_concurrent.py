@@ -8,9 +8,9 @@ import pytest
 from tests.validation.canary.simulated import Ticking
 from tests.validation.canary.test_replay import observed
 from tests.validation.canary.virtual import Threads, Working, poisson_traffic
-from validation.canary.judging.criteria import Thresholds
 from validation.canary.judging.judge import judge
 from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.replay import (
     LEAST_TURNOVERS,
     ReplayPace,

@@ -9,8 +9,9 @@ import pytest
 from tests.validation.canary.reports import report
 from tests.validation.canary.sides import side
 from tests.validation.reporting.test_html import HOSTILE, Page
-from validation.canary.judging.criteria import Criterion, Thresholds, describe, describe_interval
+from validation.canary.judging.criteria import Criterion, describe, describe_interval
 from validation.canary.judging.judge import judge
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.page import render
 from validation.canary.report import TrafficReplayed
 from validation.plotting import percent_text, seconds_text

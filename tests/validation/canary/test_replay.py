@@ -7,9 +7,9 @@ import pytest
 
 from enginesmith.recording.traffic import EQUAL_DB, UNLIKE_DB, difference, digest_of_outputs
 from tests.validation.canary.simulated import Engine, Ticking, traffic
-from validation.canary.judging.criteria import Thresholds
 from validation.canary.judging.judge import judge
 from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import ObservationTable, add_to
 from validation.canary.replay import ReplayPace, replay
 

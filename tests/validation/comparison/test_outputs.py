@@ -3,7 +3,7 @@
 import numpy as np
 
 from validation.comparison.sessions import edge_checks
-from validation.limits.budget import Budget
+from validation.limits.terms import Budget
 
 
 def test_decisions_at_an_edge_are_counted_too():

@@ -9,7 +9,7 @@ from enginesmith.core.errors import EnginesmithError
 from tests.validation.comparison.fakes import DIMS, SPECS, Fake, original
 from validation.comparison.sessions import drift_checks, expected_checks
 from validation.golden.golden_set import GoldenSet, freeze
-from validation.limits.budget import Budget
+from validation.limits.terms import Budget
 
 
 def golden(labels=None) -> GoldenSet:

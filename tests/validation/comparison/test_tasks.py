@@ -13,7 +13,8 @@ from tests.validation.comparison.fakes import DIMS, SPECS, Fake, original
 from validation.comparison.sessions import drift_checks
 from validation.comparison.tasks import lift_limits, limits_elsewhere, task_checks
 from validation.golden.golden_set import GoldenSet, freeze
-from validation.limits.budget import HONEST_DB, LEAST_DB, Budget
+from validation.limits.budget import HONEST_DB, LEAST_DB
+from validation.limits.terms import Budget
 from validation.metrics.tally import Spreads
 from validation.metrics.tasks.terms import (
     AccuracyMetric,

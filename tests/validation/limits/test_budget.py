@@ -8,9 +8,10 @@ import pytest
 
 from enginesmith.core.errors import InputError
 from enginesmith.core.types import PRECISIONS
-from validation.limits.budget import Budget, allow_near_ties, budgets, default_budget, within
+from validation.limits.budget import allow_near_ties, budgets, default_budget, within
 from validation.limits.noise_floor import Noise, OutputFloor
 from validation.limits.rounding import Honest
+from validation.limits.terms import Budget
 from validation.metrics.drift import Drift
 
 DOCS = Path(__file__).parents[3] / "docs/concepts/validation.md"

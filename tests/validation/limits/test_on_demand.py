@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from tests.validation.test_variation import Fake, broken, frozen
 from validation.comparison.sessions import drift_checks
-from validation.limits.budget import Budget, OutputLimits, StagedLimits, budgets, strictest
+from validation.limits.budget import OutputLimits, StagedLimits, budgets, strictest
 from validation.limits.noise_floor import Noise, OutputFloor
 from validation.limits.rounding import Honest
+from validation.limits.terms import Budget
 from validation.metrics.drift import measure
 
 OFFSET = 3.0

@@ -12,10 +12,11 @@ import pytest
 from enginesmith.core.codec import decode, encode_document
 from enginesmith.core.reports.proof import Check, Report, unmeasured
 from tests.validation.page_data import joint_checks, version_report
-from validation.reporting.html import VersionDocument, VersionPage, headroom_db, metric_text
+from validation.reporting.html import VersionPage, headroom_db, metric_text
 from validation.reporting.html import overview as look
 from validation.reporting.html import render as draw
 from validation.reporting.stages import distributions, format_bound
+from validation.reporting.version_document import VersionDocument
 
 HOSTILE = "<script>alert(1)</script>\"'&" + "x" * 300
 

@@ -29,7 +29,6 @@ from validation.canary.judging.criteria import (
     REPLICATES,
     Criterion,
     ErrorLevels,
-    Thresholds,
     Verdict,
     describe,
     describe_needed,
@@ -39,6 +38,7 @@ from validation.canary.judging.criteria import (
     score_criterion,
     share_criterion,
 )
+from validation.canary.judging.thresholds import Thresholds
 from validation.statistics.rates import CanaryEvidence, upper
 from validation.statistics.serial_dependence import NORMAL
 

@@ -25,7 +25,7 @@ from tests.validation.canary.reports import report as canary_report
 from tests.validation.page_data import version_report
 from tests.validation.reporting.test_html import HOSTILE, Page, hostile
 from validation.canary.report import CanaryReport
-from validation.reporting.html import VersionDocument
+from validation.reporting.version_document import VersionDocument
 
 
 @pytest.fixture(scope="module")

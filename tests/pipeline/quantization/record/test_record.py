@@ -11,7 +11,7 @@ from onnx import ModelProto
 from enginesmith.core.codec import encode
 from pipeline.quantization.insertion_points import activations, prepare_model
 from pipeline.quantization.record import BINS, PICTURES, Evidence, record
-from pipeline.quantization.schemes.qdq import Override
+from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.search.search import SearchFloor, choose
 from pipeline.quantization.settings.runs import divide_runs

@@ -3,16 +3,8 @@
 import numpy as np
 import pytest
 
-from pipeline.quantization.search.quality import (
-    MARGIN_DB,
-    PARTS,
-    GraphJudge,
-    GraphLimits,
-    Quality,
-    SearchFloor,
-    budget_of,
-    with_margin,
-)
+from pipeline.quantization.search.graph_limits import MARGIN_DB, PARTS, GraphJudge, budget_of, with_margin
+from pipeline.quantization.search.quality import GraphLimits, Quality, SearchFloor
 from pipeline.quantization.search.search import choose
 from pipeline.quantization.settings.runs import JUDGED, divide_runs
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net, runs

@@ -14,7 +14,7 @@ from builders.backends.onnxruntime import OrtSession
 from enginesmith.core.reports.proof import Check, describe
 from enginesmith.core.types import Precision, QuantizationScheme
 from pipeline.quantization.schemes.cast import emulate
-from pipeline.quantization.schemes.qdq import Override
+from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.search.proposal import QuantizationRecipe, narrow_groups, propose
 from pipeline.spec.quantization import Quantization
@@ -24,7 +24,8 @@ from tests.validation.attribution.planted import golden_of, graph, with_names
 from validation.attribution.result import Attribution, describe_proposal
 from validation.attribution.sweep import attribute
 from validation.comparison.sessions import drift_checks
-from validation.limits.budget import Budget, default_budget
+from validation.limits.budget import default_budget
+from validation.limits.terms import Budget
 
 LIMITS = Budget(sqnr_db=28.0)
 

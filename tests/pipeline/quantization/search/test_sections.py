@@ -11,7 +11,7 @@ from pipeline.quantization.graph import element_types
 from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search import sensitivity
-from pipeline.quantization.search.quality import Section, divide_sections
+from pipeline.quantization.search.sections import Section, divide_sections
 from pipeline.quantization.search.sensitivity import sweep
 from pipeline.quantization.settings.groups import SmoothingGroup, find_groups
 from pipeline.quantization.settings.runs import SessionRunner, group_runs

@@ -6,8 +6,9 @@ import pytest
 from tests.validation.canary.latencies import KINDS
 from tests.validation.canary.sides import side
 from tests.validation.canary.simulated import pair_evidence, seeds
-from validation.canary.judging.criteria import QualityThresholds, Thresholds, describe
+from validation.canary.judging.criteria import describe
 from validation.canary.judging.judge import Looks, judge
+from validation.canary.judging.thresholds import QualityThresholds, Thresholds
 from validation.statistics.rates import CanaryEvidence, lower
 
 QUICK = 200

@@ -8,9 +8,9 @@ from tests.validation.canary.judging.test_judge import at_most
 from tests.validation.canary.simulated import pair_evidence
 from tests.validation.canary.simulated_in_flight import MACHINES, in_flight_evidence
 from tests.validation.canary.test_concurrent import observed, poisson_traffic, replayed, working
-from validation.canary.judging.criteria import Thresholds
 from validation.canary.judging.judge import judge
 from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import Thresholds
 
 LATENCY = Thresholds(error_rate=None, quality=None)
 MEDIAN = Thresholds({"p50": 0.02}, error_rate=None, quality=None)

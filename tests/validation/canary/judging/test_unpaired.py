@@ -17,9 +17,9 @@ from tests.validation.canary.simulated_logs import (
     ramp,
     split,
 )
-from validation.canary.judging.criteria import Thresholds
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.report import Circumstances, TrafficReplayed, make_report
 
 MEDIAN = Thresholds({"p50": 0.02}, error_rate=None, quality=None)

@@ -1,0 +1,58 @@
+"""Precision by hand: the spec's `quantization.overrides`, resolved to one precision for each node that they name."""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from enginesmith.core.errors import InputError
+from enginesmith.core.text import suggest
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+OverridePrecision = Literal["fp32", "fp16", "int8"]
+
+
+@dataclass(frozen=True)
+class Override:
+    """One rule. match: a node's name, an operator type, or a glob over names ('*/attn/*').
+
+    precision: 'fp32' and 'fp16' leave the node in float ('fp32' also where the rest is cast to 16 bits);
+    'int8' takes back what an earlier rule said: the graph's own narrow precision.
+    """
+
+    match: str
+    precision: OverridePrecision
+
+    def covers(self, node: "NodeProto") -> bool:
+        """Whether the rule matches this node."""
+        return self.match in (node.name, node.op_type) or fnmatch.fnmatchcase(node.name, self.match)
+
+
+def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, OverridePrecision]:
+    """Node name -> precision, for a tidy model; where several rules match a node, the last one counts.
+
+    Raises InputError, with the nearest name, for a rule that matches no node.
+    """
+    chosen: dict[str, OverridePrecision] = {}
+    for rule in rules:
+        nodes = [node.name for node in model.graph.node if rule.covers(node)]
+        if not nodes:
+            known = sorted({word for node in model.graph.node for word in (node.name, node.op_type)})
+            remedy = "`enginesmith debug sensitivity` and any ONNX viewer show the nodes' names"
+            hint = suggest(rule.match.strip("*"), known, remedy)
+            raise InputError(f"quantization.overrides: no node matches {rule.match!r}; {hint}")
+        chosen |= dict.fromkeys(nodes, rule.precision)
+    return chosen
+
+
+def find_override(node: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
+    """Why an override leaves a node in float, or None where none does."""
+    precision = overrides.get(node, "int8")
+    return None if precision == "int8" else f"quantization.overrides says {precision}"
+
+
+def in_fp32(chosen: Mapping[str, OverridePrecision]) -> tuple[str, ...]:
+    """The nodes that stay in fp32 even where the rest is cast to 16 bits."""
+    return tuple(sorted(name for name, precision in chosen.items() if precision == "fp32"))

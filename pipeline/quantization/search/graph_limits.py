@@ -1,0 +1,78 @@
+"""The limits that a graph is judged by (the quantization stage), asked of the graphs that a search tries.
+
+The golden set proves what was chosen and chooses nothing, so a trial is compared on calibration samples, in the way and
+with the metrics of the graph's own checks. Those are other samples than the golden ones, and a search picks what is
+good on them. So each limit has a margin, and must hold on each of a few parts of the samples: a golden set is no
+larger than such a part, and in a part the few samples that have most of the error, or the few that an element of an
+output is about, are not lost among the others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from enginesmith.core.reports.proof import CHANGED, DECISIONS
+from enginesmith.core.types import Tensors
+from pipeline.quantization.search.quality import GraphLimits, SearchFloor
+from validation.comparison.sessions import StageComparison, decision_checks
+from validation.golden.golden_set import Case
+from validation.limits.budget import Budgets, OutputLimits, default_budget
+from validation.limits.rounding import MOST_CHANGED, NearTies
+from validation.limits.terms import Budget
+from validation.metrics.drift import Drift
+
+# Decibels by which a trial must be better than the limits of its graph: its SQNR on 48 calibration samples and on 16
+# golden ones were 2 to 8 dB apart on a classifier with saturated outputs, and 1 dB on a sentence encoder.
+MARGIN_DB = 5.0
+
+
+# Parts of the runs, every third one, that the limits must hold on.
+PARTS = 3
+
+
+def with_margin(floor: SearchFloor) -> SearchFloor:
+    """The floor, with the SQNR of its graph's limits, which says where to search; one without such limits as it is."""
+    return replace(floor, sqnr_db=budget_of(floor.graph).sqnr_db) if floor.graph else floor
+
+
+def budget_of(limits: GraphLimits) -> Budget:
+    """The documented limits of an int8 graph or the spec's, with the margin; shares of decisions have none."""
+    held = Budgets(default_budget("quantization", "int8")).override(limits.given).default
+    given, factor = {name: limit for name, limit in held.items() if limit is not None}, 10 ** (MARGIN_DB / 20)
+    changed = {name: limit + MARGIN_DB for name, limit in given.items() if name.endswith("_db")}
+    changed |= {name: limit / factor for name, limit in given.items() if name.startswith("max_")}
+    changed |= {name: 1 - (1 - limit) / factor**2 for name, limit in given.items() if name == "cosine"}
+    return held.override(changed)
+
+
+@dataclass
+class GraphJudge:
+    """Takes what a trial answers, run after run, and counts the checks that it fails. runs: inputs."""
+
+    limits: GraphLimits
+    runs: Sequence[Tensors]
+    _parts: list[StageComparison] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._parts = [StageComparison("quantization", None, {}) for _ in self.runs[:PARTS]]
+
+    def add(self, index: int, expected: Tensors, actual: Tensors) -> None:
+        """Take the outputs of the float model and of the trial for a run."""
+        case = Case(str(index), "golden", self.runs[index], {})
+        self._parts[index % PARTS].add(case, expected, actual)
+
+    def missed(self) -> int:
+        """How many checks fail. The share of changed decisions may be `MOST_CHANGED`, and one decision may change."""
+        exact = {name for part in self._parts for name, found in part.outputs.items() if found.dtype.kind in "biu"}
+        near = {} if DECISIONS in self.limits.given else dict.fromkeys(exact, NearTies())
+        held = OutputLimits(Budgets(budget_of(self.limits), decisions=near))
+        checks = [check for part in self._parts for check in part.checks(held)]
+        whole: dict[str, Drift] = {}
+        for part in self._parts:
+            for output, drift in part.usual().items():
+                whole[output] = whole[output].merge(drift) if output in whole else drift
+        decided = decision_checks(whole, self.limits.metrics, self.limits.given)
+        judged = {check.output for check in decided if check.name == CHANGED and check.limit is not None}
+        flipped = [
+            rows for output in judged if (rows := whole[output].rows) and rows.flips > max(1, MOST_CHANGED * rows.count)
+        ]
+        return sum(not check.passed for check in [*checks, *decided]) + len(flipped)

@@ -1,0 +1,47 @@
+"""Cuts a model into sections, so that what a group costs is measured a few groups on, and not at the model's end.
+
+A waist is a tensor through which everything passes that groups before it change: the residual stream between two
+layers. Where groups have one, their errors are known when they are known there, and what the rest of the model does to
+errors of that place is measured once, for all of them. So the cost of judging every group grows as their number does,
+where whole tails would cost its square. Models without waists, as a U-Net between its skips, are one section.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx import ModelProto
+
+from pipeline.quantization.settings.groups import SmoothingGroup, find_waists
+from pipeline.quantization.settings.runs import downstream
+
+# Groups of a section, at least. A group is judged at the end of the section after its own.
+HORIZON = 12
+
+
+@dataclass(frozen=True)
+class Section:
+    """Groups between two waists. end: the tensor that ends it; None for the model's outputs."""
+
+    groups: tuple[SmoothingGroup, ...]
+    end: str | None
+
+
+def divide_sections(
+    model: ModelProto, groups: Sequence[SmoothingGroup], types: Mapping[str, int], least: int = HORIZON
+) -> list[Section]:
+    """The sections of a prepared model, in order; each but the last has at least so many groups.
+
+    types: element types of the model's tensors.
+    """
+    places = {node.name: index for index, node in enumerate(model.graph.node)}
+    # A group that is read in many places ends with the last of them.
+    waiting = sorted(groups, key=lambda group: max(places[node] for node in group.nodes))
+    sections, held = list[Section](), list[SmoothingGroup]()
+    changed = downstream(model, {node for group in groups for node in group.nodes})
+    for index, tensor in find_waists(model, changed, types):
+        while waiting and max(places[node] for node in waiting[0].nodes) <= index:
+            held.append(waiting.pop(0))
+        if len(held) >= least and waiting:
+            sections.append(Section(tuple(held), tensor))
+            held = []
+    return [*sections, Section((*held, *waiting), None)]

@@ -1,0 +1,60 @@
+"""The limits of drift as a spec has them. Standard library and annotated-types only."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Annotated
+
+from annotated_types import Ge, Interval
+
+from enginesmith.core.errors import InputError
+from enginesmith.core.text import suggest
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of the metrics of `Drift`, by their names, as a spec has them; a metric without a limit (None) is reported
+    and not checked.
+
+    max_abs, max_rel: upper limits (max_rel relative to the output's peak).  Lower limits, the dB ones in decibels:
+    sqnr_db; centered_sqnr_db, against the output's variation over the samples; slice_sqnr_db, of the worst slice;
+    quartile_sqnr_db, which three of four golden samples have; cosine and argmax_agreement, at most 1.
+    """
+
+    max_abs: Annotated[float, Ge(0)] | None = None
+    max_rel: Annotated[float, Ge(0)] | None = None
+    sqnr_db: float | None = None
+    centered_sqnr_db: float | None = None
+    slice_sqnr_db: float | None = None
+    quartile_sqnr_db: float | None = None
+    cosine: Annotated[float, Interval(ge=-1, le=1)] | None = None
+    argmax_agreement: Annotated[float, Interval(ge=0, le=1)] | None = None
+
+    @property
+    def agreement(self) -> float:
+        """The least share of equal elements of integers: all of them, unless the limit on decisions lets some go."""
+        return 1.0 if self.argmax_agreement is None else self.argmax_agreement
+
+    def override(self, limits: Mapping[str, float | None]) -> "Budget":
+        """The budget with some limits replaced; None lifts one. Raises InputError for an unknown name or value."""
+        known = [item.name for item in fields(self)]
+        for name, value in limits.items():
+            if name not in known:
+                raise InputError(f"limit {name!r} is not a metric; {suggest(name, known)}")
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (number and not math.isnan(float(str(value)))):
+                raise InputError(f"limit {name}: {value!r} is not a number; give one, or null to lift the limit")
+        return replace(self, **{name: None if value is None else float(value) for name, value in limits.items()})
+
+    def with_sqnr(self, sqnr_db: float | None) -> "Budget":
+        """The budget with another SQNR; its limits on slices and variation stay as far below it, or get lower."""
+        limits = {"sqnr_db": sqnr_db}
+        for name in ("centered_sqnr_db", "slice_sqnr_db"):
+            before = getattr(self, name)
+            below = sqnr_db is not None and before is not None and self.sqnr_db is not None
+            limits[name] = min(before, before + sqnr_db - self.sqnr_db) if below else None
+        return self.override(limits)
+
+    def items(self) -> list[tuple[str, float | None]]:
+        """(metric, limit) pairs in the order of the fields."""
+        return [(item.name, getattr(self, item.name)) for item in fields(self)]

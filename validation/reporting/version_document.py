@@ -1,0 +1,48 @@
+"""The document that a version's page is drawn from: its manifest, and the records that the registry has of it.
+
+A copy for reading: nothing is proven or published from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import Predicate, doc
+
+from enginesmith.core.codec import OMIT_NONE
+from enginesmith.core.names import is_name
+from enginesmith.core.reports.breakdown import QuantizationRecord
+from enginesmith.core.reports.latency import LatencyReport
+from enginesmith.core.reports.proof import (
+    Report,
+)
+from enginesmith.core.types import BuildFailure
+from enginesmith.registry.evidence.canaries import CanaryVerdict
+from enginesmith.registry.manifest import Manifest
+from validation.attribution.result import NamedAttribution
+
+KIND = "enginesmith-version"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionDocument(Manifest):
+    """A manifest with the reports of its engines, and the builds that failed. A run that published nothing has no
+    version ('').
+
+    quantization: records by the name of the graph.  latencies: by the digest of the engine.  canaries: None where they
+    were not asked for.
+    """
+
+    version: Annotated[str, Predicate(lambda text: not text or is_name(text)), doc("a version, or '' for none")]
+    kind: str = KIND
+    reports: tuple[Report, ...] = ()
+    failures: tuple[BuildFailure, ...] = ()
+    quantization: Mapping[str, QuantizationRecord] = field(default_factory=dict)
+    attributions: tuple[NamedAttribution, ...] = ()
+    latencies: Mapping[str, tuple[LatencyReport, ...]] = field(default_factory=dict)
+    canaries: tuple[CanaryVerdict, ...] | None = field(default=None, metadata=OMIT_NONE)
+
+    @property
+    def reference(self) -> str:
+        """'name@3'; of a run that published nothing the model's name."""
+        return f"{self.model}@{self.version}" if self.version else self.model
