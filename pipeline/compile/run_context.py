@@ -148,11 +148,11 @@ def shown_turn(context: RunContext, name: str, what: str) -> Iterator[None]:
 
     def note(holder: str) -> None:
         holders.append(holder)
-        context.progress.emit(Waiting("turn", holder))
+        context.progress.emit(Waiting("lock", holder))
 
     with hold_build_lock(context.store, name, what, note):
         if holders:
-            context.progress.emit(Finished("turn", reason=f"waited {time.monotonic() - begun:.0f} s"))
+            context.progress.emit(Finished("lock", reason=f"waited {time.monotonic() - begun:.0f} s"))
         yield
 
 

@@ -197,10 +197,8 @@ def _foresee_model(
     recorded = Run(spec, open_records(store_named(registry_of(spec, options.registry))), selection)
     known = OnRecord(missing=(lacking,)) if lacking else on_record(recorded)
     if known.missing and not no_export:
-        tell(
-            f"not on record: {', '.join(known.missing)}; that is done first, and what follows from it, so that "
-            "every build key is complete (--no-export answers from what is on record)"
-        )
+        runs = "is missing and runs" if len(known.missing) == 1 else "are missing and run"
+        tell(f"{', '.join(known.missing)} {runs} first (--no-export answers from what is on record)")
     steps = _StepsMade()
     if not no_export:
         with open_loaded(spec, options, together(progress, steps), executors, keep_state=False) as run:

@@ -42,7 +42,9 @@ class MeasuredData(SpecPart):
     """What real inputs are for: right answers, and the task metrics that are measured over them."""
 
     labels: GraphName | None = Field(None, description="name of the array of right answers in the data file")
-    metric: Metrics | None = Field(None, description="a task metric or a list of them (docs/guides/bring-a-model.md#say-what-the-model-is-for)")
+    metric: Metrics | None = Field(
+        None, description="a task metric or a list of them (docs/guides/bring-a-model.md#say-what-the-model-is-for)"
+    )
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -7,6 +7,7 @@ from prefect import flow, get_run_logger, runtime, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from enginesmith.core.text import pluralize
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.compile.run_context import RunContext
@@ -58,5 +59,6 @@ def validate_pending(
             found += runner.call(prove_on_worker, item, gpu, context) if gpu else runner.call(prove, item, context)
     where = f"for {gpu.name}" if gpu else "here"
     show_table("proofs", f"Engines proven {where}", [asdict(item) for item in found])
-    message = f"{len(found)} engines were pending {where}, {sum(item.verdict == 'proven' for item in found)} are proven"
+    proven = sum(item.verdict == "proven" for item in found)
+    message = f"{pluralize(len(found), 'engine')} pending {where}, {proven} proven"
     return (Completed if all(item.good for item in found) else Failed)(message=message, data=found)

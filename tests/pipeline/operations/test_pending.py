@@ -162,7 +162,7 @@ def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(
     for name, fake in fakes.items():
         monkeypatch.setattr(flows, name, fake)
     run = flows.validate_pending.fn
-    assert run(store.uri, "digits", "1", "cpu").message == "1 engines were pending here, 1 are proven"
+    assert run(store.uri, "digits", "1", "cpu").message == "1 engine pending here, 1 proven"
     assert proven == ["digits@1"]
     skipped = run(store.uri, "digits", "1", "sm_89")
     assert (skipped.name, skipped.message) == ("Skipped", "digits@1: no sm_89 GPU on this machine")
@@ -190,8 +190,8 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
     def run(*words: str, on: str) -> Any:
         return flows.validate_pending.fn(store.uri, *words, on=on, executor="ray", ray_address="ray://nowhere:1")
 
-    assert run("digits", "1", "sm_89", on="l4").message == "1 engines were pending for l4, 1 are proven"
-    assert run(on="l4").message == "1 engines were pending for l4, 1 are proven"
+    assert run("digits", "1", "sm_89", on="l4").message == "1 engine pending for l4, 1 proven"
+    assert run(on="l4").message == "1 engine pending for l4, 1 proven"
     assert asked == [f"digits@{version} ['l4 fp32 tensorrt-rtx'] on l4" for version in "13"]
     others = {
         "sm_90": "digits@1: an unproven engine is for l4, and these workers have sm_90",
@@ -200,7 +200,7 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
     for on, said in others.items():
         skipped = run("digits", "1", "l4", on=on)
         assert (skipped.name, skipped.message) == ("Skipped", said)
-        assert run(on=on).message == f"0 engines were pending for {on}, 0 are proven"
+        assert run(on=on).message == f"0 engines pending for {on}, 0 proven"
     assert len(asked) == 2
     for wrong in ("auto", "cpu"):
         with pytest.raises(InputError, match=f"'{wrong}' names no GPU of Ray's workers"):
