@@ -142,7 +142,7 @@ def _find_distributions(package: str) -> str:
 
 
 @contextmanager
-def shown_turn(context: RunContext, name: str, what: str) -> Iterator[None]:
+def hold_lock(context: RunContext, name: str, what: str) -> Iterator[None]:
     """`hold_build_lock`, with the wait as a step of the run: who works, since when, and how long it took."""
     begun, holders = time.monotonic(), list[str]()
 

@@ -15,19 +15,18 @@ from enginesmith.core.reports.proof import Check, Report, find_unmeasured, judge
 from enginesmith.core.text import now
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest
-from enginesmith.registry.versions.publish import add_attestation
 from enginesmith.user_code.compiling import CompileModel
 from pipeline.compile.caches.plan import device_of
 from pipeline.compile.caches.prove_cache import ProveCache, ProvenStart
-from pipeline.compile.run_context import RunContext, shown_turn, stops_run
+from pipeline.compile.run_context import RunContext, hold_lock, stops_run
 from pipeline.compile.steps.keys import engine_limits, limits_of
-from pipeline.operations.revalidate import Attested, published_proof, spec_of
+from pipeline.operations.validate import Validated, attach, published_proof, spec_of
 from pipeline.spec.model import ModelSpec
 
 
 def revalidate_caches(
     manifest: Manifest, context: RunContext, model: Path, targets: Collection[str] | None = None
-) -> Iterator[Attested]:
+) -> Iterator[Validated]:
     """Start each compile cache of a version, and attach a report; 'refused', with what differs, of one that was made
     for another machine, installation or model. The caller answers for its publisher: a cache is code.
 
@@ -49,21 +48,21 @@ def revalidate_caches(
     for known in chosen:
         entry = known.on_cpu(this_kind().name)
         if entry.digest is None:
-            yield Attested(entry, entry.status, entry.reason)
+            yield Validated.of(manifest, entry)
             continue
         try:
             check_fresh(entry.requires, entry.unit)
         except StaleCacheError as error:
-            yield Attested(entry, "refused", str(error))
+            yield Validated.of(manifest, entry, "refused", str(error))
             continue
         yield _prove(entry, whole, spec, model, context)
 
 
-def _prove(entry: EngineEntry, whole: Manifest, spec: ModelSpec, folder: Path, context: RunContext) -> Attested:
+def _prove(entry: EngineEntry, whole: Manifest, spec: ModelSpec, folder: Path, context: RunContext) -> Validated:
     """Start a cache and attach the report. whole: the version with its caches as engines."""
     source, section = spec.source, spec.compile_cache
     if section is None:
-        return Attested(entry, "refused", "its spec asks for no compile cache; build it again")
+        return Validated.of(whole, entry, "refused", "its spec asks for no compile cache; build it again")
     model = CompileModel(
         folder.absolute(),
         spec.source_file,
@@ -79,15 +78,15 @@ def _prove(entry: EngineEntry, whole: Manifest, spec: ModelSpec, folder: Path, c
     job = Job(f"prove {entry.unit}", request, context.store.uri, engine_limits(spec, "build"))
     machine = digest_of({"proving on": this_process().host})
     try:
-        with shown_turn(context, machine, f"proving {entry.unit} of {whole.model}@{whole.version}"):
+        with hold_lock(context, machine, f"proving {entry.unit} of {whole.model}@{whole.version}"):
             found = context.run_job(context.executor, job.name, job)
     except EnginesmithError as error:
         if stops_run(error):
             raise
-        return Attested(entry, "refused", str(error))
+        return Validated.of(whole, entry, "refused", str(error))
     before = find_unmeasured(published_proof(entry, context.store).checks)
     report = _report_on(entry, whole, found, (*before, *found.proof.checks))
-    return Attested(entry, report.verdict, report.reason, add_attestation(context.store, whole, report))
+    return attach(context.store, whole, report)
 
 
 def _report_on(entry: EngineEntry, whole: Manifest, found: ProvenStart, checks: tuple[Check, ...]) -> Report:

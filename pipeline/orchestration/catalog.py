@@ -335,9 +335,9 @@ def words(rows: Sequence[CatalogRow]) -> str:
 
 
 def _row(address: str, outcome: Outcome) -> CatalogRow:
-    counts = Counter(engine.status for engine in outcome.engines)
+    counts = Counter[str](engine.entry.status for engine in outcome.engines)
     engines = {status: counts[status] for status in _STATUSES if counts[status]}
-    reasons = [f"{item.unit}: {item.reason}" for item in outcome.failed]
+    reasons = [f"{item.entry.unit}: {item.entry.reason}" for item in outcome.failed]
     if outcome.version is None:
         reason = "; ".join(reasons) or "no engine is fit to be published"
         return CatalogRow(address, outcome.model, "failed", None, engines, reason)

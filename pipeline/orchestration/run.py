@@ -22,7 +22,7 @@ from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.composition import IN_PROCESS, Run, StepRunner, compile_model
 from pipeline.compile.preflight import PRELOADED
 from pipeline.compile.publication.publish import resolved_spec
-from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext, shown_turn
+from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext, hold_lock
 from pipeline.intake.places import Found, registry_of, spec_at
 from pipeline.orchestration.runs.recorder import new_run, new_tracker, note_run, record_run
 from pipeline.orchestration.tracing import spans
@@ -140,7 +140,7 @@ def build_lock(run: Run, names: tuple[str, ...]) -> Iterator[None]:
     """Hold the build locks of these names, in this order; while another process holds one, show the wait."""
     with ExitStack() as held:
         for name in names:
-            held.enter_context(shown_turn(run.context, name, f"compiling {run.spec.model}"))
+            held.enter_context(hold_lock(run.context, name, f"compiling {run.spec.model}"))
         yield
 
 

@@ -377,7 +377,7 @@ def _model_of(place: Path, spec: str | None, reference: str | None, registry: st
     from enginesmith.registry.store.base import open_store
     from pipeline.cli.run_options import trusted_manifest
     from pipeline.intake.places import spec_at
-    from pipeline.operations.revalidate import spec_of
+    from pipeline.operations.validate import spec_of
     from pipeline.traffic.place import model_of_place
 
     if spec and reference:

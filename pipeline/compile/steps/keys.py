@@ -24,7 +24,7 @@ from pipeline.compile.run_context import Work, versions
 from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set
 from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
-from pipeline.values import Built, EngineBlob, Exported, Json, ModelShapes
+from pipeline.values import EngineBlob, Exported, Json, ModelShapes
 from validation.latency.machine import machine
 from validation.metrics.tasks.terms import TaskMetric
 
@@ -256,28 +256,28 @@ def measure(item: JudgedUnit, exported: Exported, work: Work) -> JudgedUnit:
     Raises as `time_engine`.
     """
     asked = work.spec.validation.latency
-    if asked is None or item.built.digest is None or item.verdict == "failed":
+    if asked is None or item.built.digest is None or item.entry.status == "failed":
         return item
     request = item.built.unit.request
     backend = discovery.configure(request.backend, dict(request.options))
     if backend.runs(request.target) or why_no_proof(request):
         return item
-    return replace(item, latency=time_engine(item.built, asked, exported.golden, work))
+    return replace(item, latency=time_engine(item.built.blob, asked, exported.golden, work))
 
 
-def time_engine(built: Built, asked: "Latency", golden: str, work: Work, afresh: bool = False) -> str | None:
+def time_engine(engine: EngineBlob, asked: "Latency", golden: str, work: Work, afresh: bool = False) -> str | None:
     """Digest of the latency report of an engine on this kind of machine, from the record or measured now.
 
     None where the engine could not be timed, which says nothing about whether it is right, and stops no other step.
     afresh: measure also when there is a record. Raises UnavailableError, and StepError when cancelled.
     """
     context = work.context
-    name = f"latency {built.unit.name}"
-    measure = MeasureEngine(built.blob, golden, model_shapes(work.spec), LatencyTerms(asked.seconds, asked.buckets))
+    name = f"latency {engine.request.unit}"
+    measure = MeasureEngine(engine, golden, model_shapes(work.spec), LatencyTerms(asked.seconds, asked.buckets))
     key = {
         **encode(measure),
         "machine": encode(machine()),
-        **code_key(MeasureEngine, backend_root(built.unit.request.backend)),
+        **code_key(MeasureEngine, backend_root(engine.request.backend)),
         **({"at": now()} if afresh else {}),
     }
     job = Job(name, measure, context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))
