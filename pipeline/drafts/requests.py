@@ -352,7 +352,7 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
         digest, count = _digest(request), count + 1
         if digest not in seen:
             seen.add(digest)
-            shapes = _shapes(request)
+            shapes = tuple((name, array.shape) for name, array in sorted(request.items()))
             counts[shapes] += 1
             _keep(some.setdefault(shapes, {}), digest, request)
     if not count:
@@ -416,10 +416,6 @@ def _digest(request: Tensors) -> str:
         digest.update(f"{name} {request[name].dtype} {request[name].shape}".encode())
         digest.update(np.ascontiguousarray(request[name]).tobytes())
     return digest.hexdigest()
-
-
-def _shapes(request: Tensors) -> _Shapes:
-    return tuple((name, array.shape) for name, array in sorted(request.items()))
 
 
 def _format(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> str:

@@ -17,7 +17,7 @@ from enginesmith.core.errors import EnginesmithError, StepError, UnavailableErro
 from enginesmith.core.hardware.cpu_kinds import why_no_proof
 from enginesmith.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
 from enginesmith.core.text import now
-from enginesmith.core.types import Backend, Engine, Precision
+from enginesmith.core.types import Engine, Precision
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import Root, backend_root, find_code
 from pipeline.compile.run_context import Work, versions
@@ -153,7 +153,7 @@ class MeasureEngine:
         at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned), len(buckets) - 1)
         model = fetch_graph(place, wanted.model, workdir / "graph.onnx")
         graph = graph_costs(model, self.shapes.inputs, buckets[at].sizes)
-        breakdown = _break_down(backend, made, graph, buckets[at], measured.buckets[at], terms.seconds, workdir)
+        breakdown = self._break_down(made, graph, buckets[at], measured.buckets[at], workdir)
         report = LatencyReport(
             unit=wanted.unit,
             engine=self.engine.digest,
@@ -171,6 +171,27 @@ class MeasureEngine:
             processes=measured.processes,
         )
         return TimedEngine(place.put_bytes(canonical_json(encode(report))))
+
+    def _break_down(
+        self, engine: Engine, graph: "GraphCosts", bucket: "BucketInputs", latency: "BucketLatency", workdir: Path
+    ) -> "TimeBreakdown":
+        """Where the time of one bucket's runs goes, as far as the backend profiles its engines.
+
+        The machine's limits are measured by the engine's own runtime and threads, where that runs ONNX graphs.
+        """
+        from validation.latency.roofline.breakdown import break_down, executed_costs
+        from validation.latency.roofline.costs import measure_roofs
+
+        profile, roofs, seconds = None, None, self.terms.seconds
+        backend = discovery.configure(engine.request.backend, dict(engine.request.options))
+        if profiler := get_profiling(backend):
+            runs = min(max(round(seconds / 2 / latency.runtime_s), FEWEST_PROFILED), MOST_PROFILED)
+            profile = profiler.profile(*call_as_built(engine, bucket.inputs), runs, workdir)
+        if runtime := opening_parts(backend):
+            dtypes = {cost.dtype for cost in executed_costs(profile) or graph.costs if cost.macs}
+            opens = partial(runtime.open_part, as_written=True)
+            roofs = measure_roofs(opens, workdir, dtypes, min(0.02, seconds / 10))
+        return break_down(bucket.name, latency.runtime_s, graph, profile, roofs)
 
 
 @dataclass(frozen=True)
@@ -221,33 +242,6 @@ def _buckets(
     sizes = sizes_of_buckets(shapes.dims, which) if isinstance(which, str) else list(which)
     real = golden_set(place, golden, workdir).real_inputs
     return make_buckets(sizes, shapes.inputs, real)
-
-
-def _break_down(
-    backend: Backend,
-    engine: Engine,
-    graph: "GraphCosts",
-    bucket: "BucketInputs",
-    latency: "BucketLatency",
-    seconds: float,
-    workdir: Path,
-) -> "TimeBreakdown":
-    """Where the time of one bucket's runs goes, as far as the backend profiles its engines.
-
-    The machine's limits are measured by the engine's own runtime and threads, where that runs ONNX graphs.
-    """
-    from validation.latency.roofline.breakdown import break_down, executed_costs
-    from validation.latency.roofline.costs import measure_roofs
-
-    profile = roofs = None
-    if profiler := get_profiling(backend):
-        runs = min(max(round(seconds / 2 / latency.runtime_s), FEWEST_PROFILED), MOST_PROFILED)
-        profile = profiler.profile(*call_as_built(engine, bucket.inputs), runs, workdir)
-    if runtime := opening_parts(backend):
-        dtypes = {cost.dtype for cost in executed_costs(profile) or graph.costs if cost.macs}
-        opens = partial(runtime.open_part, as_written=True)
-        roofs = measure_roofs(opens, workdir, dtypes, min(0.02, seconds / 10))
-    return break_down(bucket.name, latency.runtime_s, graph, profile, roofs)
 
 
 def measure(item: JudgedUnit, exported: Exported, work: Work) -> JudgedUnit:

@@ -174,6 +174,29 @@ class ExtraCalls:
     bitwise: bool
     shapes: ModelShapes
 
+    def check(
+        self,
+        request: BuildRequest,
+        pair: "FuzzSides",
+        golden: "GoldenSet",
+        graph: Path,
+        passed: bool,
+        compared_s: float,
+    ) -> tuple[Check, ...]:
+        """Checks of calls at other sizes, and of repeated calls.
+
+        passed, compared_s: whether the comparison on the golden set passed, and the seconds it took. Sizes between
+        those of the golden set are tried only where it did.
+        """
+        from validation.calls.checks import Allowance, call_checks
+
+        shapes, allowance = (self.shapes.inputs, self.shapes.dims), Allowance.of(self.seconds, compared_s)
+
+        def bits() -> bool:
+            return self.bitwise or repeats_bits(request, graph)
+
+        return tuple(call_checks(pair, shapes, golden, request.seed, allowance, bits, passed))
+
 
 @dataclass(frozen=True)
 class ContractTerms:
@@ -248,7 +271,8 @@ class CheckEngine:
             pair = FuzzSides(expected, actual, wanted.precision, held, documented, usual=usual, elsewhere=elsewhere)
             compared_s = time.perf_counter() - started
             if self.calls:
-                checks += check_calls(self.calls, wanted, pair, frozen, graph, checks, compared_s)
+                passed = all(check.passed for check in checks)
+                checks += self.calls.check(wanted, pair, frozen, graph, passed, compared_s)
             if self.padding:
                 checks += tuple(padding_checks(actual, wanted, self.padding, frozen, held))
             if self.contract:
@@ -271,31 +295,6 @@ def _ask_all(recorded: Session, golden: "GoldenSet") -> None:
             run(session, inputs)
         except EnginesmithError as error:
             raise IntegrityError(f"{what}: {error}") from error
-
-
-def check_calls(
-    calls: ExtraCalls,
-    request: BuildRequest,
-    pair: "FuzzSides",
-    golden: "GoldenSet",
-    graph: Path,
-    compared: Sequence[Check],
-    compared_s: float,
-) -> tuple[Check, ...]:
-    """Checks of calls at other sizes, and of repeated calls.
-
-    compared, compared_s: checks of the comparison on the golden set, and the seconds it took. Sizes between those of
-    the golden set are tried only where its own passed.
-    """
-    from validation.calls.checks import Allowance, call_checks
-
-    shapes, allowance = (calls.shapes.inputs, calls.shapes.dims), Allowance.of(calls.seconds, compared_s)
-
-    def bits() -> bool:
-        return calls.bitwise or repeats_bits(request, graph)
-
-    passed = all(check.passed for check in compared)
-    return tuple(call_checks(pair, shapes, golden, request.seed, allowance, bits, passed))
 
 
 def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -> "GoldenSet":

@@ -91,8 +91,7 @@ def _tell(store: Store, wanted: CanaryRequest, done: CanaryOutcome) -> None:
         return
     show_document(report, None)
     if PREFECT_API_URL.value():
-        target = str(report.target)
-        watch.send_judged(store, wanted.model, wanted.version, wanted.channel, target, report.verdict, done.blob)
+        watch.send_judged(store, wanted, report, done.blob)
 
 
 def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: Run) -> State[object]:
