@@ -1,7 +1,7 @@
 """How often canaries with several requests in flight are wrong: python -m benchmarks.bench_canary_in_flight
 
-Simulated engines (`tests.validation.canary.simulated_in_flight`). Prints the table of docs/concepts/canary-statistics.md;
-`bench_canary` has the one for one request at a time.
+Simulated engines (`tests.validation.canary.simulated_in_flight`). Prints the table of
+docs/concepts/canary-statistics.md; `bench_canary` has the one for one request at a time.
 """
 
 import argparse

@@ -35,7 +35,7 @@ from pipeline.quantization.statistics.methods import ranges as chosen_ranges
 from pipeline.quantization.statistics.observations import Observations
 from pipeline.quantization.statistics.observe import observe
 from pipeline.sources.export import export
-from pipeline.sources.user_process import ExportRequest
+from pipeline.sources.request import ExportRequest
 from pipeline.spec.model import load_spec
 from validation.data.samples import Samples
 from validation.metrics.drift import measure

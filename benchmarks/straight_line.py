@@ -24,7 +24,7 @@ from pipeline.quantization.statistics.observations import Observations
 from pipeline.quantization.statistics.observe import observe
 from pipeline.sources.export import export
 from pipeline.sources.onnx_model import save_onnx, specs_of
-from pipeline.sources.user_process import ExportRequest
+from pipeline.sources.request import ExportRequest
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.values import GraphVariant, Selection
 from validation.comparison.sessions import drift_checks

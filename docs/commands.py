@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from enginesmith.cli import HIDDEN, SECTIONS, enginesmith
+from enginesmith.cli.options import GLOBAL_OPTIONS
 
 WIDTH = 120
 HEAD = """# Commands
@@ -19,7 +20,14 @@ Written from the command line by `make docs`; do not edit. `enginesmith COMMAND 
 def markdown() -> str:
     """The whole page."""
     context = click.Context(enginesmith, info_name="enginesmith", terminal_width=WIDTH, max_content_width=WIDTH)
-    parts = [HEAD, _text(enginesmith)]
+    rows = [record for option in GLOBAL_OPTIONS if (record := option.get_help_record(context))]
+    parts = [
+        HEAD,
+        _text(enginesmith),
+        "## Global options",
+        "Every command takes them, before or after its name.",
+        _table(rows),
+    ]
     for section, names in {**SECTIONS, "Shown in no list": HIDDEN}.items():
         parts.append(f"## {section}")
         for name in names:

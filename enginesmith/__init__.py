@@ -14,7 +14,7 @@
     whole = enginesmith.Ensemble.described(enginesmith.open_onnx, pulled.description)     # of several graphs
     router = enginesmith.Router.opened(client.pull_all("model:stable", "engines/"))    # requests to buckets
     batcher = enginesmith.Batcher(router, most=32, wait_s=0.005)                       # requests joined to batches
-    warm = enginesmith.warm_start(enginesmith.pull("model", kind="cache", ...))           # torch.compile out of a cache
+    warm = enginesmith.warm_start(pulled)                    # torch.compile out of a cache that is attached
     recorder = enginesmith.Recorder("traffic.jsonl", sampling=0.1)                     # requests, for a canary
     log = enginesmith.ObservationLog("stable.jsonl", pulled.description)               # what became of them
 """

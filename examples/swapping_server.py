@@ -1,6 +1,6 @@
 """A server that changes its engine while it answers: ONNX Runtime behind HTTP, of the link `current` of a watch.
 
-    enginesmith pull digits:stable --follow --target cpu --dest engines --hook-url http://127.0.0.1:8000/reload
+    enginesmith pull digits:stable --follow --target cpu --dest engines --hook http://127.0.0.1:8000/reload
     python examples/swapping_server.py engines 8000
 
 POST /reload opens what `current` leads to now; it answers when that serves, so that the watch calls again where it does

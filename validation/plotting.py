@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Numbers as text for pages and pictures: three digits, a real minus sign, few units.
-
-
 def number_text(value: float) -> str:
     """A number with three significant digits: '0.0123', '1.25e6'."""
     return digits_text(value or 0.0, 3)  # no minus sign for -0.0
@@ -70,7 +67,6 @@ def decibels_text(value: float) -> str:
 # A caller draws with matplotlib itself, in the colours of `COLOURS`: each is a value that nothing else has, and becomes
 # the CSS variable of its name, so that a picture follows the page's light and dark schemes and its print. matplotlib
 # takes half a second to import, and is imported when a picture is drawn.
-
 
 _NAMES = ("ink", "muted", "line", "card", "accent", "proven-soft", "failed", "failed-fill", "proven-fill",
           "unproven-fill", "refused-fill", "c1", "c2", "c3", "c4", "c5", "c6")  # fmt: skip

@@ -28,7 +28,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "zoo.md"
 
 def main() -> int:
     """Exit code 1 where a build ended in a traceback."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description="Graphs of other people's packages.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.zoo", description="Build public models and write docs/zoo.md."
+    )
     parser.add_argument("--only", nargs="*", metavar="NAME", help="names of graphs; default: all")
     parser.add_argument("--backends", nargs="*", default=[FIRST], help="default: %(default)s; none: the peers alone")
     parser.add_argument("--no-peers", action="store_true", help="leave other quantizers out")

@@ -10,7 +10,7 @@ from benchmarks.zoo.packages import FOLDER, KNOWN
 
 Results = Mapping[str, Mapping[str, Any]]
 _FILES = {
-    "source": "as it came",
+    "source": "original",
     "enginesmith fp32": "fp32",
     "enginesmith fp16": "fp16",
     "onnxconverter-common fp16": "converter-common fp16",
@@ -19,35 +19,34 @@ _FILES = {
     "olive int8": "Olive int8",
 }
 _HEAD = """\
-# Graphs of other people's packages
+# Public models
 
-What `enginesmith init` and `enginesmith build` make of graphs that nobody here wrote. `make zoo` downloads the packages
-by pip, checks them by digest and writes this page; no graph is kept in the repository. Inputs are pages that were
-rendered or scanned, photographs, files, this project's own text and sentences that espeak-ng speaks (`benchmarks/zoo`).
-Specs are those that `enginesmith init` wrote, with narrower sizes where `graphs.yaml` says so, and nothing else: no
-limits and no settings. Times and memory are of a machine of two cores with other work beside: compare columns, not
-rows.
+What `enginesmith init` and `enginesmith build` make of 35 public ONNX graphs. To repeat it, run `make zoo`: it
+downloads the packages, checks their digests and writes this page.
+
+Inputs are rendered and scanned pages, photographs, files, text and synthesized speech. The specs are as
+`enginesmith init` wrote them, with narrower sizes where `benchmarks/zoo/graphs.yaml` lists some. Times and memory were
+measured on two busy cores: compare columns, not rows.
 """
 _QUALITY = """\
-SQNR in dB on 12 inputs that nothing was calibrated with, of the worst output as a whole / of its worst slice (one index
-of one axis), against the graph as it came, run without optimisation. "exact": no difference at all. Columns in bold are
-ours; an empty cell is an engine that was refused or failed its proof, above, or a peer's error, below. onnxruntime
-int8: `quantize_static`, Q/DQ, MinMax, uint8 activations and int8 weights per channel, on the same calibration samples;
-converter-common: `convert_float_to_float16` of onnxconverter-common, inputs and outputs kept; Olive: its
-`OnnxStaticQuantization`, as it comes, on the same samples.
+SQNR in dB on 12 inputs outside the calibration data, against the original graph without optimization: worst output /
+worst slice of an output. "exact": no difference. Bold columns are Enginesmith's. An empty cell is an engine that was
+not proven or an error of the other tool; both are listed on this page. onnxruntime int8: `quantize_static` with Q/DQ,
+MinMax, uint8 activations and int8 weights per channel. converter-common: `convert_float_to_float16` with inputs and
+outputs kept. Olive: `OnnxStaticQuantization` with its defaults. All use the same calibration samples.
 """
 _SIZES = "MiB of each file.\n"
 _TIMES = """\
-Median milliseconds of one run of one input: onnxruntime's default options, one thread, all files in turn in one
-process.
+Median milliseconds of one run with one input, with onnxruntime's default options and one thread. All files run
+interleaved in one process.
 """
 _COSTS = """\
-Wall clock of `enginesmith build` from an empty registry: export, calibration, quantization, engines, proof and
-attribution of all precisions; and the peak of all its processes' memory together (PSS).
+Wall-clock time of `enginesmith build` with an empty registry, for all precisions and steps, and the peak memory of all
+its processes (PSS).
 """
 _OTHERS = """\
-What each takes or refuses, in the first precision of the spec (TensorRT for RTX: in every precision, for sm_80, built
-without a GPU and therefore unproven). Where a cell is empty it was not tried.
+What each backend builds or refuses, in the first precision of the spec. TensorRT for RTX builds every precision for
+sm_80 without a GPU, so its engines are unproven. An empty cell was not tried.
 """
 
 
@@ -74,10 +73,12 @@ def _outcomes(results: Results) -> Iterator[str]:
     precisions = ["fp32", "fp16", "int8"]
     units = [unit for result in results.values() for unit in result.get("units", ())]
     proven = sum(unit["status"] == "proven" for unit in units)
-    yield "## What came of it\n"
+    yield "## Results\n"
     yield (
-        f"{len(results)} graphs, {len(units)} engines asked for on the CPU: {proven} proven; the others stand below\n"
-        "with their reasons. Empty is what `init` does not ask for: the graph came quantized or has no weights.\n"
+        f"{len(results)} graphs and {len(units)} CPU engines: {proven} are proven. The section 'Not proven' "
+        "lists the others with reasons.\n"
+        "A cell is empty where `init` does not choose the precision: the graph is quantized already or has no "
+        "weights.\n"
     )
     rows = []
     for name, result in results.items():
@@ -90,7 +91,7 @@ def _outcomes(results: Results) -> Iterator[str]:
 
 def _origin(graph: Mapping[str, Any]) -> str:
     if "grown" in graph:
-        return "made by skl2onnx of scikit-learn's trees"
+        return "scikit-learn trees, by skl2onnx"
     package = KNOWN["packages"][graph["package"]]
     return f"{graph['package']} {package['version']} ({package['licence']})"
 
@@ -102,7 +103,7 @@ def _reasons(results: Results) -> Iterator[str]:
         rows += [[name, unit["precision"], f"{unit['status']}: {unit['reason']}"] for unit in units]
         rows += [[name, "all", result["error"]]] if "error" in result else []
     if rows:
-        yield "### Not proven, and why\n"
+        yield "### Not proven\n"
         yield from _table(["graph", "precision", "reason"], rows)
 
 
@@ -133,7 +134,7 @@ def _show_time(file: Mapping[str, Any]) -> str:
 
 
 def _costs(results: Results) -> Iterator[str]:
-    yield "## The builds\n"
+    yield "## Build cost\n"
     yield _COSTS
     rows = [[name, f"{result['seconds']:.0f}", str(result["peak_mib"])] for name, result in results.items()]
     yield from _table(["graph", "seconds", "peak MiB"], rows)
@@ -147,7 +148,7 @@ def _errors(judged: Results) -> Iterator[str]:
         if "error" in found
     ]
     if rows:
-        yield "## What the peers said\n"
+        yield "## Errors of other tools\n"
         yield from _table(["graph", "file", "error"], rows)
 
 

@@ -28,7 +28,6 @@ from enginesmith.core.types import CPU_KIND, Backend, BuildRequest, Engine, Scal
 # A backend is a frozen dataclass (`types.Backend`) whose fields are its options. Any installed distribution adds
 # one with a line in its pyproject.toml, under `[project.entry-points."enginesmith.backends"]`.
 
-
 GROUP = "enginesmith.backends"
 # Names that users try and that are no backends: these stacks compile checkpoints of known architectures, not ONNX.
 LLM_STACKS = {"tensorrt-llm": "TensorRT-LLM", "mlc-llm": "MLC LLM"}
@@ -44,10 +43,17 @@ def names() -> list[str]:
 
 def load(name: str) -> type[Backend]:
     """The backend class of that name. Raises UnknownNameError for an unknown name, EnginesmithError for a broken
-    one."""
+    one, and for one that claims another class's capabilities without saying so."""
     where = entry_point(name)
     try:
-        return typing.cast("type[Backend]", _entries()[name].load())
+        found = typing.cast("type[Backend]", _entries()[name].load())
+        if inspect.isclass(found) and "capabilities" not in vars(found) and hasattr(found, "capabilities"):
+            base = next(each.__name__ for each in found.__mro__ if "capabilities" in vars(each))
+            raise EnginesmithError(
+                f"backend {name!r} ({where}) inherits the capabilities of {base}, which other code relies on; declare "
+                f"them in its class: `capabilities = {base}.capabilities` where all of them hold"
+            )
+        return found
     except (ImportError, AttributeError) as error:
         raise EnginesmithError(f"backend {name!r} ({where}) cannot be loaded: {error}; reinstall it") from error
 

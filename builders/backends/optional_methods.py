@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 # Versions of installed distributions; a module of its own, since steps that load no backend record versions too.
 
-
 __all__ = ["PackageNotFoundError", "version", "versions_of"]
 
 
@@ -77,7 +76,6 @@ def _changed_ns(place: str) -> int:
 # Methods that only some backends have: opening parts of an engine, new weights, times of nodes, timing caches.
 #
 # `Backend.capabilities` says which of these protocols a backend has. Standard library only.
-
 
 # A tensor as it was seen: numpy's name of its type, and its shape.
 TensorType = tuple[str, Shape]
@@ -214,7 +212,6 @@ def timing_cached(backend: Backend) -> TimingCached | None:
 
 
 # Optimization profiles: making them of the buckets of the dims, and holding an engine's inputs and outputs to them.
-
 
 # A plan gives a CPU engine no more profiles than this and one; a backend that holds inputs to them needs them all.
 MOST_PROFILES = 64

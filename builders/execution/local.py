@@ -25,7 +25,6 @@ from enginesmith.core.errors import EnginesmithError, IntegrityError, StepError,
 # | node-memory | once | the reduced request if there is one, and more memory asked of the scheduler |
 # | node-lost | `MOST_LOST` times | elsewhere |
 
-
 MOST_LOST = 3
 # Memory to ask for over the measured peak: it is measured every `process.TICK_S`, and the next one may be higher.
 _ROOM = 1.25
@@ -112,7 +111,6 @@ def _summarize(failures: Sequence[StepError]) -> StepError:
 # The process that uses a folder holds a lock (flock(2)) on a file in it, which the kernel drops when that process dies,
 # however it dies. So a folder whose lock can be taken is in use by no process.
 
-
 _PREFIX = "enginesmith-"
 _LOCK = ".in-use"
 
@@ -168,7 +166,6 @@ def _make() -> tuple[Path, int]:
 
 
 # Runs jobs on this host, each in a process of its own, a bounded number at a time.
-
 
 # What a job waits for: any job, and one that has to run alone.
 QUEUED = "a free slot"

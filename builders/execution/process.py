@@ -43,7 +43,6 @@ from enginesmith.core.errors import StepError, error_from_json
 # any OOM killer) and /proc/vmstat's oom_kill (since 4.13), which counts the whole machine and so other jobs' processes
 # too.
 
-
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -121,7 +120,6 @@ def _by_psutil(pid: int) -> float:
 
 
 # How a job's process comes to be: as a new interpreter (`spawn`), or forked from one that is warm (`forking`).
-
 
 # How an interpreter is started; -P keeps its current folder out of what it imports.
 PYTHON = (sys.executable, "-P", "-X", "faulthandler")
@@ -242,7 +240,6 @@ class _Spawned:
 # The memory limit is on what the process and its descendants hold (`memory.held_mib`), read every `TICK_S`; a limit on
 # address space (RLIMIT_AS) would be exact, but CUDA and torch reserve far more of it than they use. Pages that forked
 # children share are counted more than once.
-
 
 TICK_S = 0.05
 LOG_TAIL_BYTES = 16_384

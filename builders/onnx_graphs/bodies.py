@@ -61,7 +61,6 @@ def list_captured(node: "NodeProto") -> list[str]:
 # Here a quotient or remainder by zero is 0, as on ARM, and the lowest number divided by -1 is itself, as integers of a
 # fixed width wrap. Divisors that are constants or computed from shapes stay as they are: compilers read sizes there.
 
-
 _DIVISIONS = ("Div", "Mod")
 _SIGNED = (3, 5, 6, 7)  # onnx.TensorProto: INT8, INT16, INT32, INT64
 _WHOLE = (*_SIGNED, 2, 4, 12, 13)  # and UINT8, UINT16, UINT32, UINT64
@@ -159,7 +158,6 @@ def _copy(node: "onnx.NodeProto") -> "onnx.NodeProto":
 # TVM reads the name of a dimension as arithmetic ('seq-len' is seq minus len) and changes the names of inputs until
 # they are identifiers; MLIR's importers make a function's name of the graph's. In the copy every name is a letter and a
 # number. `Names` puts the model's own names back into the compiler's messages.
-
 
 GRAPH = "main"
 LOWEST_OPSET = 17
@@ -261,7 +259,6 @@ class _Renamer:
 
 
 # The shards that an ONNX graph names (`builders.onnx_graphs.outline`), read without onnx and without its weights.
-
 
 _GRAPH, _INITIALIZER, _EXTERNAL_DATA = 7, 5, 13  # of ModelProto, GraphProto, TensorProto
 

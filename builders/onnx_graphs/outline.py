@@ -32,7 +32,6 @@ from enginesmith.core.errors import ModelError, is_digest
 # To parse a file of 90 MB takes 0.1 s and twice its size in memory; its outline takes a millisecond. Lists of numbers
 # take six times their size once they are parsed, and each copy of the graph takes that again.
 
-
 # Of ModelProto, GraphProto, NodeProto (its domain's number is that of a model's graph) and TensorProto.
 _GRAPH, _NODE, _INITIALIZER, _ATTRIBUTE, _DOMAIN, _DATA_TYPE, _RAW_DATA = 7, 1, 5, 5, 7, 2, 9
 # Smaller files are parsed in less time than this takes.
@@ -191,7 +190,6 @@ def _varint(number: int) -> bytes:
 # sends each shard by itself: graphs that have weights in common have their shards in common. Weights are put into
 # shards in the order of their names, so that a changed weight changes one shard, and of a quantized graph that of its
 # vectors. docs/decisions/0016-shards.md says why.
-
 
 # A larger weight has a shard to itself.
 SHARD_BYTES = 256 << 20

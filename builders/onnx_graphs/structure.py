@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 # constants of it: a runtime lays constant factors out anew and then adds in another order, so that other bits would
 # come out.
 
-
 CONVERTING = frozenset(("Cast", "DequantizeLinear", "QuantizeLinear"))
 # Weights have so many axes. With fewer it may be a size, which a runtime wants to know when it opens the graph.
 _LEAST_AXES = 2
@@ -107,7 +106,6 @@ def _replace_nodes(
 
 # What the outputs of an ONNX graph depend on: nothing, one input that they hand on, or what the graph computes.
 
-
 Dependence = Literal["constant", "handed on", "computed"]
 
 # Operators whose result depends on the sizes of their input, and not on its values.
@@ -158,7 +156,6 @@ def _follow(name: str, makers: Mapping[str, NodeProto]) -> str:
 #
 # Exporters write `Reshape(x, Concat(Gather(Shape(x), 0), [-1]))`. What it comes to follows from the sizes of the
 # tensors, and compilers that see a tensor there, where a shape is meant, refuse the node.
-
 
 # A size; the name of a dynamic dim; None for one of which nothing is known.
 Dims = Sequence[int | str | None]
@@ -247,7 +244,6 @@ def _drop_unread(graph: "onnx.GraphProto") -> None:
 # in memory. Kernels are chosen by all the rest, which must be equal: nodes, attributes, types, shapes, names, single
 # numbers, int32 and int64 constants (shapes, axes, indices), scales and zero points of quantization, and the inputs of
 # Resize, Pad, Clip and the like other than their data. In doubt the answer is a difference, and the engine is built.
-
 
 # Operators whose inputs, all but the first, are parameters that are folded into kernels or give shapes.
 _PARAMETERS = {

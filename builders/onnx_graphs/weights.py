@@ -20,7 +20,6 @@ from enginesmith.core.errors import ModelError
 # into the tensor, where it stays, and refuse files with several hard links, as the files of a graph out of a registry
 # are.
 
-
 # Smaller tensors stay in the graph: shape inference reads shapes, and a file for each scale gains nothing.
 LEAST_BYTES = 1024
 # Begins the names of files with one new weight each, which `shards.save_graph` moves into shards.
@@ -230,7 +229,6 @@ def _is_large(tensor: TensorProto) -> bool:
 # keeps them as they are there. A Cast is a DequantizeLinear with the scale 1; it takes over the scale of a Mul behind
 # it that nothing else reads. Both compute the same numbers to the bit: an int8 times a scale is exact in float32, or
 # rounded once, as in the Mul.
-
 
 # The first opset whose DequantizeLinear has an axis.
 _PER_AXIS = 13

@@ -14,7 +14,6 @@ from enginesmith.core.errors import ModelError
 
 # An array library, PyTorch or JAX, under the names that the operators use.
 
-
 # A size, or what was computed from sizes: a Python number, or one of the library's symbolic ones.
 Number = int | float
 DType = object
@@ -115,7 +114,6 @@ class ArrayLibrary:
 #
 # Sizes stay numbers for as long as possible (`Known`): `Reshape(x, Concat(Gather(Shape(x), 0), [-1]))` through arrays
 # would freeze the sizes of the example that is traced.
-
 
 Numbers = list[Any]
 ObjectArray = np.ndarray[Any, np.dtype[np.object_]]

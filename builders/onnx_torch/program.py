@@ -22,7 +22,6 @@ from enginesmith.core.types import BuildRequest
 
 # A `torch.nn.Module` that runs an ONNX graph, node by node.
 
-
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
@@ -120,7 +119,6 @@ def _safe_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 # Exports a module with the dynamic dimensions of a build request.
-
 
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from enginesmith.cli.options import code_of_lost, leave, prepare_streams
+from enginesmith.cli.options import Group, TakesGlobals, code_of_lost, leave, prepare_streams
 from enginesmith.cli.options import write_stderr as say
 from enginesmith.core.errors import EnginesmithError, SpecError
 from enginesmith.core.text import visible, write_line
@@ -80,6 +80,7 @@ GROUPS: Mapping[str, Table] = {
         "policy": ("pipeline.cli.registry.channels:policy", "Show or set what a channel requires of a version."),
         "pin": ("enginesmith.cli.registry:pin", "Keep a version whatever its age, or remove its pin."),
         "gc": ("enginesmith.cli.registry:gc", "Delete what nothing needs any more, in two steps."),
+        "attach": ("enginesmith.cli.registry:attach", "Add a file to a published version."),
         "mirror": ("enginesmith.cli.registry:mirror", "Copy versions to another registry."),
         "fsck": ("pipeline.cli.registry.registry:verify", "Hash the registry's files again, and report damage."),
         "export": ("enginesmith.cli.registry:export_oci", "Write engines as OCI images."),
@@ -114,7 +115,7 @@ HIDDEN: Table = {"initialize": ("enginesmith.cli.registry:initialize", "Pull wha
 _COMMAND = "command"
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A group of a table, whose commands are imported when they are called.
 
     sections: the commands, by the heading under which help lists them.  hidden: those that help does not list.
@@ -139,7 +140,7 @@ class LazyGroup(click.Group):
             return LazyGroup(cmd_name, sections={"Commands": GROUPS[cmd_name]}, help=does)
         module, _, function = place.partition(":")
         command = getattr(importlib.import_module(module), function)
-        assert isinstance(command, click.Command)  # noqa: S101 - our own table
+        assert isinstance(command, TakesGlobals)  # noqa: S101 - our own table
         command.name = cmd_name
         return command
 
@@ -151,6 +152,15 @@ class LazyGroup(click.Group):
         said = ctx.find_root().ensure_object(dict)
         said[_COMMAND] = f"{said.get(_COMMAND, '')} {name}".strip()
         return name, command, rest
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands, and the global options once, below the root's."""
+        if ctx.parent:
+            super().format_options(ctx, formatter)
+            return
+        self.format_commands(ctx, formatter)
+        with formatter.section("Global options, before or after a command's name"):
+            formatter.write_dl([row for option in self.get_params(ctx) if (row := option.get_help_record(ctx))])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by section from the table, so that help imports none of them."""

@@ -1,12 +1,13 @@
 """Options and output of `pull` for layouts other than the plain one: Triton's repositories, KServe's objects."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from enginesmith.cli.options import ShortTime, emit_json, number_option, say
+from enginesmith.cli.options import Option, ShortTime, emit_json, say
 from enginesmith.cli.tables import echo
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.base import absolute_uri
@@ -15,27 +16,38 @@ from enginesmith.registry.store.files import make_folder, write_whole
 if TYPE_CHECKING:
     from enginesmith.client.client import Client, Machine, Triton
     from enginesmith.client.layouts.base import Placed
-    from enginesmith.registry.manifest import EngineEntry
 
-# Options that mean something for Triton's layout alone.
-_FOR_TRITON = ("all_generations", "most", "wait", "warmup")
+# Options that mean something for one layout alone.
+_FOR_TRITON = ("most", "wait", "warmup")
 _FOR_KSERVE = ("image", "car")
 
-layout_options = (
-    click.option(
-        "--layout",
-        type=click.Choice(["plain", "triton", "kserve"]),
-        default="plain",
-        show_default=True,
-        help="How the engine lies in DEST; triton: a model repository, kserve: objects of a cluster that pulls it.",
-    ),
-    click.option("--all-generations", is_flag=True, help="triton: engines of every compute capability it has."),
-    number_option("--most", click.IntRange(1), None, "triton: join requests, at most so many samples.", shown=False),
-    click.option("--wait", type=ShortTime(), help="triton: join requests; one waits so long for others (2ms)."),
-    click.option("--warmup/--no-warmup", default=True, show_default=True, help="triton: run golden inputs first."),
-    click.option("--image", help="kserve: the client's image, by digest, which pulls in the cluster."),
-    click.option("--car", metavar="IMAGE", help="kserve: an image of `registry export --layout triton`, by digest."),
-)
+
+@dataclass(frozen=True)
+class LayoutOptions:
+    """How the engine lies in DEST."""
+
+    layout: Annotated[
+        Literal["plain", "triton", "kserve"],
+        Option("Layout of DEST; triton: a model repository, kserve: objects of a cluster that pulls it."),
+    ] = "plain"
+    most: Annotated[int | None, Option("triton: join requests, at most so many samples.", type=click.IntRange(1))] = (
+        None
+    )
+    wait: Annotated[
+        float | None, Option("triton: join requests; one waits so long for others (2ms).", type=ShortTime())
+    ] = None
+    warmup: Annotated[bool, Option("triton: run golden inputs first.", name="--warmup/--no-warmup")] = True
+    image: Annotated[str | None, Option("kserve: the client's image, by digest, which pulls in the cluster.")] = None
+    car: Annotated[
+        str | None, Option("kserve: an image of `registry export --layout triton`, by digest.", metavar="IMAGE")
+    ] = None
+
+    def triton(self) -> "Triton":
+        """The layout of a model repository that the options ask for."""
+        from enginesmith.client.client import DynamicBatching, Triton
+
+        joined = self.most is not None or self.wait is not None
+        return Triton(DynamicBatching(self.most, self.wait or 0.0) if joined else None, self.warmup)
 
 
 def check_layout(context: click.Context, layout: str) -> None:
@@ -47,18 +59,20 @@ def check_layout(context: click.Context, layout: str) -> None:
                 raise click.UsageError(f"--{name.replace('_', '-')} goes with --layout {owner}")
 
 
-def triton_of(given: dict[str, Any]) -> "Triton":
-    """The layout that the options ask for."""
-    from enginesmith.client.client import DynamicBatching, Triton
-
-    joined = given["most"] is not None or given["wait"] is not None
-    return Triton(DynamicBatching(given["most"], given["wait"] or 0.0) if joined else None, given["warmup"])
-
-
 def write_objects(
-    client: "Client", reference: str, dest: Path, machine: "Machine", given: dict[str, Any], as_json: bool
+    client: "Client",
+    reference: str,
+    dest: Path,
+    target: str,
+    machine: "Machine",
+    layout: LayoutOptions,
+    stated: Mapping[str, str],
+    as_json: bool,
 ) -> None:
-    """Write DEST/MODEL.yaml: the objects of a cluster that serves the version. Nothing is downloaded."""
+    """Write DEST/MODEL.yaml: the objects of a cluster that serves the version. Nothing is downloaded.
+
+    stated: further options of the cluster's `pull`.
+    """
     import yaml
 
     from enginesmith.client.client import Triton
@@ -69,17 +83,18 @@ def write_objects(
     asked = VersionLocator(client.store, checked=True).locate(parse_reference(reference))
     located, (found,) = rank_each(client.store, asked, [machine], client.policy, Triton())
     engine, manifest = found.resolution().chosen, located.manifest
-    if "auto" in given["targets"]:
-        raise click.UsageError(
-            "--layout kserve: name the --target of the cluster's nodes; this machine is none of them"
-        )
     deployment = Deployment(
         manifest,
         engine,
         machine,
-        options=tuple(_uri_options(given, engine, machine)),
-        image=given["image"] or "",
-        car=given["car"] or "",
+        options=(
+            ("target", target),
+            ("precision", engine.precision),
+            *stated.items(),
+            *(("runtime", f"{name}={version}") for name, version in machine.runtimes.items()),
+        ),
+        image=layout.image or "",
+        car=layout.car or "",
         registry=absolute_uri(str(client.registry)),
     )
     path = dest / f"{manifest.model}.yaml"
@@ -92,21 +107,6 @@ def write_objects(
     if deployment.registry.startswith("file://") and deployment.image:
         say(f"note: {deployment.registry} is a folder, which pods have not, unless you mount it in the container")
     echo(f"serves: {engine.unit} of {manifest.model}@{manifest.version}, {engine.status}")
-
-
-def _uri_options(given: dict[str, Any], engine: "EngineEntry", machine: "Machine") -> Iterator[tuple[str, str]]:
-    """What the cluster's pull is told: the target, the precision that was chosen, and what is stated of the nodes."""
-    yield "target", given["targets"][0]
-    yield "precision", engine.precision
-    for name in ("driver", "cuda", "fallback"):
-        if given[name]:
-            yield name, given[name]
-    if given["memory_gib"]:
-        yield "memory", f"{given['memory_gib']:g}"
-    if given["proven_only"]:
-        yield "proven-only", ""
-    for name, version in machine.runtimes.items():
-        yield "runtime", f"{name}={version}"
 
 
 def show_placed(placed: "Placed", as_json: bool) -> None:

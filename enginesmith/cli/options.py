@@ -1,5 +1,6 @@
-"""Arguments and options that commands share, and their standard streams."""
+"""Global options, options from dataclasses, arguments that commands share, and the standard streams."""
 
+import functools
 import inspect
 import io
 import json
@@ -7,11 +8,13 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 # Arguments, options and output that commands share; each is declared once, so that it means the same everywhere.
 
 
-Command = TypeVar("Command", bound=Callable[..., object])
+Callback = TypeVar("Callback", bound=Callable[..., object])
 
 LOG_FORMATS = ("text", "json")
 # Where the command's root context keeps it.
@@ -122,10 +125,10 @@ class Percent(click.ParamType[float]):
         return float(found[1]) / 100.0
 
 
-def _argument(name: str, metavar: str, meaning: str, **settings: Any) -> Callable[[Command], Command]:
+def _argument(name: str, metavar: str, meaning: str, **settings: Any) -> Callable[[Callback], Callback]:
     """An argument whose meaning is added to the command's help text, since click's arguments have no help."""
 
-    def add(command: Command) -> Command:
+    def add(command: Callback) -> Callback:
         command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n{metavar.strip('[].')}: {meaning}"
         return click.argument(name, metavar=metavar, **settings)(command)
 
@@ -151,10 +154,10 @@ spec_argument = _argument("spec", "SPEC", _SPEC)
 optional_spec_argument = _argument("spec", "[SPEC]", _SPEC, required=False)
 
 
-def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def combine(*options: Callable[[Any], Any]) -> Callable[[Callback], Callback]:
     """One decorator for several options, which help lists in this order."""
 
-    def add(command: Command) -> Command:
+    def add(command: Callback) -> Callback:
         for option in reversed(options):
             command = option(command)
         return command
@@ -164,7 +167,7 @@ def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 def number_option(
     name: str, kind: click.ParamType[Any], default: float | None, meaning: str, shown: bool | str = True
-) -> Callable[[Command], Command]:
+) -> Callable[[Callback], Callback]:
     """An option for a number. kind: its range.  shown: whether help says the default, or what it says in its place."""
     return click.option(name, type=kind, default=default, show_default=shown, help=meaning, callback=check_finite)
 
@@ -176,7 +179,7 @@ def check_finite(_: click.Context, __: click.Parameter, value: float | None) -> 
     return value
 
 
-def path_option(name: str, meaning: str, shown: bool | str = False, **kind: bool) -> Callable[[Command], Command]:
+def path_option(name: str, meaning: str, shown: bool | str = False, **kind: bool) -> Callable[[Callback], Callback]:
     """An option for a path. shown: what help says is taken without it.  kind: settings of `click.Path`."""
     return click.option(name, type=click.Path(path_type=Path, **kind), show_default=shown, help=meaning)
 
@@ -187,64 +190,255 @@ def require_svg(path: Path) -> None:
         raise InputError(f"{path}: pictures are written as .svg; name the file so")
 
 
-def registry_option_with(default: str | None, shown: bool | str) -> Callable[[Command], Command]:
-    """`--registry`, from ENGINESMITH_REGISTRY, else `default`; passed as `registry`. shown: the default in the help."""
-    return click.option(
+# The options that every command takes, before its name and after it. Root contexts keep their values in `ctx.obj`,
+# and under this name which of them were typed.
+_TYPED = "typed"
+
+
+def _keep_global(ctx: click.Context, option: click.Parameter, value: object) -> None:
+    """Keep the value of a global option, unless a word of the command line before this one gave another."""
+    kept = ctx.ensure_object(dict)
+    typed = ctx.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
+    if typed or option.name not in kept:
+        kept[option.name] = value
+    if typed:
+        kept.setdefault(_TYPED, set()).add(option.name)
+
+
+class GlobalOption(click.Option):
+    """An option of the root that every command takes too. The help of commands does not repeat it."""
+
+    def __init__(self, *names: str, **settings: Any) -> None:
+        super().__init__(names, expose_value=False, callback=_keep_global, **settings)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Its line in the help of the root; None in the help of any other command."""
+        return None if ctx.parent else super().get_help_record(ctx)
+
+
+GLOBAL_OPTIONS = (
+    GlobalOption(
         "--registry",
         metavar="URI",
         envvar=REGISTRY_VARIABLE,
-        default=default,
-        show_default=shown,
+        show_default=f"for a spec its publication.registry; else {DEFAULT_REGISTRY}",
         show_envvar=True,
         help="Registry: a path, file://, s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix or "
         "http://cache. Of several with commas, pull reads the first that answers; all else is done at the last.",
-    )
+    ),
+    GlobalOption(
+        "--trust",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        envvar="ENGINESMITH_TRUST_POLICY",
+        show_envvar=True,
+        help="Trust policy (YAML): which signatures a version needs.",
+    ),
+    GlobalOption("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout."),
+    GlobalOption("--quiet", is_flag=True, help="Show no progress on stderr."),
+    GlobalOption(
+        "--log-format",
+        type=click.Choice(LOG_FORMATS),
+        default="text",
+        show_default=True,
+        envvar="ENGINESMITH_LOG_FORMAT",
+        show_envvar=True,
+        help="Format of stderr; json: one object per line.",
+    ),
+)
+# Those that would be wrong to ignore where a command has no use for them, and what to do then.
+_REFUSED = {
+    "as_json": "prints no JSON: leave out --json",
+    "trust": "takes no --trust: leave it out, or set ENGINESMITH_TRUST_POLICY, which holds wherever engines are read",
+}
 
 
-# Passed as `registry: str`.
-registry_option = registry_option_with(DEFAULT_REGISTRY, True)
-# For commands that take a spec, which may name its registry; passed as `registry: str | None`.
-spec_registry_option = registry_option_with(None, f"the spec's publication.registry, else {DEFAULT_REGISTRY}")
+class TakesGlobals(click.Command):
+    """A command that takes the global options.
+
+    Its function gets those that it has parameters for: `registry: str` (the default where none is given),
+    `stated_registry: str | None`, `trust: Path | None`, `as_json: bool` and `quiet: bool`.
+    """
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Its own, and the global ones."""
+        return [*super().get_params(ctx), *GLOBAL_OPTIONS]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Add the values that its function takes to those of its own options. Raises click's usage error."""
+        rest = super().parse_args(ctx, args)
+        taken = inspect.signature(inspect.unwrap(self.callback)).parameters if self.callback else {}
+        kept = ctx.ensure_object(dict)
+        for name in kept.get(_TYPED, set()) & {*_REFUSED} - {*taken}:
+            if getattr(self, "invoke_without_command", True):
+                raise click.UsageError(f"`{ctx.command_path}` {_REFUSED[name]}", ctx)
+        found = {**kept, "registry": kept["registry"] or DEFAULT_REGISTRY, "stated_registry": kept["registry"]}
+        ctx.params.update({name: found[name] for name in _PASSED if name in taken})
+        return rest
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Say where the global options are explained."""
+        super().format_epilog(ctx, formatter)
+        if ctx.parent:
+            formatter.write(f"\nGlobal options: {ctx.find_root().info_name} --help\n")
+
+
+_PASSED = ("registry", "stated_registry", "trust", "as_json", "quiet")
+
+
+class Command(TakesGlobals):
+    """A command of Enginesmith."""
+
+
+class Group(TakesGlobals, click.Group):
+    """A group of commands of Enginesmith."""
+
+    command_class = Command
+
+
+def command(name: str | None = None) -> Callable[[Callable[..., object]], Command]:
+    """A decorator that makes a command of a function."""
+    return click.command(name, cls=Command)
+
+
+# Options from the fields of a frozen dataclass.
+
+
+class Option:
+    """What click must know of a field beside its name, type and default, which it is an annotation of.
+
+    meaning: for help.  name: where it is not the field's.  shown: what help says is taken without it.  settings: of
+    `click.option`, in place of those that the field's type gives.
+    """
+
+    def __init__(self, meaning: str, *, name: str | None = None, shown: str | None = None, **settings: Any) -> None:
+        self.meaning, self.name, self.shown, self.settings = meaning, name, shown, settings
+
+    def decorator(self, field: Field[Any], kind: object) -> Callable[[Any], Any]:
+        """click's decorator. kind: the field's type without its annotations."""
+        settings = {"help": self.meaning, **_settings_of(kind), **self.settings}
+        if field.default is MISSING and field.default_factory is MISSING:
+            settings["required"] = True
+        elif not any(field.default is none for none in (MISSING, None, False, ())):
+            settings.update(default=field.default, show_default=field.default != "")
+        if self.shown:
+            settings["show_default"] = self.shown
+        return click.option(self.name or f"--{field.name.replace('_', '-')}", field.name, **settings)
+
+
+def _settings_of(kind: object) -> dict[str, Any]:
+    """The settings of `click.option` that a field's type gives: bool, str, int, float, Path, Literal, a tuple of one
+    of these, or one of these or None."""
+    if get_origin(kind) is tuple:
+        return {**_settings_of(get_args(kind)[0]), "multiple": True}
+    if get_origin(kind) is Literal:
+        return {"type": click.Choice([*get_args(kind)])}
+    if NoneType in (parts := get_args(kind)):
+        return _settings_of(parts[0])
+    if kind is bool:
+        return {"is_flag": True}
+    if kind is float:
+        return {"type": float, "callback": check_finite}
+    return {"type": click.Path(path_type=Path) if kind is Path else kind}
+
+
+def takes(kind: type[Any], parameter: str = "options") -> Callable[[Callback], Callback]:
+    """A decorator that adds an option for each field of a frozen dataclass, and passes them as one value `parameter`.
+
+    A field is `name: Annotated[TYPE, Option(...)] = DEFAULT`, or itself such a dataclass.
+    """
+
+    def add(command: Callback) -> Callback:
+        @functools.wraps(command)
+        def call(*arguments: object, **given: Any) -> object:
+            return command(*arguments, **{parameter: _collect(kind, given)}, **given)
+
+        for option in reversed([*_options_of(kind)]):
+            option(call)
+        return call  # type: ignore[return-value]
+
+    return add
+
+
+def _options_of(kind: type[Any]) -> Sequence[Callable[[Any], Any]]:
+    hints = get_type_hints(kind, include_extras=True)
+    found: list[Callable[[Any], Any]] = []
+    for field in fields(kind):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            found += _options_of(hint)  # type: ignore[arg-type]
+        else:
+            own, *notes = get_args(hint)
+            found += [note.decorator(field, own) for note in notes if isinstance(note, Option)]
+    return found
+
+
+def _collect(kind: type[Any], given: dict[str, Any]) -> Any:
+    """The dataclass of its options' values, which are taken out of `given`."""
+    hints = get_type_hints(kind)
+    values = {}
+    for field in fields(kind):
+        inner: type[Any] = hints[field.name]
+        values[field.name] = _collect(inner, given) if is_dataclass(inner) else given.pop(field.name)
+    return kind(**values)
+
 
 TARGET = "Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute capability (sm_89) or generation (ada)"
 
 
-def _several(option: str, name: str, metavar: str, meaning: str, shown: str | None) -> Callable[[Command], Command]:
-    """An option that takes several names, with commas or repeated; passed as one text with commas, or None.
+def several(name: str, meaning: str, shown: str | None) -> Option:
+    """The option of a text that takes several names, with commas or repeated, as one text with commas.
 
     shown: what is taken without it, for help; None: it is required.
     """
-    return click.option(
-        option,
-        name,
-        metavar=metavar,
+    return Option(
+        f"{meaning}; repeat it, or separate several with commas.",
+        name=f"--{name}",
+        shown=shown,
+        metavar=f"{name.upper()}S",
         multiple=True,
-        required=shown is None,
-        show_default=shown or False,
         callback=lambda _context, _option, given: ",".join(given) or None,
-        help=f"{meaning}; repeat it, or separate several with commas.",
     )
 
 
-def targets_option(shown: str | None) -> Callable[[Command], Command]:
-    """`--target` for several targets or groups of them; passed as `targets: str | None`. shown: as for `_several`."""
-    return _several("--target", "targets", "TARGETS", f"{TARGET}, gpu or all", shown)
+def targets_option(shown: str | None) -> Option:
+    """`--target` for several targets or groups of them. shown: as for `several`."""
+    return several("target", f"{TARGET}, gpu or all", shown)
 
 
-def precisions_option(shown: str) -> Callable[[Command], Command]:
-    """`--precision` for several; passed as `precisions: str | None`."""
-    return _several("--precision", "precisions", "PRECISIONS", f"Precision: {', '.join(PRECISIONS)}", shown)
+_PRECISIONS = f"Precision: {', '.join(PRECISIONS)}"
+_BACKENDS = "Compiler, as `enginesmith backends list` lists it"
+_ALL = "all of the spec"
+Precisions = Annotated[str | None, several("precision", _PRECISIONS, _ALL)]
+# Of a command that takes all installed ones.
+InstalledBackends = Annotated[str | None, several("backend", _BACKENDS, "every one that is installed")]
+Target = Annotated[str, Option(f"{TARGET}; auto is this machine.", metavar="TARGET")]
+Jobs = Annotated[
+    int | None, Option("Processes that run at the same time.", type=click.IntRange(1, 1024), shown="one per CPU")
+]
 
 
-def backends_option(shown: str) -> Callable[[Command], Command]:
-    """`--backend` for several; passed as `backends: str | None`."""
-    return _several("--backend", "backends", "BACKENDS", "Compiler, as `enginesmith backends list` lists it", shown)
+@dataclass(frozen=True)
+class Selection:
+    """What of a spec a command is about: names with commas; None means all."""
+
+    targets: Annotated[str | None, targets_option(_ALL)] = None
+    precisions: Precisions = None
+    backends: Annotated[str | None, several("backend", _BACKENDS, _ALL)] = None
 
 
-# `--target`, `--precision` and `--backend`, which narrow a spec; passed as `targets`, `precisions`, `backends`.
-selection_options = combine(
-    *(option("all of the spec") for option in (targets_option, precisions_option, backends_option))
-)
+def precision_option(shown: str) -> Option:
+    """`--precision` of engines. shown: what is taken without it, for help."""
+    return Option("Only engines of this precision.", type=click.Choice(PRECISIONS), shown=shown)
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """Which of a version's engines."""
+
+    target: Target = "auto"
+    precision: Annotated[str | None, precision_option("the one that fits best")] = None
+
 
 # Passed as `why: str`.
 why_option = click.option("--why", metavar="TEXT", default="", help="Reason, which is recorded and shown later.")
@@ -254,41 +448,6 @@ accept_loss_option = click.option(
     is_flag=True,
     help="Let nodes lose targets or precisions that the channel serves; which ones is recorded.",
 )
-# Passed as `jobs: int | None`.
-jobs_option = click.option(
-    "--jobs", type=click.IntRange(1, 1024), show_default="one per CPU", help="Processes that run at the same time."
-)
-
-# Passed as `target: str`.
-target_option = click.option(
-    "--target", metavar="TARGET", default="auto", show_default=True, help=f"{TARGET}; auto is this machine."
-)
-
-
-def precision_option(shown: str) -> Callable[[Command], Command]:
-    """`--precision` of engines; passed as `precision: str | None`. shown: what is taken without it, for help."""
-    return click.option(
-        "--precision", type=click.Choice(PRECISIONS), show_default=shown, help="Only engines of this precision."
-    )
-
-
-# Which of a version's engines; passed as `target: str`, `precision: str | None`.
-engine_options = combine(target_option, precision_option("the one that fits best"))
-
-# `--log-format`, the format of stderr, which `log_format` reads.
-log_format_option = click.option(
-    "--log-format",
-    type=click.Choice(LOG_FORMATS),
-    default="text",
-    show_default=True,
-    envvar="ENGINESMITH_LOG_FORMAT",
-    show_envvar=True,
-    expose_value=False,
-    callback=lambda ctx, _, value: ctx.ensure_object(dict).update({LOG_FORMAT: value}),
-    help="Format of stderr; json: one object per line.",
-)
-# `--quiet`, passed as `quiet: bool`, and `--log-format`, which `shown_progress` and `say` read.
-progress_options = combine(log_format_option, click.option("--quiet", is_flag=True, help="Show no progress on stderr."))
 
 
 def log_format() -> str:
@@ -301,18 +460,6 @@ def log_format() -> str:
 def progress_speaker(quiet: bool) -> Callable[[str], object]:
     """`say` for lines of progress, of a command that has no display; nothing where it is quiet."""
     return str if quiet else say
-
-
-# Passed as `as_json: bool`.
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
-# Passed as `trust: Path | None`.
-trust_option = click.option(
-    "--trust",
-    type=click.Path(path_type=Path),
-    envvar="ENGINESMITH_TRUST_POLICY",
-    show_envvar=True,
-    help="Trust policy (YAML): which signatures a version needs.",
-)
 
 
 def emit_json(value: object) -> None:
@@ -328,34 +475,27 @@ def say(text: str) -> None:
         echo(text, err=True)
 
 
-# Runtimes with an option of their own; any other is stated with --runtime.
-_NAMED_RUNTIMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
-
-
-def runtime_options(where: str) -> Callable[[Command], Command]:
-    """Options for the versions of runtimes; read them with `stated_runtimes`. where: the machines that have them."""
-
-    def add(command: Command) -> Command:
-        for name, title in reversed(_NAMED_RUNTIMES.items()):
-            command = click.option(f"--{name}", metavar="VERSION", help=f"{title} {where}.")(command)
-        text = f"Another runtime {where}, by its package; repeat it."
-        return click.option("--runtime", "runtime", multiple=True, metavar="NAME=VERSION", help=text)(command)
-
-    return add
-
-
-def stated_runtimes(given: dict[str, Any]) -> dict[str, str]:
-    """The versions that `runtime_options` were given, by the name of the runtime's package; taken out of `given`."""
-    stated: dict[str, str] = {}
-    for text in given.pop("runtime", ()):
+def _read_runtimes(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """{package: version} of 'tensorrt-rtx=1.3'. Raises click's usage error for another text."""
+    stated = {}
+    for text in given:
         name, equals, version = text.partition("=")
         if not (name and equals and version):
-            raise click.BadParameter(
-                f"{text!r} is not NAME=VERSION, such as onnxruntime=1.31.1", param_hint="--runtime"
-            )
+            raise click.BadParameter(f"{text!r} is not NAME=VERSION, such as tensorrt=10.9.0")
         stated[name.lower().replace("_", "-")] = version
-    named = {name: given.pop(name.replace("-", "_"), None) for name in _NAMED_RUNTIMES}
-    return stated | {name: version for name, version in named.items() if version is not None}
+    return stated
+
+
+def runtimes_option(where: str) -> Option:
+    """`--runtime` for the versions of runtimes, as {package: version}. where: the machines that have them."""
+    return Option(
+        f"Runtime {where}, by its package: tensorrt, tensorrt-rtx, onnxruntime; repeat it.",
+        name="--runtime",
+        type=str,
+        multiple=True,
+        metavar="NAME=VERSION",
+        callback=_read_runtimes,
+    )
 
 
 # The standard streams of the command line: closed, full, or with a reader that has gone.

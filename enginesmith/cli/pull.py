@@ -1,26 +1,23 @@
 """`enginesmith pull`: the engine that fits a serving node, and why; or a channel that is followed."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from enginesmith.cli.layouts import check_layout, layout_options, show_placed, triton_of, write_objects
+from enginesmith.cli.layouts import LayoutOptions, check_layout, show_placed, write_objects
 from enginesmith.cli.options import (
     TARGET,
-    check_finite,
+    Option,
+    command,
     emit_json,
-    engine_options,
-    json_option,
     optional_references_argument,
     precision_option,
-    progress_options,
-    registry_option,
-    runtime_options,
+    runtimes_option,
     say,
-    stated_runtimes,
-    trust_option,
+    takes,
 )
 from enginesmith.cli.tables import download_bar, echo, print_table
 
@@ -31,180 +28,200 @@ if TYPE_CHECKING:
 
 # Options of `pull`, and what they ask for: machines, a policy, a node.
 
-
-Command = TypeVar("Command", bound=Callable[..., object])
-
-_FACTS = (
-    click.option("--driver", metavar="VERSION", help="GPU driver of that machine, e.g. 580.65.06."),
-    click.option("--cuda", metavar="VERSION", help="Newest CUDA that this driver supports, e.g. 13.0."),
-    runtime_options("on that machine"),
-    click.option(
-        "--memory",
-        "memory_gib",
-        type=click.FloatRange(0, min_open=True),
-        callback=check_finite,
-        help="GPU memory in GiB.",
-    ),
-)
-MACHINE = (engine_options, *_FACTS)
-MACHINES = (
-    click.option(
-        "--target",
-        "targets",
-        metavar="TARGET",
-        multiple=True,
-        default=("auto",),
-        show_default="auto",
-        help=f"{TARGET}; auto is this machine. Repeat it with --layout triton.",
-    ),
-    precision_option("the one that fits best"),
-    *_FACTS,
-)
-POLICY = (
-    click.option("--proven-only", is_flag=True, help="Only proven engines."),
-    trust_option,
-    click.option(
-        "--kind",
-        type=click.Choice(["engine", "cache"]),
-        default="engine",
-        show_default=True,
-        help="cache: a compile cache of torch, for enginesmith.warm_start.",
-    ),
-    click.option("--fallback", type=click.Choice(["onnx"]), help="Take the ONNX model if no engine fits."),
-)
-WATCH = (
-    click.option("--follow", "watch", is_flag=True, help="Follow the channel REF; DEST/current leads to its engine."),
-    click.option("--once", is_flag=True, help="With --follow: look once and exit."),
-    click.option(
-        "--interval",
-        type=click.FloatRange(0.05),
-        callback=check_finite,
-        show_default="120, for each channel",
-        help="With --follow: seconds between two looks.",
-    ),
-    click.option(
-        "--keep",
-        default=2,
-        type=click.IntRange(1),
-        show_default=True,
-        help="With --follow: engines to keep beside the current one.",
-    ),
-    click.option("--hook", help="With --follow: command to run after a swap, with ENGINESMITH_... variables."),
-    click.option("--hook-url", help="With --follow: URL to post to after a swap."),
-    click.option(
-        "--hook-timeout",
-        default=30.0,
-        type=click.FloatRange(0.05),
-        callback=check_finite,
-        show_default=True,
-        help="With --follow: seconds that a hook may take.",
-    ),
-)
-NODE = (
-    click.option(
-        "--node", envvar="ENGINESMITH_NODE", show_envvar=True, show_default="the host's name", help="This node."
-    ),
-    click.option(
-        "--region", envvar="ENGINESMITH_REGION", show_envvar=True, default="", help="Its region, for rollouts."
-    ),
-    click.option(
-        "--labels",
-        envvar="ENGINESMITH_LABELS",
-        show_envvar=True,
-        default="",
-        metavar="LABEL,...",
-        help="Its labels, for rollouts.",
-    ),
-)
-REPORT = (
-    click.option("--health-command", metavar="COMMAND", help="With --follow: exit code 0 while the server is well."),
-    click.option("--health-url", metavar="URL", help="With --follow: a URL that answers 2xx while the server is well."),
-    click.option("--report-url", metavar="URL", help="With --follow: post reports to rollouts there."),
-    click.option("--no-report", is_flag=True, help="With --follow: report nothing to rollouts."),
-)
+# The --target of every compute capability that a version has engines for.
+_ALL = "all"
+# The --report of a node that reports nothing.
+_NO_REPORT = "none"
 
 
-def add_options(*groups: tuple[Callable[[Command], Command], ...]) -> Callable[[Command], Command]:
-    """A decorator that adds groups of options, in their order."""
+@dataclass(frozen=True)
+class MachineOptions:
+    """Which machines the engine is for, and what is stated of them."""
 
-    def add(command: Command) -> Command:
-        for option in reversed([option for group in groups for option in group]):
-            command = option(command)
-        return command
+    targets: Annotated[
+        tuple[str, ...],
+        Option(
+            f"{TARGET}; auto is this machine. With --layout triton repeat it, or give all: every compute capability "
+            "that the version has.",
+            name="--target",
+            metavar="TARGET",
+        ),
+    ] = ("auto",)
+    precision: Annotated[str | None, precision_option("the one that fits best")] = None
+    driver: Annotated[str | None, Option("GPU driver of that machine, e.g. 580.65.06.", metavar="VERSION")] = None
+    cuda: Annotated[str | None, Option("Newest CUDA that this driver supports, e.g. 13.0.", metavar="VERSION")] = None
+    runtimes: Annotated[Mapping[str, str], runtimes_option("on that machine")] = field(default_factory=dict)
+    memory: Annotated[float | None, Option("GPU memory in GiB.", type=click.FloatRange(0, min_open=True))] = None
 
-    return add
+    def machines(self) -> "list[Machine] | AllGenerations":
+        """The targets of a Triton repository. Raises click's usage error for 'all' beside others."""
+        from enginesmith.client.client import ALL_GENERATIONS
+
+        if _ALL not in self.targets:
+            return [self.machine_of(target) for target in self.targets]
+        if len(self.targets) > 1:
+            raise click.UsageError("--target all is all of them: leave out the others")
+        return ALL_GENERATIONS
+
+    def one_machine(self) -> "Machine":
+        """The one target of a layout that holds one engine. Raises click's usage error for several."""
+        if len(self.targets) > 1 or _ALL in self.targets:
+            raise click.UsageError(
+                "engines of several targets lie together in Triton's layout alone; give --layout triton"
+            )
+        return self.machine_of(self.targets[0])
+
+    def machine_of(self, target: str) -> "Machine":
+        """The machine of a target's name, with what was stated of it."""
+        from enginesmith.core.hardware.machine import Machine
+
+        return Machine.from_name(target).with_facts(
+            driver=self.driver,
+            cuda=self.cuda,
+            runtimes=self.runtimes,
+            memory_bytes=None if self.memory is None else int(self.memory * (1 << 30)),
+        )
 
 
-def machines_of(given: dict[str, Any]) -> "list[Machine] | AllGenerations":
-    """What `pull` is asked for."""
-    from enginesmith.client.client import ALL_GENERATIONS
+@dataclass(frozen=True)
+class FollowOptions:
+    """How a channel is followed, and how the node reports to rollouts."""
 
-    if not given["all_generations"]:
-        return [machine_of(given, target) for target in given["targets"]]
-    if click.get_current_context().get_parameter_source("targets") == click.core.ParameterSource.COMMANDLINE:
-        raise click.UsageError("give --target or --all-generations, not both")
-    return ALL_GENERATIONS
+    follow: Annotated[bool, Option("Follow the channel REF; DEST/current leads to its engine.")] = False
+    once: Annotated[bool, Option("With --follow: poll once and exit.")] = False
+    interval: Annotated[
+        float | None,
+        Option("With --follow: seconds between polls.", type=click.FloatRange(0.05), shown="120, for each channel"),
+    ] = None
+    keep: Annotated[int, Option("With --follow: engines to keep beside the current one.", type=click.IntRange(1))] = 2
+    hook: Annotated[
+        str | None,
+        Option(
+            "With --follow: command to run after a swap, with ENGINESMITH_... variables, or URL to post to.",
+            metavar="COMMAND|URL",
+        ),
+    ] = None
+    hook_timeout: Annotated[
+        float, Option("With --follow: seconds that a hook may take.", type=click.FloatRange(0.05))
+    ] = 30.0
+    health: Annotated[
+        str | None,
+        Option(
+            "With --follow: command that exits with 0, or URL that answers 2xx, while the server is well.",
+            metavar="COMMAND|URL",
+        ),
+    ] = None
+    report: Annotated[
+        str | None,
+        Option(
+            "With --follow: URL to post reports to rollouts to; none reports nothing.",
+            metavar="URL|none",
+            shown="the registry",
+        ),
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        """What the client's watchers take. Raises click's usage error for options that do not go together."""
+        from enginesmith.client.client import HealthCommand, HealthUrl, ReportUrl
+        from enginesmith.client.watching.server import Command, Post
+
+        line, timeout_s = self.hook, self.hook_timeout
+        hook = None if line is None else Post(line, timeout_s) if _is_url(line) else Command(line, timeout_s)
+        if self.report is None:
+            report: ReportUrl | bool = True
+        elif self.report == _NO_REPORT:
+            report = False
+            if self.health:
+                raise click.UsageError("what --health finds is reported; leave out --report none")
+        else:
+            report = ReportUrl(self.report)
+        well = None if self.health is None else (HealthUrl if _is_url(self.health) else HealthCommand)(self.health)
+        return {"hook": hook, "health": well, "report": report, "once": self.once, "keep": self.keep, "say": say}
 
 
-def one_machine(given: dict[str, Any]) -> "Machine":
-    """The one target of a layout that holds one engine."""
-    if len(given["targets"]) > 1:
-        raise click.UsageError("engines of several targets lie together in Triton's layout alone; give --layout triton")
-    return machine_of(given, given["targets"][0])
+def _is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
 
 
-def machine_of(given: dict[str, Any], target: str) -> "Machine":
-    """The machine of a target's name, with what was stated of it."""
-    from enginesmith.core.hardware.machine import Machine
+@dataclass(frozen=True, kw_only=True)
+class PullOptions:
+    """All options of `pull`."""
 
-    memory = given["memory_gib"]
-    stated = {"driver": given["driver"], "cuda": given["cuda"], "runtimes": stated_runtimes(dict(given))}
-    return Machine.from_name(target).with_facts(**stated, memory_bytes=memory and int(memory * (1 << 30)))
+    dest: Annotated[Path, Option("Folder for the engine.", shown="this folder")] = Path()
+    machine: MachineOptions
+    proven_only: Annotated[bool, Option("Only proven engines.")] = False
+    allow_unsigned: Annotated[bool, Option("Pull attachments that are code without a signature, too.")] = False
+    fallback: Annotated[Literal["onnx"] | None, Option("Take the ONNX model if no engine fits.")] = None
+    layout: LayoutOptions
+    rehash: Annotated[
+        bool, Option("Hash files that are here already, instead of trusting that nothing changed them.")
+    ] = False
+    explain: Annotated[
+        bool,
+        Option(
+            "Only show which engines fit the machine, best first, and why not the others. Exit code 1 if none does."
+        ),
+    ] = False
+    node: Annotated[
+        str | None,
+        Option("This node.", envvar="ENGINESMITH_NODE", show_envvar=True, shown="the host's name"),
+    ] = None
+    region: Annotated[str, Option("Its region, for rollouts.", envvar="ENGINESMITH_REGION", show_envvar=True)] = ""
+    labels: Annotated[
+        str,
+        Option("Its labels, for rollouts.", envvar="ENGINESMITH_LABELS", show_envvar=True, metavar="LABEL,..."),
+    ] = ""
+    following: FollowOptions
 
+    def uri_options(self) -> dict[str, str]:
+        """What is stated of a cluster's nodes beside their target and runtimes, as options of its `pull`."""
+        stated = {"driver": self.machine.driver, "cuda": self.machine.cuda, "fallback": self.fallback}
+        stated["memory"] = f"{self.machine.memory:g}" if self.machine.memory else None
+        found = {name: value for name, value in stated.items() if value}
+        return {**found, "proven-only": ""} if self.proven_only else found
 
-def client_of(registry: str, given: dict[str, Any]) -> "Client":
-    """The client of a registry for what was asked."""
-    from enginesmith.client.client import Client, Policy, ServingNode
+    def client(self, registry: str, trust: Path | None) -> "Client":
+        """The client of a registry for what was asked."""
+        from enginesmith.client.client import Client, Policy, ServingNode
 
-    policy = Policy(**{name: given[name] for name in ("precision", "proven_only", "fallback", "trust", "kind")})
-    stated = {name: given[name] for name in ("node", "region", "labels") if given[name]}
-    node = ServingNode.from_environment({f"ENGINESMITH_{name.upper()}": text for name, text in stated.items()})
-    return Client(registry, policy=policy, rehash=given.get("rehash", False), say=say, node=node)
+        policy = Policy(
+            precision=self.machine.precision,
+            proven_only=self.proven_only,
+            fallback=self.fallback,
+            trust=trust,
+            allow_unsigned=self.allow_unsigned,
+        )
+        stated = {"NODE": self.node, "REGION": self.region, "LABELS": self.labels}
+        node = ServingNode.from_environment({f"ENGINESMITH_{name}": text for name, text in stated.items() if text})
+        return Client(registry, policy=policy, rehash=self.rehash, say=say, node=node)
 
 
 # `enginesmith pull --follow`: follows channels until it is told to end.
 
 
-def follow(client: "Client", references: tuple[str, ...], dest: Path, given: dict[str, Any], as_json: bool) -> None:
+def follow(client: "Client", references: tuple[str, ...], options: PullOptions, as_json: bool) -> None:
     """Follow the channels until SIGTERM or Ctrl-C; the engines that are served stay."""
     from enginesmith.client.client import Plain
-    from enginesmith.client.watching.server import INTERVAL_S, Command, Post
+    from enginesmith.client.watching.server import INTERVAL_S
 
-    if given["layout"] == "kserve":
+    layout, following = options.layout.layout, options.following
+    if layout == "kserve":
         raise click.UsageError("--layout kserve writes objects once; a cluster follows no channel by them")
-    one, in_triton = len(references) == 1, given["layout"] == "triton"
+    one, in_triton = len(references) == 1, layout == "triton"
     if in_triton and not one:
         raise click.UsageError("--layout triton follows one channel for each folder; watch each into its own")
-    line, url, timeout_s = given["hook"], given["hook_url"], given["hook_timeout"]
-    if line and url:
-        raise click.UsageError("give --hook or --hook-url, not both")
     if not references:
         raise click.UsageError("give a channel to follow, as in digits:stable")
-    options: dict[str, Any] = {
-        "machine": machines_of(given) if in_triton else one_machine(given),
-        "hook": Command(line, timeout_s) if line else Post(url, timeout_s) if url else None,
-        **{name: given[name] for name in ("once", "keep")},
-        "say": say,
-        **_reporting(given),
-    }
+    machine = options.machine.machines() if in_triton else options.machine.one_machine()
+    settings: dict[str, Any] = {"machine": machine, **following.settings()}
     try:
         if one:
-            interval_s = given["interval"] or INTERVAL_S
-            layout = triton_of(given) if in_triton else Plain()
-            swap = client.watch(references[0], dest, layout=layout, interval_s=interval_s, **options)
+            interval_s = following.interval or INTERVAL_S
+            placing = options.layout.triton() if in_triton else Plain()
+            swap = client.watch(references[0], options.dest, layout=placing, interval_s=interval_s, **settings)
             swaps: tuple[Swap, ...] = () if swap is None else (swap,)
         else:
-            swaps = client.watch_group(references, dest, interval_s=given["interval"], **options)
+            swaps = client.watch_group(references, options.dest, interval_s=following.interval, **settings)
     except KeyboardInterrupt:
         say("stopped")
         return
@@ -213,33 +230,9 @@ def follow(client: "Client", references: tuple[str, ...], dest: Path, given: dic
         emit_json(found[0] if one else found)
 
 
-def _reporting(given: dict[str, Any]) -> dict[str, Any]:
-    """How a watcher reports to rollouts."""
-    from enginesmith.client.client import HealthCommand, HealthUrl, ReportUrl
-
-    line, health, url = given["health_command"], given["health_url"], given["report_url"]
-    if (line and health) or (url and given["no_report"]):
-        raise click.UsageError("give --health-command or --health-url, and --report-url or --no-report, not both")
-    if (line or health) and given["no_report"]:
-        raise click.UsageError("what --health-command and --health-url find is reported; leave out --no-report")
-    report = ReportUrl(url) if url else not given["no_report"]
-    return {"health": HealthCommand(line) if line else HealthUrl(health) if health else None, "report": report}
-
-
-def refuse_without_watch(context: click.Context) -> None:
+def refuse_without_follow(context: click.Context) -> None:
     """Raise click's usage error for an option that goes with --follow."""
-    for name in (
-        "once",
-        "hook",
-        "hook_url",
-        "interval",
-        "keep",
-        "hook_timeout",
-        "health_command",
-        "health_url",
-        "report_url",
-        "no_report",
-    ):
+    for name in (item.name for item in fields(FollowOptions)):
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --follow")
 
@@ -247,56 +240,48 @@ def refuse_without_watch(context: click.Context) -> None:
 # `enginesmith pull`: the engine that fits a serving node, and why; or a channel that is followed.
 
 
-@click.command()
+@command()
 @optional_references_argument
-@click.option(
-    "--dest", type=click.Path(path_type=Path), default=Path(), show_default="this folder", help="Folder for the engine."
-)
-@add_options(MACHINES, POLICY, layout_options)
-@click.option(
-    "--rehash", is_flag=True, help="Hash files that are here already, instead of trusting that nothing changed them."
-)
-@click.option(
-    "--explain",
-    is_flag=True,
-    help="Only show which engines fit the machine, best first, and why not the others. Exit code 1 if none does.",
-)
-@add_options(NODE, WATCH, REPORT)
-@progress_options
-@registry_option
-@json_option
+@takes(PullOptions)
 def pull(
-    references: tuple[str, ...], dest: Path, registry: str, as_json: bool, quiet: bool, explain: bool, **given: Any
+    references: tuple[str, ...], options: PullOptions, registry: str, trust: Path | None, quiet: bool, as_json: bool
 ) -> None:
     """Download the engine of REF that fits the target best, verified, and say why that one.
 
     With --follow, REF may be several channels, each of which comes into DEST/MODEL/CHANNEL.
     """
-    context, layout = click.get_current_context(), given["layout"]
+    context, layout, dest = click.get_current_context(), options.layout.layout, options.dest
     check_layout(context, layout)
-    client = client_of(registry, given)
-    if given["watch"]:
-        if explain:
+    client = options.client(registry, trust)
+    if options.following.follow:
+        if options.explain:
             raise click.UsageError("--explain looks at one REF once: leave out --follow")
-        follow(client, references, dest, given, as_json)
+        follow(client, references, options, as_json)
         return
     if len(references) != 1:
         raise click.UsageError("give one REF; several go with --follow")
     reference = references[0]
-    if explain:
-        _explain([client.resolve(reference, machine_of(given, target)) for target in given["targets"]], as_json)
+    if options.explain:
+        each = map(options.machine.machine_of, options.machine.targets)
+        _explain([client.resolve(reference, machine) for machine in each], as_json)
         return
-    refuse_without_watch(context)
+    refuse_without_follow(context)
     if layout == "kserve":
-        write_objects(client, reference, dest, one_machine(given), given, as_json)
+        if "auto" in options.machine.targets:
+            raise click.UsageError(
+                "--layout kserve: name the --target of the cluster's nodes; this machine is none of them"
+            )
+        (target,), machine = options.machine.targets, options.machine.one_machine()
+        write_objects(client, reference, dest, target, machine, options.layout, options.uri_options(), as_json)
         return
     if layout == "triton":
+        machines, triton = options.machine.machines(), options.layout.triton()
         with download_bar(quiet) as progress:
-            placed = client.place(reference, dest, triton_of(given), machine=machines_of(given), progress=progress)
+            placed = client.place(reference, dest, triton, machine=machines, progress=progress)
         show_placed(placed, as_json)
         return
     with download_bar(quiet) as progress:
-        pulled = client.pull(reference, dest, machine=one_machine(given), progress=progress)
+        pulled = client.pull(reference, dest, machine=options.machine.one_machine(), progress=progress)
     for line in (*pulled.warnings, *(f"note: {remark}" for remark in pulled.resolution.remarks)):
         say(line)
     if as_json:
@@ -336,6 +321,10 @@ def _print_pulled(pulled: "Pulled") -> None:
         echo(f"signed: by {', '.join(pulled.located.signed_by)}")
     for unit, reason in pulled.resolution.rejected:
         echo(f"not:    {unit}: {reason}")
+    for item in pulled.attachments:
+        echo(f"with:   {item.path}: {item.attachment.kind}")
+    for name, reason in pulled.left_out:
+        echo(f"not:    attachment {name}: {reason}")
 
 
 _ENGINE_FIELDS = ("target", "precision", "backend", "status", "reason", "digest", "size_bytes")
@@ -357,4 +346,15 @@ def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
         "origin": pulled.origin,
         "warning": pulled.warning,
         "signed_by": list(pulled.located.signed_by),
+        "attachments": [
+            {
+                "path": str(item.path),
+                "description": str(item.description),
+                "kind": item.attachment.kind,
+                "digest": item.attachment.digest,
+                "signed_by": list(item.signed_by),
+            }
+            for item in pulled.attachments
+        ],
+        "left_out": [{"name": name, "reason": reason} for name, reason in pulled.left_out],
     }

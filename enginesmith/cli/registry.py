@@ -1,4 +1,4 @@
-"""Commands about versions on serving nodes: list, mirror, export, gc, pin, sign, verify; and KServe's storage
+"""Commands about versions on serving nodes: list, mirror, export, gc, pin, attach, sign, verify; and KServe's storage
 initializer."""
 
 import os
@@ -11,25 +11,28 @@ import click
 
 from enginesmith.cli import pull
 from enginesmith.cli.options import (
+    TARGET,
     Duration,
+    command,
     emit_json,
-    json_option,
     reference_argument,
     references_argument,
-    registry_option,
     say,
-    trust_option,
     why_option,
 )
 from enginesmith.cli.tables import cell, echo, print_fields, print_table
-from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError, digest_of_file
+from enginesmith.core.hardware.machine import target_named
 from enginesmith.core.names import parse_reference
-from enginesmith.core.parsing import user
-from enginesmith.core.text import pluralize
+from enginesmith.core.parsing import Malformed, user
+from enginesmith.core.requirements import Requirement, for_target
+from enginesmith.core.text import format_bytes, now, pluralize
 from enginesmith.exchange.kserve import pull_arguments
 from enginesmith.exchange.mirror import mirror as copy
 from enginesmith.exchange.oci import export_oci as write
 from enginesmith.registry.collection.references import Rules
+from enginesmith.registry.evidence.attachments import COMPILE_CACHE, Attachment
 from enginesmith.registry.gc import Collected, collect
 from enginesmith.registry.registered_specs import pin as pin_version
 from enginesmith.registry.registered_specs import unpin as unpin_version
@@ -39,18 +42,15 @@ from enginesmith.registry.trust.policy import load_policy, policy_of_key
 from enginesmith.registry.trust.signing import Keyless, Signed, SigningKey, check_signer
 from enginesmith.registry.versions import index
 from enginesmith.registry.versions.lookup import locate
-from enginesmith.registry.versions.publish import add_signatures
+from enginesmith.registry.versions.publish import add_attachment, add_signatures
 
 # The commands that carry versions elsewhere: mirror, export.
 
 
-@click.command()
+@command()
 @references_argument
 @click.argument("dest", metavar="DEST")
 @click.option("--channels", "with_channels", is_flag=True, help="Also move the channels named by REF in the copy.")
-@trust_option
-@registry_option
-@json_option
 def mirror(
     references: tuple[str, ...], dest: str, with_channels: bool, trust: Path | None, registry: str, as_json: bool
 ) -> None:
@@ -65,10 +65,10 @@ def mirror(
         echo(name)
     for name in found.moved:
         echo(f"channel {name}")
-    echo(f"{pluralize(found.copied, 'blob')} copied ({found.size_bytes} bytes), {found.present} already there")
+    echo(f"{pluralize(found.copied, 'blob')} copied ({format_bytes(found.size_bytes)}), {found.present} already there")
 
 
-@click.command("export")
+@command("export")
 @reference_argument
 @click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
 @click.option("--proven-only", is_flag=True, help="Leave out engines that are not proven.")
@@ -79,9 +79,6 @@ def mirror(
     show_default=True,
     help="What an image holds; triton: a model repository in /models, as KServe's model cars do.",
 )
-@trust_option
-@registry_option
-@json_option
 def export_oci(
     reference: str, dest: Path, proven_only: bool, layout: str, trust: Path | None, registry: str, as_json: bool
 ) -> None:
@@ -100,9 +97,8 @@ def export_oci(
 # The command that KServe calls as a storage initializer: source URIs and folders, in pairs.
 
 
-@click.command()
+@command()
 @click.argument("pairs", metavar="SRC DEST ...", nargs=-1, required=True)
-@registry_option
 def initialize(pairs: tuple[str, ...], registry: str) -> None:
     """Pull each enginesmith:// URI SRC into the folder DEST, as KServe asks a storage initializer to.
 
@@ -123,15 +119,13 @@ def initialize(pairs: tuple[str, ...], registry: str) -> None:
 # The command that lists: models, or the versions of one, in pages.
 
 
-@click.command("list")
+@command("list")
 @click.argument("model", required=False)
 @click.option(
     "--limit", type=click.IntRange(1), default=100, show_default=True, help="Models or versions to list, at most."
 )
 @click.option("--before", metavar="VERSION", help="Only versions older than this one.")
 @click.option("--after", metavar="NAME", help="Only models after this name, or versions newer than this one.")
-@registry_option
-@json_option
 def list_models(
     model: str | None, limit: int, before: str | None, after: str | None, registry: str, as_json: bool
 ) -> None:
@@ -178,7 +172,7 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
 # The commands of retention: gc, pin.
 
 
-@click.command()
+@command()
 @click.option("--delete", is_flag=True, help="Mark and delete. Without this nothing changes.")
 @click.option("--grace", type=Duration(), default="7d", show_default=True, help="Time from marking to deleting.")
 @click.option(
@@ -195,8 +189,6 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
     show_default=True,
     help="Newest moves of each channel to keep, for rollback.",
 )
-@registry_option
-@json_option
 def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
     """Show what nothing needs any more. With --delete, mark it, and delete what was marked at least --grace ago."""
     rules = Rules(keep_versions, keep_moves)
@@ -217,12 +209,10 @@ def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, regi
     )
 
 
-@click.command()
+@command()
 @reference_argument
 @click.option("--remove", is_flag=True, help="Remove the pin of NAME@VERSION, whose files may be gone.")
 @why_option
-@registry_option
-@json_option
 def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) -> None:
     """Keep the version REF, whatever its age, until the pin is removed."""
     if remove:
@@ -247,24 +237,106 @@ def _unpin(reference: str, registry: str, as_json: bool) -> None:
     if as_json:
         emit_json({"model": where.model, "version": where.version, "pinned": False})
     else:
-        echo(f"{where} is not pinned any more")
+        echo(f"{where} is unpinned")
 
 
 def _print(found: Collected) -> None:
     rows = []
     for item in found.items:
         due = item.due.isoformat(timespec="minutes") if item.due else ""
-        rows.append([item.kind, item.name, str(item.size_bytes or ""), item.state, due, item.why])
+        rows.append(
+            [item.kind, item.name, format_bytes(item.size_bytes) if item.size_bytes else "", item.state, due, item.why]
+        )
     if rows:
-        print_table(("kind", "name", "bytes", "state", "due", "why"), rows)
+        print_table(("kind", "name", "size", "state", "due", "why"), rows)
     for lease in found.leases:
         echo(f"writing now: {lease}")
     gone, left = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
-    echo(
-        f"{pluralize(len(found.kept), 'version')} kept; {gone} bytes deleted, {left} bytes are garbage and still there"
-    )
+    kept = pluralize(len(found.kept), "version")
+    echo(f"{kept} kept; {format_bytes(gone)} deleted, {format_bytes(left)} marked or to mark")
     if rows and not found.acted:
         say("nothing was changed; add --delete to mark what is new and to delete what is due")
+
+
+# The command that adds a file to a version.
+
+
+@command()
+@reference_argument
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--kind", required=True, help="What the file is: torch-compile-cache, or a name of your own.")
+@click.option("--target", metavar="TARGET", show_default="any machine", help=f"{TARGET}; only such machines pull it.")
+@click.option("--note", default="", help="A remark for people, of at most 1000 characters.")
+@click.option(
+    "--measure",
+    metavar="MODULE:FUNCTION",
+    help="Of a torch-compile-cache: time a start with and without it; FILE is made first if it is not there.",
+)
+def attach(
+    reference: str,
+    file: Path,
+    kind: str,
+    target: str | None,
+    note: str,
+    measure: str | None,
+    registry: str,
+    as_json: bool,
+) -> None:
+    """Add FILE to the published version REF; `enginesmith pull` brings it to the machines that it fits.
+
+    A torch-compile-cache says itself which machines it fits. Nodes pull it if it is signed: run `enginesmith registry
+    sign REF --attachment FILE` afterwards.
+    """
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(reference)).manifest
+    if measure and kind != COMPILE_CACHE:
+        raise click.UsageError(f"--measure is for --kind {COMPILE_CACHE}")
+    measured: dict[str, float] = {}
+    if measure:
+        from enginesmith.compile_caches.warm_start import measure_start
+
+        measured = measure_start(measure, file).to_json()
+    if not file.is_file():
+        make = "; with --measure MODULE:FUNCTION it is made" if kind == COMPILE_CACHE else ""
+        raise InputError(f"{file} is no file{make}")
+    attachment = Attachment(
+        name=file.name,
+        kind=kind,
+        model=manifest.model,
+        version=manifest.version,
+        manifest=manifest.digest,
+        digest=digest_of_file(file),
+        size_bytes=file.stat().st_size,
+        by=user(),
+        created_at=now(),
+        requires=_requirements(file, kind, target),
+        note=note,
+        measured=measured,
+    )
+    try:
+        attached, is_new = add_attachment(store, manifest, attachment, file)
+    except Malformed as error:
+        raise InputError(f"{file} cannot be attached: {error}") from error
+    if as_json:
+        emit_json({**encode(attached), "new": is_new})
+        return
+    found = ", ".join(f"{name} {value:g}" for name, value in attached.measured.items())
+    echo(f"{'attached' if is_new else 'was attached'}: {attached.name} to {manifest.model}@{manifest.version}")
+    echo(f"{attached.kind} {attached.digest}" + (f"  {found}" if found else ""))
+
+
+def _requirements(file: Path, kind: str, target: str | None) -> tuple[Requirement, ...]:
+    """What a machine must have that pulls an attachment: what a compile cache says, and the target."""
+    found: tuple[Requirement, ...] = ()
+    if kind == COMPILE_CACHE:
+        from enginesmith.compile_caches.archive import read_recipe
+
+        found = read_recipe(file).requires
+    if target is None:
+        return found
+    named = target_named(target)
+    asked = for_target(named, only=named.name if named.is_cpu and named.name != "cpu" else "")
+    return found if asked in found else (*found, asked)
 
 
 # The commands of trust: sign, verify.
@@ -273,7 +345,7 @@ def _print(found: Collected) -> None:
 SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
 
 
-@click.command()
+@command()
 @reference_argument
 @click.option(
     "--key",
@@ -293,14 +365,21 @@ SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
 @click.option(
     "--keyless", is_flag=True, help="Sign with an OpenID Connect identity through Sigstore; needs network access."
 )
-@registry_option
-@json_option
+@click.option(
+    "--attachment",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Sign the attachment with the bytes of this file, too; repeat it.",
+)
 def sign(
     reference: str,
     private_key: Path | None,
     certificate: Path | None,
     chain: tuple[Path, ...],
     keyless: bool,
+    files: tuple[Path, ...],
     registry: str,
     as_json: bool,
 ) -> None:
@@ -308,7 +387,7 @@ def sign(
     signer = _signer(private_key, certificate, chain, keyless)
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
-    signed = add_signatures(store, manifest, signer)
+    signed = add_signatures(store, manifest, signer, [digest_of_file(file) for file in files])
     if as_json:
         emit_json({"model": manifest.model, "version": manifest.version, "signatures": [vars(item) for item in signed]})
         return
@@ -317,7 +396,7 @@ def sign(
         echo(line)
 
 
-@click.command("verify")
+@command("verify")
 @reference_argument
 @click.option(
     "--public-key",
@@ -325,9 +404,6 @@ def sign(
     show_default="the trust policy decides",
     help="Public key in PEM that must have signed the version.",
 )
-@trust_option
-@registry_option
-@json_option
 def verify_signature(reference: str, public_key: Path | None, trust: Path | None, registry: str, as_json: bool) -> None:
     """Check that the version REF is signed as a key or a trust policy requires. Exit code 1 if it is not."""
     if public_key is None and trust is None:

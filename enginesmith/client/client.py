@@ -29,7 +29,7 @@ from enginesmith.client.layouts.base import ALL_GENERATIONS, AllGenerations, Lay
 from enginesmith.client.layouts.triton import Triton
 from enginesmith.client.layouts.triton_config import DynamicBatching
 from enginesmith.client.locate import VersionLocator, locate_and_rank
-from enginesmith.client.pull import Pulled, download_best, download_each, download_engine
+from enginesmith.client.pull import Pulled, download_best, download_each, download_engine, with_attachments
 from enginesmith.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginesmith.client.watching.server import (
     INTERVAL_S,
@@ -112,16 +112,18 @@ class Client:
     def pull(
         self, reference: str, dest: str | Path, *, machine: Machine | str = AUTO, progress: Progress = silent
     ) -> Pulled:
-        """Download the best compatible engine into the folder `dest`, verified, with a JSON description beside it.
+        """Download the best compatible engine into the folder `dest`, verified, with a JSON description beside it, and
+        the version's attachments that fit into `dest`/attachments (`pull.with_attachments`).
 
         progress: called with the downloaded and the total bytes.
         Raises UnknownNameError when no engine is compatible (with each rejection), IntegrityError, UnavailableError.
         """
         located, answer = self._rank(reference, machine, sure=False)
         store, fetcher = self._locator.store, self._fetcher(progress)
-        return download_best(
+        pulled = download_best(
             answer, lambda resolution: download_engine(store, located, resolution, Path(dest), fetcher)
         )
+        return with_attachments(pulled, store, answer, Path(dest), fetcher)
 
     def pull_all(
         self, reference: str, dest: str | Path, *, machine: Machine | str = AUTO, progress: Progress = silent
@@ -266,17 +268,17 @@ def pull(
     proven_only: bool = False,
     fallback: Literal["onnx"] | None = None,
     trust: Path | str | None = None,
-    kind: Literal["engine", "cache"] = "engine",
+    allow_unsigned: bool = False,
 ) -> Pulled:
     """Download the best engine for `target` into the folder `dest`, verified, with a JSON description beside it.
 
     reference: 'name', 'name@VERSION' or 'name:CHANNEL'.  target: 'auto' is this machine.
     trust: a trust policy's file; None is the one that ENGINESMITH_TRUST_POLICY names, if any.
-    kind: 'cache' brings a compile cache of torch, for `enginesmith.warm_start`.
+    allow_unsigned: as in `Policy`, of attachments that are code.
     Raises UnknownNameError when nothing fits (each rejection with its reason), IntegrityError (UntrustedError without
     the signatures that the trust policy asks for), UnavailableError.
     """
-    policy = Policy(precision, proven_only=proven_only, fallback=fallback, kind=kind, trust=trust)
+    policy = Policy(precision, proven_only=proven_only, fallback=fallback, trust=trust, allow_unsigned=allow_unsigned)
     return Client(registry, policy=policy).pull(reference, dest, machine=target)
 
 

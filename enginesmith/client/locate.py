@@ -224,10 +224,7 @@ def judge_located(store: Store, located: Located, policy: Policy) -> tuple[Locat
 def _judge(store: Store, located: Located, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
     documents = located.documents or store
     vouched = require(documents, located.manifest, policy.trust)
-    judged = located.manifest
-    if policy.kind == "cache":
-        judged = replace(judged, engines=judged.caches)
-    entries: tuple[EngineEntry, ...] = judge_entries(documents, judged, vouched.counts)
+    entries: tuple[EngineEntry, ...] = judge_entries(documents, located.manifest, vouched.counts)
     if policy.fallback == "onnx":
         entries = (*entries, *_fallback(store, located.manifest))
     return replace(located, signed_by=vouched.signers), entries

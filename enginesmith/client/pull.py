@@ -14,14 +14,17 @@ from enginesmith.client.fetch import BlobFetcher, Origin, Wanted
 from enginesmith.client.resolve import FALLBACK, EngineRanking, Resolution
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import InputError, IntegrityError, digest_of_bytes, digest_of_file
+from enginesmith.core.hardware.evaluation import evaluate
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
 from enginesmith.core.reports.latency import LatencyReport
 from enginesmith.core.state import parts_folder, state_ends, states_of, with_int8_states
+from enginesmith.registry.evidence.attachments import DESCRIPTION, Attachment, attachments, read_attachment
 from enginesmith.registry.evidence.attestations import measured_latencies
 from enginesmith.registry.manifest import MAX_BYTES, EngineEntry, Manifest, functions_of, make_request, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import choose_digest, write_whole
+from enginesmith.registry.trust import Vouched, require
 from enginesmith.registry.versions.lookup import Located
 from enginesmith.serving.padding import padding_of
 
@@ -41,7 +44,7 @@ def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
     beside = (item for item in manifest.engines if item.digest and item.target == engine.target)
     if len({item.backend for item in beside if item.precision == engine.precision}) > 1:
         stem += f"-{engine.backend}"
-    return f"{stem}-cache" if manifest.is_cache(engine) else stem
+    return stem
 
 
 def weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
@@ -73,7 +76,6 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
     }
     weights = weights_name(manifest, engine)
     found: dict[str, object] = {"weights": weights} if weights else {}
-    found |= {"kind": "cache"} if manifest.is_cache(engine) else {}
     if shards := shards_of(manifest, engine):
         found["shards"] = sorted(shards)
     request = with_int8_states(make_request(engine))
@@ -93,12 +95,24 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
 MOST_CODE_BYTES = 16 << 20
 
 
+@dataclass(frozen=True)
+class PulledAttachment:
+    """An attachment on disk. description: the document about it, beside it.  signed_by: the trust policy's names of the
+    signers of that document; empty where no signature was asked for."""
+
+    path: Path
+    description: Path
+    attachment: Attachment
+    signed_by: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, repr=False)
 class Pulled:
     """An engine on disk. path: the engine.  description: the JSON beside it.  origin: where its bytes came from.
 
     weights: the ONNX model beside it that holds the weights of an engine whose own file leaves them out.
     latency: the newest report on machines of this kind, where it was looked for (`Client.pull_all`) and is there.
+    attachments: of the version, those that were pulled (`Client.pull`).  left_out: name -> why it was not.
     """
 
     path: Path
@@ -108,16 +122,13 @@ class Pulled:
     origin: Origin
     weights: Path | None = None
     latency: LatencyReport | None = None
+    attachments: tuple[PulledAttachment, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
         """One line: the file, what it is of, and its status."""
         version = f"{self.located.manifest.model}@{self.located.manifest.version}"
         return f"Pulled({self.path.name!r}: {self.engine.unit} of {version}, {self.engine.status})"
-
-    @property
-    def is_cache(self) -> bool:
-        """Whether it is a compile cache (`enginesmith.warm_start`) and no engine."""
-        return self.located.manifest.is_cache(self.engine)
 
     @property
     def cached(self) -> bool:
@@ -136,7 +147,7 @@ class Pulled:
             return None
         if self.engine.target == FALLBACK:
             return f"FALLBACK: no engine of this version fits this machine; this is {self.engine.reason}"
-        if not self.engine.is_measured:
+        if not self.engine.is_measured or self.engine.status != "unproven":
             return f"UNPROVEN: {self.engine.unit} is not proven: {self.engine.reason}"
         return (
             f"UNPROVEN: {self.engine.unit} is not proven on this kind of machine ({self.engine.reason}); "
@@ -262,3 +273,71 @@ def _check_owner(description: Path, manifest: Manifest) -> None:
         found = parse_json(description.read_bytes(), MAX_BYTES)
         if (found.get("model"), found.get("version")) != (manifest.model, manifest.version):
             raise InputError(f"{description} is of {found.get('model')}@{found.get('version')}; give another folder")
+
+
+# The attachments of a version: those that fit the machine come into the folder `attachments` beside the engine.
+
+
+ATTACHMENTS = "attachments"
+
+
+def with_attachments(pulled: Pulled, store: Store, ranking: EngineRanking, dest: Path, fetcher: BlobFetcher) -> Pulled:
+    """A pulled engine with the attachments of its version that fit the machine, each verified, in `dest`/attachments.
+
+    Of several with one name the newest that may be pulled counts. Without the signatures that the trust policy needs
+    none is pulled, and a kind that is code not without any, unless `Policy.allow_unsigned` says so. What is damaged or
+    lost is left out: the engine does not depend on it. Raises UnavailableError.
+    """
+    located, found, left_out = pulled.located, dict[str, PulledAttachment](), dict[str, str]()
+    try:
+        known = attachments(located.documents or store, located.manifest)
+        vouched = require(located.documents or store, located.manifest, ranking.policy.trust) if known else Vouched(())
+    except IntegrityError as error:
+        return replace(pulled, left_out=((ATTACHMENTS, str(error)),))
+    for attachment, document in known:
+        name = attachment.name
+        signed_by = vouched.attachment_signers(document)
+        reason = _refusal(attachment, ranking, bool(vouched.signers), bool(signed_by))
+        if name in found or reason:
+            left_out.setdefault(name, reason)
+            continue
+        path = dest / ATTACHMENTS / name
+        description = path.with_name(f"{name}{DESCRIPTION}")
+        try:
+            _check_place(description, located.manifest.model)
+            fetcher.fetch(store, choose_digest(attachment.digest, None), attachment.size_bytes, path)
+        except (InputError, IntegrityError) as error:
+            left_out.setdefault(name, str(error))
+            continue
+        write_whole(description, document)
+        found[name] = PulledAttachment(path, description, attachment, signed_by)
+    missing = tuple((name, reason) for name, reason in left_out.items() if name not in found)
+    return replace(pulled, attachments=tuple(found.values()), left_out=missing)
+
+
+def _refusal(attachment: Attachment, ranking: EngineRanking, needs_signature: bool, is_signed: bool) -> str:
+    """Why an attachment is not pulled; '' where it is. needs_signature: whether the trust policy asks for some."""
+    machine = ranking.machine.with_installed(attachment.requires)
+    unmet = [item.words for item in evaluate(attachment.requires, machine) if item.rules_out]
+    if unmet:
+        return unmet[0]
+    if is_signed or (ranking.policy.allow_unsigned and not needs_signature):
+        return ""
+    if needs_signature:
+        return (
+            "it has not the signatures that the trust policy needs; have it signed (`enginesmith registry sign "
+            f"{attachment.model}@{attachment.version} --key KEY --attachment FILE`)"
+        )
+    if attachment.is_code:
+        return (
+            f"a {attachment.kind} is code, and no signature of it was asked for; pull with a trust policy, or with "
+            "--allow-unsigned (allow_unsigned=True) if whoever can write to the registry may run code here"
+        )
+    return ""
+
+
+def _check_place(description: Path, model: str) -> None:
+    """Raise InputError where an attachment of another model has this name."""
+    with suppress(OSError, IntegrityError):
+        if (other := read_attachment(description.read_bytes())).model != model:
+            raise InputError(f"{description} is of {other.model}@{other.version}; give another folder")

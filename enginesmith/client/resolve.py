@@ -44,7 +44,7 @@ class Policy:
     """What a client accepts. precision: only this one.  proven_only: no engine that never ran on its hardware.
 
     fallback: 'onnx' takes the version's ONNX model, to be run by onnxruntime, where no engine fits.
-    kind: 'cache' asks for a compile cache of torch (`enginesmith.warm_start`) in the place of an engine.
+    allow_unsigned: whether attachments that are code are pulled without a signature where no trust policy asks for one.
     trust: whose signatures a version needs: a trust policy, or its file, which is then read each time; None is the one
     that ENGINESMITH_TRUST_POLICY names, if any.
     """
@@ -52,8 +52,8 @@ class Policy:
     precision: str | None = None
     proven_only: bool = False
     fallback: Literal["onnx"] | None = None
-    kind: Literal["engine", "cache"] = "engine"
     trust: "TrustPolicy | Path | str | None" = None
+    allow_unsigned: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,12 @@ class EngineRanking:
             raise IntegrityError("\n".join([f"{what}; {remedy}:", *lines]))
         if not self.candidates:
             wanted = self.machine.name + (f" in {self.policy.precision}" if self.policy.precision else "")
-            kind = "compile cache" if self.policy.kind == "cache" else "engine"
-            lines = [f"  {unit}: {reason}" for unit, reason in self.rejected] or [f"  it has no {kind}s at all"]
+            kind = "engine"
+            lines = [f"  {unit}: {reason}" for unit, reason in self.rejected] or ["  it has no engines at all"]
             remedy = "add the target to the spec and build, or choose"
             if any(reason.startswith(_UNPROVEN) for _, reason in self.rejected):
-                kind = f"proven {kind}"
+                kind = "proven engine"
                 remedy = f"`enginesmith validate {self.what}` on such a machine proves what never ran there; or choose"
-            elif self.policy.kind == "cache":
-                remedy = "build one on such a machine (compile_cache in the spec)"
             raise UnknownNameError("\n".join([f"{self.what} has no {kind} for {wanted}; {remedy}:", *lines]))
         ranked = tuple(candidate.entry for candidate in self.candidates)
         remarks = self.candidates[0].remarks

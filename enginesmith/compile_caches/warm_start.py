@@ -1,37 +1,56 @@
-"""A warm start: a process that compiles a model with torch.compile out of a compile cache that was pulled.
+"""A warm start: a process that compiles a model with torch.compile out of a compile cache; and what it saves, measured.
 
 A cache is code of whoever published it: torch unpickles graphs and loads shared libraries out of it. So nothing of it
 is read before its publisher is known (a trust policy whose signatures held when it was pulled, or the caller's word)
-and its bytes have the digest of the manifest.
+and its bytes have the digest that was published.
 """
 
 import atexit
+import json
+import math
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from enginesmith.client.pull import Pulled
-from enginesmith.compile_caches.archive import MOST_BYTES, unpack
-from enginesmith.compile_caches.probes import use_probes
-from enginesmith.compile_caches.recipe import CacheRecipe
-from enginesmith.core.codec import Excerpt, parse_as
-from enginesmith.core.errors import Digest, EnginesmithError, InputError, IntegrityError, digest_of_bytes
-from enginesmith.core.hardware.evaluation import evaluate
+from enginesmith.client.pull import Pulled, PulledAttachment
+from enginesmith.compile_caches.archive import (
+    MOST_BYTES,
+    CacheRecipe,
+    CompileOptions,
+    pack,
+    record_probes,
+    unpack,
+    use_probes,
+)
+from enginesmith.core.errors import (
+    EnginesmithError,
+    InputError,
+    IntegrityError,
+    ModelError,
+    digest_of_bytes,
+    digest_of_file,
+)
+from enginesmith.core.hardware.evaluation import evaluate, list_facts
 from enginesmith.core.hardware.machine import Machine, cpu_here
-from enginesmith.core.names import FileName
 from enginesmith.core.parsing import Malformed
-from enginesmith.core.requirements import Gpu, Requirement, hardware_of
+from enginesmith.core.requirements import Gpu, Installation, Requirement, for_target, hardware_of, same_versions
+from enginesmith.core.types import Target
+from enginesmith.registry.evidence.attachments import COMPILE_CACHE, DESCRIPTION, read_attachment
 from enginesmith.registry.trust.policy import UntrustedError
 
 if TYPE_CHECKING:
     import torch
 
 FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-_MOST_DESCRIPTION = 16 << 20
 
 
 class StaleCacheError(EnginesmithError):
@@ -58,56 +77,67 @@ class WarmStart:
         differing = ["it is in training mode: call model.eval()"] if model.training else []
         if differing := [*differing, *self.recipe.differences(model)]:
             more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
-            raise StaleCacheError(f"stale: the cache was made from another model: {differing[0]}{more}; build it again")
+            raise StaleCacheError(f"stale: the cache was made from another model: {differing[0]}{more}; make it again")
         return self.recipe.options.compile(model)
 
     def misses(self) -> dict[str, int]:
         """What this process compiled although it has the cache, by kind; empty where the cache had everything."""
-        made = _count_kernels(self.folder) - self.kernels
-        return {name: count for name, count in (*count_misses().items(), ("C++ kernels", made)) if count}
+        counts = (*count_misses().items(), ("C++ kernels", _count_kernels(self.folder) - self.kernels))
+        return {name: count for name, count in counts if count}
 
 
-def warm_start(pulled: "Pulled | Path | str", *, allow_unsigned: bool = False) -> WarmStart:
+def warm_start(pulled: "Pulled | PulledAttachment | Path | str", *, allow_unsigned: bool = False) -> WarmStart:
     """Have this process compile out of a cache. Call it before the first torch.compile.
 
-    pulled: what `pull(..., kind='cache')` gave, or the description (JSON) that lies beside a cache's file.
-    allow_unsigned: whether its code may run without a signature that a trust policy asked for, since everybody who can
-    write to the registry (or, of a description, to its folder) may run code here.
+    pulled: what `pull` gave, the newest of its compile caches, or the document (NAME.attachment.json) beside a cache's
+    file. allow_unsigned: whether its code may run without a signature that a trust policy asked for, since everybody
+    who can write to the registry (or, of a document, to its folder) may run code here.
     Raises UntrustedError before anything is read, IntegrityError for other bytes than were published, StaleCacheError
     with what differs on this machine, InputError for what is no compile cache.
     """
-    if isinstance(pulled, Pulled):
-        if not pulled.is_cache:
-            raise InputError(f"{pulled!r} is an engine and no compile cache; pull it with kind='cache'")
-        path, digest, requires = pulled.path, str(pulled.engine.digest), pulled.engine.requires
-        signed = bool(pulled.located.signed_by)
-    else:
-        path, digest, requires = _read_description(Path(pulled))
-        signed = False
-    if not signed and not allow_unsigned:
+    found = _cache_of(pulled)
+    if not found.signed_by and not allow_unsigned:
         raise UntrustedError(
-            f"{path.name} is code (pickles and shared libraries), and no signature of it was asked for; pull it with a "
-            "trust policy, or give allow_unsigned=True if whoever can write to the registry may run code here"
+            f"{found.path.name} is code (pickles and shared libraries), and no signature of it was asked for; pull it "
+            "with a trust policy, or give allow_unsigned=True if whoever can write to the registry may run code here"
         )
-    check_fresh(requires, path.name)
-    return open_cache(path, digest)
+    check_fresh(found.attachment.requires, found.path.name)
+    return open_cache(found.path, found.attachment.digest)
 
 
-def open_cache(path: Path, digest: str, folder: Path | None = None) -> WarmStart:
-    """Have this process compile out of the cache file `path`, whose publisher is trusted; raises as `warm_start`.
+def _cache_of(pulled: "Pulled | PulledAttachment | Path | str") -> PulledAttachment:
+    """The compile cache that was pulled. Raises InputError where there is none, with the reason."""
+    if isinstance(pulled, Pulled):
+        cache = next((item for item in pulled.attachments if item.attachment.kind == COMPILE_CACHE), None)
+        if cache is None:
+            why = "; ".join(f"{name}: {reason}" for name, reason in pulled.left_out) or "its version has none"
+            raise InputError(f"no compile cache came with {pulled!r}: {why}")
+        return cache
+    if isinstance(pulled, PulledAttachment):
+        found = pulled
+    else:
+        path = Path(pulled)
+        try:
+            attachment = read_attachment(path.read_bytes())
+        except (OSError, Malformed) as error:
+            raise InputError(f"{path} is no document of a compile cache (NAME{DESCRIPTION}): {error}") from error
+        found = PulledAttachment(path.with_name(attachment.name), path, attachment)
+    if found.attachment.kind != COMPILE_CACHE:
+        raise InputError(f"{found.path} is a {found.attachment.kind} and no compile cache ({COMPILE_CACHE})")
+    return found
 
-    folder: an empty one for its files; None is a new one, which is removed at exit.
-    """
+
+def open_cache(path: Path, digest: str) -> WarmStart:
+    """Have this process compile out of the cache file `path`, whose publisher is trusted; raises as `warm_start`."""
     try:
         with path.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); pull it again") from error
-    if (found := digest_of_bytes(data)) != digest:
-        raise IntegrityError(f"{path} has the digest {found[:12]}, and {digest[:12]} was published; pull it again")
-    if folder is None:
-        folder = Path(tempfile.mkdtemp(prefix="enginesmith-cache-"))  # readable by this user alone
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if (actual := digest_of_bytes(data)) != digest:
+        raise IntegrityError(f"{path} has the digest {actual[:12]}, and {digest[:12]} was published; pull it again")
+    folder = Path(tempfile.mkdtemp(prefix="enginesmith-cache-"))  # readable by this user alone
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
         recipe = unpack(data, folder)
     except IntegrityError as error:
@@ -133,7 +163,7 @@ def check_fresh(requires: tuple[Requirement, ...], name: str) -> None:
     machine = (Machine.from_name() if for_gpu else cpu_here()).with_installed(requires)
     for found in evaluate(requires, machine):
         if found.state != "met" and found.words:
-            raise StaleCacheError(f"{name}: {found.words}; pull the one that fits, or build it here")
+            raise StaleCacheError(f"{name}: {found.words}; pull the one that fits, or make it here")
 
 
 def count_misses() -> dict[str, int]:
@@ -149,32 +179,132 @@ def count_misses() -> dict[str, int]:
     }
 
 
-def count_frames() -> int:
-    """How many frames dynamo has compiled in this process, recompilations among them."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["frames"]["ok"])
-
-
 def _count_kernels(folder: Path) -> int:
     return sum(1 for _ in folder.rglob("*.so"))
 
 
+# What a cache saves: two fresh processes start as a server does, import torch, make the model, compile it and call it,
+# one with an empty folder and one out of the cache. CPU seconds are compared, which other load changes less.
+
+
 @dataclass(frozen=True)
-class _Description(Excerpt):
-    file: FileName
-    digest: Digest
-    requires: tuple[Requirement, ...]
-    kind: str = ""
+class MeasuredStart:
+    """Seconds of a process, with those that it waited for, until its first answer: of its CPUs, and by the clock.
+
+    compiled_again: how many graphs and kernels the warm process compiled, at all calls.
+    """
+
+    cold_cpu_s: float
+    warm_cpu_s: float
+    cold_s: float
+    warm_s: float
+    compiled_again: int
+
+    def to_json(self) -> dict[str, float]:
+        """What the document of an attachment says of it. warm_of_cold: the ratio of the CPU seconds."""
+        numbers = {**asdict(self), "warm_of_cold": self.warm_cpu_s / self.cold_cpu_s}
+        return {name: round(value, 3) for name, value in numbers.items() if math.isfinite(value)}
 
 
-def _read_description(path: Path) -> tuple[Path, str, tuple[Requirement, ...]]:
-    """File, digest and requirements out of the description beside a cache."""
+def measure_start(entry_point: str, cache: Path) -> MeasuredStart:
+    """The first answer of a fresh process, cold, and out of the file `cache`, which is made where it is not there.
+
+    entry_point: 'MODULE:FUNCTION', found from the working folder. The function gives a module in eval mode and the
+    inputs of a call (a tuple, or a mapping by name), or a list of them, one for each size; then, if wanted, the
+    `CompileOptions`. Raises InputError where it does not, ModelError for a process that fails, and where the answers
+    of the two differ.
+    """
+    with tempfile.TemporaryDirectory(prefix="enginesmith-start-") as folder:
+        cold = _start("cold", entry_point, cache, Path(folder))
+        warm = _start("warm", entry_point, cache, Path(folder))
+    return MeasuredStart(cold["cpu_s"], warm["cpu_s"], cold["wall_s"], warm["wall_s"], int(warm["misses"]))
+
+
+def _start(side: Literal["cold", "warm"], entry_point: str, cache: Path, folder: Path) -> dict[str, float]:
+    """Run one process. folder: for the cold one's files and answers."""
+    code = f"from {__name__} import run_once; run_once()"
+    command = [sys.executable, "-c", code, side, entry_point, str(cache.absolute()), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"it ended with {done.returncode}"]
+        raise ModelError(f"{entry_point}: the {side} start failed: {said[-1]}")
+    numbers: dict[str, float] = json.loads((folder / f"{side}.json").read_bytes())
+    return numbers
+
+
+def run_once() -> None:
+    """What a process of `measure_start` does: sys.argv has the side, the entry point, the cache and the folder."""
+    side, entry_point, cache, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
+    model, calls, options = load_entry_point(entry_point)
+    probes: Mapping[str, bool] = {}
+    warm = None
+    if side == "warm":
+        warm = open_cache(cache, digest_of_file(cache))
+        compiled = warm.compile(model)
+    else:
+        use_folder(folder / "inductor")
+        (folder / "inductor").mkdir()
+        probes, compiled = record_probes(), options.compile(model)
+    answers, numbers = [], dict[str, float]()
+    for call in calls:
+        answers.append(compiled(**call) if isinstance(call, Mapping) else compiled(*call))
+        numbers = numbers or {"cpu_s": sum(os.times()[:4]), "wall_s": _seconds_since_start()}
+    numbers["misses"] = sum(warm.misses().values()) if warm else 0
+    _compare(answers, folder / "answers.pt")
+    if warm is None and not cache.exists():
+        device = next((item.device.type for item in model.parameters()), "cpu")
+        recipe = CacheRecipe.of_model(model, options, device)
+        pack(folder / "inductor", replace(recipe, probes=probes, requires=_requirements(device)), cache)
+    (folder / f"{side}.json").write_text(json.dumps(numbers))
+
+
+def load_entry_point(entry_point: str) -> tuple["torch.nn.Module", list[Any], CompileOptions]:
+    """The model, the inputs of its calls and the options of an entry point. Raises InputError."""
+    import torch
+
+    torch.manual_seed(0)  # weights that are not loaded are the same in both processes
+    module, colon, function = entry_point.partition(":")
     try:
-        with path.open("rb") as stream:
-            found = parse_as(stream.read(_MOST_DESCRIPTION + 1), _MOST_DESCRIPTION, _Description)
-        if found.kind != "cache":
-            raise InputError(f"{path} describes no compile cache; `enginesmith pull --kind cache` writes one")
-        return path.parent / found.file, found.digest, found.requires
-    except (OSError, Malformed) as error:
-        raise InputError(f"{path} is no description of a compile cache: {error}") from error
+        made = getattr(import_module(module), function)() if colon else ()
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"{entry_point}: {error}; give MODULE:FUNCTION, found from {Path.cwd()}") from error
+    model, inputs, *more = made if isinstance(made, tuple) and len(made) in (2, 3) else (None, None)
+    if not isinstance(model, torch.nn.Module) or not (more == [] or isinstance(more[0], CompileOptions)):
+        raise InputError(f"{entry_point} must give a torch.nn.Module, the inputs of a call and, if any, CompileOptions")
+    return model.eval(), inputs if isinstance(inputs, list) else [inputs], more[0] if more else CompileOptions()
+
+
+def _compare(answers: list[Any], path: Path) -> None:
+    """Keep the answers of a cold process; raise ModelError where those of a warm one differ."""
+    import torch
+
+    if not path.exists():
+        torch.save(answers, path)
+        return
+    try:
+        torch.testing.assert_close(answers, torch.load(path, weights_only=True))
+    except AssertionError as error:
+        raise ModelError(f"its answers differ from those of a cold start: {str(error).splitlines()[0]}") from error
+
+
+def _requirements(device: str) -> tuple[Requirement, ...]:
+    """What a machine must have that uses a cache which is made here."""
+    machine = cpu_here() if device == "cpu" else Machine.from_name()
+    target = Target("cpu") if device == "cpu" else machine.target
+    versions = dict[str, str]()
+    for name in ("torch", "triton"):
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    facts = Installation(tuple(list_facts(cuda=device != "cpu").items()))
+    only = machine.cpu or "" if device == "cpu" else ""
+    return for_target(target, only=only), *same_versions(versions, *versions), facts
+
+
+def _seconds_since_start() -> float:
+    """Wall-clock seconds since this process was started, by the kernel's clocks (proc(5): starttime, uptime); NaN where
+    there is no /proc."""
+    with suppress(OSError, ValueError, IndexError):
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return uptime - ticks / os.sysconf("SC_CLK_TCK")
+    return float("nan")

@@ -39,7 +39,8 @@ class Capabilities:
     times_nodes: whether it times the nodes of an engine (`builders.backends.optional_methods.Profiling`).
     opens_parts: whether an engine's file is an ONNX graph, any part of which can be opened (`backends.parts`): inner
     tensors of such an engine can be tapped.
-    thread_safe: whether several threads may run one session at once. Any other is run by the thread that opened it.
+    thread_safe: whether several threads may run one session at once, which proofs and conformance try with two. Any
+    other is run by the thread that opened it.
     schemes_by_target: whether its quantized graphs depend on the target (`optional_methods.SchemesByTarget`).
     rounds_activations: whether products with weights in blocks round their activations to 8 bits, block by block.
     shards: whether it compiles graphs whose weights lie in files beside them, as those of over 1 GiB do.

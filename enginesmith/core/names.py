@@ -104,11 +104,10 @@ def parse_channel(text: str, default: str | None = None) -> tuple[str, str]:
 
 
 def channel_of(model: str, text: str) -> str:
-    """The channel of `name:CHANNEL`, where the name must be the model's. Raises UnknownNameError."""
-    named, colon, channel = text.partition(":")
-    if not colon or named != model:
-        wrong = "is a channel of another model" if colon else "does not name the channel's model"
-        raise UnknownNameError(f"{text!r} {wrong}; give {model}:{channel if colon else text}")
+    """The channel of `CHANNEL`, or of `name:CHANNEL`, where the name must be the model's. Raises UnknownNameError."""
+    named, colon, channel = text.rpartition(":")
+    if colon and named != model:
+        raise UnknownNameError(f"{text!r} is a channel of another model; give {model}:{channel}")
     return check_channel(channel)
 
 

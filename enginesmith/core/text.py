@@ -116,6 +116,12 @@ def format_bytes(size: float | None) -> str:
     return f"{size / 1024**power:.1f} {' KMG'[power]}iB" if power else f"{size:.0f} B"
 
 
+def format_checks(checks: Mapping[str, int]) -> str:
+    """'38/40': how many checks passed of all that there were; '' without any. checks: counts by outcome."""
+    total = sum(checks.values())
+    return f"{checks['passed']}/{total}" if total else ""
+
+
 def format_plain(value: float) -> str:
     """A number with three significant digits and without an exponent: '1.54', '2,330', '0.00012'."""
     rounded = float(f"{value:.3g}")

@@ -36,7 +36,7 @@ _OPTIONS = (
     "wait",
     "registry",
 )
-_FLAGS = ("all-generations", "proven-only", "no-warmup")
+_FLAGS = ("proven-only", "no-warmup")
 _PINNED = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 # What a container of the client needs in Kubernetes: nothing but to write where KServe has mounted a volume.
 _CLOSED: Mapping[str, object] = {

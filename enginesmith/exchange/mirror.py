@@ -1,8 +1,8 @@
 """Copies whole versions to another registry, such as one of a site without a network.
 
 A version is copied in the order of its publication: blobs first, verified on the way; then the documents beside it
-(attestations, signatures, the page); last the manifest, byte for byte. Killed anywhere, the next run goes on: blobs
-that are there are not sent again, and no version is there in part.
+(attestations, attachments, signatures, the page); last the manifest, byte for byte. Killed anywhere, the next run goes
+on: blobs that are there are not sent again, and no version is there in part.
 """
 
 import tempfile
@@ -15,6 +15,7 @@ from pathlib import Path
 from enginesmith.core.errors import ConflictError, InputError, IntegrityError, digests_in
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import Malformed
+from enginesmith.registry.evidence.attachments import attachments
 from enginesmith.registry.evidence.attestations import Attestation
 from enginesmith.registry.latency_series import merge_series
 from enginesmith.registry.leases import BUILDING, Guard, version_name
@@ -88,11 +89,12 @@ def mirror(
 def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
     """The digests of the blobs and the keys of the documents of a version, without its manifest.
 
-    Blobs are those that the manifest needs, and all that its documents name and the store has, as
+    Blobs are those that the manifest needs, attachments, and all that its documents name and the store has, as
     `collection.references` keeps them. Raises IntegrityError when one that is needed is lost.
     """
     keys = list(store.list(version_prefix(manifest.model, manifest.version)))
-    needed = manifest.blobs()
+    attached = {item.digest: f"attachment {item.name}" for item, _ in attachments(store, manifest)}
+    needed = attached | manifest.blobs()
     documents = [store.read(key) or b"" for key in keys if key.endswith(".json")]
     named = {digest for data in (*documents, "\n".join(keys).encode()) for digest in digests_in(data)}
     extra = [digest for digest in sorted(named - needed.keys()) if store.has(digest)]

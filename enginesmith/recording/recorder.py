@@ -133,18 +133,20 @@ class ObservationLog(_Log):
         request: int | str | None = None,
         outputs: Tensors | None = None,
         score: float | None = None,
+        size: float | None = None,
         error: str = "",
     ) -> bool:
         """Log a request, and return whether it was kept. latency: seconds from its arrival to its answer.  time_s: its
         arrival in seconds since the epoch; default: now.
 
         request: its name, where the other engine got the same one.  outputs: only their digest is kept.
-        score: quality by your own measure, higher is better.
+        score: quality by your own measure, higher is better.  size: of the request, in any unit above 0 (tokens, rows):
+        large requests are then compared with large ones.
         """
         when = time.time() if time_s is None else time_s
 
         def line() -> dict[str, object]:
-            extra = {"request": request, "score": score, "error": str(error or "")[:1000] or None}
+            extra = {"request": request, "score": score, "size": size, "error": str(error or "")[:1000] or None}
             answer = {"output": None if outputs is None else digest_of_outputs(outputs)}
             known = {key: value for key, value in (extra | answer).items() if value is not None}
             return {"time": float(when), "latency": float(latency), "ok": bool(ok), **known}

@@ -265,8 +265,8 @@ def _read_sweeper(value: object, path: str) -> Sweeper:
 # A lease is a document of a running writer. It records the generation of the garbage marks (`registry.marks`) when the
 # writer began: what was marked later is kept while the lease is held, and of what was marked before the writer removes
 # the marks. So a writer does this, in this order: `hold_lease`; `Guard.secure` the names; check that they exist; write
-# what refers to them. One that needs a name that is going must run again later. docs/guides/registry-care.md#delete-old-versions ("Why a
-# collection never hurts a publication") has the argument why this is enough.
+# what refers to them. One that needs a name that is going must run again later. The argument why
+# this is enough: docs/concepts/registry-protocol.md#why-no-needed-blob-is-deleted.
 #
 # The times in a lease, as all that one machine writes and another judges, are of the store's clock (`Store.now`). Its
 # holder measures what is left of it by a clock of its own machine that nobody sets, from before it asked the store for

@@ -50,16 +50,18 @@ class Misplaced(IntegrityError):  # noqa: N818 - says what the manifest is
     """A valid manifest of another model or version than its key says."""
 
 
-Status = Literal["proven", "unproven", "failed", "refused"]
+Status = Literal["proven", "proven on random inputs", "unproven", "failed", "refused"]
+ON_RANDOM: Status = "proven on random inputs"
 STATUSES: tuple[Status, ...] = get_args(Status)
-USABLE = ("proven", "unproven")
+USABLE = ("proven", "proven on random inputs", "unproven")
 
 
 @dataclass(frozen=True)
 class EngineEntry:
     """One unit of a version: an engine that can be pulled, or the reason why there is none.
 
-    status: 'proven' (ran on its hardware and passed), 'unproven' (never ran there, or `is_measured` is not so),
+    status: 'proven' (ran on its hardware and passed), 'proven on random inputs' (the same without golden data),
+    'unproven' (never ran there, or `is_measured` is not so),
     'failed', 'refused'.
     reason: of the status, in words.  build_key: digest of the build request.
     graph: digest of the ONNX model it was compiled from.  scales: digest of the calibrated ranges of an int8 engine.
@@ -100,7 +102,7 @@ class EngineEntry:
 
     @property
     def usable(self) -> bool:
-        """Whether the unit has an engine that may be pulled: proven or unproven."""
+        """Whether the unit has an engine that may be pulled: proven, on whatever inputs, or unproven."""
         return self.status in USABLE
 
     @property
@@ -151,7 +153,6 @@ class Manifest:
     toolchain, host: what built it, where.  metrics: the task metric per precision.
     graphs: of an ensemble, the versions that are its graphs, in the order of the data flow. Its engines are documents
     that name an engine of each (`registry.ensembles`).
-    caches: compile caches of torch, each an entry like an engine's; nothing opens them but `enginesmith.warm_start`.
     report: digest of the version's report (JSON).  created_at: ISO 8601, UTC.
 
     Before it is published a manifest has no version ('') and no engines: see `versions.publish.publish`.
@@ -173,7 +174,6 @@ class Manifest:
     format: Annotated[int, Format(FORMAT)] = FORMAT
     shards: Mapping[Digest, Mapping[Digest, BlobSize]] = field(default_factory=dict, metadata=OMIT_DEFAULT)
     graphs: tuple[PinnedGraph, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    caches: tuple[EngineEntry, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def golden(self) -> str:
@@ -189,10 +189,6 @@ class Manifest:
         if (digest := self.sources.get(name)) is None:
             raise IntegrityError(f"{self.model}@{self.version} has no {name} among its sources; build it again")
         return digest
-
-    def is_cache(self, entry: EngineEntry) -> bool:
-        """Whether an entry is one of the version's compile caches, and no engine."""
-        return any(cache.digest == entry.digest and cache.unit == entry.unit for cache in self.caches)
 
     def size_of(self, entry: EngineEntry) -> int | None:
         """Size in bytes of an engine's file and its shards; None of a unit without an engine."""
@@ -217,9 +213,9 @@ class Manifest:
     def blobs(self) -> dict[str, str]:
         """All blobs that this version refers to: digest -> description."""
         found = {digest: f"source {name}" for name, digest in self.sources.items()}
-        for kind, entry in (*(("engine", item) for item in self.engines), *(("cache", item) for item in self.caches)):
+        for entry in self.engines:
             found |= {entry.report: f"report of {entry.unit}"} if entry.report else {}
-            found |= {entry.digest: f"{kind} {entry.unit}"} if entry.digest else {}
+            found |= {entry.digest: f"engine {entry.unit}"} if entry.digest else {}
         for whole, shards in self.shards.items():
             found |= {shard: f"shard of {found.get(whole, whole)}" for shard in shards if shard not in found}
         return found | ({self.report: "report"} if self.report else {})

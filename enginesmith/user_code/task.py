@@ -16,7 +16,6 @@ from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import Dim, Scalar, TensorSpec
 from enginesmith.user_code.channel import Arrays, CallFunction, MessageChannel
-from enginesmith.user_code.compiling import CompileModel
 from enginesmith.user_code.describing import describe_module, describe_program
 from enginesmith.user_code.entry_point import call_entry_point, importing_from
 from enginesmith.user_code.torch_source import (
@@ -212,7 +211,7 @@ class LookAtModel:
 class Task:
     """The first message to a process of a user's code."""
 
-    what: TorchProgram | SampleGenerator | LookAtModel | CompileModel | CallFunction
+    what: TorchProgram | SampleGenerator | LookAtModel | CallFunction
 
     def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed; an error before the first answer is the first answer."""

@@ -118,6 +118,8 @@ def why_graph_not_here(store: Store, manifest: Manifest, entry: EngineEntry, tar
 Opener = Callable[[], AbstractContextManager[Session]]
 Job = tuple[TrafficSegment, list[Timed | None], float]
 JOIN_S = 10.0
+# An engine hangs that gives no answer for so many seconds, or ten times its slowest one; the first may compile.
+HANG_S, FIRST_S = 30.0, 600.0
 # A segment begins so many seconds after it was asked for, when every thread is awake.
 LEAD_S = 0.002
 
@@ -137,14 +139,16 @@ class IsolatedSession:
     """
 
     def __init__(self, process: BaseProcess, connection: Connection, inputs: Sequence[TensorSpec]) -> None:
-        self._process, self._connection, self._requests = process, connection, 0
+        self._process, self._connection, self._requests, self._slowest = process, connection, 0, 0.0
         self.inputs, self.died = inputs, ""
 
     def serve(self, inputs: Tensors) -> ServedRequest:
         """The answer to one request, or why it failed, and the seconds of service."""
         self._requests += 1
-        served: ServedRequest | None = self._ask(inputs, f"at request {self._requests} with the warm-up's")
-        return served or self._failed()
+        when = f"at request {self._requests} with the warm-up's"
+        served: ServedRequest = self._ask(inputs, when, self._patience()) or self._failed()
+        self._slowest = max(self._slowest, served.service)
+        return served
 
     def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
         """Serve so many requests at once from now on, each thread warmed up. Raises EnginesmithError where the engine
@@ -164,26 +168,36 @@ class IsolatedSession:
         """
         first = self._requests + 1
         when = f"among requests {first} to {self._requests + len(segment)} that it was sent"
-        count: int | None = self._ask(segment, when)
+        count: int | None = self._ask(
+            segment, when, segment.arrivals[-1] + len(segment) * self._slowest + self._patience()
+        )
         count = len(segment) - segment.lead if count is None else count
         self._requests += segment.lead + count
         for _ in range(count):
-            timed: Timed | None = self._receive(when)
-            yield timed or Timed(0.0, self._failed())
+            timed: Timed = self._receive(when, FIRST_S) or Timed(0.0, self._failed())
+            self._slowest = max(self._slowest, timed.served.service)
+            yield timed
 
-    def _ask(self, what: object, when: str) -> Untyped:
-        """What the process answers; None where it has ended. when: what it was doing, for `died`."""
+    def _patience(self) -> float:
+        return max(HANG_S, 10.0 * self._slowest) if self._slowest else FIRST_S
+
+    def _ask(self, what: object, when: str, patience_s: float = FIRST_S) -> Untyped:
+        """What the process answers; None where it has ended, or is ended because it does not answer within
+        `patience_s`. when: what it was doing, for `died`."""
         if not self.died:
             try:
                 self._connection.send(what)
             except OSError:
                 self.died = f"{_describe_end(self._process)}, {when}"
-        return self._receive(when)
+        return self._receive(when, patience_s)
 
-    def _receive(self, when: str) -> Untyped:
+    def _receive(self, when: str, patience_s: float) -> Untyped:
         if not self.died:
             try:
-                return self._connection.recv()
+                if self._connection.poll(patience_s):
+                    return self._connection.recv()
+                self._process.kill()
+                self.died = f"it was killed after {patience_s:.3g} s without an answer, {when}"
             except (EOFError, OSError):
                 self.died = f"{_describe_end(self._process)}, {when}"
         return None

@@ -24,7 +24,7 @@ from enginesmith.registry.store.files import make_folder, reachable
 from pipeline.canary.engines import ChosenEngine, IsolatedSession, check_alike, check_shared_gpu, choose, open_isolated
 from pipeline.canary.verdicts import WrittenReport, circumstances, thresholds_of, write_report
 from validation.canary.judging.criteria import QualityThresholds, Thresholds
-from validation.canary.judging.judge import Looks, judge
+from validation.canary.judging.judge import LEAST_STEP, Looks, judge
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.observations import ObservationTable, add_to, read_observations
 from validation.canary.replay import (
@@ -211,9 +211,15 @@ class CanaryExecution:
                 for file, seen, line in zip(files, self._seen, self._lines, strict=True):
                     file.append(line)
                     add_to(seen, line)
-                if len(self._seen[0]) in stops and (written := self._look(sessions)):
+                if (self._is_over(sessions) or len(self._seen[0]) in stops) and (written := self._look(sessions)):
                     return written
         raise InputError("the traffic gives no request within this duration; give a longer one")
+
+    def _is_over(self, sessions: Sessions) -> bool:
+        """Whether the candidate's process ended and the baseline's did not, which nothing that comes later changes."""
+        if not _death(sessions[0]) or _death(sessions[1]):
+            return False
+        return len(self._seen[0]) > (self._looks.before or (0,))[-1] + LEAST_STEP * self._planned
 
     def _pairs(
         self,

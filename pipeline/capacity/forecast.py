@@ -54,7 +54,6 @@ from validation.data.batches import leading_dim
 
 # How much one machine of each kind carries, machines and cost for a rate, and the cheapest mix of a fleet.
 
-
 # Greatest batches that are tried where none is given: the largest that was timed, and this many smaller ones.
 MOST_BATCHES = 4
 
@@ -294,7 +293,7 @@ class Forecaster:
             for name, _, rate in there
         )
         return (
-            f"{words} carry {max(total - lost, 0.0):.4g} a second within the limit"
+            f"{words} carry {format_plain(max(total - lost, 0.0))} per second within the limit"
             f"{' when one is lost' if self.demand.spare else ''}, not {self.demand.rate:g}; it takes {more}"
         )
 
@@ -328,7 +327,6 @@ def _high(row: EngineCapacity) -> float:
 
 
 # From a version and what is asked of it to a forecast of its capacity, and the picture of its costs.
-
 
 # Limits of the picture, as shares of the one that was asked for.
 PICTURED = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)

@@ -29,8 +29,6 @@ from validation.capacity.greatest_rate import (
 from validation.latency.measurement.loop import parse_sizes, tuned_for
 from validation.traffic.trace import Trace
 
-# The engines of a version on the kinds of machines that they were timed on, and those that they were not timed on.
-
 
 @dataclass(frozen=True)
 class MachineName:
@@ -116,7 +114,6 @@ def _name(entry: EngineEntry, machine: MachineKind) -> MachineName:
 #     sm_120: {per_hour: 2.10, count: 8}    # every product of the generation that has no price of its own
 #     cpu: {per_hour: 0.19}                 # or a kind of CPU: x86-64-v4-vnni
 
-
 EXAMPLE = "write such as `l4: {per_hour: 0.71, count: 40}`"
 
 
@@ -183,7 +180,6 @@ def read_prices(path: Path) -> MachinePrices:
 
 
 # What one machine is asked to do: workloads from Poisson or recorded arrivals, and which sizes of other dims run.
-
 
 # Recorded requests that are too few to show the latest in a hundred are refused.
 LEAST_REQUESTS = 100

@@ -1,69 +1,82 @@
 """Options of commands that run steps, and how a command shows what was published."""
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from enginesmith.cli.options import Duration, combine, log_format
+from enginesmith.cli.options import Duration, EngineChoice, Option, Selection, log_format
 
 if TYPE_CHECKING:
     from enginesmith.registry.manifest import Manifest
     from enginesmith.registry.store.base import Store
     from pipeline.canary.engines import ChosenEngine
     from pipeline.compile.run_context import RunContext
+    from pipeline.orchestration.run import RunOptions
     from pipeline.progress import Progress
 
 
 # Options of commands that run builds, and the display of their progress.
 
 
-# Where units are built; passed as `executor`, `ray_address` and `wait_for_nodes: timedelta`.
-executor_options = combine(
-    click.option(
-        "--executor",
-        type=click.Choice(["local", "ray"]),
-        default="local",
-        show_default=True,
-        help="Where units are built.",
+@dataclass(frozen=True)
+class Building:
+    """Where units are built."""
+
+    executor: Annotated[Literal["local", "ray"], Option("Where units are built.")] = "local"
+    ray_address: Annotated[
+        str | None,
+        Option(
+            "Ray cluster for --executor ray.",
+            envvar="RAY_ADDRESS",
+            show_envvar=True,
+            shown="a cluster started for this run",
+        ),
+    ] = None
+    wait_for_nodes: Annotated[
+        timedelta,
+        Option(
+            "How long a unit waits for a suitable Ray node, e.g. 15m with an autoscaler.", type=Duration(), shown="0s"
+        ),
+    ] = timedelta()
+
+
+def run_options(
+    registry: str | None, selection: Selection, jobs: int | None, building: Building | None = None
+) -> "RunOptions":
+    """What a run is asked for. registry: None for the spec's."""
+    from pipeline.orchestration.run import RunOptions
+
+    where = building or Building()
+    return RunOptions(
+        registry,
+        **vars(selection),
+        jobs=jobs,
+        executor=where.executor,
+        ray_address=where.ray_address,
+        wait_for_nodes_s=where.wait_for_nodes.total_seconds(),
+    )
+
+
+Buckets = Annotated[
+    tuple[str, ...],
+    Option(
+        "Sizes to time at, as in batch=8,length=64; all: both ends of every bucket; repeat it.",
+        name="--bucket",
+        shown="smallest, opt and largest",
     ),
-    click.option(
-        "--ray-address",
-        envvar="RAY_ADDRESS",
-        show_envvar=True,
-        show_default="a cluster started for this run",
-        help="Ray cluster for --executor ray.",
-    ),
-    click.option(
-        "--wait-for-nodes",
-        type=Duration(),
-        default="0s",
-        show_default=True,
-        help="How long a unit waits for a suitable Ray node, e.g. 15m with an autoscaler.",
-    ),
-)
+]
 
 
-def collect_run_options(command: Callable[..., object]) -> Callable[..., object]:
-    """Pass the options that are fields of `RunOptions` (registry, targets, jobs, executor, ...) as one value `options`.
-
-    It stands below all other decorators of a command.
-    """
-
-    @functools.wraps(command)
-    def call(*arguments: object, **given: Any) -> object:
-        from pipeline.orchestration.run import RunOptions
-
-        if "wait_for_nodes" in given:
-            given["wait_for_nodes_s"] = given.pop("wait_for_nodes").total_seconds()
-        named = {field.name: given.pop(field.name) for field in fields(RunOptions) if field.name in given}
-        return command(*arguments, options=RunOptions(**named), **given)
-
-    return call
+def chosen_buckets(given: tuple[str, ...]) -> 'tuple[str, ...] | Literal["all", "few"]':
+    """The sizes of --bucket as measurements take them. Raises click's usage error for 'all' beside sizes."""
+    if "all" in given and len(given) > 1:
+        raise click.UsageError("--bucket all is all of them: leave out the others")
+    return "all" if given == ("all",) else given or "few"
 
 
 def shown_progress(quiet: bool) -> AbstractContextManager["Progress"]:
@@ -76,13 +89,8 @@ def shown_progress(quiet: bool) -> AbstractContextManager["Progress"]:
 # What commands work on: a published version, or one of its engines.
 
 
-def trusted_manifest(store: "Store", reference: str) -> "Manifest":
-    """The manifest of a version. Raises as `vouched_manifest`."""
-    return vouched_manifest(store, reference)[0]
-
-
-def vouched_manifest(store: "Store", reference: str, trust: Path | None = None) -> tuple["Manifest", bool]:
-    """The manifest of a version, and whether signatures of it were required and held. trust: as of `require`.
+def trusted_manifest(store: "Store", reference: str, trust: Path | None = None) -> "Manifest":
+    """The manifest of a version. trust: as of `require`.
 
     Raises UnknownNameError for none, UntrustedError without the signatures that the trust policy requires."""
     from enginesmith.core.names import parse_reference
@@ -90,14 +98,15 @@ def vouched_manifest(store: "Store", reference: str, trust: Path | None = None) 
     from enginesmith.registry.versions.lookup import locate
 
     manifest = locate(store, parse_reference(reference)).manifest
-    return manifest, bool(require(store, manifest, trust).signers)
+    require(store, manifest, trust)
+    return manifest
 
 
 def target_names(manifest: "Manifest", text: str) -> set[str]:
     """The names of a version's targets that names separated by commas stand for; of one that it has not, its own."""
     from enginesmith.core.hardware.machine import match_targets, parse_targets
 
-    known = [*(entry.hardware for entry in (*manifest.engines, *manifest.caches))]
+    known = [entry.hardware for entry in manifest.engines]
     found = (match_targets(name, known) or parse_targets(name) for name in text.split(","))
     return {target.name for targets in found for target in targets}
 
@@ -115,9 +124,9 @@ def local_context(store: "Store", quiet: bool) -> Iterator["RunContext"]:
 
 @contextmanager
 def published_engine(
-    registry: str, reference: str, target: str, precision: str | None, quiet: bool
+    registry: str, reference: str, choice: EngineChoice, quiet: bool
 ) -> Iterator[tuple["ChosenEngine", "RunContext"]]:
-    """The engine of a version that fits `target` best, and the context to run it in.
+    """The engine of a version that fits the chosen target best, and the context to run it in.
 
     Raises UnknownNameError when nothing fits, InputError when its hardware is not here.
     """
@@ -127,6 +136,6 @@ def published_engine(
     from pipeline.canary.engines import choose
 
     store = open_store(registry)
-    chosen = choose(store, parse_reference(reference), target_named(target), precision)
+    chosen = choose(store, parse_reference(reference), target_named(choice.target), choice.precision)
     with local_context(store, quiet) as context:
         yield chosen, context

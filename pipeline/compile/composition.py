@@ -13,8 +13,6 @@ from functools import cached_property
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from enginesmith.core.errors import EnginesmithError
-from pipeline.compile.caches.judged import JudgedCache
-from pipeline.compile.caches.plan import check_required_caches, plan_caches
 from pipeline.compile.plan import (
     buildable_variants,
     candidates,
@@ -36,7 +34,7 @@ from pipeline.compile.steps.keys import measure
 from pipeline.compile.steps.proofs import validate
 from pipeline.compile.steps.search import choose, find_searched_kinds
 from pipeline.outcome import Judged, JudgedUnit, Outcome
-from pipeline.progress.events import Finished, Planned, PlannedCaches, RunConcluded
+from pipeline.progress.events import Finished, Planned, RunConcluded
 from pipeline.spec.model import matches_unit
 from pipeline.values import (
     BuildPlan,
@@ -173,14 +171,14 @@ class Run(Work):
         units = tuple(self.runner.call(measure, item, judged.exported, self) for item in judged.units)
         return replace(judged, units=units)
 
-    def draft(self, judged: Judged, caches: Sequence[JudgedCache] = ()) -> VersionDraft:
+    def draft(self, judged: Judged) -> VersionDraft:
         """What `publish` would publish. Raises OSError for a file of the spec that is gone."""
-        return draft_version(judged, caches, self)
+        return draft_version(judged, self)
 
     def publish(self, judged: Judged) -> Outcome:
         """The version that holds what passed; then which node drifted in what failed."""
         judged = self.time(judged)
-        draft = self.draft(judged, self._make_caches(judged.exported) if self.spec.compile_cache else ())
+        draft = self.draft(judged)
         outcome = self.runner.call(publish_version, draft, draw_page, self.context)
         # What is proven is published by now: it does not wait for what failed.
         broken = find_suspects(judged.units) if self.spec.validation.attribution != "off" else []
@@ -253,17 +251,9 @@ class Run(Work):
         names = [item.unit for item in candidates(self.spec, self.selection) if item.unit in known]
         return BuildPlan(self.spec.model, tuple(known[name] for name in names))
 
-    def _make_caches(self, exported: Exported) -> list[JudgedCache]:
-        from pipeline.compile.caches.step import make_cache  # imports numpy, which other runs on record do without
-
-        units = plan_caches(self.spec, self.selection, exported, self.context)
-        self.context.progress.emit(PlannedCaches(units))
-        return self.runner.map(make_cache, units, self.spec, exported, self.context)
-
 
 def compile_model(run: Run) -> Outcome:
     """All six steps: export, quantize, plan, build, validate, publish. Raises what a step raises."""
-    check_required_caches(plan_caches(run.spec, run.selection, None, run.context))
     exported = run.export()
     graphs = run.quantize(exported)
     plan = run.plan(graphs)

@@ -12,8 +12,6 @@ from typing import Concatenate, cast
 
 from enginesmith.core.codec import encode
 from enginesmith.registry.store.base import Store
-from pipeline.cache_unit import CacheUnit
-from pipeline.compile.caches.plan import plan_caches
 from pipeline.compile.causes import Causes
 from pipeline.compile.composition import InProcess, Item, P, Quantized, Run, Value
 from pipeline.compile.plan import (
@@ -176,24 +174,23 @@ class ForecastChange:
 class Forecast:
     """What a build of a model would do. changes: since the last build of its units, whether or not one is built.
 
-    missing: the steps that are not on record.  caches: compile caches.
+    missing: the steps that are not on record.
     """
 
     model: str
     units: tuple[UnitForecast, ...]
     changes: tuple[ForecastChange, ...]
     missing: tuple[str, ...] = ()
-    caches: tuple[CacheUnit, ...] = ()
 
     def to_json(self) -> Json:
         """What `enginesmith plan --json` prints."""
         changes = [vars(change) for change in self.changes]
-        units = [*(unit.to_json() for unit in self.units), *(unit.to_json() for unit in self.caches)]
+        units = [unit.to_json() for unit in self.units]
         return {"model": self.model, "missing": list(self.missing), "changes": changes, "units": units}
 
     def count(self, action: str) -> int:
         """How many units have this action."""
-        return [*(unit.action for unit in self.units), *(unit.action for unit in self.caches)].count(action)
+        return [unit.action for unit in self.units].count(action)
 
 
 def foresee(known: OnRecord, run: Run, made: Collection[str] = ()) -> Forecast:
@@ -207,8 +204,7 @@ def foresee(known: OnRecord, run: Run, made: Collection[str] = ()) -> Forecast:
         planned = {unit.name: unit for unit in plan.units}
     wanted = candidates(run.spec, run.selection)
     units = tuple(_foresee_unit(item, planned.get(item.unit), known, causes, run) for item in wanted)
-    caches = plan_caches(run.spec, run.selection, known.exported, run.context)
-    forecast = Forecast(run.spec.model, units, (), known.missing, caches)
+    forecast = Forecast(run.spec.model, units, (), known.missing)
     return replace(forecast, changes=tuple(_changes(forecast, known, causes, (*made, *known.missing))))
 
 

@@ -264,7 +264,7 @@ def search_missed(
 def describe_deciding(spec: ModelSpec) -> str:
     """What a search does about a task metric that decides: nothing, which is said; '' where none does."""
     metrics = spec.golden.metrics if spec.golden else ()
-    deciding = [item.name for item in metrics if item.decides_for("int8")]
+    deciding = [item.name for item in metrics if "int8" in item.decides]
     if not deciding:
         return ""
     return f"; its trials were held to decibels, not to {' and '.join(deciding)}, by which the graph is judged"

@@ -15,7 +15,7 @@ from enginesmith.core.text import format_bytes
 from enginesmith.core.types import TRAITS, TensorSpec
 from enginesmith.user_code.entry_point import missing_function, source_files
 from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_arguments, wrong_inputs, wrong_outputs
-from pipeline.sources.user_process import MOST_EMBEDDED_BYTES
+from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from pipeline.spec.model import ModelSpec, locate_mistakes
 from pipeline.spec.source import Loc
 

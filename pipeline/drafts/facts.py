@@ -13,7 +13,6 @@ from enginesmith.core.types import PLUS, TensorSpec
 
 # Sizes that the weights behind an input say, where an exporter left every axis dynamic.
 
-
 # The axis of a tensor, given as first input, and the axis of the weight that says its size.
 _WEIGHTED: Mapping[str, tuple[int, int]] = {
     "BatchNormalization": (1, 0),
@@ -59,7 +58,6 @@ def _sizes(
 
 
 # What a look at a model finds, and the spec that follows from it.
-
 
 # How large a dim may become where nothing in the model says it; the first dim of a tensor is the samples of a batch.
 LARGEST_BATCH = 8
@@ -217,7 +215,6 @@ def _free(name: str, owner: str, taken: Mapping[str, str]) -> str:
 
 # Which inputs of a model take what its outputs gave in the call before, as far as names, types and shapes say it.
 
-
 # What distinguishes the name of a state on its way in from that on its way out: `state` and `stateN`, `h0` and `hn`,
 # `hidden_in` and `hidden_out`, `past_key_values.0.key` and `present.0.key`, as exporters and audio libraries write.
 _WAYS = r"past_key_values?|past|present|prev(?:ious)?|next|new|last|old|cur(?:rent)?|input|output|in|out|cache|n"
@@ -285,7 +282,6 @@ def _can_meet(given: TensorSpec, found: TensorSpec) -> bool:
 
 
 # Which task metric a model most likely wants, by the shapes and names of what it takes and gives.
-
 
 # A last axis from here on is a vocabulary.
 _VOCABULARY = 1000

@@ -33,7 +33,6 @@ from pipeline.spec.source import FILL_IN, INPUT_DTYPES
 
 # A look at an ONNX file: what it takes and gives, what it is made of, and at which sizes it runs.
 
-
 # Operators whose weights int8 makes smaller and faster.
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "Attention"})
 _INTEGER = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "DynamicQuantizeMatMul"})
@@ -204,7 +203,6 @@ def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str
 #
 # The fields are those of Triton's ModelConfig (https://github.com/triton-inference-server/common,
 # protobuf/model_config.proto).
-
 
 LARGEST_BYTES = 1 << 20
 

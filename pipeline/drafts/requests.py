@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 # Saved requests, one at a time: recorded traffic, JSON, arrays, Parquet, images, and folders of these.
 
-
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 LINES = frozenset({".jsonl", ".ndjson", ".traffic"})
 _ARRAYS = frozenset({".npz", ".npy", ".safetensors"})
@@ -170,7 +169,6 @@ def _scale(pixels: Array, scaling: Scaling) -> Array:
 
 
 # What saved requests say of a model's inputs where the model itself does not: names, types, sizes, and which vary.
-
 
 # Requests of which the sizes are looked at.
 _MOST = 4096
@@ -314,7 +312,6 @@ def _read_input(guess: TensorSpec, sizes: Sequence[tuple[int, int]], given: Requ
 
 
 # Calibration and golden data out of requests that were saved.
-
 
 # How many of them become golden data: enough that a decision that changes in 1 of 20 shows; and calibration data:
 # ranges change little beyond some hundreds of samples.

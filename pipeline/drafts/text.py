@@ -15,7 +15,6 @@ from pipeline.spec.source import FILL_IN
 
 # The YAML of a spec that was written by looking at a model, with what was found as comments.
 
-
 _HEAD = """\
 # Written by `enginesmith init`; what was found stands in the comments. Every path is relative to this file.
 # `enginesmith plan THIS_FILE` shows what would be built and why; `enginesmith debug schema` prints all keys.
@@ -71,10 +70,17 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
     yield from _data(
         "calibration", calibration, "real inputs that int8 is measured and, if need be, searched on: add int8"
     )
-    yield from _data("golden", golden, "real inputs, others than those, that engines are proven with; random ones else")
+    yield from _data("golden", golden, REAL)
     if found.metric:
         why = "in golden: what the model is for (docs/guides/bring-a-model.md#say-what-the-model-is-for)"
         yield f"# metric: {quote(dict(found.metric))}   # {why}"
+
+
+# Of golden data: without it every engine is proven on random inputs.
+REAL = (
+    "real inputs, others than those: 100 or more that the model is used on, each class among them; without them "
+    "engines are only `proven on random inputs`, which no channel of proven engines takes"
+)
 
 
 def _precisions(found: FoundModel, calibration: str | None) -> Iterable[str]:
@@ -91,7 +97,6 @@ def _data(key: str, path: str | None, why: str) -> Iterable[str]:
 
 # The specs of several ONNX files that make one model: one for each, and one that says how they connect, as far as
 # names and shapes show it.
-
 
 _HEAD_ensemble = """\
 # Written by `enginesmith init`: several graphs as one model (docs/guides/ensembles.md). What was found stands in the
@@ -147,7 +152,7 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
             given = _find_giver(graph, item, graphs[:index])
             shared = _find_shared(item, graphs[:index])
             if shared is not None:
-                name = _plain(shared[1])
+                name = re.sub(r"[^A-Za-z0-9_-]+", "_", shared[1])[:64]
                 first = FoundConnection(f"{shared[0]}.{shared[1]}", name, "an input of the whole that goes to several")
                 found += [first] * (first not in found) + [FoundConnection(key, name, "the same, by name and shape")]
             elif given is not None:
@@ -256,10 +261,6 @@ def _find_shared(item: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, s
             if alike and (item.name.endswith(other.name) or other.name.endswith(item.name)):
                 return graph.key, other.name
     return None
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:64]
 
 
 def write_ensemble(whole: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> str:

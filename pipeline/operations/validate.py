@@ -18,11 +18,12 @@ from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import check_model, check_version, version_order
 from enginesmith.core.parsing import parse_json, this_process
-from enginesmith.core.reports.proof import Report, describe_unmeasured, find_unmeasured
+from enginesmith.core.reports.proof import PASSED, Report, describe_unmeasured, find_unmeasured
 from enginesmith.core.requirements import Json
 from enginesmith.core.types import PRECISIONS, Target
 from enginesmith.registry.evidence.attestations import MAX_BYTES, judge_entries
 from enginesmith.registry.manifest import (
+    USABLE,
     EngineEntry,
     Manifest,
     functions_of,
@@ -79,7 +80,7 @@ class Validated:
     @property
     def good(self) -> bool:
         """Whether nothing is wrong with it."""
-        return self.verdict in ("proven", "unproven")
+        return self.verdict in USABLE
 
 
 def entries_of(
@@ -133,7 +134,7 @@ class PublishedModel:
         """The verdict on an engine, run here where it can be. again: as of `validate`."""
         manifest = self.manifest
         if reason := why_not_here(entry):
-            on_record = f"{entry.reason}; not run here: {reason}" if entry.status == "proven" else reason
+            on_record = f"{entry.reason}; not run here: {reason}" if entry.status in PASSED else reason
             return Validated.of(manifest, entry, reason=on_record)
         if not again and (unknown := why_unmeasured(entry, context.store)):
             return Validated.of(manifest, entry, "unproven", unknown)
@@ -154,7 +155,7 @@ class PublishedModel:
         report = self.judge(entry, prove_engine(self.check(entry), work, afresh=True), context.store)
         found = attach(context.store, manifest, report)
         asked = self.spec.validation.latency
-        if report.verdict != "proven" or asked is None:
+        if report.verdict not in PASSED or asked is None:
             return found
         timed = time_engine(engine_of(entry), asked, manifest.golden, work, afresh=True)
         if timed:

@@ -20,9 +20,9 @@ from enginesmith.core.hardware.machine import match_targets
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import Precision, Target
 from enginesmith.registry.builds.runs import RecordCopies, StoreListing
+from enginesmith.registry.manifest import STATUSES
 from enginesmith.registry.registered_specs import addresses
 from enginesmith.registry.store.base import open_store
-from pipeline.compile.caches.plan import plan_caches
 from pipeline.compile.composition import Run, StepRunner, list_graphs
 from pipeline.compile.ensembles.assembly import Assembly, CompiledGraph, EnsembleForecast, ForecastGraph
 from pipeline.compile.forecast import Forecast, OnRecord, foresee, on_record, open_records
@@ -228,7 +228,6 @@ class _StepsMade(Progress):
 
 LARGEST_LOOKED_AT = 1 << 20
 _MODEL = re.compile(rb"^[\"']?model[\"']?\s*:", re.MULTILINE)
-_STATUSES = ("proven", "unproven", "failed", "refused")
 
 
 @dataclass(frozen=True)
@@ -339,8 +338,8 @@ def words(rows: Sequence[CatalogRow]) -> str:
 
 
 def _row(address: str, outcome: Outcome) -> CatalogRow:
-    counts = Counter[str](engine.entry.status for engine in outcome.engines)
-    engines = {status: counts[status] for status in _STATUSES if counts[status]}
+    counts = Counter(engine.entry.status for engine in outcome.engines)
+    engines: dict[str, int] = {status: counts[status] for status in STATUSES if counts[status]}
     reasons = [f"{item.entry.unit}: {item.entry.reason}" for item in outcome.failed]
     if outcome.version is None:
         reason = "; ".join(reasons) or "no engine is fit to be published"
@@ -436,7 +435,6 @@ def _plan_ensemble(loaded: LoadedEnsemble, options: RunOptions) -> PlannedSpec:
     units = Counter(unit.action for unit in found.units)
     for graph in found.graphs.values():
         units.update(unit.action for unit in graph.units)
-        units.update(unit.action for unit in graph.caches)
     missing = dict.fromkeys(f"{name}: {step}" for name, graph in found.graphs.items() for step in graph.missing)
     return PlannedSpec(loaded.spec.address, loaded.model, dict(units), tuple(missing))
 
@@ -447,14 +445,13 @@ def plan_spec(spec: ModelSpec, options: RunOptions, listing: StoreListing) -> Pl
     The copies of the records that were read are renewed, where this user may write.
     """
     selection, copies = select(spec, options), RecordCopies(listing, spec.model)
-    context = replace(open_records(listing.store), copies=copies, elsewhere=options.executor != "local")
+    context = replace(open_records(listing.store), copies=copies)
     run = Run(spec, context, selection)
     known, units = on_record(run), Counter[str]()
     if known.exported is not None:
         plan = plan_builds(known.exported, known.graphs, run)
         units.update(unit.action for unit in plan.units)
     units[_UNKNOWN] += len(candidates(spec, selection)) - units.total()
-    units.update(unit.action for unit in plan_caches(spec, selection, known.exported, context))
     _save(copies)
     return PlannedSpec(spec.address, spec.model, dict(+units), known.missing)
 

@@ -1,6 +1,5 @@
 """What happens in a run, as values; and `Progress`, which displays, run state, metrics and traces extend."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +15,6 @@ from builders.execution.jobs import Waiting as Waiting
 if TYPE_CHECKING:
     from enginesmith.registry.builds.build_history import Expectation
     from enginesmith.registry.builds.runs import RunState
-    from pipeline.cache_unit import CacheUnit
     from pipeline.outcome import Outcome
     from pipeline.values import BuildPlan
 
@@ -36,13 +34,6 @@ class Planned:
     """These units are going to be built, or were before, or are refused."""
 
     plan: "BuildPlan"
-
-
-@dataclass(frozen=True)
-class PlannedCaches:
-    """These compile caches are going to be made, or were before, or are refused."""
-
-    units: "Sequence[CacheUnit]"
 
 
 @dataclass(frozen=True)
@@ -105,7 +96,7 @@ class RunConcluded:
 
 # Events about one step or unit, by its name; those of its job are sent under that name, too.
 StepEvent = Predicted | JobEvent | Finished | VerdictReached
-Event = RunBegan | Planned | PlannedCaches | StepEvent | VersionSettled | RunConcluded
+Event = RunBegan | Planned | StepEvent | VersionSettled | RunConcluded
 
 
 class Progress:

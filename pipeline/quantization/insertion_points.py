@@ -26,7 +26,6 @@ from pipeline.quantization.ranges import Ranges
 # search for weights all these are no constants, and such a node would stay in float. An embedding's weight stays as it
 # is: it is not quantized, and would be four times larger.
 
-
 # Nodes that draw their results, and those that say how a weight came quantized.
 _STAYING = ("Bernoulli", "DequantizeLinear", "Multinomial", "QuantizeLinear", "Random")
 
@@ -122,7 +121,6 @@ def _remove_unread(graph: GraphProto, names: Collection[str]) -> None:
 # skip-connections"). onnxruntime's x86 path stays in integers from one convolution to the next when what lies between
 # them (Add, pooling, Concat) has Q/DQ on both sides: each detour through float costs two conversions and two changes of
 # memory layout.
-
 
 OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # They multiply with weights too, and have no Q/DQ form.
@@ -336,7 +334,6 @@ def activations(model: ModelProto) -> tuple[str, ...]:
 #
 # Such nodes stay what they are in every graph variant: an 'fp32' engine of such a model computes in int8 there.
 
-
 # ONNX's own operators, and ONNX Runtime's.
 INTEGER_OPS = frozenset(
     {
@@ -354,7 +351,6 @@ def count_integer_nodes(model: ModelProto) -> tuple[tuple[str, int], ...]:
 
 
 # Scales of the states that engines take and give as int8.
-
 
 _LEVELS = 127
 

@@ -13,7 +13,6 @@ from enginesmith.core.text import join_first, pluralize
 
 # Notes on what quantizing and casting did to a graph: what changed, what was left alone and why.
 
-
 _LEFT = "left in"
 # With less of the multiplications with weights in a narrow format, an engine is refused: at twice the speed of float
 # they would save 5 % of its time, and it would be another precision's engine under a wrong name.
@@ -116,7 +115,6 @@ def _kept_lines(kept: Sequence[FloatNode], where: str) -> list[str]:
 
 
 # Calibrated ranges: the JSON file between calibration and Q/DQ insertion.
-
 
 FORMAT = 2
 

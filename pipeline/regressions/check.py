@@ -6,7 +6,7 @@ from dataclasses import replace
 from enginesmith.client.resolve import Policy, rank_engines
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.reports.proof import describe
+from enginesmith.core.reports.proof import PASSED, describe
 from enginesmith.core.text import format_metric, join_first, now
 from enginesmith.registry.evidence.attestations import read_latency_report, speeds_of
 from enginesmith.registry.manifest import EngineEntry
@@ -15,7 +15,6 @@ from pipeline.compile.run_context import RunContext
 from pipeline.outcome import JudgedUnit
 from pipeline.regressions.findings import EnginePair, Finding, MetricPair, RegressionCheck, ServedVersion
 from pipeline.regressions.pairs import CheckOptions, PairMeasurement
-from pipeline.spec.model import ModelSpec
 from pipeline.values import Selection
 from validation.latency.machine import machine
 from validation.limits.budget import at_most
@@ -136,13 +135,12 @@ def check(run: Run, served: ServedVersion | None, here: Machine, options: CheckO
         selected = [target.name for target in run.selection.targets or spec.target_list()]
         findings += judge_coverage(_select(served, run.selection), entries, selected, served.name)
         measuring = PairMeasurement(run, done.exported.golden, served, options)
-        proven = {item.built.unit.name: item for item in judged if item.entry.status == "proven"}
+        proven = {item.built.unit.name: item for item in judged if item.entry.status in PASSED}
         pulled = find_pulled(entries, judged, here, served.proven_only, context)
         pairs = list(_measure_pairs(measuring, proven, pulled))
-        limited = any(metric.limits() for metric in spec.golden.metrics) if spec.golden else False
+        limited = any(metric.limits for metric in spec.golden.metrics) if spec.golden else False
         findings += [found for pair in pairs for found in judge_pair(pair, options, limited)]
         findings += _list_uncompared(proven, pairs, served)
-    findings += list_left_out(spec)
     return RegressionCheck(
         model=spec.model,
         spec=spec.address or str(spec.path),
@@ -157,12 +155,6 @@ def check(run: Run, served: ServedVersion | None, here: Machine, options: CheckO
         pairs=tuple(pairs),
         findings=tuple(sorted(findings, key=lambda found: ("error", "warning", "note").index(found.level))),
     )
-
-
-def list_left_out(spec: ModelSpec) -> Iterator[Finding]:
-    """A note on what the spec asks for and a check does not look at."""
-    if spec.compile_cache:
-        yield Finding("not-compared", "note", "the compile cache is neither made nor compared here")
 
 
 def _select(served: ServedVersion, selection: Selection) -> list[EngineEntry]:

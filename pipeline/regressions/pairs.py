@@ -31,12 +31,11 @@ from pipeline.regressions.findings import (
     copy_engine,
 )
 from pipeline.spec.document import line_of, load_document
-from pipeline.spec.metrics import Metric
 from pipeline.spec.model import KIND, ModelSpec
 from pipeline.values import EngineBlob
 from validation.latency.machine import machine
 from validation.limits.budget import Budget, at_most, default_budget
-from validation.metrics.tasks.terms import VALUES, TaskMetric
+from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from validation.golden.golden_set import GoldenSet
@@ -80,9 +79,9 @@ class CheckOptions:
         return LOSS_PERPLEXITY * abs(served) if value == "perplexity" else LOSS
 
 
-def check_losses(worse: Mapping[str, float], metrics: Sequence[Metric]) -> None:
+def check_losses(worse: Mapping[str, float], metrics: Sequence[TaskMetric]) -> None:
     """Raise InputError where a loss is stated for a task metric that the spec does not have."""
-    values = {(value, item.output) for item in metrics for value in VALUES[item.name]}
+    values = {(value, item.output) for item in metrics for value in item.values}
     known = {name for value, output in values for name in (value, f"{value} of {output}")}
     if unknown := sorted(name for name in worse if name and name not in known):
         have = ", ".join(sorted({value for value, _ in values})) or "none"

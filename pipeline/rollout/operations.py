@@ -255,7 +255,7 @@ def plan_of(store: Store, model: str, channel: str, given: RolloutPlan | None) -
     if found := ruled or given:
         return found
     raise InputError(
-        f"no waves: give --wave 1% --wave 100%, or set them with `enginesmith registry policy set {where} --waves`"
+        f"no waves: give --wave 1% --wave 100%, or set them with `enginesmith registry policy set {where} --wave`"
     )
 
 

@@ -123,7 +123,7 @@ def make_server(store: Store, address: HttpAddress, clock: Callable[[], float] =
     `read_token`."""
     token = read_token(TOKEN)
     require_token(address, token, TOKEN)
-    receiver, remedy = ReportReceiver(store, clock), "give another --host or --port"
+    receiver, remedy = ReportReceiver(store, clock), "give another --listen"
     return HttpServer(receiver, address, LIMITS, methods=("POST",), token=token, remedy=remedy)
 
 

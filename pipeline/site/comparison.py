@@ -34,7 +34,6 @@ from validation.reporting.html import VersionDocument, VersionPage, metric_text,
 # Two versions of a model side by side: what of the spec, the toolchain, the data, the quality, the scales and the
 # latency differs.
 
-
 # Values that are longer than this are cut: a spec may hold a whole table.
 MOST_CHARACTERS = 300
 # Rows of one section that are shown; scales of a large model are thousands.
@@ -199,7 +198,6 @@ def _scales(document: VersionDocument) -> Iterator[tuple[str, Fact]]:
 
 
 # Reads what a model's pages show: its channels with their histories, and its versions with all that was measured.
-
 
 T = TypeVar("T")
 

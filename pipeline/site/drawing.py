@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 # Texts come from specs, logs and people; names of models and versions are restricted and become paths. Every page has
 # the content security policy that a server would send, so that it holds in a bucket and in a folder, too.
 
-
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
 )
@@ -105,9 +104,6 @@ def copy_report(page: bytes) -> bytes:
 
 def _own() -> "resources.abc.Traversable":
     return resources.files("pipeline.site") / "templates"
-
-
-# What is read of one model for its pages, each thing once and only when a page needs it.
 
 
 @dataclass(frozen=True)
@@ -247,7 +243,6 @@ class ModelSite:
 
 
 # What the pages over all models show of each model, kept between runs so that only changed models are read.
-
 
 # Verdicts of canaries that are kept of a model.
 MOST_OF_MODEL = 20

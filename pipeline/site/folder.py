@@ -24,7 +24,6 @@ from enginesmith.registry.versions.lookup import running_rollouts
 # A page is renamed into its place and not synced, since it can be drawn again. `keep` syncs all of them together and
 # then writes what is noted of them: after a loss of power nothing is noted of a page that the disk does not have.
 
-
 STATE = ".enginesmith-site"
 _OVERVIEW = "registry.json"
 _HALF_WRITTEN = "new"

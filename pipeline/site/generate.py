@@ -30,7 +30,6 @@ from validation.canary.report import read_report
 # The pages of one model: the model, versions with their reports, pairs of them side by side, canaries' reports, its
 # latencies over time.
 
-
 # Moves of a channel that the model's page shows; `enginesmith registry history` has all.
 MOST_MOVES = 200
 
@@ -124,7 +123,6 @@ def _canary(site: ModelSite, path: str, digest: str) -> bytes:
 
 # The pages over all models: the index with what is searched in the browser, canaries, the fleet, runs.
 
-
 # Models on a page of the index, rows of the other pages.
 PER_PAGE = 100
 # Of the data of a report.
@@ -132,9 +130,7 @@ MOST_BYTES = 64 << 20
 MOST_CANARIES, MOST_OF_MODEL, MOST_GAPS, MOST_RUNS = 300, 20, 500, 200
 
 
-def overview_pages(
-    store: Store, notes: Mapping[str, ModelNote], known: KnownMachines, title: str, salt: str
-) -> Iterator[Page]:
+def overview_pages(store: Store, notes: Mapping[str, ModelNote], known: KnownMachines, salt: str) -> Iterator[Page]:
     """The pages over all models, in the order of their names. salt: digest of what all pages depend on."""
     names = sorted(notes)
     failed = _failed(store)
@@ -150,7 +146,7 @@ def overview_pages(
     for number in range(pages, 0, -1):
         shown = names[(number - 1) * PER_PAGE : number * PER_PAGE]
         path = index_path(number)
-        yield Page(path, "", partial(_index, path, shown, notes, number, title))
+        yield Page(path, "", partial(_index, path, shown, notes, number))
 
 
 def _failed(store: Store) -> dict[str, list[str]]:
@@ -187,12 +183,11 @@ def search_data(notes: Mapping[str, ModelNote]) -> bytes:
     return b"registryModels(" + json.dumps(rows, separators=(",", ":")).encode() + b");\n"
 
 
-def _index(path: str, shown: Sequence[str], notes: Mapping[str, ModelNote], number: int, title: str) -> bytes:
+def _index(path: str, shown: Sequence[str], notes: Mapping[str, ModelNote], number: int) -> bytes:
     pages = [(index_path(each), each) for each in range(1, -(-len(notes) // PER_PAGE) + 1)]
     return draw(
         "index",
         path,
-        title=title,
         models=[(name, notes[name]) for name in shown],
         count=len(notes),
         first=(number - 1) * PER_PAGE + 1,
@@ -263,7 +258,6 @@ def _runs(store: Store, notes: Mapping[str, ModelNote], failed: Collection[str])
 
 # Writes a registry's site into a folder: models whose keys changed since the last time, then the pages over all.
 
-
 # Models between two notes of what was done, so that a run that is killed goes on from there.
 _NOTED_EVERY = 500
 # Groups of pages that are no model's.
@@ -273,12 +267,11 @@ _ASSETS, _OVERVIEW = "assets", "overview"
 @dataclass(frozen=True)
 class SiteSources:
     """What a site shows besides the registry. inventory, catalog: files of the fleet, as of `enginesmith fleet`; None
-    for every GPU product.  trust: a trust policy to check signatures by.  title: in the head of every page."""
+    for every GPU product.  trust: a trust policy to check signatures by."""
 
     inventory: Path | None = None
     catalog: Path | None = None
     trust: Path | None = None
-    title: str = "Registry"
 
 
 def write_site(
@@ -309,7 +302,7 @@ def write_site(
     for model in [name for name in notes if name not in keys]:
         unfinished[model] = notes.pop(model)
         gone[_group(model)] = folder.pages_of(_group(model))
-    gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, known, sources.title, salt))
+    gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, known, salt))
     _keep(folder, {**notes, **unfinished})
     for group, paths in gone.items():
         folder.delete(group, paths)
@@ -349,7 +342,7 @@ def _salt(sources: SiteSources) -> str:
     """Digest of all that pages depend on besides the registry: our own files, and what the site is told."""
     files = [path for path in (sources.inventory, sources.catalog) if path]
     trust = repr(load_policy(sources.trust)) if sources.trust else ""
-    return digest_lines([_code(), sources.title, trust, *(digest_of_bytes(path.read_bytes()) for path in files)])
+    return digest_lines([_code(), trust, *(digest_of_bytes(path.read_bytes()) for path in files)])
 
 
 @cache

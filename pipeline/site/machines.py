@@ -23,7 +23,6 @@ from pipeline.regressions.trend import Value, describe_change, find_trend
 
 # Which engine each kind of machine gets of a version, and why none: an inventory's groups, or every GPU known.
 
-
 EVERYWHERE = parse_targets("all")
 # State of a machine that neither an inventory, a catalog nor the spec asks for: no engine is missing there.
 NOT_ASKED = "not asked for"
@@ -227,7 +226,6 @@ def _gates(gates: Gates) -> Iterable[str]:
 
 
 # Series of latencies as a page shows them: points in a small picture of plain SVG, and what changed their level.
-
 
 WIDTH, HEIGHT, _MARGIN = 600, 120, 6
 # Newest points of a series that its table lists; `enginesmith profile --series --json` has all.

@@ -30,8 +30,9 @@ from pipeline.sources.canonical import canonical
 from pipeline.sources.noise import measure_noise
 from pipeline.sources.onnx_header import fix_inputs, wrong_outputs
 from pipeline.sources.onnx_model import check_weights, load_onnx, save_onnx
+from pipeline.sources.request import ExportRequest
 from pipeline.sources.steps import StateModel, check_states
-from pipeline.sources.user_process import ExportRequest, start_user_process
+from pipeline.sources.user_process import start_user_process
 from validation.comparison.sessions import expected_checks
 from validation.comparison.tasks import free_running_checks, step_spreads
 from validation.data.joined import Steps

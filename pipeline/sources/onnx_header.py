@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 #
 # Parsing a file takes time and memory with its size; here what is not wanted is skipped (`builders.onnx_graphs.wire`).
 
-
 _GRAPH, _INITIALIZER, _INPUT, _OUTPUT = 7, 5, 11, 12  # of ModelProto, and of GraphProto
 _TENSOR_NAME = 8
 _DTYPES = {

@@ -28,11 +28,10 @@ from builders.onnx_graphs.weights import (
 from enginesmith.arrays import Array, check_finite
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import TensorSpec
-from pipeline.sources.user_process import MOST_EMBEDDED_BYTES
+from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from pipeline.sources.walk import all_graphs, all_nodes, all_tensors, has_sparse, texts
 
 # External data of the ONNX files of users: tensors' bytes in other files, which must lie in the model's folder.
-
 
 # The greatest size that protobuf can hold, in bytes.
 LARGEST_BYTES = (1 << 31) - 1
@@ -101,7 +100,6 @@ def check_places(external: Sequence[External], path: Path) -> None:
 # are refused by name, because otherwise the first sample that shows them is blamed. Of models whose weights take more
 # than `MOST_EMBEDDED_BYTES` the large weights stay in their files, and are written as shards (`builders.onnx_graphs`):
 # protobuf cannot hold 2 GB in one piece.
-
 
 # Of IR: the oldest whose initializers need not be inputs, and that all readers know.
 OLDEST_IR_VERSION = 8

@@ -1,4 +1,4 @@
-"""The request of an export, and the process that runs a user's code."""
+"""The process that runs a user's code."""
 
 import os
 import signal
@@ -6,59 +6,15 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from builders.execution.process import PYTHON, ended_error, module_path, oom_kills
 from enginesmith.arrays import Array
-from enginesmith.compile_caches.recipe import CacheRecipe
-from enginesmith.core.errors import ModelError, StepError
-from enginesmith.core.state import State
-from enginesmith.core.types import Dim, Scalar, Session, Tensors, TensorSpec
+from enginesmith.core.errors import StepError
 from enginesmith.user_code.channel import Arrays, MessageChannel
-from enginesmith.user_code.compiling import CompileModel, RanCompiled, RunCompiled
 from enginesmith.user_code.task import Task
 
-# The request of an export.
-
-
-# Of a model with its external data, which is taken into one file; graphs that are made of it (fp32 for fp16) must fit
-# there too.
-MOST_EMBEDDED_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class ExportRequest:
-    """A source and the form that its ONNX model gets. root: the spec's folder.  file, weights: relative to it.
-
-    function: the entry point of a torch source.  module: its dotted name; empty where `file` is named.
-    arguments: of that function; of an ONNX source, values of inputs that become constants.
-    outputs: names in order; None keeps the model's own.
-    opset: of the ONNX model of a torch or pt2 source.
-    most_embedded_bytes: of external data that is taken into one file; the large weights of a model with more stay in
-    files of their own.
-    """
-
-    kind: Literal["torch", "pt2", "onnx"]
-    root: Path
-    file: str
-    inputs: tuple[TensorSpec, ...]
-    dims: tuple[Dim, ...] = ()
-    outputs: tuple[str, ...] | None = None
-    function: str = ""
-    arguments: Mapping[str, Scalar] = field(default_factory=dict)
-    weights: str | None = None
-    opset: int = 20
-    module: str = ""
-    most_embedded_bytes: int = MOST_EMBEDDED_BYTES
-    states: tuple[State, ...] = ()
-
-
 # Starts, asks and ends a process that runs a user's code (`enginesmith.user_code`).
-
 
 T = TypeVar("T")
 # Seconds that a user's code may take to end, once there are no more questions.
@@ -107,32 +63,3 @@ def start_user_process(task: Task) -> Iterator[UserProcess]:
     finally:
         process.kill()
         process.wait()
-
-
-# A model that a process of its own compiles with torch.compile, as a session (`enginesmith.user_code.compiling`).
-
-
-class CompiledSession(Session):
-    """A model that a process of its own compiles, from `with` on. answers: what the process told of each call."""
-
-    def __init__(self, model: CompileModel, outputs: tuple[TensorSpec, ...]) -> None:
-        self.inputs, self.outputs = (), outputs
-        self.answers: list[RanCompiled] = []
-        self._starting = start_user_process(Task(model))
-        self._model = model
-
-    def __enter__(self) -> "CompiledSession":
-        self._process: UserProcess = self._starting.__enter__()
-        self.recipe, _ = self._process.ask(Task(self._model), CacheRecipe)
-        return self
-
-    def __exit__(self, *given: object) -> None:
-        self._starting.__exit__(None, None, None)
-
-    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-        """The outputs, by the names that the golden set has. Raises ModelError where the model fails."""
-        answer, arrays = self._process.ask(RunCompiled(), RanCompiled, inputs)
-        self.answers.append(answer)
-        if len(arrays) != len(self.outputs):
-            raise ModelError(f"the model gives {len(arrays)} outputs, and {len(self.outputs)} as it was exported")
-        return dict(zip((spec.name for spec in self.outputs), arrays.values(), strict=True))

@@ -9,8 +9,6 @@ from onnx import inliner
 from builders.onnx_graphs.bodies import list_bodies
 from enginesmith.core.errors import ModelError
 
-# The parts of an ONNX model wherever they are: in its graph, in the graphs inside nodes, in its functions.
-
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """The nodes of the graph and of every function, with those of graphs inside nodes."""
@@ -81,7 +79,6 @@ def texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
 # A model of a few kilobytes can stand for more nodes than any memory holds, because each function calls the one before
 # it twice, or for functions that call themselves: the result is measured before anything is inlined. onnx's own inliner
 # does it, since onnx_ir's takes time that grows with the square of the nodes (10,000: 37 s, against 0.03 s).
-
 
 # The greatest number of nodes after inlining. Protobuf reads 100 messages inside each other, and a graph inside a node
 # is three deeper.

@@ -1,5 +1,6 @@
 """Reads a YAML file into a pydantic model, and each mistake with its line."""
 
+import dataclasses
 import re
 import typing
 from collections import Counter
@@ -17,11 +18,12 @@ from pipeline.spec.source import Loc, Mistakes, format_value
 
 # What pydantic finds wrong with a document: for each mistake a line with place, key, value and remedy.
 
-
 # What a value must be, by pydantic's type of the mistake.
 _KINDS = {
     **dict.fromkeys(("tuple_type", "list_type"), "a list"),
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping of keys to values"),
+    **dict.fromkeys(
+        ("dict_type", "model_type", "model_attributes_type", "dataclass_type"), "a mapping of keys to values"
+    ),
     "string_type": "text",
     **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),
@@ -49,12 +51,14 @@ M = TypeVar("M", bound=BaseModel)
 @dataclass(frozen=True)
 class Kind(Generic[M]):
     """A kind of file. model: what its content is read into.  name, keys, help: for messages: what it is called
-    ('a spec'), some of its keys, and where an example is."""
+    ('a spec'), some of its keys, and where an example is.  elsewhere: keys of other things -> how these are asked for.
+    """
 
     model: type[M]
     name: str
     keys: str
     help: str
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,10 @@ def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
 
 def _explain(item: _Mistake, loc: Loc, kind: Kind[M]) -> str:
     mistake, context, value = item.type, item.ctx, item.input
-    if mistake == "extra_forbidden":
+    is_unknown = mistake in ("extra_forbidden", "unexpected_keyword_argument")
+    if is_unknown and len(loc) == 1 and loc[0] in kind.elsewhere:
+        return kind.elsewhere[str(loc[0])]
+    if is_unknown:
         return f"unknown key; {suggest(str(loc[-1]), _known_keys(kind.model, item.loc[:-1]))}"
     if mistake == "missing":
         return f"is missing; add it ({kind.help})"
@@ -141,17 +148,27 @@ def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
         if tagged := _tagged(here, part):
             here = tagged
             continue
-        if isinstance(here, type) and issubclass(here, BaseModel):
+        if fields := _fields(here):
             if isinstance(part, int):
                 continue  # the items of a list were stepped into with its field
-            known = here.model_fields.get(str(part))
-            here = known.annotation if known else typing.get_args(here.__annotations__["__pydantic_extra__"])[-1]
+            extra = getattr(here, "__annotations__", {}).get("__pydantic_extra__")
+            here = fields[str(part)] if str(part) in fields else typing.get_args(extra)[-1]
         else:
             here = typing.get_args(here)[0 if isinstance(part, int) else -1]
-        members = [item for item in typing.get_args(here) if isinstance(item, type) and issubclass(item, BaseModel)]
-        if members and typing.get_origin(here) is not dict:
+        members = [item for item in typing.get_args(here) if _fields(item)]
+        if members and typing.get_origin(here) not in (dict, Mapping):
             here = members[0]  # of `Part | None`
-    return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []
+    return list(_fields(here))
+
+
+def _fields(kind: object) -> Mapping[str, object]:
+    """The types of a part's fields by key; {} of anything else."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: known.annotation for name, known in kind.model_fields.items()}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind, include_extras=True)
+        return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
+    return {}
 
 
 def _tagged(here: object, tag: int | str) -> object:
@@ -189,7 +206,6 @@ def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | No
 # Every mistake becomes one line that says where it is, which key and value it is about, and what to do. The YAML is
 # first composed into nodes, which know their lines and are not yet expanded: an alias that would expand to millions of
 # values, or that contains itself, is refused at that stage.
-
 
 LARGEST_BYTES = 1 << 20
 _MOST_BRACKETS = 500

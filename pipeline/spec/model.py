@@ -10,7 +10,6 @@ from typing import Literal, Self, cast
 import yaml
 from pydantic import model_validator
 
-from enginesmith.compile_caches.recipe import BACKEND, PRECISION
 from enginesmith.core.errors import InputError, SpecError
 from enginesmith.core.hardware import machine
 from enginesmith.core.types import CALIBRATED, PLUS, QUANTIZED, Precision, TensorSpec, list_sums
@@ -21,7 +20,6 @@ from pipeline.spec.source import FILL_IN, WEIGHTS, Loc, Mistakes
 from pipeline.spec.validation import StageLimits
 
 # Padding rules of inputs: which of them no server can keep.
-
 
 _GREATEST = {"float16": 65504.0, "float32": 3.4028235e38}
 
@@ -62,16 +60,12 @@ def is_value_of(dtype: str, value: float) -> bool:
     return value.is_integer() and least <= value < least + values
 
 
-# What the sections of a spec demand of each other: each mistake with the key that it is about.
-
-
 def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Mistakes between sections: (key that it is about, message)."""
     yield from _wrong_dims(spec)
     yield from _wrong_states(spec)
     yield from _wrong_int8_states(spec)
     yield from _wrong_sequences(spec)
-    yield from _wrong_cache(spec)
     yield from wrong_pads(spec)
     needy = [precision for precision in CALIBRATED if precision in spec.precisions]
     if needy and spec.calibration is None and spec.source.kind != "onnx":
@@ -85,7 +79,6 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
         place = ("quantization", "floor", "accuracy")
         yield place, "quantization.floor.accuracy needs the right answers; name their array in calibration.labels"
     built = list(itertools.product(spec.precision_list(), spec.backends))
-    built += [(PRECISION, BACKEND)] if spec.compile_cache else []
     units = [f"{target.name} {precision} {name}" for target in spec.target_list() for precision, name in built]
     for index, pattern in enumerate(spec.build.required):
         if not any(matches_unit(pattern, unit) for unit in units):
@@ -185,17 +178,6 @@ def _wrong_places(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
             yield (*place, "count"), f"places.count {places.count!r} is no dim that a caller gives; name one"
 
 
-def _wrong_cache(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
-    """A compile cache of what torch.compile does not compile, or whose calls are not proven: (key, message)."""
-    if spec.compile_cache and spec.source.kind != "torch":
-        text = (
-            f"compile_cache is of a module that torch.compile compiles, and the source is {spec.source.kind}; remove it"
-        )
-        yield ("compile_cache",), text
-    if spec.compile_cache and spec.state:
-        yield ("compile_cache",), "compile_cache of a model with state is not proven over its steps; remove it"
-
-
 def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Sequences of data for a model without state, and what data of a model with state cannot have: (key, message)."""
     for section, part in (("golden", spec.golden), ("calibration", spec.calibration)):
@@ -289,7 +271,17 @@ def with_data(spec: ModelSpec, golden: ComputedData, calibration: ComputedData |
     return changed
 
 
-KIND = Kind(ModelSpec, "a spec", "model, source, inputs", "`enginesmith init` writes a commented spec")
+_COMPILE_CACHE = (
+    "is no part of a spec; remove it, and attach a cache to the published version: "
+    "`enginesmith registry attach REF FILE --kind torch-compile-cache --measure MODULE:FUNCTION`"
+)
+KIND = Kind(
+    ModelSpec,
+    "a spec",
+    "model, source, inputs",
+    "`enginesmith init` writes a commented spec",
+    {"compile_cache": _COMPILE_CACHE},
+)
 
 # Files of a model, by how they end, and the key of a spec that names such a file.
 _KEY_OF_SUFFIX = {".onnx": "source.onnx", ".pt2": "source.pt2", ".py": "source.torch"} | dict.fromkeys(

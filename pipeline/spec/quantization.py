@@ -7,8 +7,6 @@ from pydantic import Field, field_validator, model_validator
 from enginesmith.core.names import inside
 from pipeline.spec.source import DimName, GraphName, Loc, Mistakes, SpecPart
 
-# What stored data of a model with state says of its samples: which sequence, and which step, each is of.
-
 
 class SequenceArrays(SpecPart):
     """Names of arrays with a number for each sample, in a data file of a model with state."""
@@ -50,9 +48,6 @@ class EnsembleArrays(SequenceArrays):
         description="of graphs with state: {GRAPH.DIM: ARRAY}; samples behind each other with the same number in the "
         "array are one step, joined along the dim of the graph's inputs, such as the tokens of a prompt",
     )
-
-
-# How other precisions are made: the samples, the rules, the search.
 
 
 class Calibration(SequenceArrays):

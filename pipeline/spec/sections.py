@@ -12,8 +12,7 @@ from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware import machine
 from enginesmith.core.state import State
 from enginesmith.core.types import PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
-from pipeline.spec.compile_cache import CompileCache
-from pipeline.spec.metrics import Metric, Metrics
+from pipeline.spec.metrics import Metrics
 from pipeline.spec.quantization import Calibration, Quantization, SequenceArrays
 from pipeline.spec.source import (
     Channel,
@@ -34,6 +33,7 @@ from pipeline.spec.source import (
     format_value,
 )
 from pipeline.spec.validation import Validation
+from validation.metrics.tasks.terms import TaskMetric
 
 # The section `golden` of a spec: real inputs, right answers, task metrics.
 
@@ -42,23 +42,21 @@ class MeasuredData(SpecPart):
     """What real inputs are for: right answers, and the task metrics that are measured over them."""
 
     labels: GraphName | None = Field(None, description="name of the array of right answers in the data file")
-    metric: Metrics | None = Field(
-        None, description="a task metric or a list of them (docs/guides/bring-a-model.md#say-what-the-model-is-for)"
-    )
+    metric: Metrics | None = Field(None, description="a task metric or a list of them (docs/guides/bring-a-model.md)")
 
     @property
-    def metrics(self) -> tuple[Metric, ...]:
+    def metrics(self) -> tuple[TaskMetric, ...]:
         """The task metrics, in order."""
         return self.metric if isinstance(self.metric, tuple) else (self.metric,) if self.metric else ()
 
-    def named_metrics(self) -> list[tuple[Loc, Metric]]:
+    def named_metrics(self) -> list[tuple[Loc, TaskMetric]]:
         """The task metrics, each with its path below `golden`."""
         several = isinstance(self.metric, tuple)
         return [(("metric", index) if several else ("metric",), item) for index, item in enumerate(self.metrics)]
 
     def outputs(self) -> list[tuple[Loc, str]]:
         """(path of the key below `golden`, output) for each output that a task metric names."""
-        return [((*loc, key), name) for loc, item in self.named_metrics() for key, name in item.outputs().items()]
+        return [((*loc, key), name) for loc, item in self.named_metrics() for key, name in item.outputs.items()]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -89,7 +87,6 @@ class Golden(MeasuredData, SequenceArrays):
 
 
 # The sections of a spec, each checked by itself, and what they say as values of the other rooms.
-
 
 DEFAULT_BACKENDS: dict[str, dict[str, Scalar]] = {"onnxruntime": {}, "tensorrt-rtx": {}}
 
@@ -165,9 +162,6 @@ class SpecSections(SpecFile):
     precisions: tuple[Precision, ...] = Field(("fp32",), min_length=1)
     targets: tuple[TargetName, ...] = Field(min_length=1, description="cpu, sm_89, l4, ampere, gpu, all, ...")
     backends: dict[str, dict[str, Scalar]] = Field(DEFAULT_BACKENDS, description="compilers to use, with their options")
-    compile_cache: CompileCache | None = Field(
-        None, description="a compile cache of torch.compile for nodes that run the torch source itself"
-    )
     calibration: Calibration | None = None
     quantization: Quantization = Quantization()
     golden: Golden | None = None
@@ -176,7 +170,7 @@ class SpecSections(SpecFile):
     timeouts: Timeouts = Timeouts()
     publication: Publication = Publication()
 
-    omitted: ClassVar[frozenset[str]] = frozenset({"state", "compile_cache"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"state"})
     # Files of data that were computed for this run, by the name that the spec has for them.
     _computed: Mapping[str, Path] = PrivateAttr(default_factory=dict)
 

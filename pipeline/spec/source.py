@@ -26,7 +26,6 @@ from enginesmith.core.types import PLUS, Dim, Scalar
 # Types of single values in a spec (names, sizes, files) with their checks, and the error for what is wrong between
 # several keys.
 
-
 LARGEST_SIZE = 1 << 31
 _LONGEST_SHOWN = 80
 _DEEPEST_SHOWN = 4
@@ -155,7 +154,6 @@ class SpecPart(BaseModel):
 
 
 # Where a model comes from, and the shapes it takes.
-
 
 InputDtype = Literal["float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 PadValue = float | Literal["repeat"]

@@ -28,8 +28,6 @@ from pipeline.traffic.place import BucketOptions, SplitTrace, TrafficAtPlace, pl
 from pipeline.values import EngineBlob, Recorded, Selection
 from validation.plotting import seconds_text
 
-# An engine that is timed at sizes asked for: one of a version, or the fp32 graph of a spec, built for this CPU.
-
 
 @dataclass(frozen=True)
 class EngineTimer:
@@ -104,7 +102,6 @@ def recorded_report(chosen: ChosenEngine, context: RunContext) -> LatencyReport:
 
 
 # From a spec and traffic to the buckets that cost least: the engine is timed, or its times are read, and compared.
-
 
 # Share of the time from which on an engine counts as always busy.
 _ALWAYS_BUSY = 0.99
@@ -198,7 +195,6 @@ def price_profile(report: LatencyReport, build_s: float | None, given: float | N
 
 
 # The chosen buckets in the file of a spec, of which every other character stays as it is.
-
 
 # What buckets take the place of.
 _REPLACED = ("buckets", "max", "opt")

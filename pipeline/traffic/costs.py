@@ -21,7 +21,6 @@ from validation.traffic.trace import BatchPolicy, SimulatedService, simulate_bat
 # taken from a simulation (`validation.traffic.trace`) of buckets found before, and its distribution is the same for
 # each bucket. So the seconds of a bucket follow from its own requests alone, and the costs of buckets add up.
 
-
 # Time is cut into so many parts with equal numbers of requests, each with a rate of its own, as traffic drifts.
 BINS = 24
 # Quantiles of the waits of a part.
@@ -106,7 +105,6 @@ def _between(tables: Array, place: Array, rows: Array) -> Array:
 
 
 # What each possible bucket of one dim costs, in engine seconds of all its requests, the other dims' buckets given.
-
 
 # The indices of a dim's chosen edges among its candidates, rising, the last one being the last candidate.
 Partition = tuple[int, ...]
@@ -277,7 +275,6 @@ def partition_grid(model: CostModel, chosen: Sequence[int], most: int, price: fl
 # normal with the standard deviation that the measurement gives. The resamples of two plans are the same blocks and,
 # where both have a bucket of one size, the same times, so that what one saves against the other is known better than
 # either.
-
 
 RESAMPLES = 1000
 _CENTRAL = (0.025, 0.975)

@@ -18,7 +18,6 @@ from validation.traffic.trace import BatchPolicy, Trace, trace_of
 
 # Recorded traffic at a place, a file or a folder of files, as one trace of sizes and arrivals.
 
-
 SUFFIXES = (".jsonl", ".ndjson", ".npz")
 # Times of arrival from here on (2001) are taken for seconds since the epoch.
 EPOCH_S = 1e9
@@ -159,9 +158,6 @@ def _merge(traces: Sequence[Trace]) -> Trace:
     names = traces[0].sizes
     sizes = {name: np.concatenate([trace.sizes[name] for trace in traces])[order] for name in names}
     return Trace(at[order], sizes, start)
-
-
-# What buckets are chosen for: the dims, the batcher, the arrivals, checked against the spec and the traffic.
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from validation.traffic.trace import ServiceTimes, Trace
 
 # Requests on a grid of candidate edges: what buckets are chosen from.
 
-
 # Candidates of the only dim that is chosen, and of each where there are several.
 MOST_ALONE, MOST_EACH = 256, 32
 # Longer traces are cut down to so many requests, in so many stretches evenly over them.
@@ -114,7 +113,6 @@ def _close_gaps(at: Array, kept: Array) -> Array:
 
 
 # The time of a run at each candidate size, of those at which an engine was timed.
-
 
 # Sizes at which the only chosen dim is timed, each of several, and the numbers of samples with several.
 _ALONE, _EACH, _BATCHES = 8, 4, 3

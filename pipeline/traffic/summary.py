@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # What a trace holds: histograms of dims, joint ones of pairs, the same by hour, and how bursty its arrivals are.
 
-
 HOUR_S = 3600.0
 # With more hours than this they are put together by the hour of the day.
 MOST_HOURS = 48
@@ -182,7 +181,6 @@ def _seconds_in(hour: int, until: float, by_day: bool) -> float:
 
 # Traffic as pictures: histograms of dims with their buckets, rates and sizes by hour.
 
-
 # Of one of the charts that lie beneath each other.
 WIDTH, HEIGHT = 640, 260
 _MOST_BARS = 160
@@ -279,8 +277,8 @@ def _draw_rates(axes: "Axes", summary: TrafficSummary) -> str:
     rates = [hour.per_second for hour in summary.hours]
     axes.stairs(rates, np.arange(len(rates) + 1) - 0.5, fill=True, color=COLOURS["accent"])
     _set_hours(axes, summary)
-    set_axis(axes, "y", (0.0, 1.1 * max(rates)), "requests a second")
-    return f"requests a second by hour: {format_plain(min(rates))} to {format_plain(max(rates))}"
+    set_axis(axes, "y", (0.0, 1.1 * max(rates)), "requests per second")
+    return f"requests per second by hour: {format_plain(min(rates))} to {format_plain(max(rates))}"
 
 
 def _draw_hours(axes: "Axes", summary: TrafficSummary, dim: str) -> str:
@@ -303,7 +301,6 @@ def _set_hours(axes: "Axes", summary: TrafficSummary) -> None:
 
 
 # Traffic and plans as rows of text.
-
 
 DIM_COLUMNS = ("dim", "requests", "sizes", "least", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "greatest")
 PLAN_COLUMNS = ("buckets", "profiles", "engine time a request", "padding", "batch", "busy", "price", "chosen saves")
@@ -345,7 +342,7 @@ def _equal_steps(counts: SizeCounts) -> list[int]:
 def hour_table(summary: TrafficSummary) -> tuple[list[str], list[list[str]]]:
     """Columns, and a row for each hour."""
     dims = [dim for dim, counts in summary.dims.items() if len(counts.counts) > 1]
-    columns = ["hour", "requests", "a second", *(f"{dim} 50, 90, 99 %" for dim in dims)]
+    columns = ["hour", "requests", "per second", *(f"{dim} 50, 90, 99 %" for dim in dims)]
     rows = []
     for hour in summary.hours:
         sizes = [", ".join(f"{value:g}" for value in hour.sizes[dim].quantiles) for dim in dims]
@@ -379,7 +376,7 @@ def describe_traffic(summary: TrafficSummary) -> Iterator[str]:
         yield "no times of arrival, or all of them the same: no rates, no hours"
     else:
         start = f" from {summary.start}" if summary.start else ""
-        yield f"{summary.seconds:.4g} s{start}, {format_plain(summary.per_second)} requests a second"
+        yield f"{summary.seconds:.4g} s{start}, {format_plain(summary.per_second)} requests per second"
         bursts = summary.bursts
         yield (
             f"at most {bursts.peak_per_second} within a second; variance over mean of a second's requests "

@@ -43,7 +43,11 @@ def problems(words: list[str]) -> list[str]:
         if found is None:
             return [f"no command {name}"]
         command = found
-    known = {option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]}
+    known = {
+        option
+        for parameter in command.get_params(click.Context(command))
+        for option in [*parameter.opts, *parameter.secondary_opts]
+    }
     flags = [word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
     return [f"{command.name} has no {flag}" for flag in flags if flag not in known | {"--help"}]
 

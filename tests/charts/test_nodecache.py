@@ -9,7 +9,7 @@ import pytest
 from charts import renders
 from tests.charts.kube import Object, label, with_value
 
-L4 = {"name": "digits-l4", "reference": "digits:stable", "target": "l4", "args": ["--tensorrt", "10.16.1"]}
+L4 = {"name": "digits-l4", "reference": "digits:stable", "target": "l4", "args": ["--runtime", "tensorrt=10.16.1"]}
 H100 = {**L4, "name": "digits-h100", "target": "h100", "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100"}}
 
 
@@ -32,7 +32,9 @@ def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_i
     (watch,) = spec["containers"]
     assert spec["nodeSelector"] == H100["nodeSelector"]
     assert watch["command"][:4] == ["enginesmith", "pull", "digits:stable", "--follow"]
-    assert watch["command"][-2:] == ["--tensorrt", "10.16.1"] and "/node/engines/digits-h100" in watch["command"]
+    assert (
+        watch["command"][-2:] == ["--runtime", "tensorrt=10.16.1"] and "/node/engines/digits-h100" in watch["command"]
+    )
     environment = {item["name"]: item.get("value") for item in watch["env"]}
     assert environment["ENGINESMITH_REGISTRY"].split(",") == [
         cache, "s3://example-engines/enginesmith?region=eu-central-1&sse=aws:kms"

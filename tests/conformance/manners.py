@@ -56,7 +56,7 @@ def complaints(backend: Backend, target: Target, workdir: Path) -> Iterator[str]
     """Every broken promise of the sessions of a backend whose engines run here."""
     engine = built(backend, target, workdir)
     check_compatible(backend, engine)
-    for check in (*map(_opened, CHECKS), two_at_once, after_its_end):
+    for check in (*map(_opened, CHECKS), two_at_once, takes_two_threads, after_its_end):
         try:
             for complaint in check(backend, engine):
                 yield f"{check.__name__}: {complaint}"
@@ -181,6 +181,16 @@ def minds_its_own_memory(session: Session) -> Iterator[str]:
         yield f"in the end: {reason}"
 
 
+def reads_what_lies_in_its_inputs(session: Session) -> Iterator[str]:
+    """Arrays that a caller fills anew before each call are other inputs."""
+    buffers = inputs(4, 1)
+    for seed in (1, 2, 1):
+        for name, array in inputs(4, seed).items():
+            buffers[name][...] = array
+        if reason := _wrong(session, buffers):
+            yield f"arrays that were filled anew: {reason}"
+
+
 def says_the_same_again(session: Session) -> Iterator[str]:
     """The same inputs, the same bits, whatever was asked in between."""
     fits = inputs(5)
@@ -234,6 +244,33 @@ def two_at_once(backend: Backend, engine: Engine) -> Iterator[str]:
             yield f"the first of two sessions, after the second ran: {reason}"
 
 
+def takes_two_threads(backend: Backend, engine: Engine) -> Iterator[str]:
+    """Of a backend whose sessions several threads may run at once: calls that overlap are answered as any other, in
+    the first thread and in others. Held to 32 pairs of calls that begin together."""
+    if not backend.capabilities.thread_safe:
+        return
+    together, found = threading.Barrier(2, timeout=60), list[str]()
+
+    def use(session: Session, seed: int) -> None:
+        for _ in range(32):
+            together.wait()
+            try:
+                found.extend(filter(None, [_wrong(session, inputs(4 + seed, seed))]))
+            except Exception as error:
+                found.append(f"raises {type(error).__name__}: {error}")
+
+    with backend.open(engine) as session:
+        if reason := _wrong(session, inputs(4)):
+            yield f"before there are threads: {reason}"
+        threads = [threading.Thread(target=use, args=(session, seed)) for seed in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if found:
+        yield f"two threads that call at the same time: {len(found)} of 64 calls: {found[0]}"
+
+
 def after_its_end(backend: Backend, engine: Engine) -> Iterator[str]:
     """A session that was closed says so."""
     with backend.open(engine) as session:
@@ -257,6 +294,7 @@ CHECKS: tuple[Callable[[Session], Iterator[str]], ...] = (
     answers_within_its_profile_alone,
     takes_arrays_however_they_lie,
     minds_its_own_memory,
+    reads_what_lies_in_its_inputs,
     says_the_same_again,
     prepares_its_runtimes_own_call,
     works_in_another_thread,

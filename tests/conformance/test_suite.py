@@ -67,6 +67,9 @@ def test_a_refusal_without_words_or_of_something_else_or_of_the_plain_is_no_excu
         (fakes.ConvertsSilently(), "float64: was answered"),
         (fakes.SharesMemory(), "an answer changed"),
         (fakes.WritesToInputs(), "it wrote to its inputs"),
+        (fakes.AnswersByAddress(), "arrays that were filled anew"),
+        (fakes.WrongWhenCallsOverlap(), "two threads that call at the same time"),
+        (fakes.WrongFromTheSecondThreadOn(), "two threads that call at the same time"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, fakes.Honest) else "",
 )

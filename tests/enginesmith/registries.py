@@ -14,18 +14,19 @@ from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.locate import locate_and_rank
 from enginesmith.client.pull import Pulled, download_best, download_engine
 from enginesmith.client.resolve import Policy
-from enginesmith.core.errors import canonical_json, digest_of
+from enginesmith.core.errors import canonical_json, digest_of, digest_of_file
 from enginesmith.core.hardware.machine import Machine, parse_targets
 from enginesmith.core.names import Reference
 from enginesmith.core.reports.proof import Approved, Check, Report, approve
-from enginesmith.core.requirements import GpuMemory, for_target
+from enginesmith.core.requirements import GpuMemory, Requirement, for_target
 from enginesmith.core.types import ShapeProfile, Target, TensorSpec
+from enginesmith.registry.evidence.attachments import Attachment
 from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
 from enginesmith.registry.store.base import FileStore, Store
 from enginesmith.registry.store.layout import blob_key
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.store.s3.requests import client
-from enginesmith.registry.versions.publish import Published, publish
+from enginesmith.registry.versions.publish import Published, add_attachment, publish
 from tests.enginesmith.object_stores.kinds import kind_of
 
 # Every kind of store answers the same tests: a new kind is one word here, and one in `object_stores.kinds`.
@@ -138,6 +139,21 @@ def publish_engines(
     """Publish entries with their proofs."""
     pairs = [(entry, approval(entry)) for entry in entries]
     return publish(store, draft(store, content, model), pairs, others, channel=channel, wanted_version=wanted)
+
+
+def attach(
+    store: Store,
+    manifest: Manifest,
+    file: Path,
+    kind: str = "vocabulary",
+    requires: Sequence[Requirement] = (),
+    created_at: str = "2026-01-02T00:00:00+00:00",
+) -> Attachment:
+    """Attach a file to a version, for machines that meet the requirements."""
+    version, digest = (manifest.model, manifest.version, manifest.digest), digest_of_file(file)
+    size = file.stat().st_size
+    found = Attachment(file.name, kind, *version, digest, size, "tester", created_at, tuple(requires))
+    return add_attachment(store, manifest, found, file)[0]
 
 
 def flip(store: Store, digest: str) -> None:

@@ -15,14 +15,14 @@ from enginesmith.core.types import BuildRequest
 from enginesmith.user_code.entry_point import call_entry_point, importing_from
 from pipeline.sources.export import ExportResult, export
 from pipeline.sources.onnx_model import specs_of
-from pipeline.sources.user_process import ExportRequest
+from pipeline.sources.request import ExportRequest
 from pipeline.spec.model import ModelSpec, load_spec
 from validation.comparison.sessions import expected_checks
 from validation.comparison.tasks import task_checks
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
 from validation.limits.budget import default_budget
-from validation.metrics.tasks.terms import AccuracyTerms, TaskMetric
+from validation.metrics.tasks.terms import AccuracyMetric
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("digits", "encoder")
@@ -87,7 +87,7 @@ def test_the_digits_are_recognised(exported):
     if spec.golden.metric is None:
         pytest.skip("random weights recognise nothing")
     with OrtSession(done.onnx) as session:
-        metric = TaskMetric(AccuracyTerms("logits"), {"accuracy": 0.97}, "labels")
+        metric = AccuracyMetric("logits", floor=0.97, against="labels")
         (check,) = task_checks(session, GoldenSet.load(done.golden), [metric])
     assert check.passed, check
 

@@ -10,6 +10,7 @@ from onnx import ModelProto
 
 from builders.backends import discovery
 from builders.execution.jobs import Request, Result, WorkerContext
+from enginesmith.core.codec import decode
 from enginesmith.core.hardware.cpu_kinds import CPU
 from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
@@ -20,14 +21,15 @@ from pipeline.compile.steps.exports import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph
 from pipeline.compile.steps.proofs import CheckEngine, ContractTerms, ExtraCalls
 from pipeline.operations.golden import FuzzEngine, FuzzTerms
-from pipeline.sources.user_process import ExportRequest
+from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
 from tests.faults.nets import BATCH, ROWS
 from validation.attribution.result import Attribution, read_attribution
+from validation.contracts.terms import Contract
 from validation.fuzz.run import FuzzReport
-from validation.metrics.tasks.terms import AccuracyTerms, TaskMetric
+from validation.metrics.tasks.terms import AccuracyMetric
 
-METRIC = TaskMetric(AccuracyTerms("logits"), {"accuracy": 0.95}, "labels")
+METRIC = AccuracyMetric("logits", floor=0.95, against="labels")
 Limits = Mapping[str, float | None]
 
 
@@ -117,7 +119,7 @@ class BuiltEngine:
         self, contract: Mapping[str, Any] | None = None, limits: Limits | None = None, seconds: float | None = None
     ) -> list[Check]:
         """The engine stage, with a contract and the task metric. seconds: for calls beside the golden set."""
-        promised = None if contract is None else ContractTerms(dict(contract), self.shapes)
+        promised = None if contract is None else ContractTerms(decode(dict(contract), Contract), self.shapes)
         calls = ExtraCalls(seconds, bool(contract and "bitwise" in contract), self.shapes)
         check = CheckEngine(self.blob, self.bench.golden, limits or {}, self.bench.metrics, promised, calls)  # type: ignore[arg-type]
         return [*self.bench.run(check).checks]

@@ -17,7 +17,7 @@ from tests.faults.nets import BATCH, MLP, mlp, reordered, rows
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, ranges_of, run
 from tests.validation.canary.simulated import KINDS, pair_evidence
 from validation.canary.judging.judge import judge
-from validation.comparison.tasks import BRIER, ECE, FLIPS, JS, KL, TOP_K
+from validation.contracts.terms import BRIER, ECE, FLIPS, JS, KL, TOP_K
 
 SEEDS = range(18)  # every one of DIMS with every one of TEXTS, in both orders of sums
 DIMS = (BATCH, Dim("batch", 1, 3, 7), Dim("batch", 1, 8, 12, (8, 12)))

@@ -4,15 +4,14 @@ import json
 
 import pytest
 
+from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import SpecError
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.steps.proofs import contract_of
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.projects import Project
-from validation.comparison.tasks import BRIER, ECE, FLIPS, TOP_K, RowLimits, SampledOutputs
-from validation.contracts.sequences import BoxLimits, SequenceEnd
-from validation.contracts.two_sample import EngineContract
+from validation.contracts.terms import BRIER, ECE, FLIPS, TOP_K, Bitwise, Boxes, Contract, End, Rows, Seeds
 
 
 def test_a_contract_is_checked_on_an_engine_and_a_broken_one_fails_it(project: Project) -> None:
@@ -51,14 +50,12 @@ def test_a_contract_survives_the_manifest_and_asks_for_nothing_where_none_is_giv
     told = contract_of(again)
     assert told == contract_of(spec)
     assert told is not None
-    assert told.terms["bitwise"] == {"runs": 3, "position": False, "size": False}
-    read = EngineContract.from_json(told.terms)
+    read = told.terms
+    assert decode(encode(read), Contract) == read and read.bitwise == Bitwise(3, False, False)
     assert read.structured["logits"].range == (None, 5.0)
-    assert read.structured["logits"].eos == SequenceEnd(2, None) and read.structured["logits"].boxes == BoxLimits(
-        iou=0.5
-    )
-    assert read.distributional.rows["logits"] == RowLimits("logits", 0.5, None, FLIPS, TOP_K, ECE, BRIER)
-    assert read.distributional.seeds == SampledOutputs(("logits",))
+    assert read.structured["logits"].eos == End(2, None) and read.structured["logits"].boxes == Boxes(iou=0.5)
+    assert read.distributional.rows["logits"] == Rows("logits", 0.5, None, FLIPS, TOP_K, ECE, BRIER)
+    assert read.distributional.seeds == Seeds(("logits",))
 
 
 @pytest.mark.parametrize(
@@ -67,6 +64,8 @@ def test_a_contract_survives_the_manifest_and_asks_for_nothing_where_none_is_giv
         ({"bitwise": {"runs": 1}}, "validation.contract.bitwise.runs"),
         ({"structured": {"logits": {"finit": True}}}, "did you mean 'finite'"),
         ({"structured": {"logits": {}}}, "asks for nothing"),
+        ({"structured": {"logits": {"boxes": {"matchd": 1}}}}, "boxes.matchd: unknown key; did you mean 'matched'"),
+        ({"distributional": {"rows": {}}}, "asks for nothing; name outputs under rows, or seeds"),
         ({"structured": {"logits": {"range": [1, 0]}}}, "the least value comes first"),
         (
             {"structured": {"logit": {"finite": True}}},

@@ -113,6 +113,7 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
     [
         ({"modle": "x"}, "modle: unknown key; did you mean 'model'?"),
         ({"[x]": "x"}, "[x]: unknown key; known: "),
+        ({"compile_cache": {}}, "compile_cache: is no part of a spec; remove it, and attach a cache to the published"),
         ({"source": {"onnx": "tiny.onnx", "int": "w"}}, "source.int: unknown key; "),
         ({"source": {"onnx": "tiny.onnx", "weigths": "w"}}, "source.weigths: unknown key; did you mean 'weights'?"),
         (
@@ -163,6 +164,14 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
         (
             {"validation": {"limits": {"int8": {"engin": {}}}}},
             "validation.limits.int8.engin: unknown key; did you mean",
+        ),
+        (
+            {"validation": {"limits": {"int8": {"engine": {"argmax_agreement": 2}}}}},
+            "validation.limits.int8.engine.argmax_agreement: 2: must be 1 or less",
+        ),
+        (
+            {"validation": {"limits": {"int8": {"engine": {"cosin": 0.9}}}}},
+            "validation.limits.int8.engine.cosin: unknown key; did you mean 'cosine'",
         ),
         (
             {"calibration": {"data": "calibration.npz", "percentile": 99.9}},

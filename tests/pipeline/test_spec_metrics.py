@@ -1,17 +1,15 @@
 """Task metrics in a spec: each name, several of them, what decides, and one line per mistake."""
 
-from dataclasses import fields
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import SpecError
 from pipeline.compile.steps.keys import metrics_of
-from pipeline.spec import metrics
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.projects import Project
-from validation.metrics.tasks.terms import VALUES, AccuracyTerms, TaskMetric, TextTerms, TopKTerms
+from validation.metrics.tasks.terms import AccuracyMetric, TaskMetric, TextMetric, TopKMetric
 
 CTC = {"name": "ctc", "output": "logits", "floor": 0.9}
 
@@ -28,19 +26,9 @@ def mistakes(project: Project, metric: Any, labels: str | None = "label") -> lis
     return [line.removeprefix(f"{project.spec}:").partition(": ")[2] for line in caught.value.lines]
 
 
-def test_each_name_has_a_class_with_its_settings_and_limits():
-    union = get_args(get_args(metrics.Metric)[0])
-    classes = {get_args(item)[0].model_fields["name"].annotation: get_args(item)[0] for item in union}
-    assert {get_args(name)[0] for name in classes} == VALUES.keys()
-    for name, part in classes.items():
-        (own,) = get_args(name)
-        settings = {item.name for item in fields(part.terms_class)}
-        assert part.model_fields.keys() == settings | {"floor", "against", "decides", *VALUES[own][1:]}
-
-
 def test_the_simplest_metric_is_one_accuracy(project: Project) -> None:
     spec = with_metric(project, {"output": "logits", "floor": 0.5})
-    assert metrics_of(spec) == (TaskMetric(AccuracyTerms("logits"), {"accuracy": 0.5}, "labels"),)
+    assert metrics_of(spec) == (AccuracyMetric("logits", floor=0.5, against="labels"),)
     assert with_metric(project, None) and metrics_of(load_spec(project.spec)) == ()
 
 
@@ -49,8 +37,9 @@ def test_several_metrics_are_read_in_order_and_survive_json(project: Project) ->
         project, [{**CTC, "space": 3, "word_error": 0.1}, {"name": "top_k", "output": "logits", "floor": None}]
     )
     first, second = metrics_of(spec)
-    assert first == TaskMetric(TextTerms("logits", space=3), {"equal_texts": 0.9, "word_error": 0.1}, "labels")
-    assert second == TaskMetric(TopKTerms("logits"), {}, "labels")
+    assert first == TextMetric("logits", space=3, floor=0.9, word_error=0.1, against="labels")
+    assert first.limits == {"equal_texts": 0.9, "word_error": 0.1}
+    assert second == TopKMetric("logits", against="labels")
     assert decode(encode(first), TaskMetric) == first and decode(encode(second), TaskMetric) == second
     again = ModelSpec.model_validate(spec.model_dump(mode="json"))
     assert metrics_of(again) == metrics_of(spec)

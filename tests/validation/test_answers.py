@@ -12,7 +12,7 @@ from validation.comparison.sessions import drift_checks, expected_checks, run
 from validation.comparison.tasks import task_checks
 from validation.golden.golden_set import Case, GoldenSet, freeze
 from validation.limits.budget import Budget
-from validation.metrics.tasks.terms import TaskMetric, TopKTerms
+from validation.metrics.tasks.terms import TopKMetric
 
 SPECS = [TensorSpec("x", "float32", ("batch", 3))]
 LIMITS = Budget(sqnr_db=80)
@@ -63,7 +63,7 @@ def test_whatever_a_session_does_is_a_failed_check(answer, said):
     for checks in (
         drift_checks("engine", Fake(original), Fake(answer), golden(), LIMITS),
         expected_checks("engine", Fake(answer), golden(), LIMITS),
-        task_checks(Fake(answer), golden(), [TaskMetric(TopKTerms("y"))]),
+        task_checks(Fake(answer), golden(), [TopKMetric("y")]),
     ):
         assert checks and not any(check.passed for check in checks)
         assert said in checks[0].note

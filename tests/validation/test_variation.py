@@ -11,6 +11,7 @@ from validation.comparison.sessions import drift_checks, expected_checks
 from validation.golden.golden_set import Case, GoldenSet, freeze
 from validation.limits.budget import Budget, Budgets, OutputLimits
 from validation.metrics.drift import measure
+from validation.metrics.slices import worst_slice
 
 SPECS = [TensorSpec("x", "float32", ("batch", 8))]
 DIMS = [Dim("batch", 1, 4, 24)]
@@ -254,3 +255,18 @@ def test_a_constant_answer_fails_where_the_variation_is_a_few_units_of_the_type(
     golden = frozen(lambda x: (1e6 + 1e6 * 3e-7 * np.sign(x @ W)).astype(np.float64))
     silent = Fake(lambda x: np.full((len(x), 10), 1e6), "float64")
     assert "constant" in names(expected_checks("export", silent, golden, LIFTED))
+
+
+def test_under_a_coarse_limit_a_slice_is_judged_by_what_varies_and_an_offset_is_no_signal() -> None:
+    rng = np.random.default_rng(0)
+    expected = (rng.normal(size=(400, 10)) * np.array([1.0] * 9 + [0.4]) - 8).astype(np.float32)
+    actual = expected.copy()
+    actual[:, 9] = -8  # its variation is lost, at 26 dB of its energy
+    drift = measure(expected, actual, samples=len(expected))
+    worst = worst_slice(drift.slices, 8.0)
+    assert worst and (worst.axis, worst.index) == (1, 9) and worst.margin_db < 0 and worst.of_variation
+    faint = (expected + 8) * np.array([1.0] * 9 + [0.1], np.float32) - 8
+    lost = faint.copy()
+    lost[:, 9] = -8
+    drift = measure(faint, lost, samples=len(faint))
+    assert worst_slice(drift.slices, 8.0).margin_db > 0, "a class that no sample shows"

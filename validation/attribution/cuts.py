@@ -131,7 +131,6 @@ def windows(found: Sequence[GraphSegment], size: Mapping[str, int], most: int) -
 # Engineering 28(2), 2002): try each of n subsets, then each complement, then twice as many subsets. The result is
 # 1-minimal: without any one of its items the test fails. It need not be the smallest of all such sets.
 
-
 Item = TypeVar("Item")
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # The error of one tensor as a value that is kept, and the segments whose own error breaks a limit of the model.
 
-
 # The ratio of a segment's noise energy to that of all others together, from which on it alone is blamed.
 LONE = 10.0
 
@@ -111,7 +110,6 @@ def blame_lone(rows: Sequence[SegmentRow]) -> list[SegmentRow]:
 #
 # The weights are written to one file beside the graph, which every session made of it maps, so that this process never
 # holds them twice. `whole` opens the original file, which is left as it is.
-
 
 Opener = Callable[[Path], AbstractContextManager[Session]]
 EXTERNAL_FROM_BYTES = 1024

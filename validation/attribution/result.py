@@ -20,7 +20,6 @@ from enginesmith.registry.store.layout import attribution_key, evidence_prefix
 # `core.codec` writes and reads them (`encode_document`; the SQNR of no error is 'inf'). Without numpy, because a
 # registry reads attributions where nothing is measured.
 
-
 # Rows that a version keeps of an attribution.
 MOST_ROWS = 400
 # The remedy where the time was over.
@@ -200,7 +199,6 @@ def read_attribution(store: Store, digest: str) -> Attribution:
 
 # What attribution found, in words: a headline, the table as text, the proposal; and the section of an HTML page.
 
-
 COLUMNS = ("#", "node", "op", "own error", "inherited", "tensor", "why")
 SHOWN = 12
 
@@ -212,7 +210,7 @@ def summarize(found: Attribution) -> str:
 
 def _summarize(found: Attribution) -> str:
     if found.finding == "nothing-failed":
-        return f"no golden case fails at the {found.joint} stage by itself; the table ranks what there is"
+        return f"no golden case fails at the {found.joint} stage by itself; all parts are ranked"
     if found.finding == "spread":
         worst = found.rows[0]
         start = f"no node breaks a limit by itself: the errors of {found.segments} segments add up"
@@ -236,7 +234,7 @@ def describe_attribution(found: Attribution) -> Iterator[str]:
     """The lines beside the table: headline, failed checks, what was measured, the proposal."""
     yield summarize(found)
     yield from (f"failed: {text}" for text in found.failed)
-    yield f"cut at {found.cut} of {found.points} tensors that both have; measured on {', '.join(found.cases)}"
+    yield f"cut at {found.cut} of {found.points} common tensors; measured on {', '.join(found.cases)}"
     yield describe_taps(found)
     yield from found.notes
     if found.proposal is not None:

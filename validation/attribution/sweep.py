@@ -33,7 +33,6 @@ from validation.metrics.tally import samples_of
 
 # Measures the segments of a candidate: the own error of each, on the reference's activations, and what it inherits.
 
-
 # Segments that a further round cuts finer, where none is blamed.
 REFINED = 4
 # Magnitudes that only a mask has, in the reference and, where its type holds less, in the candidate.
@@ -299,7 +298,6 @@ def _can_cut(left: TensorSpec, right: TensorSpec, quantized: bool) -> bool:
 # A segment is blamed when its own error breaks the limits that the stage has for the whole model. Where none does and
 # an output fails by one slice, that is the segment with the worst slice. Where none does and the outputs fail all the
 # same, the errors add up, and the ranking shows where most of them come from.
-
 
 # Rounds of cutting, each finer than the one before.
 MOST_ROUNDS = 8

@@ -12,13 +12,13 @@ import numpy as np
 from enginesmith.arrays import Array, find_profile
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.reports.proof import PADDING, Check, describe, unmeasured
-from enginesmith.core.types import BuildRequest, Dim, Session, Tensors, TensorSpec
+from enginesmith.core.types import QUANTIZED, BuildRequest, Dim, Session, Tensors, TensorSpec
 from enginesmith.serving.pad_plan import plan_padding
 from enginesmith.serving.padding import Padding
 from validation.calls.repeated import RepeatedCalls, pool_of
 from validation.comparison.sessions import golden_drifts, limited_checks, run
 from validation.data.samples import sizes_of
-from validation.fuzz.cases import FuzzCase, Groups, make
+from validation.fuzz.cases import MOVED, FuzzCase, Groups, make
 from validation.fuzz.run import FuzzOutcome, FuzzSides, try_case
 from validation.golden.golden_set import Case, GoldenSet, edge_sizes
 from validation.limits.budget import StagedLimits
@@ -122,6 +122,27 @@ def inner_sizes(
                 yield {dim.name: size for dim, size in zip(dims, point, strict=True)}
 
 
+def magnitude_checks(pair: FuzzSides, specs: Sequence[TensorSpec], golden: GoldenSet) -> Iterator[Check]:
+    """One check over real values that are larger, negated or permuted; none of a model without float inputs of two axes
+    or more, nor where the graph itself answers none of these with finite numbers."""
+    groups = Groups(golden)[:1]
+    if not any(array.dtype.kind == "f" and array.ndim > 1 for array in groups[0].values()):
+        return
+    sizes = tuple(sizes_of(groups[0], specs).items())
+    cases = [FuzzCase(sizes, values) for values in MOVED]
+    outcomes = [try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), pair) for case in cases]
+    failed = [item for item in outcomes if item.verdict == "failed"]
+    judged = [item for item in outcomes if item.verdict != "not judged"]
+    if not judged:
+        return
+    note = f"golden data {', '.join(item.case.values for item in judged)}".replace("times_", "times ")
+    if pair.precision in QUANTIZED:
+        note += "; beyond what was calibrated the graph itself saturates: it is what the engine is compared with"
+    note = f"{failed[0].reason}; {note}" if failed else note
+    case = str(failed[0].case) if failed else "magnitudes"
+    yield Check("engine", "magnitudes", "", case, float(len(failed)), 0.0, not failed, note)
+
+
 def _lengths(dims: Sequence[Dim]) -> list[int]:
     """How many sizes each dim can have."""
     return [len(dim.sizes) for dim in dims]
@@ -180,11 +201,12 @@ def call_checks(
     allowance: Allowance,
     bits: Callable[[], bool],
     sizes: bool = True,
+    shared: bool = False,
 ) -> Iterator[Check]:
     """Checks of sizes that the golden set lacks, and of repeated calls. shapes: inputs and dims of the model.
 
     bits: whether equal inputs must have outputs of equal bits; called only where bits differ.  sizes: whether to try
-    sizes. An error of the engine is a failed check.
+    sizes.  shared: whether several threads may run the session at once. An error of the engine is a failed check.
     """
     specs, dims = shapes
     groups, start = Groups(golden), allowance.clock()
@@ -192,7 +214,7 @@ def call_checks(
         judged = replace(pair, usual=pair.usual or golden_drifts(golden), limits=pair.elsewhere or pair.limits)
         yield from size_checks(judged, shapes, groups, seed, allowance)
     pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
-    repeats = RepeatedCalls(pair.candidate, pair.limits, bits)
+    repeats = RepeatedCalls(pair.candidate, pair.limits, bits, shared)
     began = allowance.clock()
     repeats.run(pool, seed, allowance.calls(start))
     yield from repeats.checks(pool, allowance.clock() - began)

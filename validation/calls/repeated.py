@@ -3,14 +3,17 @@
 A session is called with a few sets of inputs in a drawn order: a few sizes of the golden set, each with two sets of
 values. Each output is compared with the first one of the same inputs. The returned arrays themselves are kept and
 compared again some calls later, which shows an output buffer that is reused; the inputs are compared after each call.
+Then one set of arrays is filled anew before each call, as a server does; and two threads call at the same time, where a
+backend says that its sessions take that.
 """
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,8 @@ MOST_DRAWS = 4
 SEED = 0
 # Outputs that are kept at a time beside the first ones, and their bytes.
 MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20
+# Times that two threads call at once.
+AT_ONCE = 4
 # Turns that are drawn at a time.
 _AT_ONCE = 1024
 # Of no failures in n trials, the 95 % bound on their share is 3 / n (Hanley and Lippman-Hand, "If Nothing Goes Wrong,
@@ -144,16 +149,21 @@ class _Fault:
 class RepeatedCalls:
     """Calls of one session. bits: whether equal inputs must have outputs of equal bits; called only where bits differ.
 
-    limits: of the differences between outputs of equal inputs, where their bits may differ.
+    limits: of the differences between outputs of equal inputs, where their bits may differ.  shared: whether several
+    threads may run the session at once.
     """
 
     session: Session
     limits: StagedLimits
     bits: Callable[[], bool]
+    shared: bool = False
     calls: int = 0
     answers: _Fault = field(default_factory=_Fault)
     outputs: _Fault = field(default_factory=_Fault)
     inputs: _Fault = field(default_factory=_Fault)
+    refilled: _Fault = field(default_factory=_Fault)
+    threads: _Fault = field(default_factory=_Fault)
+    _pair: Sequence[RepeatedInputs] = ()
     _firsts: list[_Kept] = field(default_factory=list)
     _kept: deque[_Kept] = field(default_factory=deque)
     _kept_bytes: int = 0
@@ -169,11 +179,48 @@ class RepeatedCalls:
             self._look_again(self._kept.popleft())
         for kept in self._firsts:
             self._look_again(kept)
+        if not (self.answers.count or self.outputs.count or self.inputs.count):  # else these would fail with them
+            self._refill(pool)
+            if self.shared:
+                self._share()
+
+    def _refill(self, pool: Sequence[RepeatedInputs]) -> None:
+        """Call with one set of arrays that holds two sets of inputs in turn: the first, the second, the first."""
+        self._pair = _pair_of(pool)
+        buffers = {name: copy.array() for name, copy in self._pair[0].copies.items()} if self._pair else {}
+        for item in (*self._pair, *self._pair[:1]):
+            for name, copy in item.copies.items():
+                buffers[name][...] = copy.array()
+            self._compare(item, self._answer(buffers), self.refilled, f"{item.name} in arrays that were refilled")
+
+    def _share(self) -> None:
+        """Call from two threads, each with inputs of its own, which begin each of their `AT_ONCE` calls together."""
+        together, found = threading.Barrier(2, timeout=60), list[tuple[RepeatedInputs, dict[str, Array] | str]]()
+
+        def call(item: RepeatedInputs) -> None:
+            arrays = {name: copy.array() for name, copy in item.copies.items()}
+            for _ in range(AT_ONCE):
+                together.wait()
+                found.append((item, self._answer(arrays)))
+
+        workers = [threading.Thread(target=call, args=(item,)) for item in self._pair]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        for item, outputs in found:
+            self._compare(item, outputs, self.threads, f"{item.name} beside another thread's call")
+
+    def _compare(self, item: RepeatedInputs, outputs: dict[str, Array] | str, fault: _Fault, where: str) -> None:
+        if isinstance(outputs, str):
+            fault.add(where, outputs)
+        elif summary := self._differs(item, {name: Bits.of(array) for name, array in outputs.items()}):
+            fault.add(where, summary)
 
     def _call(self, item: RepeatedInputs) -> None:
         self.calls += 1
         where = f"call {self.calls}, {item.name}"
-        outputs = self._answer(item)
+        outputs = self._answer(item.arrays)
         for name, copy in item.copies.items():
             if Bits.of(item.arrays[name]) != copy:
                 self.inputs.add(where, f"{name} was overwritten")
@@ -196,10 +243,10 @@ class RepeatedCalls:
         while len(self._kept) > MOST_KEPT or (len(self._kept) > 1 and self._kept_bytes > MOST_KEPT_BYTES):
             self._look_again(self._kept.popleft())
 
-    def _answer(self, item: RepeatedInputs) -> dict[str, Array] | str:
+    def _answer(self, arrays: dict[str, Array]) -> dict[str, Array] | str:
         """The session's outputs; or in words its error, or what it returns instead of arrays by name."""
         try:
-            found: Any = self.session.run(item.arrays)
+            found: Any = self.session.run(arrays)
         except Exception as error:  # a runtime behind a session raises whatever it has
             return f"{type(error).__name__}: {error}"
         if not isinstance(found, Mapping) or not all(isinstance(value, np.ndarray) for value in found.values()):
@@ -209,6 +256,8 @@ class RepeatedCalls:
     def _differs(self, item: RepeatedInputs, now: Mapping[str, Bits]) -> str:
         """How outputs differ from the first ones by more than they may; empty where they do not."""
         first = item.first or {}
+        if now == first:
+            return ""
         if _form(first) != _form(now):
             return f"outputs are {_form(now)}, and were {_form(first)}"
         self._other_bits = True
@@ -228,13 +277,28 @@ class RepeatedCalls:
             self.outputs.add(f"call {kept.call}, {kept.name}", f"{changed} changed after it was answered")
 
     def checks(self, pool: Sequence[RepeatedInputs], seconds: float) -> Iterator[Check]:
-        """Three checks: of repeated outputs, of outputs that were kept, and of inputs."""
+        """A check each of repeated outputs, of outputs that were kept, and of inputs; of refilled arrays and of threads
+        where two sets of inputs have one size."""
         summary = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
         same = "within the limits, other bits" if self._other_bits else "the same bits"
         odds = f"wrong calls of 1 in {self.calls // RULE_OF_THREE} or more show with 95 %"
         yield _check("calls repeated", self.answers, summary, f"{summary}; {same}; {odds}")
         yield _check("calls outputs", self.outputs, summary, "kept over later calls, and compared again")
         yield _check("calls inputs", self.inputs, summary, "compared after each call")
+        if self._pair:
+            yield _check("calls refilled", self.refilled, "3 calls", "arrays that are filled anew before each call")
+        if self._pair and self.shared:
+            yield _check(
+                "calls threads", self.threads, f"{2 * AT_ONCE} calls", "two threads that call at the same time"
+            )
+
+
+def _pair_of(pool: Sequence[RepeatedInputs]) -> tuple[RepeatedInputs, ...]:
+    """Two sets of inputs of one size and with an answer each; none where there are no such."""
+    for first, second in pairwise(pool):
+        if first.first and second.first and _form(first.copies) == _form(second.copies):
+            return first, second
+    return ()
 
 
 def _check(name: str, found: _Fault, summary: str, passed: str) -> Check:

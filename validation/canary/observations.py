@@ -1,6 +1,6 @@
 """Observations of served requests, as a file of JSON lines, and as a table of columns.
 
-    {"time": 1763640000.2, "latency": 0.0123, "ok": true, "request": 17, "output": sha256, "score": 0.9}
+    {"time": 1763640000.2, "latency": 0.0123, "ok": true, "request": 17, "size": 768, "output": sha256, "score": 0.9}
 
 `time` (seconds), `latency` (seconds from arrival to answer) and `ok` are required. The first line may name the engine
 (`"kind": "enginesmith-observations"`). A writer that stopped in order ends its observations with their number (`"kind":
@@ -65,7 +65,7 @@ class ObservationTable:
     digest: of the file.  cut: whether an incomplete line at its end was left out.
     planned: how many requests a replay is to have in the end.  accounted: for how many of them a line says that their
     writer stopped in order.  died: what ended the process of the engine, where a replay saw that.
-    sqnr_db, score: NaN where there is none.  segment: the segment in which a replay sent the request; None otherwise.
+    sqnr_db, score, size: NaN where there is none.  segment: the one in which a replay sent the request; else None.
     """
 
     path: Path
@@ -79,6 +79,7 @@ class ObservationTable:
     latency: list[float] = field(default_factory=list)
     ok: list[bool] = field(default_factory=list)
     score: list[float] = field(default_factory=list)
+    size: list[float] = field(default_factory=list)
     sqnr_db: list[float] = field(default_factory=list)
     flipped: list[bool | None] = field(default_factory=list)
     output: list[str | None] = field(default_factory=list)
@@ -100,7 +101,8 @@ class ObservationTable:
         time, latency, score = (
             np.where(gone, np.nan, np.asarray(column, float)[order]) for column in (self.time, self.latency, self.score)
         )
-        return Side(time, latency, np.asarray(self.ok, bool)[order] & ~gone, score)
+        size = np.where(gone, np.nan, np.asarray(self.size, float)[order]) if self.size else None
+        return Side(time, latency, np.asarray(self.ok, bool)[order] & ~gone, score, size)
 
 
 def read_both(candidate: Path, baseline: Path) -> tuple[ObservationTable, ObservationTable]:
@@ -176,6 +178,7 @@ def add_to(found: ObservationTable, record: Record) -> None:
         "ok": ok,
         "score": number_in(record, "score", above=-MOST_SCORE, most=MOST_SCORE) if scored else nan,
         "sqnr_db": number_in(record, "sqnr_db") if compared else nan,
+        "size": number_in(record, "size", above=0.0) if record.get("size") is not None else nan,
         "flipped": truth_in(record, "flipped") if record.get("flipped") is not None else None,
     }
     output, name, segment = text_in(record, "output", 65), record.get("request"), record.get("segment")

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -104,7 +104,7 @@ class ReplayAnswer:
 class ReplayedPair:
     """One request on both sides. at: its arrival, in seconds after the start.  first: the side it was sent to first.
 
-    segment: the number of the segment it was sent in (`concurrent`); None: interleaved.
+    segment: the number of the segment it was sent in (`concurrent`); None: interleaved.  size: elements of its inputs.
     """
 
     request: int
@@ -114,13 +114,19 @@ class ReplayedPair:
     difference: Difference | None
     first: str
     segment: int | None = None
+    size: int = 0
 
     def lines(self) -> tuple[dict[str, object], dict[str, object]]:
         """The observations of candidate and baseline, as JSON objects."""
 
         def line(answer: ReplayAnswer) -> dict[str, object]:
             known = {"time": self.at, "latency": answer.latency, "ok": answer.ok, "request": self.request}
-            others = {"service": answer.service, "output": answer.output, "error": answer.error or None}
+            others = {
+                "size": self.size or None,
+                "service": answer.service,
+                "output": answer.output,
+                "error": answer.error or None,
+            }
             found: dict[str, object] = {**known, **others, "segment": self.segment}
             return {key: value for key, value in found.items() if value is not None}
 
@@ -156,7 +162,12 @@ def replay(
             served = serve((candidate, baseline)[turn], request.inputs, clock)
             free[turn] = max(at, free[turn]) + served.service
             results[turn] = Timed(free[turn] - at, served)
-        yield pair_of(index, at, results[0], results[1], first)
+        yield replace(pair_of(index, at, results[0], results[1], first), size=elements(request.inputs))
+
+
+def elements(inputs: Tensors) -> int:
+    """How many numbers a request holds."""
+    return sum(int(np.size(array)) for array in inputs.values())
 
 
 def pair_of(
@@ -357,4 +368,6 @@ def _pairs(
         if not held:
             continue  # they are sent again with the next segment
         ours, theirs = (theirs, held.popleft()) if first else (held.popleft(), theirs)
-        yield pair_of(index + offset, part[lead + offset][0], ours, theirs, first, number)
+        at, request = part[lead + offset]
+        found = pair_of(index + offset, at, ours, theirs, first, number)
+        yield replace(found, size=elements(request.inputs))

@@ -163,7 +163,7 @@ def mann_whitney(candidate: Array, baseline: Array) -> MannWhitney | None:
 def _quantiles(evidence: CanaryEvidence, sides: tuple[Array, Array], seed: int) -> Iterator[QuantileSlowdown]:
     count = min(map(len, sides))
     known = [p for p in PROBABILITIES if count * min(p, 1 - p) >= 5]
-    effects = quantile_effects(sides, known, evidence.paired, seed, REPLICATES, evidence.design_block)
+    effects = quantile_effects(sides, known, seed, REPLICATES, evidence.design_block)
     z = NORMAL.inv_cdf(1.0 - INTERVAL_LEVEL)
     for p, effect in zip(known, effects, strict=True):
         if math.isfinite(effect.error):
@@ -418,6 +418,7 @@ def _check(found: CanaryReport) -> None:
     for item in found.criteria:
         low, high = (math.nan if bound is None else bound for bound in (item.low, item.high))
         follows = "INSUFFICIENT" if item.note else verdict_of(low, high, item.margin)
+        follows = "FAIL" if item.kind == "fact" else follows
         if item.verdict != follows:
             raise ValueError(f"{item.name} says {item.verdict} where {follows} follows from its interval")
     if not found.looks.fractions or not found.looks.requests:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 # Run times of an engine by the number of samples in a batch, with their uncertainty, from its latency reports.
 
-
 _TAIL = 0.975
 # Half of the 95 % interval of a time's logarithm where one process alone measured it: nothing is known of others.
 ONE_PROCESS = 0.10
@@ -140,7 +139,6 @@ def _remedy(batch: str, others: Mapping[str, int], least: int, most: int) -> str
 # at which the machine would never be idle is given: in a run that ends, a queue may grow and still keep the limit.
 # Under a policy that waits, a machine may keep the limit when it is full and break it with fewer requests, whose
 # batches do not fill before the longest wait is over: the greatest rate is the one below which every rate keeps it.
-
 
 # Requests of a simulation, and of those that only choose a policy: 200 and 40 are later than p99.
 REQUESTS, FEW_REQUESTS = 20_000, 4_000
@@ -361,9 +359,6 @@ def _curves(times: Sequence[BatchTimes], sign: float) -> list[list[Array]]:
 def _half_of_mean(logs: Array) -> float:
     """Half of the 95 % interval of the mean of a few values."""
     return t_quantile(0.975, len(logs) - 1.0) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
-
-
-# The picture of a forecast: cost of a million requests against the limit of latency, a line per kind of machine.
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from validation.capacity.greatest_rate import Estimate
 # beats in both cost and rate (Nemhauser & Ullmann, Management Science 15, 1969), and as could still be cheaper than the
 # best known one, by more than a millionth, if parts of machines of the kinds to come could be bought.
 
-
 _ROUNDING = 1e-9
 # A mix that is cheaper by less than this share is not sought.
 _PRECISION = 1e-6
@@ -128,7 +127,6 @@ def _undominated(costs: Array, rates: Array) -> Array:
 
 # Machines that a rate takes, with headroom and with some to spare, and what a million requests then cost.
 
-
 # Of rounding: 800 / (20 * 0.8) machines are 50, whatever the last bit says.
 _ROUNDING_machines = 1e-9
 
@@ -144,7 +142,7 @@ class CapacityDemand:
 
     def __post_init__(self) -> None:
         if not (self.rate > 0.0 and math.isfinite(self.rate)):
-            raise InputError(f"rate {self.rate:g}: must be above 0 requests a second")
+            raise InputError(f"rate {self.rate:g}: must be above 0 requests per second")
         if not 0.0 <= self.headroom < 1.0:
             raise InputError(f"headroom {100 * self.headroom:g} %: must be 0 % or more, and below 100 %")
 

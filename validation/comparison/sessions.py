@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,14 @@ import numpy as np
 
 from enginesmith.arrays import Array
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.core.reports.proof import DECISIONS, Check
+from enginesmith.core.reports.proof import CHANGED, CLEAR_CHANGED, DECISIONS, LOST_CLASSES, UNSEEN_CLASSES, Check
+from enginesmith.core.text import join_first
 from enginesmith.core.types import Session, Tensors
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, Budgets, OutputLimits, StagedLimits, at_most, within
 from validation.limits.measured import MeasuredDrift, Value, of_edge, of_golden, still_share
-from validation.metrics.drift import Drift, measure
+from validation.limits.rounding import LEVEL, MOST_CHANGED
+from validation.metrics.drift import Drift, RowSums, measure
 from validation.metrics.tally import Along, Spreads, samples_of
 from validation.metrics.tasks.terms import TaskMetric
 from validation.statistics.rates import lower
@@ -255,16 +257,17 @@ def _goodness(value: Value) -> float:
 
 # Runs two sessions over a golden set, case by case, and turns their drift into checks.
 #
-# Whether a quantized graph decides as the model does is judged by a lower bound of the changed decisions (Clopper and
-# Pearson, Biometrika 26, 1934), because a golden set is small and one near tie of 48 is 2 %: a graph fails when the
-# data shows, at LEVEL, that it changes more than MOST of all decisions.
+# Whether a quantized graph decides as the model does is judged by a lower bound of the changed decisions
+# (`MOST_CHANGED`), by those that were no near ties, and by the classes of which it names less than half.
 
 
-# The greatest share of changed decisions, and the chance that a graph that keeps it fails.
-MOST, LEVEL = 0.01, 0.01
+# The share of near ties that a single class may have.
+CHANCE = 0.1
+# A decision that was ahead by so many times the root mean square of the error is no near tie: six standard deviations
+# of the difference of two errors. One may be a sample beyond what was calibrated for.
+CLEAR = 8.5
 # Opens an ONNX file as it is written.
 Opener = Callable[[Path], AbstractContextManager[Session]]
-CHANGED = "max_decisions_changed"
 _REPEATS = "the same session answers the same inputs otherwise when it runs again, so that nothing can be proven"
 
 
@@ -372,22 +375,87 @@ def _check_repeats(stage: str, case: Case, first: Tensors, again: Tensors, limit
 
 
 def decision_checks(
-    checks: Sequence[Check], golden: GoldenSet, metrics: Sequence[TaskMetric], limits: Mapping[str, object]
+    drifts: Mapping[str, Drift], metrics: Sequence[TaskMetric], limits: Mapping[str, object]
 ) -> list[Check]:
-    """The checks that a graph changes few of the model's decisions on the outputs of an accuracy, which has labels.
+    """The checks that a graph changes few of the model's own decisions, and loses none of its classes.
 
-    checks: of the graph's drift.  limits: the spec's; where they have one on decisions, that is checked in its place.
+    drifts: of the golden cases by output (`drift_checks`).  metrics: those that name an output say whether it is a
+    classifier's; of others, rows that name one class clearly are decisions.  limits: the spec's; where they have one on
+    decisions, that is checked in place of these.
     """
-    if golden.labels is None or DECISIONS in limits:
+    if DECISIONS in limits:
         return []
-    judged = [metric.terms.output for metric in metrics if metric.terms.name == "accuracy"]
-    found = [check for check in checks if check.case == "golden" and check.name == DECISIONS]
-    pairs = [(check.output, check.value) for check in found if check.output in judged and check.value is not None]
-    return [_check_changed(output, agreement, int(golden.labels.size)) for output, agreement in pairs]
+    named = {metric.output: metric.name in ("accuracy", "top_k") for metric in metrics}
+    found = list[Check]()
+    for output, drift in drifts.items():
+        rows = drift.rows
+        if rows is None or not named.get(output, True):
+            continue
+        if drift.mismatches is not None:  # their number has a limit of its own (`NearTies`)
+            found += _check_classes(output, rows) if len(rows.named) > 1 else ()
+        elif rows.classes < 2:
+            continue
+        elif decides(drift) or named.get(output):
+            found += _check_decisions(output, rows, _rms_error(drift))
+        else:
+            note = "not judged: most rows name no class clearly; golden.metric accuracy says that they are classes"
+            found.append(Check("quantization", CHANGED, output, "golden", 1 - rows.argmax_agreement, None, True, note))
+    return found
 
 
-def _check_changed(output: str, agreement: float, rows: int) -> Check:
-    changed = round((1 - agreement) * rows)
-    bound = lower(changed, rows, LEVEL)
-    note = f"{changed} of {rows} decisions are others; of all decisions at least this share, with 99 % confidence"
-    return Check("quantization", CHANGED, output, "golden", bound, MOST, bound <= MOST, note)
+def decides(drift: Drift) -> bool:
+    """Whether an output is a classifier's by its golden cases: one row of values for each sample, which names a class
+    clearly."""
+    rows = drift.rows
+    if rows is None or drift.mismatches is not None or not rows.names_classes:
+        return False
+    return drift.slices is not None and rows.count == drift.slices.samples
+
+
+def _rms_error(drift: Drift) -> float:
+    return math.ldexp(math.sqrt(drift.error_sq / drift.count), drift.exponent) if drift.count else 0.0
+
+
+def _check_decisions(output: str, rows: RowSums, error: float) -> Iterator[Check]:
+    """error: the root mean square of an element's."""
+    yield from _check_classes(output, rows)
+    bound = lower(rows.flips, rows.count, LEVEL)
+    note = f"{rows.flips} of {rows.count} decisions are others; of all at least this share, with 99 % confidence"
+    yield Check("quantization", CHANGED, output, "golden", bound, MOST_CHANGED, bound <= MOST_CHANGED, note)
+    clear = sum(lead > CLEAR * error for lead in rows.ahead)
+    note = f"decisions that were ahead by more than {CLEAR:g} times the error, and are others"
+    yield Check("quantization", CLEAR_CHANGED, output, "golden", float(clear), 1.0, clear <= 1, note)
+    if unseen := rows.classes - len(rows.named):
+        note = f"no golden sample has one of these as its answer, of {rows.classes} classes"
+        yield Check("quantization", UNSEEN_CLASSES, output, "golden", float(unseen), None, True, note)
+
+
+def _check_classes(output: str, rows: RowSums) -> Iterator[Check]:
+    lost, most = lost_classes(rows.named, rows.changed)
+    note = f"classes that keep less than half of their decisions: {join_first([*map(str, lost)])}; " if lost else ""
+    note += f"of {len(rows.named)} classes, {most} by chance"
+    yield Check("quantization", LOST_CLASSES, output, "golden", float(len(lost)), float(most), len(lost) <= most, note)
+
+
+def lost_classes(named: Mapping[int, int], changed: Mapping[int, int]) -> tuple[list[int], int]:
+    """The classes of whose rows more than half changed, and how many chance makes of these where each row changes with
+    a probability of `CHANCE`: more with a probability below `LEVEL` (binomial, and Poisson's approximation of their
+    number). named, changed: rows by class."""
+    lost = [index for index, count in sorted(named.items()) if 2 * changed.get(index, 0) > count]
+    mean = sum(_most_change(count) for count in named.values())
+    most, term = 0, math.exp(-mean)
+    below = term
+    while 1 - below >= LEVEL and most < len(named):
+        most += 1
+        term *= mean / most
+        below += term
+    return lost, most
+
+
+@lru_cache(maxsize=4096)
+def _most_change(count: int) -> float:
+    """The probability that more than half of so many rows change; below 1e-9 of 40 or more."""
+    if count >= 40:
+        return 0.0
+    shares = (math.comb(count, k) * CHANCE**k * (1 - CHANCE) ** (count - k) for k in range(count // 2 + 1, count + 1))
+    return math.fsum(shares)

@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from builders.onnx_graphs.structure import Dependence
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError, EnginesmithError
-from enginesmith.core.reports.proof import Check, Spread, unmeasured
+from enginesmith.core.reports.proof import CHANGED, CLEAR_CHANGED, LOST_CLASSES, Check, Spread, unmeasured
+from enginesmith.core.text import join_first
 from enginesmith.core.types import Session, Tensors
-from validation.comparison.sessions import CHANGED, NOTED, Constancy, Opener, drift_checks, run
+from validation.comparison.sessions import NOTED, Constancy, Opener, drift_checks, lost_classes, run
 from validation.golden.free_running import FreeRunningSession, RecordedSession
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet, case_kinds, case_names
 from validation.limits.budget import HONEST_DB, LEAST_DB, Budget, Budgets, StagedLimits, at_most, within
@@ -24,8 +25,8 @@ from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.tally import Along, Spreads, StepSpreads, samples_of
 from validation.metrics.tasks.boxes import BoxSet
 from validation.metrics.tasks.measures import score_of
-from validation.metrics.tasks.scores import Score, TaskValue
-from validation.metrics.tasks.terms import VALUES, TaskMetric, sets_of
+from validation.metrics.tasks.scores import Accuracy, Score, TaskValue
+from validation.metrics.tasks.terms import TaskMetric
 from validation.statistics.rates import count_needed, lower
 
 # What a golden set does not measure: outputs and right answers that are the same in all of its samples.
@@ -59,7 +60,7 @@ def unmeasured_checks(
             yield unmeasured(STAGE, name, "golden", f"{reason}; {_REMEDY}")
     for metric in metrics:
         if reason := _why_no_answers(golden, metric):
-            yield unmeasured(STAGE, metric.terms.output, "golden", f"{metric.terms.name}: {reason}")
+            yield unmeasured(STAGE, metric.output, "golden", f"{metric.name}: {reason}")
 
 
 @dataclass
@@ -104,13 +105,13 @@ class _Variation:
 def _why_no_answers(golden: GoldenSet, metric: TaskMetric) -> str:
     """Why a metric's right answers show nothing; '' where two of them differ, where there is one, or for a metric of
     likelihoods, which has no answers of its own."""
-    score = score_of(metric.terms)
+    score = score_of(metric)
     labelled = metric.against == "labels" and golden.labels is not None
     if labelled:
         parts: Iterable[Any] = [score.read_labels(np.atleast_1d(np.asarray(golden.labels)))]
     else:
         parts = (score.read_wanted(case.expected) for case in golden.of_kind("golden"))
-    skipped = [value for name in ("ignore", "pad") if (value := getattr(metric.terms, name, None)) is not None]
+    skipped = [value for name in ("ignore", "pad") if (value := getattr(metric, name, None)) is not None]
     distinct, count = set[object](), 0
     for part in parts:
         answers = part[~np.isin(part, skipped)] if isinstance(part, np.ndarray) else part
@@ -255,8 +256,8 @@ def _value_at_best(metric: str, whole: Drift, part: Drift) -> float:
 
 # The chance that a share is below the bound that its note gives.
 LEVEL = 0.05
-# The checks of numeric drift: all that a budget limits, of integers their agreement, of graphs the changed decisions.
-_NUMERIC = {*(item.name for item in fields(Budget)), "agreement", CHANGED}
+# The checks of numeric drift: all that a budget limits, of integers their agreement, of graphs their decisions.
+_NUMERIC = {*(item.name for item in fields(Budget)), "agreement", CHANGED, CLEAR_CHANGED, LOST_CLASSES}
 
 
 @dataclass
@@ -273,7 +274,7 @@ class _Measured:
     answers: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.score = score_of(self.metric.terms)
+        self.score = score_of(self.metric)
 
     def add(self, case: Case, outputs: Tensors) -> None:
         """Take what the candidate gave for a case. Raises what is wrong with the original model's own outputs."""
@@ -295,7 +296,7 @@ class _Measured:
     def values(self) -> list[TaskValue]:
         """What was measured; after a failure each value without a number."""
         if self.failure:
-            return [TaskValue(name, None, self.failure) for name in VALUES[self.metric.terms.name]]
+            return [TaskValue(name, None, self.failure) for name in self.metric.values]
         return self.score.values()
 
 
@@ -303,8 +304,9 @@ def task_checks(session: Session, golden: GoldenSet, metrics: Sequence[TaskMetri
     """The task metrics of a session over all golden cases, each value as a check against its limit, if any.
 
     One that decides is measured over the edge cases, too, all together and against the original model's outputs, with
-    limits that are `_loosen`ed. A session that fails is a failed check. Raises DataError without as many labels as
-    answers, or for outputs of a shape that the metric does not take, and InputError for an output that the model lacks.
+    limits that are `_loosen`ed. A floor of accuracy by labels is held per class, too. A session that fails is a failed
+    check. Raises DataError without as many labels as answers, or for outputs of a shape that the metric does not take,
+    and InputError for an output that the model lacks.
     """
     labelled = [_read_labels(golden, metric) for metric in metrics]
     originals = [_measure_original(golden, *pair) for pair in zip(metrics, labelled, strict=True)]
@@ -314,7 +316,7 @@ def task_checks(session: Session, golden: GoldenSet, metrics: Sequence[TaskMetri
         for case in golden.of_kind("golden" if kind == "golden" else "edge") if sides else ():
             _add(case, session, sides)
     checks = [check for side, own in zip(found, originals, strict=True) for check in _checks(side, "golden", own)]
-    return checks + [check for side in edges if side.answers for check in _checks(side, "edges", {})]
+    return checks + [check for side in edges if side.answers for check in _checks(side, "edges", None)]
 
 
 def _add(case: Case, session: Session, sides: Sequence[_Measured]) -> None:
@@ -329,46 +331,59 @@ def _add(case: Case, session: Session, sides: Sequence[_Measured]) -> None:
 
 
 def _read_labels(golden: GoldenSet, metric: TaskMetric) -> Any:
-    if metric.against == "original":
+    if metric.against != "labels":
         return None
     if golden.labels is None:
         raise DataError("the golden set has no labels; name them in golden.labels")
-    score, labels = score_of(metric.terms), np.atleast_1d(golden.labels)
+    score, labels = score_of(metric), np.atleast_1d(golden.labels)
     found, case = score.read_labels(labels), next(iter(golden.of_kind("golden")), None)
     count = score.count_classes(case.expected) if case else None
     is_beyond = labels.size and (labels.max() >= (count or 0) or (labels.min() < 0 and not score.takes_negative))
     if count is not None and is_beyond:
         have = f"labels are {labels.min():g}..{labels.max():g}, the output has {count} classes"
-        raise DataError(f"metric {metric.terms.name}: {have}, which are 0..{count - 1}")
+        raise DataError(f"metric {metric.name}: {have}, which are 0..{count - 1}")
     return found
 
 
-def _measure_original(golden: GoldenSet, metric: TaskMetric, labels: Any) -> dict[str, float | None]:
-    """What the original model itself has against the labels, by value; nothing where it is what counts."""
+def _measure_original(golden: GoldenSet, metric: TaskMetric, labels: Any) -> _Measured | None:
+    """What the original model itself has against the labels; None where it is what counts."""
     if labels is None:
-        return {}
+        return None
     side = _Measured(metric, labels)
     for case in golden.of_kind("golden"):
         side.add(case, case.expected)
     if side.answers != len(labels):
-        output = metric.terms.output
+        output = metric.output
         text = f"output {output!r} gives {side.answers} answers, but there are {len(labels)} labels; give one each"
         raise DataError(text)
     if side.failure:
-        raise DataError(f"metric {metric.terms.name}: the labels do not fit the outputs: {side.failure}")
-    return {item.name: item.value for item in side.values()}
+        raise DataError(f"metric {metric.name}: the labels do not fit the outputs: {side.failure}")
+    return side
 
 
-def _checks(side: _Measured, case: str, original: dict[str, float | None]) -> Iterator[Check]:
+def _describe_lost(side: _Measured, original: _Measured | None) -> str:
+    """The classes of which a candidate has less than half of the original model's right answers, where there are more
+    than chance makes; '' otherwise, and of another metric than accuracy by labels."""
+    if original is None or not (isinstance(side.score, Accuracy) and isinstance(original.score, Accuracy)):
+        return ""
+    lost, most = lost_classes(original.score.right, original.score.right - side.score.right)
+    if len(lost) <= most:
+        return ""
+    return f"of the right answers of each class less than half are left: {join_first([*map(str, lost)])}"
+
+
+def _checks(side: _Measured, case: str, original: _Measured | None) -> Iterator[Check]:
+    owns = {item.name: item.value for item in original.values()} if original else {}
     for item in side.values():
         limit = side.metric.limits.get(item.name)
         limit = _loosen(item, limit) if limit is not None and case == "edges" else limit
         passed = limit is None or (item.value is not None and within(item.name, item.value, limit))
         passed = passed and not (side.failure and not side.metric.limits)
-        own = original.get(item.name)
-        notes = [item.note, "" if own is None else f"the original model has {own:.4f}", _bound(item, limit)]
+        lost = "" if limit is None or side.failure else _describe_lost(side, original)
+        passed, own = passed and not lost, owns.get(item.name)
+        notes = [lost, item.note, "" if own is None else f"the original model has {own:.4f}", _bound(item, limit)]
         note = "; ".join(filter(None, notes))
-        yield Check("task", item.name, side.metric.terms.output, case, item.value, limit, passed, note)
+        yield Check("task", item.name, side.metric.output, case, item.value, limit, passed, note)
 
 
 def _loosen(item: TaskValue, limit: float) -> float:
@@ -401,9 +416,9 @@ def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[
     if not any(metric.decides for metric in metrics):
         return list(checks)
     found = list(checks)
-    deciding = [metric.terms for metric in metrics if metric.decides]
-    counts = {_sizes(check) for check in found for terms in deciding if check.output == terms.output}
-    boxes = {output for terms in deciding for output in sets_of(terms)}
+    deciding = [metric for metric in metrics if metric.decides]
+    counts = {_sizes(check) for check in found for metric in deciding if check.output == metric.output}
+    boxes = {output for metric in deciding for output in metric.sets}
     return [
         _lift(check) if _is_lifted(check) or (check.output in boxes and _sizes(check) in counts - {None}) else check
         for check in found
@@ -426,7 +441,7 @@ def limits_elsewhere(spreads: Iterable[Spread], metrics: Sequence[TaskMetric]) -
 
 def _sizes(check: Check) -> tuple[str, str, float | None, float | None] | None:
     """Where an output has another size along an axis than expected, and both; None of other checks. All outputs of
-    `sets_of` have the same: a size that differs in one alone is no number of boxes."""
+    `Metric.sets` have the same: a size that differs in one alone is no number of boxes."""
     if check.name != "shape" or check.joint not in ("quantization", "engine"):
         return None
     return check.joint, check.case, check.value, check.limit
@@ -442,64 +457,3 @@ def _lift(check: Check) -> Check:
     return replace(
         check, passed=True, limit=None, waived=check.limit, note="; ".join(filter(None, [check.note, limit]))
     )
-
-
-# What a spec may ask of a model's outputs beside drift and task metrics: limits on distributions.
-#
-# The defaults are explained in docs/concepts/validation.md.
-
-
-Values = Literal["logits", "probabilities"]
-
-# The default limits. KL: the perplexity on text drawn from the original model grows by e^KL, 1 %.
-KL = 0.01
-# No event of any row gains or loses more than 0.2 of probability: JS >= TV^2 / 2, by Pinsker's inequality.
-JS = 0.02
-# One decision of a hundred; one entry of four top-5 lists.
-FLIPS, TOP_K = 0.01, 0.05
-# About what temperature scaling leaves of a network's calibration error (Guo et al. 2017, table 1).
-ECE = 0.02
-# What an error of 0.1 (root mean square over the row) costs calibrated probabilities.
-BRIER = 0.01
-# One false alarm in a thousand engines, which repeats for the same engine because the draws are seeded.
-DRAWS, ALPHA = 100, 0.001
-
-
-@dataclass(frozen=True)
-class RowLimits:
-    """Limits of one output whose last axis holds a distribution, against the original model's; None: not checked.
-
-    values: what the output holds.  kl: mean over the rows, in nats.  js: of the worst row, in nats.  flips: share of
-    rows with another argmax.  top_k: share of the five likeliest that are others.  ece, brier: by how much the
-    calibration error and the Brier score may differ, or get worse where there are labels.
-    """
-
-    values: Values = "logits"
-    kl: float | None = None
-    js: float | None = None
-    flips: float | None = None
-    top_k: float | None = None
-    ece: float | None = None
-    brier: float | None = None
-
-
-@dataclass(frozen=True)
-class SampledOutputs:
-    """A two-sample test of a stochastic model: the graph's and the engine's outputs have one distribution.
-
-    outputs: their names.  vary: the input that is a seed or noise; None where repeated runs differ by themselves.
-    draws: runs of each side.  alpha: the rate of false alarms over all outputs together.
-    """
-
-    outputs: tuple[str, ...]
-    vary: str | None = None
-    draws: int = DRAWS
-    alpha: float = ALPHA
-
-
-@dataclass(frozen=True)
-class DistributionalLimits:
-    """The distributional part of a contract. rows: limits by output.  seeds: the two-sample test, if any."""
-
-    rows: Mapping[str, RowLimits] = field(default_factory=dict)
-    seeds: SampledOutputs | None = None

@@ -13,8 +13,8 @@ from enginesmith.core.codec import encode_document
 from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import Dim, Session, Tensors, TensorSpec
 from validation.comparison.sessions import case_checks, run
-from validation.comparison.tasks import RowLimits
 from validation.contracts.sequences import rows_of
+from validation.contracts.terms import Bitwise, Rows
 from validation.data.samples import resize
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budgets, within
@@ -31,7 +31,6 @@ from validation.metrics.drift import TOP_K, RowSums, is_exact, measure, measure_
 #          Guo et al., "On Calibration of Modern Neural Networks", 2017, who use 15)
 # - brier  mean over the rows of sum_i (p_i - [i is the answer])^2 (Brier, "Verification of Forecasts Expressed in Terms
 #          of Probability", 1950); from 0 to 2
-
 
 BINS = 15
 
@@ -93,7 +92,7 @@ LEAST = 2.0**-24
 class Likeness:
     """One output over the cases of a golden set. limits: what is checked.  labels: true classes of the golden rows."""
 
-    def __init__(self, output: str, limits: RowLimits, labels: Array | None) -> None:
+    def __init__(self, output: str, limits: Rows, labels: Array | None) -> None:
         self.output, self.limits = output, limits
         self.sides = {"engine": _Side(), "graph": _Side()}
         self.labels = None if labels is None else labels.reshape(-1)
@@ -225,25 +224,12 @@ def _softmax(logits: Array) -> Array:
 # Rebuilt engines need not have equal bytes, because compilers choose kernels by measuring and write times and paths;
 # the outputs of all rebuilds must stay within the limits of drift of each other.
 
-
 # Golden cases, and edge cases, that are repeated: each costs some runs and shows the same kernels.
 MOST_CASES = 4
 
 
-@dataclass(frozen=True)
-class BitwiseRepeats:
-    """Which outputs must be equal in every bit. runs: those of so many runs of a case.
-
-    position, size: whether those of a sample must be, wherever it lies in a batch, and whatever the batch's size.
-    """
-
-    runs: int = 3
-    position: bool = False
-    size: bool = False
-
-
 def repeat_checks(
-    wanted: BitwiseRepeats, session: Session, golden: GoldenSet, batch: Dim | None, budgets: Budgets
+    wanted: Bitwise, session: Session, golden: GoldenSet, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
     """Checks of each output: equal digests over runs, then batch size and position. batch: the inputs' dim in front."""
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
@@ -266,7 +252,7 @@ def digest(array: Array) -> str:
 
 
 def _in_batches(
-    wanted: BitwiseRepeats, session: Session, inputs: Tensors, batch: Dim | None, budgets: Budgets
+    wanted: Bitwise, session: Session, inputs: Tensors, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
     """Checks of one sample in a batch of the least size, and at places of batches of `opt` and `max`."""
     if batch is None or batch.max < 2 or batch.static:

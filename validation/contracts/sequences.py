@@ -3,78 +3,53 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from enginesmith.arrays import Array
 from enginesmith.core.types import Tensors
+from validation.contracts.terms import Boxes, End, Order, Sequence, Structure
+from validation.metrics.tasks.boxes import overlaps, to_corners
+from validation.metrics.tasks.scores import edit_distance
 
-# Sequences of tokens along an output's last axis: how far two are equal, and where they end.
 
+def _broken_sequence(limits: Sequence, expected: Array, actual: Array) -> list[tuple[str, float, float]]:
+    """(name, value, limit) of each limit: tokens by which the first difference is too early; the share of edits.
 
-@dataclass(frozen=True)
-class SequenceLimits:
-    """How far the engine's sequences must equal the graph's; the worst one counts.
-
-    until: a token, after whose first place tokens may differ; None: none may.  first: the number of leading tokens that
-    must be equal, or all up to `until` where these are fewer.  edits: the greatest number of insertions, deletions and
-    replacements (Levenshtein 1966), as a share of the longer sequence.
+    expected, actual: (..., tokens); NaN where they hold different numbers of sequences.
     """
-
-    until: int | None = None
-    first: int | None = None
-    edits: float | None = None
-
-    def broken(self, expected: Array, actual: Array) -> list[tuple[str, float, float]]:
-        """(name, value, limit) of each limit: tokens by which the first difference is too early; the share of edits.
-
-        expected, actual: (..., tokens); NaN where they hold different numbers of sequences.
-        """
-        fits = expected.shape[:-1] == actual.shape[:-1] and expected.ndim
-        pairs = list(zip(rows_of(expected), rows_of(actual), strict=True)) if fits else []
-        if (token := self.until) is not None:
-            pairs = [(up_to(left, token), up_to(right, token)) for left, right in pairs]
-        found = []
-        if (first := self.first) is not None:
-            early = [max(0, min(first, max(map(len, pair))) - _first_difference(*pair)) for pair in pairs]
-            found.append(("sequence first", float(max(early, default=0)) if fits else np.nan, 0.0))
-        if self.edits is not None:
-            shares = [_edits(*pair) / max(1, *map(len, pair)) for pair in pairs]
-            found.append(("sequence edits", float(max(shares, default=0)) if fits else np.nan, self.edits))
-        return found
+    fits = expected.shape[:-1] == actual.shape[:-1] and expected.ndim
+    pairs = list(zip(rows_of(expected), rows_of(actual), strict=True)) if fits else []
+    if (token := limits.until) is not None:
+        pairs = [(up_to(left, token), up_to(right, token)) for left, right in pairs]
+    found = []
+    if (first := limits.first) is not None:
+        early = [max(0, min(first, max(map(len, pair))) - _first_difference(*pair)) for pair in pairs]
+        found.append(("sequence first", float(max(early, default=0)) if fits else np.nan, 0.0))
+    if limits.edits is not None:
+        shares = [edit_distance(*pair) / max(1, *map(len, pair)) for pair in pairs]
+        found.append(("sequence edits", float(max(shares, default=0)) if fits else np.nan, limits.edits))
+    return found
 
 
-@dataclass(frozen=True)
-class SequenceEnd:
-    """Where the engine's sequences must end. An end in only one of the two sides always breaks it.
+def _broken_end(end: End, expected: Array, actual: Array) -> list[tuple[str, float, float]]:
+    """(name, value, limit): sequences that end on one side alone; most places between ends; other tokens after one.
 
-    token: the one that ends a sequence.  apart: places by which ends may differ from the graph's; None: any number.
-    pad: the token that must fill the places after the end; None: any.
+    expected, actual: (..., tokens); NaN where they hold different numbers of sequences.
     """
-
-    token: int
-    apart: int | None = None
-    pad: int | None = None
-
-    def broken(self, expected: Array, actual: Array) -> list[tuple[str, float, float]]:
-        """(name, value, limit): sequences that end on one side alone; most places between ends; other tokens after one.
-
-        expected, actual: (..., tokens); NaN where they hold different numbers of sequences.
-        """
-        if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
-            return [("eos", np.nan, 0.0)]
-        ends = [_ends(side, self.token) for side in (expected, actual)]
-        found = [("eos", float(((ends[0] < 0) != (ends[1] < 0)).sum()), 0.0)]
-        both = (ends[0] >= 0) & (ends[1] >= 0)
-        if self.apart is not None:
-            far = np.abs(ends[0] - ends[1])[both].max(initial=0)
-            found.append(("eos apart", float(far), float(self.apart)))
-        if self.pad is not None:
-            rows = rows_of(actual)
-            after = (np.arange(rows.shape[1]) > ends[1][:, None]) & (ends[1][:, None] >= 0)
-            found.append(("eos pad", float((after & (rows != self.pad)).sum()), 0.0))
-        return found
+    if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
+        return [("eos", np.nan, 0.0)]
+    ends = [_ends(side, end.token) for side in (expected, actual)]
+    found = [("eos", float(((ends[0] < 0) != (ends[1] < 0)).sum()), 0.0)]
+    both = (ends[0] >= 0) & (ends[1] >= 0)
+    if end.apart is not None:
+        far = np.abs(ends[0] - ends[1])[both].max(initial=0)
+        found.append(("eos apart", float(far), float(end.apart)))
+    if end.pad is not None:
+        rows = rows_of(actual)
+        after = (np.arange(rows.shape[1]) > ends[1][:, None]) & (ends[1][:, None] >= 0)
+        found.append(("eos pad", float((after & (rows != end.pad)).sum()), 0.0))
+    return found
 
 
 def rows_of(array: Array) -> Array:
@@ -101,16 +76,6 @@ def _first_difference(left: Array, right: Array) -> int:
     return int(differ[0]) if differ.size else shorter
 
 
-def _edits(left: Array, right: Array) -> int:
-    """Levenshtein's distance, computed a row of its table at a time."""
-    before = steps = np.arange(len(right) + 1)
-    for index, token in enumerate(left):
-        now = np.concatenate([[index + 1], np.minimum(before[1:] + 1, before[:-1] + (right != token))])
-        # An insertion continues from the left: min over j' <= j of now[j'] + (j - j').
-        before = np.minimum.accumulate(now - steps) + steps
-    return int(before[-1])
-
-
 # Predicates over one output. Each is the amount by which it is broken, so that a report shows how far off it is.
 #
 # Boxes of two detectors are matched greedily within each class by intersection over union (IoU), as in COCO's
@@ -118,68 +83,50 @@ def _edits(left: Array, right: Array) -> int:
 # each take the free box of the reference of their class with the greatest IoU, if that is large enough.
 
 
-Form = Literal["xyxy", "xywh", "cxcywh"]
+def _broken_boxes(
+    limits: Boxes, expected: Array, actual: Array, beside: tuple[Tensors, Tensors]
+) -> list[tuple[str, float, float]]:
+    """(name, value, limit) of each limit: the share of boxes without a match; the greatest difference of scores.
 
-
-@dataclass(frozen=True)
-class BoxLimits:
-    """How far the boxes (..., n, 4) of two detectors may differ.
-
-    form: two corners; a corner and the size; or the centre and the size.  classes, scores: outputs (..., n) with the
-    boxes' classes and scores; None: one class, in the given order.  iou: least IoU of a match.  matched: least share of
-    the boxes of both sides that have a match.  score: greatest difference between the scores of a match; None: any.
-    least_score: boxes with a lower score are left out on both sides, because padding and noise are no detections.
+    beside: all outputs of the reference and of the candidate. The values are NaN, which no limit passes, where a
+    number is not finite, the numbers of images differ, or an output is missing or has another shape. Empty where
+    neither side has a box that counts.
     """
+    ours, theirs = (_images(limits, *side) for side in ((actual, beside[1]), (expected, beside[0])))
+    unmatched = apart = np.nan
+    if ours is not None and theirs is not None and len(ours) == len(theirs):
+        total, matches, apart = 0, 0, 0.0
+        for candidate, reference in zip(ours, theirs, strict=True):
+            pairs = list(_matches(candidate, reference, limits.iou))
+            total += len(candidate.corners) + len(reference.corners)
+            matches += len(pairs)
+            apart = max([apart, *(abs(float(candidate.scores[i] - reference.scores[j])) for i, j in pairs)])
+        if not total:
+            return []
+        unmatched = 1 - 2 * matches / total
+    found = [("boxes", unmatched, round(1 - limits.matched, 12))]
+    return found if limits.score is None else [*found, ("boxes score", apart, limits.score)]
 
-    form: Form = "xyxy"
-    classes: str | None = None
-    scores: str | None = None
-    iou: float = 0.9
-    matched: float = 0.99
-    score: float | None = None
-    least_score: float = 0.0
 
-    def broken(self, expected: Array, actual: Array, beside: tuple[Tensors, Tensors]) -> list[tuple[str, float, float]]:
-        """(name, value, limit) of each limit: the share of boxes without a match; the greatest difference of scores.
-
-        beside: all outputs of the reference and of the candidate. The values are NaN, which no limit passes, where a
-        number is not finite, the numbers of images differ, or an output is missing or has another shape. Empty where
-        neither side has a box that counts.
-        """
-        ours, theirs = (self._images(*side) for side in ((actual, beside[1]), (expected, beside[0])))
-        unmatched = apart = np.nan
-        if ours is not None and theirs is not None and len(ours) == len(theirs):
-            total, matches, apart = 0, 0, 0.0
-            for candidate, reference in zip(ours, theirs, strict=True):
-                pairs = list(_matches(candidate, reference, self.iou))
-                total += len(candidate.corners) + len(reference.corners)
-                matches += len(pairs)
-                apart = max([apart, *(abs(float(candidate.scores[i] - reference.scores[j])) for i, j in pairs)])
-            if not total:
-                return []
-            unmatched = 1 - 2 * matches / total
-        found = [("boxes", unmatched, round(1 - self.matched, 12))]
-        return found if self.score is None else [*found, ("boxes score", apart, self.score)]
-
-    def _images(self, boxes: Array, outputs: Tensors) -> "list[_Image] | None":
-        """The boxes that count, by image; None where they are not of this form."""
-        if boxes.ndim < 2 or boxes.shape[-1] != 4:
+def _images(limits: Boxes, boxes: Array, outputs: Tensors) -> "list[_Image] | None":
+    """The boxes that count, by image; None where they are not of this form."""
+    if boxes.ndim < 2 or boxes.shape[-1] != 4:
+        return None
+    count, shape = boxes.shape[-2], boxes.shape[:-1]
+    classes = outputs.get(limits.classes) if limits.classes else np.zeros(shape)
+    scores = outputs.get(limits.scores) if limits.scores else np.ones(shape)
+    if classes is None or scores is None or {classes.shape, scores.shape} != {shape}:
+        return None
+    images = math.prod(shape[:-1])
+    corners = to_corners(np.asarray(boxes, np.float64), limits.form).reshape(images, count, 4)
+    rest = [np.asarray(item, np.float64).reshape(images, count) for item in (classes, scores)]
+    found = []
+    for image in zip(corners, *rest, strict=True):
+        kept = ~(image[2] < limits.least_score)  # NaN is kept, to fail
+        if not all(np.isfinite(item[kept]).all() for item in image):
             return None
-        count, shape = boxes.shape[-2], boxes.shape[:-1]
-        classes = outputs.get(self.classes) if self.classes else np.zeros(shape)
-        scores = outputs.get(self.scores) if self.scores else np.ones(shape)
-        if classes is None or scores is None or {classes.shape, scores.shape} != {shape}:
-            return None
-        images = math.prod(shape[:-1])
-        corners = corners_of(boxes, self.form).reshape(images, count, 4)
-        rest = [np.asarray(item, np.float64).reshape(images, count) for item in (classes, scores)]
-        found = []
-        for image in zip(corners, *rest, strict=True):
-            kept = ~(image[2] < self.least_score)  # NaN is kept, to fail
-            if not all(np.isfinite(item[kept]).all() for item in image):
-                return None
-            found.append(_Image(*(item[kept] for item in image)))
-        return found
+        found.append(_Image(*(item[kept] for item in image)))
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,31 +138,10 @@ class _Image:
     scores: Array
 
 
-def corners_of(boxes: Array, form: Form) -> Array:
-    """Boxes (..., 4) of a form as corners (x1, y1, x2, y2) in float64."""
-    wide = np.asarray(boxes, np.float64)
-    if form == "xyxy":
-        return wide
-    start, size = wide[..., :2], wide[..., 2:]
-    if form == "cxcywh":
-        start = start - size / 2
-    return np.concatenate([start, start + size], axis=-1)
-
-
-def overlaps(left: Array, right: Array) -> Array:
-    """The IoU (n, m) of corners (n, 4) with corners (m, 4). A box without area overlaps only with its equal."""
-    low = np.maximum(left[:, None, :2], right[None, :, :2])
-    high = np.minimum(left[:, None, 2:], right[None, :, 2:])
-    shared = np.prod(np.maximum(high - low, 0), axis=-1)
-    areas = [np.prod(np.maximum(side[:, 2:] - side[:, :2], 0), axis=-1) for side in (left, right)]
-    union = areas[0][:, None] + areas[1][None, :] - shared
-    same = (left[:, None] == right[None]).all(axis=-1)
-    return np.where(same, 1.0, shared / np.where(union > 0, union, 1.0))
-
-
 def _matches(candidate: _Image, reference: _Image, least: float) -> Iterator[tuple[int, int]]:
     """(index in the candidate, index in the reference) of each match."""
-    found = overlaps(candidate.corners, reference.corners)
+    equal = (candidate.corners[:, None] == reference.corners[None]).all(axis=-1)  # of boxes without area, too
+    found = np.where(equal, 1.0, overlaps(candidate.corners, reference.corners))
     found[candidate.classes[:, None] != reference.classes[None]] = -1
     for index in np.argsort(-candidate.scores, kind="stable"):
         if not found.shape[1] or (best := int(found[index].argmax())) < 0 or found[index, best] < least:
@@ -224,59 +150,38 @@ def _matches(candidate: _Image, reference: _Image, least: float) -> Iterator[tup
         yield int(index), best
 
 
-Order = Literal["ascending", "descending", "strictly ascending", "strictly descending"]
+def find_broken(
+    structure: Structure,
+    expected: Array,
+    actual: Array,
+    sizes: Mapping[str, int],
+    beside: tuple[Tensors, Tensors] = ({}, {}),
+) -> list[tuple[str, float, float]]:
+    """(predicate, amount by which it is broken, limit of that) for each predicate that is set.
 
-
-@dataclass(frozen=True)
-class StructureLimits:
-    """What one output must be in every case; None is not checked.
-
-    finite: without NaN and infinities.  range: least and greatest value; None leaves an end open.  sums_to_one,
-    unit_norm: how far the sum, or the Euclidean norm, over the last axis may be from 1.  sorted: along the last axis.
-    shape: sizes, and names of dims.  dtype: numpy's name of it.  equal_until: the token up to whose first place
-    sequences must equal the graph's.  sequence, eos, boxes: how far the output may differ from the graph's.
+    expected: the graph's output.  actual: the engine's.  sizes: of the named dims in this case.  beside: all
+    outputs of the graph and of the engine, for `boxes`.
     """
-
-    finite: bool | None = None
-    range: tuple[float | None, float | None] | None = None
-    sums_to_one: float | None = None
-    unit_norm: float | None = None
-    sorted: Order | None = None
-    shape: tuple[int | str, ...] | None = None
-    dtype: str | None = None
-    equal_until: int | None = None
-    sequence: SequenceLimits | None = None
-    eos: SequenceEnd | None = None
-    boxes: BoxLimits | None = None
-
-    def broken(
-        self, expected: Array, actual: Array, sizes: Mapping[str, int], beside: tuple[Tensors, Tensors] = ({}, {})
-    ) -> list[tuple[str, float, float]]:
-        """(predicate, amount by which it is broken, limit of that) for each predicate that is set.
-
-        expected: the graph's output.  actual: the engine's.  sizes: of the named dims in this case.  beside: all
-        outputs of the graph and of the engine, for `boxes`.
-        """
-        found: list[tuple[str, float, float]] = []
-        if self.finite:
-            found.append(("finite", float(np.size(actual) - np.isfinite(actual).sum()), 0.0))
-        if self.range is not None:
-            found.append(("range", _outside(_wide(actual), *self.range), 0.0))
-        if self.sums_to_one is not None:
-            found.append(("sums_to_one", _from_one(_wide(actual).sum(-1)), self.sums_to_one))
-        if self.unit_norm is not None:
-            found.append(("unit_norm", _from_one(np.linalg.norm(_wide(actual), axis=-1)), self.unit_norm))
-        if self.sorted is not None:
-            found.append(("sorted", _count_unsorted(_wide(actual), self.sorted), 0.0))
-        if self.shape is not None:
-            found.append(("shape", _count_other_sizes(actual.shape, self.shape, sizes), 0.0))
-        if self.equal_until is not None:
-            found.append(("equal_until", _share_differing(expected, actual, self.equal_until), 0.0))
-        if self.dtype is not None:
-            found.append(("dtype", float(actual.dtype.name != self.dtype), 0.0))
-        found += self.sequence.broken(expected, actual) if self.sequence else []
-        found += self.eos.broken(expected, actual) if self.eos else []
-        return found + (self.boxes.broken(expected, actual, beside) if self.boxes else [])
+    found: list[tuple[str, float, float]] = []
+    if structure.finite:
+        found.append(("finite", float(np.size(actual) - np.isfinite(actual).sum()), 0.0))
+    if structure.range is not None:
+        found.append(("range", _outside(_wide(actual), *structure.range), 0.0))
+    if structure.sums_to_one is not None:
+        found.append(("sums_to_one", _from_one(_wide(actual).sum(-1)), structure.sums_to_one))
+    if structure.unit_norm is not None:
+        found.append(("unit_norm", _from_one(np.linalg.norm(_wide(actual), axis=-1)), structure.unit_norm))
+    if structure.sorted is not None:
+        found.append(("sorted", _count_unsorted(_wide(actual), structure.sorted), 0.0))
+    if structure.shape is not None:
+        found.append(("shape", _count_other_sizes(actual.shape, structure.shape, sizes), 0.0))
+    if structure.equal_until is not None:
+        found.append(("equal_until", _share_differing(expected, actual, structure.equal_until), 0.0))
+    if structure.dtype is not None:
+        found.append(("dtype", float(actual.dtype.name != structure.dtype), 0.0))
+    found += _broken_sequence(structure.sequence, expected, actual) if structure.sequence else []
+    found += _broken_end(structure.eos, expected, actual) if structure.eos else []
+    return found + (_broken_boxes(structure.boxes, expected, actual, beside) if structure.boxes else [])
 
 
 def _wide(array: Array) -> Array:

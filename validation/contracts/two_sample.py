@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from enginesmith.arrays import Array
-from enginesmith.core.codec import decode
-from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError
+from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.reports.proof import Check, unmeasured
 from enginesmith.core.types import Dim, Session, Tensors, TensorSpec
 from validation.comparison.sessions import run
-from validation.comparison.tasks import DistributionalLimits, SampledOutputs
-from validation.contracts.repeats import BitwiseRepeats, Likeness, repeat_checks
-from validation.contracts.sequences import StructureLimits
+from validation.contracts.repeats import Likeness, repeat_checks
+from validation.contracts.sequences import find_broken
+from validation.contracts.terms import Contract, Seeds, Structure
 from validation.data.samples import sizes_of
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budgets
@@ -32,7 +31,6 @@ from validation.metrics.drift import is_exact
 # Each side draws with seeds of its own: the test needs independent samples, and an engine may have another generator.
 # All random numbers drawn here follow from SEED.
 
-
 SEED = 0
 # Permutations times alpha, so that the p-value resolves a tenth of it; and how many are held in memory at a time.
 PER_STEP, AT_ONCE = 10, 2048
@@ -40,9 +38,7 @@ PER_STEP, AT_ONCE = 10, 2048
 MOST_ELEMENTS = 1 << 14
 
 
-def two_sample_checks(
-    wanted: SampledOutputs, reference: Session, candidate: Session, golden: GoldenSet
-) -> Iterator[Check]:
+def two_sample_checks(wanted: Seeds, reference: Session, candidate: Session, golden: GoldenSet) -> Iterator[Check]:
     """A check of each output: the p-value after Holm's correction, which must not be below alpha.
 
     The inputs are those of the first case. An error of the candidate is a failed check; one of the reference raises.
@@ -102,7 +98,7 @@ def holm(p_values: Mapping[str, float], tests: int) -> dict[str, float]:
     return {name: adjusted[name] for name in p_values}
 
 
-def _draw_inputs(wanted: SampledOutputs, inputs: Tensors, generator: np.random.Generator) -> Iterator[Tensors]:
+def _draw_inputs(wanted: Seeds, inputs: Tensors, generator: np.random.Generator) -> Iterator[Tensors]:
     """The inputs of each draw, with random numbers in `vary`: uniform integers, or standard normal floats."""
     for _ in range(wanted.draws):
         if wanted.vary is None:
@@ -151,29 +147,8 @@ def _kernel(pooled: Array, generator: np.random.Generator) -> Array:
     return np.asarray(np.exp(-squares / (2 * middle)))
 
 
-# The contract of a spec as checks of the engine stage: what it promises of bits, structure and distributions.
-
-
-@dataclass(frozen=True)
-class EngineContract:
-    """What a spec promises. bitwise: None where equal bits are not.  structured: by output.  distributional: of rows
-    and of samples."""
-
-    bitwise: BitwiseRepeats | None = None
-    structured: Mapping[str, StructureLimits] = field(default_factory=dict)
-    distributional: DistributionalLimits = field(default_factory=DistributionalLimits)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> "EngineContract":
-        """The contract of a spec's `validation.contract`. Raises InputError for an unknown predicate."""
-        try:
-            return decode(dict(data), cls)
-        except IntegrityError as error:
-            raise InputError(f"validation.contract: {error}") from error
-
-
 def contract_checks(
-    contract: EngineContract,
+    contract: Contract,
     reference: Session,
     candidate: Session,
     golden: GoldenSet,
@@ -184,9 +159,10 @@ def contract_checks(
 
     An error of the candidate is a failed check; one of the reference raises EnginesmithError.
     """
+    rows = contract.distributional.rows if contract.distributional else {}
     watches: list[_Structured | Likeness] = [
         *(_Structured(name, item, shapes[0]) for name, item in contract.structured.items()),
-        *(Likeness(name, limits, golden.labels) for name, limits in contract.distributional.rows.items()),
+        *(Likeness(name, limits, golden.labels) for name, limits in rows.items()),
     ]
     checks = list(_watch_runs(watches, reference, candidate, golden))
     if contract.bitwise is not None:
@@ -194,7 +170,7 @@ def contract_checks(
             checks += repeat_checks(contract.bitwise, candidate, golden, shapes[1], budgets)
         except EnginesmithError as error:
             checks.append(_does_not_run("golden", error))
-    if contract.distributional.seeds is not None:
+    if contract.distributional and contract.distributional.seeds:
         checks += two_sample_checks(contract.distributional.seeds, reference, candidate, golden)
     return tuple(checks)
 
@@ -225,7 +201,7 @@ class _Structured:
     """The predicates of one output, each checked on the case that breaks it most."""
 
     output: str
-    structure: StructureLimits
+    structure: Structure
     inputs: tuple[TensorSpec, ...]
     worst: dict[str, Check] = field(default_factory=dict)
 
@@ -235,7 +211,7 @@ class _Structured:
             self.worst["output"] = Check("engine", "contract output", self.output, case.name, None, None, False, note)
             return
         sizes = sizes_of(case.inputs, self.inputs)
-        broken = self.structure.broken(graph[self.output], engine[self.output], sizes, (graph, engine))
+        broken = find_broken(self.structure, graph[self.output], engine[self.output], sizes, (graph, engine))
         for name, value, limit in broken:
             before = self.worst.get(name)
             if before is None or _badness(value) > _badness(before.value):

@@ -17,7 +17,6 @@ from validation.data.samples import Samples, SampleSource
 
 # Steps of several samples, as a decoder reads its prompt: samples that follow each other, joined along one dim.
 
-
 Run = tuple[int, dict[str, Array]]
 # Beside the inputs of a sequence's samples: whether a step begins at each, bool [samples].
 BEGINS = "step begins"
@@ -158,7 +157,6 @@ def _check_sizes(samples: Samples, steps: Steps, dim: Dim, name: str) -> None:
 
 # Whether golden samples are calibration samples too: errors on samples that scales were chosen with are too small.
 
-
 # The greatest share of golden samples that may be calibration samples too. A few are where data repeats itself; beyond
 # a half, the measured errors are mostly those on samples that the scales were chosen with.
 LARGEST = 0.5
@@ -254,7 +252,6 @@ def _digest(inputs: Tensors) -> bytes:
 # Samples of a model with state: steps, in order, each completed with what the model gave in the step before.
 #
 # So every run of the model that follows (calibration, golden cases) is an ordinary one, of inputs that it meets in use.
-
 
 # Of a group of steps, where the batch's opt is 1.
 MOST_ROWS = 16

@@ -23,8 +23,14 @@ from validation.data.batches import enough_samples, leading_dim
 from validation.data.samples import resize
 from validation.golden.golden_set import GoldenSet, case_kinds
 
-Values = Literal["realistic", "zeros", "ones", "extreme", "denormal", "nan"]
+Values = Literal[
+    "realistic", "zeros", "ones", "extreme", "denormal", "nan",
+    "times_2", "times_8", "times_64", "negated", "negative", "permuted",
+]  # fmt: skip
 VALUES: tuple[Values, ...] = get_args(Values)
+# Real values of other magnitudes, signs and places: 'negative' is minus the magnitude of each.
+MOVED: tuple[Values, ...] = ("times_2", "times_8", "times_64", "negated", "negative", "permuted")
+_FACTORS: Mapping[Values, float] = {"times_2": 2.0, "times_8": 8.0, "times_64": 64.0, "negated": -1.0}
 Histogram = Mapping[str, Mapping[int, float]]
 
 # Corners of all dims at once number 2^dims; of more than these, only the first are tried.
@@ -164,6 +170,8 @@ def make(
     real = resize(known, specs, sizes)
     if case.values == "realistic":
         return real
+    if case.values in MOVED:
+        return {name: _move(generator, array, case.values) for name, array in real.items()}
     if case.values == "nan":
         position = nan_at(case, specs, seed)
         for name, array in real.items() if position is not None else ():
@@ -172,6 +180,18 @@ def make(
                 real[name][position] = np.nan
         return real
     return {spec.name: _fill(generator, real[spec.name], case, golden, spec.name, precision) for spec in specs}
+
+
+def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
+    """A float input of two axes or more with its values moved. A vector or a number may be a size, and stays."""
+    if real.dtype.kind != "f" or real.ndim < 2:
+        return real
+    if values == "permuted":
+        flat = real.reshape(len(real), -1)
+        return np.ascontiguousarray(flat[:, generator.permutation(flat.shape[1])].reshape(real.shape))
+    with np.errstate(over="ignore"):
+        moved = -np.abs(real) if values == "negative" else real * np.asarray(_FACTORS[values], real.dtype)
+    return np.asarray(moved, real.dtype)
 
 
 def nan_at(case: FuzzCase, specs: Sequence[TensorSpec], seed: int) -> int | None:

@@ -22,7 +22,6 @@ from validation.golden.golden_set import Case, GoldenSequences, GoldenSet, case_
 # of many steps shows. As one call takes a whole sequence, such runs are compared as all others are, and the limits of
 # honest rounding are measured in the same way: with states that the rounded graph has handed on.
 
-
 # The axis of steps, before all others.
 STEP = "step"
 
@@ -133,7 +132,6 @@ def _stacked(spec: TensorSpec) -> TensorSpec:
 
 
 # What a reference answers to the cases of a golden set: kept, so that a later process need not run it again.
-
 
 # Answers that take more are not kept: they would be read and written in as much time as they are computed in.
 MOST_BYTES = 64 << 20

@@ -36,7 +36,6 @@ from validation.metrics.drift import is_exact, measure
 # Golden cases are the given samples in groups. Edge cases have the sizes at the ends of the dims' buckets, in every
 # combination, where compilers switch kernels and profiles; they are made of the same samples, repeated where too few.
 
-
 MAX_EDGE_CASES = 64
 _KINDS = "biuf"
 _NO_GOLDEN = (OSError, IntegrityError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
@@ -309,9 +308,6 @@ def _tensors(golden: GoldenSet) -> dict[str, Array]:
         for side, arrays in (("in", case.inputs), ("out", case.expected)):
             found |= {golden_prefix(index, side) + name: np.asarray(value, order="C") for name, value in arrays.items()}
     return found
-
-
-# The difference of two golden sets: which cases, whose inputs, and by how much the expected outputs changed.
 
 
 @dataclass(frozen=True)

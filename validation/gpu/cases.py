@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from builders.backends import discovery
-from builders.backends import discovery as compatibility
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
 from enginesmith.arrays import Array, stored_arrays
@@ -26,14 +26,14 @@ from enginesmith.core.errors import (
     digest_of_file,
     is_digest,
 )
-from enginesmith.core.reports.proof import Check, PackedArray, describe
+from enginesmith.core.reports.proof import PackedArray, describe
 from enginesmith.core.state import State
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
 from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows
 from validation.comparison.sessions import expected_checks, run
 from validation.golden.golden_set import Case, CaseKind, GoldenSequences, GoldenSet
-from validation.gpu.devices import BundledEngine, BundledEnsemble, RecordingSession, record_proof
+from validation.gpu.devices import BundledEngine, BundledEnsemble, RecordingSession, record_answers
 from validation.gpu.models import build_for_any_generation
 from validation.gpu.peers import Peer, TorchSession, make_peer
 from validation.gpu.results import (
@@ -49,14 +49,13 @@ from validation.latency.machine import SystemLoadMonitor
 from validation.latency.measurement.loop import latencies, warm_up
 from validation.latency.measurement.paired import compare_times, run_interleaved
 from validation.latency.measurement.quantiles import quantiles
-from validation.limits.budget import Budgets, budgets
+from validation.limits.budget import Budget, default_budget
 
 # Golden cases as two files that numpy alone reads: a bare GPU machine has no safetensors.
 #
 # cases.json     format, the golden set's own digest, (name, kind) of each case, the digest of the other file; of a
 #                model with state its states, and the cases of its sequences
 # cases.npz      arrays by '00003/in/x' and '00003/out/y', those of sequences after 'sequences/'; no pickles
-
 
 FORMAT = 1
 _BROKEN = (DataError, IntegrityError, OSError, ValueError, EOFError, RecursionError)
@@ -149,7 +148,6 @@ def _cases(headings: Sequence[_Heading], arrays: Mapping[str, Array], root: str 
 # A driver or a compiler that crashes ends this one try. A failure is an outcome: the stage that failed, and the
 # message.
 
-
 T = TypeVar("T")
 Opens = Callable[[], AbstractContextManager[Session]]
 # Openings of a paired benchmark; each may compile kernels, which takes seconds.
@@ -239,18 +237,14 @@ class ProveBundled:
 
     def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
         """Versions, answers and times, or what went wrong."""
-        wanted, carried = self.engine.request, _carried(self.engine)
+        wanted, opens = self.engine.request, partial(discovery.open_engine, _carried(self.engine))
         backend = discovery.configure(wanted.backend, dict(wanted.options))
         golden, _ = load_cases(self.cases)
         answers: dict[str, dict[str, PackedArray]] = {}
         trial = TrialOutcome(versions=dict(discovery.toolchain_of(backend)), answers=answers)
-
-        def check(session: Session) -> tuple[Check, ...]:
-            return record_proof(session, wanted, golden, answers)
-
         try:
-            trial = _prove(lambda: compatibility.open_engine(carried), check, trial)
-            return _time(lambda: compatibility.open_engine(carried), golden, self.terms, trial)
+            trial = _record(opens, lambda session: record_answers(session, golden, answers), trial)
+            return _time(opens, golden, self.terms, trial)
         except _Failed as failed:
             return replace(trial, outcome=failed.outcome, reason=str(failed))
 
@@ -273,13 +267,12 @@ class ProveBundledEnsemble:
         versions = {name: text for engine in self.engines.values() for name, text in engine.request.toolchain}
         trial = TrialOutcome(versions=versions, answers=answers)
 
-        def record(session: Session) -> tuple[Check, ...]:
+        def ask(session: Session) -> None:
             for case in golden.cases:
                 run(session, case.inputs)
-            return ()
 
         try:
-            trial = _prove(lambda: self._open(answers), record, trial)
+            trial = _record(partial(self._open, answers), ask, trial)
             return _time(self._open, golden, self.terms, trial)
         except _Failed as failed:
             return replace(trial, outcome=failed.outcome, reason=str(failed))
@@ -291,7 +284,7 @@ class ProveBundledEnsemble:
         with ExitStack() as stack:
             for node in self.ensemble.nodes:
                 engine = self.engines[node.name]
-                request, whole = engine.request, stack.enter_context(compatibility.open_engine(_carried(engine)))
+                request, whole = engine.request, stack.enter_context(discovery.open_engine(_carried(engine)))
                 own = whole if answers is None else RecordingSession(whole, answers, scope=node.name)
                 rows = call_rows(request.inputs, request.outputs, request.profiles)
                 nodes[node.name] = EnsembleGraph(own.run, own.inputs, node.sources, own.outputs, rows)
@@ -318,7 +311,7 @@ def _measure(
 ) -> TrialOutcome:
     golden, _ = load_cases(cases)
     enter_phase("proving")
-    trial = _prove(opens, lambda session: expected_checks("engine", session, golden, _budget(request)), trial)
+    trial = _prove(opens, golden, default_budget("engine", request.precision), trial)
     if trial.outcome != "passed":
         return trial
     enter_phase("timing")
@@ -327,22 +320,28 @@ def _measure(
     return replace(trial, races=tuple(_compare(opens, peer, request, model, golden, terms) for peer in terms.peers))
 
 
-def _prove(opens: Opens, check: Callable[[Session], tuple[Check, ...]], trial: TrialOutcome) -> TrialOutcome:
+def _record(opens: Opens, ask: Callable[[Session], None], trial: TrialOutcome) -> TrialOutcome:
+    """Open a published engine for the first time and make the calls of its proof. `CheckEngine` judges the answers
+    where the registry is."""
+    begun = time.perf_counter()
+    with _open(opens) as session:
+        load_s = time.perf_counter() - begun
+        _attempt("run failed", lambda: ask(session))
+    reason = "`enginesmith validate --import` judges the answers"
+    return replace(trial, load_s=load_s, outcome="recorded", reason=reason)
+
+
+def _prove(opens: Opens, golden: GoldenSet, limits: Budget, trial: TrialOutcome) -> TrialOutcome:
     """Open an engine for the first time, which compiles kernels with some backends, and check its outputs."""
     begun = time.perf_counter()
     with _open(opens) as session:
         load_s = time.perf_counter() - begun
-        checks = _attempt("run failed", lambda: check(session))
+        checks = _attempt("run failed", lambda: expected_checks("engine", session, golden, limits))
     failed = [item for item in checks if not item.passed]
     broke = [item for item in failed if item.name == "runs"]
     outcome: Outcome = "run failed" if broke else "wrong" if failed else "passed"
     reason = describe((broke or failed)[0]) if failed else f"{pluralize(len(checks), 'check')} passed"
     return replace(trial, load_s=load_s, outcome=outcome, reason=reason, checks=checks)
-
-
-def _budget(request: BuildRequest) -> Budgets:
-    """Budgets for the drift from the float32 model, whose outputs the cases expect."""
-    return budgets("quantization", request.precision, None)
 
 
 def _time(opens: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcome) -> TrialOutcome:

@@ -33,7 +33,6 @@ from validation.gpu.results import Skipped
 # Weights and inputs are drawn from a fixed seed and rounded to fp16, so that the fp32 and the fp16 graph hold the same
 # numbers and one reference in float64 serves both.
 
-
 Size = Literal["real", "small"]
 SIZES: tuple[Size, ...] = ("real", "small")
 _DTYPES: Mapping[Precision, str] = {"fp32": "float32", "fp16": "float16"}
@@ -218,7 +217,6 @@ MODELS: Mapping[str, Callable[[_Drawn, Size], tuple[tuple[int, ...], Dim]]] = {
 # One task is outside of the backends' requests: an engine for no generation in particular. TensorRT for RTX compiles
 # its kernels when an engine is loaded. Without a compute capability it builds for 8.0 and later by its documentation;
 # whether such an engine runs on Hopper is found out by trying.
-
 
 # The backend that builds engines for no generation in particular, and the name of that target in results.
 BACKEND = "tensorrt-rtx"

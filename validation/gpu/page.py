@@ -16,7 +16,7 @@ Results of the [GPU proof kit](gpu-check.md), written by
 `python -m validation.gpu page RESULTS.json ... > docs/reference/gpu-results.md`.
 """
 _NONE = """
-**Nothing yet: no machine with a GPU was at hand, and the kit was never run on one.** Nothing in this repository that
+**Nothing yet: no GPU was available, and the kit was never run on one.** Nothing in this repository that
 runs on a GPU has been run there: sessions of TensorRT, CUDA graphs, cubins, PTX, the kit's own numbers. What the tests
 run is the same code with the CPU as its device.
 """
@@ -45,10 +45,10 @@ def _section(found: Results) -> Iterator[str]:
         )
         if peaks.missing:
             yield "Not measured: " + "; ".join(f"{kind} ({why})" for kind, why in peaks.missing.items()) + ".\n"
-    yield from _table("Engines and PyTorch, at the batch that engines are tuned for", _SPEED, list(_speeds(found)))
+    yield from _table("Engines and PyTorch at the `opt` batch", _SPEED, list(_speeds(found)))
     others = [item for item in found.tries if item.kind not in ("engine", "peer")]
     rows = [(item.backend, item.built_for, item.outcome, item.reason or "") for item in others]
-    yield from _table("Engines that were built for another generation", _OTHERS, rows)
+    yield from _table("Engines for other GPU generations", _OTHERS, rows)
     carried = [(f"{item.model}@{item.version} {item.unit}", item.outcome, item.reason or "") for item in found.carried]
     yield from _table("Published engines", ("engine", "outcome", ""), carried)
     skipped = [(item.name, "refused" if item.refused else "not here", item.reason) for item in found.skipped]
@@ -93,7 +93,7 @@ def _compare(item: PeerComparison) -> str:
     median = item.ratios[0]
     if median.ratio is None or median.low is None or item.verdict == "no difference shown":
         return f"{name}: no difference shown"
-    return f"{name}: takes {median.ratio:.2f} of its time [{median.low:.2f}, {median.high:.2f}]"
+    return f"{name}: {median.ratio:.2f} times its latency [{median.low:.2f}, {median.high:.2f}]"
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -151,11 +151,12 @@ def _best(run: Callable[[], object], device: str) -> float:
 #
 # Fields that were not measured are left out. `enginesmith.core.codec` writes and reads all of it.
 
-
 KIND, FORMAT = "enginesmith-gpu-results", 1
 # Answers of carried engines are in it.
 MAX_BYTES = 1 << 30
-Outcome = Literal["passed", "wrong", "build failed", "load failed", "run failed", "crashed", "not finished", "skipped"]
+Outcome = Literal[
+    "passed", "wrong", "recorded", "build failed", "load failed", "run failed", "crashed", "not finished", "skipped"
+]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from enginesmith.arrays import Array
 from enginesmith.core.reports.breakdown import Bound, Roofs, TimeBreakdown, TimedNode
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport, PairedBenchmark, Quantile
-from enginesmith.core.text import join_first
+from enginesmith.core.text import format_plain, join_first
 from validation.latency.measurement.quantiles import LEAST_PROCESSES
 from validation.plotting import (
     COLOURS,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 # ruptures' KernelCPD with a linear kernel, in C). It is run on logarithms in units of their own noise, so that the
 # penalty is the square of the least z that a change must have: PENALTY is chosen for a series that is looked at after
 # every point, all year (`python -m benchmarks.bench_trend`).
-
 
 # Points of a level at least, so that single slow days are none; and of a series before it says anything.
 LEAST_LEVEL, LEAST_POINTS = 4, 12
@@ -118,7 +117,6 @@ def _change(logs: Array, noise: float, start: int, index: int, end: int) -> Leve
 
 # A latency report as text: numbers with units, a row for each bucket, a sentence for the diagnosis.
 
-
 COLUMNS = ("bucket", "runtime", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")
 NODE_COLUMNS = ("node", "op", "time", "share", "GFLOP/s", "GB/s", "bound")
 SHOWN_NODES = 12
@@ -132,8 +130,8 @@ def format_count(value: float | None, unit: str = "") -> str:
         return ""
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
-            return f"{value / size:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}".rstrip()
+            return f"{format_plain(value / size)} {prefix}{unit}"
+    return f"{format_plain(value)} {unit}".rstrip()
 
 
 def format_share(value: float) -> str:
@@ -172,7 +170,7 @@ def format_bucket(bucket: BucketLatency) -> dict[str, str]:
 
 
 def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> Iterator[str]:
-    """Remarks on a table of times: quantiles that need more runs, runs that were held up, a busy machine.
+    """Remarks on a table of times: quantiles that need more runs, delayed runs, a busy machine.
 
     columns: of the table; there are no remarks on quantiles without a column.
     """
@@ -186,10 +184,10 @@ def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> I
         yield f"too few runs for {', '.join(missing)}"
     held = [item for item in report.buckets if item.mean_s >= HELD_UP * item.median_s]
     if held:
-        means = (f"{item.mean_s / item.median_s:.2g} times the median at {item.name}" for item in held)
-        yield f"some runs were held up: the mean is {', '.join(means)}"
+        means = (f"{format_plain(item.mean_s / item.median_s)} times the median at {item.name}" for item in held)
+        yield f"some runs were delayed: the mean is {', '.join(means)}"
     if report.busy:
-        yield f"the machine was busy: {join_reasons(report.busy)}; the times hold for such a machine"
+        yield f"the machine was busy: {join_reasons(report.busy)}; the times describe a busy machine"
 
 
 def describe_report(report: LatencyReport) -> Iterator[str]:
@@ -202,9 +200,9 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
         if any(one.runtime for one in report.buckets)
         else ""
     )
-    several = f"are those of one more process, by {report.processes}"
-    held = several if report.processes >= LEAST_PROCESSES else "hold within this process alone"
-    yield f"{own}Session.run, with its checks of the inputs; the 95 % intervals {held}"
+    several = f"predict one more process; measured over {report.processes} processes"
+    intervals = several if report.processes >= LEAST_PROCESSES else "hold within this process alone"
+    yield f"{own}Session.run, with its checks of the inputs; the 95 % intervals {intervals}"
     yield f"cold load {seconds_text(report.load_s)} from a file in the page cache{imported}; first run {first}"
     busy = [(item.device_s, item) for item in report.buckets if item.device_s is not None]
     if busy:
@@ -218,8 +216,8 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
     graph = breakdown.graph
     yield (
         f"the graph does {format_count(graph.macs)} multiply-adds in {graph.nodes} nodes "
-        f"({format_count(graph.operations)} operations, {graph.intensity:.3g} for each byte), "
-        f"and needs {format_count(graph.working_bytes, 'B')} at hand"
+        f"({format_count(graph.operations)} operations, {format_plain(graph.intensity)} for each byte), "
+        f"working set {format_count(graph.working_bytes, 'B')}"
     )
     moved = breakdown.traffic
     whose = "the runtime's" if moved.source == "runtime" else "a greedy model's"
@@ -282,7 +280,7 @@ def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
     for node in profile.nodes[:SHOWN_NODES]:
         cost, diagnosis, seconds = node.cost, node.diagnosis, node.seconds
         counts = (cost.operations, cost.moved_bytes) if cost and seconds else ()
-        rates = [f"{count / seconds / 1e9:.3g}" for count in counts] or ["", ""]
+        rates = [format_plain(count / seconds / 1e9) for count in counts] or ["", ""]
         bound = ""
         if diagnosis and diagnosis.bound:
             known = diagnosis.share(diagnosis.bound)
@@ -304,13 +302,12 @@ def describe_pair(paired: PairedBenchmark) -> Iterator[str]:
         else:
             yield (
                 f"  {name}: {item.ratio:.4f} times the other's (95 %: {item.low:.4f} to {item.high:.4f}); "
-                f"a difference of {100 * item.detectable:.2g} % would have been shown"
+                f"a difference of {format_plain(100 * item.detectable)} % would have been shown"
             )
     yield f"  {paired.runs} runs of each in {paired.openings} openings, interleaved by seed {paired.seed}"
 
 
 # Latency, for the page of a version: from latency reports to texts, rows of tables and pictures (SVG).
-
 
 # Buckets in one picture, and nodes in one, the slowest first.
 MOST_CURVES, MOST_POINTS = 6, 40

@@ -9,14 +9,16 @@ is the same.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Interval
 
 from enginesmith.core.errors import InputError
 from enginesmith.core.reports.proof import DECISIONS, Check
 from enginesmith.core.text import suggest
 from enginesmith.core.types import TRAITS, Precision
 from validation.limits.noise_floor import Noise, OutputFloor
-from validation.limits.rounding import Decisions, Honest
+from validation.limits.rounding import Decisions, Honest, NearTies
 from validation.metrics.drift import Drift
 
 Stage = Literal["export", "quantization", "engine", "task"]
@@ -48,21 +50,22 @@ EXACT = Drift(count=1, expected_sq=1.0, centered_sq=1.0)
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of the metrics of `Drift`, by their names; a metric without a limit (None) is reported and not checked.
+    """Limits of the metrics of `Drift`, by their names, as a spec has them; a metric without a limit (None) is reported
+    and not checked.
 
     max_abs, max_rel: upper limits (max_rel relative to the output's peak).  Lower limits, the dB ones in decibels:
     sqnr_db; centered_sqnr_db, against the output's variation over the samples; slice_sqnr_db, of the worst slice;
     quartile_sqnr_db, which three of four golden samples have; cosine and argmax_agreement, at most 1.
     """
 
-    max_abs: float | None = None
-    max_rel: float | None = None
+    max_abs: Annotated[float, Ge(0)] | None = None
+    max_rel: Annotated[float, Ge(0)] | None = None
     sqnr_db: float | None = None
     centered_sqnr_db: float | None = None
     slice_sqnr_db: float | None = None
     quartile_sqnr_db: float | None = None
-    cosine: float | None = None
-    argmax_agreement: float | None = None
+    cosine: Annotated[float, Interval(ge=-1, le=1)] | None = None
+    argmax_agreement: Annotated[float, Interval(ge=0, le=1)] | None = None
 
     @property
     def agreement(self) -> float:
@@ -124,7 +127,7 @@ class Budgets:
     default: Budget
     measured: Mapping[tuple[str, str], Budget] = field(default_factory=dict)
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    decisions: Mapping[str, Decisions] = field(default_factory=dict)
+    decisions: Mapping[str, Decisions | NearTies] = field(default_factory=dict)
 
     def of(self, output: str, kind: str, elements: int = 0) -> Budget:
         """The budget of an output in a kind of case. elements: how many are compared, where they are integers."""

@@ -1,15 +1,17 @@
 """What rounding by an honest kernel changes in a graph's outputs, as values that an engine's limits follow from."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from enginesmith.arrays import Array
+from enginesmith.core.reports.proof import DECISIONS
 from validation.metrics.drift import Drift
 from validation.metrics.slices import HONEST_MARGIN, AxisSums, Slices, fit_length
-from validation.statistics.rates import upper
+from validation.statistics.rates import lower, upper
 from validation.statistics.serial_dependence import beta_cdf
 
 # The factor allowed over the measured number of changed integers: like the other errors of honest rounding, near ties
@@ -21,6 +23,29 @@ PAIR = 2
 LEVEL = 0.01
 # Agreement where honest rounding changes nothing.
 MOST = 1.0
+
+
+# Of all decisions of a quantized graph at most this share may be others than the model's, as far as its data shows with
+# a chance of LEVEL to be wrong (Clopper and Pearson, Biometrika 26, 1934): one near tie of 48 is 2 %.
+MOST_CHANGED = 0.01
+
+
+@dataclass(frozen=True)
+class NearTies:
+    """The integers of a quantized graph, which decides near ties otherwise: as many may change as do not show that more
+    than `MOST_CHANGED` of all do."""
+
+    def limit(self, kind: str, elements: int) -> float:  # noqa: ARG002 - the same in every kind of case
+        """The share of equal elements that a case of so many must have."""
+        counts = range(1, elements + 1)
+        allowed = bisect_right(counts, MOST_CHANGED, key=lambda count: lower(count, elements, LEVEL))
+        return math.floor(1e4 * (1 - allowed / elements)) / 1e4 if elements else 1.0
+
+    def __str__(self) -> str:
+        return (
+            f"quantization decides near ties otherwise: of all at most {MOST_CHANGED:.0%} may change, as far as the "
+            f"data shows; {DECISIONS} in validation.limits says otherwise"
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from validation.metrics.slices import AxisSums, Block, Marginals, Slices, blocks
 
 # Running sums over the samples of an output that comes in blocks of features, from which its slices are made.
 
-
 # Width that narrow rows are folded to, because a loop over ten columns costs more than its sums.
 FOLD = 512
 
@@ -127,7 +126,6 @@ class SliceSums:
 
 
 # Running sums over chunks of two arrays, in float64 buffers that stay in the cache.
-
 
 # Elements of one sum of products in BLAS, which wakes other threads for more than 10,000; that does not pay.
 PIECE = 1 << 13
@@ -304,7 +302,6 @@ def _row_energies(error: Array, width: int) -> Array:
 #
 # Each part is a mapping of fields of `drift.Drift`. Parts come and are added up in order, so that the result does not
 # depend on the number of threads.
-
 
 # Elements: a chunk of both arrays and its float64 copies take 0.8 MB, which a core's own cache holds.
 CHUNK = 4 * PIECE

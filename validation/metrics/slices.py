@@ -11,7 +11,6 @@ from enginesmith.arrays import Array
 
 # Arrays read in pieces, whatever their layout in memory, without copying them whole.
 
-
 # A piece of an array: an index of each of its first axes, and a range of the next one.
 Block = tuple[int | slice, ...]
 
@@ -46,7 +45,6 @@ def blocks_of(shape: Sequence[int], size: int) -> list[Block]:
 # Where two parts differ in the size of an axis (sequences of other lengths), their features do not correspond: the
 # means are taken over that axis too. One sample has no variation over the samples; `within` gives its variation within
 # itself.
-
 
 # Elements of the means that are merged at a time.
 CHUNK = 1 << 15
@@ -252,12 +250,11 @@ def fit_length(values: Array, size: int, filling: float) -> Array:
 # - the variation is not judged of such slices, nor of one to which a single element contributes more than half (a
 #   column that is clamped to the same number but once): that element off is half of the variation.
 # - nor is it of a slice that varies by no more than its rounding or that of the output's peak (a Sigmoid near 0 is off
-#   by units of 1); nor of any under a limit below `FINE_DB` without measured rounding: the logit of a class that no
-#   sample shows varies by less than a step of 8 bits.
+#   by units of 1); nor, under a limit below `FINE_DB` without measured rounding, of one that varies by less than
+#   `COARSE` of the output's mean: the logit of a class that no sample shows varies by less than a step of 8 bits.
 #
 # At an index that honest rounding was not measured at, as of an image larger than the golden ones, it counts as the
 # greatest of those that it was.
-
 
 # The least number of elements of a slice that is judged.
 FEWEST = 16
@@ -267,8 +264,9 @@ FEWEST = 16
 SEVERAL = 8.0
 # The share of the output's mean energy up to which a slice counts as zero.
 DEAD = 1e-12
-# The least limit under which a variation is judged without measured rounding.
-FINE_DB = 15.0
+# The least limit under which every variation is judged without measured rounding; and the share of the output's mean
+# variation from which one is judged below (a quarter of its amplitude).
+FINE_DB, COARSE = 15.0, 0.05
 # The share of a slice's variation that its error energy may reach: then half of what varies is explained.
 VARIATION = 0.5
 # The share of the output's mean variation up to which a slice's may be lost to honest rounding (a thousandth of its
@@ -373,8 +371,10 @@ def _values(
     allowed *= 1.0 if usual is None else EDGE_MARGIN
     variation = _at_least("centered_sq", sums, usual)
     rounds = variation <= np.maximum(still[0] * energy, still[1] * sums.count)
-    varies = ~dead & shared[1] & ~rounds & (honest is not None or limit >= FINE_DB)
-    faint = variation <= FAINT * float(variation.sum() / sums.count.sum()) * sums.count
+    usual_variation = float(variation.sum() / sums.count.sum()) * sums.count
+    shown = (honest is not None or limit >= FINE_DB) | (variation >= COARSE * usual_variation)
+    varies = ~dead & shared[1] & ~rounds & shown
+    faint = variation <= FAINT * usual_variation
     lossy = rounded | (faint & (len(signal) >= MANY))
     half = np.where(varies, np.maximum(VARIATION * variation, np.where(lossy, rounding, 0.0)), math.inf)
     lost = (half < allowed) & (half < sums.error_sq)

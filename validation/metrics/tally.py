@@ -22,7 +22,6 @@ from validation.metrics.slice_sums import exponent_of
 # A sample is an entry along axis 0 where the inputs and the output agree on how many there are; else a whole case is
 # one.
 
-
 # Elements that are measured at a time: their float64 copies stay in the processor's cache.
 CHUNK = 1 << 15
 # The number of quantiles and of worst samples that are kept for an output, and of outputs.
@@ -158,7 +157,6 @@ def _at(case: str, row: int, e: Array, a: Array, quality: float, shape: tuple[in
 
 
 # Measures drift along sequences: of whole ones that each side runs with its own states, and of single steps.
-
 
 # Parts of the sequences that drift is given for.
 PARTS = 8

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 # Which ONNX operators round their results, and the types and ranks of a model's tensors.
 
-
 # Operators whose results are copied or exact: they do not round.
 COPIES = frozenset(
     (
@@ -110,7 +109,6 @@ def _collect(graph: "GraphProto", types: dict[str, int], ranks: dict[str, int]) 
 # type (`pipeline.quantization.schemes.cast`) and pairs of QuantizeLinear and DequantizeLinear to a grid. Two more
 # inputs control how it rounds: SKIP, whether the 16-bit roundings are left out, as by a kernel that keeps fp32 between
 # fused operators; and FLIPS, how many elements of each tensor are quantized to the neighbouring number of the grid.
-
 
 PREFIX = "rounding/"
 SKIP, FLIPS = "rounding/skip", "rounding/flips"

@@ -12,11 +12,19 @@ from enginesmith.core.codec import OMIT_NONE
 from enginesmith.core.names import is_name
 from enginesmith.core.reports.breakdown import QuantizationRecord
 from enginesmith.core.reports.latency import LatencyReport
-from enginesmith.core.reports.proof import OVERLAP, UNMEASURED, Check, Report, find_unmeasured, name_task_checks
+from enginesmith.core.reports.proof import (
+    ON_RANDOM,
+    OVERLAP,
+    UNMEASURED,
+    Check,
+    Report,
+    find_unmeasured,
+    name_task_checks,
+)
 from enginesmith.core.text import format_bytes, pluralize, visible
 from enginesmith.core.types import PRECISIONS, BuildFailure
 from enginesmith.registry.evidence.canaries import CanaryVerdict
-from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.manifest import STATUSES, USABLE, EngineEntry, Manifest
 from validation.attribution.result import AttributionView, NamedAttribution, view_attribution
 from validation.latency.formatting import LatencyView, view_latencies
 from validation.limits.budget import at_most, within
@@ -44,7 +52,6 @@ if TYPE_CHECKING:
 # The document that a version's page is drawn from: its manifest, and the records that the registry has of it.
 #
 # A copy for reading: nothing is proven or published from it.
-
 
 KIND = "enginesmith-version"
 
@@ -75,9 +82,7 @@ class VersionDocument(Manifest):
 
 # The values that the HTML page of a version shows, from its document: `overview` fills what the template names.
 
-
-STATUSES = ("proven", "unproven", "failed", "refused")
-_SYMBOLS = {"proven": "✓", "unproven": "?", "failed": "✕", "refused": "-"}
+_SYMBOLS = {"proven": "✓", ON_RANDOM: "~", "unproven": "?", "failed": "✕", "refused": "-"}
 
 
 @dataclass(frozen=True)
@@ -193,7 +198,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     matrix: dict[str, dict[str, list[EngineRow]]] = {}
     for row in engines:
         matrix.setdefault(row.entry.target, {}).setdefault(row.entry.precision, []).append(row)
-    counts = {status: sum(engine.entry.status == status for engine in engines) for status in STATUSES}
+    counts: dict[str, int] = {status: sum(engine.entry.status == status for engine in engines) for status in STATUSES}
     blind = sum(engine.entry.status == "unproven" and bool(find_unmeasured(engine.checks)) for engine in engines)
     reports, original = version.reports, version.sources.get("onnx")
     # Quantized engines whose graph is the exported model itself: its author quantized it.
@@ -233,14 +238,16 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
 
 def _headline(counts: Mapping[str, int], blind: int) -> Headline:
     proven, unproven, failed = (counts[status] for status in ("proven", "unproven", "failed"))
-    usable = pluralize(proven + unproven, "engine")
+    usable = pluralize(proven + counts[ON_RANDOM] + unproven, "engine")
     if failed:
-        rest = ", ".join(f"{counts[status]} {status}" for status in ("proven", "unproven") if counts[status])
+        rest = ", ".join(f"{counts[status]} {status}" for status in USABLE if counts[status])
         return Headline("failed", f"{pluralize(failed, 'engine')} failed; {rest or 'there is none to pull'}")
     if unproven:
         left = unproven - blind
         said = [f"{blind} not measured in full"] * bool(blind) + [f"{left} not yet run on their hardware"] * bool(left)
         return Headline("unproven", f"{proven} of {usable} proven, {', '.join(said)}")
+    if counts[ON_RANDOM]:
+        return Headline(ON_RANDOM, f"{proven} of {usable} proven, {counts[ON_RANDOM]} on random inputs")
     if proven:
         return Headline("proven", f"{'All ' if proven > 1 else ''}{usable} proven")
     return Headline("failed", "There is no engine to pull")

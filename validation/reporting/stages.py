@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 #
 # Many units share a graph, so equal results are shown once, with the units that have them.
 
-
 STAGES = {
     "export": "the ONNX model against the original framework",
     "quantization": "the quantized or cast graph against the fp32 graph",
@@ -229,7 +228,6 @@ def _bar(value: float | None) -> float:
 
 
 # Errors in detail, for the page of a version: distribution functions of each output, and the worst samples.
-
 
 # Outputs with pictures, curves in a picture, and rows of worst cases.
 MOST_OUTPUTS, MOST_CURVES, MOST_ROWS = 4, 10, 60

@@ -1,7 +1,6 @@
 """Tests of error rates and slowdowns."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -15,8 +14,8 @@ from validation.statistics.serial_dependence import (
     NORMAL,
     beta_quantile,
     draw_block_counts,
-    memories_of,
     memory_of,
+    memory_of_difference,
     quantile_replicates,
 )
 
@@ -28,25 +27,34 @@ class Side:
     """One engine's requests: an entry for each in every array.
 
     time: arrival in seconds.  latency: seconds from arrival to answer, without meaning where it failed.  ok: bool,
-    whether it was answered.  score: quality as the owner measures it, NaN where there is none.
+    whether it was answered.  score: quality as the owner measures it.  size: of the request, in any unit.  Both are NaN
+    where there is none; size is None where no request has one.
     """
 
     time: Array
     latency: Array
     ok: Array
     score: Array
+    size: Array | None = None
 
     def __len__(self) -> int:
         return len(self.ok)
+
+    def select(self, inside: Array) -> "Side":
+        """The requests where `inside` (bool [requests]) is true."""
+        size = None if self.size is None else self.size[inside]
+        return Side(self.time[inside], self.latency[inside], self.ok[inside], self.score[inside], size)
 
 
 @dataclass(frozen=True)
 class CanaryEvidence:
     """Both sides' requests. paired: whether entry i of both sides is the same request.
 
-    replayed: whether one run sent recorded requests to both, with nothing between it and the engines.
     differs, flipped: bool [requests that both answered], whether the candidate's answer, or its argmax, is another
-    one; None where that was not observed.
+    one; None where that was not observed.  noise: the share of answers that would differ if the distance of all answers
+    were distributed as that of most is.
+    died: how the candidate's process ended, where that was observed; else ''.  growing: whether the logs are still
+    written to.
     stopped: why the end of a log may hide that an engine died, which rules out a PASS.  unlike: why the sides do not
     compare, which leaves INSUFFICIENT alone. Both are sentences with a remedy, or ''.
     design_block: how many successive requests are independent of all others by design, as regards the machine: those of
@@ -61,7 +69,9 @@ class CanaryEvidence:
     flipped: Array | None = None
     stopped: str = ""
     unlike: str = ""
-    replayed: bool = False
+    noise: float = 0.0
+    died: str = ""
+    growing: bool = False
     design_block: int = 1
 
     @property
@@ -85,13 +95,15 @@ class CanaryEvidence:
 # where failures are rare; the unconditional tests after Barnard (1945) are sharper and cost O(n^2) sums. Where requests
 # went to both sides, only those count that one side answered and the other failed.
 #
-# Failures come in bursts, and a burst of five is not five pieces of evidence. The variance between blocks of requests,
-# over that of independent requests, is the design effect; the bounds are those of the count and the number of requests,
-# each divided by it (Korn & Graubard, Survey Methodology 24, 1998). Where no failure was seen, the size of bursts is
-# assumed: n requests without a failure are then n / size pieces of evidence.
+# Single failures and other answers may come in bursts, and a burst of five is not five pieces of evidence. The variance
+# between blocks of requests, over that of independent requests, is the design effect; the bounds are those of the count
+# and the number of requests, each divided by it (Korn & Graubard, Survey Methodology 24, 1998). Long stretches of
+# failures are facts and are not counted here (`judge.stretches`).
 
 
 POWER = 0.8
+# The number of requests for which normal bounds that hold at any time are tuned.
+MIXTURE_AT = 1000.0
 # Of fewer flags two may well fall into one block by chance.
 FEW = 10
 
@@ -122,26 +134,13 @@ def estimate_design_effect(values: np.ndarray, block: int) -> float:
     return max(1.0, float(means.var(ddof=1)) * block / variance)
 
 
-def burst_size(sides: Sequence[np.ndarray], assumed: int, setting: str) -> tuple[float, str]:
-    """The size of the bursts in which flags come, and a remark on how it is known. sides: flags, bool [requests] each.
-
-    assumed: the size where no flag was seen, which `setting` of a spec replaces.
-    """
-    size = max(_bound_design_effect(flags, assumed) for flags in sides)
-    if not any(flags.any() for flags in sides):
-        size = float(assumed)
-        one = "one by one" if assumed == 1 else f"in bursts of {assumed} requests"
-        return size, f"none was seen, so that they come {one} is assumed ({setting})"
-    return size, f"they come in bursts of some {size:.0f} requests, as those that were seen" if size >= 2.0 else ""
-
-
-def _bound_design_effect(flags: np.ndarray, assumed: int) -> float:
+def _bound_design_effect(flags: np.ndarray) -> float:
     """The greatest design effect of blocks of several lengths, if it is more than chance gives.
 
     Several lengths, as blocks that are shorter than a burst show only a part of it.
     """
     values, found = flags.astype(float), 1.0
-    for blocks in {100, 20, len(flags) // assumed if assumed > 1 else 100}:
+    for blocks in (100, 20):
         if 20 <= blocks <= len(flags):
             effect = estimate_design_effect(values, len(flags) // blocks)
             # Few flags, or few blocks, vary by chance: chi-squared over its degrees of freedom is beyond this in 1 %.
@@ -152,10 +151,38 @@ def _bound_design_effect(flags: np.ndarray, assumed: int) -> float:
     return found
 
 
-def effective(flags: np.ndarray, size: float) -> tuple[float, float]:
-    """The count of flags and their total, each divided by the size of bursts, or by the flags' own if greater."""
-    size = max(size, _bound_design_effect(flags, 1))
+def effective(flags: np.ndarray) -> tuple[float, float]:
+    """The count of flags and their total, each divided by the size of the bursts in which they come."""
+    size = _bound_design_effect(flags)
     return float(flags.sum()) / size, len(flags) / size
+
+
+@lru_cache(maxsize=8192)
+def lower_anytime(count: float, total: float, level: float) -> float:
+    """A lower bound of a share that is wrong at any number of requests, of all at which one looks, with probability
+    `level`: the beta-binomial mixture (Robbins 1970; Howard & Ramdas, Annals of Statistics 49, 2021)."""
+    if count <= 0:
+        return 0.0
+    # Of Beta(1/2, 1/2), whose normalization is pi.
+    mixed = math.lgamma(count + 0.5) + math.lgamma(total - count + 0.5) - math.lgamma(total + 1.0)
+    mixed += math.log(level / math.pi)
+    low, high = 0.0, count / total
+    for _ in range(60):
+        middle = (low + high) / 2
+        rest = (total - count) * math.log1p(-middle) if middle < 1.0 else 0.0
+        low, high = (middle, high) if count * math.log(max(middle, 1e-300)) + rest < mixed else (low, middle)
+    return low
+
+
+def anytime_level(total: float, level: float) -> float:
+    """The one-sided level at which a normal bound is wrong at any of all numbers of requests with probability `level`.
+
+    The normal mixture of Howard, Ramdas, McAuliffe & Sekhon (Annals of Statistics 49, 2021); for quantiles it bounds
+    the share of requests below them (Howard & Ramdas, Bernoulli 28, 2022).
+    """
+    scale = 1.0 + total / MIXTURE_AT
+    z = math.sqrt(2.0 * scale / (scale - 1.0) * math.log1p(math.sqrt(scale) / (2.0 * level)))
+    return max(1.0 - NORMAL.cdf(z), 1e-12)
 
 
 @lru_cache(maxsize=1024)
@@ -224,67 +251,56 @@ def select_answered(evidence: CanaryEvidence) -> tuple[Array, Array]:
     return candidate.latency[candidate.ok], baseline.latency[baseline.ok]
 
 
-def quantile_effects(
-    sides: tuple[Array, Array],
-    probabilities: list[float],
-    paired: bool,
-    seed: int,
-    replicates: int,
-    design_block: int = 1,
-) -> list[Effect]:
-    """The effect on each quantile. sides: latencies of candidate and baseline, [requests] each.
+def pair_by_order(ours: Array, theirs: Array) -> tuple[Array, Array]:
+    """Two series of the same time with as many entries in each: of the longer one some are left out, evenly."""
+    count = min(len(ours), len(theirs))
+    first, second = (one[np.arange(count) * len(one) // max(count, 1)] for one in (ours, theirs))
+    return first, second
 
-    seed, replicates: of the bootstrap, which draws the same blocks on both sides of pairs, so that what slowed both
-    cancels.  design_block: as in `CanaryEvidence`.
+
+def quantile_effects(
+    sides: tuple[Array, Array], probabilities: list[float], seed: int, replicates: int, design_block: int = 1
+) -> list[Effect]:
+    """The effect on each quantile. sides: latencies of candidate and baseline, [requests] each, of the same requests or
+    of the same time in order, so that what slowed both cancels.
+
+    seed, replicates: of the bootstrap, which draws the same blocks on both sides.  design_block: as in
+    `CanaryEvidence`.
     """
-    count = min(map(len, sides))
-    if count < 2 * LEAST_BLOCKS:
+    sides = pair_by_order(*sides)
+    if (count := len(sides[0])) < 2 * LEAST_BLOCKS:
         return [Effect(math.nan, math.nan, 0, count, 0.0) for _ in probabilities]
     # All latencies show a slowly changing load better than the few in a tail.
     # They are ranked, as ranks have no tail that hides small shifts.
-    ranks = [mean_ranks(values)[0] / len(values) for values in sides]
-    memories = memories_of(ranks, paired, design_block=design_block)
-    least = [memory.block for memory in memories]
-    return [_effect(sides, p, paired, least, seed, replicates, design_block) for p in probabilities]
+    ranks = [mean_ranks(values)[0] / count for values in sides]
+    least = memory_of_difference(ranks, design_block=design_block).block
+    return [_effect(sides, p, least, seed, replicates, design_block) for p in probabilities]
 
 
-def _effect(
-    sides: tuple[Array, Array], p: float, paired: bool, least: list[int], seed: int, replicates: int, design_block: int
-) -> Effect:
-    count = min(map(len, sides))
+def _effect(sides: tuple[Array, Array], p: float, least: int, seed: int, replicates: int, design_block: int) -> Effect:
+    count = len(sides[0])
     quantiles = [quantile_of(values, p) for values in sides]
     # 1 for each latency beyond the quantile, on its thinner side.
     marks: list[Array] = [
         (values >= edge if p >= 0.5 else values <= edge).astype(float)
         for values, edge in zip(sides, quantiles, strict=True)
     ]
-    series = [marks[0] - marks[1]] if paired else marks
-    memories = memories_of(marks, paired, least, _ALONE, design_block)
-    slowest = max(memories, key=lambda memory: memory.block)
-    lengths = [min(memory.block, count // LEAST_INDEPENDENT) for memory in memories]
-    if paired:
-        lengths = [max(lengths[0], *(min(memory_of(mark).block, count // LEAST_BLOCKS) for mark in marks))] * 2
-    drawn_blocks = [
-        draw_block_counts(len(values) // length, replicates, seed, 0 if paired else side)
-        for side, (values, length) in enumerate(zip(sides, lengths, strict=True))
-    ]
-    found = [
-        np.log(quantile_replicates(values, [p], length, draw)[:, 0])
-        for values, length, draw in zip(sides, lengths, drawn_blocks, strict=True)
-    ]
-    blocks = min(draw.shape[1] for draw in drawn_blocks)
-    effect = max(
-        memory.design_effect(one) if math.isfinite(memory.variance) else estimate_design_effect(one, length)
-        for memory, one, length in zip(memories, series, lengths, strict=False)
-    )
+    memory = memory_of_difference(marks, least, _ALONE, design_block)
+    length = min(memory.block, count // LEAST_INDEPENDENT)
+    length = max(length, *(min(memory_of(mark).block, count // LEAST_BLOCKS) for mark in marks))
+    drawn = draw_block_counts(count // length, replicates, seed)
+    found = [np.log(quantile_replicates(values, [p], length, drawn)[:, 0]) for values in sides]
+    blocks, apart = drawn.shape[1], marks[0] - marks[1]
+    known = math.isfinite(memory.variance)
+    effect = memory.design_effect(apart) if known else estimate_design_effect(apart, length)
     beyond = count * min(p, 1 - p) / effect
     # Degrees of freedom of the bootstrap's standard error of a difference of two quantiles. The relative variance of
     # that error is 2 / sqrt(pi n p (1 - p)) for each side (Hall & Martin, Probability Theory and Related Fields 80,
     # 1988), as that of chi-squared with twice its inverse degrees of freedom. Two sides have twice as many.
     freedom = max(1.0, 2.0 * math.sqrt(math.pi * beyond * max(p, 1.0 - p)))
     ratio, error = math.log(quantiles[0] / quantiles[1]), float((found[0] - found[1]).std(ddof=1))
-    share_error = math.sqrt(sum(memory.variance for memory in memories))
-    return Effect(ratio, error, blocks, count, beyond, min(blocks - 1.0, freedom), slowest.block, share_error)
+    share_error = math.sqrt(memory.variance)
+    return Effect(ratio, error, blocks, count, beyond, min(blocks - 1.0, freedom), memory.block, share_error)
 
 
 def quantile_of(values: Array, p: float) -> float:

@@ -143,12 +143,9 @@ def autocovariance(centred: np.ndarray, lags: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def draw_block_counts(blocks: int, replicates: int, seed: int, side: int = 0) -> np.ndarray:
-    """How often each block is drawn in each bootstrap replicate: float32 [replicates, blocks], read-only.
-
-    side: 0 or 1, for independent draws of two sides. All quantiles of a side share one draw.
-    """
-    picks = np.random.default_rng((seed, side)).integers(blocks, size=(replicates, blocks))
+def draw_block_counts(blocks: int, replicates: int, seed: int) -> np.ndarray:
+    """How often each block is drawn in each bootstrap replicate: float32 [replicates, blocks], read-only."""
+    picks = np.random.default_rng((seed, 0)).integers(blocks, size=(replicates, blocks))
     picks += np.arange(replicates)[:, None] * blocks
     found = np.bincount(picks.ravel(), minlength=replicates * blocks).reshape(replicates, blocks).astype(np.float32)
     found.setflags(write=False)
@@ -222,29 +219,23 @@ def memory_of(
     return SeriesMemory(block, variance)
 
 
-def memories_of(
-    sides: Sequence[np.ndarray],
-    paired: bool,
-    least: Sequence[int] = (1, 1),
-    levels: tuple[float, float] = LEVELS,
-    design_block: int = 1,
-) -> list[SeriesMemory]:
-    """The memories by which two series compare: of each one, or, where they are paired, of their difference.
+def memory_of_difference(
+    sides: Sequence[np.ndarray], least: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
+) -> SeriesMemory:
+    """The memory by which two series of equal length compare: that of their difference.
 
-    What moves both sides of pairs slowly cancels in their difference. Where it does not, because the difference has a
-    long memory too and a variance like that of both sides together, the longer memory of the two sides counts.
+    What moves both slowly cancels in it. Where it does not, because the difference has a long memory too and a variance
+    like that of both sides together, the longer memory of the two sides counts.
     """
-    if not paired:
-        return [memory_of(series, block, levels) for series, block in zip(sides, least, strict=True)]
     apart = sides[0] - sides[1]
-    memory, block = memory_of(apart, least[0], levels, design_block), len(apart) // LEAST_INDEPENDENT
-    remembers = memory.block > max(least[0], design_block, math.ceil(len(apart) / MOST_BLOCKS))
+    memory, block = memory_of(apart, least, levels, design_block), len(apart) // LEAST_INDEPENDENT
+    remembers = memory.block > max(least, design_block, math.ceil(len(apart) / MOST_BLOCKS))
     if remembers and math.isfinite(memory.variance):
         slowest = max(memory_of(series).block for series in sides)
         alone = sum(variance_of_mean(series, block) for series in sides)
         if slowest > block and variance_of_mean(apart, block) > alone / 2:
-            return [SeriesMemory(slowest, math.inf)]
-    return [memory]
+            return SeriesMemory(slowest, math.inf)
+    return memory
 
 
 def _independent(series: np.ndarray, design_block: int = 1) -> int:

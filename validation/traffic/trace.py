@@ -190,7 +190,6 @@ def _take(queue: deque[int], counts: Sequence[int], most: int) -> list[int]:
 # Gaussian Processes for Machine Learning, 2006, 2.7 and 5.4). It gives a standard deviation with each value. Beyond the
 # measured sizes nothing is predicted.
 
-
 # Standard deviation of a measured median's logarithm where only one process measured it.
 _ONE_PROCESS = 0.02
 # Tried scales (of the logarithm of seconds) and lengths (of the logarithm of sizes) of the Gaussian process.
@@ -319,9 +318,6 @@ def _kernel(one: Array, other: Array, scale: float, length: float) -> Array:
 def sizes_array(dims: Sequence[str], sizes: Sequence[Mapping[str, int]]) -> Array:
     """Sizes of named dims as int64 [rows, dims]."""
     return np.array([[one[dim] for dim in dims] for one in sizes], np.int64).reshape(len(sizes), len(dims))
-
-
-# A trace: when requests arrived and how large each was, without their contents.
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # Nodes that IREE 3.13 compiles into something else, written as nodes that compute the same and that it gets right.
 
-
 # What exporters write for 'from the end', whatever the size.
 _BEYOND = 2**31 - 1
 
@@ -203,7 +202,6 @@ _RULES: dict[str, Callable[[_Writer, Scope], "list[onnx.NodeProto] | None"]] = {
 
 # Compiles an ONNX file with IREE's importer and compiler; their errors have the model's own names.
 
-
 _MODULE = "model.mlirbc"
 _LONGEST = 1000
 _ERROR = re.compile(r'error: (?:loc\("(?P<node>[^"]*)"\): )?(?P<words>[^\n]*)')
@@ -276,7 +274,6 @@ def _compiler() -> Path:
 
 
 # Runs an IREE engine: on this CPU, and, never tried, on this machine's GPU.
-
 
 _PLACES = re.compile(r"^Error invoking function: |[\w/<>.]+\.?[ch]?:\d+: [A-Z_]+; |; while (invoking|calling) [^;]*")
 

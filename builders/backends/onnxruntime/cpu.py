@@ -9,7 +9,8 @@ and an engine opened on another kind is refused instead of giving wrong numbers.
 
 int8: an engine for a kind of CPU without VNNI is right there in any session, and is opened here without options. Its
 weights lie within -64..64, or are stored as uint8 (`saturation`), which is slower and loses nothing
-(docs/concepts/quantization.md#kinds-of-cpu). One that was built for another kind requires a CPU whose kernels add in 32 bits.
+(docs/concepts/quantization.md#kinds-of-cpu). One that was built for another kind requires a CPU whose kernels add in
+32 bits.
 
 fp16: operators without an fp16 kernel compute in fp32, and values between them are not rounded to fp16, whatever the
 optimization level (Sqrt(Mul(x, x)) of 300 gives 300; in fp16 it is infinite). An fp16 graph run here therefore shows

@@ -17,7 +17,6 @@ from enginesmith.core.text import pluralize
 
 # The file that ONNX Runtime saves: made an engine that stands alone, and read as the graph that was optimized.
 
-
 # How ONNX Runtime names the fp32 values that stand in for fp16 ones without a kernel.
 WIDENED = "InsertedPrecisionFreeCast_"
 _INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
@@ -91,7 +90,6 @@ def restore_names(model: onnx.ModelProto) -> None:
 # each constant that they give bit by bit. A session that optimizes, as every one does by default, computes them again
 # as it opens the file, so that nothing is slower afterwards. DequantizeLinear and integer operators are left alone by
 # ONNX Runtime.
-
 
 # Smaller constants are scales, offsets and shapes.
 _SMALLEST_BYTES = 1024
@@ -258,7 +256,6 @@ def _renamed(item: TensorProto, name: str) -> TensorProto:
 # reported of 1.24 (https://github.com/microsoft/onnxruntime/issues/28392). The Casts of fp16 graphs are
 # inserted after that fusion, so that the saved file has this order; it is saved with the Cast first, for sessions with
 # any options.
-
 
 _BIAS_INPUT = 6
 # Measured with 1.31 on a CPU with 1 MiB of L2 to a core, ResNet-18: parts of 64, 128 and 192 channels (0.3 to 0.9 MB)

@@ -35,7 +35,6 @@ from enginesmith.core.types import (
 # a host without CUDA). So the providers are checked before and after, and operators that were placed on the CPU
 # provider are refused unless they only compute shapes, which CUDA leaves to the CPU on purpose. Never run on a GPU.
 
-
 _MOST_TYPES = 3
 _MOST_BYTES = (1 << 31) - 1  # of a protobuf
 CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
@@ -150,7 +149,6 @@ def _check_placed(model: Path, session: Untyped, provider: str, cpu_operators: b
 # What was tried with the GPU wheel on a host without a GPU: docs/reference/backends-onnxruntime.md. Tests call what is
 # used here on the CPU wheel, whose Python API is the same.
 
-
 _TENSORRT_WHEELS = ("tensorrt", *(f"tensorrt-{cuda}-libs" for cuda in ("cu12", "cu13")))
 
 
@@ -166,7 +164,7 @@ class _OnnxRuntimeGpu(ABC):
     provider: ClassVar[str]
     precisions: ClassVar[dict[Precision, str]]
     install: ClassVar[str] = INSTALL
-    capabilities: ClassVar[Capabilities] = Capabilities(determinism="budget", thread_safe=True)
+    capabilities: ClassVar[Capabilities]
 
     cpu_operators: bool = False
 
@@ -252,6 +250,7 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
 
     name: ClassVar[str] = "onnxruntime-cuda"
     provider: ClassVar[str] = CUDA
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="budget", thread_safe=True)
     precisions: ClassVar[dict[Precision, str]] = {
         "bf16": "the CUDA provider has bfloat16 kernels for few operators; use fp16, or tensorrt",
         "int8": "the CUDA provider dequantizes Q/DQ and computes in float, slower than fp16; use fp16, or "

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 #
 # Its messages are given without status codes, source paths and C++ signatures.
 
-
 # Fusions whose kernel is slower than its parts. Measured with 1.31 on MiniLM (batch 8, 64 tokens, one thread): 145 ms
 # with both, 131 ms without the first, 128 ms without either; of its int8 engine 80, 73 and 69 ms.
 _SLOWER_FUSIONS = ("SkipLayerNormFusion", "BiasGeluFusion")
@@ -234,7 +233,6 @@ def _behind_pair(text: str) -> str:
 #
 # While it times a kernel the profiler also writes down its shapes and threads, which takes as long as a small kernel.
 # So nodes that do next to nothing are timed in the same way, and the median of these is subtracted from every time.
-
 
 _END = "_kernel_time"
 _QUICKER = 0.5  # share of the runs that counts

@@ -45,7 +45,6 @@ from enginesmith.core.types import (
 # three (`TimingCached.timing_place`), and one that TensorRT refuses all the same is left out, with a note. A cache
 # makes builds quicker and not reproducible (NVIDIA/TensorRT#4798): it is no part of a build key.
 
-
 _ASK_S = 0.2
 _TELL_S = 2.0
 MAX_BYTES = 64 << 20
@@ -198,7 +197,6 @@ def kept_layers(
 
 
 # What both editions of TensorRT share: options, refusals before any work, building, opening.
-
 
 # Both editions have these.
 OPTIONS = SharedOptions(workspace_mib="workspace_mib", cuda_graphs="cuda_graphs", wide_profile=("profiles", "wide"))

@@ -16,7 +16,6 @@ from enginesmith.core.types import Untyped
 
 # Makes one message of what TensorRT's parser and logger say: what, which node, TensorRT's own words, the remedy.
 
-
 _MAX_PROBLEMS = 5
 _SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\w+:\s*|\[\w+\.cpp:\d+: \w+\]\s*")
 _AN_ASSERTION = re.compile(r"^(Assertion failed: )?(false|true|\w+)$")
@@ -147,7 +146,6 @@ def recorder(module: str) -> Untyped:
 # New weights come from an ONNX model; TensorRT finds them by the names of the model's initializers. A refittable engine
 # takes them in the place of its own, a stripped one has none and gets them whenever it is opened. That another model is
 # the same but for its weights is checked before, by `builders.onnx_graphs.structure`. Refitting was never run on a GPU.
-
 
 KEY = "plugin "
 _SHOWN = 5

@@ -20,7 +20,6 @@ from enginesmith.core.types import BuildRequest, Engine, Session, Tensors, Tenso
 # not captured: it does the work that TensorRT defers until after a change of shapes (NVIDIA, TensorRT documentation,
 # "Working with CUDA Graphs"). Contexts take memory, so that only the shapes used last keep theirs.
 
-
 MOST_LANES = 16
 
 Key = tuple[int, tuple[tuple[int, ...], ...]]

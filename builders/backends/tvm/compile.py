@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 # Compiles an ONNX file with TVM's Relax to a shared library; its errors have the model's own names.
 
-
 _LONGEST = 1000
 _REMEDY = "rewrite that part of the model, or use another backend"
 # No build id, no symbols: the linker would write the names of temporary files into the engine.

@@ -22,7 +22,6 @@ from enginesmith.core.types import Untyped
 #
 # A thread per task that polls Ray would cost a core for a few hundred tasks.
 
-
 _WAIT_S = 0.1
 _CHECK_S = 2.0
 _MANY = 16
@@ -209,7 +208,6 @@ def _end(tasks: Sequence[RayTask]) -> None:
 
 
 # The executor on Ray: the protocol of `builders.execution.jobs.Executor`, slots, retries and cancelling.
-
 
 # Between two attempts to reach a cluster that was lost.
 _AGAIN_S = 2.0

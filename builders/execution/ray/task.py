@@ -27,7 +27,6 @@ from enginesmith.core.types import Untyped
 
 # The nodes of a Ray cluster, and connecting to it.
 
-
 # Ray gives every node this label.
 _NODE_ID = "ray.io/node-id"
 _REACH_S = 5.0
@@ -180,9 +179,6 @@ def _parse_node(found: Mapping[str, object]) -> RayNode:
     return RayNode(read(found, "NodeID", str), name, address, labels, cpus, gpus, int(memory) >> 20)
 
 
-# Which nodes of a Ray cluster suit a job, what Ray is asked for, and the message when none does.
-
-
 def find_fitting(needs: Needs, nodes: Iterable[RayNode], avoid: str | None = None) -> list[RayNode]:
     """The nodes that the job could run on if nothing else did. Memory excludes none (see `ray_options`).
 
@@ -256,7 +252,6 @@ def _describe(labels: Mapping[str, str], gpus: float) -> str:
 # their own it is a plain function that returns one batch (`work_here`). A worker runs one job after another of a run,
 # and holds nothing of them: it keeps the server that their processes are forked from (`forking`), unless a job has a
 # GPU, whose worker Ray itself uses once.
-
 
 # Seconds between two batches of events; the answer comes at once.
 _BATCH_S = 0.25

@@ -11,8 +11,6 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from builders.onnx_ops.table import ON_NUMBERS, Array, ArrayLibrary, Known, ObjectArray, must, on_numbers, operator
 
-# ONNX's attention and rotary embedding (opset 23 and later).
-
 
 @operator("Attention")
 def attention(
@@ -125,7 +123,6 @@ def rotary_embedding(
 #
 # Each function gives a `Known`, or None where the operator has to be done on arrays. The numbers are in numpy's object
 # arrays of any rank, whose elements may be a library's symbolic sizes.
-
 
 _SIZES = (np.dtype(np.int64), np.dtype(np.int32))
 _BOOL = np.dtype(bool)

@@ -7,8 +7,6 @@ from typing import Any
 
 from builders.onnx_ops.table import Array, ArrayLibrary, must, operator
 
-# Matrix products.
-
 
 @operator("MatMul")
 def matmul(xp: ArrayLibrary, a: Array, b: Array) -> Array:
@@ -65,7 +63,6 @@ def integer_product(xp: ArrayLibrary, a: Array, b: Array) -> Array:
 #
 # What the attributes and inputs mean where onnxruntime and ONNX's text leave room: a sequence that has ended keeps its
 # last state and gives zeros. Refused: peepholes, clip, coupled gates, activations with parameters.
-
 
 State = tuple[Array, ...]
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Relu": "relu", "Softplus": "softplus", "Softsign": "softsign"}
@@ -227,7 +224,6 @@ def rnn(
 
 
 # Convolutions and pooling: ONNX's rules for the places of windows, over the library's kernels.
-
 
 Sizes = list[Any]
 

@@ -8,8 +8,6 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from builders.onnx_ops.table import Array, ArrayLibrary, Numbers, must, operator
 
-# Normalizations, and softmax.
-
 
 def along_axis(function: Callable[[Array, int], Array], x: Array, axis: int | None, opset: int) -> Array:
     """function(x, axis), from opset 13 on; before it, of x with all axes from `axis` on as one."""
@@ -139,7 +137,6 @@ def mean_variance(xp: ArrayLibrary, x: Array, *, axes: list[int] | None = None) 
 
 
 # Operators that reduce axes: sums, extremes, norms; and running sums, the greatest elements and their places.
-
 
 # (library, array, axes to reduce, whether they stay with size 1) -> array.
 Axes = tuple[int, ...]

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 
 from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.locate import judge_located, rank_located
-from enginesmith.client.pull import Pulled, download_best, download_engine, folder_name
+from enginesmith.client.pull import Pulled, download_best, download_engine, folder_name, with_attachments
 from enginesmith.client.resolve import EngineRanking, Policy, Resolution
 from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError
 from enginesmith.core.hardware.machine import Machine
@@ -217,6 +217,7 @@ class PlainPlace:
         with reachable(f"writing {self.dest}"):
             pulled = download_best(rankings[0], lambda found: self._download(store, located, found, fetcher))
             folder = self.dest / folder_name(located, pulled.engine)
+            pulled = with_attachments(pulled, store, rankings[0], folder, fetcher)
             previous = self._point_to(folder.name)
         os.utime(folder)
         self._prune(folder.name, previous, keep)

@@ -162,13 +162,23 @@ def _round(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-Verdict = Literal["proven", "unproven", "failed"]
+# Proven with inputs that nobody gave: what they excite is not what requests do.
+ON_RANDOM: Literal["proven on random inputs"] = "proven on random inputs"
+Verdict = Literal["proven", "proven on random inputs", "unproven", "failed"]
+# The verdicts of an engine that ran and passed every check.
+PASSED: tuple[Verdict, ...] = ("proven", ON_RANDOM)
 # The drift metric of decisions: the share of rows with the same argmax.
 DECISIONS = "argmax_agreement"
+# Checks of a narrow graph's decisions against the model's own: the share that changed, those that changed and were no
+# near ties, the classes that it does not name, and the classes that no golden sample has as its answer.
+CHANGED, CLEAR_CHANGED, LOST_CLASSES = "max_decisions_changed", "max_clear_decisions_changed", "max_classes_lost"
+UNSEEN_CLASSES = "unseen_classes"
 # The check of `validation.data.joined`, whose value is about the samples and not about a drift.
 OVERLAP = "calibration overlap"
 # The check of `validation.calls.checks`, whose value is about rules of the spec.
 PADDING = "padding"
+# The check of a golden set whose inputs are random numbers.
+RANDOM_INPUTS = "random inputs"
 # The name of a check that measured nothing: no value, no limit, and an engine that has one is not proven.
 UNMEASURED = "not measured"
 _KEY = object()
@@ -281,7 +291,7 @@ def approve(report: Report) -> Approved | None:
     with one that measured nothing."""
     if report.verdict == "failed" or report.failed or report.engine is None:
         return None
-    if report.verdict == "proven" and (not report.checks or find_unmeasured(report.checks)):
+    if report.verdict in PASSED and (not report.checks or find_unmeasured(report.checks)):
         return None
     return Approved(report, _KEY)
 
@@ -306,7 +316,10 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
         return "unproven", "; ".join(filter(None, [cannot_run, describe_unmeasured(unknown)]))
     if not checks:
         return "failed", "nothing was checked; give golden data"
-    return "proven", f"{pluralize(len(checks), 'check')} passed{_describe_waived(checks)}"
+    passed = f"{pluralize(len(checks), 'check')} passed{_describe_waived(checks)}{_describe_unjudged(checks)}"
+    if any(check.name == RANDOM_INPUTS for check in checks):
+        return ON_RANDOM, f"{passed}; real inputs in golden.data would prove it"
+    return "proven", passed
 
 
 def describe_unmeasured(unknown: Sequence[Check]) -> str:
@@ -329,6 +342,17 @@ def _describe_waived(checks: Sequence[Check]) -> str:
     limited = {name: check.value for name, check in name_task_checks(checks).items() if check.limit is not None}
     judged = ", ".join(f"{name} {value:.4g}" for name, value in limited.items())
     return f"; judged by {judged} (golden.metric decides), not by {join_first(waived)}"
+
+
+def _describe_unjudged(checks: Sequence[Check]) -> str:
+    """What of a narrow graph's decisions was not judged: '; not judged: decisions of y, 4 classes of logits'."""
+    parts = [f"decisions of {check.output}" for check in checks if check.name == CHANGED and check.limit is None]
+    parts += [
+        f"{pluralize(int(check.value or 0), 'class', 'classes')} of {check.output} without a golden sample"
+        for check in checks
+        if check.name == UNSEEN_CLASSES
+    ]
+    return f"; not judged: {join_first(parts)}" if parts else ""
 
 
 def name_task_checks(checks: Iterable[Check]) -> dict[str, Check]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 MAX_BYTES = 16 << 20
-DECIDED = ("proven", "failed")
+DECIDED = ("proven", "proven on random inputs", "failed")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Attestation:
 
     engine: str
     report: str
-    verdict: str
+    verdict: Literal["proven", "proven on random inputs", "failed"]
     reason: str
     host: str
     created_at: str
@@ -80,7 +80,7 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
     where = f"{manifest.model}@{manifest.version}"
     if entry is None:
         raise InputError(f"the report is about engine {engine or '(none)'}, which {where} does not have")
-    approved = report.verdict == "proven" and approve(report) is not None
+    approved = report.verdict in DECIDED and approve(report) is not None
     if not approved and report.verdict != "failed":
         raise InputError(f"the report about {entry.unit} says {report.verdict!r}; only 'proven' or 'failed' decides")
     data = canonical_json(report.to_json())
@@ -183,7 +183,7 @@ def _combine(entry: EngineEntry, found: list[Attestation], published: bool = Tru
     if failed:
         return "failed", f"failed when validated later: {failed[-1].reason}"
     latest = max(newest.values(), key=lambda item: item.created_at)
-    return "proven", f"proven by attestation {latest.report[:12]} of {latest.created_at}"
+    return latest.verdict, f"{latest.verdict} by attestation {latest.report[:12]} of {latest.created_at}"
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class _Attested(Excerpt):
     """What a stored report says. host: of the machine, of which the digest is its identity."""
 
     engine: Digest
-    verdict: Literal["proven", "failed"]
+    verdict: Literal["proven", "proven on random inputs", "failed"]
     reason: str
     created_at: str
     host: Json = None

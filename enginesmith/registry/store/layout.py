@@ -9,6 +9,7 @@ A key is a relative path with '/' between its parts::
     models/<model>/versions/<version>/manifest.json       the description of a version; never rewritten
     models/<model>/versions/<version>/attestations/<engine>/<report>.json
     models/<model>/versions/<version>/latency/<engine>/<report>.json
+    models/<model>/versions/<version>/attachments/<blob>/<document>.json
     models/<model>/versions/<version>/attributions/<name>.json   what drifted in a graph or unit
     models/<model>/versions/<version>/canaries/<target>/<report>.json    a canary's verdict on one target
     models/<model>/versions/<version>/signatures/<document>/<key id>.sig.json
@@ -125,7 +126,9 @@ def version_prefix(model: str, version: str) -> str:
 
 
 def evidence_prefix(
-    kind: Literal["attestations", "latency", "canaries", "signatures", "attributions"], model: str, version: str
+    kind: Literal["attestations", "attachments", "latency", "canaries", "signatures", "attributions"],
+    model: str,
+    version: str,
 ) -> str:
     """Prefix of the documents of one kind that were stored beside a version after it was published."""
     return f"{version_prefix(model, version)}{kind}/"
@@ -159,6 +162,11 @@ def failed_data_key(model: str) -> str:
 def attestation_key(model: str, version: str, engine: str, report: str) -> str:
     """Key of one attestation: the report `report` about the engine `engine`, both digests."""
     return f"{evidence_prefix('attestations', model, version)}{check_digest(engine)}/{check_digest(report)}.json"
+
+
+def attachment_key(model: str, version: str, blob: str, document: str) -> str:
+    """Key of the document about an attachment; it and the attached blob go by their digests."""
+    return f"{evidence_prefix('attachments', model, version)}{check_digest(blob)}/{check_digest(document)}.json"
 
 
 def latency_key(model: str, version: str, engine: str, report: str) -> str:

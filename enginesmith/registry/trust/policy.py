@@ -28,6 +28,7 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Documents
 from enginesmith.registry.store.layout import attestation_key, evidence_prefix, is_key, signature_key
 from enginesmith.registry.trust.signatures import (
+    ATTACHMENT_FILE,
     ATTESTATION_FILE,
     MANIFEST_FILE,
     CertificateSigner,
@@ -283,11 +284,13 @@ class UntrustedError(IntegrityError):
 class Vouched:
     """A version that may be loaded. signers: the policy's names of its signers; empty where none was needed.
 
-    counts: whether an attestation counts.
+    counts: whether an attestation counts.  attachment_signers: of the document of an attachment the signers, if there
+    are as many as the policy needs; else none, as where it needs none.
     """
 
     signers: tuple[str, ...]
-    counts: Callable[[Attestation], bool]
+    counts: Callable[[Attestation], bool] = lambda _: True
+    attachment_signers: Callable[[bytes], tuple[str, ...]] = lambda _: ()
 
 
 def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | str | None = None) -> Vouched:
@@ -300,7 +303,7 @@ def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | s
     if not isinstance(policy, TrustPolicy):
         policy = load_policy(policy) if policy else configured_policy()
     if policy is None:
-        return Vouched((), lambda _: True)
+        return Vouched(())
     rule = policy.rule(manifest.model)
     if rule is None:
         raise UntrustedError(
@@ -309,7 +312,7 @@ def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | s
         )
     _check_version(manifest, rule, policy)
     if not rule.required:
-        return Vouched((), lambda _: True)
+        return Vouched(())
     valid, refused = _find_signers(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
     if len(valid) < rule.needed:
         raise UntrustedError(_too_few(store, manifest, rule, valid, refused, policy))
@@ -323,7 +326,11 @@ def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | s
             return False
         return len(_find_signers(store, manifest, rule, ATTESTATION_FILE, content)[0]) >= rule.needed
 
-    return Vouched(tuple(signer.name for signer in valid), counts)
+    def attachment_signers(document: bytes) -> tuple[str, ...]:
+        found = _find_signers(store, manifest, rule, ATTACHMENT_FILE, document)[0]
+        return tuple(signer.name for signer in found) if len(found) >= rule.needed else ()
+
+    return Vouched(tuple(signer.name for signer in valid), counts, attachment_signers)
 
 
 def signers_of(

@@ -28,6 +28,7 @@ MAX_BYTES = 256 << 10
 # The file name under which a document of each kind is signed, so that a signature of one kind counts for no other.
 MANIFEST_FILE = "manifest.json"
 ATTESTATION_FILE = "attestation.json"
+ATTACHMENT_FILE = "attachment.json"
 
 
 def _is_base64(text: str) -> bool:
@@ -96,7 +97,7 @@ class _Bundle:
 @dataclass(frozen=True)
 class _Resource(Excerpt):
     algorithm: Literal["sha256"]
-    name: Literal["manifest.json", "attestation.json"]
+    name: Literal["manifest.json", "attestation.json", "attachment.json"]
     digest: Digest
 
 

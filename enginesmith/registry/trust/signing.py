@@ -2,23 +2,25 @@
 
 What is signed is the manifest as it is stored. It names every blob by digest, so one signature covers all bytes of the
 version; and it names its model and version, so a signature that is moved to another version is invalid there.
-Attestations come later than manifests, and are signed one by one in the same way.
+Attestations and attachments come later than manifests, and are signed one by one in the same way.
 """
 
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from enginesmith.core.errors import InputError, IntegrityError, digest_of_bytes
+from enginesmith.registry.evidence.attachments import attachments
 from enginesmith.registry.evidence.attestations import attestation_documents
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, change
 from enginesmith.registry.store.layout import manifest_key, signature_key
 from enginesmith.registry.trust.signatures import (
+    ATTACHMENT_FILE,
     ATTESTATION_FILE,
     MANIFEST_FILE,
     KeySigner,
@@ -60,7 +62,8 @@ class Keyless:
 
 @dataclass(frozen=True)
 class Signed:
-    """A signature in the registry. what: 'manifest', or 'attestation ...'.  new: whether this call wrote it."""
+    """A signature in the registry. what: 'manifest', 'attestation ...' or 'attachment ...'.  new: whether this call
+    wrote it."""
 
     what: str
     key_id: str
@@ -68,13 +71,17 @@ class Signed:
     new: bool
 
 
-def sign(store: Store, manifest: Manifest, signer: SigningKey | Keyless) -> tuple[Signed, ...]:
+def sign(
+    store: Store, manifest: Manifest, signer: SigningKey | Keyless, attached: Collection[str] = ()
+) -> tuple[Signed, ...]:
     """Sign a version's manifest and the attestations it has by now; what this key signed before stays.
+
+    attached: digests of files; their attachments are signed, too. Others are not: somebody else may have added code.
 
     A stored signature under the key's name that is invalid or has another certificate is replaced: others who can write
     to the registry may have put it there.
-    Raises InputError for a key that cannot sign, UnavailableError when the extra `signing` is not installed,
-    IntegrityError when the stored manifest is not the one given.
+    Raises InputError for a key that cannot sign, and a file that is not attached, UnavailableError when the extra
+    `signing` is not installed, IntegrityError when the stored manifest is not the one given.
     """
     data = store.read(manifest_key(manifest.model, manifest.version))
     if data is None or data != manifest.to_bytes():
@@ -87,6 +94,12 @@ def sign(store: Store, manifest: Manifest, signer: SigningKey | Keyless) -> tupl
     documents = [("manifest", MANIFEST_FILE, data)]
     for item, content in attestation_documents(store, manifest):
         documents.append((f"attestation {item.report[:12]} ({item.verdict})", ATTESTATION_FILE, content))
+    files = [(file, content) for file, content in attachments(store, manifest) if file.digest in attached]
+    documents += [(f"attachment {file.name} ({file.kind})", ATTACHMENT_FILE, content) for file, content in files]
+    if missing := [digest for digest in attached if digest not in {file.digest for file, _ in files}]:
+        raise InputError(
+            f"{name} has no attachment {missing[0]}; attach the file first (`enginesmith registry attach`)"
+        )
     public = _public_key(signer)
     return tuple(
         _put(store, manifest, what, (file, content), make(name, file, content), public)

@@ -8,6 +8,7 @@ from enginesmith.core.names import Reference, is_name
 from enginesmith.registry import leases
 from enginesmith.registry.builds.runs import read_record
 from enginesmith.registry.collection.references import find_named_digests, inventory
+from enginesmith.registry.evidence.attachments import attachments
 from enginesmith.registry.evidence.attestations import attestations, latency_reports
 from enginesmith.registry.evidence.canaries import canaries
 from enginesmith.registry.latency_series import parse_series
@@ -307,6 +308,7 @@ def take_version(found: Findings, manifest: Manifest) -> None:
         found.needed.setdefault(digest, []).append(f"{reference} {what}")
         if claimed := manifest.blake3.get(digest):
             found.blake3.setdefault(digest, {})[reference] = claimed
+    attached = _take_attachments(found, manifest)
     try:
         list(attestations(found.store, manifest))
         list(latency_reports(found.store, manifest))
@@ -322,9 +324,21 @@ def take_version(found: Findings, manifest: Manifest) -> None:
     # Signatures that cannot be read or are about something else; whose they are only a trust policy can say.
     for key, detail in find_misplaced(found.store, manifest):
         found.add("signature", key, detail, (reference,))
-    for digest, loss in find_lost(found.store, engine_sizes(manifest)).items():
+    for digest, loss in find_lost(found.store, attached | engine_sizes(manifest)).items():
         if loss.kind == "size":  # what is missing is found with the other blobs
-            found.add("size", digest, loss.detail, (f"{reference} {manifest.blobs()[digest]}",))
+            found.add("size", digest, loss.detail, (found.needed[digest][-1],))
+
+
+def _take_attachments(found: Findings, manifest: Manifest) -> dict[str, int | None]:
+    """Check the documents of a version's attachments, and note their blobs: digest -> size in bytes."""
+    reference, sizes = f"{manifest.model}@{manifest.version}", dict[str, int | None]()
+    try:
+        for attached, _ in attachments(found.store, manifest):
+            found.needed.setdefault(attached.digest, []).append(f"{reference} attachment {attached.name}")
+            sizes[attached.digest] = attached.size_bytes
+    except IntegrityError as error:
+        found.add("edited", reference, str(error))
+    return sizes
 
 
 # Reads a version or a whole registry again, in the order of its parts.

@@ -32,6 +32,7 @@ def promote(
     by: str = "",
     why: str = "",
     proven_only: bool = False,
+    random_inputs: bool = False,
     canaries: Sequence[CanaryPass] = (),
     from_other_registry: bool = False,
     counts: Callable[[Attestation], bool] | None = None,
@@ -40,6 +41,7 @@ def promote(
 ) -> Channel:
     """Point a channel at a version; nothing changes if it points there already.
 
+    random_inputs: whether engines proven on random inputs alone are accepted, which the move records.
     canaries: passed canaries, whose reports are stored as blobs.  from_other_registry: their baseline was served in
     another registry and not here.  counts: whether an attestation counts by a trust policy; None: all of them do.
     ending: the rollout whose end this move is, as it must be, and as it is then.
@@ -52,6 +54,7 @@ def promote(
         manifest,
         name,
         proven_only=proven_only,
+        random_inputs=random_inputs,
         canaries=canaries,
         counts=counts,
         in_waves=ending is not None,
@@ -74,6 +77,7 @@ def promote(
             by,
             why,
             proven_only=proven_only,
+            random_inputs=random_inputs,
             canaries=canaries,
             from_other_registry=from_other_registry,
             ending=ending,
@@ -90,6 +94,7 @@ def point(
     why: str = "",
     *,
     proven_only: bool = False,
+    random_inputs: bool = False,
     canaries: Sequence[CanaryPass] = (),
     from_other_registry: bool = False,
     ending: tuple[Rollout, Rollout] | None = None,
@@ -105,7 +110,16 @@ def point(
     if lost := [item.report for item in canaries if not store.has(item.report)]:
         raise IntegrityError(f"canary report {lost[0]} is not in {store.uri}; promote again with --canary")
     reports = tuple(item.report for item in canaries)
-    move = Move(manifest.version, manifest.digest, _now(store), by, why, proven_only, canary=reports)
+    move = Move(
+        manifest.version,
+        manifest.digest,
+        _now(store),
+        by,
+        why,
+        proven_only,
+        canary=reports,
+        random_inputs=random_inputs,
+    )
 
     def next_move(channel: Channel | None) -> Move | None:
         if ending and (channel is None or channel.rollout != ending[0]):
@@ -157,7 +171,10 @@ def rollback(
                 f"promote another one: `enginesmith list {model}` shows them"
             )
         secure_version(guard, manifest)
-        return Move(previous.version, previous.manifest, _now(store), by, why, previous.proven_only, "rollback")
+        return replace(
+            Move(previous.version, previous.manifest, _now(store), by, why, previous.proven_only, "rollback"),
+            random_inputs=previous.random_inputs,
+        )
 
     with hold_change(store, [model], f"rolling back {model}:{name}") as guard:
         return _move(guard, model, name, next_move)
@@ -169,6 +186,7 @@ def policy_refusal(
     name: str,
     *,
     proven_only: bool = False,
+    random_inputs: bool = False,
     canaries: Sequence[CanaryPass] = (),
     counts: Callable[[Attestation], bool] | None = None,
     in_waves: bool = False,
@@ -183,7 +201,7 @@ def policy_refusal(
     at_once = None if in_waves else policies.rollout_refusal(policy, manifest, name) or _busy(store, manifest, name)
     return (
         at_once
-        or policies.common_refusal(manifest, entries, name, proven_only=proven_only)
+        or policies.common_refusal(manifest, entries, name, proven_only=proven_only, random_inputs=random_inputs)
         or policies.refusal(policy, manifest, name, entries, canaries, proven_only=proven_only)
         or policies.signature_refusal(store, policy, manifest, name)
         or _loss(store, manifest, name, proven_only, counts, accepted_losses)

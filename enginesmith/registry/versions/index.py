@@ -17,6 +17,7 @@ from enginesmith.core.errors import EnginesmithError, IntegrityError, UnknownNam
 from enginesmith.core.names import Name, Reference, version_order
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Count, Format
+from enginesmith.registry.evidence.attachments import Attachment, attachments
 from enginesmith.registry.evidence.attestations import JudgedEntry, judge_entries, latencies
 from enginesmith.registry.evidence.canaries import CanaryVerdict, canaries
 from enginesmith.registry.leases import PUBLISHING, Guard, list_leases, take_lease, version_name
@@ -274,7 +275,7 @@ class ListedVersion:
 class VersionStatus:
     """A version with everything that was added since it was published.
 
-    engines, caches: with their current status; engines of an ensemble with the size of all that each stands for.
+    engines: with their current status; engines of an ensemble with the size of all that each stands for.
     channels: that point to it.  latencies: reports by the engine's digest.  page: URI of its HTML report; None without
     one.
     """
@@ -285,7 +286,7 @@ class VersionStatus:
     latencies: Mapping[str, Sequence["LatencyReport"]]
     canaries: tuple[CanaryVerdict, ...]
     page: str | None
-    caches: tuple[JudgedEntry, ...] = ()
+    attachments: tuple[Attachment, ...]
 
     def to_json(self) -> dict[str, object]:
         """The JSON that `enginesmith show --json` prints: the manifest's fields, and these."""
@@ -297,7 +298,7 @@ class VersionStatus:
             "latencies": encode(self.latencies),
             "canaries": [asdict(found) for found in self.canaries],
             "page": self.page,
-            **({"caches": [asdict(entry) for entry in self.caches]} if self.caches else {}),
+            "attachments": encode(self.attachments),
         }
 
 
@@ -347,7 +348,7 @@ def show_version(store: Store, reference: Reference) -> VersionStatus:
         tuple(canaries(store, manifest)),
         # The page is long, so its folder is listed in place of reading it.
         store.locator(key) if key.rpartition("/")[2] in store.children(f"{key.rpartition('/')[0]}/") else None,
-        judge_entries(store, replace(manifest, engines=manifest.caches, graphs=())),
+        tuple(item for item, _ in attachments(store, manifest)),
     )
 
 

@@ -236,9 +236,8 @@ def find_lost_engines(store: Store, entries: Sequence[EngineEntry]) -> dict[str,
 
 
 def engine_sizes(manifest: Manifest) -> dict[str, int | None]:
-    """The sizes of a version's engines, compile caches and shards in bytes, by digest."""
-    entries = (*manifest.engines, *manifest.caches)
-    engines: dict[str, int | None] = {entry.digest: entry.size_bytes for entry in entries if entry.digest}
+    """The sizes of a version's engines and shards in bytes, by digest."""
+    engines: dict[str, int | None] = {entry.digest: entry.size_bytes for entry in manifest.engines if entry.digest}
     return engines | {shard: size for shards in manifest.shards.values() for shard, size in shards.items()}
 
 

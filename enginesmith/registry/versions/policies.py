@@ -14,7 +14,7 @@ from enginesmith.core.requirements import Format
 from enginesmith.core.text import join_first, now
 from enginesmith.registry.evidence.attestations import Attestation, JudgedEntry, judge_entries
 from enginesmith.registry.evidence.canaries import covers, list_served, targets_named
-from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.manifest import ON_RANDOM, EngineEntry, Manifest
 from enginesmith.registry.rollouts.state import RolloutPlan, check_waves
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import policy_key
@@ -50,10 +50,10 @@ def list_losses(
     if channel is None:
         return ()
     try:
-        before = _judge(store, load_served(store, channel), counts)
+        before = judge_entries(store, load_served(store, channel), counts)
     except IntegrityError:
         return ()
-    after = _judge(store, manifest, counts)
+    after = judge_entries(store, manifest, counts)
     found = (_losses(entry, channel.proven_only, after, proven_only) for entry in before)
     return tuple(dict.fromkeys(name for names in found for name in names))
 
@@ -70,13 +70,6 @@ def loss_refusal(
         f"{where} serves {channel.version}, and {reference} has nothing for {join_first(unaccepted, _SHOWN)}; build or "
         "validate what is missing, or accept and record the loss with --accept-loss"
     )
-
-
-def _judge(store: Store, manifest: Manifest, counts: Callable[[Attestation], bool] | None) -> list[JudgedEntry]:
-    """The engines and the compile caches of a version, as engines of a precision of their own."""
-    caches = judge_entries(store, replace(manifest, engines=manifest.caches, graphs=()), counts)
-    named = (replace(entry, precision=f"{entry.precision} (compile cache)") for entry in caches)  # type: ignore[arg-type]
-    return [*judge_entries(store, manifest, counts), *named]
 
 
 def _losses(
@@ -233,8 +226,8 @@ def describe_built_in(channel: str) -> str:
     if channel in OPEN_CHANNELS:
         return "any version with a usable engine; a promotion may lose nothing that is served (--accept-loss)"
     return (
-        "every engine proven, or --proven-only, which serves the proven ones alone; and a move may lose nothing that "
-        "is served (--accept-loss)"
+        "every engine proven on real inputs (--accept-random-inputs), or --proven-only, which serves the proven ones "
+        "alone; and a move may lose nothing that is served (--accept-loss)"
     )
 
 
@@ -255,14 +248,18 @@ def rollout_refusal(policy: ChannelPolicy, manifest: Manifest, channel: str) -> 
     )
 
 
-def common_refusal(manifest: Manifest, entries: Sequence[EngineEntry], name: str, *, proven_only: bool) -> str | None:
+def common_refusal(
+    manifest: Manifest, entries: Sequence[EngineEntry], name: str, *, proven_only: bool, random_inputs: bool = False
+) -> str | None:
     """The reason why a channel does not accept a version, whatever its policy; None if it may. name: the channel's.
 
-    entries: the version's engines with their current status.
+    entries: the version's engines with their current status.  random_inputs: whether it takes those proven on random
+    inputs as others.
     """
     reference = f"{manifest.model}@{manifest.version}"
-    proven = [entry for entry in entries if entry.status == "proven"]
-    unproven = [entry for entry in entries if entry.status == "unproven"]
+    short = ("unproven",) if random_inputs else ("unproven", ON_RANDOM)
+    proven = [entry for entry in entries if entry.usable and entry.status not in short]
+    unproven = [entry for entry in entries if entry.status in short]
     remedy = _remedy(reference, unproven)
     serve = "add --proven-only and the channel serves only the proven ones"
     if not proven and not unproven:
@@ -279,16 +276,23 @@ def common_refusal(manifest: Manifest, entries: Sequence[EngineEntry], name: str
     if unproven and not proven_only and name not in OPEN_CHANNELS:
         listed = join_first([entry.unit for entry in unproven], 3)
         return (
-            f"channel {name!r} takes only proven engines; {reference} has unproven ones: {listed}; "
+            f"channel {name!r} takes only proven engines; {reference} has {_describe_short(unproven)}: {listed}; "
             f"{remedy}{f', or {serve}' if proven else ''}"
         )
     return None
 
 
+def _describe_short(entries: Sequence[EngineEntry]) -> str:
+    return f"engines that are {ON_RANDOM}" if all(entry.status == ON_RANDOM for entry in entries) else "unproven ones"
+
+
 def _remedy(reference: str, unproven: Sequence[EngineEntry]) -> str:
     """What proves engines: a run on their hardware, or golden data by which all of them is measured."""
     said = []
-    if any(entry.is_measured for entry in unproven) or not unproven:
+    drawn = [entry for entry in unproven if entry.status == ON_RANDOM]
+    if drawn:
+        said.append("build again with real inputs in golden.data, or promote with --accept-random-inputs")
+    if any(entry.is_measured for entry in unproven if entry not in drawn) or not unproven:
         said.append(f"run `enginesmith validate {reference}` on such a node")
     if blind := next((entry for entry in unproven if not entry.is_measured), None):
         said.append(f"build again with other golden data ({blind.unit}: {blind.reason})")

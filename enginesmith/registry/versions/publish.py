@@ -1,9 +1,10 @@
 """Publishes a version, and adds evidence to one that was published."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginesmith.core import parsing
@@ -20,8 +21,9 @@ from enginesmith.core.errors import (
 )
 from enginesmith.core.requirements import Json
 from enginesmith.registry.builds.runs import recall, remember
+from enginesmith.registry.evidence.attachments import Attachment, attachments
 from enginesmith.registry.evidence.attestations import MAX_BYTES, attach_latency, attest
-from enginesmith.registry.leases import Guard, hold_lease, secure_graphs, secure_version, version_name
+from enginesmith.registry.leases import BUILDING, Guard, hold_lease, secure_graphs, secure_version, version_name
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import manifest_key, page_data_key, page_key
@@ -63,15 +65,38 @@ def add_latencies(store: Store, manifest: Manifest, reports: Iterable[str]) -> N
         refresh_version(guard, manifest)
 
 
-def add_signatures(store: Store, manifest: Manifest, signer: "SigningKey | Keyless") -> tuple["Signed", ...]:
+def add_signatures(
+    store: Store, manifest: Manifest, signer: "SigningKey | Keyless", attached: Collection[str] = ()
+) -> tuple["Signed", ...]:
     """`sign`, and refresh the channels where a signature is new. Raises as `sign` and the store."""
     from enginesmith.registry.trust.signing import sign
 
     with _hold_change(store, manifest) as guard:
-        signed = sign(store, manifest, signer)
+        signed = sign(store, manifest, signer, attached)
         if any(item.new for item in signed):
             refresh_version(guard, manifest)
     return signed
+
+
+def add_attachment(store: Store, manifest: Manifest, attachment: Attachment, path: Path) -> tuple[Attachment, bool]:
+    """Attach the file `path` to a version, and refresh the channels that serve it; the attachment, and whether it is
+    new: one that says the same is not added twice.
+
+    Raises InputError where the file changes meanwhile, IntegrityError if the version was deleted meanwhile, Malformed
+    for a field that no document has.
+    """
+    data, what = attachment.to_bytes(), f"attaching {attachment.name} to {manifest.model}@{manifest.version}"
+    with hold_change(store, [manifest.model], what, BUILDING) as guard:
+        secure_version(guard, manifest)
+        guard.secure([attachment.digest])
+        known = next((item for item, _ in attachments(store, manifest) if item.says_same(attachment)), None)
+        if store.put_file(path) != attachment.digest:
+            raise InputError(f"{path} changed while it was read; attach it again")
+        guard.secure([version_name(manifest.model, manifest.version), attachment.digest])
+        if known is None:
+            store.create(attachment.key(), data)
+        refresh_version(guard, manifest)
+    return known or attachment, known is None
 
 
 def _hold_change(store: Store, manifest: Manifest) -> AbstractContextManager[Guard]:
@@ -128,8 +153,6 @@ def publish(
     approved: Sequence[tuple[EngineEntry, "Approved"]],
     others: Sequence[EngineEntry] = (),
     *,
-    caches: Sequence[tuple[EngineEntry, "Approved"]] = (),
-    unmade: Sequence[EngineEntry] = (),
     channel: str | None = "candidate",
     wanted_version: str | None = None,
     by: str = "",
@@ -137,13 +160,12 @@ def publish(
 ) -> Published:
     """Publish a version of `draft`, a manifest without version and engines, and move the channel to it.
 
-    approved: each usable engine with its proof.  others: failed and refused units.  caches, unmade: the same of compile
-    caches.
+    approved: each usable engine with its proof.  others: failed and refused units.
     The version's name is `wanted_version`, or 1 + the highest number so far; if the same content was published before,
     it is that version. Raises ConflictError when the wanted version exists with other content, InputError when an entry
     and its proof disagree, IntegrityError when a blob is missing.
     """
-    manifest = replace(draft, engines=_entries(approved, others), caches=_entries(caches, unmade))
+    manifest = replace(draft, engines=_entries(approved, others))
     with hold_change(store, [manifest.model], f"publishing {manifest.model}") as guard:
         secure_graphs(guard, manifest)
         seen = 0 if wanted_version else _highest_number(store, manifest.model)
@@ -314,7 +336,7 @@ def _same(theirs: Manifest, mine: Manifest) -> bool:
 
 
 def _outcome(manifest: Manifest) -> list[list[str]]:
-    return sorted([entry.unit, entry.status] for entry in _made(manifest))
+    return sorted([entry.unit, entry.status] for entry in manifest.engines)
 
 
 def _same_or_conflict(theirs: Manifest, mine: Manifest) -> Published:
@@ -335,13 +357,9 @@ def _memo_key(manifest: Manifest) -> str:
     return digest_of({"model": manifest.model, "content": manifest.content, "outcome": _outcome(manifest)})
 
 
-def _made(manifest: Manifest) -> tuple[EngineEntry, ...]:
-    return (*manifest.engines, *manifest.caches)
-
-
 def _comparable_content(manifest: Manifest) -> bytes:
     """The parts of a manifest about its engines and how they are proven, without the reports' digests, as bytes."""
-    entries = sorted((entry.unit, encode(replace(entry, report=None))) for entry in _made(manifest))
+    entries = sorted((entry.unit, encode(replace(entry, report=None))) for entry in manifest.engines)
     spec = {name: part for name, part in manifest.spec.items() if name not in _MAKING}
     validation = decode(spec.pop("validation", {}), dict[str, Json], "spec.validation")
     validation.pop("latency", None)

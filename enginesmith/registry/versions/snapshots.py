@@ -1,9 +1,10 @@
 """Snapshots: all that resolving a version reads, as one blob, so that a client reads one object in place of dozens.
 
-A snapshot holds documents as they lie beside the version, byte for byte: the manifest, attestations, signatures, and
-the latency reports that rank. A client checks digests and signatures, judges and ranks by the same functions as over
-the registry itself (`SnapshotDocuments`). So a snapshot needs no trust and no signature of its own: whoever could forge
-one could as well delete or add documents in the registry, and what a trust policy asks is signed in the documents.
+A snapshot holds documents as they lie beside the version, byte for byte: the manifest, attestations, attachments,
+signatures, and the latency reports that rank. A client checks digests and signatures, judges and ranks by the same
+functions as over the registry itself (`SnapshotDocuments`). So a snapshot needs no trust and no signature of its own:
+whoever could forge one could as well delete or add documents in the registry, and what a trust policy asks is signed in
+the documents.
 
 There is one for a version, not one for each kind of machine: docs/scale.md has the sizes.
 """
@@ -37,7 +38,7 @@ FORMAT = 1
 # Of the blob, and of the documents in it. A version with more evidence has no snapshot; its documents are read singly.
 MAX_BYTES = 8 << 20
 MAX_DOCUMENTS_BYTES = 64 << 20
-_KINDS = ("attestations/", "latency/", "signatures/")
+_KINDS = ("attachments/", "attestations/", "latency/", "signatures/")
 _AT_ONCE = 16
 
 

@@ -40,6 +40,7 @@ class Move:
 
     manifest: digest of the version's manifest.  canary: digests of the canary reports that it was promoted with, which
     are blobs of the registry.  losses: what was served before and not after it, as was accepted (`losses.list_losses`).
+    random_inputs: whether engines that are proven on random inputs alone were accepted.
     """
 
     version: Name
@@ -51,6 +52,7 @@ class Move:
     action: Action = "promote"
     canary: tuple[Digest, ...] = ()
     losses: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    random_inputs: bool = field(default=False, metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True)

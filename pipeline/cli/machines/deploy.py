@@ -5,19 +5,20 @@ Every option is checked here: a mistake would else show hours later, in each flo
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Annotated
 
 import click
 
-from enginesmith.cli.options import Duration, emit_json, json_option, registry_option_with, say
+from enginesmith.cli.options import Duration, Option, command, emit_json, say, takes
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.machine import GENERATIONS
-from enginesmith.core.names import check_channel
+from enginesmith.core.names import STABLE, check_channel
 from enginesmith.registry.store.base import EXAMPLES, is_in_bucket, place_in_bucket
-from pipeline.cli.run_options import executor_options
+from pipeline.cli.run_options import Building
 from pipeline.orchestration.deployments.plan import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, DeploymentPlan
 
 # Prefect's own rule for names.
@@ -45,144 +46,114 @@ class _Pair(click.ParamType[tuple[str, object]]):
             return name, text
 
 
-@click.command()
-@registry_option_with(None, "none: the workers must reach it by the same URI")
-@click.option("--pool", default=POOL, show_default=True, help="Work pool; created if it does not exist.")
-@click.option(
-    "--type", "kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True, help="Type of the work pool."
-)
-@click.option("--name", default=NAME, show_default=True, help="Name of the deployments, as in compile-model/NAME.")
-@click.option(
-    "--only",
-    multiple=True,
-    type=click.Choice([name.replace("_", "-") for name in FLOWS]),
-    show_default="all",
-    help="Flow to register; repeat it for several.",
-)
-@click.option(
-    "--slots", multiple=True, type=_Pair(), help="Concurrent builds for a GPU generation, e.g. sm_89=4; repeat it."
-)
-@click.option(
-    "--job-variable",
-    "variables",
-    multiple=True,
-    type=_Pair(),
-    help="Variable of the pool's job template, e.g. gpu_count=1; repeat it.",
-)
-@click.option("--traffic", help="Folder or prefix of a bucket with MODEL.jsonl or MODEL.npz, for canaries.")
-@click.option(
-    "--canary-duration",
-    type=Duration(),
-    metavar="DURATION",
-    show_default="the traffic once",
-    help="How long canaries replay, e.g. 30m; traffic that is shorter is repeated.",
-)
-@click.option(
-    "--catalog",
-    default="registered",
-    show_default=True,
-    help="Where the nightly build finds its specs, as `enginesmith build --all` takes it.",
-)
-@click.option(
-    "--channel",
-    metavar="CHANNEL",
-    default="stable",
-    show_default=True,
-    help="Channel that canaries compare with, promote and roll back.",
-)
-@executor_options
-@click.option(
-    "--on",
-    metavar="TARGET",
-    help="GPU (l4, sm_89) of Ray's nodes that prove and run canaries; without it the machine of a flow run does.",
-)
-@click.option(
-    "--gc-delete", is_flag=True, help="Let the nightly garbage collection delete; without this it only lists."
-)
-@click.option(
-    "--fleet",
-    type=click.Choice(FLEET),
-    default=FLEET[0],
-    show_default=True,
-    help="Reconcile the cluster's nodes on a schedule.",
-)
-@click.option("--fleet-catalog", help="Which models must be served where: a YAML file that the workers can read.")
-@click.option(
-    "--fleet-schedule",
-    "fleet_cron",
-    default=FLEET_CRON,
-    show_default=True,
-    help="When the fleet is reconciled: a cron expression, in UTC.",
-)
-@click.option("--owner", help="Whose the deployments are: a tag of theirs, such as a cluster's name.")
-@click.option(
-    "--keep",
-    metavar="FLOW/NAME",
-    multiple=True,
-    help="Delete what this owner registered, but this and what is registered now; repeat it.",
-)
-@click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
-@click.option("--print-yaml", is_flag=True, help="Print the deployments as a prefect.yaml; register nothing.")
-@json_option
-def deploy(
-    registry: str | None,
-    only: tuple[str, ...],
-    slots: tuple[tuple[str, object], ...],
-    variables: tuple[tuple[str, object], ...],
-    wait_for_nodes: timedelta,
-    canary_duration: timedelta | None,
-    gc_delete: bool,
-    dry_run: bool,
-    print_yaml: bool,
-    as_json: bool,
-    pool: str,
-    kind: str,
-    name: str,
-    traffic: str | None,
-    catalog: str,
-    channel: str,
-    executor: str,
-    ray_address: str | None,
-    on: str | None,
-    fleet: str,
-    fleet_catalog: str | None,
-    fleet_cron: str,
-    owner: str | None,
-    keep: tuple[str, ...],
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _DeployOptions:
+    pool: Annotated[str, Option("Work pool; created if it does not exist.")] = POOL
+    kind: Annotated[str, Option("Type of the work pool.", name="--type", type=click.Choice(KINDS))] = KINDS[0]
+    name: Annotated[str, Option("Name of the deployments, as in compile-model/NAME.")] = NAME
+    only: Annotated[
+        tuple[str, ...],
+        Option(
+            "Flow to register; repeat it for several.",
+            type=click.Choice([name.replace("_", "-") for name in FLOWS]),
+            shown="all",
+        ),
+    ] = ()
+    slots: Annotated[
+        tuple[tuple[str, object], ...],
+        Option("Concurrent builds for a GPU generation, e.g. sm_89=4; repeat it.", type=_Pair()),
+    ] = ()
+    variables: Annotated[
+        tuple[tuple[str, object], ...],
+        Option(
+            "Variable of the pool's job template, e.g. gpu_count=1; repeat it.", name="--job-variable", type=_Pair()
+        ),
+    ] = ()
+    traffic: Annotated[
+        str | None, Option("Folder or prefix of a bucket with MODEL.jsonl or MODEL.npz, for canaries.")
+    ] = None
+    canary_duration: Annotated[
+        timedelta | None,
+        Option(
+            "How long canaries replay, e.g. 30m; traffic that is shorter is repeated.",
+            type=Duration(),
+            metavar="DURATION",
+            shown="the traffic once",
+        ),
+    ] = None
+    catalog: Annotated[
+        str, Option("Where the nightly build finds its specs, as `enginesmith build --all` takes it.")
+    ] = "registered"
+    channel: Annotated[str, Option("Channel that canaries compare with, promote and roll back.", metavar="CHANNEL")] = (
+        STABLE
+    )
+    building: Building
+    on: Annotated[
+        str | None,
+        Option(
+            "GPU (l4, sm_89) of Ray's nodes that prove and run canaries; without it the machine of a flow run does.",
+            metavar="TARGET",
+        ),
+    ] = None
+    gc_delete: Annotated[bool, Option("Let the nightly garbage collection delete; without this it only lists.")] = False
+    fleet: Annotated[str, Option("Reconcile the cluster's nodes on a schedule.", type=click.Choice(FLEET))] = FLEET[0]
+    fleet_catalog: Annotated[
+        str | None, Option("Which models must be served where: a YAML file that the workers can read.")
+    ] = None
+    fleet_cron: Annotated[
+        str, Option("When the fleet is reconciled: a cron expression, in UTC.", name="--fleet-schedule")
+    ] = FLEET_CRON
+    owner: Annotated[str | None, Option("Whose the deployments are: a tag of theirs, such as a cluster's name.")] = None
+    keep: Annotated[
+        tuple[str, ...],
+        Option(
+            "Delete what this owner registered, but this and what is registered now; repeat it.", metavar="FLOW/NAME"
+        ),
+    ] = ()
+    dry_run: Annotated[bool, Option("Show what would change; change nothing.")] = False
+    print_yaml: Annotated[bool, Option("Print the deployments as a prefect.yaml; register nothing.")] = False
+
+    def plan(self, registry: str) -> DeploymentPlan:
+        """What is registered. Raises InputError and UnknownNameError for what Prefect or a flow run would refuse."""
+        return DeploymentPlan(
+            registry=registry,
+            name=_check_name("--name", self.name),
+            pool=_check_name("--pool", self.pool),
+            kind=self.kind,
+            traffic=None if self.traffic is None else _absolute_place("--traffic", self.traffic),
+            catalog=self.catalog if self.catalog == "registered" else _absolute_place("--catalog", self.catalog),
+            channel=check_channel(self.channel),
+            executor=self.building.executor,
+            ray_address=self.building.ray_address,
+            on=self.on,
+            only=tuple(flow.replace("-", "_") for flow in self.only),
+            slots=_check_slots(dict(self.slots)),
+            variables=dict(self.variables),
+            delete=self.gc_delete,
+            wait_for_nodes_s=self.building.wait_for_nodes.total_seconds(),
+            canary_s=self.canary_duration.total_seconds() if self.canary_duration else None,
+            fleet=self.fleet,
+            fleet_catalog=str(Path(self.fleet_catalog).expanduser().absolute()) if self.fleet_catalog else None,
+            fleet_cron=_check_cron(self.fleet_cron),
+            owner=self.owner,
+            keep=self.keep,
+        )
+
+
+@command()
+@takes(_DeployOptions)
+def deploy(options: _DeployOptions, stated_registry: str | None, as_json: bool) -> None:
     """Register Enginesmith's deployments, their triggers and schedules, its work pool and GPU limits with Prefect.
 
     Uses the server of PREFECT_API_URL. Safe to run again after an upgrade or with other options: only differences are
     applied.
     """
-    _check_together(keep, owner, on, only, executor, canary_duration)
-    plan = DeploymentPlan(
-        registry=_registry_of(registry, print_yaml),
-        name=_check_name("--name", name),
-        pool=_check_name("--pool", pool),
-        kind=kind,
-        traffic=None if traffic is None else _absolute_place("--traffic", traffic),
-        catalog=catalog if catalog == "registered" else _absolute_place("--catalog", catalog),
-        channel=check_channel(channel),
-        executor=executor,
-        ray_address=ray_address,
-        on=on,
-        only=tuple(flow.replace("-", "_") for flow in only),
-        slots=_check_slots(dict(slots)),
-        variables=dict(variables),
-        delete=gc_delete,
-        wait_for_nodes_s=wait_for_nodes.total_seconds(),
-        canary_s=canary_duration.total_seconds() if canary_duration else None,
-        fleet=fleet,
-        fleet_catalog=str(Path(fleet_catalog).expanduser().absolute()) if fleet_catalog else None,
-        fleet_cron=_check_cron(fleet_cron),
-        owner=owner,
-        keep=keep,
-    )
-    if print_yaml:
+    _check_together(options)
+    plan = options.plan(_registry_of(stated_registry, options.print_yaml))
+    if options.print_yaml:
         _print_yaml(plan)
     else:
-        _apply(plan, dry_run, as_json)
+        _apply(plan, options.dry_run, as_json)
 
 
 def _registry_of(given: str | None, optional: bool) -> str:
@@ -218,23 +189,16 @@ def _apply(plan: DeploymentPlan, dry_run: bool, as_json: bool) -> None:
         say(f"start a worker with: prefect worker start --pool {plan.pool}")
 
 
-def _check_together(
-    keep: tuple[str, ...],
-    owner: str | None,
-    on: str | None,
-    only: tuple[str, ...],
-    executor: str,
-    canary_duration: timedelta | None,
-) -> None:
+def _check_together(options: _DeployOptions) -> None:
     """Raise UsageError or InputError for options that do not go together, UnknownNameError for a GPU."""
-    if keep and not owner:
+    if options.keep and not options.owner:
         raise click.UsageError("--keep is about what an owner registered; give --owner")
-    if on is not None and executor != "ray":
+    if options.on is not None and options.building.executor != "ray":
         raise click.UsageError("--on is about Ray's nodes; give --executor ray")
-    if canary_duration is not None and not canary_duration:
+    if options.canary_duration is not None and not options.canary_duration:
         raise InputError("--canary-duration is 0; give how long to replay, such as 30m, or leave it out")
-    if on is not None:
-        _check_on(on, only, canary_duration)
+    if options.on is not None:
+        _check_on(options.on, options.only, options.canary_duration)
 
 
 def _check_name(option: str, given: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.cli.options import emit_json, json_option, registry_option
+from enginesmith.cli.options import command, emit_json
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.hardware.cpu_kinds import CpuKind, this_kind
 from enginesmith.core.text import format_bytes, pluralize
@@ -45,9 +45,7 @@ class DoctorFinding:
     detail: str
 
 
-@click.command()
-@registry_option
-@json_option
+@command()
 @click.pass_context
 def doctor(ctx: click.Context, registry: str, as_json: bool) -> None:
     """Show what this machine can build and run, and what is missing, with the remedy.
@@ -160,9 +158,8 @@ class BackendRow:
     meanings: dict[str, str]
 
 
-@click.command("backends")
+@command("backends")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@json_option
 def list_backends(names: tuple[str, ...], as_json: bool) -> None:
     """List the compilers: installed or how to install, what each builds, and whether its engines run here.
 

@@ -1,22 +1,13 @@
 """`enginesmith fleet` and `enginesmith fleet plan`: a cluster's nodes against the registry, as tables or JSON."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from enginesmith.cli.options import (
-    combine,
-    emit_json,
-    json_option,
-    number_option,
-    path_option,
-    registry_option,
-    runtime_options,
-    say,
-    stated_runtimes,
-)
+from enginesmith.cli.options import Group, Option, emit_json, runtimes_option, say, takes
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.text import format_bytes, join_first, pluralize
 from pipeline.fleet.coverage import STATES, Coverage
@@ -25,45 +16,64 @@ if TYPE_CHECKING:
     from enginesmith.registry.store.base import Store
     from pipeline.fleet.coverage import FleetWork
     from pipeline.fleet.groups import Fleet, NodeGroup
-    from pipeline.fleet.plan import FleetPlan
+    from pipeline.fleet.plan import FleetPlan, StateChange
     from pipeline.orchestration.fleet import FleetSources, Reconciled
 
 _COVERAGE_COLUMNS = ("model", "version", "state", "nodes", "on", "engine", "why")
 
 
-# Which machines, which models, which registry, as `_open` takes them.
-source_options = combine(
-    path_option(
-        "--inventory",
-        "Groups of nodes as YAML, or the JSON of `kubectl get nodes -o json`; - is stdin.",
-        shown="the cluster's nodes",
-    ),
-    click.option(
-        "--catalog",
-        type=click.Path(path_type=Path),
-        envvar="ENGINESMITH_CATALOG",
-        show_envvar=True,
-        show_default="every model with a channel, on every GPU",
-        help="Which models must be served where (YAML).",
-    ),
-    path_option(
-        "--kubeconfig",
-        "Kubernetes configuration.",
-        shown="KUBECONFIG, else a pod's service account, else ~/.kube/config",
-    ),
-    click.option("--context", show_default="the current one", help="Context of the kubeconfig."),
-    number_option("--timeout", click.FloatRange(0.1), 30.0, "Seconds that a request to the cluster may take."),
-    registry_option,
-    json_option,
-)
+@dataclass(frozen=True)
+class _Sources:
+    """Which machines, and which models."""
+
+    inventory: Annotated[
+        Path | None,
+        Option(
+            "Groups of nodes as YAML, or the JSON of `kubectl get nodes -o json`; - is stdin.",
+            shown="the cluster's nodes",
+        ),
+    ] = None
+    catalog: Annotated[
+        Path | None,
+        Option(
+            "Which models must be served where (YAML).",
+            envvar="ENGINESMITH_CATALOG",
+            show_envvar=True,
+            shown="every model with a channel, on every GPU",
+        ),
+    ] = None
+    kubeconfig: Annotated[
+        Path | None,
+        Option("Kubernetes configuration.", shown="KUBECONFIG, else a pod's service account, else ~/.kube/config"),
+    ] = None
+    context: Annotated[str | None, Option("Context of the kubeconfig.", shown="the current one")] = None
+    timeout: Annotated[float, Option("Seconds that a request to the cluster may take.", type=click.FloatRange(0.1))] = (
+        30.0
+    )
+
+    def open(self, registry: str, runtimes: Mapping[str, str]) -> "tuple[Store, FleetSources]":
+        """The registry, and what to compare with it. runtimes: by package, where the inventory does not say it."""
+        from enginesmith.registry.store.base import open_store
+        from pipeline.fleet.inventory import Access
+        from pipeline.orchestration.fleet import FleetSources
+
+        access = Access(self.kubeconfig, self.context, self.timeout)
+        return open_store(registry), FleetSources(self.inventory, access, self.catalog, _checked(runtimes))
 
 
-@click.group(invoke_without_command=True)
-@runtime_options("on the nodes, where the inventory does not say it")
-@click.option("--apply", is_flag=True, help="Start builds and proofs of what is missing on the Prefect server.")
-@source_options
+@dataclass(frozen=True, kw_only=True)
+class _FleetOptions:
+    runtimes: Annotated[Mapping[str, str], runtimes_option("on the nodes, where the inventory does not say it")] = (
+        field(default_factory=dict)
+    )
+    apply: Annotated[bool, Option("Start builds and proofs of what is missing on the Prefect server.")] = False
+    sources: _Sources
+
+
+@click.group(cls=Group, invoke_without_command=True)
+@takes(_FleetOptions)
 @click.pass_context
-def fleet(ctx: click.Context, /, apply: bool, as_json: bool, **chosen: Any) -> None:
+def fleet(ctx: click.Context, /, options: _FleetOptions, registry: str, as_json: bool) -> None:
     """Compare the nodes of a cluster with the registry: what is covered, missing, unproven or about to break.
 
     Exit code 1 if a model that must be served cannot be.
@@ -71,55 +81,65 @@ def fleet(ctx: click.Context, /, apply: bool, as_json: bool, **chosen: Any) -> N
     if ctx.invoked_subcommand is not None:
         command_line = click.core.ParameterSource.COMMANDLINE
         if given := [name for name in ctx.params if ctx.get_parameter_source(name) is command_line]:
-            options = ", ".join(f"--{name.replace('_', '-').replace('as-json', 'json')}" for name in given)
-            raise click.UsageError(f"{options}: give options after `fleet {ctx.invoked_subcommand}`")
+            named = ", ".join(f"--{name.replace('_', '-').replace('runtimes', 'runtime')}" for name in given)
+            raise click.UsageError(f"{named}: give options after `fleet {ctx.invoked_subcommand}`")
         return
     from pipeline.fleet.coverage import predictor
     from pipeline.orchestration.fleet import reconcile
 
-    store, sources = _open(chosen)
+    store, sources = options.sources.open(registry, options.runtimes)
     found = reconcile(store, sources, predictor(store))
     if as_json:
         emit_json(found.to_json())
     else:
         print_reconciled(found)
-    if apply:
+    if options.apply:
         _send(found)
     ctx.exit(0 if found.good else 1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _PlanOptions:
+    driver: Annotated[str | None, Option("New driver version of the GPU nodes, e.g. 590.44.", metavar="VERSION")] = None
+    runtimes: Annotated[Mapping[str, str], runtimes_option("that the nodes get")] = field(default_factory=dict)
+    on: Annotated[str, Option("Nodes that get the new versions, e.g. l4,hopper.", metavar="TARGETS", shown="all")] = ""
+    add: Annotated[tuple[str, ...], Option("Nodes to be added, e.g. b200=16; repeat it.", metavar="PRODUCT=NODES")] = ()
+    remove: Annotated[
+        tuple[str, ...], Option("Nodes to be removed, e.g. t4=8; repeat it.", metavar="PRODUCT=NODES")
+    ] = ()
+    sources: _Sources
+
+    def change(self) -> "StateChange":
+        """What happens to the fleet. Raises click's usage error for nothing, InputError for what is no version."""
+        from enginesmith.core.hardware.machine import parse_targets
+        from pipeline.fleet.inventory import check_version
+        from pipeline.fleet.plan import StateChange, parse_nodes
+
+        found = StateChange(
+            check_version("driver", self.driver),
+            _checked(self.runtimes),
+            on=tuple(target for name in self.on.replace(",", " ").split() for target in parse_targets(name)),
+            add=tuple(map(parse_nodes, self.add)),
+            remove=tuple(map(parse_nodes, self.remove)),
+        )
+        if found == StateChange(on=found.on):
+            raise click.UsageError("nothing changes: give --driver, --runtime, --add or --remove")
+        return found
+
+
 @fleet.command()
-@click.option("--driver", metavar="VERSION", help="New driver version of the GPU nodes, e.g. 590.44.")
-@runtime_options("that the nodes get, e.g. 11.4")
-@click.option("--on", metavar="TARGETS", show_default="all", help="Nodes that get the new versions, e.g. l4,hopper.")
-@click.option("--add", multiple=True, metavar="PRODUCT=NODES", help="Nodes to be added, e.g. b200=16; repeat it.")
-@click.option("--remove", multiple=True, metavar="PRODUCT=NODES", help="Nodes to be removed, e.g. t4=8; repeat it.")
-@source_options
-def plan(as_json: bool, **chosen: Any) -> None:
+@takes(_PlanOptions)
+def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
     """Show what a change of the fleet would break, and what must be rebuilt, in which order and in what time.
 
     Nothing is changed. Times are predicted from the builds on record.
     """
-    from enginesmith.core.hardware.machine import parse_targets
     from pipeline.fleet.coverage import predictor
-    from pipeline.fleet.inventory import check_version
-    from pipeline.fleet.plan import StateChange, make_plan, parse_nodes
+    from pipeline.fleet.plan import make_plan
     from pipeline.orchestration.fleet import compare_deployments
 
-    driver, runtimes = check_version("driver", chosen.pop("driver")), _runtimes(chosen)
-    named = (chosen.pop("on") or "").replace(",", " ").split()
-    change = StateChange(
-        driver,
-        runtimes,
-        on=tuple(target for name in named for target in parse_targets(name)),
-        add=tuple(map(parse_nodes, chosen.pop("add"))),
-        remove=tuple(map(parse_nodes, chosen.pop("remove"))),
-    )
-    if change == StateChange(on=change.on):
-        raise click.UsageError(
-            "nothing changes: give --driver, --tensorrt, --tensorrt-rtx, --runtime, --add or --remove"
-        )
-    store, sources = _open(chosen)
+    change = options.change()
+    store, sources = options.sources.open(registry, {})
     found = make_plan(*compare_deployments(store, sources), change, predictor(store))
     if as_json:
         emit_json(found.to_json())
@@ -127,25 +147,13 @@ def plan(as_json: bool, **chosen: Any) -> None:
         print_plan(found)
 
 
-def _open(chosen: dict[str, Any]) -> "tuple[Store, FleetSources]":
-    """The registry, and what to compare with it, of the options of `source_options` and `runtime_options`."""
-    from enginesmith.registry.store.base import open_store
-    from pipeline.fleet.inventory import Access
-    from pipeline.orchestration.fleet import FleetSources
-
-    access = Access(chosen["kubeconfig"], chosen["context"], chosen["timeout"])
-    sources = FleetSources(chosen["inventory"], access, chosen["catalog"], _runtimes(chosen))
-    return open_store(chosen["registry"]), sources
-
-
-def _runtimes(chosen: dict[str, Any]) -> dict[str, str]:
+def _checked(runtimes: Mapping[str, str]) -> dict[str, str]:
     """The versions of runtimes by package. Raises InputError for what is no version."""
     from pipeline.fleet.inventory import check_version
 
-    stated = stated_runtimes(chosen)
-    for name, version in stated.items():
-        check_version(name, version)
-    return stated
+    for name, version in runtimes.items():
+        check_version(f"runtime {name}", version)
+    return {**runtimes}
 
 
 def _send(found: "Reconciled") -> None:

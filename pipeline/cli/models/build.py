@@ -1,31 +1,33 @@
 """`enginesmith build` and `plan`."""
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
 from enginesmith.cli.options import (
-    combine,
+    Jobs,
+    ListenAddress,
+    Option,
+    Selection,
+    command,
     emit_json,
-    jobs_option,
-    json_option,
     log_format,
     optional_spec_argument,
-    progress_options,
     say,
-    selection_options,
-    spec_registry_option,
+    takes,
 )
 from enginesmith.cli.registry import check_signing_key, sign_published
 from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.errors import HttpAddress
 from enginesmith.core.parsing import user
-from enginesmith.core.text import format_bytes, format_metric, format_metrics
+from enginesmith.core.reports.proof import ON_RANDOM
+from enginesmith.core.text import format_bytes, format_checks, format_metric, format_metrics
 from pipeline.cli.models.catalog import build_all, is_stuck, plan_all
-from pipeline.cli.registry.channels import metrics_options, served_metrics
-from pipeline.cli.run_options import collect_run_options, executor_options, shown_progress
+from pipeline.cli.registry.channels import served_metrics
+from pipeline.cli.run_options import Building, run_options, shown_progress
 
 if TYPE_CHECKING:
     from pipeline.compile.ensembles.assembly import EnsembleForecast
@@ -44,27 +46,52 @@ STYLES = {
     "build": "cyan",
     "cached": "green",
     "proven": "green",
+    ON_RANDOM: "yellow",
     "unproven": "yellow",
     "refused": "dim",
     "failed": "red",
 }
 
 
-# The argument SPEC and the options that `plan` and `build` share.
-spec_options = combine(
-    json_option,
-    optional_spec_argument,
-    click.option(
-        "--all",
-        "place",
-        metavar="PLACE",
-        help="In place of SPEC: every spec of a folder, a prefix of a bucket, or registered: the newest of each model.",
-    ),
-    selection_options,
-    spec_registry_option,
-    jobs_option,
-    progress_options,
-)
+@dataclass(frozen=True, kw_only=True)
+class _Specs:
+    """The options that `plan` and `build` share."""
+
+    place: Annotated[
+        str | None,
+        Option(
+            "In place of SPEC: every spec of a folder, a prefix of a bucket, or registered: the newest of each model.",
+            name="--all",
+            metavar="PLACE",
+        ),
+    ] = None
+    selection: Selection
+    jobs: Jobs = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BuildOptions:
+    specs: _Specs
+    building: Building
+    runner: Annotated[
+        Literal["auto", "inprocess", "prefect"],
+        Option("What runs the steps; auto is prefect if PREFECT_API_URL is set, else inprocess."),
+    ] = "auto"
+    metrics: Annotated[
+        HttpAddress | None,
+        Option(
+            "Serve Prometheus metrics there; port 0 is any free one, host 0.0.0.0 is for a pod.",
+            type=ListenAddress("127.0.0.1"),
+            metavar="HOST:PORT",
+            shown="off",
+        ),
+    ] = None
+    sign_key: Annotated[
+        Path | None,
+        Option(
+            "Sign the version with this private EC key, in PEM.", envvar="ENGINESMITH_SIGNING_KEY", show_envvar=True
+        ),
+    ] = None
 
 
 def check_source(spec: str | None, place: str | None) -> None:
@@ -73,38 +100,18 @@ def check_source(spec: str | None, place: str | None) -> None:
         raise click.UsageError("give SPEC or --all PLACE")
 
 
-@click.command()
-@spec_options
-@executor_options
-@click.option(
-    "--runner",
-    type=click.Choice(["auto", "inprocess", "prefect"]),
-    default="auto",
-    show_default=True,
-    help="What runs the steps; auto is prefect if PREFECT_API_URL is set, else inprocess.",
-)
-@metrics_options
-@click.option(
-    "--sign-key",
-    type=click.Path(path_type=Path),
-    envvar="ENGINESMITH_SIGNING_KEY",
-    show_envvar=True,
-    help="Sign the version with this private EC key, in PEM.",
-)
+@command()
+@optional_spec_argument
+@takes(_BuildOptions, "chosen")
 @click.pass_context
-@collect_run_options
 def build(
     ctx: click.Context,
     /,
     spec: str | None,
-    place: str | None,
-    as_json: bool,
+    chosen: _BuildOptions,
+    stated_registry: str | None,
     quiet: bool,
-    runner: str,
-    sign_key: Path | None,
-    metrics_port: int | None,
-    metrics_address: str,
-    options: "RunOptions",
+    as_json: bool,
 ) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC.
 
@@ -113,16 +120,16 @@ def build(
     """
     from pipeline.intake.places import registry_of
 
-    check_source(spec, place)
+    specs, sign_key, runner = chosen.specs, chosen.sign_key, chosen.runner
+    check_source(spec, specs.place)
+    options = run_options(stated_registry, specs.selection, specs.jobs, chosen.building)
     if spec is None:
-        if sign_key or metrics_port or runner == "prefect":
-            raise click.UsageError(
-                "--all builds in this process: leave out --sign-key, --metrics-port and --runner prefect"
-            )
-        ctx.exit(build_all(place or "", options, quiet, as_json))
+        if sign_key or chosen.metrics or runner == "prefect":
+            raise click.UsageError("--all builds in this process: leave out --sign-key, --metrics and --runner prefect")
+        ctx.exit(build_all(specs.place or "", options, quiet, as_json))
     if sign_key:
         check_signing_key(sign_key)
-    with served_metrics(metrics_port, metrics_address) as counting:
+    with served_metrics(chosen.metrics) as counting:
         outcome = _compile(spec, options, runner, quiet, counting)
     if sign_key and outcome.version is not None:
         outcome = _sign(outcome, sign_key, registry_of(spec, options.registry))
@@ -166,7 +173,7 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
     if with_prefect and (counting or log_format() == "json"):
         raise click.UsageError(
             "a Prefect flow has a log and a life of its own: use --runner inprocess for --log-format json and "
-            "--metrics-port, or serve the registry's metrics with `enginesmith registry metrics`"
+            "--metrics, or serve the registry's metrics with `enginesmith registry metrics`"
         )
     either = with_prefect or options.executor == "ray"
     if either and not counting and (outcome := compile_from_records(spec, options)):
@@ -269,13 +276,11 @@ def _print_engines(outcome: "Outcome") -> None:
     metrics = sorted({name for engine in outcome.engines for name in engine.metrics})
     rows = []
     for engine in outcome.engines:
-        checks = engine.entry.checks
-        total = sum(checks.values())
         rows.append(
             [
                 *(engine.entry.target, engine.entry.precision, engine.entry.backend, engine.entry.status),
                 format_bytes(engine.size_bytes),
-                f"{checks['passed']}/{total}" if total else "",
+                format_checks(engine.entry.checks),
                 *(format_metric(name, engine.metrics[name]) if name in engine.metrics else "" for name in metrics),
                 engine.entry.reason,
             ]
@@ -292,20 +297,24 @@ def _print_engines(outcome: "Outcome") -> None:
 # `enginesmith plan`.
 
 
-@click.command()
-@spec_options
-@click.option("--no-export", is_flag=True, help="Answer from what is on record; run nothing and write nothing.")
+@dataclass(frozen=True, kw_only=True)
+class _PlanOptions:
+    specs: _Specs
+    no_export: Annotated[bool, Option("Answer from what is on record; run nothing and write nothing.")] = False
+
+
+@command()
+@optional_spec_argument
+@takes(_PlanOptions, "chosen")
 @click.pass_context
-@collect_run_options
 def plan(
     ctx: click.Context,
     /,
     spec: str | None,
-    place: str | None,
-    as_json: bool,
+    chosen: _PlanOptions,
+    stated_registry: str | None,
     quiet: bool,
-    no_export: bool,
-    options: "RunOptions",
+    as_json: bool,
 ) -> None:
     """Show for every unit of SPEC whether it would be built, and why.
 
@@ -315,11 +324,13 @@ def plan(
     """
     from pipeline.orchestration.catalog import foresee_spec
 
-    check_source(spec, place)
+    specs = chosen.specs
+    check_source(spec, specs.place)
+    options = run_options(stated_registry, specs.selection, specs.jobs)
     if spec is None:
-        ctx.exit(plan_all(place or "", options, as_json))
+        ctx.exit(plan_all(specs.place or "", options, as_json))
     with shown_progress(quiet) as progress:
-        found = foresee_spec(spec, options, progress, no_export, lambda text: None if quiet else say(text))
+        found = foresee_spec(spec, options, progress, chosen.no_export, lambda text: None if quiet else say(text))
     if as_json:
         emit_json(found.to_json())
     else:
@@ -336,12 +347,11 @@ def _count_units(found: "Forecast | EnsembleForecast") -> int:
     from pipeline.compile.forecast import Forecast
 
     if isinstance(found, Forecast):
-        return len(found.units) + len(found.caches)
+        return len(found.units)
     return len(found.units) + sum(map(_count_units, found.graphs.values()))
 
 
 def _print_plan(found: "Forecast | EnsembleForecast") -> None:
-    from enginesmith.compile_caches.recipe import BACKEND, PRECISION
     from pipeline.compile.forecast import Forecast
 
     if isinstance(found, Forecast):
@@ -349,7 +359,6 @@ def _print_plan(found: "Forecast | EnsembleForecast") -> None:
             [item.item.target.name, item.item.precision, item.item.backend.name, item.action, item.reason]
             for item in found.units
         ]
-        rows += [[unit.target.name, PRECISION, BACKEND, unit.action, unit.reason] for unit in found.caches]
         _print_units(found.model, rows)
         for change in found.changes:
             echo(f"{change.what}: {change.follows}")

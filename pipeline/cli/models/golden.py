@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from enginesmith.cli.options import (
+    Group,
     emit_json,
-    json_option,
-    progress_options,
-    registry_option,
     spec_argument,
-    spec_registry_option,
 )
 from enginesmith.cli.tables import echo
 from enginesmith.core.codec import encode
@@ -23,31 +20,25 @@ if TYPE_CHECKING:
     from pipeline.operations.golden import MadeGolden, Shown
 
 
-@click.group()
+@click.group(cls=Group)
 def golden() -> None:
     """Golden sets: inputs and the original model's outputs for them, identified by a digest."""
 
 
 @golden.command()
 @spec_argument
-@spec_registry_option
-@progress_options
-@json_option
-def make(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
+def make(spec: str, stated_registry: str | None, quiet: bool, as_json: bool) -> None:
     """Make the golden set of SPEC, unless it exists, and show how it differs from the one before."""
-    _print_made(_make(spec, registry, quiet, accepting=False), as_json)
+    _print_made(_make(spec, stated_registry, quiet, accepting=False), as_json)
 
 
 @golden.command()
 @spec_argument
-@spec_registry_option
-@progress_options
-@json_option
-def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
+def accept(spec: str, stated_registry: str | None, quiet: bool, as_json: bool) -> None:
     """Make the golden set of SPEC and write its digest into the spec: from then on a build with another one fails."""
     from pipeline.operations.golden import write_frozen
 
-    made = _make(spec, registry, quiet, accepting=True)
+    made = _make(spec, stated_registry, quiet, accepting=True)
     if made.frozen != made.digest:
         write_frozen(Path(spec), made.digest)
     _print_made(replace(made, frozen=made.digest), as_json)
@@ -55,8 +46,6 @@ def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
 
 @golden.command()
 @click.argument("reference", metavar="REF|DIGEST")
-@registry_option
-@json_option
 def show(reference: str, registry: str, as_json: bool) -> None:
     """Show the golden set of a version (REF) or a digest: cases, noise floor, and the versions proven with it."""
     from enginesmith.registry.store.base import open_store
@@ -69,8 +58,6 @@ def show(reference: str, registry: str, as_json: bool) -> None:
 @golden.command()
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
-@registry_option
-@json_option
 def diff(before: str, after: str, registry: str, as_json: bool) -> None:
     """Show how golden set B differs from golden set A. Each is a REF, whose golden set is meant, or a digest."""
     from enginesmith.registry.store.base import open_store

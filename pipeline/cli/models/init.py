@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from enginesmith.cli.options import emit_json, json_option, number_option, registry_option, say
+from enginesmith.cli.options import command, emit_json, number_option, say
 from enginesmith.cli.tables import echo
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.names import inside
@@ -48,7 +48,7 @@ _OTHERS = {
 }
 
 
-@click.command()
+@command()
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write; default: beside the model."
@@ -281,7 +281,7 @@ def _write(files: Mapping[Path, _Writer], force: bool) -> None:
 # Commands about specs: `debug schema`, `prefect register` and `prefect watch`.
 
 
-@click.command()
+@command()
 @click.option("--ensemble", is_flag=True, help="Of the spec of several graphs (docs/guides/ensembles.md).")
 def schema(ensemble: bool) -> None:
     """Print the JSON Schema of a spec, for editors and pre-commit checks."""
@@ -294,11 +294,9 @@ def schema(ensemble: bool) -> None:
     echo(json.dumps(described, indent=2))
 
 
-@click.command()
+@command()
 @click.argument("spec", type=click.Path(path_type=Path))
-@registry_option
 @click.option("--no-event", is_flag=True, help="Only keep it in the registry; send no event to Prefect.")
-@json_option
 def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     """Store SPEC, a file, and the files it names in the registry, and send the event on which Prefect builds it.
 
@@ -326,16 +324,14 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
         emit_json({**facts, "existed": existed, "event": asdict(sent) if sent else None})
 
 
-@click.command("watch")
+@command("watch")
 @click.argument("place")
-@registry_option
-@number_option("--interval", click.FloatRange(0.1), 30.0, "Seconds between two looks.")
-@click.option("--once", is_flag=True, help="Look once, register what is new, and exit.")
-@json_option
+@number_option("--interval", click.FloatRange(0.1), 30.0, "Seconds between polls.")
+@click.option("--once", is_flag=True, help="Poll once, register what is new, and exit.")
 def watch_specs(place: str, registry: str, interval: float, once: bool, as_json: bool) -> None:
     """Watch PLACE (a folder, a file:// URI or a prefix of a bucket) and register each spec whose content is new.
 
-    A spec is taken once its files are unchanged between two looks. Each event is sent once, also by a watcher that was
+    A spec is taken once its files are unchanged between two polls. Each event is sent once, also by a watcher that was
     restarted. With --json, one line of JSON for each spec that was registered or cannot be read.
     """
     from enginesmith.registry.store.base import open_store

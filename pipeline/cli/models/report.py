@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from enginesmith.cli.options import (
+    command,
     emit_json,
-    json_option,
     number_option,
     path_option,
-    progress_options,
-    registry_option,
     say,
     spec_argument,
-    spec_registry_option,
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import decode, encode
@@ -35,14 +32,12 @@ if TYPE_CHECKING:
 # `enginesmith report`: the HTML page of a version or a canary.
 
 
-@click.command()
+@command()
 @click.argument("source", metavar="REF|FILE")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True, help="File for the page."
 )
 @click.option("--prefect", "to_prefect", is_flag=True, help="Also store it as artifacts on the Prefect server.")
-@registry_option
-@json_option
 def report(source: str, out: Path, to_prefect: bool, registry: str, as_json: bool) -> None:
     """Write the HTML page of a version (REF) as of today, or of a report.json (FILE) of a version or a canary.
 
@@ -76,7 +71,7 @@ def report(source: str, out: Path, to_prefect: bool, registry: str, as_json: boo
 # `enginesmith debug sensitivity`: the parts of a model by their error in int8.
 
 
-@click.command()
+@command()
 @spec_argument
 @click.option(
     "--activation",
@@ -86,17 +81,16 @@ def report(source: str, out: Path, to_prefect: bool, registry: str, as_json: boo
     help="Type of quantized activations: int8 as for TensorRT, uint8 as for onnxruntime on a CPU.",
 )
 @path_option("--out", "Also write frontier.json and frontier.svg to this folder.", file_okay=False)
-@spec_registry_option
-@progress_options
-@json_option
-def sensitivity(spec: str, activation: str, out: Path | None, registry: str | None, quiet: bool, as_json: bool) -> None:
+def sensitivity(
+    spec: str, activation: str, out: Path | None, stated_registry: str | None, quiet: bool, as_json: bool
+) -> None:
     """Rank the parts of SPEC's model by their error in int8, and show quality against the share of compute in int8.
 
     Uses the spec's smoothing, floor and overrides. Exports and calibrates first, unless that is on record.
     """
     from pipeline.orchestration.run import RunOptions, open_run
 
-    options = RunOptions(registry=registry)
+    options = RunOptions(registry=stated_registry)
     with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=False) as run:
         choice, summary = _choice(activation, run)
     document = encode(choice) | {"activation": activation, "summary": summary}
@@ -160,14 +154,12 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
 WATCH_S = 2.0
 
 
-@click.command()
+@command()
 @click.argument("name", metavar="[RUN|MODEL]", required=False)
 @number_option("--limit", click.IntRange(1, 2000), 20, "Newest runs to list.")
 @click.option("--all", "steps", is_flag=True, help="Also show a run's other steps: export, calibration, proofs.")
 @click.option("--log", metavar="UNIT", help="Print the output of the compiler of this unit, or of this step.")
 @click.option("--watch", is_flag=True, help="Refresh until the run is over; Ctrl-C ends it.")
-@registry_option
-@json_option
 def status(
     name: str | None, limit: int, steps: bool, log: str | None, watch: bool, registry: str, as_json: bool
 ) -> None:
@@ -269,9 +261,9 @@ def _show_log(store: "Store", name: str | None, unit: str) -> None:
     # A compiler draws a progress bar over itself: each of its states becomes a line.
     echo(text.replace("\r\n", "\n").replace("\r", "\n"), nl=False)
     if live:
-        say(f"the end of what {item.name} has printed so far")
+        say(f"the end of the output of {item.name} so far")
     elif not item.log:
-        say(f"{item.name} has printed nothing" + (" yet" if item.state in ("planned", "waiting", "running") else ""))
+        say(f"{item.name}: no output" + (" yet" if item.state in ("planned", "waiting", "running") else ""))
 
 
 def _item_named(items: "list[RunItem]", wanted: str, run: str) -> "RunItem":

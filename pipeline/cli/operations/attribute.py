@@ -1,31 +1,30 @@
 """`debug attribute`, `debug refit` and `traffic record`."""
 
 import itertools
-import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from enginesmith.cli.options import (
+    Selection,
+    command,
     emit_json,
-    json_option,
     number_option,
     path_option,
     precision_option,
-    progress_options,
     reference_argument,
-    registry_option,
     say,
-    selection_options,
+    takes,
     targets_option,
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode
 from enginesmith.core.text import pluralize
-from pipeline.cli.run_options import local_context, shown_progress, target_names, trusted_manifest
+from pipeline.cli.run_options import local_context, run_options, shown_progress, target_names, trusted_manifest
 
 if TYPE_CHECKING:
     from enginesmith.registry.manifest import Manifest
@@ -38,24 +37,18 @@ if TYPE_CHECKING:
 # `enginesmith debug attribute`: which nodes drifted in the graphs and engines of a version.
 
 
-@click.command()
+@dataclass(frozen=True)
+class _AttributeOptions:
+    targets: Annotated[str, targets_option(None)]
+    precision: Annotated[str | None, precision_option("all")] = None
+
+
+@command()
 @reference_argument
-@targets_option(None)
-@precision_option("all")
-@path_option("--out", "Also write the whole result to this file, as JSON.")
-@registry_option
-@progress_options
-@json_option
+@takes(_AttributeOptions)
 @click.pass_context
 def attribute(
-    ctx: click.Context,
-    reference: str,
-    targets: str,
-    precision: str | None,
-    out: Path | None,
-    registry: str,
-    quiet: bool,
-    as_json: bool,
+    ctx: click.Context, reference: str, options: _AttributeOptions, registry: str, quiet: bool, as_json: bool
 ) -> None:
     """Find the nodes that drifted in the graphs and engines of REF: the error each adds, and the error it inherits.
 
@@ -67,17 +60,12 @@ def attribute(
 
     store = open_store(registry)
     manifest = trusted_manifest(store, reference)
-    wanted = target_names(manifest, targets)
+    wanted = target_names(manifest, options.targets)
     with local_context(store, quiet) as context:
-        answers = list(attribute_version(manifest, wanted, precision, context))
-    found = [answer.to_json() for answer in answers]
-    told = {"model": manifest.model, "version": manifest.version, "attributions": found}
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
-        say(f"wrote {out}")
+        answers = list(attribute_version(manifest, wanted, options.precision, context))
     if as_json:
-        emit_json(told)
+        found = [answer.to_json() for answer in answers]
+        emit_json({"model": manifest.model, "version": manifest.version, "attributions": found})
     else:
         for answer in answers:
             _show(answer)
@@ -114,7 +102,7 @@ def _show(answer: "AttributionAnswer") -> None:
 _Request = tuple[Mapping[str, object], float | None, float | None]
 
 
-@click.command()
+@command()
 @click.argument("traffic", type=click.Path(path_type=Path, dir_okay=False))
 @number_option("--sampling", click.FloatRange(0, 1, min_open=True), 1.0, "Share of the requests to keep.")
 @number_option("--max-mib", click.IntRange(1), 1024, "Largest size of TRAFFIC in MiB.")
@@ -149,7 +137,7 @@ def record(
 
     if (samples is None) != (per_second is None):
         raise InputError("--samples and --per-second go together: what to send, and how often")
-    made = f"{samples.name}, Poisson arrivals at {per_second:g} a second, seed {seed}" if samples else ""
+    made = f"{samples.name}, Poisson arrivals at {per_second:g} per second, seed {seed}" if samples else ""
     found = _make_up(samples, per_second, requests, batch, seed) if samples and per_second else _from_stdin()
     first = [*itertools.islice(found, 1)]  # a mistake in it leaves no file behind
     with Recorder(traffic, sampling=sampling, max_bytes=max_mib << 20, seed=seed, made=made, model=model) as recorder:
@@ -194,7 +182,7 @@ def _make_up(samples: Path, per_second: float, requests: int | None, batch: int,
 # `enginesmith debug refit`: new weights for the engines of a version, from a spec or from another version.
 
 
-@click.command()
+@command()
 @reference_argument
 @click.option(
     "--weights-from",
@@ -203,26 +191,21 @@ def _make_up(samples: Path, per_second: float, requests: int | None, batch: int,
     metavar="SPEC|REF",
     help="Where the new weights are: a spec, whose model is exported and quantized, or a version (REF).",
 )
-@selection_options
+@takes(Selection, "selection")
 @click.option(
     "--dry-run", is_flag=True, help="Show what could be refitted, as far as manifest and plan say; do nothing."
 )
-@registry_option
-@progress_options
-@json_option
 @click.pass_context
 def refit(
     ctx: click.Context,
     /,
     reference: str,
     weights: str,
+    selection: Selection,
     dry_run: bool,
     registry: str,
     quiet: bool,
     as_json: bool,
-    targets: str | None,
-    precisions: str | None,
-    backends: str | None,
 ) -> None:
     """Give the engines of REF new weights without building them, prove them, and publish a version.
 
@@ -232,13 +215,12 @@ def refit(
     """
     from enginesmith.registry.manifest import require_model
     from enginesmith.registry.store.base import open_store
-    from pipeline.orchestration.run import RunOptions
 
     store = open_store(registry)
     base = trusted_manifest(store, reference)
     require_model(base)
     if Path(weights).suffix in (".yaml", ".yml"):
-        options = RunOptions(registry, targets, precisions, backends)
+        options = run_options(registry, selection, jobs=None)
         found, published = _refit_with_spec(base, Path(weights), options, quiet, dry_run)
     else:
         found, published = _refit_with_version(base, trusted_manifest(store, weights), store, quiet, dry_run)

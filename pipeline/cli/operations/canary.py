@@ -1,22 +1,15 @@
 """`enginesmith canary`: compare a candidate with the version in service, on replayed traffic or on observations."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from enginesmith.cli.options import (
-    combine,
-    emit_json,
-    engine_options,
-    json_option,
-    number_option,
-    path_option,
-    registry_option,
-    say,
-)
+from enginesmith.cli.options import EngineChoice, Group, Option, emit_json, say, takes
 from enginesmith.cli.tables import echo
 from enginesmith.core.codec import encode
+from enginesmith.core.names import STABLE
 from enginesmith.core.parsing import user
 
 if TYPE_CHECKING:
@@ -24,81 +17,80 @@ if TYPE_CHECKING:
     from validation.canary.judging.criteria import Thresholds
 
 
-# What both commands do with a verdict, as `_finish` takes it.
-_act_options = combine(
-    json_option,
-    registry_option,
-    click.option(
-        "--attach",
-        is_flag=True,
-        help="Keep the verdict in the registry, beside the version: promotion without a person counts it.",
-    ),
-    click.option(
-        "--channel",
-        metavar="CHANNEL",
-        default="stable",
-        show_default=True,
-        help="Channel of the candidate's model for --auto.",
-    ),
-    click.option("--auto", is_flag=True, help="On FAIL, roll --channel back if it serves the candidate."),
-)
+@dataclass(frozen=True)
+class _After:
+    """What to do with a verdict."""
+
+    attach: Annotated[
+        bool, Option("Keep the verdict in the registry, beside the version: promotion without a person counts it.")
+    ] = False
+    auto: Annotated[
+        str | None,
+        Option(
+            "On FAIL, roll this channel of the candidate's model back if it serves the candidate; --auto alone is "
+            "the channel stable.",
+            metavar="[CHANNEL]",
+            is_flag=False,
+            flag_value=STABLE,
+        ),
+    ] = None
 
 
-@click.group()
+@dataclass(frozen=True, kw_only=True)
+class _RunOptions:
+    candidate: Annotated[str, Option("Version to be served next.", metavar="REF")]
+    baseline: Annotated[str, Option("Version that is served now.", metavar="REF")]
+    traffic: Annotated[Path, Option("File of recorded requests, .jsonl or .npz.")]
+    choice: EngineChoice
+    duration: Annotated[
+        float | None,
+        Option(
+            "Seconds to replay; traffic that is shorter is repeated.",
+            type=click.FloatRange(0, min_open=True),
+            shown="the traffic once",
+        ),
+    ] = None
+    scale: Annotated[float, Option("Factor on the recorded request rate.", type=click.FloatRange(0, min_open=True))] = (
+        1.0
+    )
+    in_flight: Annotated[
+        int | None,
+        Option(
+            "Requests that an engine may have at once; 1 sends one after the other, to both engines in turns.",
+            type=click.IntRange(1, 32),
+            shown="as the record shows",
+        ),
+    ] = None
+    observed: Annotated[
+        Path | None, Option("Observation log of production, which shows how many requests were in flight.")
+    ] = None
+    seed: Annotated[int, Option("Seed of the order of requests and of the bootstrap.", type=click.IntRange(0))] = 0
+    looks: Annotated[
+        int,
+        Option("How many times to judge, at most; a clear verdict ends the replay early.", type=click.IntRange(1, 20)),
+    ] = 4
+    warmup: Annotated[int, Option("Requests at the start that are not judged.", type=click.IntRange(0))] = 20
+    out: Annotated[
+        Path | None,
+        Option("Folder for observations, report and page.", shown="canary-CANDIDATE-against-BASELINE"),
+    ] = None
+    after: _After
+
+    def place(self) -> Path:
+        """The folder for what is written."""
+        name = f"canary-{self.candidate}-against-{self.baseline}".replace("@", "-").replace(":", "-")
+        return self.out or Path(name)
+
+
+@click.group(cls=Group)
 def canary() -> None:
     """Compare a candidate with the version in service: PASS, FAIL or INSUFFICIENT. Exit code 0 for PASS, else 1."""
 
 
 @canary.command()
-@click.option("--candidate", required=True, metavar="REF", help="Version to be served next.")
-@click.option("--baseline", required=True, metavar="REF", help="Version that is served now.")
-@engine_options
-@click.option(
-    "--traffic", required=True, type=click.Path(path_type=Path), help="File of recorded requests, .jsonl or .npz."
-)
-@number_option(
-    "--duration",
-    click.FloatRange(0, min_open=True),
-    None,
-    "Seconds to replay; traffic that is shorter is repeated.",
-    shown="the traffic once",
-)
-@number_option("--scale", click.FloatRange(0, min_open=True), 1.0, "Factor on the recorded request rate.")
-@number_option(
-    "--in-flight",
-    click.IntRange(1, 32),
-    None,
-    "Requests that an engine may have at once; 1 sends one after the other, to both engines in turns.",
-    shown="as the record shows",
-)
-@path_option("--observed", "Observation log of production, which shows how many requests were in flight.")
-@number_option("--seed", click.IntRange(0), 0, "Seed of the order of requests and of the bootstrap.")
-@number_option(
-    "--looks", click.IntRange(1, 20), 4, "How many times to judge, at most; a clear verdict ends the replay early."
-)
-@number_option("--warmup", click.IntRange(0), 20, "Requests at the start that are not judged.")
-@path_option("--out", "Folder for observations, report and page.", shown="canary-CANDIDATE-against-BASELINE")
-@_act_options
+@takes(_RunOptions)
 @click.pass_context
-def run(
-    ctx: click.Context,
-    /,
-    candidate: str,
-    baseline: str,
-    target: str,
-    precision: str | None,
-    traffic: Path,
-    duration: float | None,
-    scale: float,
-    in_flight: int | None,
-    observed: Path | None,
-    seed: int,
-    looks: int,
-    warmup: int,
-    out: Path | None,
-    registry: str,
-    **after: Any,
-) -> None:
+def run(ctx: click.Context, /, options: _RunOptions, registry: str, as_json: bool) -> None:
     """Replay recorded traffic against both engines at its recorded times, in turns, and judge the observations."""
     from enginesmith.core.hardware.machine import target_named
     from enginesmith.core.names import parse_reference
@@ -107,10 +99,10 @@ def run(
     from validation.canary.replay import ReplayPace
 
     store = open_store(registry)
-    references = parse_reference(candidate), parse_reference(baseline)
-    place = out or Path(f"canary-{candidate}-against-{baseline}".replace("@", "-").replace(":", "-"))
-    pace = ReplayPace(scale, duration, seed, warmup, in_flight)
-    wanted = CanaryRun(*references, target_named(target), traffic, place, precision, pace, looks, observed)
+    references, place = (parse_reference(options.candidate), parse_reference(options.baseline)), options.place()
+    pace = ReplayPace(options.scale, options.duration, options.seed, options.warmup, options.in_flight)
+    target, precision = target_named(options.choice.target), options.choice.precision
+    wanted = CanaryRun(*references, target, options.traffic, place, precision, pace, options.looks, options.observed)
     try:
         written = run_canary(store, wanted, say)
     except KeyboardInterrupt:
@@ -123,56 +115,42 @@ def run(
             )
         say(said)
         raise
-    _finish(ctx, written, registry, **after)
+    _finish(ctx, written, registry, options.after, as_json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _JudgeOptions:
+    candidate: Annotated[Path, Option("File of the candidate's observations, JSONL.")]
+    baseline: Annotated[Path, Option("File of the baseline's observations, JSONL.")]
+    spec: Annotated[Path | None, Option("Spec whose thresholds are used.")] = None
+    planned: Annotated[
+        int | None,
+        Option("Number of requests at the last look.", type=click.IntRange(1), shown="this look is the only one"),
+    ] = None
+    previous: Annotated[Path | None, Option("The report.json of the look before this one.")] = None
+    missing: Annotated[Literal["failed", "ignored"], Option("How a request counts that only one side observed.")] = (
+        "failed"
+    )
+    seed: Annotated[int, Option("Seed of the bootstrap.", type=click.IntRange(0))] = 0
+    out: Annotated[Path | None, Option("Folder for report and page.", shown="the folder of --candidate")] = None
+    after: _After
 
 
 @canary.command()
-@click.option(
-    "--candidate", required=True, type=click.Path(path_type=Path), help="File of the candidate's observations, JSONL."
-)
-@click.option(
-    "--baseline", required=True, type=click.Path(path_type=Path), help="File of the baseline's observations, JSONL."
-)
-@path_option("--spec", "Spec whose thresholds are used.")
-@number_option(
-    "--planned", click.IntRange(1), None, "Number of requests at the last look.", shown="this look is the only one"
-)
-@path_option("--previous", "The report.json of the look before this one.")
-@click.option(
-    "--missing",
-    type=click.Choice(["failed", "ignored"]),
-    default="failed",
-    show_default=True,
-    help="How a request counts that only one side observed.",
-)
-@number_option("--seed", click.IntRange(0), 0, "Seed of the bootstrap.")
-@path_option("--out", "Folder for report and page.", shown="the folder of --candidate")
-@_act_options
+@takes(_JudgeOptions)
 @click.pass_context
-def judge(
-    ctx: click.Context,
-    /,
-    candidate: Path,
-    baseline: Path,
-    spec: Path | None,
-    planned: int | None,
-    previous: Path | None,
-    missing: str,
-    seed: int,
-    out: Path | None,
-    registry: str,
-    **after: Any,
-) -> None:
+def judge(ctx: click.Context, /, options: _JudgeOptions, registry: str, as_json: bool) -> None:
     """Judge observations that were collected in production, or by an interrupted run.
 
     Thresholds: those of --spec, else of the candidate's version if the registry has it, else the defaults.
     """
     from pipeline.canary.verdicts import JudgeOptions, judge_files, read_report_file
 
-    limits, source = _thresholds(candidate, spec, registry)
-    before = read_report_file(previous) if previous else None
-    asked = JudgeOptions(limits, source, planned, before, missing == "ignored", seed)
-    _finish(ctx, judge_files(candidate, baseline, asked, out or candidate.parent), registry, **after)
+    limits, source = _thresholds(options.candidate, options.spec, registry)
+    before = read_report_file(options.previous) if options.previous else None
+    asked = JudgeOptions(limits, source, options.planned, before, options.missing == "ignored", options.seed)
+    written = judge_files(options.candidate, options.baseline, asked, options.out or options.candidate.parent)
+    _finish(ctx, written, registry, options.after, as_json)
 
 
 def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thresholds, str]":
@@ -197,18 +175,8 @@ def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thr
         return Thresholds(), f"{DEFAULTS}; {reference} is not in {registry}"
 
 
-def _finish(
-    ctx: click.Context,
-    /,
-    written: "WrittenReport",
-    registry: str,
-    *,
-    auto: bool,
-    channel: str,
-    attach: bool,
-    as_json: bool,
-) -> None:
-    """Act on the verdict as `_act_options` say, print it, and leave with its exit code."""
+def _finish(ctx: click.Context, /, written: "WrittenReport", registry: str, after: _After, as_json: bool) -> None:
+    """Act on the verdict, print it, and leave with its exit code."""
     from enginesmith.core.names import check_channel
     from enginesmith.registry.store.base import open_store
     from pipeline.canary.settle import attach as attach_verdict
@@ -216,12 +184,12 @@ def _finish(
     from validation.canary.judging.criteria import describe_measured
 
     report, moved = written.report, None
-    if attach:
+    if after.attach:
         store = open_store(registry)
         found = attach_verdict(store, report, store.put_bytes(report.to_bytes()))
         say(f"kept in {store.uri}: the verdict on {found.target}")
-    if auto and report.verdict == "FAIL":
-        moved = roll_back(open_store(registry), report, check_channel(channel), user())
+    if after.auto and report.verdict == "FAIL":
+        moved = roll_back(open_store(registry), report, check_channel(after.auto), user())
     if as_json:
         files = {"report": str(written.json), "page": str(written.page)}
         emit_json({**encode(report), "files": files, "channel": moved})

@@ -3,34 +3,31 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
 from enginesmith.cli.options import (
-    backends_option,
-    combine,
+    InstalledBackends,
+    Jobs,
+    Option,
+    Precisions,
+    Selection,
+    Target,
+    command,
     emit_json,
-    jobs_option,
-    json_option,
-    number_option,
-    path_option,
-    precisions_option,
-    progress_options,
     say,
-    selection_options,
     spec_argument,
-    spec_registry_option,
-    target_option,
+    takes,
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode, encode_document
 from enginesmith.core.errors import EnginesmithError
-from pipeline.cli.run_options import collect_run_options, executor_options, shown_progress
+from pipeline.cli.run_options import Buckets, Building, chosen_buckets, run_options, shown_progress
 
 if TYPE_CHECKING:
-    from pipeline.orchestration.run import RunOptions
     from pipeline.regressions.findings import RegressionCheck
     from pipeline.regressions.pairs import CheckOptions
 
@@ -69,108 +66,116 @@ def _read_losses(_context: click.Context, _option: click.Parameter, given: tuple
     return found
 
 
-measurement_options = combine(
-    click.option(
-        "--slower",
-        type=Share(),
-        default="3%",
-        show_default=True,
-        help="Regression: the median is shown, with 95 % confidence, to take longer by more than this.",
-    ),
-    click.option(
-        "--worse",
-        "worse",
-        metavar="[METRIC=]LOSS",
-        multiple=True,
-        callback=_read_losses,
-        show_default="0.005; 0.5 of a metric in dB; 1 % of a perplexity",
-        help="Regression: a task metric is worse than that of the served engine by more than this; repeat it.",
-    ),
-    click.option(
-        "--drift",
-        type=click.Choice(["auto", "fail", "note"]),
-        default="auto",
-        show_default=True,
-        help="What other answers than the served ones are; auto: a regression where no task metric has a limit.",
-    ),
-    number_option("--seconds", click.FloatRange(0, 3600, min_open=True), 2.0, "Seconds of timing for each bucket."),
-    click.option(
-        "--bucket",
-        "buckets",
-        multiple=True,
-        show_default="smallest, opt and largest",
-        help="Sizes to time at, as in batch=8,length=64; repeat it.",
-    ),
-    click.option("--all-buckets", is_flag=True, help="Time at both ends of every bucket."),
-    number_option("--seed", click.IntRange(0), 0, "Seed of the order of runs."),
-)
-
-report_options = combine(
-    path_option("--markdown", "Also write the result to this file, as Markdown.", dir_okay=False),
-    path_option("--junit", "The same as JUnit XML.", dir_okay=False),
-    path_option("--sarif", "The same as SARIF 2.1.0, for code scanning.", dir_okay=False),
-    path_option("--code-quality", "The same as GitLab's code quality JSON.", dir_okay=False),
-)
+# How a report is written, by how its file ends.
+_FORMATS = {".md": "markdown", ".xml": "junit", ".sarif": "sarif", ".json": "code_quality"}
 
 
-@click.command()
+def _check_reports(_context: click.Context, _option: click.Parameter, given: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The files. Raises click's usage error for one whose ending names no format, and for two of one format."""
+    for path in given:
+        if path.suffix not in _FORMATS:
+            raise click.BadParameter(f"{path}: give a file that ends in {', '.join(_FORMATS)}")
+        if sum(other.suffix == path.suffix for other in given) > 1:
+            raise click.BadParameter(f"{path}: give one file that ends in {path.suffix}")
+    return given
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CheckOptions:
+    against: Annotated[
+        str | None,
+        Option(
+            "Version that is served; none: nothing is, and the spec's own checks decide.",
+            metavar="REF",
+            shown="the model's channel stable, else candidate, else its newest version",
+        ),
+    ] = None
+    selection: Selection
+    slower: Annotated[
+        float,
+        Option(
+            "Regression: the median is shown, with 95 % confidence, to take longer by more than this.",
+            type=Share(),
+            shown="3%",
+        ),
+    ] = 0.03
+    worse: Annotated[
+        Mapping[str, float],
+        Option(
+            "Regression: a task metric is worse than that of the served engine by more than this; repeat it.",
+            metavar="[METRIC=]LOSS",
+            multiple=True,
+            type=str,
+            callback=_read_losses,
+            shown="0.005; 0.5 of a metric in dB; 1 % of a perplexity",
+        ),
+    ] = field(default_factory=dict)
+    drift: Annotated[
+        Literal["auto", "fail", "note"],
+        Option(
+            "How to treat answers that differ from the served engine's; auto: as a regression where no task metric has "
+            "a limit."
+        ),
+    ] = "auto"
+    seconds: Annotated[
+        float, Option("Seconds of timing for each bucket.", type=click.FloatRange(0, 3600, min_open=True))
+    ] = 2.0
+    buckets: Buckets = ()
+    seed: Annotated[int, Option("Seed of the order of runs.", type=click.IntRange(0))] = 0
+    reports: Annotated[
+        tuple[Path, ...],
+        Option(
+            "Also write the result to this file: .md, .xml (JUnit), .sarif (SARIF 2.1.0, for code scanning) or .json "
+            "(GitLab's code quality); repeat it.",
+            name="--report",
+            type=click.Path(path_type=Path, dir_okay=False),
+            callback=_check_reports,
+        ),
+    ] = ()
+    scratch: Annotated[
+        str | None,
+        Option(
+            "Registry that takes what is built here; --registry is then only read.",
+            metavar="URI",
+            shown="the registry itself",
+        ),
+    ] = None
+    building: Building
+    jobs: Jobs = None
+
+    def files(self) -> dict[str, Path]:
+        """The report files by format."""
+        return {_FORMATS[path.suffix]: path for path in self.reports}
+
+    def terms(self) -> "CheckOptions":
+        """What is measured, and what counts as a regression."""
+        from pipeline.regressions.pairs import CheckOptions
+
+        return CheckOptions(self.slower, self.worse, self.drift, self.seconds, chosen_buckets(self.buckets), self.seed)
+
+
+@command()
 @spec_argument
-@click.option(
-    "--against",
-    metavar="REF",
-    show_default="the model's channel stable, else candidate, else its newest version",
-    help="Version that is served; none: nothing is, and the spec's own checks decide.",
-)
-@selection_options
-@measurement_options
-@report_options
-@spec_registry_option
-@click.option(
-    "--scratch",
-    metavar="URI",
-    show_default="the registry itself",
-    help="Registry that takes what is built here; --registry is then only read.",
-)
-@executor_options
-@jobs_option
-@progress_options
-@json_option
+@takes(_CheckOptions)
 @click.pass_context
-@collect_run_options
 def check(
     ctx: click.Context,
     /,
     spec: str,
-    against: str | None,
-    scratch: str | None,
-    slower: float,
-    worse: Mapping[str, float],
-    drift: str,
-    seconds: float,
-    buckets: tuple[str, ...],
-    all_buckets: bool,
-    seed: int,
-    markdown: Path | None,
-    junit: Path | None,
-    sarif: Path | None,
-    code_quality: Path | None,
+    options: _CheckOptions,
+    stated_registry: str | None,
     quiet: bool,
     as_json: bool,
-    options: "RunOptions",
 ) -> None:
     """Build SPEC and compare quality and latency with what a channel serves: one command for a pull request.
 
     No version is published and no channel moves; the build after the merge finds the engines. In GitHub Actions
     findings become annotations and the step's summary. Exit code 1 when a regression is shown.
     """
-    from pipeline.regressions.pairs import CheckOptions
-
-    files = {"markdown": markdown, "junit": junit, "sarif": sarif, "code_quality": code_quality}
-    chosen = {name: path for name, path in files.items() if path is not None}
+    chosen, terms = options.files(), options.terms()
     _make_folders(chosen)
-    terms = CheckOptions(slower, worse, drift, seconds, buckets or ("all" if all_buckets else "few"), seed)  # type: ignore[arg-type]
     try:
-        found = _check(spec, against, scratch, terms, buckets, quiet, options)
+        found = _check(spec, options, terms, stated_registry, quiet)
     except EnginesmithError as error:
         from pipeline.regressions.pairs import ended_by
 
@@ -194,16 +199,8 @@ def _make_folders(files: Mapping[str, Path]) -> None:
 
 
 def _check(
-    spec: str,
-    against: str | None,
-    scratch: str | None,
-    terms: "CheckOptions",
-    buckets: tuple[str, ...],
-    quiet: bool,
-    options: "RunOptions",
+    spec: str, options: _CheckOptions, terms: "CheckOptions", stated_registry: str | None, quiet: bool
 ) -> "RegressionCheck":
-    from dataclasses import replace
-
     from enginesmith.core.hardware.machine import target_named
     from enginesmith.registry.store.base import open_store
     from pipeline.intake.places import registry_of
@@ -214,14 +211,16 @@ def _check(
     from pipeline.regressions.pairs import check_losses, find_lines
     from validation.latency.measurement.loop import parse_sizes
 
-    shared = registry_of(spec, options.registry)
-    own = replace(options, registry=scratch or shared)
+    shared = registry_of(spec, stated_registry)
+    own = run_options(options.scratch or shared, options.selection, options.jobs, options.building)
     with shown_progress(quiet) as progress, open_run(spec, own, progress, keep_state=False) as run:
         here, dims = machine_of(target_named("auto")), run.spec.named_dims()
-        for text in buckets:
+        for text in () if terms.buckets in ("all", "few") else terms.buckets:
             parse_sizes(text, dims)
         check_losses(terms.worse, run.spec.golden.metrics if run.spec.golden else ())
-        served = None if against == NONE else find_served(open_store(shared), run.spec.model, against, here)
+        served = (
+            None if options.against == NONE else find_served(open_store(shared), run.spec.model, options.against, here)
+        )
         with build_lock(run, lock_names(run, own)):
             found = check_spec(run, served, here, terms)
         return with_lines(found, find_lines(run.spec, found.findings))
@@ -275,36 +274,36 @@ def show_check(found: "RegressionCheck") -> None:
 # `enginesmith backends compare`: the engines of every backend for one target, and which to take.
 
 
-@click.command()
+@dataclass(frozen=True)
+class _CompareOptions:
+    target: Target = "auto"
+    precisions: Precisions = None
+    backends: InstalledBackends = None
+    seconds: Annotated[
+        float,
+        Option(
+            "Seconds of timing for each bucket; ten times as long for two engines side by side.",
+            type=click.FloatRange(0, 600, min_open=True),
+        ),
+    ] = 0.2
+    seed: Annotated[int, Option("Seed of the order of the interleaved runs.", type=click.IntRange(0))] = 0
+    jobs: Jobs = None
+    out: Annotated[
+        Path | None,
+        Option("Also write the result to this file, as Markdown.", type=click.Path(path_type=Path, dir_okay=False)),
+    ] = None
+
+
+@command()
 @spec_argument
-@target_option
-@precisions_option("all of the spec")
-@backends_option("every one that is installed")
-@number_option(
-    "--seconds",
-    click.FloatRange(0, 600, min_open=True),
-    0.2,
-    "Seconds of timing for each bucket; ten times as long for two engines side by side.",
-)
-@number_option("--seed", click.IntRange(0), 0, "Seed of the order of the interleaved runs.")
-@spec_registry_option
-@jobs_option
-@path_option("--out", "Also write the result to this file, as Markdown.", dir_okay=False)
-@progress_options
-@json_option
+@takes(_CompareOptions)
 @click.pass_context
 def compare(
     ctx: click.Context,
     /,
     spec: str,
-    target: str,
-    backends: str | None,
-    precisions: str | None,
-    seconds: float,
-    seed: int,
-    registry: str | None,
-    jobs: int | None,
-    out: Path | None,
+    options: _CompareOptions,
+    stated_registry: str | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -320,14 +319,16 @@ def compare(
     from pipeline.operations.compare.run import compare as compare_engines
     from pipeline.orchestration.run import RunOptions, open_run, select_precisions, split_names
 
+    out = options.out
     if out is not None:
         # Before everything is built and timed, which takes long.
         with reachable(f"writing {out}"):
             make_folder(out.parent)
-    options = RunOptions(registry=registry, jobs=jobs)
-    with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=False) as run:
-        chosen = select_precisions(run.spec, precisions) if split_names(precisions) else ()
-        wanted = CompareOptions(target_named(target), tuple(split_names(backends)), chosen, seconds, seed)
+    own = RunOptions(registry=stated_registry, jobs=options.jobs)
+    with shown_progress(quiet) as progress, open_run(spec, own, progress, keep_state=False) as run:
+        chosen = select_precisions(run.spec, options.precisions) if split_names(options.precisions) else ()
+        backends = tuple(split_names(options.backends))
+        wanted = CompareOptions(target_named(options.target), backends, chosen, options.seconds, options.seed)
         found = compare_engines(run, wanted)
     if as_json:
         emit_json(encode(found))

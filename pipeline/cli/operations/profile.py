@@ -1,27 +1,28 @@
 """The commands about single engines: `profile` with its series, `debug fuzz`, `debug reproduce`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from enginesmith.cli.options import (
+    EngineChoice,
+    Option,
+    command,
     emit_json,
-    engine_options,
-    json_option,
     number_option,
     path_option,
-    progress_options,
     reference_argument,
-    registry_option,
     say,
+    takes,
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core import parsing
 from enginesmith.core.codec import encode, encode_document
 from enginesmith.core.types import PRECISIONS
-from pipeline.cli.run_options import published_engine
+from pipeline.cli.run_options import Buckets, chosen_buckets, published_engine
 
 if TYPE_CHECKING:
     from enginesmith.core.reports.latency import LatencyReport, PairedBenchmark
@@ -101,60 +102,55 @@ def _print_trends(found: "list[Trend]") -> None:
 # `debug reproduce`.
 
 
-@click.command()
+@dataclass(frozen=True, kw_only=True)
+class _ProfileOptions:
+    choice: EngineChoice
+    buckets: Buckets = ()
+    seconds: Annotated[
+        float,
+        Option(
+            "Seconds of timing for each bucket; with --against, for all of them.",
+            type=click.FloatRange(0, 3600, min_open=True),
+        ),
+    ] = 1.0
+    streams: Annotated[int, Option("Also time this many concurrent sessions.", type=click.IntRange(1, 256))] = 1
+    against: Annotated[
+        str | None, Option("Instead compare with an engine of this REF: which is faster.", metavar="REF2")
+    ] = None
+    against_precision: Annotated[
+        str | None, Option("Precision of REF2.", type=click.Choice(PRECISIONS), shown="that of --precision")
+    ] = None
+    seed: Annotated[int, Option("Seed of the order of runs with --against and --record.", type=click.IntRange(0))] = 0
+    record: Annotated[
+        bool,
+        Option(
+            "Keep the times beside the version, for `enginesmith traffic capacity`, and as a point of the model's "
+            "series, which --series shows; takes five times as long."
+        ),
+    ] = False
+    series: Annotated[bool, Option("Run nothing: show the series of REF's model, and where its level changed.")] = False
+    out: Annotated[
+        Path | None,
+        Option(
+            "Draw the series into this file: .svg, or .html for a page with all of them.",
+            type=click.Path(path_type=Path, dir_okay=False),
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Raise click's usage error for options that do not go together."""
+        if self.out is not None and not self.series:
+            raise click.UsageError("--out draws a series: give --series")
+        if self.series and (self.record or self.against is not None):
+            raise click.UsageError("--series runs nothing: leave out --record and --against")
+        if self.record and self.against is not None:
+            raise click.UsageError("--record keeps the latencies of one engine: leave out --against")
+
+
+@command()
 @reference_argument
-@registry_option
-@engine_options
-@click.option(
-    "--bucket",
-    "buckets",
-    multiple=True,
-    show_default="smallest, opt and largest",
-    help="Sizes, as in batch=8,length=64; repeat it.",
-)
-@click.option("--all-buckets", is_flag=True, help="Time both ends of every bucket.")
-@number_option(
-    "--seconds",
-    click.FloatRange(0, 3600, min_open=True),
-    1.0,
-    "Seconds of timing for each bucket; with --against, for all of them.",
-)
-@number_option("--streams", click.IntRange(1, 256), 1, "Also time this many concurrent sessions.")
-@click.option("--against", metavar="REF2", help="Instead compare with an engine of this REF: which is faster.")
-@click.option(
-    "--against-precision", type=click.Choice(PRECISIONS), show_default="that of --precision", help="Precision of REF2."
-)
-@number_option("--seed", click.IntRange(0), 0, "Seed of the order of runs with --against and --record.")
-@click.option(
-    "--record",
-    is_flag=True,
-    help="Keep the times beside the version, for `enginesmith traffic capacity`, and as a point of the model's series, "
-    "which --series shows; takes five times as long.",
-)
-@click.option(
-    "--series", is_flag=True, help="Run nothing: show the series of REF's model, and where its level changed."
-)
-@path_option("--out", "Draw the series into this file: .svg, or .html for a page with all of them.", dir_okay=False)
-@progress_options
-@json_option
-def profile(
-    reference: str,
-    registry: str,
-    target: str,
-    precision: str | None,
-    buckets: tuple[str, ...],
-    all_buckets: bool,
-    seconds: float,
-    streams: int,
-    against: str | None,
-    against_precision: str | None,
-    seed: int,
-    record: bool,
-    series: bool,
-    out: Path | None,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+@takes(_ProfileOptions)
+def profile(reference: str, options: _ProfileOptions, registry: str, quiet: bool, as_json: bool) -> None:
     """Time the engine of REF on this machine: latency by bucket with confidence intervals, memory, nodes, bottleneck.
 
     With --against, the two engines run alternately in small blocks in random order, so that other load on the machine
@@ -165,26 +161,23 @@ def profile(
     from pipeline.canary.engines import choose
     from pipeline.operations.check_reproducible import ProfileOptions, benchmark_pair, profile_published
 
-    if out is not None and not series:
-        raise click.UsageError("--out draws a series: give --series")
-    if series:
-        if record or against is not None:
-            raise click.UsageError("--series runs nothing: leave out --record and --against")
-        show_series(parse_reference(reference).model, buckets, out, registry, as_json)
+    options.check()
+    buckets = chosen_buckets(options.buckets)
+    if options.series:
+        wanted = buckets if isinstance(buckets, tuple) else ()
+        show_series(parse_reference(reference).model, wanted, options.out, registry, as_json)
         return
-    if record and against is not None:
-        raise click.UsageError("--record keeps the latencies of one engine: leave out --against")
-    options = ProfileOptions(seconds, buckets or ("all" if all_buckets else "few"), streams, seed)
-    with published_engine(registry, reference, target, precision, quiet) as (chosen, context):
-        if against is None:
-            report = profile_published(chosen, options, context)
-            if record:
-                _record(chosen, report, seed, context)
+    terms = ProfileOptions(options.seconds, buckets, options.streams, options.seed)
+    with published_engine(registry, reference, options.choice, quiet) as (chosen, context):
+        if options.against is None:
+            report = profile_published(chosen, terms, context)
+            if options.record:
+                _record(chosen, report, options.seed, context)
             _print_profile(chosen, report, as_json)
             return
-        other = against_precision or precision
-        second = choose(context.store, parse_reference(against), target_named(target), other)
-        _print_pair(chosen, second, benchmark_pair(chosen, second, options, context), as_json)
+        target, precision = options.choice.target, options.against_precision or options.choice.precision
+        second = choose(context.store, parse_reference(options.against), target_named(target), precision)
+        _print_pair(chosen, second, benchmark_pair(chosen, second, terms, context), as_json)
 
 
 def _record(chosen: "ChosenEngine", report: "LatencyReport", seed: int, context: "RunContext") -> None:
@@ -224,19 +217,26 @@ def _print_pair(first: "ChosenEngine", second: "ChosenEngine", paired: "PairedBe
         echo(line)
 
 
-@click.command()
+@command()
 @reference_argument
-@registry_option
-@engine_options
+@takes(EngineChoice, "choice")
 @number_option("--seed", click.IntRange(0), 0, "Seed of the random cases.")
 @number_option("--cases", click.IntRange(0, 100_000), 50, "Number of random cases.")
 @path_option("--histogram", "File with the sizes that traffic has: JSON {dim: {size: count}}.", shown="all sizes alike")
 @click.option("--only", metavar="CASE", help="Try only this case, named as in the report: 'batch=5 values=ones'.")
-@progress_options
-@json_option
 @click.pass_context
 def fuzz(
-    ctx: click.Context, /, seed: int, cases: int, histogram: Path | None, only: str | None, as_json: bool, **engine: Any
+    ctx: click.Context,
+    /,
+    reference: str,
+    choice: EngineChoice,
+    seed: int,
+    cases: int,
+    histogram: Path | None,
+    only: str | None,
+    registry: str,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Compare an engine of REF with its graph, at every bucket's edges, at random sizes and on extreme values.
 
@@ -246,7 +246,7 @@ def fuzz(
     from pipeline.operations.golden import fuzz_published
 
     counts = _read_histogram(histogram) if histogram else None
-    with published_engine(**engine) as (chosen, context):
+    with published_engine(registry, reference, choice, quiet) as (chosen, context):
         report = fuzz_published(chosen, context, seed=seed, cases=cases, histogram=counts, only=only)
     if as_json:
         emit_json({**encode(chosen.identity), **encode_document(report)})
@@ -280,22 +280,21 @@ def _print_fuzzed(chosen: "ChosenEngine", report: "FuzzReport") -> None:
         say("note: a case is not judged where float32, or the graph itself, has no answer; --json gives the reasons")
 
 
-@click.command()
+@command()
 @reference_argument
-@registry_option
-@engine_options
+@takes(EngineChoice, "choice")
 @number_option("--times", click.IntRange(2, 100), 3, "Number of independent builds.")
-@progress_options
-@json_option
 @click.pass_context
-def check_reproducible(ctx: click.Context, /, times: int, as_json: bool, **engine: Any) -> None:
+def check_reproducible(
+    ctx: click.Context, /, reference: str, choice: EngineChoice, times: int, registry: str, quiet: bool, as_json: bool
+) -> None:
     """Build an engine of REF again, several times, and compare the bytes and the outputs.
 
     Publishes nothing. Exit code 1 if outputs differ by more than the drift limits; different bytes are no failure.
     """
     from pipeline.operations.check_reproducible import check_reproducible as build_again
 
-    with published_engine(**engine) as (chosen, context):
+    with published_engine(registry, reference, choice, quiet) as (chosen, context):
         found = build_again(chosen, times, context)
     if as_json:
         emit_json(found.to_json())

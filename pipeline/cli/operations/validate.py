@@ -1,23 +1,22 @@
 """`enginesmith validate`: proofs of published engines, made here, or on a machine that cannot reach the registry."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from enginesmith.cli.options import (
+    Option,
+    command,
     emit_json,
-    json_option,
     optional_reference_argument,
-    path_option,
-    progress_options,
-    registry_option,
+    takes,
     targets_option,
-    trust_option,
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.text import pluralize
-from pipeline.cli.run_options import local_context, target_names, vouched_manifest
+from pipeline.cli.run_options import local_context, target_names, trusted_manifest
 
 if TYPE_CHECKING:
     from enginesmith.registry.manifest import Manifest
@@ -27,72 +26,66 @@ if TYPE_CHECKING:
 _COLUMNS = ("unit", "status", "why")
 
 
-@click.command()
+@dataclass(frozen=True)
+class _ValidateOptions:
+    targets: Annotated[str | None, targets_option("all")] = None
+    carry: Annotated[
+        Path | None,
+        Option(
+            "Write REF's engines and golden cases to this folder, for a GPU machine that cannot reach the registry.",
+            type=click.Path(path_type=Path, file_okay=False),
+        ),
+    ] = None
+    imported: Annotated[
+        Path | None,
+        Option(
+            "Judge the results file that `python -m validation.gpu --carry` made of such a folder, and attach it.",
+            name="--import",
+            type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        ),
+    ] = None
+
+    def check(self, reference: str | None) -> None:
+        """Raise click's usage error for options that do not go together."""
+        if self.imported and (reference or self.carry or self.targets):
+            raise click.UsageError(
+                "--import takes neither a reference, --carry nor --target: the file says what it is of"
+            )
+        if not self.imported and not reference:
+            raise click.UsageError("name a model or a version of it, or give --import FILE")
+
+
+@command()
 @optional_reference_argument
-@registry_option
-@targets_option("all")
-@path_option(
-    "--carry",
-    "Write REF's engines and golden cases to this folder, for a GPU machine that cannot reach the registry.",
-    file_okay=False,
-)
-@click.option(
-    "--import",
-    "imported",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Judge the results file that `python -m validation.gpu --carry` made of such a folder, and attach it.",
-)
-@path_option(
-    "--cache",
-    "Prove REF's compile caches of torch instead, with the model's files in this folder, that of its spec.",
-    file_okay=False,
-)
-@trust_option
-@click.option("--allow-unsigned", is_flag=True, help="With --cache: run its code without a signature.")
-@progress_options
-@json_option
+@takes(_ValidateOptions)
 @click.pass_context
 def validate(
     ctx: click.Context,
     reference: str | None,
+    options: _ValidateOptions,
     registry: str,
-    targets: str | None,
-    carry: Path | None,
-    imported: Path | None,
-    cache: Path | None,
     trust: Path | None,
-    allow_unsigned: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
     """Run the engines of REF that this machine can run, and attach the proof to the registry.
 
     On a node with a GPU this turns an unproven engine into a proven one. For a node that cannot reach the registry,
-    --carry takes the engines there and --import brings the results back (docs/reference/gpu-check.md). --cache measures
-    the warm start of compile caches again, whose code needs a signature that --trust asks for, or --allow-unsigned
-    (docs/guides/client.md#compile-caches). Exit code 1 if a check failed, or a cache or a result was refused.
+    --carry takes the engines there and --import brings the results back (docs/reference/gpu-check.md). Exit code 1 if a
+    check failed, or a result was refused.
     """
     from enginesmith.registry.store.base import open_store
 
-    if imported and (reference or carry or targets):
-        raise click.UsageError("--import takes neither a reference, --carry nor --target: the file says what it is of")
-    if not imported and not reference:
-        raise click.UsageError("name a model or a version of it, or give --import FILE")
-    if cache and (imported or carry):
-        raise click.UsageError("--cache takes neither --carry nor --import: a cache is proven where it is used")
-    if allow_unsigned and not cache:
-        raise click.UsageError("--allow-unsigned is for --cache: engines are no code")
+    options.check(reference)
+    targets, carry = options.targets, options.carry
     store = open_store(registry)
-    if imported:
-        verdicts = _import(store, imported, as_json)
+    if options.imported:
+        verdicts = _import(store, options.imported, as_json)
         ctx.exit(_exit_code(verdicts))
-    manifest, signed = vouched_manifest(store, str(reference), trust)
+    manifest = trusted_manifest(store, str(reference), trust)
     wanted = target_names(manifest, targets) if targets else None
     if carry:
         verdicts = _carry(store, manifest, carry, wanted, as_json)
-    elif cache:
-        _require_signed(manifest, signed, allow_unsigned)
-        verdicts = _start(store, manifest, cache, wanted, quiet, as_json)
     else:
         verdicts = _run(store, manifest, wanted, targets, quiet, as_json)
     ctx.exit(_exit_code(verdicts))
@@ -100,30 +93,6 @@ def validate(
 
 def _exit_code(verdicts: list[str]) -> int:
     return 1 if {"failed", "refused"} & set(verdicts) else 0
-
-
-def _require_signed(manifest: "Manifest", signed: bool, allow_unsigned: bool) -> None:
-    """Raise UntrustedError for a version whose caches nobody answers for."""
-    from enginesmith.registry.trust.policy import UntrustedError
-
-    if not signed and not allow_unsigned:
-        raise UntrustedError(
-            f"{manifest.model}@{manifest.version}: its compile caches are code (pickles and shared libraries), and no "
-            "signature was asked for; give a --trust policy that requires one, or --allow-unsigned if whoever can "
-            "write to the registry may run code here"
-        )
-
-
-def _start(
-    store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, quiet: bool, as_json: bool
-) -> list[str]:
-    """Start the compile caches for the targets `wanted`, print their verdicts and return them."""
-    from pipeline.operations.revalidate_caches import revalidate_caches
-
-    with local_context(store, quiet) as context:
-        results = list(revalidate_caches(manifest, context, folder, wanted))
-    _print_verdicts(manifest, results, "caches", as_json)
-    return [item.verdict for item in results]
 
 
 def _run(
@@ -140,15 +109,14 @@ def _run(
             f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "
             f"`enginesmith show {manifest.model}@{manifest.version}` lists what it has"
         )
-    _print_verdicts(manifest, results, "engines", as_json)
+    _print_verdicts(manifest, results, as_json)
     return [item.verdict for item in results]
 
 
-def _print_verdicts(manifest: "Manifest", results: "list[Validated]", what: str, as_json: bool) -> None:
-    """what: 'engines' or 'caches'."""
+def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: bool) -> None:
     if as_json:
         columns = ("target", "precision", "backend", "digest")
-        entries = {entry.unit: entry for entry in (*manifest.engines, *manifest.caches)}
+        entries = {entry.unit: entry for entry in manifest.engines}
         items = [
             {
                 **{name: getattr(entries[str(item.unit)], name) for name in columns},
@@ -159,7 +127,7 @@ def _print_verdicts(manifest: "Manifest", results: "list[Validated]", what: str,
             }
             for item in results
         ]
-        emit_json({"model": manifest.model, "version": manifest.version, what: items})
+        emit_json({"model": manifest.model, "version": manifest.version, "engines": items})
     else:
         rows = [[str(item.unit), item.verdict, item.reason] for item in results]
         print_table(_COLUMNS, rows, title=f"{manifest.model}@{manifest.version}")

@@ -1,24 +1,28 @@
 """Commands about channels and the registry's metrics."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from enginesmith.cli.options import (
+    Group,
+    ListenAddress,
+    Option,
     channel_argument,
     check_finite,
+    command,
     emit_json,
-    json_option,
-    registry_option,
     say,
+    takes,
     why_option,
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode
-from enginesmith.core.errors import UnavailableError
+from enginesmith.core.errors import HttpAddress, UnavailableError
 from enginesmith.core.names import check_channel, parse_channel, parse_reference
 from enginesmith.core.parsing import user
 from enginesmith.registry.store.base import Store, open_store
@@ -27,7 +31,7 @@ from enginesmith.registry.trust.policy import public_key
 from enginesmith.registry.versions import policies
 from enginesmith.registry.versions.index import history as moves_of
 from enginesmith.registry.versions.policies import ChannelPolicy
-from pipeline.cli.serving.rollout import GivenPlan, describe_plan, waves_options
+from pipeline.cli.serving.rollout import GivenPlan, describe_plan
 
 if TYPE_CHECKING:
     from pipeline.orchestration.metrics.live import LiveMetrics
@@ -36,11 +40,9 @@ if TYPE_CHECKING:
 # The commands of channels' history and policies: history, policy show, policy set.
 
 
-@click.command()
+@command()
 @click.argument("where", metavar="NAME[:CHANNEL]")
 @click.option("--limit", type=click.IntRange(1), show_default="all", help="Newest moves of each channel to show.")
-@registry_option
-@json_option
 def history(where: str, limit: int | None, registry: str, as_json: bool) -> None:
     """Show who moved a channel (or each channel of NAME), when, why, and on what evidence.
 
@@ -58,7 +60,7 @@ def history(where: str, limit: int | None, registry: str, as_json: bool) -> None
     print_table(("at", "channel", "action", "version", "by", "why", "losses", "report", "canary"), cells)
 
 
-@click.group()
+@click.group(cls=Group)
 def policy() -> None:
     """What a channel requires of a version.
 
@@ -68,8 +70,6 @@ def policy() -> None:
 
 @policy.command("show")
 @channel_argument
-@registry_option
-@json_option
 def show_policy(where: str, registry: str, as_json: bool) -> None:
     """Show the policy that applies to a channel, and where it was set."""
     model, channel = _where(where)
@@ -86,45 +86,35 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
     echo(f"every channel of this name: {policies.describe_built_in(channel)}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _PolicyOptions:
+    proven: Annotated[
+        str, Option("Targets that need a proven engine: l4,sm_90,cpu.", metavar="TARGETS", shown="none")
+    ] = ""
+    canary: Annotated[bool, Option("Whether a canary's PASS is needed.", name="--canary/--no-canary")] = False
+    canary_on: Annotated[
+        str,
+        Option(
+            "GPU generations and kinds of CPU that a canary must have passed on, each: sm_89,sm_90,cpu.",
+            metavar="TARGETS",
+            shown="what the channel serves, for canaries without a person",
+        ),
+    ] = ""
+    signed_by: Annotated[
+        tuple[Path, ...],
+        Option(
+            "Public key that must have signed the version; repeat it for several, one of which suffices.",
+            metavar="KEY.pub",
+        ),
+    ] = ()
+    plan: GivenPlan
+
+
 @policy.command("set")
 @channel_argument
-@click.option(
-    "--proven",
-    default="",
-    metavar="TARGETS",
-    show_default="none",
-    help="Targets that need a proven engine: l4,sm_90,cpu.",
-)
-@click.option("--canary/--no-canary", default=False, show_default=True, help="Whether a canary's PASS is needed.")
-@click.option(
-    "--canary-on",
-    default="",
-    metavar="TARGETS",
-    show_default="what the channel serves, for canaries without a person",
-    help="GPU generations and kinds of CPU that a canary must have passed on, each: sm_89,sm_90,cpu.",
-)
-@click.option(
-    "--signed-by",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="KEY.pub",
-    help="Public key that must have signed the version; repeat it for several, one of which suffices.",
-)
-@waves_options("--waves")
+@takes(_PolicyOptions)
 @why_option
-@registry_option
-@json_option
-def set_policy(
-    where: str,
-    proven: str,
-    canary: bool,
-    canary_on: str,
-    signed_by: tuple[Path, ...],
-    why: str,
-    registry: str,
-    as_json: bool,
-    **given: Any,
-) -> None:
+def set_policy(where: str, options: _PolicyOptions, why: str, registry: str, as_json: bool) -> None:
     """Set the policy of a channel, in place of the one before.
 
     Without options it requires only what every channel requires.
@@ -132,10 +122,10 @@ def set_policy(
     Creates the registry if there is none: policies may be set before the first version is published.
     """
     model, channel = _where(where)
-    keys = tuple(public_key(path).public_key.decode() for path in signed_by)
-    named, tried = (tuple(text.replace(",", " ").split()) for text in (proven, canary_on))
+    keys = tuple(public_key(path).public_key.decode() for path in options.signed_by)
+    named, tried = (tuple(text.replace(",", " ").split()) for text in (options.proven, options.canary_on))
     wanted = policies.normalize(
-        ChannelPolicy(named, canary, tried, keys, rollout=GivenPlan(**given).read()), f"the policy of {where}"
+        ChannelPolicy(named, options.canary, tried, keys, rollout=options.plan.read()), f"the policy of {where}"
     )
     after = policies.write(_open_or_make(registry), model, channel, wanted, by=user(), why=why)
     if as_json:
@@ -174,52 +164,36 @@ def _words(found: ChannelPolicy) -> str:
 # `enginesmith registry metrics`: a registry's numbers for Prometheus.
 
 
-Command = TypeVar("Command", bound=Callable[..., object])
-
-
-def metrics_options(command: Command) -> Command:
-    """`--metrics-port` and `--metrics-address`, for commands that take long."""
-    address = click.option(
-        "--metrics-address",
-        default="127.0.0.1",
-        show_default=True,
-        help="Address to serve metrics on; 0.0.0.0 in a pod.",
-    )
-    port = click.option(
-        "--metrics-port",
-        type=click.IntRange(0, 65535),
-        show_default="off",
-        help="Port to serve Prometheus metrics on; 0 is any free port.",
-    )
-    return port(address(command))
-
-
 @contextmanager
-def served_metrics(port: int | None, address: str) -> Iterator["LiveMetrics | None"]:
-    """Count the events of a run, and serve the counts while the block runs; None without a port."""
-    if port is None:
+def served_metrics(address: HttpAddress | None) -> Iterator["LiveMetrics | None"]:
+    """Count the events of a run, and serve the counts while the block runs; None without an address."""
+    if address is None:
         yield None
         return
     from pipeline.orchestration.metrics.live import LiveMetrics, serve_metrics
 
     live = LiveMetrics()
-    with serve_metrics(live.registry, port, address) as server:
+    with serve_metrics(live.registry, address) as server:
         say(f"metrics: {server.url}/metrics")
         yield live
 
 
-@click.command()
+@command()
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="Port; 0 is any free port."
+    "--listen",
+    type=ListenAddress("127.0.0.1"),
+    metavar="HOST:PORT",
+    default="127.0.0.1:9464",
+    show_default=True,
+    help="Where to serve; port 0 is any free one, host 0.0.0.0 is for a pod.",
 )
-@click.option("--address", default="127.0.0.1", show_default=True, help="Address to serve on; 0.0.0.0 in a pod.")
 @click.option(
     "--every",
     default=60.0,
     type=click.FloatRange(1),
     callback=check_finite,
     show_default=True,
-    help="Seconds between two reads of the registry.",
+    help="Seconds between polls of the registry.",
 )
 @click.option("--once", is_flag=True, help="Print the metrics on stdout and exit.")
 @click.option(
@@ -227,8 +201,7 @@ def served_metrics(port: int | None, address: str) -> Iterator["LiveMetrics | No
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the metrics to this file (for node_exporter) and exit.",
 )
-@registry_option
-def metrics(port: int, address: str, every: float, once: bool, textfile: Path | None, registry: str) -> None:
+def metrics(listen: HttpAddress, every: float, once: bool, textfile: Path | None, registry: str) -> None:
     """Serve a registry's numbers to Prometheus: builds, runs, cache, unproven engines, drift.
 
     Read from the registry's documents, so one exporter covers every run, wherever it took place.
@@ -248,7 +221,7 @@ def metrics(port: int, address: str, every: float, once: bool, textfile: Path | 
         raise SystemExit(0 if whole else 3)
     exporter.refresh()
     try:
-        with serve_metrics(exporter.registry(), port, address) as server:
+        with serve_metrics(exporter.registry(), listen) as server:
             say(f"metrics of {registry}: {server.url}/metrics; Ctrl-C ends it")
             exporter.run(every, server.ended)
             server.wait()

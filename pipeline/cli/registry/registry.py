@@ -8,11 +8,10 @@ import click
 
 from enginesmith.cli.options import (
     accept_loss_option,
+    command,
     emit_json,
-    json_option,
     optional_reference_argument,
     reference_argument,
-    registry_option,
     say,
     why_option,
 )
@@ -22,7 +21,8 @@ from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_reference
 from enginesmith.core.parsing import parse_json, read, user
 from enginesmith.core.reports.latency import LatencyReport
-from enginesmith.core.text import format_bytes, format_metrics, pluralize
+from enginesmith.core.text import format_bytes, format_checks, format_metrics, pluralize
+from enginesmith.registry.evidence.attestations import JudgedEntry
 from enginesmith.registry.evidence.canaries import LAYER_COLUMNS, layer_row, layers_of, quantization_records
 from enginesmith.registry.manifest import functions_of, require_model
 from enginesmith.registry.store.base import Store, open_store
@@ -37,7 +37,7 @@ from enginesmith.registry.versions.policies import CanaryPass
 from enginesmith.registry.versions.state import Channel, read_channel, read_history
 
 
-@click.command()
+@command()
 @reference_argument
 @click.option(
     "--quantization", is_flag=True, help="Show the effect of quantization on each tensor, and what stayed in float."
@@ -48,8 +48,6 @@ from enginesmith.registry.versions.state import Channel, read_channel, read_hist
 @click.option("--diff", "older", metavar="REF2", help="Show what differs from this version, the older one.")
 @click.option("--provenance", is_flag=True, help="Print the stored SLSA provenance statement.")
 @click.option("--sbom", is_flag=True, help="Print the stored CycloneDX SBOM of the environment that built the version.")
-@registry_option
-@json_option
 def show(
     reference: str,
     quantization: bool,
@@ -87,14 +85,26 @@ def show(
         emit_json(facts.to_json())
         return
     _print_heading(facts)
-    print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), facts.engines)
-    if caches := facts.caches:
-        echo("\ncompile caches")
-        print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), caches)
+    _print_engines(facts.engines)
+    if facts.attachments:
+        echo("\nattachments")
+        print_fields(("name", "kind", "size_bytes", "by", "created_at", "measured", "note"), facts.attachments)
     if facts.canaries:
         echo("\ncanaries")
         print_fields(("target", "verdict", "against", "unit", "created_at", "report", "reason"), facts.canaries)
     _print_latencies(facts.latencies)
+
+
+def _print_engines(entries: Sequence[JudgedEntry]) -> None:
+    """The engines of a version in the columns of `enginesmith build`."""
+    rows = [
+        [
+            *(item.target, item.precision, item.backend, item.status),
+            *(format_bytes(item.size_bytes), format_checks(item.checks), item.reason),
+        ]
+        for item in entries
+    ]
+    print_table(("target", "precision", "backend", "status", "size", "checks", "why"), rows)
 
 
 def _print_heading(facts: VersionStatus) -> None:
@@ -112,15 +122,13 @@ def _print_heading(facts: VersionStatus) -> None:
         echo(f"metric   {graph}: " + format_metrics(metrics))
 
 
-@click.command()
+@command()
 @optional_reference_argument
 @click.option(
     "--repair",
     is_flag=True,
     help="Move corrupt blobs away, so that the next build makes them again; write snapshots anew.",
 )
-@registry_option
-@json_option
 def verify(reference: str | None, repair: bool, registry: str, as_json: bool) -> None:
     """Re-hash every byte of REF, or of the whole registry, and report damage. Exit code 1 if there is any."""
     store = open_store(registry)
@@ -142,9 +150,9 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
         raise SystemExit(1)
 
 
-@click.command()
+@command()
 @reference_argument
-@click.argument("where", metavar="[NAME:CHANNEL]", required=False)
+@click.argument("where", metavar="[[NAME:]CHANNEL]", required=False)
 @why_option
 @click.option(
     "--proven-only", is_flag=True, help="Accept a version with unproven engines, and serve only its proven ones."
@@ -156,30 +164,36 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
     type=click.Path(path_type=Path),
     help="A canary's report.json: refuse unless it is a PASS of exactly this version; repeat it.",
 )
+@click.option(
+    "--accept-random-inputs",
+    "random_inputs",
+    is_flag=True,
+    help="Accept engines that are proven on random inputs alone; the channel's history records it.",
+)
 @accept_loss_option
-@registry_option
-@json_option
 def promote(
     reference: str,
     where: str | None,
     why: str,
     proven_only: bool,
     reports: tuple[Path, ...],
+    random_inputs: bool,
     accept_loss: bool,
     registry: str,
+    trust: Path | None,
     as_json: bool,
 ) -> None:
     """Point a channel to the version REF.
 
     Refused where nodes would lose a target or a precision that the channel serves now, unless --accept-loss.
 
-    NAME:CHANNEL: a channel of the same model (default: its channel stable).
+    NAME:CHANNEL: a channel of the same model; CHANNEL alone is enough (default: stable).
     """
     named = parse_reference(reference)
     channel = channel_of(named.model, where) if where else STABLE
     store = open_store(registry)
     located = locate(store, named)
-    vouched = require(store, located.manifest)
+    vouched = require(store, located.manifest, trust)
     manifest = located.manifest
     passes: list[CanaryPass] = []
     if reports:
@@ -194,6 +208,7 @@ def promote(
         by=user(),
         why=why,
         proven_only=proven_only,
+        random_inputs=random_inputs,
         canaries=passes,
         counts=vouched.counts,
         accepted_losses=None if accept_loss else (),
@@ -201,11 +216,9 @@ def promote(
     _print_channel(store, after, as_json)
 
 
-@click.command()
+@command()
 @click.argument("where", metavar="NAME[:CHANNEL]")
 @why_option
-@registry_option
-@json_option
 def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
     """Point a channel back to the version that it served before.
 

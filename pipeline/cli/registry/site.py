@@ -9,11 +9,10 @@ import click
 from enginesmith.cli.options import (
     ListenAddress,
     combine,
+    command,
     emit_json,
-    json_option,
     number_option,
     path_option,
-    registry_option,
     say,
 )
 from enginesmith.cli.tables import echo
@@ -29,23 +28,13 @@ site_options = combine(
         show_default="every model on every machine",
         help="Which models must be served where (YAML).",
     ),
-    click.option(
-        "--trust",
-        type=click.Path(path_type=Path),
-        envvar="ENGINESMITH_TRUST_POLICY",
-        show_envvar=True,
-        help="Trust policy to check signatures by.",
-    ),
-    click.option("--title", default="Registry", show_default=True, help="Title of the first page."),
-    registry_option,
 )
 
 
-@click.command()
+@command()
 @click.argument("dest", type=click.Path(path_type=Path))
 @site_options
-@json_option
-def site(dest: Path, registry: str, as_json: bool, **sources: Any) -> None:
+def site(dest: Path, registry: str, trust: Path | None, as_json: bool, **sources: Any) -> None:
     """Write the registry as a website into the folder DEST: static files, for a bucket, a server or a browser.
 
     Only what changed since the last time is read and written.
@@ -54,7 +43,7 @@ def site(dest: Path, registry: str, as_json: bool, **sources: Any) -> None:
     from pipeline.site.folder import SiteFolder
     from pipeline.site.generate import SiteSources, write_site
 
-    done = write_site(open_store(registry), SiteFolder(dest), SiteSources(**sources), say)
+    done = write_site(open_store(registry), SiteFolder(dest), SiteSources(**sources, trust=trust), say)
     if as_json:
         emit_json(vars(done))
     else:
@@ -62,7 +51,7 @@ def site(dest: Path, registry: str, as_json: bool, **sources: Any) -> None:
         echo(str(dest / "index.html"))
 
 
-@click.command()
+@command()
 @click.option(
     "--listen",
     type=ListenAddress("127.0.0.1"),
@@ -71,11 +60,13 @@ def site(dest: Path, registry: str, as_json: bool, **sources: Any) -> None:
     show_default=True,
     help="Where to serve; port 0 is any free one, host 0.0.0.0 is for a pod.",
 )
-@number_option("--every", click.FloatRange(1), 30.0, "Seconds between two looks at the registry.")
+@number_option("--every", click.FloatRange(1), 30.0, "Seconds between polls of the registry.")
 @click.option("--prefix", default="", metavar="/PATH", help="Path of an ingress that the site lies below.")
 @path_option("--dest", "Folder for the site's files.", shown="a temporary one")
 @site_options
-def serve(listen: HttpAddress, every: float, prefix: str, dest: Path | None, registry: str, **sources: Any) -> None:
+def serve(
+    listen: HttpAddress, every: float, prefix: str, dest: Path | None, registry: str, trust: Path | None, **sources: Any
+) -> None:
     """Show the registry as a website: the files of `enginesmith site write`, brought up to date as the registry
     changes.
 
@@ -93,7 +84,7 @@ def serve(listen: HttpAddress, every: float, prefix: str, dest: Path | None, reg
         raise click.UsageError(f"--prefix {prefix!r} is no path; give one such as /registry")
     store = open_store(registry)
     with TemporaryDirectory(prefix="enginesmith-site-", ignore_cleanup_errors=True) as temporary:
-        folder, chosen = SiteFolder(dest or Path(temporary)), SiteSources(**sources)
+        folder, chosen = SiteFolder(dest or Path(temporary)), SiteSources(**sources, trust=trust)
         refresher = Refresher(lambda: write_site(store, folder, chosen, say), say)
         files = SiteFiles(folder.root, prefix, only_loopback=listen.is_loopback)
         try:

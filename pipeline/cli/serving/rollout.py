@@ -1,27 +1,28 @@
 """`enginesmith rollout`."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
 from enginesmith.cli.options import (
     Duration,
+    Group,
+    ListenAddress,
+    Option,
     accept_loss_option,
     channel_argument,
-    combine,
     emit_json,
-    json_option,
     number_option,
     reference_argument,
-    registry_option,
     say,
+    takes,
     why_option,
 )
 from enginesmith.cli.tables import echo, print_table
-from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.errors import HttpAddress, InputError, UnknownNameError
 from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_reference
 from enginesmith.core.parsing import user
 from enginesmith.core.text import pluralize
@@ -61,66 +62,57 @@ class Durations(click.ParamType[tuple[timedelta, ...]]):
         return tuple(Duration().convert(text.strip(), param, ctx) for text in str(value).split(","))
 
 
-def waves_options(waves: str) -> Callable[[Any], Any]:
-    """The options of a plan, which `read_plan` reads. waves: the name of the option for waves."""
-    return combine(
-        click.option(
-            waves,
-            "waves",
-            multiple=True,
-            metavar="WAVE,...",
-            help="5%, region=NAME, label=NAME or label=NAME:5%; repeat it, or separate with commas.",
-        ),
-        click.option(
-            "--soak",
-            type=Durations(),
-            multiple=True,
-            metavar="DURATION,...",
-            show_default="10m",
-            help="Least time of a wave; one for all waves, or one for each.",
-        ),
-        click.option(
-            "--gate",
-            "gates",
-            multiple=True,
-            metavar="GATE",
-            help=f"What a wave needs: {_GATES}; repeat it.",
-        ),
-        click.option("--approve", is_flag=True, help="A person ends each wave, with `enginesmith rollout resume`."),
-        click.option(
-            "--max-unavailable",
-            metavar="N|SHARE",
-            show_default="all",
-            help="Most nodes that may swap within one look: 1%, or a number with --nodes.",
-        ),
-        click.option(
-            "--nodes",
-            type=click.IntRange(1),
-            show_default="what the last rollout's reports say",
-            help="Least number of nodes: waves are limited to their shares of it; --max-unavailable may be a number.",
-        ),
-        click.option("--look", type=Duration(), default="2m", show_default=True, help="Time between a node's looks."),
-    )
-
-
 @dataclass(frozen=True)
 class GivenPlan:
-    """The values of `waves_options`."""
+    """How a version comes to a channel, as options give it."""
 
-    waves: tuple[str, ...]
-    soak: tuple[tuple[timedelta, ...], ...]
-    gates: tuple[str, ...]
-    approve: bool
-    max_unavailable: str | None
-    nodes: int | None
-    look: timedelta
+    waves: Annotated[
+        tuple[str, ...],
+        Option(
+            "5%, region=NAME, label=NAME or label=NAME:5%; repeat it, or separate with commas.",
+            name="--wave",
+            metavar="WAVE,...",
+        ),
+    ] = ()
+    soak: Annotated[
+        tuple[tuple[timedelta, ...], ...],
+        Option(
+            "Least time of a wave; one for all waves, or one for each.",
+            type=Durations(),
+            metavar="DURATION,...",
+            shown="10m",
+        ),
+    ] = ()
+    gates: Annotated[
+        tuple[str, ...], Option(f"What a wave needs: {_GATES}; repeat it.", name="--gate", metavar="GATE")
+    ] = ()
+    approve: Annotated[bool, Option("A person ends each wave, with `enginesmith rollout resume`.")] = False
+    max_unavailable: Annotated[
+        str | None,
+        Option(
+            "Most nodes that may swap within one poll interval: 1%, or a number with --nodes.",
+            metavar="N|SHARE",
+            shown="all",
+        ),
+    ] = None
+    nodes: Annotated[
+        int | None,
+        Option(
+            "Least number of nodes: waves are limited to their shares of it; --max-unavailable may be a number.",
+            type=click.IntRange(1),
+            shown="what the last rollout's reports say",
+        ),
+    ] = None
+    poll_interval: Annotated[timedelta, Option("Time between a node's polls.", type=Duration(), shown="2m")] = (
+        timedelta(minutes=2)
+    )
 
     def read(self) -> RolloutPlan | None:
         """The plan; None without waves. Raises InputError for what is none, and for options without waves."""
         if not self.waves:
             if self.soak or self.gates or self.approve or self.max_unavailable or self.nodes:
                 raise InputError(
-                    "--soak, --gate, --approve, --max-unavailable and --nodes go with waves; name them too"
+                    "--soak, --gate, --approve, --max-unavailable and --nodes go with waves; give --wave too"
                 )
             return None
         waves = tuple(parse_wave(text) for group in self.waves for text in group.replace(",", " ").split())
@@ -129,7 +121,7 @@ class GivenPlan:
         if len(soaks) not in (1, len(waves)):
             raise InputError(f"{len(soaks)} times of --soak for {len(waves)} waves: give one, or one for each")
         soaks_s = tuple(soaks if len(soaks) > 1 else soaks * len(waves))
-        look_s = max(1, int(self.look.total_seconds()))
+        look_s = max(1, int(self.poll_interval.total_seconds()))
         self._check_limits(waves)
         return RolloutPlan(waves, soaks_s, read_gates(self.gates, self.approve), look_s, self._step(), self.nodes)
 
@@ -180,7 +172,7 @@ def describe_plan(plan: RolloutPlan) -> str:
     named = [f"health {gates.health_ppm / 10_000:g}%{least}"] if gates.health_ppm is not None else []
     named += [f"errors {gates.errors_ppm / 10_000:g}%"] if gates.errors_ppm is not None else []
     named += ["a canary's PASS"] * gates.canary + ["a person"] * gates.approve
-    step = f"; at most {plan.step_ppm / 10_000:g}% of the nodes a look" if plan.step_ppm else ""
+    step = f"; at most {plan.step_ppm / 10_000:g}% of the nodes per poll interval" if plan.step_ppm else ""
     nodes = f"; waves are limits of {plan.nodes} nodes" if plan.nodes else ""
     return f"{', '.join(map(str, plan.waves))} with {times}; gates: {', '.join(named) or 'none'}{step}{nodes}"
 
@@ -196,36 +188,39 @@ def format_duration(seconds: int) -> str:
 # The commands of rollouts: start, status, watch, receive, pause, resume, abort.
 
 
-@click.group()
+@click.group(cls=Group)
 def rollout() -> None:
     """Bring a version to a channel in waves, with gates, and halt it by itself."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _StartOptions:
+    plan: GivenPlan
+    proven_only: Annotated[bool, Option("Serve only its proven engines.")] = False
+
+
 @rollout.command("start")
 @reference_argument
-@click.argument("where", metavar="[NAME:CHANNEL]", required=False)
-@waves_options("--wave")
-@click.option("--proven-only", is_flag=True, help="Serve only its proven engines.")
+@click.argument("where", metavar="[[NAME:]CHANNEL]", required=False)
+@takes(_StartOptions)
 @accept_loss_option
 @why_option
-@registry_option
-@json_option
 def start_rollout(
     reference: str,
     where: str | None,
-    proven_only: bool,
+    options: _StartOptions,
     accept_loss: bool,
     why: str,
     registry: str,
+    trust: Path | None,
     as_json: bool,
-    **given: Any,
 ) -> None:
     """Start a rollout of the version REF to a channel; its first wave is open then.
 
     Without --wave the waves are those of the channel's policy. The channel goes on serving what it serves; when the
     last wave is over, it is promoted. `enginesmith rollout watch`, or the flow, makes the steps.
 
-    NAME:CHANNEL: a channel of the same model (default: its channel stable).
+    NAME:CHANNEL: a channel of the same model; CHANNEL alone is enough (default: stable).
     """
     from enginesmith.registry.trust import require
     from enginesmith.registry.versions.lookup import locate
@@ -235,10 +230,16 @@ def start_rollout(
     channel = channel_of(named.model, where) if where else STABLE
     store = open_store(registry)
     manifest = locate(store, named).manifest
-    require(store, manifest)
-    plan = operations.plan_of(store, named.model, channel, GivenPlan(**given).read())
+    require(store, manifest, trust)
+    plan = operations.plan_of(store, named.model, channel, options.plan.read())
     found = operations.start(
-        store, manifest, channel, plan, _operator(store, why), proven_only=proven_only, accept_losses=accept_loss
+        store,
+        manifest,
+        channel,
+        plan,
+        _operator(store, why),
+        proven_only=options.proven_only,
+        accept_losses=accept_loss,
     )
     _print(found, as_json)
     if not as_json:
@@ -248,8 +249,6 @@ def start_rollout(
 
 @rollout.command("status")
 @click.argument("where", metavar="[NAME:CHANNEL]", required=False)
-@registry_option
-@json_option
 def show_status(where: str | None, registry: str, as_json: bool) -> None:
     """Show a channel's rollout: its waves, what nodes report, gates, decisions.
 
@@ -274,8 +273,6 @@ def show_status(where: str | None, registry: str, as_json: bool) -> None:
 @rollout.command("pause")
 @channel_argument
 @why_option
-@registry_option
-@json_option
 def pause_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
     """Stop a rollout where it is; gates that fail still halt it."""
     from pipeline.rollout.operations import pause
@@ -290,8 +287,6 @@ def pause_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
     "--without-data", is_flag=True, help="Approve the open wave though gates lack data; those that fail still halt it."
 )
 @why_option
-@registry_option
-@json_option
 def resume_rollout(where: str, without_data: bool, why: str, registry: str, as_json: bool) -> None:
     """Let a paused rollout go on, or approve its open wave."""
     from pipeline.rollout.operations import resume
@@ -304,8 +299,6 @@ def resume_rollout(where: str, without_data: bool, why: str, registry: str, as_j
 @rollout.command("abort")
 @channel_argument
 @why_option
-@registry_option
-@json_option
 def abort_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
     """End a rollout; every node returns to what the channel serves."""
     from pipeline.rollout.operations import abort
@@ -316,10 +309,8 @@ def abort_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
 
 @rollout.command("watch")
 @click.argument("where", metavar="[NAME:CHANNEL]", required=False)
-@click.option("--once", is_flag=True, help="Look once and exit.")
-@number_option("--interval", click.FloatRange(0.05), 15.0, "Seconds between looks.")
-@registry_option
-@json_option
+@click.option("--once", is_flag=True, help="Poll once and exit.")
+@number_option("--interval", click.FloatRange(0.05), 15.0, "Seconds between polls.")
 def watch_rollout(where: str | None, once: bool, interval: float, registry: str, as_json: bool) -> None:
     """Make the steps that are due, until the rollout is finished. Several may run at once, and may be killed.
 
@@ -344,19 +335,23 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
 
 
 @rollout.command("receive")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8470, show_default=True, help="Port; 0 is any free one.")
-@registry_option
-def receive_reports(host: str, port: int, registry: str) -> None:
-    """Take reports of nodes that may not write the registry (`pull --follow --report-url`), and store them.
+@click.option(
+    "--listen",
+    type=ListenAddress("127.0.0.1"),
+    metavar="HOST:PORT",
+    default="127.0.0.1:8470",
+    show_default=True,
+    help="Where to listen; port 0 is any free one.",
+)
+def receive_reports(listen: HttpAddress, registry: str) -> None:
+    """Take reports of nodes that may not write the registry (`pull --follow --report URL`), and store them.
 
     Beyond loopback the nodes must show a token: set ENGINESMITH_REPORT_TOKEN here and there.
     """
-    from enginesmith.core.errors import HttpAddress
     from pipeline.rollout.receiving import serve_reports
 
     try:
-        serve_reports(open_store(registry), HttpAddress(host, port), say)
+        serve_reports(open_store(registry), listen, say)
     except KeyboardInterrupt:
         say("stopped")
 
@@ -392,7 +387,7 @@ def _print(found: Rollout, as_json: bool) -> None:
 
 def _describe_limits(found: Rollout) -> str:
     if not found.nodes:
-        return "shares are those on average, as how many nodes there are is not known; --nodes makes them limits"
+        return "shares are averages: the number of nodes is unknown; pass --nodes to make them limits"
     return (
         f"first wave: {found.plan.waves[0]}, {found.aim} of places, so that it keeps within that of {found.nodes} nodes"
     )
@@ -406,7 +401,8 @@ def _print_status(status: "RolloutStatus") -> None:
     print_table(("wave", "who", "least_time", "state"), status.list_waves())
     if not found.is_finished:
         failing = sum(bool(report.failure) for report in heard.reports)
-        echo(f"reports: {pluralize(heard.nodes, 'node')}; of {len(heard.reports)} that were read {failing} fail")
+        read = f" of {len(heard.reports)} read" if len(heard.reports) < heard.nodes else ""
+        echo(f"{pluralize(heard.nodes, 'report')}, {failing} failing{read}")
     if status.gates:
         print_table(("gate", "", "why"), [[gate.name, gate.verdict, gate.why] for gate in status.gates])
     rows = [[item.at, item.what, item.by, item.why] for item in found.history]

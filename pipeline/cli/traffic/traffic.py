@@ -2,29 +2,27 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from enginesmith.cli.options import (
+    EngineChoice,
+    Option,
     Percent,
     ShortTime,
-    combine,
+    command,
     emit_json,
-    engine_options,
-    json_option,
-    number_option,
     path_option,
     precision_option,
-    progress_options,
     progress_speaker,
     reference_argument,
-    registry_option,
     require_svg,
     say,
     spec_argument,
-    spec_registry_option,
+    takes,
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode
@@ -44,71 +42,54 @@ if TYPE_CHECKING:
 # `enginesmith traffic buckets`: the buckets that cost recorded traffic least.
 
 
-_traffic_options = combine(
-    click.option(
-        "--traffic",
-        type=click.Path(path_type=Path),
-        required=True,
-        help="Recorded traffic: a file that `enginesmith traffic record` wrote, or a folder of them.",
-    ),
-    click.option(
-        "--dim", "dims", multiple=True, show_default="all but the batch", help="Dim to choose for; repeat it."
-    ),
-    number_option("--most", click.IntRange(1, 64), None, "Most profiles.", shown="as many as pay"),
-    number_option(
-        "--batch", click.IntRange(1), None, "Most samples that a batcher puts together.", shown="the dim's max"
-    ),
-    click.option("--wait", type=ShortTime(), default="0ms", show_default=True, help="Longest wait for others (2ms)."),
-    number_option(
-        "--rate", click.FloatRange(0, min_open=True), None, "Requests a second to plan for.", shown="the traffic's"
-    ),
-    number_option(
-        "--profile-price",
-        click.FloatRange(0),
-        None,
-        "Engine seconds that a profile costs in a day.",
-        shown="its build, once, and its share of the memory",
-    ),
-    click.option("--shrink", is_flag=True, help="Let the greatest bucket end at the greatest size of the traffic."),
-)
-_timing_options = combine(
-    click.option("--engine", metavar="REF", help="Time the engine of this version.", show_default="the fp32 graph"),
-    click.option("--latencies", metavar="REF", help="Take the latency report of this version; time nothing."),
-    engine_options,
-    number_option("--seconds", click.FloatRange(0, 3600, min_open=True), 0.3, "Seconds of timing for each size."),
-)
+@dataclass(frozen=True, kw_only=True)
+class _BucketsOptions:
+    traffic: Annotated[
+        Path, Option("Recorded traffic: a file that `enginesmith traffic record` wrote, or a folder of them.")
+    ]
+    dims: Annotated[
+        tuple[str, ...], Option("Dim to choose for; repeat it.", name="--dim", shown="all but the batch")
+    ] = ()
+    most: Annotated[int | None, Option("Most profiles.", type=click.IntRange(1, 64), shown="as many as pay")] = None
+    batch: Annotated[
+        int | None,
+        Option("Most samples that a batcher puts together.", type=click.IntRange(1), shown="the dim's max"),
+    ] = None
+    wait: Annotated[float, Option("Longest wait for others (2ms).", type=ShortTime(), shown="0ms")] = 0.0
+    rate: Annotated[
+        float | None,
+        Option("Requests per second to plan for.", type=click.FloatRange(0, min_open=True), shown="the traffic's"),
+    ] = None
+    profile_price: Annotated[
+        float | None,
+        Option(
+            "Engine seconds that a profile costs in a day.",
+            type=click.FloatRange(0),
+            shown="its build, once, and its share of the memory",
+        ),
+    ] = None
+    shrink: Annotated[bool, Option("Let the greatest bucket end at the greatest size of the traffic.")] = False
+    engine: Annotated[str | None, Option("Time the engine of this version.", metavar="REF", shown="the fp32 graph")] = (
+        None
+    )
+    latencies: Annotated[
+        str | None, Option("Take the latency report of this version; time nothing.", metavar="REF")
+    ] = None
+    choice: EngineChoice
+    seconds: Annotated[
+        float, Option("Seconds of timing for each size.", type=click.FloatRange(0, 3600, min_open=True))
+    ] = 0.3
+    out: Annotated[
+        Path | None,
+        Option("Also draw a picture (.svg) into this file.", type=click.Path(path_type=Path, dir_okay=False)),
+    ] = None
+    write: Annotated[bool, Option("Write the buckets into SPEC; all else in the file stays as it is.")] = False
 
 
-@click.command()
+@command()
 @spec_argument
-@_traffic_options
-@_timing_options
-@path_option("--out", "Also draw a picture (.svg) into this file.", dir_okay=False)
-@click.option("--write", is_flag=True, help="Write the buckets into SPEC; all else in the file stays as it is.")
-@spec_registry_option
-@progress_options
-@json_option
-def buckets(
-    spec: str,
-    traffic: Path,
-    dims: tuple[str, ...],
-    most: int | None,
-    batch: int | None,
-    wait: float,
-    rate: float | None,
-    profile_price: float | None,
-    shrink: bool,
-    engine: str | None,
-    latencies: str | None,
-    target: str,
-    precision: str | None,
-    seconds: float,
-    out: Path | None,
-    write: bool,
-    registry: str | None,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+@takes(_BucketsOptions)
+def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, quiet: bool, as_json: bool) -> None:
     """Choose the buckets of SPEC's dims that cost the recorded traffic least, and say what they save.
 
     The cost of a request is the engine time of its padded batch, from times measured at candidate sizes, and its share
@@ -120,25 +101,33 @@ def buckets(
     from pipeline.traffic.place import BucketOptions, read_place, split_beyond
     from pipeline.traffic.summary import edges_json
 
-    if engine and latencies:
+    reference, out = options.engine or options.latencies, options.out
+    if options.engine and options.latencies:
         raise InputError("give --engine, to time it, or --latencies, to take what is on record")
     if out is not None:
         require_svg(out)
-    options = BucketOptions(dims, most, batch, wait, rate, profile_price, shrink, seconds)
-    with _opened(spec, registry, quiet) as (model, context):
-        if write and model.is_copy:
+    wanted = BucketOptions(
+        options.dims,
+        options.most,
+        options.batch,
+        options.wait,
+        options.rate,
+        options.profile_price,
+        options.shrink,
+        options.seconds,
+    )
+    with _opened(spec, stated_registry, quiet) as (model, context):
+        if options.write and model.is_copy:
             raise InputError(f"{model.address} is a copy; give --write the spec's own file")
-        found = read_place(traffic, model.tensors(), model.model)
+        found = read_place(options.traffic, model.tensors(), model.model)
         split = split_beyond(found.trace, model.named_dims())
-        chosen = _engine(engine or latencies, target, precision, context)
+        chosen = _engine(reference, options.choice, context)
         if chosen and chosen.manifest.model != model.model:
-            raise InputError(
-                f"{engine or latencies} is an engine of {chosen.manifest.model}, and SPEC is {model.model}"
-            )
-        advice = advise_buckets(Work(model, context), found, split, options, chosen, recorded=latencies is not None)
+            raise InputError(f"{reference} is an engine of {chosen.manifest.model}, and SPEC is {model.model}")
+        advice = advise_buckets(Work(model, context), found, split, wanted, chosen, recorded=bool(options.latencies))
     if out is not None:
         _draw(advice, split, out)
-    if write:
+    if options.write:
         write_buckets(model.path, advice.choice.edges)
         say(f"wrote the buckets into {model.path}")
     if as_json:
@@ -149,22 +138,22 @@ def buckets(
 
 
 @contextmanager
-def _opened(address: str, registry: str | None, quiet: bool) -> "Iterator[tuple[ModelSpec, RunContext]]":
+def _opened(address: str, stated_registry: str | None, quiet: bool) -> "Iterator[tuple[ModelSpec, RunContext]]":
     from pipeline.orchestration.run import RunOptions, open_run
 
-    options = RunOptions(registry=registry)
+    options = RunOptions(registry=stated_registry)
     with shown_progress(quiet) as progress, open_run(address, options, progress, keep_state=False) as run:
         yield run.spec, run.context
 
 
-def _engine(reference: str | None, target: str, precision: str | None, context: "RunContext") -> "ChosenEngine | None":
+def _engine(reference: str | None, choice: EngineChoice, context: "RunContext") -> "ChosenEngine | None":
     from enginesmith.core.hardware.machine import target_named
     from enginesmith.core.names import parse_reference
     from pipeline.canary.engines import choose
 
     if reference is None:
         return None
-    return choose(context.store, parse_reference(reference), target_named(target), precision)
+    return choose(context.store, parse_reference(reference), target_named(choice.target), choice.precision)
 
 
 def _draw(advice: "BucketAdvice", split: "SplitTrace", out: Path) -> None:
@@ -192,54 +181,53 @@ def _print_advice(advice: "BucketAdvice", split: "SplitTrace") -> None:
 # `enginesmith traffic capacity`: machines and cost for a rate of requests, as tables, JSON or a picture.
 
 
-_COLUMNS = ("engine", "on", "a second", "batch", "wait", "busy", "machines", "a million")
+_COLUMNS = ("engine", "on", "per second", "batch", "wait", "busy", "machines", "per million")
 
 
-@click.command()
+@dataclass(frozen=True)
+class _CapacityOptions:
+    rate: Annotated[
+        float, Option("Requests per second of the whole fleet.", type=click.FloatRange(0, 1e9, min_open=True))
+    ]
+    p99: Annotated[float, Option("Limit of latency, kept by 99 in 100 (50ms).", type=ShortTime(above=True))]
+    prices: Annotated[Path | None, Option("Prices of machines (YAML).", shown="no costs")] = None
+    fleet: Annotated[
+        Path | None, Option("Inventory as `enginesmith fleet` reads it; its counts replace those of the prices.")
+    ] = None
+    traffic: Annotated[
+        Path | None,
+        Option("Recorded requests: their arrivals, scaled in time, and sizes.", shown="Poisson arrivals"),
+    ] = None
+    at: Annotated[str | None, Option("Sizes of dims, as in length=64.", metavar="NAME=SIZE,...", shown="opt sizes")] = (
+        None
+    )
+    batch: Annotated[
+        int | None, Option("Samples of a batch, at most.", type=click.IntRange(1), shown="the best of those timed")
+    ] = None
+    wait: Annotated[
+        float | None, Option("Longest wait for others (2ms).", type=ShortTime(), shown="the best of five")
+    ] = None
+    headroom: Annotated[float, Option("Share of each machine kept free.", type=Percent(), shown="0%")] = 0.0
+    spare: Annotated[int, Option("Machines that may be lost.", type=click.IntRange(0, 100))] = 1
+    batch_overhead: Annotated[
+        float | None, Option("What your server adds to each batch.", type=ShortTime(), shown="not counted")
+    ] = None
+    request_overhead: Annotated[
+        float | None, Option("The same, for each request.", type=ShortTime(), shown="not counted")
+    ] = None
+    precision: Annotated[str | None, precision_option("all")] = None
+    out: Annotated[
+        Path | None,
+        Option("File for the picture: cost against the limit (SVG).", type=click.Path(path_type=Path, dir_okay=False)),
+    ] = None
+
+
+@command()
 @reference_argument
-@registry_option
-@number_option(
-    "--rate", click.FloatRange(0, 1e9, min_open=True), None, "Requests a second of the whole fleet.", shown=False
-)
-@click.option("--p99", type=ShortTime(above=True), required=True, help="Limit of latency, kept by 99 in 100 (50ms).")
-@path_option("--prices", "Prices of machines (YAML).", shown="no costs", exists=False)
-@path_option("--fleet", "Inventory as `enginesmith fleet` reads it; its counts replace those of the prices.")
-@path_option("--traffic", "Recorded requests: their arrivals, scaled in time, and sizes.", shown="Poisson arrivals")
-@click.option("--at", metavar="NAME=SIZE,...", show_default="opt sizes", help="Sizes of dims, as in length=64.")
-@number_option("--batch", click.IntRange(1), None, "Samples of a batch, at most.", shown="the best of those timed")
-@click.option("--wait", type=ShortTime(), show_default="the best of five", help="Longest wait for others (2ms).")
-@click.option("--headroom", type=Percent(), default="0%", show_default=True, help="Share of each machine kept free.")
-@number_option("--spare", click.IntRange(0, 100), 1, "Machines that may be lost.")
-@click.option(
-    "--batch-overhead", type=ShortTime(), show_default="not counted", help="What your server adds to each batch."
-)
-@click.option("--request-overhead", type=ShortTime(), show_default="not counted", help="The same, for each request.")
-@precision_option("all")
-@path_option("--out", "File for the picture: cost against the limit (SVG).", dir_okay=False)
-@progress_options
-@json_option
+@takes(_CapacityOptions)
 @click.pass_context
 def capacity(
-    ctx: click.Context,
-    /,
-    reference: str,
-    registry: str,
-    rate: float | None,
-    p99: float,
-    prices: Path | None,
-    fleet: Path | None,
-    traffic: Path | None,
-    at: str | None,
-    batch: int | None,
-    wait: float | None,
-    headroom: float,
-    spare: int,
-    batch_overhead: float | None,
-    request_overhead: float | None,
-    precision: str | None,
-    out: Path | None,
-    quiet: bool,
-    as_json: bool,
+    ctx: click.Context, /, reference: str, options: _CapacityOptions, registry: str, quiet: bool, as_json: bool
 ) -> None:
     """Show how many machines of each kind serve REF at a rate within a limit of p99, what that costs, and the cheapest
     mix.
@@ -253,23 +241,27 @@ def capacity(
     from validation.capacity.greatest_rate import LatencyLimit, cost_svg
     from validation.capacity.machines import CapacityDemand
 
-    if rate is None:
-        raise click.UsageError("give --rate, requests a second")
-    if out and not prices:
+    out, stated = options.out, (options.batch_overhead, options.request_overhead)
+    if out and not options.prices:
         raise click.UsageError("the picture is of costs: give --prices")
     if out:
         require_svg(out)
-    stated = batch_overhead is not None or request_overhead is not None
-    server = ServerOverhead(batch_overhead or 0.0, request_overhead or 0.0) if stated else None
+    server = None if stated == (None, None) else ServerOverhead(stated[0] or 0.0, stated[1] or 0.0)
     terms = CapacityTerms(
-        CapacityDemand(rate, headroom, spare), LatencyLimit(p99),
-        ServingTerms(batch, wait, server), prices, fleet, traffic, at, precision,
-    )  # fmt: skip
+        CapacityDemand(options.rate, options.headroom, options.spare),
+        LatencyLimit(options.p99),
+        ServingTerms(options.batch, options.wait, server),
+        options.prices,
+        options.fleet,
+        options.traffic,
+        options.at,
+        options.precision,
+    )
     store = open_store(registry)
     prepared = prepare(store, trusted_manifest(store, reference), terms, progress_speaker(quiet))
     found = prepared.forecast()
     if out:
-        write_whole(out, cost_svg(prepared.cost_curves(found), p99, found.currency).encode())
+        write_whole(out, cost_svg(prepared.cost_curves(found), options.p99, found.currency).encode())
         say(f"picture: {out}")
     if as_json:
         emit_json(encode(found))
@@ -283,9 +275,8 @@ def print_forecast(found: "CapacityForecast") -> None:
     demand = found.demand
     free = f", {100 * demand.headroom:g} % of each machine free" if demand.headroom else ""
     lost = f", {demand.spare} machine{'s' if demand.spare > 1 else ''} lost" if demand.spare else ""
-    echo(
-        f"{found.reference}: {demand.rate:g} requests a second, p99 within {1e3 * found.limit.seconds:g} ms{free}{lost}"
-    )
+    limit = f"p99 within {1e3 * found.limit.seconds:g} ms"
+    echo(f"{found.reference}: {demand.rate:,.12g} requests per second, {limit}{free}{lost}")
     echo(found.arrivals)
     carrying = [row for row in found.engines if row.greatest]
     if carrying:
@@ -302,7 +293,7 @@ def print_forecast(found: "CapacityForecast") -> None:
     if found.mix and found.mix_per_million and found.mix_units is not None:
         cost = _cost(found.mix_per_million.value, found.mix_per_million.low, found.mix_per_million.high, found.currency)
         parts = ", ".join(f"{count} {name} ({found.mix_units[name]})" for name, count in found.mix.machines.items())
-        echo(f"cheapest mix: {parts}: {found.mix.per_hour:.4g} {found.currency} an hour, {cost} a million")
+        echo(f"cheapest mix: {parts}: {format_plain(found.mix.per_hour)} {found.currency} per hour, {cost} per million")
     elif found.why_no_mix:
         echo(f"no mix: {found.why_no_mix}")
 
@@ -316,7 +307,7 @@ def _row(row: "EngineCapacity", currency: str) -> Sequence[str]:
     return (
         row.unit + (" *" if row.busy else ""),
         row.machine,
-        f"{rate.value:.4g} ({rate.low:.4g} to {rate.high:.4g})",
+        f"{format_plain(rate.value)} ({format_plain(rate.low)} to {format_plain(rate.high)})",
         f"{found.batch:.1f} of {policy.most}",
         f"{format_plain(1e3 * policy.wait_s)} ms",
         f"{100 * found.utilization:.0f} %",
@@ -333,14 +324,16 @@ def _cost(value: float, low: float, high: float | None, currency: str) -> str:
 # `enginesmith traffic show`: what recorded traffic holds.
 
 
-@click.command()
+@command()
 @click.argument("place", metavar="PLACE", type=click.Path(path_type=Path))
-@click.option("--spec", metavar="SPEC", help="Spec of the model that was asked, which names its dims.")
-@click.option("--model", "version", metavar="REF", help="Or a version of it. Default: the model that PLACE names.")
-@registry_option
+@click.option(
+    "--model",
+    metavar="SPEC|REF",
+    show_default="the model that PLACE names",
+    help="Spec (a file that ends in .yaml, registered:MODEL) or version of the model that was asked.",
+)
 @path_option("--out", "Also draw a picture (.svg) into this file.", dir_okay=False)
-@json_option
-def traffic(place: Path, spec: str | None, version: str | None, registry: str, out: Path | None, as_json: bool) -> None:
+def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_json: bool) -> None:
     """Show the sizes of recorded requests: a histogram of each dynamic dim, of pairs, and by hour; rates and bursts.
 
     PLACE: a file that `enginesmith traffic record` or enginesmith.Recorder wrote (.jsonl, .npz), or a folder of them.
@@ -351,9 +344,9 @@ def traffic(place: Path, spec: str | None, version: str | None, registry: str, o
 
     if out is not None:
         require_svg(out)
-    model = _model_of(place, spec, version, registry)
-    found = read_place(place, model.tensors(), model.model)
-    dims = model.named_dims()
+    spec = _model_of(place, model, registry)
+    found = read_place(place, spec.tensors(), spec.model)
+    dims = spec.named_dims()
     summary = summarize(found, dims)
     edges = {dim.name: [high for _, _, high in dim.buckets()] for dim in dims}
     for file in found.cut:
@@ -366,28 +359,25 @@ def traffic(place: Path, spec: str | None, version: str | None, registry: str, o
         say(f"wrote {out}")
     if as_json:
         histograms = {dim: dict(counts.counts) for dim, counts in summary.dims.items()}
-        emit_json({"model": model.model, "histograms": histograms, **encode(summary)})
+        emit_json({"model": spec.model, "histograms": histograms, **encode(summary)})
     else:
         _print_summary(summary, edges)
 
 
-def _model_of(place: Path, spec: str | None, reference: str | None, registry: str) -> "ModelSpec":
-    """The spec that tells the inputs. Raises InputError where both or neither of spec and version are known."""
+def _model_of(place: Path, named: str | None, registry: str) -> "ModelSpec":
+    """The spec that tells the inputs: of a spec, of a version, or of the model of `place`. Raises InputError."""
     from enginesmith.core.errors import InputError
     from enginesmith.registry.store.base import open_store
-    from pipeline.cli.run_options import trusted_manifest
     from pipeline.intake.places import spec_at
     from pipeline.operations.validate import spec_of
     from pipeline.traffic.place import model_of_place
 
-    if spec and reference:
-        raise InputError("give --spec or --model; both say the same")
-    if spec:
-        with spec_at(spec, registry) as found:
+    if named and (named.startswith("registered:") or named.endswith((".yaml", ".yml"))):
+        with spec_at(named, registry) as found:
             return found.load()
-    reference = reference or model_of_place(place)
+    reference = named or model_of_place(place)
     if not reference:
-        raise InputError(f"{place} does not say which model was asked; give --spec SPEC or --model REF")
+        raise InputError(f"{place} does not say which model was asked; give --model SPEC or --model REF")
     return spec_of(trusted_manifest(open_store(registry), reference))
 
 

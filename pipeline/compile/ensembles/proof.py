@@ -229,7 +229,7 @@ def limits_of(spec: "EnsembleSpec", precision: Precision) -> dict[str, dict[str,
 def metrics_of(spec: "EnsembleSpec", precision: Precision) -> tuple[TaskMetric, ...]:
     """The task metrics that the spec of an ensemble asks for, as `ProveEnsemble` takes them."""
     golden = spec.golden
-    return tuple(item.to_terms(precision, golden.labels is not None) for item in golden.metrics)
+    return tuple(item.resolve(precision, golden.labels is not None) for item in golden.metrics)
 
 
 def prove(request: ProveEnsemble, unit: str, context: RunContext, afresh: bool = False) -> Proof:

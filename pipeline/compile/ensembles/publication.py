@@ -15,6 +15,7 @@ from enginesmith.core.text import now
 from enginesmith.core.types import PRECISIONS, Precision, Target, TensorSpec
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.manifest import (
+    STATUSES,
     SUFFIX,
     EngineEntry,
     Manifest,
@@ -58,10 +59,8 @@ class EnsembleUnit:
         """That of the worst of its engines with the reason; 'refused' where one is lacking."""
         for graph, reason in self.lacking.items():
             return "refused", f"graph {graph!r} has no engine: {reason}"
-        for graph, entry in self.engines.items():
-            if entry.status != "proven":
-                return entry.status, f"graph {graph!r}: {entry.reason}"
-        return "proven", ""
+        graph, worst = max(self.engines.items(), key=lambda item: STATUSES.index(item[1].status))
+        return worst.status, "" if worst.status == "proven" else f"graph {graph!r}: {worst.reason}"
 
     def entry(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> EngineEntry:
         """Its entry in a manifest, without an engine. inputs, outputs: of the whole."""

@@ -21,7 +21,6 @@ from enginesmith.registry.versions.publish import (
     publish,
     published_without,
 )
-from pipeline.compile.caches.judged import JudgedCache
 from pipeline.compile.causes import BuildSources, inputs_of, remember_builds
 from pipeline.compile.plan import describe_narrowing
 from pipeline.compile.publication.pages import (
@@ -59,7 +58,7 @@ UNMEASURED = (
 # Of a graph that gives more or fewer rows after rounding.
 SELECTING = (
     "how many rows an output has follows from the data, as where a graph selects boxes itself: rounding selects "
-    "others; let a task metric judge (golden.metric with decides, docs/guides/bring-a-model.md#say-what-the-model-is-for)"
+    "others; let a task metric judge (golden.metric with decides, docs/guides/bring-a-model.md)"
 )
 # What a version is made with, whichever compilers its engines come from.
 TOOLS = ("enginesmith", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
@@ -74,7 +73,6 @@ class VersionDraft:
     channel, wanted_version: as the spec says.
     narrowed: the part of the spec that the run asked for, in words; None where that is all of it.
     reads: see `Exported`.  read_sources: reads what the engines were built from, for the next plan.
-    caches: compile caches, those that failed or were refused among them.
     """
 
     manifest: Manifest
@@ -84,7 +82,6 @@ class VersionDraft:
     wanted_version: str | None
     reads: str
     read_sources: Callable[[], BuildSources]
-    caches: tuple[JudgedCache, ...] = ()
     narrowed: str | None = None
 
     @property
@@ -104,14 +101,11 @@ class VersionDraft:
         return [item for item in self.units if isinstance(item, JudgedUnit)]
 
 
-def draft_version(found: Judged, caches: Sequence[JudgedCache], work: Work) -> VersionDraft:
+def draft_version(found: Judged, work: Work) -> VersionDraft:
     """What a run publishes of what it found. Raises OSError for a file of the spec that is gone."""
     spec, exported, plan = work.spec, found.exported, found.plan
     blake3 = {record.digest: record.blake3 for item in found.units if (record := item.built.record)}
     manifest = _draft_manifest(spec, found)
-    if caches:
-        keys = [[item.entry.unit, item.entry.build_key, item.entry.status] for item in caches]
-        manifest = replace(manifest, content=digest_of([manifest.content, keys]))
     units: dict[str, UnitResult] = {unit.name: UnitResult(entry_of(unit)) for unit in plan.refused}
     for item in found.units:
         notes = (*item.entry.notes, *_hint(spec, exported, item))
@@ -130,7 +124,6 @@ def draft_version(found: Judged, caches: Sequence[JudgedCache], work: Work) -> V
         wanted_version=spec.version,
         reads=exported.reads,
         read_sources=read_sources,
-        caches=tuple(caches),
         narrowed=describe_narrowing(spec, work.selection),
     )
 
@@ -299,13 +292,11 @@ def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
         return None
     store, manifest = context.store, draft.manifest
     entries = (*(entry for entry, _ in approved), *others)
-    caches = [(item.entry, item.proof) for item in draft.caches if item.proof]
-    unmade = [item.entry for item in draft.caches if not item.proof]
-    whole = replace(manifest, engines=entries, caches=(*(entry for entry, _ in caches), *unmade))
+    whole = replace(manifest, engines=entries)
     if find_published(store, whole) is None:
         if same := find_same(store, whole, [proof.report for _, proof in approved], draft.wanted_version):
             return Published(same, existed=True, repeated=True)
-        for _, proof in (*approved, *caches):
+        for _, proof in approved:
             store.put_bytes(canonical_json(proof.report.to_json()))
         manifest = with_provenance(store, manifest, entries, context.started_at)
     return publish(
@@ -313,8 +304,6 @@ def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
         manifest.with_blake3(draft.blake3),
         approved,
         others,
-        caches=caches,
-        unmade=unmade,
         channel=None if draft.narrowed else draft.channel,
         wanted_version=draft.wanted_version,
         by=user(),
@@ -326,8 +315,7 @@ def _list_results(draft: VersionDraft, published: Sequence[EngineEntry] = ()) ->
     """One for each unit, in the plan's order. The published entries are the truth where there are any."""
     entries, size_of = {entry.unit: entry for entry in published}, draft.manifest.size_of
     found = ((item, entries.get(item.entry.unit, item.entry)) for item in draft.units)
-    engines = tuple(replace(item, entry=entry, size_bytes=size_of(entry)) for item, entry in found)
-    return (*engines, *(UnitResult(item.entry, item.entry.size_bytes) for item in draft.caches))
+    return tuple(replace(item, entry=entry, size_bytes=size_of(entry)) for item, entry in found)
 
 
 def publish_attributions(

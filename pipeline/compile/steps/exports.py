@@ -19,6 +19,7 @@ from enginesmith.core.errors import (
     digest_of_file,
     digest_of_path,
 )
+from enginesmith.core.reports.proof import RANDOM_INPUTS, Check
 from enginesmith.core.state import step_inputs
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.user_code.entry_point import imported_packages, source_files
@@ -26,7 +27,7 @@ from pipeline.compile.run_context import RunContext, Work, import_versions
 from pipeline.compile.steps.blobs import fetch, fetch_graph, proof_of, put_graph, this_machine
 from pipeline.compile.steps.keys import WRITE_MODEL, code_key, limits_of, metrics_of, shapes_of, step_limits
 from pipeline.progress.events import Finished
-from pipeline.sources.user_process import MOST_EMBEDDED_BYTES, ExportRequest
+from pipeline.sources.request import MOST_EMBEDDED_BYTES, ExportRequest
 from pipeline.values import Exported, Json, KeptAnswers, LatestGolden, ModelShapes, OnnxModel, Proof
 from validation.metrics.tasks.terms import TaskMetric
 
@@ -111,7 +112,8 @@ class ExportModel:
             with ReferenceSession(exported.onnx, threads=threads, name="the exported model") as session:
                 proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", drifts)
         named = find_dependences(load_outline(exported.onnx).graph)
-        proof = replace(proof, checks=(*proof.checks, *unmeasured_checks(frozen, named, self.metrics)))
+        drawn = () if self.data else (Check("export", RANDOM_INPUTS, "", "golden", None, None, True),)
+        proof = replace(proof, checks=(*proof.checks, *drawn, *unmeasured_checks(frozen, named, self.metrics)))
         inputs = None
         if samples and self.source.states:
             sequences = (map(itemgetter(1), steps) for steps in split(samples, order))

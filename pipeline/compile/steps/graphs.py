@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.statistics.observations import Observations
     from pipeline.spec.model import ModelSpec
+    from validation.metrics.drift import Drift
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,8 @@ class CheckGraph:
         ):
             limits = WrittenLimits(original, self.precision, self.limits, self.metrics, workdir)
             held = limits(expected, frozen)
-            checks = drift_checks("quantization", expected, actual, frozen, held, spreads)
+            usual: dict[str, Drift] = {}
+            checks = drift_checks("quantization", expected, actual, frozen, held, spreads, usual)
             checks += check_free_running(
                 "quantization",
                 (expected, actual),
@@ -247,7 +249,7 @@ class CheckGraph:
                 limits,
                 along,
             )
-            decided = decision_checks(checks, frozen, self.metrics, self.limits) if self.precision in QUANTIZED else []
+            decided = decision_checks(usual, self.metrics, self.limits) if self.precision in QUANTIZED else []
             if self.samples:
                 golden, calibration = (
                     place.read_blob(digest, MEASURED_BYTES)

@@ -95,7 +95,7 @@ def limits_of(
 def metrics_of(spec: "ModelSpec", precision: Precision | None = None) -> tuple[TaskMetric, ...]:
     """The task metrics that the spec asks for. precision: of what they judge; of an export None, where none decides."""
     golden = spec.golden
-    return tuple(item.to_terms(precision, golden.labels is not None) for item in golden.metrics) if golden else ()
+    return tuple(item.resolve(precision, golden.labels is not None) for item in golden.metrics) if golden else ()
 
 
 def model_shapes(spec: "ModelSpec") -> ModelShapes:

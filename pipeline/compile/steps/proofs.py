@@ -33,6 +33,7 @@ from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metr
 from pipeline.outcome import JudgedUnit, judge_built
 from pipeline.progress.events import VerdictReached
 from pipeline.values import Built, EngineBlob, Exported, Json, ModelShapes, Proof
+from validation.contracts.terms import Contract
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 
 WEAK = "a weak limit: it knows nothing of the task; give golden.metric, or limits of your own"
-DECIDED = f"quantization decides near ties otherwise; if the task allows some, give {DECISIONS} in validation.limits"
 STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
 
 
@@ -114,12 +114,15 @@ class WrittenLimits:
     def __call__(self, reference: Session, golden: "GoldenSet", opens: "Opener | None" = None) -> "StagedLimits":
         """Those on a golden set. reference, opens: as of `CompiledLimits`, of the fp32 graph."""
         from validation.limits.budget import OutputLimits, StagedLimits, budgets
+        from validation.limits.rounding import NearTies
         from validation.perturbation.honest import honest_rounding
 
         if self.precision in QUANTIZED:
-            found = budgets("quantization", self.precision, golden.noise).override(self.limits)
+            found = budgets("quantization", self.precision, golden.noise)
+            exact = [spec.name for spec in reference.outputs if "float" not in spec.dtype]
+            found = replace(found, decisions=dict.fromkeys(exact, NearTies())).override(self.limits)
             weak = "" if self.metrics or "sqnr_db" in self.limits else WEAK
-            decided = "" if DECISIONS in self.limits else DECIDED
+            decided = "" if DECISIONS in self.limits else str(NearTies())
             return StagedLimits(OutputLimits(add_notes(found, reference, weak, decided)))
         half: Precision | None = None if self.precision == "fp32" else self.precision
 
@@ -183,26 +186,28 @@ class ExtraCalls:
         passed: bool,
         compared_s: float,
     ) -> tuple[Check, ...]:
-        """Checks of calls at other sizes, and of repeated calls.
+        """Checks of calls at other magnitudes and sizes, and of repeated calls.
 
-        passed, compared_s: whether the comparison on the golden set passed, and the seconds it took. Sizes between
-        those of the golden set are tried only where it did.
+        passed, compared_s: whether the comparison on the golden set passed, and the seconds it took. Magnitudes, and
+        sizes between those of the golden set, are tried only where it did.
         """
-        from validation.calls.checks import Allowance, call_checks
+        from validation.calls.checks import Allowance, call_checks, magnitude_checks
 
         shapes, allowance = (self.shapes.inputs, self.shapes.dims), Allowance.of(self.seconds, compared_s)
 
         def bits() -> bool:
             return self.bitwise or repeats_bits(request, graph)
 
-        return tuple(call_checks(pair, shapes, golden, request.seed, allowance, bits, passed))
+        shared = discovery.capabilities_of(request.backend).thread_safe
+        moved = magnitude_checks(pair, self.shapes.inputs, golden) if passed else ()
+        return (*moved, *call_checks(pair, shapes, golden, request.seed, allowance, bits, passed, shared))
 
 
 @dataclass(frozen=True)
 class ContractTerms:
-    """The contract of a spec, as it is written there, and the shapes that it speaks of."""
+    """The contract of a spec, and the shapes that it speaks of."""
 
-    terms: Json
+    terms: Contract
     shapes: ModelShapes
 
 
@@ -325,12 +330,12 @@ def repeats_bits(request: BuildRequest, graph: Path) -> bool:
 def _check_contract(
     contract: ContractTerms, expected: Session, actual: Session, golden: "GoldenSet", limits: "StagedLimits"
 ) -> tuple[Check, ...]:
-    from validation.contracts.two_sample import EngineContract, contract_checks
+    from validation.contracts.two_sample import contract_checks
     from validation.data.batches import leading_dim
 
     inputs = contract.shapes.inputs
     batch = next((dim for dim in contract.shapes.dims if dim.name == leading_dim(inputs)), None)
-    promised = EngineContract.from_json(contract.terms)
+    promised = contract.terms
     budgets = (limits.loosest() if promised.bitwise else limits.current).budgets
     return contract_checks(promised, expected, actual, golden, (inputs, batch), budgets)
 
@@ -406,9 +411,8 @@ def prove_or_crash(step: str, key: Json, job: Job[Proof], context: RunContext) -
 
 def contract_of(spec: "ModelSpec") -> ContractTerms | None:
     """The contract that the spec asks for, with the shapes that it speaks of; None when it asks for none."""
-    contract = spec.validation.contract.model_dump(mode="json", exclude_none=True)
-    asks = "bitwise" in contract or contract["structured"] or "distributional" in contract
-    return ContractTerms(contract, model_shapes(spec)) if asks else None
+    contract = spec.validation.contract
+    return ContractTerms(contract, model_shapes(spec)) if contract.asks else None
 
 
 def calls_of(spec: "ModelSpec") -> ExtraCalls | None:

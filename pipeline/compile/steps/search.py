@@ -13,7 +13,6 @@ from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from enginesmith.core.codec import encode, encode_fields
 from enginesmith.core.errors import DataError, IntegrityError
 from enginesmith.core.hardware.cpu_kinds import this_kind, why_no_proof
-from enginesmith.core.reports.proof import DECISIONS
 from enginesmith.core.types import BuildRequest, QuantizationScheme, Tensors
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
@@ -29,7 +28,7 @@ from pipeline.compile.steps.calibration import (
     open_samples,
     samples_key,
 )
-from pipeline.compile.steps.keys import code_key, limits_of, step_limits
+from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
 from pipeline.progress.events import Finished
 from pipeline.quantization.schemes.qdq import Override
 from pipeline.quantization.search.quality import GraphLimits, SearchFloor
@@ -229,9 +228,7 @@ def search_for_limits(
     """
     spec = work.spec
     given = limits_of(spec, "int8", "quantization")
-    labelled = spec.golden.metrics if spec.golden and spec.golden.labels and DECISIONS not in given else ()
-    decisions = next((item.output for item in labelled if item.name == "accuracy"), None)
-    terms = SearchTerms("auto", SearchFloor(graph=GraphLimits(given, decisions)), node_overrides(spec))
+    terms = SearchTerms("auto", SearchFloor(graph=GraphLimits(given, metrics_of(spec, "int8"))), node_overrides(spec))
     limits = step_limits(spec, "quantization")
     limits = replace(
         limits,

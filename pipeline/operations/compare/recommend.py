@@ -135,7 +135,7 @@ def _flips(
     """What would make another engine the better choice."""
     if lead is not chosen:
         detectable = shown[chosen.unit].detectable
-        unseen = "" if detectable is None else f" (one of {100 * detectable:.2g} % would have been)"
+        unseen = "" if detectable is None else f" (one of {format_plain(100 * detectable)} % would have been)"
         condition = f"if speed alone counts, and its lead turns out real: none was shown here{unseen}"
         yield Flip("throughput", lead.unit, condition)
     for pair in filter(_too_noisy, shown.values()):

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from enginesmith.core.reports.latency import MachineKind, Quantile, Timed
+from enginesmith.core.reports.proof import PASSED
 from enginesmith.core.text import format_bytes, format_metric, format_plain
+from enginesmith.registry.manifest import Status
 from validation.latency.formatting import format_count, join_reasons
 from validation.plotting import seconds_text
 
-Status = Literal["proven", "unproven", "failed", "refused"]
 # Sizes that an engine answers: also beyond the spec's dims, every one within them, or some of these.
 Shapes = Literal["any", "within", "some"]
 SHAPES: tuple[Shapes, ...] = ("some", "within", "any")
@@ -70,7 +71,7 @@ class EngineFacts:
     @property
     def runs(self) -> bool:
         """Whether it may be recommended: proven, and timed here."""
-        return self.status == "proven" and self.median_s is not None
+        return self.status in PASSED and self.median_s is not None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from builders.execution.jobs import Job, Needs, WorkerContext
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import EnginesmithError, InputError, StepError, UnavailableError
 from enginesmith.core.hardware.machine import parse_targets
+from enginesmith.core.reports.proof import PASSED
 from enginesmith.core.text import now
 from enginesmith.core.types import BuildRequest, Dim, Precision, Session, Target, Tensors
 from enginesmith.registry.evidence.attestations import read_latency_report
@@ -211,7 +212,7 @@ class _Measuring:
             backend=request.backend,
             precision=request.precision,
             status=item.entry.status,
-            reason="" if item.entry.status == "proven" else item.entry.reason,
+            reason="" if item.entry.status in PASSED else item.entry.reason,
             size_bytes=built.record.size_bytes if built.record else None,
             build_s=built.record.seconds if built.record else None,
             sqnr_db=min(sqnr, default=None),
@@ -219,7 +220,7 @@ class _Measuring:
             covers=self._list_covered(request),
             notes=built.notes,
         )
-        return self._with_times(known, item) if item.entry.status == "proven" else known
+        return self._with_times(known, item) if item.entry.status in PASSED else known
 
     def _with_times(self, known: EngineFacts, item: JudgedUnit) -> EngineFacts:
         """The facts with the times and shapes of an engine that runs here."""

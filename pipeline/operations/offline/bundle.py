@@ -303,7 +303,7 @@ def _prove(entry: EngineEntry, item: OfflineTrial, judge: Job[Proof]) -> Proof:
     """The engine stage: measured from the recorded answers, or a failed check where the engine broke there."""
     if item.outcome in _BROKE:
         return Proof((replace(CRASHED, note=str(item.reason)[:1000]),))
-    if item.outcome not in ("passed", "wrong") or item.answers is None:
+    if item.outcome != "recorded" or item.answers is None:
         raise _Refused(f"its outcome is {item.outcome[:40]!r}, which this version does not know")
     with tempfile.TemporaryDirectory(prefix="enginesmith-import-") as folder:
         try:

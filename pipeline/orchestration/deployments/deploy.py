@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 TAGS = ("enginesmith",)
 _DEFAULT_SLOTS = 1
-_LOST_RUNS = "enginesmith: a run without a sign of life has crashed"
+_LOST_RUNS = "enginesmith: mark silent runs as Crashed"
 # Three signs of life, and a minute for those that come late. Prefect sends one for each run, every three minutes by
 # default (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
 SILENT = timedelta(minutes=10)

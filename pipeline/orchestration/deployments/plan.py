@@ -13,7 +13,7 @@ from pipeline.orchestration.gpu_workers import DRIFTED, JUDGED, PUBLISHED, REGIS
 NAME = "enginesmith"
 POOL = "enginesmith"
 KINDS = ("process", "kubernetes")
-FLEET = ("off", "say", "apply")
+FLEET = ("off", "report", "apply")
 FLEET_CRON = "30 * * * *"
 # The registry in a `prefect.yaml`: Prefect replaces this by the environment variable when it deploys.
 REGISTRY = "{{ $ENGINESMITH_REGISTRY }}"
@@ -85,7 +85,7 @@ class DeploymentPlan:
     nodes that prove and run canaries ('l4', 'sm_89'); None: the machine of the flow run does.  only: flows, empty for
     all.  slots: builds at once by GPU generation; one that is not named gets 1 where it has no limit yet.  variables:
     values for the job variables of the pool.  fleet: whether the cluster's nodes are compared with the registry, and
-    events are sent for what they lack ('apply') or it is only listed ('say').  fleet_catalog: path on the workers of
+    events are sent for what they lack ('apply') or it is only listed ('report').  fleet_catalog: path on the workers of
     the models that must be served where.  fleet_cron: when, in UTC.  owner: a tag of the deployments.  keep: full
     names of deployments; with any, the owner's others are deleted.
     """
@@ -205,7 +205,7 @@ def _from_event(*names: str) -> dict[str, str]:
     return {name: f"{{{{ event.payload.{name} }}}}" for name in names}
 
 
-FLOWS = tuple(item.flow for item in DeploymentPlan("", fleet="say").deployments())
+FLOWS = tuple(item.flow for item in DeploymentPlan("", fleet="report").deployments())
 
 
 def text(plan: DeploymentPlan) -> str:

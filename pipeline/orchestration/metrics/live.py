@@ -47,7 +47,7 @@ _UNIT = ("target", "backend")
 class RegistryMetric:
     """name: without the suffixes that Prometheus adds to counters ('_total') and histograms.
 
-    where: 'run' (a process with `--metrics-port`), 'registry' (`enginesmith registry metrics`), or both.
+    where: 'run' (a process with `build --metrics`), 'registry' (`enginesmith registry metrics`), or both.
     """
 
     name: str
@@ -241,8 +241,8 @@ class Trouble:
 
 
 @contextmanager
-def serve_metrics(registry: "CollectorRegistry", port: int, address: str) -> Iterator["HttpServer"]:
-    """Serve http://ADDRESS:PORT/metrics while inside; the system chooses the port for 0.
+def serve_metrics(registry: "CollectorRegistry", address: HttpAddress) -> Iterator["HttpServer"]:
+    """Serve http://HOST:PORT/metrics while inside; the system chooses the port for 0.
 
     Raises UnavailableError when the port is taken or the address is none of this machine's.
     """
@@ -255,7 +255,7 @@ def serve_metrics(registry: "CollectorRegistry", port: int, address: str) -> Ite
             return HttpAnswer(404, b"metrics are at /metrics\n")
         return HttpAnswer(200, generate_latest(registry), {"Content-Type": CONTENT_TYPE_LATEST})
 
-    with HttpServer(answer, HttpAddress(address, port), remedy="give another port, or 0") as server:
+    with HttpServer(answer, address, remedy="give another port, or 0") as server:
         yield server
 
 

@@ -3,14 +3,13 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 from builders.execution.jobs import Usage
 from builders.execution.scrub import scrubber
-from enginesmith.compile_caches.recipe import BACKEND, PRECISION
 from enginesmith.core.errors import EnginesmithError, StepError, UndecidedError, canonical_json, digest_of_bytes
 from enginesmith.core.parsing import this_process, user
 from enginesmith.core.text import pluralize, precise_now
@@ -23,7 +22,6 @@ from pipeline.orchestration.runs.views import KeptLog
 from pipeline.progress import events
 
 if TYPE_CHECKING:
-    from pipeline.cache_unit import CacheUnit
     from pipeline.values import BuildPlan
 
 
@@ -49,8 +47,6 @@ class Tracker(events.Progress):
         match event:
             case events.Planned(plan):
                 self._plan(plan)
-            case events.PlannedCaches(units):
-                self._plan_caches(units)
             case events.Finished(name, state, reason):
                 kept = state if state in get_args(ItemState) else "done"
                 self._note(name, state=kept, why=self._scrub(reason), phase="")
@@ -97,14 +93,6 @@ class Tracker(events.Progress):
                 why = unit.reason if refused else ""
                 self._items[unit.name] = RunItem(unit.name, "refused" if refused else "planned", *named, why=why)
                 self._graphs[unit.name] = request.model, unit.graph.shard_bytes
-            self._changes += 1
-
-    def _plan_caches(self, units: "Sequence[CacheUnit]") -> None:
-        with self._lock:
-            for unit in units:
-                state: ItemState = "refused" if unit.action == "refused" else "planned"
-                why = unit.reason if state == "refused" else ""
-                self._items[unit.name] = RunItem(unit.name, state, unit.target.name, PRECISION, BACKEND, why=why)
             self._changes += 1
 
     def _print(self, name: str, text: str) -> None:

@@ -49,7 +49,6 @@ from pipeline.quantization.schemes.half_floats import (
 #
 # Biases of weighted nodes are added to large sums, and scales of Q/DQ are raised instead (`cast`).
 
-
 # The share of a constant's norm that rounding to fp16 takes at most.
 _ROUNDING = 2.0**-11
 # Operator -> the place of the operand that must not be zero.
@@ -71,6 +70,7 @@ def find_too_small(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -
             search.judge_constant(item)
     for name in [*(value.name for value in model.graph.input), *(n for node in model.graph.node for n in node.output)]:
         search.judge_measured(name)
+    search.judge_logarithms(model.graph.node)
     search.spread(model.graph.node)
     return search.found
 
@@ -105,6 +105,16 @@ class _UnderflowSearch:
         if reach is not None and 0 < reach < self.half.tiny:
             least = f"{self.half.name} is exact from {self.half.tiny:.3g} on"
             self.found[name] = f"tensor {name!r} reached only {reach:.3g} in calibration, {least}"
+
+    def judge_logarithms(self, nodes: Sequence[NodeProto]) -> None:
+        """Keep what a logarithm is taken of, unless it never came near zero: below the normal numbers a probability has
+        few digits or is 0, and its logarithm is an output of ordinary size, or infinite."""
+        if self.half.tiny < 1e-10:  # bfloat16 reaches as far as float32
+            return
+        for node in nodes:
+            if node.op_type == "Log" and not self._stays_large(node.input[0]):
+                least = f"{self.half.name} is exact from {self.half.tiny:.3g} on"
+                self.found.setdefault(node.input[0], f"a logarithm is taken of {node.input[0]!r}: {least}")
 
     def spread(self, nodes: Sequence[NodeProto]) -> None:
         """Keep what is made of factors that vanish, as far as it was not measured."""
@@ -170,7 +180,6 @@ def _norm(values: Array) -> float:
 # back, computes what a GPU with fp32 accumulation computes, but for the order of sums. onnxruntime's own CPU path does
 # less: it keeps fp32 between fp16 nodes (seen in 1.31: the root of the square of 1000 is 1000 there, where fp16 has
 # infinity), and it has no bf16 kernels at all.
-
 
 FLOAT = TensorProto.FLOAT
 _HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)

@@ -29,7 +29,6 @@ from pipeline.quantization.schemes.insertion import (
 
 # Precision by hand: the spec's `quantization.overrides`, resolved to one precision for each node that they name.
 
-
 OverridePrecision = Literal["fp32", "fp16", "int8"]
 
 
@@ -89,7 +88,6 @@ def in_fp32(chosen: Mapping[str, OverridePrecision]) -> tuple[str, ...]:
 # Weights use all 8 bits, or -64..64 (`QuantizationScheme.weight_levels`): on x86 without VNNI onnxruntime adds pairs of
 # uint8 x int8 products in 16 bits, which larger weights can saturate (its own documentation). There an engine with such
 # weights is opened in another way, and slower; docs/concepts/quantization.md#kinds-of-cpu has the price of both.
-
 
 # Additive attention masks reach -1e4 and far beyond; one step of int8 over such a range is larger than any activation.
 LARGEST_REACH = 1e4

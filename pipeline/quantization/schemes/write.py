@@ -45,7 +45,6 @@ from pipeline.quantization.schemes.qdq import (
 # largest value makes the steps of all others finer. Faster where a node waits for memory: small batches, large MatMuls.
 # TensorRT multiplies in fp16; onnxruntime turns DequantizeLinear and MatMul into MatMulNBits on the CPU.
 
-
 OP_TYPES = ("Gemm", "MatMul")
 # int4: the sizes of a block, and its levels; int4 and blocks exist in ONNX from these versions on.
 BLOCKS = (128, 64)
@@ -244,9 +243,6 @@ UNCALIBRATED: Mapping[Precision, Callable[..., tuple[ModelProto, QuantizationNot
     "int8-dynamic": lambda model, scheme, chosen, ranges: quantize_dynamic(model, chosen, ranges, scheme.weight_levels),
     "int4": quantize_int4,
 }
-
-
-# Writes a model in any precision, in the way that a backend wants it.
 
 
 def write(

@@ -2,20 +2,22 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnx import ModelProto
 
 from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.reports.proof import CHANGED, DECISIONS
 from enginesmith.core.types import Tensors
 from pipeline.quantization.settings.groups import SmoothingGroup, find_waists
 from pipeline.quantization.settings.runs import downstream
-from validation.comparison.sessions import MOST, OutputComparison, StageComparison
+from validation.comparison.sessions import StageComparison, decision_checks
 from validation.golden.golden_set import Case
 from validation.limits.budget import Budget, Budgets, OutputLimits, default_budget
-
-# The time that a search may take: asked between its parts, so that it ends with what it knows.
+from validation.limits.rounding import MOST_CHANGED, NearTies
+from validation.metrics.drift import Drift
+from validation.metrics.tasks.terms import TaskMetric
 
 
 class OutOfTimeError(EnginesmithError):
@@ -46,9 +48,6 @@ class SearchClock:
             raise OutOfTimeError(f"ended after its {self.most_s:.0f} s, during {during}{count}")
 
 
-# How close a quantized graph comes to the float model, and the least quality that a search keeps.
-
-
 @dataclass(frozen=True)
 class Quality:
     """How close a quantized model's outputs come to the float model's; of several outputs, the worst.
@@ -77,12 +76,11 @@ class Quality:
 class GraphLimits:
     """The limits that an int8 graph is judged by (the quantization stage), for a search that shall hold them.
 
-    given: what the spec says, by metric, in place of the documented ones.  decisions: the output whose decisions are
-    judged; None where none is.
+    given: what the spec says, by metric, in place of the documented ones.  metrics: the spec's task metrics.
     """
 
     given: Mapping[str, float | None] = field(default_factory=dict)
-    decisions: str | None = None
+    metrics: tuple[TaskMetric, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,6 @@ class SearchFloor:
 # is good on them. So each limit has a margin, and must hold on each of a few parts of the samples: a golden set is no
 # larger than such a part, and in a part the few samples that have most of the error, or the few that an element of an
 # output is about, are not lost among the others.
-
 
 # Decibels by which a trial must be better than the limits of its graph: its SQNR on 48 calibration samples and on 16
 # golden ones were 2 to 8 dB apart on a classifier with saturated outputs, and 1 dB on a sentence encoder.
@@ -152,16 +149,21 @@ class GraphJudge:
         self._parts[index % PARTS].add(case, expected, actual)
 
     def missed(self) -> int:
-        """How many checks fail; more changed decisions than `MOST` of them, and than one, count as one."""
-        held = OutputLimits(Budgets(budget_of(self.limits)))
-        checks = (check for part in self._parts for check in part.checks(held))
-        decided = [part.outputs.get(self.limits.decisions or "") for part in self._parts]
-        return sum(not check.passed for check in checks) + _decides_otherwise(filter(None, decided))
-
-
-def _decides_otherwise(parts: Iterable[OutputComparison]) -> bool:
-    rows = [part.golden.rows for part in parts if part.golden and part.golden.rows]
-    return sum(row.flips for row in rows) > max(1, MOST * sum(row.count for row in rows))
+        """How many checks fail. The share of changed decisions may be `MOST_CHANGED`, and one decision may change."""
+        exact = {name for part in self._parts for name, found in part.outputs.items() if found.dtype.kind in "biu"}
+        near = {} if DECISIONS in self.limits.given else dict.fromkeys(exact, NearTies())
+        held = OutputLimits(Budgets(budget_of(self.limits), decisions=near))
+        checks = [check for part in self._parts for check in part.checks(held)]
+        whole: dict[str, Drift] = {}
+        for part in self._parts:
+            for output, drift in part.usual().items():
+                whole[output] = whole[output].merge(drift) if output in whole else drift
+        decided = decision_checks(whole, self.limits.metrics, self.limits.given)
+        judged = {check.output for check in decided if check.name == CHANGED and check.limit is not None}
+        flipped = [
+            rows for output in judged if (rows := whole[output].rows) and rows.flips > max(1, MOST_CHANGED * rows.count)
+        ]
+        return sum(not check.passed for check in [*checks, *decided]) + len(flipped)
 
 
 # Cuts a model into sections, so that what a group costs is measured a few groups on, and not at the model's end.
@@ -170,7 +172,6 @@ def _decides_otherwise(parts: Iterable[OutputComparison]) -> bool:
 # layers. Where groups have one, their errors are known when they are known there, and what the rest of the model does
 # to errors of that place is measured once, for all of them. So the cost of judging every group grows as their number
 # does, where whole tails would cost its square. Models without waists, as a U-Net between its skips, are one section.
-
 
 # Groups of a section, at least. A group is judged at the end of the section after its own.
 HORIZON = 12

@@ -40,8 +40,6 @@ from pipeline.quantization.settings.smooth import FittedKind, SmoothingPlan, app
 from pipeline.quantization.statistics.observations import TensorStatistics
 from validation.reporting.quantization import BROKEN_DB, decibels_text
 
-# The result of a mixed-precision search: the ranked groups, the frontier, and what was chosen.
-
 
 @dataclass(frozen=True)
 class GroupDamage:
@@ -163,7 +161,6 @@ def _point_in_json(found: FrontierPoint) -> FrontierPoint:
 #
 # Statistics, the float model's outputs and the runs to judge on say nothing about a scheme: the kinds share them, and a
 # convolution's weight that two kinds round to the same levels is rounded once.
-
 
 _MOST_THREADS = 4
 

@@ -24,7 +24,6 @@ from pipeline.quantization.settings.runs import SessionRunner, with_outputs
 # change of a weight makes at the node's output, without running anything again), and a thousand rows to try activations
 # on; extremes and rows by halves. Memory is that of one inference and these.
 
-
 Floats = NDArray[np.float32]
 
 
@@ -249,7 +248,6 @@ def _infer_sizes(
 #
 # Matrices are float32 [..., in, out] and moments float32 [..., in, in]: a grouped convolution is one matrix per group.
 
-
 Real = NDArray[np.floating]
 
 DAMPING = 0.01
@@ -376,9 +374,6 @@ def _with_last_level(rounded: Floats, matrix: Floats, levels: int) -> Floats:
     kept = np.where(lost, np.take_along_axis(matrix, top, 1), np.take_along_axis(rounded, top, 1))
     np.put_along_axis(rounded, top, kept, 1)
     return rounded
-
-
-# Where everything that a model computes passes through one tensor, so that what comes later can begin there.
 
 
 def find_waists(model: ModelProto, changed: Collection[str], types: Mapping[str, int]) -> list[tuple[int, str]]:

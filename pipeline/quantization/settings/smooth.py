@@ -49,7 +49,6 @@ from pipeline.quantization.statistics.observations import TensorStatistics
 # QuantizeLinear: element-wise, beside a product that does a hundred times the work, and open to being fused into the
 # kernel that quantizes.
 
-
 # f(x / s) = f(x) / s for every positive s.
 _HOMOGENEOUS = ("Relu", "LeakyRelu", "Identity")
 # Channels and weights that are (nearly) zero would give factors without bound.

@@ -2,7 +2,7 @@
 // script, because a page that was opened from a folder may not fetch data. Texts are set as text, never as markup.
 "use strict";
 const MOST = 200;
-const SYMBOLS = { proven: "✓", unproven: "?", failed: "✕", refused: "–" };
+const SYMBOLS = { proven: "✓", "proven on random inputs": "~", unproven: "?", failed: "✕", refused: "–" };
 const form = document.querySelector(".filters");
 const found = document.querySelector(".found");
 const body = document.querySelector(".models tbody");
@@ -64,7 +64,7 @@ function matches([name, version, , , channels, statuses, targets, damaged], word
   if (wanted.channel === "-" ? Object.keys(channels).length : wanted.channel && !(wanted.channel in channels)) return false;
   if (wanted.target && !targets.includes(wanted.target)) return false;
   if (wanted.status === "damaged") return damaged;
-  if (wanted.status === "proven") return statuses.proven > 0 && !statuses.unproven && !statuses.failed;
+  if (wanted.status === "proven") return statuses.proven > 0 && !statuses.unproven && !statuses["proven on random inputs"] && !statuses.failed;
   return !wanted.status || statuses[wanted.status] > 0;
 }
 

@@ -23,8 +23,6 @@ from pipeline.spec.sections import MeasuredData, Publication, SpecFile, SpecSect
 from pipeline.spec.source import File, GraphKey, Loc, Mistakes, ModelName, VersionName
 from pipeline.spec.validation import Canary, EnsembleLimits
 
-# What the spec of an ensemble says of graphs with state, and cannot say.
-
 
 def find_state_mistakes(
     graphs: Mapping[str, SpecSections],
@@ -92,7 +90,6 @@ def _wrong_steps(
 # The spec of several graphs that make one model: which specs, what goes from one to the other, data of the whole.
 #
 # Each graph keeps a spec of its own, and is a model of its own in the registry; an ensemble pins a version of each.
-
 
 _INPUT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 HELP = "docs/guides/ensembles.md has an example"

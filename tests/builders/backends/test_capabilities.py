@@ -32,7 +32,6 @@ NAMES = {
     "enginesmith/cli/__init__.py": "the extras of the distribution, some of which are called as their backend is",
     "pipeline/spec/sections.py": "the backends of a spec that names none",
     "validation/gpu/models.py": "a question about TensorRT-RTX alone, which no backend's request asks",
-    "enginesmith/cli/options.py": "--tensorrt and --tensorrt-rtx; any other runtime is stated with --runtime",
     "pipeline/compile/publication/publish.py": "a version's toolchain has the reference interpreter's distribution",
     "pipeline/drafts/onnx_model.py": "the name of a platform of Triton's, whose configurations are read",
     "enginesmith/client/layouts/triton_config.py": "which of Triton's backends opens an engine",

@@ -3,10 +3,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from builders.backends import discovery
+from builders.backends.onnxruntime import OnnxRuntime
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import EnginesmithError, InputError, UnknownNameError
 from tests.builders import graphs
@@ -134,3 +136,20 @@ def test_every_option_says_what_it_means(name):
     meanings = discovery.option_meanings(cls)
     assert set(meanings) == set(discovery.option_fields(cls))
     assert all(len(text) > 15 and "`" not in text and text.endswith(".") for text in meanings.values()), meanings
+
+
+def test_a_backend_that_inherits_capabilities_must_say_so(monkeypatch):
+    class Inherits(OnnxRuntime):
+        pass
+
+    class Declares(OnnxRuntime):
+        capabilities = OnnxRuntime.capabilities
+
+    def named(cls):
+        entry = SimpleNamespace(load=lambda: cls, value="third.party:Backend")
+        monkeypatch.setattr(discovery, "_entries", lambda: {"third": entry})
+        return discovery.load("third")
+
+    assert named(Declares) is Declares
+    with pytest.raises(EnginesmithError, match=r"inherits the capabilities of OnnxRuntime.*capabilities = OnnxRuntime"):
+        named(Inherits)

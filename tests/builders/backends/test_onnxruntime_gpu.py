@@ -136,9 +136,13 @@ def test_a_session_opens_runs_and_answers_within_its_profiles_only(tmp_path):
             session.run({})
 
 
-def test_operators_that_landed_on_the_cpu_are_named(tmp_path):
-    with pytest.raises(EnginesmithError, match=r"3 operators have no kernel .* MatMul .*cpu_operators: true"):
-        GpuSession(graphs.mlp(tmp_path / "model.onnx"), [], [(CPU, {})])
+@pytest.mark.parametrize(
+    ("provider", "words"),
+    [(CPU, "3 operators have no kernel .* MatMul .*cpu_operators: true"), (CUDA, "and no CUDAExecutionProvider")],
+)
+def test_operators_on_the_cpu_and_a_wheel_without_the_provider_are_refused(tmp_path, provider, words):
+    with pytest.raises(EnginesmithError, match=words):
+        GpuSession(graphs.mlp(tmp_path / "model.onnx"), [], [(provider, {})])
 
 
 def test_what_computes_shapes_may_be_on_the_cpu(tmp_path):
@@ -146,11 +150,6 @@ def test_what_computes_shapes_may_be_on_the_cpu(tmp_path):
     values = [("x", TensorProto.FLOAT, ("n", 2))], [("y", TensorProto.FLOAT, (2,))]
     with GpuSession(graphs.save(tmp_path / "model.onnx", nodes, *values), [], [(CPU, {})]) as session:
         assert session.run({"x": np.ones((5, 2), "f")})["y"].tolist() == [5, 2]
-
-
-def test_a_wheel_without_the_provider_opens_nothing(tmp_path):
-    with pytest.raises(EnginesmithError, match="and no CUDAExecutionProvider"):
-        GpuSession(graphs.mlp(tmp_path / "model.onnx"), [], [(CUDA, {})])
 
 
 def test_when_onnxruntime_falls_back_to_the_cpu_the_session_is_refused(tmp_path, monkeypatch):

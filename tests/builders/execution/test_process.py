@@ -144,16 +144,18 @@ def test_a_segmentation_fault_is_a_crash_with_its_signal_and_log(tmp_path):
     assert "reading address zero" in error.log
 
 
-@pytest.mark.parametrize(("number", "words"), [(9, "killed by SIGKILL (the kernel"), (40, "killed by signal 40")])
-def test_other_signals_are_named(tmp_path, number, words):
-    error = failure(tmp_path, "signal_self", {"number": number})
-    assert error.kind == "crash" and words in str(error)
-
-
-@pytest.mark.parametrize("status", [0, 3])
-def test_an_exit_without_a_result_is_an_error(tmp_path, status):
-    error = failure(tmp_path, "leave", {"status": status})
-    assert (error.kind, str(error)) == ("error", f"unit: ended with exit status {status} and no result")
+@pytest.mark.parametrize(
+    ("function", "given", "kind", "words"),
+    [
+        ("signal_self", {"number": 9}, "crash", "unit: killed by SIGKILL (the kernel"),
+        ("signal_self", {"number": 40}, "crash", "unit: killed by signal 40"),
+        ("leave", {"status": 0}, "error", "unit: ended with exit status 0 and no result"),
+        ("leave", {"status": 3}, "error", "unit: ended with exit status 3 and no result"),
+    ],
+)
+def test_a_signal_or_an_exit_without_a_result_is_named(tmp_path, function, given, kind, words):
+    error = failure(tmp_path, function, given)
+    assert error.kind == kind and str(error).startswith(words)
 
 
 def test_a_value_that_is_not_json_is_an_error(tmp_path):
@@ -219,22 +221,14 @@ with {start} as start:
     return subprocess.Popen([sys.executable, "-c", code], env=environment)
 
 
-def test_a_killed_parent_takes_its_child_along(how, tmp_path):
+@pytest.mark.parametrize(("function", "more"), [("hang", {}), ("spawn", {"wait": True})], ids=["child", "grandchild"])
+def test_a_killed_parent_takes_along_its_child_and_what_that_has_started(how, tmp_path, function, more):
     noted = tmp_path / "pid"
-    parent = parent_of(how, tmp_path, "hang", {"path": str(noted)})
-    child = int(text_of(noted))
+    parent = parent_of(how, tmp_path, function, {"path": str(noted), **more})
+    running = int(text_of(noted))
     parent.kill()
     parent.wait()
-    assert gone(child)
-
-
-def test_a_killed_parent_takes_along_what_its_child_has_started(how, tmp_path):
-    noted = tmp_path / "pid"
-    parent = parent_of(how, tmp_path, "spawn", {"path": str(noted), "wait": True})
-    grandchild = int(text_of(noted))
-    parent.kill()
-    parent.wait()
-    assert gone(grandchild)
+    assert gone(running)
 
 
 def test_no_guard_is_left_behind(tmp_path):

@@ -12,7 +12,7 @@ def test_mirror_and_export(three: Store, tmp_path: Path) -> None:
     found = told("registry", "mirror", "digits:stable", "digits@3", tmp_path / "other", "--channels")
     assert (found["versions"], found["moved"]) == (["digits@2", "digits@3"], ["digits:stable"])
     text = said("registry", "mirror", "digits@2", tmp_path / "other")
-    assert "digits@2\n0 blobs copied (0 bytes)" in text
+    assert "digits@2\n0 blobs copied (0 B)" in text
     assert told("list", "--registry", tmp_path / "other")[0]["channels"] == {"stable": "2"}
     result = run("registry", "export", "digits:stable", tmp_path / "oci")
     assert f"oci:{tmp_path / 'oci'}:digits-2-cpu-fp32-onnxruntime" in result.stdout and "skopeo copy" in result.stderr

@@ -4,8 +4,10 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated, Literal
 
 import click
 import pytest
@@ -65,6 +67,106 @@ def option(command: click.Command, name: str) -> click.Option | None:
     return found[0] if found else None
 
 
+def test_there_are_at_most_300_options() -> None:
+    listed = [(name, item.opts) for name, command in pages().items() for item in command.params]
+    own = [(name, opts) for name, opts in listed if opts[0].startswith("-")]
+    assert len(own) + len(options.GLOBAL_OPTIONS) + len(cli.enginesmith.params) <= 300
+
+
+def test_global_options_are_explained_once_and_named_below_each_command() -> None:
+    for name in ("list", "build", "canary run", "debug", "fleet"):
+        text = CliRunner().invoke(cli.enginesmith, [*name.split(), "--help"]).output
+        assert "Global options: enginesmith --help" in text
+        assert not [item for item in ("--registry URI", "--trust FILE", "--log-format") if item in text], name
+    assert "--registry URI" in help_text() and "ENGINESMITH_REGISTRY" in help_text()
+
+
+@cache
+def probe() -> click.Group:
+    """A group with a command that prints what it gets of the global options, and one that takes none."""
+
+    @click.group(cls=options.Group)
+    def root() -> None:
+        """Root."""
+
+    @root.command()
+    def shown(registry: str, stated_registry: str | None, as_json: bool, quiet: bool) -> None:
+        """Show."""
+        click.echo(f"{registry} {stated_registry} {as_json} {quiet} {options.log_format()}")
+
+    @root.command()
+    def other(quiet: bool) -> None:
+        """Show."""
+        click.echo(str(quiet))
+
+    return root
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("shown", "./registry None False False text"),
+        ("shown --registry a --json --quiet --log-format json", "a a True True json"),
+        ("--registry a --json --quiet --log-format json shown", "a a True True json"),
+        ("--registry a --quiet shown --registry b", "b b False True text"),
+        ("--registry a other --quiet", "True"),
+    ],
+)
+def test_a_global_option_counts_before_and_after_the_commands_name(words: str, expected: str) -> None:
+    result = CliRunner().invoke(probe(), words.split())
+    assert (result.exit_code, result.output.strip()) == (0, expected)
+
+
+def test_a_global_options_variable_counts_less_than_the_command_line() -> None:
+    variables = {"ENGINESMITH_REGISTRY": "env"}
+    found = [
+        CliRunner().invoke(probe(), words, env=variables).output.split()[0]
+        for words in (["shown"], ["--registry", "a", "shown"])
+    ]
+    assert found == ["env", "a"]
+
+
+@pytest.mark.parametrize("words", ["other --json", "--json other", "other --trust p.yaml", "--trust p.yaml other"])
+def test_an_option_that_a_command_would_ignore_to_its_users_harm_is_refused(words: str) -> None:
+    result = CliRunner().invoke(probe(), words.split())
+    assert result.exit_code == 2 and "leave" in result.output and "out" in result.output
+
+
+def test_options_of_a_dataclass_have_its_types_and_defaults() -> None:
+    @dataclass(frozen=True)
+    class Inner:
+        wide: Annotated[bool, options.Option("Wide.")] = False
+        names: Annotated[tuple[str, ...], options.Option("Names.", name="--name")] = ()
+
+    @dataclass(frozen=True, kw_only=True)
+    class Outer:
+        place: Annotated[Path, options.Option("Place.")]
+        count: Annotated[int | None, options.Option("Count.", shown="all")] = None
+        kind: Annotated[Literal["a", "b"], options.Option("Kind.")] = "a"
+        ratio: Annotated[float, options.Option("Ratio.")] = 0.0
+        inner: Inner
+
+    given: list[Outer] = []
+
+    @options.command()
+    @options.takes(Outer)
+    def show(options: Outer) -> None:
+        """Show."""
+        given.append(options)
+
+    assert CliRunner().invoke(show, ["--place", "x"]).exit_code == 0
+    words = ["--place", "y", "--count", "3", "--kind", "b", "--ratio", "0.5", "--wide", "--name", "p", "--name", "q"]
+    assert CliRunner().invoke(show, words).exit_code == 0
+    assert given == [
+        Outer(place=Path("x"), inner=Inner()),
+        Outer(place=Path("y"), count=3, kind="b", ratio=0.5, inner=Inner(wide=True, names=("p", "q"))),
+    ]
+    text = CliRunner().invoke(show, ["--help"]).output
+    assert "[required]" in text and "default: (all)" in text and "default: a" in text and "default: 0.0" in text
+    for wrong in ([], ["--place", "x", "--kind", "c"], ["--place", "x", "--ratio", "nan"]):
+        assert CliRunner().invoke(show, wrong).exit_code == 2
+
+
 def help_text() -> str:
     return CliRunner().invoke(cli.enginesmith, ["--help"]).output
 
@@ -116,11 +218,6 @@ def test_one_word_for_each_concept(name: str) -> None:
     command = commands()[name]
     for plural in ("--targets", "--precisions", "--backends"):
         assert option(command, plural) is None
-    if registry := option(command, "--registry"):
-        assert str(registry.help).startswith(
-            "Registry: a path, file://, s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix or http://"
-        )
-        assert registry.show_default and registry.envvar == "ENGINESMITH_REGISTRY"
     if target := option(command, "--target"):
         assert str(target.help).startswith("Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute")
         assert target.show_default or target.required
@@ -129,8 +226,10 @@ def test_one_word_for_each_concept(name: str) -> None:
         listed = precision.type.choices if isinstance(precision.type, click.Choice) else str(precision.help)
         assert all(kind in listed for kind in PRECISIONS)
         assert precision.show_default
-    if name not in WITHOUT_JSON:
-        assert option(command, "--json")
+    taken = inspect.signature(inspect.unwrap(command.callback)).parameters if command.callback else {}
+    assert ("as_json" in taken) == (name not in WITHOUT_JSON)
+    for shared in options.GLOBAL_OPTIONS:
+        assert not [item for item in command.params if set(item.opts) & set(shared.opts)]
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
@@ -160,11 +259,11 @@ def test_what_ref_spec_and_channel_mean_stands_below_the_command(name: str) -> N
 def test_several_targets_by_commas_or_one_by_one(words: list[str], targets: str | None, precisions: str | None) -> None:
     given = {}
 
-    @click.command()
-    @options.selection_options
-    def command(**chosen: str | None) -> None:
+    @options.command()
+    @options.takes(options.Selection)
+    def command(options: options.Selection) -> None:
         """Keep what it was given."""
-        given.update(chosen)
+        given.update(vars(options))
 
     assert CliRunner().invoke(command, words).exit_code == 0
     assert given == {"targets": targets, "precisions": precisions, "backends": None}

@@ -44,11 +44,11 @@ def test_a_repository_is_written_and_told(store: Store, tmp_path: Path, capsys: 
 def test_several_targets_lie_together(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     publish_engines(store, [plan(store, "sm_80"), plan(store, "sm_89")])
     dest = ("--layout", "triton", "--dest", str(tmp_path / "m"))
-    for how in (("--target", "sm_80", "--target", "l4"), ("--all-generations",)):
+    for how in (("--target", "sm_80", "--target", "l4"), ("--target", "all")):
         assert run(store, *dest, *how) == 0
         assert "chosen: sm_89-fp16.plan: sm_89 fp16 tensorrt of digits@1" in capsys.readouterr().out
-    assert run(store, *dest, "--target", "sm_80", "--all-generations") == 2
-    assert "not both" in capsys.readouterr().err
+    assert run(store, *dest, "--target", "sm_80", "--target", "all") == 2
+    assert "leave out the others" in capsys.readouterr().err
     assert run(store, "--target", "sm_80", "--target", "l4", "--dest", str(tmp_path / "p")) == 2
     assert "give --layout triton" in capsys.readouterr().err
 

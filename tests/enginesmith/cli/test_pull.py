@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from enginesmith.cli.pull import FollowOptions
+from enginesmith.client.client import Command, HealthCommand, HealthUrl, Post, ReportUrl
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.registry.store.base import Store
 from tests.enginesmith.cli.commands import run, told
@@ -28,13 +30,8 @@ def test_the_table(published: Store, tmp_path: Path) -> None:
     assert none.exit_code == 1 and '"candidates": []' in none.stdout
     for wrong in (["--once"], ["--hook", "x"], ["--interval", "3"]):
         assert run("pull", "digits", *wrong).exit_code == 2
-    for both in (
-        ["--hook", "x", "--hook-url", "http://x"],
-        ["--health-command", "x", "--health-url", "http://x"],
-        ["--report-url", "http://x", "--no-report"],
-        ["--health-command", "x", "--no-report"],
-    ):
-        assert run("pull", "digits:candidate", "--follow", "--once", "--target", "cpu", *both).exit_code == 2, both
+    both = ("--health", "x", "--report", "none")
+    assert run("pull", "digits:candidate", "--follow", "--once", "--target", "cpu", *both).exit_code == 2
 
 
 def test_an_explanation_follows_nothing_and_is_one_document(published: Store) -> None:
@@ -62,3 +59,12 @@ def test_pull(mixed: Store, tmp_path: Path) -> None:
     refused = run("pull", "digits", "--target", "sm_89", "--proven-only", "--dest", out)
     assert isinstance(refused.exception, UnknownNameError)
     assert isinstance(run("pull", "digits", "--target", "cpu", "--precision", "fp8").exception, UnknownNameError)
+
+
+def test_a_hook_and_a_health_check_are_commands_or_urls() -> None:
+    commands = FollowOptions(hook="reload now", health="check").settings()
+    assert commands["hook"] == Command("reload now", 30.0) and commands["health"] == HealthCommand("check")
+    urls = FollowOptions(hook="http://x/a", health="https://x/b", report="http://x/c").settings()
+    assert urls["hook"] == Post("http://x/a", 30.0) and urls["health"] == HealthUrl("https://x/b")
+    assert urls["report"] == ReportUrl("http://x/c") and commands["report"] is True
+    assert FollowOptions(report="none").settings()["report"] is False

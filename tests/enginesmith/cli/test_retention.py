@@ -11,19 +11,21 @@ def test_gc_shows_first_and_deletes_when_told(three: Store) -> None:
     )
     result = run("registry", "gc", "--keep-versions", 1)
     assert (
-        "digits@2" in result.stdout and "add --delete" in result.stderr and "2 versions kept; 0 bytes" in result.stdout
+        "digits@2" in result.stdout
+        and "add --delete" in result.stderr
+        and "2 versions kept; 0 B deleted" in result.stdout
     )
     found = told("registry", "gc", "--keep-versions", 1, "--grace", "0s", "--delete")
     assert {item["state"] for item in found["items"]} == {"deleted"} and found["acted"] and found["deleted_bytes"] > 0
     assert found["kept"] == {"digits@1": ["pinned"], "digits@3": ["among the newest"]} and found["leases"] == []
     assert told("registry", "pin", "digits@1") == {"model": "digits", "version": "1", "pinned": True, "changed": False}
-    assert "not pinned any more" in said("registry", "pin", "--remove", "digits@1") and "digits@1 is pinned" in said(
+    assert "digits@1 is unpinned" in said("registry", "pin", "--remove", "digits@1") and "digits@1 is pinned" in said(
         "registry", "pin", "digits@1"
     )
     assert told("registry", "pin", "--remove", "digits@1") == {"model": "digits", "version": "1", "pinned": False}
     assert isinstance(run("registry", "pin", "--remove", "digits").exception, UnknownNameError)
     assert run("registry", "pin", "--remove", "digits@1", "--why", "old").exit_code == 2
-    assert "2 versions kept; 0 bytes deleted, 0 bytes" in said("registry", "gc")
+    assert "2 versions kept; 0 B deleted, 0 B marked or to mark" in said("registry", "gc")
     for grace in ("soon", "999999d"):
         assert run("registry", "gc", "--delete", "--grace", grace).exit_code == 2
     assert told("registry", "fsck")["problems"] == []

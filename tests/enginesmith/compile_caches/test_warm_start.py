@@ -1,10 +1,9 @@
-"""What stands between a published cache and code that runs: its publisher, its bytes, this machine, this model."""
+"""What stands between an attached cache and code that runs: its publisher, its bytes, this machine; and the measure."""
 
 import json
 import os
 import pickle
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,25 +12,25 @@ import enginesmith
 from enginesmith.client.client import Client
 from enginesmith.client.pull import Pulled
 from enginesmith.client.resolve import Policy
-from enginesmith.compile_caches.archive import pack
-from enginesmith.compile_caches.recipe import CacheRecipe, CompileOptions
-from enginesmith.compile_caches.warm_start import FOLDER_VARIABLE, StaleCacheError
-from enginesmith.core.codec import encode
-from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError, canonical_json
+from enginesmith.compile_caches.archive import CacheRecipe, CompileOptions, pack, read_recipe
+from enginesmith.compile_caches.warm_start import FOLDER_VARIABLE, StaleCacheError, measure_start
+from enginesmith.core.errors import InputError, IntegrityError, ModelError, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.evaluation import list_facts
-from enginesmith.core.requirements import Cpu, Gpu, Installation, Requirement, Runtime
-from enginesmith.registry.manifest import EngineEntry
+from enginesmith.core.requirements import Cpu, Gpu, Installation, Runtime
+from enginesmith.registry.evidence.attachments import COMPILE_CACHE
+from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust.policy import UntrustedError
-from enginesmith.registry.trust.signing import SigningKey, sign
-from enginesmith.registry.versions.publish import Published, publish
-from tests.enginesmith.registries import approval, draft, engine, report
+from enginesmith.registry.trust.signing import SigningKey
+from enginesmith.registry.versions.publish import add_signatures
+from tests.enginesmith.registries import attach, engine, publish_engines
 from tests.enginesmith.registry.trust.keys import written
 from tests.enginesmith.registry.trust.test_signing import policy_file
 
 FACTS = tuple(list_facts(cuda=False).items())
 RECIPE = CacheRecipe(CompileOptions(), "cpu", 1)
+UNSIGNED = Policy(allow_unsigned=True)
 
 
 class Hostile:
@@ -56,49 +55,47 @@ def mark(tmp_path: Path) -> Path:
 
 def published(
     store: Store, tmp_path: Path, mark: Path, facts: tuple[tuple[str, str], ...] = FACTS, cpu: str = this_kind().name
-) -> Published:
-    """A version with an engine and a cache, of which a graph is a hostile pickle."""
+) -> Manifest:
+    """A version with an engine and an attached cache, of which a graph is a hostile pickle."""
     folder, file = tmp_path / "inductor" / "fxgraph" / "ab", tmp_path / "net.cache"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "graph").write_bytes(pickle.dumps(Hostile(mark)))
     pack(folder.parents[1], RECIPE, file)
-    requires: tuple[Requirement, ...] = (Cpu("cpu", cpu), Installation(facts))
-    found = replace(engine(store, data=file.read_bytes()), backend="torch-compile", suffix=".cache", requires=requires)
-    found = replace(found, report=store.put_bytes(canonical_json(report(found).to_json())))
-    own = engine(store)
-    return publish(store, draft(store), [(own, approval(own))], caches=[(found, approval(found))])
+    manifest = publish_engines(store, [engine(store)]).manifest
+    attach(store, manifest, file, COMPILE_CACHE, (Cpu("cpu", cpu), Installation(facts)))
+    return manifest
 
 
-def pulled(store: Store, dest: Path, trust: Path | None = None) -> Pulled:
-    return Client(store.uri, policy=Policy(kind="cache", trust=trust)).pull("digits:candidate", dest)
+def pulled(store: Store, dest: Path, policy: Policy = UNSIGNED) -> Pulled:
+    return Client(store.uri, policy=policy).pull("digits:candidate", dest)
 
 
-def test_a_cache_is_pulled_beside_the_engine_and_by_name(store: Store, tmp_path: Path, mark: Path) -> None:
-    version = published(store, tmp_path, mark)
-    found, usual = pulled(store, tmp_path / "dest"), Client(store.uri).pull("digits:candidate", tmp_path / "dest")
-    assert found.is_cache and found.engine.backend == "torch-compile"
-    assert not usual.is_cache and usual.engine.backend == "onnxruntime"
-    assert json.loads(found.description.read_bytes())["kind"] == "cache"
-    assert {found.description, found.path}.isdisjoint({usual.description, usual.path})
-    assert found.engine.digest in version.manifest.blobs()  # which no collection deletes
-
-
-def test_nothing_is_read_of_a_cache_that_nobody_vouches_for(store: Store, tmp_path: Path, mark: Path) -> None:
+def test_a_cache_that_nobody_vouches_for_is_not_pulled_and_not_read(store: Store, tmp_path: Path, mark: Path) -> None:
     published(store, tmp_path, mark)
+    usual = pulled(store, tmp_path / "usual", Policy())
+    assert not usual.attachments and "is code, and no signature of it was asked for" in usual.left_out[0][1]
+    assert not (tmp_path / "usual" / "attachments").exists()
+    with pytest.raises(InputError, match=r"no compile cache came with .* is code"):
+        enginesmith.warm_start(usual, allow_unsigned=True)
     found = pulled(store, tmp_path / "dest")
-    for given in (found, found.description):
+    for given in (found, *found.attachments, found.attachments[0].description):
         with pytest.raises(UntrustedError, match=r"is code .* allow_unsigned=True"):
             enginesmith.warm_start(given)
     assert not mark.exists() and os.environ[FOLDER_VARIABLE] == "before"
 
 
 def test_a_signature_that_a_policy_asked_for_is_enough(store: Store, tmp_path: Path, mark: Path) -> None:
-    version = published(store, tmp_path, mark)
-    trust = policy_file(tmp_path, "  - {models: '*', signers: [release]}\n")
+    manifest = published(store, tmp_path, mark)
+    policy = Policy(trust=policy_file(tmp_path, "  - {models: '*', signers: [release]}\n"))
     with pytest.raises(UntrustedError, match="has 0 of the 1"):
-        pulled(store, tmp_path / "dest", trust)
-    sign(store, version.manifest, SigningKey(written(tmp_path, "release")[0]))
-    warm = enginesmith.warm_start(pulled(store, tmp_path / "dest", trust))
+        pulled(store, tmp_path / "dest", policy)
+    key = SigningKey(written(tmp_path, "release")[0])
+    add_signatures(store, manifest, key)
+    assert "has not the signatures" in pulled(store, tmp_path / "dest", policy).left_out[0][1]
+    add_signatures(store, manifest, key, [digest_of_file(tmp_path / "net.cache")])
+    found = pulled(store, tmp_path / "dest", policy)
+    assert found.attachments[0].signed_by == ("release",)
+    warm = enginesmith.warm_start(found)
     assert warm.recipe == RECIPE and os.environ[FOLDER_VARIABLE] == str(warm.folder)
     assert warm.folder.stat().st_mode & 0o077 == 0  # others may not write code there
     assert not mark.exists()  # only torch reads a graph, when it looks for one
@@ -108,10 +105,11 @@ def test_a_signature_that_a_policy_asked_for_is_enough(store: Store, tmp_path: P
 def test_other_bytes_than_were_published_are_refused(store: Store, tmp_path: Path, mark: Path, change: str) -> None:
     published(store, tmp_path, mark)
     found = pulled(store, tmp_path / "dest")
-    data = found.path.read_bytes()
-    found.path.chmod(0o644)
-    found.path.write_bytes(data[:-9] if change == "cut" else bytes([*data[:-30], data[-30] ^ 1, *data[-29:]]))
-    for given in (found, found.description):
+    path = found.attachments[0].path
+    data = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(data[:-9] if change == "cut" else bytes([*data[:-30], data[-30] ^ 1, *data[-29:]]))
+    for given in (found, found.attachments[0].description):
         with pytest.raises(IntegrityError, match="was published; pull it again"):
             enginesmith.warm_start(given, allow_unsigned=True)
     assert not mark.exists() and os.environ[FOLDER_VARIABLE] == "before"
@@ -126,19 +124,18 @@ def stale_facts() -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("name", "text", "words"), [*stale_facts()])
-def test_a_stale_cache_is_not_chosen_and_the_reason_says_what_differs(
+def test_a_stale_cache_is_not_pulled_and_the_reason_says_what_differs(
     store: Store, tmp_path: Path, mark: Path, name: str, text: str, words: str
 ) -> None:
     published(store, tmp_path, mark, tuple({**dict(FACTS), name: text}.items()))
-    with pytest.raises(UnknownNameError) as refused:
-        pulled(store, tmp_path / "dest")
-    assert words in str(refused.value) and "no compile cache for cpu" in str(refused.value)
+    ((left_out, reason),) = pulled(store, tmp_path / "dest").left_out
+    assert left_out == "net.cache" and words in reason
 
 
-def test_a_cache_of_another_kind_of_cpu_is_not_chosen(store: Store, tmp_path: Path, mark: Path) -> None:
+def test_a_cache_of_another_kind_of_cpu_is_not_pulled(store: Store, tmp_path: Path, mark: Path) -> None:
     published(store, tmp_path, mark, cpu="arm64")
-    with pytest.raises(UnknownNameError, match="laid out for arm64 CPUs, and this one is"):
-        pulled(store, tmp_path / "dest")
+    found = pulled(store, tmp_path / "dest")
+    assert not found.attachments and "laid out for arm64 CPUs, and this one is" in found.left_out[0][1]
 
 
 def test_a_machine_that_changed_after_the_pull_is_seen(
@@ -147,24 +144,20 @@ def test_a_machine_that_changed_after_the_pull_is_seen(
     published(store, tmp_path, mark)
     found = pulled(store, tmp_path / "dest")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    for given in (found, found.description):
+    for given in (found, found.attachments[0].description):
         with pytest.raises(StaleCacheError, match=r"made with C\+\+ compiler .*, and absent is here; pull the one"):
             enginesmith.warm_start(given, allow_unsigned=True)
 
 
-def test_an_engine_is_no_cache(store: Store, tmp_path: Path, mark: Path) -> None:
-    published(store, tmp_path, mark)
-    found = Client(store.uri).pull("digits:candidate", tmp_path / "dest")
-    for given in (found, found.description, found.path, tmp_path / "none.json"):
+def test_an_engine_and_another_attachment_are_no_cache(store: Store, tmp_path: Path) -> None:
+    manifest = publish_engines(store, [engine(store)]).manifest
+    (tmp_path / "words.txt").write_text("one two")
+    attach(store, manifest, tmp_path / "words.txt", "vocabulary")
+    found = pulled(store, tmp_path / "dest", Policy())
+    other = found.attachments[0]
+    for given in (found, found.description, found.path, other, other.description, tmp_path / "none.json"):
         with pytest.raises(InputError, match="compile cache"):
             enginesmith.warm_start(given, allow_unsigned=True)
-
-
-def test_a_version_without_caches_says_so(store: Store, tmp_path: Path) -> None:
-    own = engine(store)
-    publish(store, draft(store), [(own, approval(own))])
-    with pytest.raises(UnknownNameError, match=r"(?s)has no compile cache for cpu.*it has no compile caches at all"):
-        pulled(store, tmp_path / "dest")
 
 
 def test_a_cache_for_a_gpu_asks_for_its_driver_and_runtimes() -> None:
@@ -180,10 +173,69 @@ def test_a_cache_for_a_gpu_asks_for_its_driver_and_runtimes() -> None:
     assert "driver" in list_facts(cuda=True) and "driver" not in list_facts(cuda=False)
 
 
-def test_caches_are_written_to_a_manifest_and_read_back(store: Store, tmp_path: Path, mark: Path) -> None:
-    manifest = published(store, tmp_path, mark).manifest
-    from enginesmith.registry.manifest import parse
+NET = """
+import torch
+from enginesmith.compile_caches.archive import CompileOptions
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(8, 4)
+    def forward(self, x):
+        return torch.nn.functional.silu(self.fc(x)) * {factor}
+def build():
+    calls = [(torch.ones(rows, 8),) for rows in (4, 1, 5)]
+    return Net(), calls, CompileOptions(dynamic={{"x": (0,)}})
+def wrong():
+    return Net()
+"""
 
-    again = parse(manifest.to_bytes())
-    assert again == manifest and [type(item) for item in again.caches] == [EngineEntry]
-    assert "caches" not in encode(replace(manifest, caches=()))
+
+@pytest.mark.slow
+def test_a_process_out_of_a_cache_compiles_nothing_and_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET.format(factor=2))
+    cache = tmp_path / "net.cache"
+    found = measure_start("net:build", cache)
+    assert found.compiled_again == 0 and 0 < found.to_json()["warm_of_cold"] < 1
+    recipe = read_recipe(cache)
+    assert recipe.probes and all(name.endswith(".so") for name in recipe.probes)
+    assert recipe.requires[0] == Cpu("cpu", this_kind().name) and recipe.requires[-1] == Installation(FACTS)
+    before = cache.read_bytes()
+    (tmp_path / "net.py").write_text(NET.format(factor=3))
+    with pytest.raises(ModelError, match=r"the warm start failed: .*another model: class Net has other source"):
+        measure_start("net:build", cache)
+    assert cache.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "words"),
+    [
+        ("net:wrong", "must give a torch.nn.Module, the inputs of a call"),
+        ("net", "must give a torch.nn.Module"),
+        ("net:none", "has no attribute 'none'; give MODULE:FUNCTION"),
+        ("nowhere:build", "No module named 'nowhere'; give MODULE:FUNCTION"),
+    ],
+)
+def test_an_entry_point_that_gives_no_model_is_refused_with_what_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry_point: str, words: str
+) -> None:
+    from enginesmith.compile_caches.warm_start import load_entry_point
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "net", raising=False)
+    (tmp_path / "net.py").write_text(NET.format(factor=2))
+    with pytest.raises(InputError, match=words):
+        load_entry_point(entry_point)
+
+
+def test_a_description_that_was_edited_is_refused(store: Store, tmp_path: Path, mark: Path) -> None:
+    published(store, tmp_path, mark)
+    description = pulled(store, tmp_path / "dest").attachments[0].description
+    document = json.loads(description.read_bytes())
+    for change in ({"name": "../../evil"}, {"digest": "x"}, {"kind": "vocabulary"}):
+        description.write_text(json.dumps({**document, **change}))
+        with pytest.raises(InputError, match="compile cache"):
+            enginesmith.warm_start(description, allow_unsigned=True)

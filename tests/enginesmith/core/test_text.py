@@ -2,7 +2,15 @@
 
 import pytest
 
-from enginesmith.core.text import find_nearest, format_bytes, format_metrics, format_plain, join_first, suggest
+from enginesmith.core.text import (
+    find_nearest,
+    format_bytes,
+    format_checks,
+    format_metrics,
+    format_plain,
+    join_first,
+    suggest,
+)
 
 
 @pytest.mark.parametrize(
@@ -74,3 +82,8 @@ def test_task_metrics_are_one_line_with_their_units():
 )  # fmt: skip
 def test_a_plain_number_has_no_exponent(value, text) -> None:
     assert format_plain(value) == text
+
+
+def test_checks_are_counted_out_of_all() -> None:
+    assert format_checks({"passed": 38, "failed": 1, "not_measured": 1}) == "38/40"
+    assert format_checks({"passed": 0, "failed": 0}) == ""

@@ -11,7 +11,8 @@ from enginesmith.core.types import Dim, TensorSpec
 from enginesmith.user_code.task import Captured, Task, TorchProgram
 from pipeline.quantization.statistics.observe import open_source
 from pipeline.sources.export import export
-from pipeline.sources.user_process import ExportRequest, start_user_process
+from pipeline.sources.request import ExportRequest
+from pipeline.sources.user_process import start_user_process
 from validation.golden.golden_set import GoldenSet
 
 X = TensorSpec("x", "float32", ("batch", 3))

@@ -48,6 +48,8 @@ def end(how: str) -> None:
         sys.exit(4)
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "hang":
+        time.sleep(600)
     if how == "panic":
         raise Panic("at the third layer")
     raise ValueError("a request that fails")

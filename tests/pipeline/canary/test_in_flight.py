@@ -110,9 +110,8 @@ def test_a_candidate_that_dies_in_flight_is_not_promoted(tmp_path, manifests, ho
     pace = ReplayPace(warmup=2, in_flight=3)
     dying = partial(opened, 1, how=how, at=205)
     written = replayed(tmp_path, manifests, dying, partial(opened, 1), 400, pace, True)
-    assert written.report.verdict != "PASS"
-    ends = [item.note for item in written.report.criteria if item.name == "logs to the end"]
-    assert f"the candidate's engine ended its process: {words}, among requests" in ends[0]
+    assert written.report.verdict == "FAIL"
+    assert f"the candidate's engine ended its process: {words}, among requests" in written.report.reason
     seen = read_both(*(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")))
     assert seen[0].ok[:100] == [True] * 100 and not any(seen[0].ok[210:]) and all(seen[1].ok)
     assert json.loads(written.json.read_text())["verdict"] == written.report.verdict and LIMITS

@@ -12,6 +12,7 @@ from enginesmith.core.hardware.machine import target_named
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import open_store
+from pipeline.canary import engines
 from pipeline.canary.engines import ChosenEngine, isolate
 from pipeline.canary.run import CanaryExecution, CanaryRun
 from pipeline.canary.verdicts import JudgeOptions, WrittenReport, judge_files, promotion_refusal
@@ -70,10 +71,10 @@ def replayed(
 )
 def test_a_candidate_that_ends_its_process_is_not_promoted(tmp_path, manifests, how, words):
     written = replayed(tmp_path, manifests[::-1], partial(opened, how, 303), partial(opened))
-    ends = [item.note for item in written.report.criteria if item.name == "logs to the end"]
-    assert written.report.verdict != "PASS" and f"the candidate's engine ended its process: {words}" in ends[0]
+    died = f"the process: the candidate's engine ended its process: {words}"
+    assert written.report.verdict == "FAIL" and written.report.reason.startswith(died)
     found = read_both(tmp_path / "out/candidate.jsonl", tmp_path / "out/baseline.jsonl")
-    assert found[0].ok == [True] * 300 + [False] * (len(found[1]) - 300) and all(found[1].ok) and len(found[1]) >= 400
+    assert found[0].ok == [True] * 300 + [False] * (len(found[1]) - 300) and all(found[1].ok) and len(found[1]) == 301
     assert words in found[0].error[300] and found[0].died == f"{words}, at request 303 with the warm-up's"
     assert found[0].ended and found[1].ended and not found[1].died
     report = read_report(written.json.read_bytes())
@@ -82,14 +83,12 @@ def test_a_candidate_that_ends_its_process_is_not_promoted(tmp_path, manifests, 
 
 def test_one_that_dies_with_its_last_request_is_not_promoted_either(tmp_path, manifests):
     written = replayed(tmp_path, manifests, partial(opened, "exit", 802), partial(opened))
-    assert written.report.verdict == "INSUFFICIENT"
-    assert "logs to the end: the candidate's engine ended its process: exit status 3" in written.report.reason
+    assert written.report.verdict == "FAIL"
+    assert "the process: the candidate's engine ended its process: exit status 3" in written.report.reason
     again = judge_files(
         *(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")), JudgeOptions(LIMITS, ""), tmp_path
     )
-    assert again.report.verdict == "INSUFFICIENT" and "ended its process" in again.report.reason, (
-        "the files remember it"
-    )
+    assert again.report.verdict == "FAIL" and "ended its process" in again.report.reason, "the files remember it"
 
 
 def test_a_baseline_that_dies_is_nothing_to_pass_against(tmp_path, manifests):
@@ -115,6 +114,15 @@ def test_a_thread_of_it_that_panics_ends_its_process():
         session.prepare(2, ())
         answers = list(session.serve_segment(TrafficSegment([0.0] * 4, [X] * 4)))
         assert len(answers) == 4 and "exit status 1, among requests 1 to 4" in answers[0].served.error and session.died
+
+
+@pytest.mark.timeout(60)
+def test_an_engine_that_hangs_is_killed_and_has_died(monkeypatch):
+    monkeypatch.setattr(engines, "HANG_S", 0.3)
+    with isolate("candidate", partial(opened, "hang", 2)) as session:
+        assert not serve(session, X, ReplayClock()).error
+        assert "killed after 0.3 s without an answer, at request 2" in serve(session, X, ReplayClock()).error
+        assert serve(session, X, ReplayClock()).error and session.died, "and nothing waits for it again"
 
 
 def test_an_engine_that_cannot_be_opened_says_so():

@@ -166,13 +166,11 @@ def test_results_of_something_else_are_refused_and_leave_no_trace(
 
 
 def far_off(document: dict[str, Any]) -> None:
-    """Answers that are wrong, beside a verdict, checks and limits that say the opposite."""
+    """Answers that are wrong, beside an outcome that says nothing of it."""
     item = carried(document)
     for answer in item["answers"].values():
         answer["logits"] = encode(pack(-unpack(decode(answer["logits"], PackedArray))))
-    assert item["outcome"] == "passed"
-    for check in item["checks"]:
-        check.update(limit=-1e9, passed=True)
+    assert item["outcome"] == "recorded"
 
 
 def test_drift_is_measured_here_whatever_the_results_say_of_it(
@@ -230,7 +228,7 @@ def of_a_gpu(
         answer["logits"] = pack((exact * (1 + noise * rng.standard_normal(exact.shape))).astype(exact.dtype))
     item = OfflineTrial(
         model="tiny", version="1", manifest=manifest.digest, golden=digest, engine=str(entry.digest),
-        build_key=request.key, unit=unit, created_at=now(), outcome="passed", answers=recorder.answers,
+        build_key=request.key, unit=unit, created_at=now(), outcome="recorded", answers=recorder.answers,
     )  # fmt: skip
     gpu = KitDevice("cuda", "NVIDIA L4", "NVIDIA-L4", driver="580.1", compute_capability=(8, 9))
     gpu = replace(gpu, **device)

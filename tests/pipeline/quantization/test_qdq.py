@@ -281,19 +281,17 @@ def test_another_process_makes_the_same_bytes() -> None:
     assert len(outputs) == 1 and len(outputs.pop().split()) == len(NETS) * len(SCHEMES)
 
 
-@pytest.mark.parametrize("sm", ["SM75", "SM80", "SM86", "SM89", "SM120"])
+@pytest.mark.parametrize(
+    ("scheme", "sm"),
+    [*(("tensorrt", sm) for sm in ("SM75", "SM80", "SM86", "SM89", "SM120")), ("tensorrt-fp32", "SM80")],
+)
 @pytest.mark.parametrize("net", NETS)
-def test_tensorrt_rtx_builds_int8_over_fp16_for_every_generation(net: str, sm: str) -> None:
+def test_tensorrt_rtx_builds_int8_over_fp16_for_every_generation_and_over_fp32_for_ampere(
+    net: str, scheme: str, sm: str
+) -> None:
     make, data, _ = NETS[net]
     shapes = IMAGE_SHAPES if net == "conv" else TEXT_SHAPES
-    assert compiles(quantized(make(), data(), "tensorrt"), sm, shapes) == ""
-
-
-@pytest.mark.parametrize("net", NETS)
-def test_tensorrt_rtx_builds_int8_over_fp32_from_ampere_on(net: str) -> None:
-    make, data, _ = NETS[net]
-    shapes = IMAGE_SHAPES if net == "conv" else TEXT_SHAPES
-    assert compiles(quantized(make(), data(), "tensorrt-fp32"), "SM80", shapes) == ""
+    assert compiles(quantized(make(), data(), scheme), sm, shapes) == ""
 
 
 def test_fp16_scales_that_would_become_zero_are_floored_and_said_so() -> None:

@@ -1,6 +1,7 @@
 """What fp16 would make zero stays in fp32 where that shows, and only there."""
 
 import numpy as np
+import onnx
 import pytest
 
 from pipeline.quantization.ranges import Ranges
@@ -56,3 +57,19 @@ def test_a_tensor_that_was_measured_as_tiny_stays_and_one_that_was_not_is_cast()
     model = x_net("a = Abs(x) e = Add(a, eps) y = Div(x, e)", **EPS)
     far = Ranges({"e": (0.5, 3.0)}, "minmax", "0" * 64, 1)
     assert not cast_float(model, "fp16", ranges=far)[1].kept and cast_float(model, "fp16")[1].kept
+
+
+def test_what_a_logarithm_is_taken_of_stays_in_fp32_unless_it_is_never_near_zero() -> None:
+    net = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 17]> g (float[n, 4] x) => (float[n, 4] y) { p = Softmax(x) y = Log(p) }'
+    )
+
+    def reached(low: float) -> Ranges:
+        return Ranges({"p": (low, 1.0)}, "minmax", "0" * 64, 16)
+
+    for known in (None, reached(1e-9)):
+        notes = cast_float(net, "fp16", ranges=known)[1]
+        assert {item.op_type for item in notes.kept} == {"Softmax", "Log"}
+        assert all("a logarithm is taken of 'p'" in item.reason for item in notes.kept)
+    assert not cast_float(net, "fp16", ranges=reached(0.01))[1].kept
+    assert not cast_float(net, "bf16")[1].kept

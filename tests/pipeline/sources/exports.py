@@ -7,7 +7,7 @@ import pytest
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import Dim, TensorSpec
 from pipeline.sources.export import export
-from pipeline.sources.user_process import ExportRequest
+from pipeline.sources.request import ExportRequest
 
 X = TensorSpec("x", "float32", ("batch", 3))
 BATCH = Dim("batch", 1, 4, 8)

@@ -12,7 +12,7 @@ from enginesmith.core.errors import ModelError
 from enginesmith.core.types import Dim, TensorSpec
 from pipeline.sources.export import export
 from pipeline.sources.onnx_header import HeaderTensor, wrong_arguments
-from pipeline.sources.user_process import ExportRequest
+from pipeline.sources.request import ExportRequest
 from tests.pipeline.sources.test_constant_ifs import count_ifs, model_of
 
 RATE = HeaderTensor("rate", "int64", ())

@@ -15,7 +15,7 @@ from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import DataError, digest_of_file
 from enginesmith.core.types import Dim, TensorSpec
 from pipeline.sources.onnx_model import save_onnx, specs_of
-from pipeline.sources.user_process import ExportRequest
+from pipeline.sources.request import ExportRequest
 from tests.enginesmith.user_code.here import serve_here
 from tests.pipeline.sources.exports import BATCH, LINEAR, X, failed, fails, net, run, torch_request
 from validation.data.samples import Samples

@@ -11,7 +11,7 @@ from enginesmith.core.types import Dim, TensorSpec
 from pipeline.quantization.statistics.observe import observe
 from pipeline.sources.export import export
 from pipeline.sources.onnx_model import check_weights
-from pipeline.sources.user_process import ExportRequest
+from pipeline.sources.request import ExportRequest
 from tests.pipeline.projects import Project, weights, write_model
 from validation.data.samples import Samples
 

@@ -10,7 +10,7 @@ from builders.onnx_graphs.weights import load_graph, to_array
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import TensorSpec
 from pipeline.sources.onnx_model import list_external, load_onnx
-from pipeline.sources.user_process import ExportRequest
+from pipeline.sources.request import ExportRequest
 from tests.pipeline.sources.exports import BATCH, LINEAR, failed, run, torch_request
 from validation.golden.golden_set import GoldenSet
 

@@ -12,7 +12,7 @@ from enginesmith.core.types import Dim, TensorSpec
 from pipeline.sources import noise
 from pipeline.sources.export import ExportResult, export
 from pipeline.sources.noise import MeasureNoise, measure_noise
-from pipeline.sources.user_process import ExportRequest
+from pipeline.sources.request import ExportRequest
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.noise_floor import Noise
 

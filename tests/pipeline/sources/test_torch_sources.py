@@ -11,7 +11,8 @@ from enginesmith.core.errors import digest_of_file
 from enginesmith.core.types import TensorSpec
 from pipeline.sources.export import export
 from pipeline.sources.onnx_model import specs_of
-from pipeline.sources.user_process import ExportRequest, start_user_process
+from pipeline.sources.request import ExportRequest
+from pipeline.sources.user_process import start_user_process
 from tests.enginesmith.user_code.here import serve_here
 from tests.pipeline.sources.exports import BATCH, LINEAR, X, failed, fails, net, run, torch_request
 from validation.golden.golden_set import GoldenSet

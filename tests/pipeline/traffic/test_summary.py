@@ -53,9 +53,9 @@ def test_hours_have_absolute_names_and_rates_of_what_was_recorded():
     assert [hour.per_second for hour in found.hours] == pytest.approx([0.2, 2.0], rel=0.01)
     assert found.hours[1].sizes["length"].counts == {6: 1800} and found.per_second == pytest.approx(0.8, rel=0.01)
     columns, rows = hour_table(found)
-    assert columns[:3] == ["hour", "requests", "a second"] and rows[1][0] == "2026-03-02 01:00"
+    assert columns[:3] == ["hour", "requests", "per second"] and rows[1][0] == "2026-03-02 01:00"
     assert (
-        "requests a second" in [*describe_traffic(found)][1]
+        "requests per second" in [*describe_traffic(found)][1]
         and "at most 1 within a second" in [*describe_traffic(found)][2]
     )
 
@@ -120,5 +120,5 @@ def test_every_request_is_in_a_bar():
 def test_pictures_of_traffic():
     found = summarize(traffic(np.arange(0, 7200, 20.0), 1 + np.arange(360) % 8), DIMS)
     text = draw_traffic(found, {"batch": (4,), "length": (4, 8)})
-    assert "present: up to 8" in text and "requests a second by hour" in text and 'viewBox="0 0 640 1300"' in text
+    assert "present: up to 8" in text and "requests per second by hour" in text and 'viewBox="0 0 640 1300"' in text
     assert text == draw_traffic(found, {"batch": (4,), "length": (4, 8)})

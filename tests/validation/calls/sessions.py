@@ -150,12 +150,13 @@ def tried(
     golden: GoldenSet = SEEN,
     shapes: tuple[tuple[TensorSpec, ...], tuple[Dim, ...]] = (SPECS, DIMS),
     budgets: Budgets | None = None,
+    shared: bool = False,
 ) -> dict[str, Check]:
     """The checks of calls by name. seconds: looks at the clock cost a millisecond each, unless it is another one."""
     limits = budgets or Budgets(BUDGET)
     pair = FuzzSides(reference or Linear(), candidate, "fp32", StagedLimits.of(limits), limits.default)  # type: ignore[arg-type]
     allowance = replace(Allowance.of(seconds, 0.0), clock=clock or ticking())
-    return {check.name: check for check in call_checks(pair, shapes, golden, seed, allowance, bits)}
+    return {check.name: check for check in call_checks(pair, shapes, golden, seed, allowance, bits, shared=shared)}
 
 
 def failed(checks: dict[str, Check]) -> set[str]:

@@ -1,5 +1,6 @@
 """Each fault of calls is seen by the check that is meant for it and by no other, and clean sessions raise no alarm."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -7,12 +8,15 @@ import numpy as np
 import pytest
 
 from enginesmith.core.errors import EnginesmithError
-from tests.validation.calls.sessions import BUDGET, Buffers, Nth, Overwriting, Raising, failed, tried
+from enginesmith.core.reports.proof import Check
+from tests.validation.calls.sessions import BUDGET, SEEN, Buffers, Nth, Overwriting, Raising, failed, tried
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Linear
+from validation.calls.checks import magnitude_checks
+from validation.fuzz.run import FuzzSides
 from validation.golden.golden_set import freeze
-from validation.limits.budget import Budgets
+from validation.limits.budget import Budgets, StagedLimits
 
-NAMES = {"sizes", "calls repeated", "calls outputs", "calls inputs"}
+NAMES = {"sizes", "calls repeated", "calls outputs", "calls inputs", "calls refilled"}
 
 
 def rolled(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -68,6 +72,37 @@ def test_each_fault_is_seen_by_the_check_that_is_meant_for_it(
     assert told in found.note
     assert found.value and found.value >= 1 and found.limit == 0
     assert found.case.startswith("call ") and "batch=" in found.case
+
+
+def test_an_engine_that_knows_arrays_again_by_their_address_is_seen() -> None:
+    known: dict[object, dict[str, np.ndarray]] = {}
+
+    class ByAddress(Linear):
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            key = inputs["x"].ctypes.data, inputs["x"].shape
+            return {"y": known.setdefault(key, super().run(inputs))["y"].copy()}
+
+    checks = tried(ByAddress())
+    assert failed(checks) == {"calls refilled"} and "in arrays that were refilled" in checks["calls refilled"].case
+
+
+@pytest.mark.parametrize("fault", ["overlap", "second thread"])
+def test_two_threads_call_a_session_that_says_that_it_takes_them(fault: str) -> None:
+    lock, inside, first = threading.Barrier(2, timeout=10), [0], threading.get_ident()
+
+    class Shared(Linear):
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            answer = super().run(inputs)
+            if threading.get_ident() == first:
+                return answer
+            inside[0] += 1
+            lock.wait()  # the two calls overlap
+            wrong = fault == "second thread" or inside[0] % 2 == 0
+            return {"y": answer["y"] + 1} if wrong else answer
+
+    checks = tried(Shared(), shared=True)
+    assert failed(checks) == {"calls threads"} and "of 8 calls" in checks["calls threads"].note
+    assert "calls threads" not in tried(Linear()) and tried(Linear(), shared=True)["calls threads"].passed
 
 
 def test_a_fault_that_comes_again_is_counted_and_its_first_call_is_named() -> None:
@@ -127,3 +162,35 @@ def test_half_precision_inputs_are_handed_over_as_the_session_takes_them() -> No
     free = Budgets(replace(BUDGET, max_rel=None, sqnr_db=30.0, centered_sqnr_db=None, slice_sqnr_db=None))
     assert failed(tried(Half(), budgets=free)) == {"calls inputs"}
     assert DIMS[0].max == 16
+
+
+def moved(candidate: object, **changes: object) -> list[Check]:
+    pair = replace(FuzzSides(Linear(), candidate, "fp32", StagedLimits.of(BUDGET), BUDGET), **changes)  # type: ignore[arg-type]
+    return list(magnitude_checks(pair, SPECS, SEEN))
+
+
+@pytest.mark.parametrize("where", [6, 100, "negative"])
+def test_an_engine_that_is_wrong_at_other_magnitudes_or_signs_is_seen(where: int | str) -> None:
+    def fault(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        if where == "negative":
+            return np.roll(y, 1, -1) if (x < 0).all() else y
+        return np.clip(x, -where, where) @ WEIGHTS
+
+    assert all(np.abs(group["x"]).max() < 6 for group in GOLDEN)
+    (check,) = moved(Linear(fault))
+    assert not check.passed and ("negative" if where == "negative" else "times_") in check.case
+    (clean,) = moved(Linear(lambda x, y: y * np.float32(1 + 1e-6)))
+    assert clean.passed and "times 64" in clean.note and "negative" in clean.note
+
+
+def test_what_is_ill_conditioned_or_not_finite_there_is_not_judged() -> None:
+    class Wild(Linear):
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return {"y": np.sin(1e8 * super().run(inputs)["y"]).astype(np.float32)}
+
+    class Other(Wild):
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return super().run({"x": inputs["x"] * np.float32(1 + 1e-6)})
+
+    assert moved(Other(), reference=Wild()) == []
+    assert not moved(Linear(lambda x, y: y + 1))[0].passed, "what is well-conditioned is judged"

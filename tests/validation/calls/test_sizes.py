@@ -168,7 +168,7 @@ def test_a_model_without_dims_has_no_sizes_and_its_calls_are_repeated() -> None:
     specs = tuple(type(spec)(spec.name, spec.dtype, (4, 4)) for spec in SPECS)
     golden = freeze(GOLDEN, specs, (), Linear().run)
     checks = tried(Linear(), golden=golden, shapes=(specs, ()))
-    assert set(checks) == {"calls repeated", "calls outputs", "calls inputs"}
+    assert set(checks) == {"calls repeated", "calls outputs", "calls inputs", "calls refilled"}
     assert failed(checks) == set()
     assert (
         failed(tried(wrong_at(4), golden=golden, shapes=(specs, ()))) == set()
@@ -187,10 +187,10 @@ def test_the_time_is_kept_whatever_a_call_costs_and_the_report_says_how_far_it_w
     clock, sizes, calls = timed(1.0, 0.01, seconds=10.0)  # the graph is slow: half of the time is for sizes
     assert sizes.startswith("4 of 12 sizes in 4 s")
     assert clock.calls.count("graph") == 4
-    assert clock.now == pytest.approx(10.0, abs=0.02)
+    assert clock.now == pytest.approx(10.0, abs=0.05)
     assert "calls with 8 inputs in 6 s" in calls
     clock, sizes, calls = timed(60.0, 60.0, seconds=1.0)  # both are: the least of each
-    assert (clock.calls.count("graph"), clock.calls.count("engine")) == (LEAST_SIZES, LEAST_SIZES + LEAST_CALLS)
+    assert (clock.calls.count("graph"), clock.calls.count("engine")) == (LEAST_SIZES, LEAST_SIZES + LEAST_CALLS + 3)
     assert f"{LEAST_CALLS} calls" in calls and "1 in 5 or more show with 95 %" in calls
     clock, sizes, calls = timed(1e-4, 1e-4, seconds=1.0)  # cheap: all sizes, and the rest is for calls
     assert "12 of 12 sizes" in sizes
@@ -208,7 +208,7 @@ def test_the_order_is_the_same_and_only_its_end_moves() -> None:
                 return super().run(inputs)
 
         tried(Watched(), seconds=seconds, seed=5)
-        return seen[12:]  # the sizes
+        return seen[12:-3]  # after the sizes, before arrays are refilled
 
     short, long = order(0.1), order(0.4)
     assert len(short) < len(long)

@@ -1,76 +1,82 @@
-"""How often the judge is wrong: cells of simulated canaries, by name, and the rates of their verdicts.
+"""The 40 cells in which the judge is held to its promises: each a kind of simulated canary with its true verdict.
 
-A cell has a truth: a candidate that is equal, one that is worse by exactly a margin, and one that is well beyond it.
-`errors_of` counts; whatever it names "wrong" is promised to be at most 5 %.
+A candidate that is `worse` must not PASS, an `equal` one must not FAIL, and one that is `broken` must FAIL; a canary
+with another verdict counts as wrong. Requests come ten a second; 9,000 are 15 minutes.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
-from tests.validation.canary.latencies import KINDS, Rng, autoregressive
+from tests.validation.canary.latencies import KINDS, Rng, autoregressive, load_steps, noise
 from tests.validation.canary.sides import side
+from tests.validation.canary.simulated_logs import dying
 from validation.canary.judging.criteria import QualityThresholds, Thresholds
 from validation.canary.judging.judge import judge
-from validation.statistics.rates import CanaryEvidence
+from validation.canary.judging.pairing import evidence_of
+from validation.statistics.rates import CanaryEvidence, Side
 
 Flags = np.ndarray
-Draw = Callable[[Rng, int, float], CanaryEvidence]
+Truth = Literal["equal", "worse", "broken"]
+Draw = Callable[[Rng, int], CanaryEvidence]
+PER_SECOND, QUARTER_HOUR = 10.0, 9000
 OUTAGE = 100
-# Failures that say nothing of either side: single requests.
-SINGLE = 0.001
-
-
-@dataclass(frozen=True)
-class Case:
-    """Canaries that are worse by so much (0: equal), judged by `limits`, and the verdict that is counted."""
-
-    worse: float
-    limits: Thresholds
-    verdict: str
+MEDIAN, TAIL = (Thresholds({name: margin}, None, None) for name, margin in (("p50", 0.02), ("p99", 0.05)))
+ERRORS, SCORES = Thresholds({}, quality=None), Thresholds({}, None, QualityThresholds(disagreement=None))
+UNNAMED = Thresholds(quality=None)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """draw: evidence of a candidate that is worse by so much."""
+    """draw: evidence of so many requests.  truth: of its candidate.  limits: of the criteria that are judged.
 
+    passes: whether an equal candidate is to PASS in 90 %.  looks: how often growing logs are judged; the first verdict
+    that is no INSUFFICIENT counts.
+    """
+
+    truth: Truth
     draw: Draw
-    cases: Mapping[str, Case]
+    count: int = QUARTER_HOUR
+    limits: Thresholds = field(default_factory=Thresholds)
+    passes: bool = False
+    looks: int = 1
 
 
-def equal_cases(limits: Thresholds) -> dict[str, Case]:
-    """Of an equal candidate."""
-    names = {"wrong FAIL, equal": "FAIL", "PASS, equal": "PASS", "INSUFFICIENT, equal": "INSUFFICIENT"}
-    return {name: Case(0.0, limits, verdict) for name, verdict in names.items()}
+def both(ours: np.ndarray, theirs: np.ndarray, paired: bool = True, differs: Flags | None = None) -> CanaryEvidence:
+    """Sides that answered everything, the same answers where they are paired."""
+    times = np.arange(len(ours)) / PER_SECOND
+    same = np.zeros(len(ours), bool) if differs is None else differs
+    return CanaryEvidence(side(ours, time=times), side(theirs, time=times), paired, same if paired else None)
 
 
-def latency_cell(kind: str, paired: bool) -> Cell:
-    """A kind of latency; the candidate's are longer by a factor."""
+def of_kind(kind: str, slower: float = 0.0, paired: bool = True) -> Draw:
+    """A kind of latency; the candidate's are longer by so much. Unpaired sides have different requests of one time."""
 
-    def draw(rng: Rng, count: int, worse: float) -> CanaryEvidence:
-        ours, theirs = KINDS[kind](rng, count)
-        ours = ours * (1.0 + worse)
-        if step := ROUNDED.get(kind):
-            ours, theirs = (np.maximum(np.round(values / step), 1.0) * step for values in (ours, theirs))
-        failed = rng.random(count) < SINGLE
-        lost = failed if paired else rng.random(count) < SINGLE
-        sides = side(ours, ~failed), side(theirs, ~lost)
-        return CanaryEvidence(*sides, paired, np.zeros(int((~failed).sum()), bool) if paired else None)
+    def draw(rng: Rng, count: int) -> CanaryEvidence:
+        ours, theirs = DRAWN[kind](rng, count if paired else count * 20 // 19)
+        found = both(ours * (1 + slower), theirs, paired)
+        if paired:
+            return found
+        sides = [one.select(rng.random(len(one)) < 0.95) for one in (found.candidate, found.baseline)]
+        return CanaryEvidence(sides[0], sides[1], False)
 
-    median, tail = (Thresholds({name: margin}, None, None) for name, margin in (("p50", 0.02), ("p99", 0.05)))
-    return Cell(
-        draw,
-        {
-            "wrong PASS, p50 at its margin": Case(0.02, median, "PASS"),
-            "wrong PASS, p50 3 % slower": Case(0.03, median, "PASS"),
-            "wrong PASS, p99 at its margin": Case(0.05, tail, "PASS"),
-            **equal_cases(Thresholds() if paired else Thresholds(quality=None)),
-        },
-    )
+    return draw
 
 
-ROUNDED = {"rounded to 10 %": 0.1, "rounded to 0.1 %": 0.001}
+def shared_steps(rng: Rng, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Eight levels of a load that both sides have."""
+    steps = load_steps(rng, count)
+    return steps * noise(rng, count, 0.1), steps * noise(rng, count, 0.1)
+
+
+def unalike_95(rng: Rng, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """An autocorrelation of .95, on each side by itself."""
+    return np.exp(autoregressive(rng, count, 0.95, 0.2)), np.exp(autoregressive(rng, count, 0.95, 0.2))
+
+
+DRAWN = {**KINDS, "load steps of both": shared_steps, "AR .95": unalike_95}
 
 
 def bursts(rng: Rng, count: int, share: float, size: int = OUTAGE) -> Flags:
@@ -83,97 +89,183 @@ def bursts(rng: Rng, count: int, share: float, size: int = OUTAGE) -> Flags:
     return found
 
 
-def error_cell(draw_flags: Callable[[Rng, int, float], Flags], paired: bool) -> Cell:
-    """0.1 % of the requests fail, and more by so much on the candidate; each side by itself."""
-
-    def draw(rng: Rng, count: int, worse: float) -> CanaryEvidence:
-        ours, theirs = draw_flags(rng, count, 0.001 + worse), draw_flags(rng, count, 0.001)
-        return CanaryEvidence(side(np.ones(count), ~ours), side(np.ones(count), ~theirs), paired)
-
-    limits = Thresholds({}, 0.001, None)
-    return Cell(draw, share_cases(0.001, 0.002, limits))
-
-
-def share_cases(margin: float, beyond: float, limits: Thresholds) -> dict[str, Case]:
-    return {
-        "wrong PASS, at the margin": Case(margin, limits, "PASS"),
-        "wrong PASS, beyond it": Case(beyond, limits, "PASS"),
-        **equal_cases(limits),
-    }
-
-
-def answers_cell(name: str, draw_flags: Callable[[Rng, int, float], Flags], burst: int) -> Cell:
-    """Answers that differ, or argmax flips."""
-    quality = QualityThresholds(disagreement=None, score=None, burst=burst)
-    values = {"disagreement": 0.01} if name == "differs" else {"flips": 0.01}
-    limits = Thresholds({}, None, QualityThresholds(**{**quality.__dict__, **values}))
-
-    def draw(rng: Rng, count: int, worse: float) -> CanaryEvidence:
-        flags, one = draw_flags(rng, count, worse), side(np.ones(count))
-        return CanaryEvidence(one, one, True, **{name: flags})
-
-    return Cell(draw, share_cases(0.01, 0.02, limits))
-
-
-def score_cell(draw_scores: Callable[[Rng, int, float], np.ndarray], paired: bool) -> Cell:
-    """Scores of either side by itself; the candidate's mean is lower by so much."""
-
-    def draw(rng: Rng, count: int, worse: float) -> CanaryEvidence:
-        sides = [side(np.ones(count), score=draw_scores(rng, count, drop)) for drop in (worse, 0.0)]
-        return CanaryEvidence(sides[0], sides[1], paired)
-
-    return Cell(draw, share_cases(0.01, 0.015, Thresholds({}, None, QualityThresholds(disagreement=None))))
-
-
-def remembering_scores(rng: Rng, count: int, drop: float) -> np.ndarray:
-    return 0.8 - drop + autoregressive(rng, count, 0.99, 0.05)
-
-
-def right_or_wrong(rng: Rng, count: int, drop: float) -> np.ndarray:
-    return (rng.random(count) < 0.9 - drop).astype(float)
-
-
-def falling_scores(rng: Rng, count: int, drop: float) -> np.ndarray:
-    return 0.8 - drop - 0.1 * np.arange(count) / count + rng.normal(size=count) * 0.05
-
-
 def singly(rng: Rng, count: int, share: float) -> Flags:
     found: Flags = rng.random(count) < share
     return found
 
 
-def all_cells() -> dict[str, Cell]:
-    """By name; those that end in "unpaired" saw different requests on either side."""
-    cells = {}
-    for paired, ending in ((True, ""), (False, ", unpaired")):
-        cells |= {kind + ending: latency_cell(kind, paired) for kind in KINDS}
-        cells |= {
-            f"errors in outages of 100{ending}": error_cell(bursts, paired),
-            f"errors one by one{ending}": error_cell(singly, paired),
-            f"scores AR .99{ending}": score_cell(remembering_scores, paired),
-            f"scores 0 or 1{ending}": score_cell(right_or_wrong, paired),
-            f"scores that fall{ending}": score_cell(falling_scores, paired),
-        }
-    cells |= {
-        "answers that differ in bursts of 100": answers_cell("differs", bursts, OUTAGE),
-        "answers that differ one by one": answers_cell("differs", singly, 1),
-        "flips in bursts of 100": answers_cell("flipped", bursts, OUTAGE),
-    }
-    return cells
+def failing(ours: Callable[[Rng, int], Flags], theirs: Callable[[Rng, int], Flags], paired: bool = True) -> Draw:
+    """Lognormal latencies; some requests fail on either side."""
+
+    def draw(rng: Rng, count: int) -> CanaryEvidence:
+        sides = [
+            side(noise(rng, count, 0.2), ~flags(rng, count), time=np.arange(count) / PER_SECOND)
+            for flags in (ours, theirs)
+        ]
+        answered = int((sides[0].ok & sides[1].ok).sum())
+        return CanaryEvidence(sides[0], sides[1], paired, np.zeros(answered, bool) if paired else None)
+
+    return draw
 
 
-CELLS = all_cells()
+def share(of: float, draw_flags: Callable[[Rng, int, float], Flags] = singly) -> Callable[[Rng, int], Flags]:
+    return lambda rng, count: draw_flags(rng, count, of)
 
 
-def errors_of(cell: str, count: int, simulations: int, seed: int = 0, replicates: int = 300) -> dict[str, float]:
-    """The share of canaries of `count` requests with the verdict that each case of the cell counts."""
-    found = dict.fromkeys(CELLS[cell].cases, 0)
+def after(part: float) -> Callable[[Rng, int], Flags]:
+    """Every request from a part of the run on."""
+    return lambda rng, count: np.arange(count) >= round(part * count)
+
+
+def outages(number: int) -> Callable[[Rng, int], Flags]:
+    """Half of the requests, in so many outages, the last of which ends before the run does."""
+
+    def draw(rng: Rng, count: int) -> Flags:
+        found = np.zeros(count, bool)
+        for start in np.arange(number) * count // number + int(rng.integers(count // number // 2 - 30)):
+            found[start : start + count // number // 2] = True
+        return found
+
+    return draw
+
+
+def slow_stretch(part: float) -> Draw:
+    """Three times slower for one part of the run."""
+
+    def draw(rng: Rng, count: int) -> CanaryEvidence:
+        ours, theirs, length = noise(rng, count, 0.2), noise(rng, count, 0.2), round(part * count)
+        start = int(rng.integers(count - length))
+        ours[start : start + length] *= 3
+        return both(ours, theirs)
+
+    return draw
+
+
+def slow_share(of: float, factor: float) -> Draw:
+    """A share of the candidate's requests takes so many times as long."""
+
+    def draw(rng: Rng, count: int) -> CanaryEvidence:
+        ours, theirs = noise(rng, count, 0.2), noise(rng, count, 0.2)
+        return both(np.where(rng.random(count) < of, factor, 1.0) * ours, theirs)
+
+    return draw
+
+
+def sized(slower: float, large: float = 0.1) -> Draw:
+    """A part of the requests is sixteen times as large and takes four times as long; those are slower."""
+
+    def draw(rng: Rng, count: int) -> CanaryEvidence:
+        big = rng.random(count) < large
+        size, base = np.where(big, 16.0, 1.0), np.where(big, 4.0, 1.0)
+        sides = [
+            Side(one.time, one.latency, one.ok, one.score, size)
+            for factor in (np.where(big, 1 + slower, 1.0), 1.0)
+            for one in [side(base * factor * noise(rng, count, 0.1), time=np.arange(count) / PER_SECOND)]
+        ]
+        return CanaryEvidence(sides[0], sides[1], True, np.zeros(count, bool))
+
+    return draw
+
+
+def other_answers(of: float, draw_flags: Callable[[Rng, int, float], Flags] = singly) -> Draw:
+    """A share of the answers differs, of engines that otherwise answer alike."""
+    return lambda rng, count: both(noise(rng, count, 0.2), noise(rng, count, 0.2), differs=draw_flags(rng, count, of))
+
+
+def scored(drop: float, draw_scores: Callable[[Rng, int], np.ndarray]) -> Draw:
+    """The candidate's mean score is lower by so much; each side by itself."""
+
+    def draw(rng: Rng, count: int) -> CanaryEvidence:
+        ours, theirs = (side(np.ones(count), score=draw_scores(rng, count) - less) for less in (drop, 0.0))
+        return CanaryEvidence(ours, theirs, True)
+
+    return draw
+
+
+def killed(rng: Rng, count: int) -> CanaryEvidence:
+    """Logs of named requests; the candidate's ends at any time before the last minute, without a closing line."""
+    after_part = rng.uniform(0.2, 1 - 60 * PER_SECOND / count)
+    logs = dying(rng, count, after=after_part, closed=(False, True))
+    return evidence_of(logs.candidate, logs.baseline, 15.0)[0]
+
+
+def hung(rng: Rng, count: int) -> CanaryEvidence:
+    """For the last minute each request of the candidate takes until a time-out of 30 s, and counts as answered."""
+    ours, theirs = noise(rng, count, 0.2), noise(rng, count, 0.2)
+    ours[-round(60 * PER_SECOND) :] = 150.0
+    return both(ours, theirs)
+
+
+CELLS: Mapping[str, Cell] = {
+    "lognormal, pairs": Cell("equal", of_kind("lognormal"), passes=True),
+    "lognormal, unnamed": Cell("equal", of_kind("lognormal", paired=False), limits=UNNAMED, passes=True),
+    "load steps of both, pairs": Cell("equal", of_kind("load steps of both"), passes=True),
+    "load steps of both, unnamed": Cell(
+        "equal", of_kind("load steps of both", paired=False), limits=UNNAMED, passes=True
+    ),
+    "load steps of each": Cell("equal", of_kind("load steps")),
+    "AR .95": Cell("equal", of_kind("AR .95")),
+    "AR .99": Cell("equal", of_kind("AR .99")),
+    "AR .999": Cell("equal", of_kind("AR .999")),
+    "AR .95, unnamed": Cell("equal", of_kind("AR .95", paired=False), limits=UNNAMED),
+    "heavy tails": Cell("equal", of_kind("heavy")),
+    "Pareto 1.5": Cell("equal", of_kind("Pareto 1.5")),
+    "two modes": Cell("equal", of_kind("two modes")),
+    "outliers": Cell("equal", of_kind("outliers")),
+    "queue": Cell("equal", of_kind("queue")),
+    "sine": Cell("equal", of_kind("sine")),
+    "two sizes": Cell("equal", sized(0.0)),
+    "0.1 % errors one by one": Cell("equal", failing(share(0.001), share(0.001)), limits=ERRORS),
+    "0.1 % errors in outages of 100": Cell("equal", failing(share(0.001, bursts), share(0.001, bursts)), limits=ERRORS),
+    "growing log, 18 looks": Cell("equal", of_kind("lognormal"), limits=MEDIAN, looks=18),
+    "growing log with 1 % errors, 18 looks": Cell("equal", failing(share(0.01), share(0.01)), limits=ERRORS, looks=18),
+    "2 % slower median (the margin)": Cell("worse", of_kind("lognormal", 0.02), limits=MEDIAN),
+    "2 % slower median (the margin), unnamed": Cell("worse", of_kind("lognormal", 0.02, False), limits=MEDIAN),
+    "5 % slower p99 (the margin)": Cell("worse", of_kind("two humps", 0.05), limits=TAIL),
+    "3 % slower, AR .95": Cell("worse", of_kind("AR .95", 0.03), limits=MEDIAN),
+    "3 % slower, AR .99": Cell("worse", of_kind("AR .99", 0.03), limits=MEDIAN),
+    "0.2 % errors against 0.1 % (the margin)": Cell("worse", failing(share(0.002), share(0.001)), limits=ERRORS),
+    "0.3 % errors against 0.1 %": Cell("worse", failing(share(0.003), share(0.001)), limits=ERRORS),
+    "0.2 % other answers (the margin)": Cell("worse", other_answers(0.002)),
+    "0.5 % other answers": Cell("worse", other_answers(0.005)),
+    "0.3 % take 1,000 times as long": Cell("worse", slow_share(0.003, 1000.0)),
+    "large requests (10 %) 20 % slower": Cell("worse", sized(0.2)),
+    "score 1 point lower (the margin)": Cell(
+        "worse", scored(0.01, lambda rng, count: 0.8 + rng.normal(size=count) * 0.05), limits=SCORES
+    ),
+    "fails from 50 % on": Cell("broken", failing(after(0.5), share(0.0))),
+    "fails from 90 % on": Cell("broken", failing(after(0.9), share(0.0))),
+    "fails from 99 % on": Cell("broken", failing(after(0.99), share(0.001))),
+    "killed a minute ago or longer": Cell("broken", killed),
+    "hung a minute ago": Cell("broken", hung),
+    "half of the requests in 1 outage": Cell("broken", failing(outages(1), share(0.001))),
+    "half of the requests in 5 outages": Cell("broken", failing(outages(5), share(0.001))),
+    "3 times slower for 10 % of the run": Cell("broken", slow_stretch(0.1)),
+}
+WRONG: Mapping[Truth, tuple[str, ...]] = {
+    "equal": ("FAIL",),
+    "worse": ("PASS",),
+    "broken": ("PASS", "INSUFFICIENT"),
+}
+
+
+def verdict_in(cell: Cell, rng: Rng, replicates: int = 200) -> str:
+    """The verdict on one canary of a cell."""
+    evidence, found = cell.draw(rng, cell.count), "INSUFFICIENT"
+    if cell.looks == 1:
+        return judge(evidence, cell.limits, replicates=replicates).verdict
+    for look in range(1, cell.looks + 1):
+        stop = cell.count * look // cell.looks
+        sides = [one.select(np.arange(cell.count) < stop) for one in (evidence.candidate, evidence.baseline)]
+        part = CanaryEvidence(sides[0], sides[1], evidence.paired, growing=True)
+        if (found := judge(part, cell.limits, replicates=replicates).verdict) == "FAIL":
+            return found
+    return found
+
+
+def count_verdicts(name: str, simulations: int, seed: int, replicates: int = 200) -> dict[str, int]:
+    """How often each verdict came in so many canaries of a cell."""
+    found = dict.fromkeys(("PASS", "FAIL", "INSUFFICIENT"), 0)
     for index in range(simulations):
-        judged: dict[tuple[float, str], str] = {}
-        for name, case in CELLS[cell].cases.items():
-            key = case.worse, str(case.limits)
-            if key not in judged:
-                evidence = CELLS[cell].draw(np.random.default_rng((seed, index)), count, case.worse)
-                judged[key] = judge(evidence, case.limits, replicates=replicates).verdict
-            found[name] += judged[key] == case.verdict
-    return {name: hits / simulations for name, hits in found.items()}
+        found[verdict_in(CELLS[name], np.random.default_rng((seed, index)), replicates)] += 1
+    return found

@@ -41,7 +41,7 @@ def in_flight_evidence(
     ours, theirs = (side(one, time=arrivals) for one in (latencies[0] * (1 + slower), latencies[1]))
     segment = [number for number, (start, stop) in enumerate(cut) for _ in range(start, stop)]
     same = np.zeros(count, bool)
-    return CanaryEvidence(ours, theirs, True, same, replayed=True, design_block=design_block(segment))
+    return CanaryEvidence(ours, theirs, True, same, design_block=design_block(segment))
 
 
 def _segment(

@@ -103,9 +103,9 @@ def test_an_interval_that_is_known_on_one_side_says_which():
 @pytest.mark.parametrize(
     ("count", "said"),
     [
-        (1, "1 request can show no difference; none was seen"),
-        (200, "200 requests would have shown an equal candidate to be within +84.2 %; none was seen"),
-        (8000, "8000 requests would have shown +13.9 % or more, and an equal candidate to be within +4.51 %; none"),
+        (1, "1 request would have shown an equal candidate to be within +97.5 %"),
+        (200, "200 requests would have shown +5.64 % or more, and an equal candidate to be within +1.83 %"),
+        (1000, "1000 requests would have shown +1.25 % or more, and an equal candidate to be within +0.368 %"),
     ],
 )
 def test_what_a_number_of_requests_can_show_is_a_sentence(count, said):

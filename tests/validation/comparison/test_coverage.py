@@ -6,7 +6,7 @@ import pytest
 from tests.validation.comparison.fakes import DIMS, SPECS
 from validation.comparison.tasks import unmeasured_checks
 from validation.golden.golden_set import freeze
-from validation.metrics.tasks.terms import AccuracyTerms, DetectionTerms, SegmentationTerms, TaskMetric, TextTerms
+from validation.metrics.tasks.terms import AccuracyMetric, DetectionMetric, SegmentationMetric, TextMetric
 
 NAN = np.nan
 
@@ -77,7 +77,7 @@ def test_labels_of_one_class_show_nothing():
     def run(inputs):
         return {"y": inputs["x"]}
 
-    metric = TaskMetric(AccuracyTerms("y"), {"accuracy": 0.9}, "labels")
+    metric = AccuracyMetric("y", floor=0.9, against="labels")
     assert notes(run, metrics=[metric], labels=np.array([2] * 8))["y"].startswith("accuracy: all 8 labels are equal")
     assert notes(run, metrics=[metric], labels=np.array([2] * 7 + [1])) == {}
 
@@ -92,9 +92,9 @@ def test_right_answers_of_the_original_model_that_are_all_alike_show_nothing():
     def nothing(inputs):
         return {"y": np.concatenate([inputs["x"], inputs["x"][:, :1]], 1)[:, None], "s": inputs["x"][:, :1] * 0}
 
-    assert "all 8 answers" in notes(shifted, metrics=[TaskMetric(AccuracyTerms("y"))])["y"]
-    assert "all 8 answers" in notes(silence, metrics=[TaskMetric(TextTerms("y"))])["y"]
-    boxes = TaskMetric(DetectionTerms("y", scores="s", least_score=0.5))
+    assert "all 8 answers" in notes(shifted, metrics=[AccuracyMetric("y")])["y"]
+    assert "all 8 answers" in notes(silence, metrics=[TextMetric("y")])["y"]
+    boxes = DetectionMetric("y", scores="s", least_score=0.5)
     assert "all 8 answers" in notes(nothing, metrics=[boxes])["y"]
-    pixels = TaskMetric(SegmentationTerms("y", threshold=-99.0))
+    pixels = SegmentationMetric("y", threshold=-99.0)
     assert "all 24 answers" in notes(shifted, metrics=[pixels])["y"]

@@ -3,39 +3,92 @@
 import numpy as np
 import pytest
 
-from enginesmith.core.reports.proof import Check
-from validation.comparison.sessions import decision_checks
-from validation.golden.golden_set import GoldenSet
-from validation.metrics.tasks.terms import AccuracyTerms, TaskMetric
+from enginesmith.arrays import Array
+from enginesmith.core.reports.proof import Check, judge
+from validation.comparison.sessions import decision_checks, lost_classes
+from validation.limits.rounding import NearTies
+from validation.metrics.drift import measure
+from validation.metrics.tasks.terms import AccuracyMetric, EmbeddingsMetric
 
-METRICS = [TaskMetric(AccuracyTerms("y"), {}, "labels")]
+METRICS = [AccuracyMetric("y", against="labels")]
+RNG = np.random.default_rng(0)
 
 
-def checks_of(changed: int, rows: int) -> list[Check]:
-    return [Check("quantization", "argmax_agreement", "y", "golden", 1 - changed / rows, None, True)]
+def logits(classes: Array, count: int = 10, lead: float = 4.0) -> Array:
+    """Rows that name their class by `lead`, with an offset that all samples share."""
+    return (
+        lead * np.eye(count)[classes] + 0.1 * np.random.default_rng(1).normal(size=(len(classes), count)) - 8
+    ).astype(np.float32)
 
 
+def checks_of(expected: Array, actual: Array, metrics=(), limits=None) -> dict[str, Check]:
+    drift = measure(expected, actual, decisions=True, samples=len(expected))
+    return {check.name: check for check in decision_checks({"y": drift}, metrics, limits or {})}
+
+
+def near_ties(changed: int, rows: int) -> tuple[Array, Array]:
+    expected = logits(np.arange(rows) % 10)
+    expected[:changed] = -8
+    expected[np.arange(changed), np.arange(changed) % 10] = -7.99
+    actual = expected.copy()
+    actual[np.arange(changed), (np.arange(changed) + 1) % 10] = -7.98
+    return expected, actual
+
+
+@pytest.mark.parametrize("metrics", [(), METRICS])
 @pytest.mark.parametrize(
     ("changed", "rows", "passes"),
-    [
-        (0, 48, True),
-        (1, 48, True),
-        (3, 48, True),
-        (4, 48, False),
-        (10, 1000, True),
-        (17, 1000, True),
-        (31, 1000, False),
-    ],
+    [(0, 48, True), (1, 48, True), (3, 48, True), (4, 48, False), (17, 1000, True), (31, 1000, False)],
 )
-def test_more_than_one_percent_must_be_shown(changed: int, rows: int, passes: bool) -> None:
-    golden = GoldenSet((), np.zeros(rows, np.int64))
-    (check,) = decision_checks(checks_of(changed, rows), golden, METRICS, {})
+def test_more_than_one_percent_must_be_shown_with_and_without_labels(changed, rows, passes, metrics) -> None:
+    check = checks_of(*near_ties(changed, rows), metrics)["max_decisions_changed"]
     assert check.passed is passes and check.limit == 0.01
-    assert (check.value <= check.limit) is passes and f"{changed} of {rows} decisions" in check.note
+    assert f"{changed} of {rows} decisions" in check.note
 
 
-def test_without_a_metric_or_with_a_limit_of_the_spec_there_is_nothing_to_judge() -> None:
-    golden, found = GoldenSet((), np.zeros(48, np.int64)), checks_of(20, 48)
-    assert decision_checks(found, golden, [], {}) == []
-    assert decision_checks(found, golden, METRICS, {"argmax_agreement": 0.5}) == []
-    assert decision_checks(found, GoldenSet(()), METRICS, {}) == []
+def test_a_class_that_is_never_named_fails_however_rare_it_is() -> None:
+    classes = np.concatenate([np.arange(2000) % 9, [9, 9, 9, 9]])
+    expected = logits(classes)
+    actual = expected + 0.1 * RNG.normal(size=expected.shape).astype(np.float32)
+    actual[classes == 9, 9] = -20
+    found = checks_of(expected, actual)
+    assert found["max_decisions_changed"].passed, "4 of 2004 are few"
+    assert not found["max_classes_lost"].passed and "9" in found["max_classes_lost"].note
+    assert not found["max_clear_decisions_changed"].passed and found["max_clear_decisions_changed"].value == 4
+    assert all(check.passed for check in checks_of(expected, expected).values())
+
+
+def test_near_ties_of_rare_classes_are_chance() -> None:
+    once = dict.fromkeys(range(100), 1)
+    lost, most = lost_classes(once, {3: 1, 50: 1})
+    assert lost == [3, 50] and 10 < most < 25
+    assert lost_classes({1: 6, 2: 400}, {1: 6}) == ([1], 0)
+    assert lost_classes({1: 40, 2: 400}, {1: 19})[0] == []
+
+
+def test_vectors_that_name_no_class_are_not_judged_and_the_verdict_says_so() -> None:
+    expected = RNG.normal(size=(200, 64)).astype(np.float32)
+    found = checks_of(expected, expected + 0.1 * RNG.normal(size=expected.shape).astype(np.float32))
+    assert [*found] == ["max_decisions_changed"] and found["max_decisions_changed"].limit is None
+    assert judge([*found.values()]) == ("proven", "1 check passed; not judged: decisions of y")
+    assert not checks_of(expected, expected, [EmbeddingsMetric("y")])
+
+
+def test_classes_without_a_golden_sample_are_in_the_verdict() -> None:
+    expected = logits(np.arange(60) % 7)
+    verdict, reason = judge([*checks_of(expected, expected).values()])
+    assert verdict == "proven" and reason.endswith("; not judged: 3 classes of y without a golden sample")
+
+
+def test_a_limit_of_the_spec_takes_the_place_of_all() -> None:
+    assert checks_of(*near_ties(20, 48), METRICS, {"argmax_agreement": 0.5}) == {}
+
+
+def test_ids_of_near_ties_may_change_and_a_lost_one_may_not() -> None:
+    ids = np.arange(200) % 5
+    assert NearTies().limit("golden", 48) == pytest.approx(1 - 3 / 48, abs=1e-4) and NearTies().limit("golden", 0) == 1
+    near = np.where(np.arange(200) < 2, 4, ids)
+    (check,) = checks_of(ids, near).values()
+    assert check.passed and check.name == "max_classes_lost"
+    (check,) = checks_of(ids, np.where(ids == 3, 4, ids)).values()
+    assert not check.passed

@@ -16,13 +16,12 @@ from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import HONEST_DB, LEAST_DB, Budget
 from validation.metrics.tally import Spreads
 from validation.metrics.tasks.terms import (
-    AccuracyTerms,
-    DetectionTerms,
-    RegressionTerms,
-    SignalTerms,
-    TaskMetric,
-    TokenTerms,
-    TopKTerms,
+    AccuracyMetric,
+    DetectionMetric,
+    RegressionMetric,
+    SignalDistortion,
+    TokensMetric,
+    TopKMetric,
 )
 
 
@@ -36,11 +35,11 @@ def golden(labels=None) -> GoldenSet:
 
 
 def accuracy(floor=None, output="y", decides=False):
-    return TaskMetric(AccuracyTerms(output), {} if floor is None else {"accuracy": floor}, "labels", decides)
+    return AccuracyMetric(output, floor=floor, against="labels", decides=("int8",) if decides else ())
 
 
 def decisions(floor=0.9, decides=False):
-    return TaskMetric(TopKTerms("y", 1), {"top_k": floor}, "original", decides)
+    return TopKMetric("y", 1, floor=floor, decides=("int8",) if decides else ())
 
 
 def only(session, frozen, metric) -> Check:
@@ -104,8 +103,8 @@ def test_an_output_of_nan_has_no_accuracy():
         (np.arange(7) % 3, accuracy(0.5), DataError, "8 answers, but there are 7 labels"),
         (np.arange(9) % 3, accuracy(0.5), DataError, "8 answers, but there are 9 labels"),
         (np.arange(8), accuracy(0.5, "z"), InputError, "'z' is not an output; known: y"),
-        (np.arange(8), TaskMetric(TokenTerms("y"), {}, "original"), DataError, r"has the shape \(4, 3\); .* 3 axes"),
-        (np.ones((8, 2)), TaskMetric(RegressionTerms("y"), {}, "labels"), DataError, "labels do not fit"),
+        (np.arange(8), TokensMetric("y"), DataError, r"has the shape \(4, 3\); .* 3 axes"),
+        (np.ones((8, 2)), RegressionMetric("y", against="labels"), DataError, "labels do not fit"),
     ],
 )
 def test_a_task_that_cannot_be_measured_is_an_error(labels, metric, error, said):
@@ -120,7 +119,7 @@ def test_several_metrics_take_one_run_of_each_case():
         calls.append(len(inputs["x"]))
         return original(inputs)
 
-    found = task_checks(Fake(counted), golden(), [decisions(), TaskMetric(RegressionTerms("y"), {"relative_error": 0})])
+    found = task_checks(Fake(counted), golden(), [decisions(), RegressionMetric("y", relative_error=0)])
     assert calls == [4, 4]
     assert [check.name for check in found] == ["top_k", "r2", "relative_error", "largest_error"]
     assert [check.limit for check in found] == [0.9, None, 0, None] and all(check.passed for check in found)
@@ -164,11 +163,11 @@ def test_what_is_no_drift_counts_whatever_decides(answer):
 
 
 BOXES = Check("quantization", "shape", "boxes", "golden 1", 11.0, 10.0, False, "expected shape (10, 4), got (11, 4)")
-DETECTION = DetectionTerms("boxes", scores="scores")
+DETECTION = DetectionMetric("boxes", scores="scores")
 
 
 @pytest.mark.parametrize(
-    ("terms", "check", "lifted"),
+    ("metric", "check", "lifted"),
     [
         (DETECTION, BOXES, True),
         (DETECTION, replace(BOXES, output="scores"), True),
@@ -178,11 +177,11 @@ DETECTION = DetectionTerms("boxes", scores="scores")
         (DETECTION, replace(BOXES, joint="export"), False),
         (DETECTION, replace(BOXES, name="outputs", value=None, limit=None), False),
         (replace(DETECTION, head=True), BOXES, False),
-        (RegressionTerms("boxes"), BOXES, False),
+        (RegressionMetric("boxes"), BOXES, False),
     ],
 )
-def test_where_detection_decides_a_graph_may_select_another_number_of_boxes(terms, check, lifted):
-    found = lift_limits([BOXES, check], [TaskMetric(terms, decides=True)])[1]
+def test_where_detection_decides_a_graph_may_select_another_number_of_boxes(metric, check, lifted):
+    found = lift_limits([BOXES, check], [replace(metric, decides=("int8",))])[1]
     assert found.passed is lifted and (found.waived == check.limit) is (lifted or check.limit is None)
 
 
@@ -228,29 +227,43 @@ def shifted(inputs):
 
 
 @pytest.mark.parametrize(
-    ("terms", "limits", "loosened"),
+    ("metric", "loosened"),
     [
-        (TopKTerms("y", 1), {"top_k": 0.8}, 0.6),
-        (TopKTerms("y", 1), {"top_k": 0.999}, 12 / 13),  # of 1, 4 and 8 samples
-        (RegressionTerms("y"), {"relative_error": 0.02}, 0.04),
-        (RegressionTerms("y"), {"r2": 0.99}, 0.98),
-        (SignalTerms("y"), {"least_si_sdr_db": 30.0}, 30 - HONEST_DB),
+        (TopKMetric("y", 1, floor=0.8), 0.6),
+        (TopKMetric("y", 1, floor=0.999), 12 / 13),  # of 1, 4 and 8 samples
+        (RegressionMetric("y", relative_error=0.02), 0.04),
+        (RegressionMetric("y", floor=0.99), 0.98),
+        (SignalDistortion("y", least_si_sdr_db=30.0), 30 - HONEST_DB),
     ],
 )
-def test_limits_at_the_edges_are_twice_as_far_and_allow_one_wrong_answer(terms, limits, loosened):
-    checks = task_checks(Fake(shifted), golden(), [TaskMetric(terms, limits, "original", True)])
+def test_limits_at_the_edges_are_twice_as_far_and_allow_one_wrong_answer(metric, loosened):
+    checks = task_checks(Fake(shifted), golden(), [replace(metric, decides=("int8",))])
     (found,) = [check for check in checks if check.case == "edges" and check.limit is not None]
     assert found.limit == pytest.approx(loosened)
-    assert found.passed is (terms.name == "top_k")
+    assert found.passed is (metric.name == "top_k")
 
 
 @pytest.mark.parametrize(("first", "have"), [(10, "10..17"), (-7, "-7..0")])
-@pytest.mark.parametrize("terms", [AccuracyTerms("y"), TopKTerms("y", k=2)], ids=["accuracy", "top_k"])
-def test_labels_that_the_output_has_no_classes_for_are_told_and_are_no_accuracy_of_0(terms, first, have):
+@pytest.mark.parametrize("metric", [AccuracyMetric("y"), TopKMetric("y", k=2)], ids=["accuracy", "top_k"])
+def test_labels_that_the_output_has_no_classes_for_are_told_and_are_no_accuracy_of_0(metric, first, have):
     def scores(inputs):
         return {"y": inputs["x"]}
 
     x = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
     labelled = freeze([{"x": x}], SPECS, DIMS, scores, first + np.arange(8))
     with pytest.raises(DataError, match=re.escape(f"labels are {have}, the output has 3 classes, which are 0..2")):
-        task_checks(Fake(scores), labelled, [TaskMetric(terms, {}, "labels")])
+        task_checks(Fake(scores), labelled, [replace(metric, against="labels")])
+
+
+def test_a_floor_by_labels_is_held_per_class():
+    x = np.eye(10, dtype=np.float32)[np.array([*(np.arange(144) % 9), 9, 9, 9, 9])]
+    specs = [replace(SPECS[0], shape=("batch", 10))]
+    labels = x.argmax(1)
+    frozen = freeze([{"x": x}], specs, (), lambda inputs: {"y": inputs["x"]}, labels)
+
+    def loses(rows):
+        return Fake(lambda inputs: {"y": np.where(np.isin(np.arange(len(x)), rows)[:, None], 1 - x, x)})
+
+    lost = only(loses([144, 145, 146, 147]), frozen, accuracy(0.9))
+    assert lost.value > 0.95 and not lost.passed and "less than half are left: 9" in lost.note
+    assert only(loses([0, 1, 2, 3]), frozen, accuracy(0.9)).passed, "one of sixteen each"

@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from enginesmith.core.codec import decode
 from enginesmith.core.errors import InputError
 from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.comparison.tasks import BRIER, ECE, FLIPS, JS, KL, TOP_K
 from validation.contracts.repeats import CalibrationSums, Forecasts, as_logits
-from validation.contracts.two_sample import EngineContract, contract_checks, holm, p_value
+from validation.contracts.terms import BRIER, ECE, FLIPS, JS, KL, TOP_K, Contract
+from validation.contracts.two_sample import contract_checks, holm, p_value
 from validation.golden.golden_set import Case, GoldenSet, freeze
 from validation.limits.budget import Budgets, default_budget
 
@@ -50,7 +51,8 @@ def golden(labels: np.ndarray | None = None, original: Any = lambda x: x) -> Gol
 
 
 def checked(engine: Any, rows: dict[str, Any] = ALL, graph: Any = lambda x: x, **given: Any) -> dict[str, Check]:
-    contract = EngineContract.from_json({"distributional": {"rows": {"y": rows}}})
+    limits = {**dict.fromkeys(("kl", "js", "flips", "top_k", "ece", "brier")), **rows}
+    contract = decode({"distributional": {"rows": {"y": limits}}}, Contract)
     found = contract_checks(contract, Passing(graph), Passing(engine), golden(**given), (SPEC, None), BUDGETS)
     return {check.name.removeprefix("contract "): check for check in found}
 
@@ -213,9 +215,7 @@ def drawn(of: str, vary: str | None, candidate: Any, outputs: tuple[str, ...] = 
     frozen = freeze(given, NOISE, DIMS[:0], Drawing("noise").run)
     contract = {"distributional": {"seeds": {"outputs": list(outputs), "vary": vary, "draws": 40, "alpha": 0.01}}}
     batch: Dim | None = None
-    return list(
-        contract_checks(EngineContract.from_json(contract), Drawing(of), candidate, frozen, (NOISE, batch), BUDGETS)
-    )
+    return list(contract_checks(decode(contract, Contract), Drawing(of), candidate, frozen, (NOISE, batch), BUDGETS))
 
 
 @pytest.mark.parametrize(("of", "vary"), [("noise", "noise"), ("seed", "seed"), ("run", None)])

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from enginesmith.core.codec import decode
-from validation.contracts.sequences import StructureLimits, _edits, corners_of, overlaps
+from validation.contracts.sequences import find_broken
+from validation.contracts.terms import Structure
+from validation.metrics.tasks.boxes import overlaps, to_corners
 
 RNG = np.random.default_rng(0)
 CORNERS = np.sort(RNG.uniform(0, 100, (2, 6, 2, 2)), axis=2).reshape(2, 6, 4)
@@ -17,8 +17,8 @@ WHOLE = {"classes": "class", "scores": "score", "score": 0.05}
 
 
 def boxes(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray] = FOUND, **asked: Any) -> dict[str, float]:
-    structure = decode({"boxes": {**WHOLE, **asked}}, StructureLimits)
-    found = structure.broken(expected["boxes"], actual["boxes"], {}, (expected, actual))
+    structure = decode({"boxes": {**WHOLE, **asked}}, Structure)
+    found = find_broken(structure, expected["boxes"], actual["boxes"], {}, (expected, actual))
     return {name: value for name, value, limit in found if not value <= limit}
 
 
@@ -34,7 +34,7 @@ def test_boxes_match_in_any_order_and_form() -> None:
     for form, start in (("xywh", low), ("cxcywh", (low + high) / 2)):
         other = changed(boxes=np.concatenate([start, high - low], -1))
         assert boxes(other, other, form=form) == {}
-        np.testing.assert_allclose(corners_of(other["boxes"], form), CORNERS)  # type: ignore[arg-type]
+        np.testing.assert_allclose(to_corners(other["boxes"], form), CORNERS)  # type: ignore[arg-type]
 
 
 def test_what_differs_is_measured() -> None:
@@ -75,7 +75,8 @@ def test_what_is_no_set_of_boxes_breaks_it(actual: dict[str, np.ndarray]) -> Non
 
 def test_overlap_is_that_of_the_definition() -> None:
     left, right = np.array([[0, 0, 2, 2], [1, 1, 1, 1.0]]), np.array([[1, 1, 3, 3], [0, 0, 2, 2], [1, 1, 1, 1.0]])
-    np.testing.assert_allclose(overlaps(left, right), [[1 / 7, 1, 0], [0, 0, 1]])
+    np.testing.assert_allclose(overlaps(left, right), [[1 / 7, 1, 0], [0, 0, 0]])
+    assert boxes({**FOUND, "boxes": (flat := CORNERS[..., [0, 1, 0, 1]])}, {**FOUND, "boxes": flat}) == {}
     assert boxes({name: array[:, :0] for name, array in FOUND.items()}, {n: a[:, :0] for n, a in FOUND.items()}) == {}
 
 
@@ -89,7 +90,7 @@ def row(index: int, *tokens: int) -> np.ndarray:
 
 
 def broken(structure: dict[str, Any], actual: np.ndarray) -> dict[str, float]:
-    found = decode(structure, StructureLimits).broken(GRAPH, actual, {})
+    found = find_broken(decode(structure, Structure), GRAPH, actual, {})
     return {name: value for name, value, limit in found if not value <= limit}
 
 
@@ -131,15 +132,6 @@ def test_sequences_are_equal_as_far_as_is_asked(asked: dict[str, Any], actual: n
 )
 def test_ends_are_where_the_graphs_are(asked: dict[str, Any], actual: np.ndarray, expected: dict[str, float]) -> None:
     assert broken({"eos": {"token": 2, **asked}}, actual) == pytest.approx(expected, nan_ok=True)
-
-
-@given(st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 3), max_size=8))
-def test_edits_are_levenshteins(left: list[int], right: list[int]) -> None:
-    table = {(i, j): max(i, j) for i in range(len(left) + 1) for j in range(len(right) + 1) if not i or not j}
-    for i, a in enumerate(left, 1):
-        for j, b in enumerate(right, 1):
-            table[i, j] = min(table[i - 1, j] + 1, table[i, j - 1] + 1, table[i - 1, j - 1] + (a != b))
-    assert _edits(np.array(left), np.array(right)) == table[len(left), len(right)]
 
 
 def test_another_type_of_numbers_breaks_dtype() -> None:

@@ -45,9 +45,10 @@ def test_edges_are_capped_and_keep_the_corners():
     assert [set(size.values()) <= {1, 9} for size in sizes[:8]] == [True] * 8
 
 
-def test_many_dims_do_not_take_for_ever():
-    dims = [Dim(f"d{index}", 1, 2, 3) for index in range(30)]
-    assert len(edge_sizes([TensorSpec("x", "float32", tuple(dim.name for dim in dims))], dims)) == MAX_EDGE_CASES
+@pytest.mark.parametrize(("count", "sizes", "edges"), [(30, (1, 2, 3), MAX_EDGE_CASES), (60, (2, 2, 2), 1)])
+def test_many_dims_do_not_take_for_ever_and_of_one_size_are_one_edge(count, sizes, edges):
+    dims = [Dim(f"d{index}", *sizes) for index in range(count)]
+    assert len(edge_sizes([TensorSpec("x", "float32", tuple(dim.name for dim in dims))], dims)) == edges
 
 
 def test_dims_that_no_input_has_make_no_edges():
@@ -153,8 +154,3 @@ def test_a_loaded_set_reads_cases_one_at_a_time(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 12 << 20
-
-
-def test_many_dims_of_one_size_are_one_edge():
-    dims = [Dim(f"d{index}", 2, 2, 2) for index in range(60)]
-    assert len(edge_sizes([TensorSpec("x", "float32", tuple(dim.name for dim in dims))], dims)) == 1

@@ -219,7 +219,7 @@ def test_the_page_has_each_number_where_it_belongs() -> None:
     )  # fmt: skip
     published = OfflineTrial(
         model="digits", version="4", manifest="", golden="", engine="", build_key="", unit="sm_90 int8 x",
-        created_at="", outcome="passed",
+        created_at="", outcome="recorded",
     )  # fmt: skip
     sizes = tuple(BatchCosts(batch, 1, 1, 5e-4) for batch in (1, 16, 64))
     found = Results(
@@ -231,10 +231,10 @@ def test_the_page_has_each_number_where_it_belongs() -> None:
     assert "3000 GB/s" in text and "float16 800" in text and "fp8 (no | such)" in text
     row = next(line for line in text.splitlines() if "cuda_graphs=True" in line)
     assert "| passed | 1.00 | 2.00 | 2 | 3 | 1 | 50% |" in row
-    assert "PyTorch, op by op: takes 0.50 of its time [0.40, 0.60]" in row
+    assert "PyTorch, op by op: 0.50 times its latency [0.40, 0.60]" in row
     assert "torch.compile: no difference shown; torch.compile, max-autotune: not run, out of memory" in row
     assert "| tensorrt-rtx | sm_80 | load failed | no kernel image |" in text
-    assert "| tvm | refused | no cubin |" in text and "| digits@4 sm_90 int8 x | passed |" in text
+    assert "| tvm | refused | no cubin |" in text and "| digits@4 sm_90 int8 x | recorded |" in text
     again = Results.from_json(json.loads(found.to_bytes()))
     assert again == found and page([again]) == text and "took_s" not in json.loads(found.to_bytes())["tries"][0]
     assert json.loads(found.to_bytes())["kind"] == "enginesmith-gpu-results"

@@ -47,11 +47,11 @@ def test_the_diagnosis_comes_with_its_evidence():
 
 def test_what_was_timed_and_what_the_intervals_hold_is_said():
     report = latency_report()
-    assert any(line.endswith("at hand") for line in describe_report(report))
+    assert any(", working set " in line for line in describe_report(report))
     assert re.fullmatch(r"\S+ µs \(\S+ to \S+\)", format_bucket(report.buckets[0])["runtime"])
     told = list(describe_report(report))[1]
     assert told.startswith("runtime: the runtime's own call") and told.endswith(
-        "intervals are those of one more process, by 5"
+        "the 95 % intervals predict one more process; measured over 5 processes"
     )
     alone = replace(report, processes=1, buckets=tuple(replace(bucket, runtime=None) for bucket in report.buckets))
     told = list(describe_report(alone))[1]
@@ -76,7 +76,7 @@ def test_what_a_column_of_times_has_no_place_for_is_a_remark():
     assert told in list(describe_report(report))
     first, second, third = report.buckets
     held = replace(report, buckets=(first, replace(second, mean_s=6.8 * second.median_s), third))
-    assert list(list_remarks(held, ("p50",))) == ["some runs were held up: the mean is 6.8 times the median at batch=8"]
+    assert list(list_remarks(held, ("p50",))) == ["some runs were delayed: the mean is 6.8 times the median at batch=8"]
     (busy,) = list_remarks(latency_report(others=0.8), ("p50",))
     assert busy.startswith("the machine was busy: ")
 
@@ -130,6 +130,8 @@ def test_an_ab_says_what_it_could_have_shown():
     assert first == "faster: 97 µs against 100 µs at batch=8"
     assert "0.9700 times" in second and "a difference of 2.8 % would have been shown" in second
     assert third.endswith("p99: too few")
+    noisy = replace(paired, ratios=(replace(ratios[0], detectable=3.72),))
+    assert "a difference of 372 % would have been shown" in list(describe_pair(noisy))[1]
 
 
 def test_large_numbers_have_prefixes():

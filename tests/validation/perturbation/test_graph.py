@@ -47,21 +47,23 @@ LOOP = """
 """
 
 
-@pytest.mark.parametrize(
-    "text", [BRANCHES, LOOP, "h = Exp(x) y = Softmax<axis=-1>(h)", "s = Shape(x) z = Tanh(x) y = Reshape(z, s)"]
+NET = f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{%s}}"
+CALLS = (
+    '<ir_version: 8, opset_import: ["": 20, "own": 1]> net (float[n,8] x) => (float[n,8] y) { y = own.twice(x) }'
+    '<domain: "own", opset_import: ["": 20]> twice (a) => (b) { c = Exp(a) b = Exp(c) }'
 )
-def test_results_move_by_rounding_alone_within_branches_and_loops_too(tmp_path, text):
-    model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{{text}}}")
-    wanted, found = answers(tmp_path, model), answers(tmp_path, with_rounding(model))
-    assert not np.array_equal(wanted, found)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
 
-def test_functions_are_seen_through(tmp_path):
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 20, "own": 1]> net (float[n,8] x) => (float[n,8] y) { y = own.twice(x) }'
-        '<domain: "own", opset_import: ["": 20]> twice (a) => (b) { c = Exp(a) b = Exp(c) }'
-    )
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(NET % body for body in (BRANCHES, LOOP, "h = Exp(x) y = Softmax<axis=-1>(h)")),
+        NET % "s = Shape(x) z = Tanh(x) y = Reshape(z, s)",
+        CALLS,
+    ],
+)
+def test_results_move_by_rounding_alone_within_branches_loops_and_functions_too(tmp_path, text):
+    model = onnx.parser.parse_model(text)
     wanted, found = answers(tmp_path, model), answers(tmp_path, with_rounding(model))
     assert not np.array_equal(wanted, found)
     np.testing.assert_allclose(found, wanted, rtol=1e-4)

@@ -11,8 +11,8 @@ from validation.statistics.serial_dependence import (
     LEAST_INDEPENDENT,
     autocorrelation_time,
     drifts,
-    memories_of,
     memory_of,
+    memory_of_difference,
 )
 
 
@@ -76,9 +76,9 @@ def test_what_moves_both_of_a_pair_cancels_and_what_moves_each_does_not():
     rng = np.random.default_rng(2)
     both, ours, theirs = (autoregressive(rng, 5000, 0.999, 1.0) for _ in "abc")
     own = rng.normal(size=(2, 5000)) * 0.1
-    [shared] = memories_of((both + own[0], both + own[1]), True)
+    shared = memory_of_difference((both + own[0], both + own[1]))
     assert shared.variance == pytest.approx(2 * 0.01 / 5000, rel=0.5)
-    [apart] = memories_of((ours + own[0], theirs + own[1]), True)
+    apart = memory_of_difference((ours + own[0], theirs + own[1]))
     assert math.isinf(apart.variance)
 
 
@@ -87,7 +87,7 @@ def test_an_effect_of_unknown_variance_still_says_how_many_requests_lie_beyond()
     rng = np.random.default_rng(3)
     levels = np.repeat(rng.normal(size=8) * 0.05, 250)
     sides = np.exp(levels + rng.normal(size=2000) * 0.02), np.exp(rng.normal(size=2000) * 0.02)
-    [effect] = quantile_effects(sides, [0.5], True, 0, 100)
+    [effect] = quantile_effects(sides, [0.5], 0, 100)
     assert math.isinf(effect.share_error) and effect.beyond > 0.0 and math.isfinite(effect.error)
 
 

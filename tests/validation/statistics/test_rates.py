@@ -5,8 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from validation.statistics.rates import count_needed, detectable, effective, estimate_design_effect, lower, upper
-from validation.statistics.serial_dependence import beta_cdf, t_quantile
+from validation.statistics.rates import (
+    anytime_level,
+    count_needed,
+    detectable,
+    effective,
+    estimate_design_effect,
+    lower,
+    lower_anytime,
+    upper,
+)
+from validation.statistics.serial_dependence import NORMAL, beta_cdf, t_quantile
 
 
 def binomial(count: int, total: int, share: float) -> float:
@@ -43,8 +52,8 @@ def test_a_burst_is_less_evidence_than_as_many_failures_apart():
     apart[::100], burst[400:420] = 1, 1
     assert estimate_design_effect(apart, 20) == 1.0
     assert estimate_design_effect(burst, 20) > 10
-    assert lower(*effective(burst, 20), 0.05) < lower(*effective(apart, 20), 0.05)
-    assert upper(*effective(burst, 20), 0.05) > upper(*effective(apart, 20), 0.05)
+    assert lower(*effective(burst), 0.05) < lower(*effective(apart), 0.05)
+    assert upper(*effective(burst), 0.05) > upper(*effective(apart), 0.05)
 
 
 def test_the_promised_numbers_of_requests_hold():
@@ -57,3 +66,19 @@ def test_the_promised_numbers_of_requests_hold():
     found = np.mean([lower(int(x), 5000, 0.005) - bound > 0.001 for x in rng.binomial(5000, share, 2000)])
     assert found == pytest.approx(0.8, abs=0.04)
     assert detectable(5, 0.3, 0.01, True) is None and count_needed(1.5, 0.05) is None
+
+
+def test_bounds_that_hold_at_any_time_do():
+    """Looking after every hundred requests: the bounds for one look are wrong far more often than promised."""
+    rng = np.random.default_rng(0)
+    counts = np.cumsum(rng.binomial(100, 0.01, (300, 60)), 1)
+    wrong = {
+        bound: np.mean([any(bound(int(x), 100 * (at + 1), 0.05) > 0.01 for at, x in enumerate(row)) for row in counts])
+        for bound in (lower, lower_anytime)
+    }
+    assert wrong[lower_anytime] <= 0.05 < 0.1 < wrong[lower]
+    looks = np.arange(100, 6001, 100)
+    means = np.cumsum(rng.normal(size=(3000, 60)), 1) / np.sqrt(np.arange(1, 61))
+    bounds = [NORMAL.inv_cdf(1 - anytime_level(int(n), 0.05)) for n in looks]
+    assert (means > bounds).any(1).mean() <= 0.05 < 0.2 < (means > NORMAL.inv_cdf(0.95)).any(1).mean()
+    assert lower_anytime(0, 100, 0.05) == 0.0 and 0.08 < lower_anytime(20, 100, 0.05) < lower(20, 100, 0.05)

@@ -17,6 +17,7 @@ from validation.statistics.rates import (
     POWER,
     CanaryEvidence,
     Effect,
+    pair_by_order,
     quantile_effects,
     quantile_of,
     rank_bounds,
@@ -27,18 +28,19 @@ from validation.statistics.serial_dependence import (
     LEAST_INDEPENDENT,
     MOST_BLOCKS,
     NORMAL,
-    memories_of,
+    memory_of_difference,
     t_quantile,
 )
 
 # The margins by which a candidate may be worse; docs/guides/canary.md has the reason of each default.
 
 
-MOST_BURST = 1_000_000
 # Greatest number that is taken; JSON may hold integers above every float.
 MOST_NUMBER = 1e300
-# Requests that an outage in production fails, assumed where none was seen.
-OUTAGE = 100
+# An answer that takes more than so many times the baseline's p99 counts as failed: what a tail beyond p99 costs.
+LATE = 5.0
+# The share of different answers that is allowed by their own noise: at least, and at most.
+NOISE = (0.002, 0.01)
 DEFAULT_LATENCY = {"p50": 0.02, "p99": 0.05}
 _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?)")
 
@@ -48,15 +50,14 @@ class QualityThresholds:
     """Margins of the answers' quality; None lifts one.
 
     sqnr_db: an answer with this SQNR or more against the baseline's counts as equal.  disagreement: the share of
-    answers that may differ.  flips: the share whose argmax may differ.  score: how much the mean score may drop.
-    burst: how many requests with other answers come together, assumed where none was seen.
+    answers that may differ; 'noise': as many as the distance of most answers explains, within NOISE.
+    flips: the share whose argmax may differ.  score: how much the mean score may drop.
     """
 
     sqnr_db: float = 15.0
-    disagreement: float | None = 0.01
+    disagreement: float | Literal["noise"] | None = "noise"
     flips: float | None = None
     score: float | None = 0.01
-    burst: int = 1
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Thresholds:
     """All margins of a canary, as `validation.canary` of a spec has them.
 
     latency: greatest relative slowdown by quantile.  error_rate: greatest difference of the shares of failed requests.
-    error_burst: requests that one outage fails, assumed where no error was seen; None: as `burst_of`.
+    error_budget: share of failed requests up to which a candidate passes, whatever the difference is.
     quality: None compares no answers.  alpha: the probability of a wrong PASS, and of a wrong FAIL.
     """
 
@@ -72,12 +73,12 @@ class Thresholds:
     error_rate: float | None = 0.001
     quality: QualityThresholds | None = QualityThresholds()
     alpha: float = 0.05
-    error_burst: int | None = None
+    error_budget: float | None = 0.002
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> "Thresholds":
         """Read `validation.canary` of a spec. What is not given keeps its default; null lifts it. Raises InputError."""
-        _check_names(data, ("latency", "error_rate", "error_burst", "quality", "alpha"), "")
+        _check_names(data, ("latency", "error_rate", "error_budget", "quality", "alpha"), "")
         latency = {**DEFAULT_LATENCY, **_read_mapping(data.get("latency", {}), "latency")}
         quality = data.get("quality", {})
         alpha = _number(data.get("alpha", 0.05), "alpha", 0.5)
@@ -90,16 +91,8 @@ class Thresholds:
             _optional(data.get("error_rate", 0.001), "error_rate"),
             None if quality is None else _quality(_read_mapping(quality, "quality")),
             alpha,
-            None if (burst := data.get("error_burst")) is None else _requests(burst, "error_burst"),
+            _optional(data.get("error_budget", 0.002), "error_budget"),
         )
-
-
-def burst_of(asked: int | None, replayed: bool) -> int:
-    """How many errors are assumed to come together where none was seen. asked: by the spec; None: not given.
-
-    By default 1 in a replay, where there is nothing but the engine and the request, else `OUTAGE`.
-    """
-    return asked or (1 if replayed else OUTAGE)
 
 
 def probability(name: str) -> float:
@@ -112,29 +105,22 @@ def probability(name: str) -> float:
 
 
 def _quality(data: Mapping[str, object]) -> QualityThresholds:
-    _check_names(data, ("sqnr_db", "disagreement", "flips", "score", "burst"), "quality.")
+    _check_names(data, ("sqnr_db", "disagreement", "flips", "score"), "quality.")
     sqnr = data.get("sqnr_db", 15.0)
     if isinstance(sqnr, bool) or not isinstance(sqnr, int | float) or not abs(sqnr) < MOST_NUMBER:
         raise InputError(f"validation.canary.quality.sqnr_db is {str(sqnr)[:40]!r}; give decibels")
     return QualityThresholds(
         float(sqnr),
-        _optional(data.get("disagreement", 0.01), "quality.disagreement"),
+        "noise"
+        if (share := data.get("disagreement", "noise")) == "noise"
+        else _optional(share, "quality.disagreement"),
         _optional(data.get("flips"), "quality.flips"),
         _optional(data.get("score", 0.01), "quality.score", math.inf),
-        _requests(data.get("burst", 1), "quality.burst"),
     )
 
 
 def _optional(value: object, where: str, most: float = 1.0) -> float | None:
     return None if value is None else _number(value, where, most)
-
-
-def _requests(value: object, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_BURST:
-        raise InputError(
-            f"validation.canary.{where} is {str(value)[:40]!r}; give a number of requests from 1 to {MOST_BURST}"
-        )
-    return value
 
 
 def _number(value: object, where: str, most: float = 1.0) -> float:
@@ -180,10 +166,24 @@ Z_POWER = NORMAL.inv_cdf(POWER)
 
 @dataclass(frozen=True)
 class ErrorLevels:
-    """One-sided levels: of the upper bound, by which a criterion passes, and of the lower one, by which it fails."""
+    """One-sided levels: of the upper bound, by which a criterion passes, and of the lower one, by which it fails.
+
+    anytime: whether a lower bound must hold at every number of requests, because nobody planned how often one looks.
+    """
 
     passing: float
     failing: float
+    anytime: bool = False
+
+    def at(self, requests: int) -> "ErrorLevels":
+        """The levels of normal bounds with so many requests."""
+        failing = rates.anytime_level(max(requests, 1), self.failing) if self.anytime else self.failing
+        return ErrorLevels(self.passing, failing)
+
+    def lower(self, found: tuple[float, float], halves: bool = False) -> float:
+        """The lower bound of a share, of its count and total. halves: at half the level."""
+        bound = rates.lower_anytime if self.anytime else rates.lower
+        return bound(*found, self.failing / 2 if halves else self.failing)
 
 
 @dataclass(frozen=True)
@@ -195,11 +195,12 @@ class Criterion:
     provable: the smallest margin that an equal candidate would have passed at with that probability.
     needed: about how many requests let an equal candidate pass with a probability of 0.8; with a note, the least number
     that allows any statement.  requests: how many there were.
-    note: why there is no estimate.  assumed: what the interval assumes, as text.
+    note: why there is no estimate, or, of kind 'fact', what was observed that fails a candidate without any statistics.
+    assumed: a remark on the interval.
     """
 
     name: str
-    kind: Literal["latency", "share", "score"]
+    kind: Literal["latency", "share", "score", "fact"]
     margin: float
     verdict: Verdict
     estimate: float | None = None
@@ -236,12 +237,14 @@ def latency_criteria(
 ) -> list[Criterion]:
     """A criterion for each latency quantile of `thresholds`, from the bootstrap of the logarithm of the sides' ratio.
 
-    seed, replicates: of the bootstrap. Of paired sides it draws the same blocks, so that what slowed both cancels.
+    seed, replicates: of the bootstrap, which draws the same blocks on both sides, so that what slowed both cancels.
+    Different requests of the same time are paired by their order.
     """
-    sides = select_answered(evidence)
+    sides = pair_by_order(*select_answered(evidence))
     shares = [probability(name) for name in thresholds.latency]
-    effects = quantile_effects(sides, shares, evidence.paired, seed, replicates, evidence.design_block)
+    effects = quantile_effects(sides, shares, seed, replicates, evidence.design_block)
     share = CALIBRATED if evidence.design_block == 1 else CALIBRATED_IN_TURNS
+    levels = levels.at(len(sides[0]))
     kept = ErrorLevels(share * levels.passing, share * levels.failing)
     return [
         _latency(name, margin, effect, kept, sides, evidence.paired)
@@ -315,34 +318,40 @@ def unsteady(what: str, block: int, count: int, paired: bool) -> str:
     )
 
 
-def error_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels, burst: int = 1) -> Criterion:
-    """The criterion of the difference of the shares of failed requests.
+def failures(evidence: CanaryEvidence) -> tuple[Array, Array]:
+    """Whether each request of candidate and baseline failed or was late (LATE), bool [requests]; of pairs, failures
+    that the other side has too are left out."""
+    sides = evidence.candidate, evidence.baseline
+    answered = evidence.baseline.latency[evidence.baseline.ok]
+    edge = LATE * quantile_of(answered, 0.99) if len(answered) >= LEAST_BEYOND / 0.01 / 2 else math.inf
+    ours, theirs = (~side.ok | (side.latency > edge) for side in sides)
+    return (ours & ~theirs, theirs & ~ours) if evidence.paired else (ours, theirs)
 
-    burst: requests that one outage fails, assumed where no failure was seen.
-    """
-    failed = [~evidence.candidate.ok, ~evidence.baseline.ok]
-    seen = [failed[0] | failed[1]] if evidence.paired else failed
-    if evidence.paired:
-        failed = [failed[0] & ~failed[1], failed[1] & ~failed[0]]
-    size, assumed = rates.burst_size(seen, burst, "error_burst")
-    ours, theirs = (rates.effective(flags, size) for flags in failed)
+
+def error_criterion(
+    evidence: CanaryEvidence, margin: float, levels: ErrorLevels, budget: float | None = None
+) -> Criterion:
+    """The criterion of the shares of failed requests: their difference, or, where the candidate's own share is proven
+    to be within `budget`, that share."""
+    failed = failures(evidence)
+    ours, theirs = map(rates.effective, failed)
     count = min(map(len, failed))
     estimate = float(failed[0].mean()) - float(failed[1].mean()) if count else math.nan
+    if budget and (high := rates.upper(*ours, levels.passing)) <= budget:
+        found = (float(failed[0].mean()), 0.0, high)
+        return _share("errors", budget, levels, found, count, len(failed[0]) / ours[1], "within error_budget")
     high = rates.upper(*ours, levels.passing / 2) - rates.lower(*theirs, levels.passing / 2)
-    low = rates.lower(*ours, levels.failing / 2) - rates.upper(*theirs, levels.failing / 2)
-    return _share("errors", margin, levels, (estimate, low, high), count, size, assumed)
+    low = levels.lower(ours, halves=True) - rates.upper(*theirs, levels.failing / 2)
+    found, size = (estimate, low, high), count / min(ours[1], theirs[1]) if count else 1.0
+    return _share("errors", margin, levels, found, count, size, budget=budget)
 
 
-def share_criterion(name: str, flags: Array, margin: float, levels: ErrorLevels, burst: int = 1) -> Criterion:
-    """The criterion of the share of requests with a flag (bool, [requests]), which must not be above the margin.
-
-    burst: how many flagged requests come together, assumed where none was seen.
-    """
-    size, assumed = rates.burst_size([flags], burst, "quality.burst")
-    found = rates.effective(flags, size)
-    low, high = rates.lower(*found, levels.failing), rates.upper(*found, levels.passing)
+def share_criterion(name: str, flags: Array, margin: float, levels: ErrorLevels) -> Criterion:
+    """The criterion of the share of requests with a flag (bool, [requests]), which must not be above the margin."""
+    found = rates.effective(flags)
+    low, high = levels.lower(found), rates.upper(*found, levels.passing)
     estimate = float(flags.mean()) if len(flags) else math.nan
-    return _share(name, margin, levels, (estimate, low, high), len(flags), size, assumed)
+    return _share(name, margin, levels, (estimate, low, high), len(flags), len(flags) / (found[1] or 1.0))
 
 
 def _share(
@@ -352,17 +361,25 @@ def _share(
     found: tuple[float, float, float],
     count: int,
     size: float,
-    assumed: str,
+    assumed: str = "",
+    budget: float | None = None,
 ) -> Criterion:
-    """found: estimate, lower and upper bound.  count: requests.  size: of the bursts in which flags come."""
+    """found: estimate, lower and upper bound.  count: requests.  size: of the bursts in which flags come.
+
+    budget: within which a share passes that has no flag, too.
+    """
     estimate, low, high = found
-    difference = name == "errors"
+    difference = name == "errors" and not assumed
     passing = levels.passing / 2 if difference else levels.passing
-    detectable = rates.detectable(math.floor(count / size), margin, levels.failing, difference)
+    detectable = rates.detectable(math.floor(count / size), margin, levels.at(count).failing, difference)
     provable, needed = rates.upper(0.0, count / size, passing), rates.count_needed(margin, passing)
+    if budget and (other := rates.count_needed(budget, levels.passing)) is not None:
+        needed = min(other, needed or other)
     enough = None if needed is None else math.ceil(needed * size)
+    bursts = f"they come in bursts of some {size:.0f} requests" if size >= 2.0 else ""
     known = None if math.isnan(estimate) else estimate, low, high, detectable, provable, enough, count
-    return Criterion(name, "share", margin, verdict_of(low, high, margin), *known, assumed=assumed)
+    words = "; ".join(filter(None, (assumed, bursts)))
+    return Criterion(name, "share", margin, verdict_of(low, high, margin), *known, assumed=words)
 
 
 def score_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels) -> Criterion | None:
@@ -372,15 +389,14 @@ def score_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels
         both = ~np.isnan(scored[0]) & ~np.isnan(scored[1])
         scored = [values[both] for values in scored]
     else:
-        scored = [values[~np.isnan(values)] for values in scored]
-    count = min(map(len, scored))
-    if count == 0:
+        scored = list(pair_by_order(*(values[~np.isnan(values)] for values in scored)))
+    if (count := len(scored[0])) == 0:
         return None
     if count < 2 * LEAST_BLOCKS:
         note = f"{pluralize(count, 'score')} of requests; it takes {2 * LEAST_BLOCKS} or more"
         return Criterion("score", "score", margin, "INSUFFICIENT", needed=2 * LEAST_BLOCKS, requests=count, note=note)
-    memories = memories_of(scored, evidence.paired)
-    variance, block = sum(memory.variance for memory in memories), max(memory.block for memory in memories)
+    memory = memory_of_difference(scored)
+    variance, block = memory.variance, memory.block
     if math.isinf(variance):
         note = unsteady("the score", block, count, evidence.paired)
         least = least_requests(block, count)
@@ -390,9 +406,10 @@ def score_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels
 
 def _score(scored: list[Array], margin: float, levels: ErrorLevels, error: float, freedom: float) -> Criterion:
     """error: standard error of the difference of the means.  freedom: its degrees of freedom."""
-    count = min(map(len, scored))
+    count = len(scored[0])
     estimate = float(scored[1].mean() - scored[0].mean())
     # At the level itself, means of scores passed at their margin in 4.4 to 6.4 % of 500 simulated canaries.
+    levels = levels.at(count)
     z_pass, z_fail = (t_quantile(1.0 - CALIBRATED * level, freedom) for level in (levels.passing, levels.failing))
     # Scores that never differed do not prove that they never will.
     span = max(float(values.max()) for values in scored) - min(float(values.min()) for values in scored)

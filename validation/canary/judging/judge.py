@@ -7,12 +7,16 @@ Data may be looked at while it grows, and each look is another chance of an erro
 bounded by alpha spending (Lan & DeMets, Biometrika 70, 1983): the share of the planned data that is there determines
 how much of alpha may be used up. The spending function approximates O'Brien & Fleming's (1979) boundaries: almost
 nothing early, almost everything at the end. The boundaries follow by recursive integration (Armitage, McPherson & Rowe,
-JRSS A 132, 1969; Jennison & Turnbull, 2000, chapters 7 and 19).
+JRSS A 132, 1969; Jennison & Turnbull, 2000, chapters 7 and 19). Growing logs without a plan fail a candidate by
+bounds that hold at every number of requests at once (`rates.anytime_level`).
+
+Facts come before statistics (`facts_of`): a candidate whose process ended, that fails or is slow for a stretch which
+the baseline lacks, fails however few such events there are.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -21,25 +25,38 @@ import numpy as np
 from enginesmith.core.errors import InputError
 from enginesmith.core.text import pluralize
 from validation.canary.judging.criteria import (
+    NOISE,
     REPLICATES,
     Criterion,
     ErrorLevels,
     Thresholds,
     Verdict,
-    burst_of,
     describe,
     describe_needed,
     error_criterion,
+    failures,
     latency_criteria,
     score_criterion,
     share_criterion,
 )
-from validation.statistics.rates import CanaryEvidence
+from validation.statistics.rates import CanaryEvidence, upper
 from validation.statistics.serial_dependence import NORMAL
 
 SEED = 0
 LEAST_LEVEL = 1e-9
 LEAST_STEP = 0.005
+# A stretch of failures has at least so many: more than may be in flight when a log ends.
+LEAST_STRETCH = 10
+# The chance that independent failures make such a stretch in a run, and the one that an equal candidate, whose failures
+# may come in bursts of any length, spends so much time in stretches (Markov's inequality).
+CHANCE, SPENT = 1e-3, 0.02
+# Parts of a run whose medians show a slow stretch, the consecutive ones that it takes, and the slowdown.
+PARTS, SLOW_PARTS, SLOW = 40, 3, 2.0
+SLOW_STRETCH = "a slow stretch"
+# How many times the range of the ratio in the quieter third of the parts such a stretch stands out.
+STANDS_OUT = 2.5
+# A class of sizes has at least so many requests; from USUAL_CLASS on its margin is the widest of the quantiles'.
+LEAST_OF_CLASS, USUAL_CLASS, WIDEST = 40, 400, 0.15
 # Points of the grids of the integration, and how many standard deviations they reach to either side.
 _POINTS, _REACH = 801, 8.0
 
@@ -146,13 +163,22 @@ def judge(
     shares = (limits.quality.disagreement, limits.quality.flips, limits.quality.score) if limits.quality else ()
     count = len(limits.latency) + sum(limit is not None for limit in (limits.error_rate, *shares))
     fractions = looks.fractions(evidence.requests)
-    levels = ErrorLevels(level_of(fractions, limits.alpha), level_of(fractions, limits.alpha / max(count, 1)))
+    # All classes of sizes together count as one.
+    count += bool(classes := size_classes(evidence) if limits.latency else [])
+    failing = level_of(fractions, limits.alpha / max(count, 1))
+    levels = ErrorLevels(level_of(fractions, limits.alpha), failing, looks.planned is None and evidence.growing)
     criteria: list[Criterion] = []
     if not evidence.unlike:
-        criteria = latency_criteria(evidence, limits, levels, seed, replicates)
+        criteria = [*facts_of(evidence, limits), *latency_criteria(evidence, limits, levels, seed, replicates)]
+        for words, part in classes:
+            wider = math.sqrt(max(1.0, USUAL_CLASS / part.requests))
+            margin = max(limits.latency.values())
+            widest = replace(limits, latency={"p50": max(margin, min(WIDEST, margin * wider))})
+            shared = replace(levels, failing=failing / len(classes))
+            [found] = latency_criteria(part, widest, shared, seed, replicates)
+            criteria.append(replace(found, name=f"{found.name} of size {words}"))
         if limits.error_rate is not None:
-            burst = burst_of(limits.error_burst, evidence.replayed)
-            criteria.append(error_criterion(evidence, limits.error_rate, levels, burst))
+            criteria.append(error_criterion(evidence, limits.error_rate, levels, limits.error_budget))
         criteria += quality_criteria(evidence, limits, levels)
     for name, note in (("sides that compare", evidence.unlike), ("logs to the end", evidence.stopped)):
         if note:
@@ -162,6 +188,110 @@ def judge(
     if verdict == "INSUFFICIENT" and (more := describe_needed(criteria, evidence.requests, evidence.seconds)):
         reason = f"{reason}; {more}"
     return CanaryJudgement(verdict, reason, tuple(criteria), levels, fractions)
+
+
+def facts_of(evidence: CanaryEvidence, limits: Thresholds) -> list[Criterion]:
+    """What fails a candidate without statistics, each with what was observed and the chance of a false alarm."""
+    margin = limits.error_rate or 0.001
+    notes = [evidence.died, _failing_stretch(evidence, margin), _slow_stretch(evidence)]
+    named = zip(("the process", "failures in a stretch", SLOW_STRETCH), notes, strict=True)
+    return [Criterion(name, "fact", 0.0, "FAIL", requests=evidence.requests, note=note) for name, note in named if note]
+
+
+def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
+    """What was observed where the candidate ends in a stretch of failures that the baseline lacks, or spends more time
+    in such stretches than an equal one would; '' where it does neither."""
+    ours, theirs = failures(evidence)
+    if not len(ours) or not len(theirs):
+        return ""
+    # Half of a window of independent failures, as frequent as the baseline's or the margin, is no chance (Chernoff).
+    share = min(max(margin, upper(float(theirs.sum()), len(theirs), SPENT)), 0.49)
+    least = max(LEAST_STRETCH, math.ceil(math.log(len(ours) / CHANCE) / -math.log(4.0 * share * (1.0 - share))))
+    alone, beside = stretches(ours, least), stretches(theirs, least)
+    if evidence.paired:
+        alone &= ~beside
+    else:  # the baseline's latest request before each of the candidate's
+        latest = np.searchsorted(evidence.baseline.time, evidence.candidate.time, "right") - 1
+        alone &= ~beside[np.maximum(latest, 0)] & (latest >= 0)
+    usual, spent = float(beside.mean()) + margin, float(alone.mean())
+    if alone[-1]:
+        first = max(0, int(np.append(np.flatnonzero(~alone), 0).max()) + 2 - least)
+        return (
+            f"the candidate failed {int(ours[first:].sum())} of its last {len(ours) - first} requests, and the "
+            f"baseline did not; an equal candidate ends so with a chance of at most {usual:.2g}"
+        )
+    if spent * SPENT > usual:
+        return (
+            f"the candidate failed for {100 * spent:.3g} % of the run in stretches of {least} requests or more, which "
+            f"the baseline answered; an equal candidate does so with a chance of at most {usual / spent:.2g}"
+        )
+    return ""
+
+
+def stretches(failed: np.ndarray, least: int) -> np.ndarray:
+    """Whether at least `least` of the last 2 * `least` requests failed, bool [requests]."""
+    sums = np.concatenate([np.zeros(2 * least), np.cumsum(failed)])
+    found: np.ndarray = sums[2 * least :] - sums[: -2 * least] >= least
+    return found
+
+
+def _slow_stretch(evidence: CanaryEvidence) -> str:
+    """What was observed where the candidate was SLOW times slower for a stretch or for most of the run, and the
+    baseline was not; else ''."""
+    sides = [evidence.candidate, evidence.baseline]
+    both = evidence.candidate.ok & evidence.baseline.ok if evidence.paired else None
+    sides = [side.select(side.ok if both is None else both) for side in sides]
+    if min(map(len, sides)) < PARTS * LEAST_STRETCH:
+        return ""
+    edges = [np.linspace(0, len(side), PARTS + 1).astype(int) for side in sides]
+    if not evidence.paired:  # the parts are of the same time
+        edges[0] = np.append(np.searchsorted(sides[0].time, sides[1].time[edges[1][:-1]]), len(sides[0]))
+        if int(np.diff(edges[0]).min()) < LEAST_STRETCH // 2:
+            return ""
+    medians = [
+        [np.median(side.latency[start:stop]) for start, stop in pairwise(ends)]
+        for side, ends in zip(sides, edges, strict=True)
+    ]
+    ratio = np.log(medians[0]) - np.log(medians[1])
+    ordered, together = np.sort(ratio), np.lib.stride_tricks.sliding_window_view(ratio, SLOW_PARTS).min(1)
+    usual, most = ordered[int(0.35 * PARTS)] - ordered[0], float(ordered[int(0.4 * PARTS)])
+    slower = float(together.max() - ordered[PARTS // 4])
+    if most > math.log(SLOW):
+        return f"the candidate was {math.exp(most):.2g} times slower or more for most of the run"
+    if slower <= max(math.log(SLOW), STANDS_OUT * usual):
+        return ""
+    return (
+        f"the candidate became {math.exp(slower):.2g} times slower {100 * int(together.argmax()) / PARTS:.0f} % into "
+        f"the run, and the baseline did not; the ratio of the two varies by {100 * math.expm1(usual):.2g} % otherwise"
+    )
+
+
+def size_classes(evidence: CanaryEvidence) -> list[tuple[str, CanaryEvidence]]:
+    """The requests by their size, in classes of a factor of two that have enough of them; [] where sizes are not
+    recorded or alike. Each with its sizes as text."""
+    sides = evidence.candidate, evidence.baseline
+    if sides[0].size is None or sides[1].size is None:
+        return []
+    sizes = [np.asarray(side.size) for side in sides]
+    if evidence.paired:
+        sizes = [np.where(np.isnan(sizes[1]), sizes[0], sizes[1])] * 2
+    if min(map(len, sizes)) == 0 or any(bool((np.isnan(one) | (one <= 0)).any()) for one in sizes):
+        return []
+    octaves = [np.floor(np.log2(one)).astype(int) for one in sizes]
+    edges, least = [-math.inf], LEAST_OF_CLASS
+    for octave in np.unique(np.concatenate(octaves)):
+        if min(((one >= edges[-1]) & (one < octave)).sum() for one in octaves) >= least:
+            edges.append(octave)
+    if min((one >= edges[-1]).sum() for one in octaves) < least:  # the last class joins the one before it
+        edges.pop()
+    found = []
+    for first, end in pairwise([*edges, math.inf]) if len(edges) > 1 else ():
+        inside = [(one >= first) & (one < end) for one in octaves]
+        parts = [side.select(which) for side, which in zip(sides, inside, strict=True)]
+        known = np.concatenate([one[which] for one, which in zip(sizes, inside, strict=True)])
+        part = replace(evidence, candidate=parts[0], baseline=parts[1], design_block=1)
+        found.append((f"{known.min():.4g} to {known.max():.4g}", part))
+    return found
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
@@ -178,16 +308,16 @@ def quality_criteria(evidence: CanaryEvidence, limits: Thresholds, levels: Error
         return []
     found: list[Criterion] = []
     if quality.disagreement is not None and evidence.differs is not None:
-        found.append(
-            share_criterion("answers that differ", evidence.differs, quality.disagreement, levels, quality.burst)
-        )
+        noise = min(max(evidence.noise, NOISE[0]), NOISE[1])
+        share = noise if quality.disagreement == "noise" else quality.disagreement
+        found.append(share_criterion("answers that differ", evidence.differs, share, levels))
     if quality.flips is not None and evidence.flipped is not None:
-        found.append(share_criterion("argmax flips", evidence.flipped, quality.flips, levels, quality.burst))
+        found.append(share_criterion("argmax flips", evidence.flipped, quality.flips, levels))
     score = score_criterion(evidence, quality.score, levels) if quality.score is not None else None
     found += [score] if score else []
     if not found and any(limit is not None for limit in (quality.disagreement, quality.flips, quality.score)):
         note = "nothing was observed of the answers: record scores or output digests, or lift it with quality: null"
-        found.append(Criterion("quality", "share", quality.disagreement or 0.0, "INSUFFICIENT", note=note))
+        found.append(Criterion("quality", "share", 0.0, "INSUFFICIENT", note=note))
     return found
 
 
@@ -201,6 +331,11 @@ def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:
     deciding = [item for item in criteria if item.verdict == verdict]
     if not deciding:
         return "there was nothing to judge by: every threshold is lifted"
-    first = min(deciding, key=lambda item: (item.kind == "latency", item.name != "logs to the end"))
+
+    def rank(item: Criterion) -> tuple[bool, bool, bool]:
+        slow = item.kind == "latency" or item.name == SLOW_STRETCH
+        return slow, item.kind != "fact", item.name != "logs to the end"
+
+    first = min(deciding, key=rank)
     more = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
     return f"{describe(first)}{more}"

@@ -24,6 +24,7 @@ from enginesmith.core.text import pluralize
 from enginesmith.recording.traffic import EQUAL_DB
 from validation.canary.observations import Name, ObservationTable
 from validation.statistics.rates import CanaryEvidence
+from validation.statistics.serial_dependence import NORMAL
 
 # Requests that may be in flight when a log ends without being a sign of a death.
 MOST_IN_FLIGHT = 8
@@ -134,8 +135,9 @@ def evidence_of(
     else:
         evidence, more = _pair_by_name(candidate, baseline, sqnr_db, ignore_missing)
     why = [describe_kill("candidate", candidate), describe_kill("baseline", baseline), evidence.stopped]
-    replayed = candidate.planned is not None and baseline.planned is not None
-    return replace(evidence, stopped="; ".join(filter(None, why)), replayed=replayed), (*notes, *more)
+    died = why.pop(0) if candidate.died and not baseline.died else ""
+    growing = not (candidate.ended and baseline.ended)
+    return replace(evidence, stopped="; ".join(filter(None, why)), died=died, growing=growing), (*notes, *more)
 
 
 def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> tuple[CanaryEvidence, list[str]]:
@@ -246,10 +248,10 @@ def _pair_by_name(
             "--missing ignored leaves them out"
         )
     ours, theirs = candidate.side(pairs[:, 0]), baseline.side(pairs[:, 1])
-    differs, flipped = _answers(candidate, baseline, pairs[ours.ok & theirs.ok], sqnr_db)
+    differs, flipped, noise = _answers(candidate, baseline, pairs[ours.ok & theirs.ok], sqnr_db)
     apart = hours_apart(ours.time, theirs.time)
     block = design_block([candidate.segment[index] for index in pairs[:, 0] if index >= 0])
-    return CanaryEvidence(ours, theirs, True, differs, flipped, end.stopped, apart, design_block=block), notes
+    return CanaryEvidence(ours, theirs, True, differs, flipped, end.stopped, apart, noise, design_block=block), notes
 
 
 def design_block(segment: Sequence[int | None]) -> int:
@@ -273,9 +275,12 @@ def _pairs(candidate: ObservationTable, baseline: ObservationTable, without: set
 
 def _answers(
     candidate: ObservationTable, baseline: ObservationTable, pairs: Array, sqnr_db: float
-) -> tuple[Array | None, Array | None]:
+) -> tuple[Array | None, Array | None, float]:
     """Whether the answers of each pair differ, by the SQNR that was measured, else by their digests, and whether their
-    argmax does; bool [pairs], None where that was not observed. pairs: int64 [pairs, 2], as of `_pairs`."""
+    argmax does; bool [pairs], None where that was not observed; and `CanaryEvidence.noise`.
+
+    pairs: int64 [pairs, 2], as of `_pairs`.
+    """
     measured = np.asarray(candidate.sqnr_db)[pairs[:, 0]]
     outputs = [(candidate.output[ours], baseline.output[theirs]) for ours, theirs in pairs]
     same = np.asarray([a == b for a, b in outputs], bool)
@@ -284,4 +289,8 @@ def _answers(
     differs = distance < sqnr_db
     flips = [candidate.flipped[index] for index in pairs[:, 0]]
     flipped = None if None in flips or not flips else np.asarray(flips, bool)
-    return (differs if len(pairs) and bool((known | ~np.isnan(measured)).all()) else None), flipped
+    # The middle half of the distances is not changed by some wrong answers, and says how many their noise explains.
+    low, middle, high = np.quantile(np.maximum(distance, -EQUAL_DB), [0.25, 0.5, 0.75]) if len(pairs) else (0.0,) * 3
+    spread = (high - low) / (NORMAL.inv_cdf(0.75) - NORMAL.inv_cdf(0.25))
+    noise = NORMAL.cdf((sqnr_db - middle) / spread) if spread > 0.0 else float(middle < sqnr_db)
+    return (differs if len(pairs) and bool((known | ~np.isnan(measured)).all()) else None), flipped, noise

@@ -27,7 +27,6 @@ from validation.data.samples import resize
 
 # The sizes at which an engine's latency is measured, and inputs of these sizes, made of real ones.
 
-
 Which = Literal["few", "all"]
 MOST = 16
 _ONE = re.compile(r"(\w+)=(\d+)")
@@ -91,7 +90,6 @@ def tuned_for(dims: Sequence[Dim]) -> dict[str, int]:
 
 # Series of latencies: the loop that times calls, with as little as possible between two readings of the clock, and
 # the rule for how many runs of a series are its warm-up.
-
 
 # A shorter series gives no 95 % interval for its median (0.5^6 * 2 = 3 %).
 LEAST_RUNS = 6
@@ -191,7 +189,6 @@ def warm_up(latencies: Array) -> tuple[int, bool]:
 
 
 # The measurement of one engine in one process: time to load, resident memory, and its runs at each size.
-
 
 Opens = Callable[[], AbstractContextManager[Session]]
 # Runs of a bucket that are timed by the device's events, besides those timed by the clock here.

@@ -72,7 +72,7 @@ def _run_pair(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: 
 def compare_times(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) -> PairedTimes:
     """Whether the first engine is faster or slower. pairs: of `run_interleaved`.  seed, replicates: of a bootstrap."""
     both = np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
-    effects = quantile_effects(both, list(SHOWN), True, seed, replicates)
+    effects = quantile_effects(both, list(SHOWN), seed, replicates)
     ratios = tuple(_ratio(p, effect, pairs) for p, effect in zip(SHOWN, effects, strict=True))
     first = ratios[0]
     verdict: Verdict = "no difference shown"

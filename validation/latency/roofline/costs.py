@@ -250,7 +250,6 @@ def list_uncounted(costs: Iterable[NodeCost]) -> tuple[str, ...]:
 #
 # A product of dequantized tensors counts in the stored type of its operands, as an engine computes in it.
 
-
 _WEIGHTED = {*CONVOLUTIONS, *PRODUCTS, *TRANSPOSED_CONVOLUTIONS}
 
 
@@ -375,7 +374,6 @@ def _tensors(graph: "GraphProto") -> dict[str, TensorType]:
 # that fit one. Overhead: the time of a run that does next to nothing, and of one more node in it.
 #
 # A roof is the best of several tries; overheads are medians, as the times that they explain are.
-
 
 Opener = Callable[[Path], AbstractContextManager[Session]]
 

@@ -8,10 +8,9 @@ from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import Tensors
 from validation.metrics.tasks.scores import Score, TaskValue, must_fit, output_of, share
-from validation.metrics.tasks.terms import BoxForm, DetectionTerms
+from validation.metrics.tasks.terms import BoxForm, DetectionMetric
 
 # Boxes: from outputs or labels to the boxes of each sample that count.
-
 
 # Of one sample: the boxes with the greatest scores, as COCO counts them; and as many candidates for `nms`.
 MOST_BOXES, MOST_CANDIDATES = 100, 1000
@@ -26,13 +25,13 @@ class BoxSet:
     classes: Array
 
 
-def read_boxes(outputs: Tensors, terms: DetectionTerms) -> list[BoxSet]:
+def read_boxes(outputs: Tensors, terms: DetectionMetric) -> list[BoxSet]:
     """The boxes of each sample. Raises InputError for an output that is missing, DataError for another shape."""
     corners, scores, classes = _read_head(outputs, terms) if terms.head else _read_outputs(outputs, terms)
     return [select(*sample, terms) for sample in zip(corners, scores, classes, strict=True)]
 
 
-def _read_head(outputs: Tensors, terms: DetectionTerms) -> tuple[Array, Array, Array]:
+def _read_head(outputs: Tensors, terms: DetectionMetric) -> tuple[Array, Array, Array]:
     """Corners, scores and classes [samples, n, ..] of [samples, 4 + classes, n]."""
     rows = output_of(outputs, terms.output, 3).transpose(0, 2, 1).astype(np.float64)
     if rows.shape[2] < 5:
@@ -40,7 +39,7 @@ def _read_head(outputs: Tensors, terms: DetectionTerms) -> tuple[Array, Array, A
     return to_corners(rows[..., :4], terms.form), *_best(rows[..., 4:])
 
 
-def _read_outputs(outputs: Tensors, terms: DetectionTerms) -> tuple[Array, Array, Array]:
+def _read_outputs(outputs: Tensors, terms: DetectionMetric) -> tuple[Array, Array, Array]:
     """The same of outputs that hold boxes, scores and classes."""
     found = output_of(outputs, terms.output, 2, 3).astype(np.float64)
     if found.shape[-1] != 4:
@@ -79,7 +78,7 @@ def to_corners(boxes: Array, form: BoxForm) -> Array:
     return np.concatenate([least, least + second], axis=-1)
 
 
-def select(corners: Array, scores: Array, classes: Array, terms: DetectionTerms) -> BoxSet:
+def select(corners: Array, scores: Array, classes: Array, terms: DetectionMetric) -> BoxSet:
     """The boxes of a sample that count: finite ones of `least_score` or more that `nms` leaves, at most MOST_BOXES."""
     finite = np.isfinite(corners).all(axis=1) & np.isfinite(scores)
     found = np.flatnonzero(finite & (scores >= terms.least_score))
@@ -112,7 +111,7 @@ def overlaps(one: Array, other: Array) -> Array:
     return np.asarray(np.divide(shared, union, out=np.zeros_like(shared), where=union > 0))
 
 
-def boxes_of_labels(labels: Array, terms: DetectionTerms) -> list[BoxSet]:
+def boxes_of_labels(labels: Array, terms: DetectionMetric) -> list[BoxSet]:
     """The boxes of [samples, n, 5], box and class; one of a negative class, or not finite, only fills up. Without
     classes [samples, n, 4]. Raises DataError for another shape."""
     if labels.ndim != 3 or labels.shape[2] not in (4, 5):
@@ -128,7 +127,6 @@ def boxes_of_labels(labels: Array, terms: DetectionTerms) -> list[BoxSet]:
 
 # Detection: how many boxes are found again, and the mean average precision with the wanted boxes as the truth.
 
-
 # COCO's: overlaps from which on a box is right, and points of recall at which precision is read.
 OVERLAPS = np.arange(10) * 0.05 + 0.5
 RECALLS = np.linspace(0.0, 1.0, 101)
@@ -143,16 +141,12 @@ class Detection(Score[list[BoxSet], list[BoxSet]]):
     greatest score down, with an overlap of `iou` or more.
     """
 
-    def __init__(self, terms: DetectionTerms) -> None:
+    def __init__(self, terms: DetectionMetric) -> None:
         self.terms, self._matched, self._both = terms, 0, 0
         self._wanted: dict[float, int] = {}
         self._found: dict[float, list[tuple[Array, Array]]] = {}
 
-    def read_wanted(self, outputs: Tensors) -> list[BoxSet]:
-        """The boxes of each sample."""
-        return read_boxes(outputs, self.terms)
-
-    def read_answers(self, outputs: Tensors) -> list[BoxSet]:
+    def read(self, outputs: Tensors, none: int) -> list[BoxSet]:  # noqa: ARG002 - boxes have classes of their own
         """The boxes of each sample."""
         return read_boxes(outputs, self.terms)
 

@@ -23,23 +23,21 @@ from validation.metrics.tasks.scores import (
     Texts,
     TopK,
     align,
-    class_count,
     classes_of,
     must_fit,
     output_of,
     share,
 )
 from validation.metrics.tasks.terms import (
-    EmbeddingTerms,
-    RegressionTerms,
-    SegmentationTerms,
-    SignalTerms,
-    TaskTerms,
-    TokenTerms,
+    EmbeddingsMetric,
+    RegressionMetric,
+    SegmentationMetric,
+    SignalDistortion,
+    TaskMetric,
+    TokensMetric,
 )
 
 # Vectors of a search: whether they order the golden samples as the original model's do.
-
 
 # Samples whose pairs are compared, from the first on: their similarities take 32 MiB a side.
 MOST_SAMPLES = 2048
@@ -53,22 +51,18 @@ class Embeddings(Score[Array, Array]):
     share of the k nearest samples of each that the answers have among their k nearest, too (recall@k).
     """
 
-    def __init__(self, terms: EmbeddingTerms) -> None:
+    def __init__(self, terms: EmbeddingsMetric) -> None:
         self.terms = terms
         self._wanted: list[Array] = []
         self._answers: list[Array] = []
 
-    def read_wanted(self, outputs: Tensors) -> Array:
+    def read(self, outputs: Tensors, none: int) -> Array:  # noqa: ARG002 - NaN is an answer
         """Vectors [samples, size]."""
         value = output_of(outputs, self.terms.output, *((1, 2) if self.terms.pool == "none" else (3,)))
         value = np.atleast_2d(value.astype(np.float64))
         if self.terms.pool == "none":
             return value
         return value[:, 0] if self.terms.pool == "first" else value.mean(axis=1)
-
-    def read_answers(self, outputs: Tensors) -> Array:
-        """Vectors [samples, size]."""
-        return self.read_wanted(outputs)
 
     def read_labels(self, labels: Array) -> Array:
         """Raises DataError: vectors are compared with the original model's."""
@@ -135,9 +129,6 @@ def neighbours_kept(wanted: Array, answers: Array, k: int) -> float:
     return float(np.mean([len(np.intersect1d(*pair)) for pair in zip(*near, strict=True)])) / k
 
 
-# Numbers: by how much they differ, relative to what they should be.
-
-
 class Regression(Score[Array, Array]):
     """Errors e = answer - wanted, summed in float64 over all elements.
 
@@ -146,17 +137,13 @@ class Regression(Score[Array, Array]):
     largest_error: max |e| / max |wanted|.
     """
 
-    def __init__(self, terms: RegressionTerms) -> None:
+    def __init__(self, terms: RegressionMetric) -> None:
         self.terms, self._count, self._mean, self._spread = terms, 0, 0.0, 0.0
         self._sums, self._squares, self._most = np.zeros(2), 0.0, np.zeros(2)
 
-    def read_wanted(self, outputs: Tensors) -> Array:
+    def read(self, outputs: Tensors, none: int) -> Array:  # noqa: ARG002 - NaN is an answer
         """Numbers [samples, ..]."""
         return np.atleast_1d(output_of(outputs, self.terms.output)).astype(np.float64)
-
-    def read_answers(self, outputs: Tensors) -> Array:
-        """Numbers [samples, ..]."""
-        return self.read_wanted(outputs)
 
     def read_labels(self, labels: Array) -> Array:
         """Numbers [samples, ..]."""
@@ -196,29 +183,14 @@ def _over(name: str, part: float, whole: float, note: str) -> TaskValue:
     return TaskValue(name, float(part / whole) if whole else 0.0)
 
 
-# Class maps: how far the areas of each class overlap.
-
-
 class Segmentation(Score[Array, Array]):
     """mean_iou: the mean over all classes that either side has of intersection / union, each counted over the whole set
     (Everingham et al., "The PASCAL Visual Object Classes Challenge", 2010, section 4.2).  equal_pixels: their share.
     """
 
-    def __init__(self, terms: SegmentationTerms) -> None:
+    def __init__(self, terms: SegmentationMetric) -> None:
         self.terms = terms
         self._wanted, self._found, self._both = Counter[int](), Counter[int](), Counter[int]()
-
-    def read_wanted(self, outputs: Tensors) -> Array:
-        """Class indices [samples, ..]."""
-        return self._read(outputs, NO_WANTED)
-
-    def read_answers(self, outputs: Tensors) -> Array:
-        """Class indices [samples, ..]."""
-        return self._read(outputs, NO_ANSWER)
-
-    def read_labels(self, labels: Array) -> Array:
-        """Class indices [samples, ..]."""
-        return labels
 
     def add(self, wanted: Array, answers: Array) -> None:
         """Count the pixels of a case by class. Labels and answers may differ in axes of one."""
@@ -238,7 +210,8 @@ class Segmentation(Score[Array, Array]):
         mean = TaskValue("mean_iou", float(np.mean(overlaps))) if overlaps else TaskValue("mean_iou", None, NOTHING)
         return [mean, share("equal_pixels", self._both.total(), self._wanted.total())]
 
-    def _read(self, outputs: Tensors, none: int) -> Array:
+    def read(self, outputs: Tensors, none: int) -> Array:
+        """Class indices [samples, ..]."""
         value, name = np.atleast_1d(output_of(outputs, self.terms.output)), self.terms.output
         if self.terms.threshold is not None:
             return np.where(np.isnan(value), none, (value > self.terms.threshold).astype(np.int64))
@@ -259,7 +232,6 @@ def _count(counter: Counter[int], classes: Array) -> None:
 
 # Audio: how far a signal is from the wanted one, whatever its loudness.
 
-
 # What equal signals have, and the most that counts: beyond the range of 16 bits, 98 dB, a mean would say little of the
 # signals that are not equal.
 MOST_DB = 100.0
@@ -273,24 +245,16 @@ class Signals(Score[Array, Array]):
     least_si_sdr_db: of the worst. A silent s counts only where x is not silent, and is then the worst.
     """
 
-    def __init__(self, terms: SignalTerms) -> None:
+    def __init__(self, terms: SignalDistortion) -> None:
         self.terms = terms
         self._ratios: list[float] = []
 
-    def read_wanted(self, outputs: Tensors) -> Array:
+    def read(self, outputs: Tensors, none: int) -> Array:  # noqa: ARG002 - NaN is an answer
         """Signals [samples, .., time]."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim:
             raise DataError(f"metric output {self.terms.output!r} is a single number; si_sdr takes signals")
         return value.reshape(1, -1) if value.ndim == 1 else value
-
-    def read_answers(self, outputs: Tensors) -> Array:
-        """Signals [samples, .., time]."""
-        return self.read_wanted(outputs)
-
-    def read_labels(self, labels: Array) -> Array:
-        """Signals [samples, .., time]."""
-        return labels
 
     def add(self, wanted: Array, answers: Array) -> None:
         """Measure each signal of a case. Labels and answers may differ in axes of one."""
@@ -321,9 +285,6 @@ def si_sdr_db(wanted: Array, answer: Array) -> float:
     return max(min(10 * math.log10(kept / lost), MOST_DB), -MOST_DB)
 
 
-# Tokens: how many of a sequence's places hold the same token, and how many sequences are equal throughout.
-
-
 class Tokens(Score[Array, Array]):
     """Tokens place by place: argmax over the vocabulary, or ids as they are.
 
@@ -331,26 +292,16 @@ class Tokens(Score[Array, Array]):
     A place that one side lacks is unequal.
     """
 
-    def __init__(self, terms: TokenTerms) -> None:
+    has_classes = True
+
+    def __init__(self, terms: TokensMetric) -> None:
         self.terms, self._equal, self._places, self._same, self._samples = terms, 0, 0, 0, 0
-
-    def read_wanted(self, outputs: Tensors) -> Array:
-        """Token ids [samples, places]."""
-        return self._read(outputs, NO_WANTED)
-
-    def read_answers(self, outputs: Tensors) -> Array:
-        """Token ids [samples, places]."""
-        return self._read(outputs, NO_ANSWER)
 
     def read_labels(self, labels: Array) -> Array:
         """Token ids [samples, places]."""
         if labels.ndim != 2:
             raise DataError(f"labels have the shape {labels.shape}; tokens takes ids [samples, places]")
         return labels
-
-    def count_classes(self, outputs: Tensors) -> int | None:
-        """Of scores, the length of their last axis."""
-        return class_count(output_of(outputs, self.terms.output))
 
     def add(self, wanted: Array, answers: Array) -> None:
         """Count the equal places and sequences of each sample."""
@@ -376,14 +327,14 @@ class Tokens(Score[Array, Array]):
         same = share("equal_sequences", self._same, self._samples, True)
         return [share("equal_tokens", self._equal, self._places), same]
 
-    def _read(self, outputs: Tensors, none: int) -> Array:
+    def read(self, outputs: Tensors, none: int) -> Array:
+        """Token ids [samples, places]."""
         value = output_of(outputs, self.terms.output)
         ranks = (2,) if is_exact(value) else (3,)
         return classes_of(output_of(outputs, self.terms.output, *ranks), none)
 
 
 # From what a spec asks to the score that measures it.
-
 
 MEASURES: Mapping[str, Callable[[Any], Score[Any, Any]]] = {
     "accuracy": Accuracy,
@@ -399,6 +350,6 @@ MEASURES: Mapping[str, Callable[[Any], Score[Any, Any]]] = {
 }
 
 
-def score_of(terms: TaskTerms) -> Score[Any, Any]:
+def score_of(terms: TaskMetric) -> Score[Any, Any]:
     """An empty score of a kind of task metric, by its name."""
     return MEASURES[terms.name](terms)

@@ -1,6 +1,7 @@
 """Task metrics of classes, likelihoods and texts."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,10 +13,9 @@ from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.types import Tensors
 from validation.metrics.drift import is_exact
-from validation.metrics.tasks.terms import AccuracyTerms, PerplexityTerms, TextTerms, TopKTerms
+from validation.metrics.tasks.terms import AccuracyMetric, PerplexityMetric, TextMetric, TopKMetric
 
 # What every kind of task metric answers, and how class indices are read from outputs.
-
 
 # The class of a row with NaN, which has no answer: its argmax would be the place of the NaN, which may be right. The
 # reference's and the candidate's differ, so that two such rows are not equal.
@@ -43,27 +43,33 @@ class TaskValue:
 class Score(ABC, Generic[W, A]):
     """What was compared so far, case by case. The wanted answers of a case have the length of its answers.
 
-    takes_negative: whether a label below 0 has a meaning, such as a place without one.
+    takes_negative: whether a label below 0 has a meaning, such as a place without one.  has_classes: whether labels are
+    indices along the last axis of scores.
     """
 
     takes_negative: ClassVar[bool] = True
+    has_classes: ClassVar[bool] = False
 
-    @abstractmethod
     def read_wanted(self, outputs: Tensors) -> W:
         """The answers that the original model's outputs hold. Raises InputError for an output that is missing,
         DataError for one of another shape than the metric takes."""
+        return cast("W", self.read(outputs, NO_WANTED))
 
-    @abstractmethod
     def read_answers(self, outputs: Tensors) -> A:
         """The answers of what is judged. Raises as `read_wanted`."""
+        return cast("A", self.read(outputs, NO_ANSWER))
 
     @abstractmethod
+    def read(self, outputs: Tensors, none: int) -> Any:
+        """The answers that outputs hold. none: class of a row with NaN."""
+
     def read_labels(self, labels: Array) -> W | Array:
         """The labels of all golden samples as wanted answers. Raises DataError for those of another shape."""
+        return labels
 
-    def count_classes(self, outputs: Tensors) -> int | None:  # noqa: ARG002 - of use to kinds whose labels are classes
+    def count_classes(self, outputs: Tensors) -> int | None:
         """How many classes the original model's outputs have, whose indices labels are; None where nothing says it."""
-        return None
+        return class_count(output_of(outputs, cast("Any", self).terms.output)) if self.has_classes else None
 
     def join(self, wanted: W, labels: Any) -> W:  # noqa: ARG002 - of use to kinds that look at both
         """What is wanted of a case that has labels, and of the original model `wanted`: the labels."""
@@ -75,7 +81,7 @@ class Score(ABC, Generic[W, A]):
 
     @abstractmethod
     def values(self) -> list[TaskValue]:
-        """What was measured, in the order of `terms.VALUES`."""
+        """What was measured, in the order of the metric's `values`."""
 
 
 def output_of(outputs: Tensors, name: str, *ranks: int) -> Array:
@@ -127,46 +133,33 @@ def must_fit(shape: Sequence[int], other: Sequence[int]) -> None:
         raise DataError(f"expected the shape {tuple(shape)}, got {tuple(other)}")
 
 
-# Classification: accuracy by labels, and whether the right class is among the k likeliest.
-
-
 class Accuracy(Score[Array, Array]):
     """The share of answers equal to the wanted ones: argmax over the last axis; an integer output as it is.
 
-    A row with NaN has no answer, and is wrong.
+    A row with NaN has no answer, and is wrong. right: right answers by class.
     """
 
-    takes_negative = False
+    takes_negative, has_classes = False, True
 
-    def __init__(self, terms: AccuracyTerms) -> None:
-        self.terms, self._right, self._rows = terms, 0, 0
-
-    def read_wanted(self, outputs: Tensors) -> Array:
-        """Class indices [rows]."""
-        return self._read(outputs, NO_WANTED)
-
-    def read_answers(self, outputs: Tensors) -> Array:
-        """Class indices [rows]."""
-        return self._read(outputs, NO_ANSWER)
+    def __init__(self, terms: AccuracyMetric) -> None:
+        self.terms, self.right, self._rows = terms, Counter[int](), 0
 
     def read_labels(self, labels: Array) -> Array:
         """Class indices [rows]."""
         return labels.reshape(-1)
 
-    def count_classes(self, outputs: Tensors) -> int | None:
-        """Of scores, the length of their last axis."""
-        return class_count(output_of(outputs, self.terms.output))
-
     def add(self, wanted: Array, answers: Array) -> None:
-        """Count the equal ones."""
-        self._right += int(np.count_nonzero(wanted == answers))
+        """Count the equal ones, by class."""
+        classes, counts = np.unique(wanted[wanted == answers], return_counts=True)
+        self.right.update(dict(zip(classes.tolist(), counts.tolist(), strict=True)))
         self._rows += len(wanted)
 
     def values(self) -> list[TaskValue]:
         """The accuracy."""
-        return [share("accuracy", self._right, self._rows, True)]
+        return [share("accuracy", self.right.total(), self._rows, True)]
 
-    def _read(self, outputs: Tensors, none: int) -> Array:
+    def read(self, outputs: Tensors, none: int) -> Array:
+        """Class indices [rows]."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim and not is_exact(value):
             raise DataError(f"metric output {self.terms.output!r} is a single number, which has no argmax")
@@ -178,29 +171,22 @@ class TopK(Score[Array, Array]):
     the greater one, as argmax takes it. Against the original model: its own likeliest class.
     """
 
-    takes_negative = False
+    takes_negative, has_classes = False, True
 
-    def __init__(self, terms: TopKTerms) -> None:
+    def __init__(self, terms: TopKMetric) -> None:
         self.terms, self._right, self._rows = terms, 0, 0
 
-    def read_wanted(self, outputs: Tensors) -> Array:
-        """Class indices [rows]."""
-        return classes_of(self.read_answers(outputs), NO_WANTED)
-
-    def read_answers(self, outputs: Tensors) -> Array:
-        """Values [rows, classes]."""
+    def read(self, outputs: Tensors, none: int) -> Array:
+        """Values [rows, classes] of answers, class indices [rows] of what is wanted."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim or is_exact(value):
             raise DataError(f"metric output {self.terms.output!r} is {value.dtype} {value.shape}; top_k takes scores")
-        return value.reshape(-1, value.shape[-1]) if value.size else value.reshape(0, value.shape[-1])
+        rows = value.reshape(-1 if value.size else 0, value.shape[-1])
+        return rows if none == NO_ANSWER else classes_of(rows, none)
 
     def read_labels(self, labels: Array) -> Array:
         """Class indices [rows]."""
         return labels.reshape(-1)
-
-    def count_classes(self, outputs: Tensors) -> int | None:
-        """Of scores, the length of their last axis."""
-        return class_count(output_of(outputs, self.terms.output))
 
     def add(self, wanted: Array, answers: Array) -> None:
         """Count the rows whose wanted class has fewer than k before it."""
@@ -215,9 +201,6 @@ class TopK(Score[Array, Array]):
     def values(self) -> list[TaskValue]:
         """The share."""
         return [share("top_k", self._right, self._rows, True)]
-
-
-# Language models: how likely the tokens that follow are to the candidate, and to the original model.
 
 
 @dataclass(frozen=True)
@@ -244,20 +227,17 @@ class Perplexity(Score[Following, Array]):
     recognition tasks", 1977); of labels alone.
     """
 
-    def __init__(self, terms: PerplexityTerms) -> None:
+    def __init__(self, terms: PerplexityMetric) -> None:
         self.terms, self._kept, self._nats, self._places, self._tokens = terms, 0.0, 0.0, 0, 0
 
-    def read_wanted(self, outputs: Tensors) -> Following:
-        """The original's log-probabilities, without tokens."""
-        return Following(self.read_answers(outputs))
-
-    def read_answers(self, outputs: Tensors) -> Array:
-        """Log-probabilities [places, vocabulary]."""
+    def read(self, outputs: Tensors, none: int) -> Array | Following:
+        """Log-probabilities [places, vocabulary]; what is wanted is without tokens."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim or not value.shape[-1] or is_exact(value):
             what = f"{value.dtype} {value.shape}"
             raise DataError(f"metric output {self.terms.output!r} is {what}; perplexity takes logits [.., vocabulary]")
-        return log_softmax(value.astype(np.float64).reshape(-1, value.shape[-1]))
+        found = log_softmax(value.astype(np.float64).reshape(-1, value.shape[-1]))
+        return found if none == NO_ANSWER else Following(found)
 
     def read_labels(self, labels: Array) -> Array:
         """Token ids [places]. Raises DataError for what are no integers."""
@@ -307,7 +287,6 @@ def log_softmax(logits: Array) -> Array:
 
 # Texts of a recogniser that was trained with connectionist temporal classification (CTC).
 
-
 Symbols = Sequence[int]
 
 
@@ -319,27 +298,17 @@ class Texts(Score[list[Symbols], list[Symbols]]):
     length of all wanted ones; word_error: the same of words, where `space` is given.
     """
 
-    def __init__(self, terms: TextTerms) -> None:
+    has_classes = True
+
+    def __init__(self, terms: TextMetric) -> None:
         self.terms, self._same, self._samples = terms, 0, 0
         self._characters, self._words = EditRate(), EditRate()
-
-    def read_wanted(self, outputs: Tensors) -> list[Symbols]:
-        """Class indices of each sample's text."""
-        return self._read(outputs, NO_WANTED)
-
-    def read_answers(self, outputs: Tensors) -> list[Symbols]:
-        """Class indices of each sample's text."""
-        return self._read(outputs, NO_ANSWER)
 
     def read_labels(self, labels: Array) -> list[Symbols]:
         """Class indices of each text, from [samples, length]: negative ones and blanks fill up."""
         if labels.ndim != 2:
             raise DataError(f"labels have the shape {labels.shape}; ctc takes class indices [samples, length]")
         return [[int(item) for item in row if item >= 0 and item != self.terms.blank] for row in labels]
-
-    def count_classes(self, outputs: Tensors) -> int | None:
-        """Of scores, the length of their last axis."""
-        return class_count(output_of(outputs, self.terms.output))
 
     def add(self, wanted: list[Symbols], answers: list[Symbols]) -> None:
         """Compare the texts of a case."""
@@ -354,7 +323,8 @@ class Texts(Score[list[Symbols], list[Symbols]]):
         found = [share("equal_texts", self._same, self._samples, True), self._characters.value("character_error")]
         return found + ([self._words.value("word_error")] if self.terms.space is not None else [])
 
-    def _read(self, outputs: Tensors, none: int) -> list[Symbols]:
+    def read(self, outputs: Tensors, none: int) -> list[Symbols]:
+        """Class indices of each sample's text."""
         value = output_of(outputs, self.terms.output)
         frames = output_of(outputs, self.terms.output, 2 if is_exact(value) else 3)
         classes = classes_of(frames, none)

@@ -134,7 +134,7 @@
 {{- end -}}
 {{- end -}}
 {{- if .Values.fleet.enabled -}}
-{{- $more := list "--fleet" (ternary "apply" "say" .Values.fleet.apply) "--fleet-schedule" .Values.fleet.schedule -}}
+{{- $more := list "--fleet" (ternary "apply" "report" .Values.fleet.apply) "--fleet-schedule" .Values.fleet.schedule -}}
 {{- if include "enginesmith.fleetCatalog" . }}{{ $more = concat $more (list "--fleet-catalog" (printf "/etc/enginesmith/fleet/%s" .Values.fleet.catalog.key)) }}{{ end -}}
 {{- $here := include "enginesmith.fleetVariables" (list . $variables) | fromJson -}}
 {{- $commands = append $commands (include "enginesmith.deployCommand" (dict "root" . "name" .Values.prefect.workPool "only" (list "reconcile-fleet") "variables" $here "more" $more) | fromJsonArray) -}}

@@ -196,13 +196,6 @@ assert not ray.is_initialized()
 """
 
 
-@pytest.mark.slow
-def test_without_a_cluster_it_starts_one_and_says_nothing():
-    environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
-    ended = subprocess.run([sys.executable, "-c", LOCAL], env=environment, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-
-
 AHEAD = f"""
 import os, sys, threading
 from builders.execution.ray import RayExecutor; from builders.execution.ray.task import connect_ahead
@@ -226,13 +219,6 @@ except IndexError:
 """
 
 
-@pytest.mark.slow
-def test_a_ray_that_is_started_ahead_is_the_first_executors_and_leaves_this_process_as_it_was():
-    environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
-    ended = subprocess.run([sys.executable, "-c", AHEAD], env=environment, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "raised what ran beside\n", "")
-
-
 IN_THREADS = f"""
 import os, threading
 from builders.execution.ray import RayExecutor
@@ -252,11 +238,18 @@ print(answers)
 
 
 @pytest.mark.slow
-def test_a_ray_that_is_started_outlives_the_thread_whose_job_was_the_first():
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        pytest.param(LOCAL, "", id="without a cluster it starts one and says nothing"),
+        pytest.param(AHEAD, "raised what ran beside\n", id="one started ahead is the first executor's"),
+        pytest.param(IN_THREADS, "[1, 2]\n", id="it outlives the thread whose job was the first"),
+    ],
+)
+def test_a_ray_that_is_started_leaves_the_process_as_it_was(program, printed):
     environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
-    command = [sys.executable, "-c", IN_THREADS]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[1, 2]\n", "")
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, printed, "")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "no.such.host.invalid:1"])

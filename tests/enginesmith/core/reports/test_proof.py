@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from enginesmith.core.codec import decode, encode_document
 from enginesmith.core.errors import IntegrityError
 from enginesmith.core.reports.proof import (
+    RANDOM_INPUTS,
     Approved,
     Check,
     Report,
@@ -155,3 +156,12 @@ def test_what_was_not_measured_is_never_proven():
     assert approve(replace(report, verdict="unproven")) is not None
     assert Report.from_json(report.to_json()) == report
     assert name_task_checks([replace(unknown, joint="task")]) == {}
+
+
+def test_a_proof_on_random_inputs_is_a_status_of_its_own():
+    drawn = Check("export", RANDOM_INPUTS, "", "golden", None, None, True)
+    verdict, reason = judge([GOOD, drawn])
+    assert verdict == "proven on random inputs" and "golden.data" in reason
+    assert judge([BAD, drawn])[0] == "failed" and judge([GOOD, drawn], "no GPU here")[0] == "unproven"
+    assert approve(replace(REPORT, verdict=verdict)) is not None
+    assert approve(replace(REPORT, verdict=verdict, checks=())) is None

@@ -179,3 +179,26 @@ def test_what_is_served_no_more_has_its_whole_grace_period(way: str) -> None:
     else:
         channels.rollback(store, "digits", "stable")
     assert not is_marked()
+
+
+def test_a_proof_on_random_inputs_opens_no_channel_of_proven_engines_unless_that_is_recorded(store: Store) -> None:
+    manifest = publish_engines(store, [engine(store, status="proven on random inputs")]).manifest
+    assert lookup.read_channel(store, "digits", "candidate")
+    with pytest.raises(InputError, match=r"proven on random inputs: cpu fp32.*golden\.data.*--accept-random-inputs"):
+        channels.promote(store, manifest, "stable")
+    with pytest.raises(InputError, match="no proven engine"):
+        channels.promote(store, manifest, "stable", proven_only=True)
+    assert channels.promote(store, manifest, "stable", random_inputs=True).move.random_inputs
+    after = lookup.read_channel(store, "digits", "stable")
+    assert after and after.move.random_inputs, "the history says that it was accepted"
+    unproven = publish_engines(store, [engine(store, "sm_89", status="unproven")], model="other").manifest
+    with pytest.raises(InputError, match="unproven ones"):
+        channels.promote(store, unproven, "stable", random_inputs=True)
+
+
+def test_an_attestation_on_random_inputs_is_no_other_proof(store: Store) -> None:
+    entry = engine(store, "sm_89", status="unproven")
+    manifest = publish_engines(store, [entry]).manifest
+    attest(store, manifest, report(entry, "proven on random inputs"))
+    with pytest.raises(InputError, match="proven on random inputs: sm_89"):
+        channels.promote(store, manifest, "stable")

@@ -85,14 +85,6 @@ def test_a_generation_serves_its_products_and_another_backend_the_same_target(st
     assert losses_now(store, publish_engines(store, [another], "d", channel=None).manifest) == ()
 
 
-def test_a_compile_cache_is_lost_too(store: Store) -> None:
-    cached = replace(publish(store, "a", ("cpu", "fp32")), caches=(engine(store, data=b"cache"),))
-    written = replace(cached, version="9")
-    store.create("models/digits/versions/9/manifest.json", written.to_bytes())
-    channels.promote(store, written, "stable")
-    assert losses_now(store, publish(store, "b", ("cpu", "fp32"))) == ("cpu fp32 (compile cache)",)
-
-
 def test_a_build_moves_candidate_to_what_its_spec_gives_and_no_other_channel(store: Store) -> None:
     entries = [engine(store, *unit) for unit in UNITS]
     for channel in ("candidate", "stable"):

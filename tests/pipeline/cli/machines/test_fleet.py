@@ -76,7 +76,7 @@ def test_the_fleet_as_a_table(place: Path) -> None:
 
 
 def test_a_plan_as_a_table(place: Path) -> None:
-    found = run("plan", "--tensorrt", "11.4", "--driver", "590.44", "--add", "b200=16", "--remove", "t4=2")
+    found = run("plan", "--runtime", "tensorrt=11.4", "--driver", "590.44", "--add", "b200=16", "--remove", "t4=2")
     assert found.exit_code == 0
     same_as("plan.txt", found.output)
 
@@ -88,7 +88,7 @@ def test_the_same_for_programs(place: Path) -> None:
         ("enginesmith.model.registered", "digits"),
         ("enginesmith.engine.unproven", "digits"),
     ]
-    plan = json.loads(run("plan", "--tensorrt", "11.4", "--json").stdout)
+    plan = json.loads(run("plan", "--runtime", "tensorrt=11.4", "--json").stdout)
     assert [item["group"] for item in plan["dying"]] == ["h100", "h100 mig-1g.10gb", "h100 mig-3g.40gb", "h200"]
     assert plan["predicted"].pop("unknown") > 0
     assert plan["predicted"] == {"hours": 0, "units": 0, "fewest": 0, "most": 0}
@@ -96,10 +96,10 @@ def test_the_same_for_programs(place: Path) -> None:
 
 def test_exit_code_0_when_all_that_must_be_served_can_be(place: Path) -> None:
     (place / "catalog.yaml").write_text("serve:\n  - {model: digits, on: [l4, h200]}\n")
-    found = run("--tensorrt", "10.16.1")
+    found = run("--runtime", "tensorrt=10.16.1")
     assert found.exit_code == 0 and "2 pairs of model and group: 2 covered" in found.output
     (place / "catalog.yaml").write_text("serve:\n  - {model: digits, on: [l4, h200, b200]}\n")
-    worse = run("--tensorrt", "10.16.1")
+    worse = run("--runtime", "tensorrt=10.16.1")
     assert worse.exit_code == 1 and "no model must be served on: t4, t4 shared by 4, a100" in worse.output
 
 
@@ -146,12 +146,13 @@ def test_what_a_schedule_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ("arguments", "wanted"),
     [
         (["plan"], "nothing changes: give --driver"),
-        (["--json", "plan", "--driver", "590"], "--json: give options after `fleet plan`"),
+        (["--timeout", "3", "plan", "--driver", "590"], "--timeout: give options after `fleet plan`"),
         (["plan", "--driver", "new"], "--driver 'new': must be a version"),
         (["plan", "--add", "b200"], "'b200' is not PRODUCT=NODES, as in b200=16"),
         (["plan", "--add", "b201=1"], "target 'b201' is not known; did you mean 'b20"),
         (["plan", "--on", "l5", "--driver", "590"], "target 'l5' is not known"),
-        (["--tensorrt", "x"], "--tensorrt 'x': must be a version"),
+        (["--runtime", "tensorrt=x"], "--runtime tensorrt 'x': must be a version"),
+        (["--runtime", "tensorrt"], "'tensorrt' is not NAME=VERSION"),
     ],
 )
 def test_what_cannot_be_meant(place: Path, arguments: list[str], wanted: str) -> None:

@@ -51,11 +51,11 @@ def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Pr
     page = (loud.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
     assert "Which node drifted" in page and "leave 1 of 2 groups in float" in page and "cpu int8 onnxruntime" in page
 
-    out = loud.folder / "out" / "found.json"
-    again = loud.run("debug", "attribute", "tiny", "--target", "cpu", "--precision", "int8", "--out", out)
+    words = ("debug", "attribute", "tiny", "--target", "cpu", "--precision", "int8")
+    again = loud.run(*words)
     assert again.code == 1 and "MatMul" in again.out and '- {match: "node", precision: fp32}' in again.out
     assert f"attribute {GRAPH}: cached" in again.err and "it was not built" in again.out
-    graph, engine = json.loads(out.read_text())["attributions"]
+    graph, engine = loud.run(*words, "--json").json["attributions"]
     assert graph["attribution"]["format"] == 1 and graph["attribution"]["finding"] == "blamed"
     assert engine["attribution"] is None and not engine["failed"]
 

@@ -33,7 +33,7 @@ def test_a_worse_model_is_a_regression_at_its_line(built: Project) -> None:
     before = files_of(built.registry / "models")
     page = built.folder / "new" / "check.sarif"
     words = ("check", built.spec, *QUICK, "--slower", "900%", "--worse", "accuracy=0", "--drift", "fail")
-    done = built.run(*words, "--sarif", page, "--json")
+    done = built.run(*words, "--report", page, "--json")
     assert done.code == 1, done.err
     found = {item["rule"]: item for item in done.json["findings"] if item["level"] == "error"}
     assert "drift" in found and "latency" not in found
@@ -95,7 +95,7 @@ def test_a_spec_that_cannot_be_read_is_in_the_reports_with_its_line(
     page, summary = built.folder / "check.xml", built.folder / "summary.md"
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    done = built.run("check", built.spec, "--junit", page)
+    done = built.run("check", built.spec, "--report", page)
     assert done.code == 2 and done.out == ""
     (line,) = [text for text in done.err.splitlines() if text.startswith("::error ")]
     number = 1 + built.spec.read_text().splitlines().index("- fp33")
@@ -117,8 +117,13 @@ def test_the_spec_of_an_ensemble_is_refused_with_the_remedy(built: Project) -> N
 
 
 @pytest.mark.parametrize(
-    "option", [("--slower", "fast"), ("--slower", "-1"), ("--slower", "3"), ("--worse", "x=y"), ("--worse", "nan")]
+    "option",
+    [
+        *(("--slower", "fast"), ("--slower", "-1"), ("--slower", "3"), ("--worse", "x=y"), ("--worse", "nan")),
+        *(("--report", "x.txt"), ("--report", "a.md", "--report", "b.md")),
+        ("--bucket", "all", "--bucket", "batch=1"),
+    ],
 )
-def test_an_option_of_another_kind_is_bad_input(built: Project, option: tuple[str, str]) -> None:
+def test_an_option_of_another_kind_is_bad_input(built: Project, option: tuple[str, ...]) -> None:
     done = built.run("check", built.spec, *option)
     assert done.code == 2 and option[0] in done.err

@@ -58,7 +58,7 @@ def test_a_machine_whose_compiler_does_not_open_an_engine_says_nothing_about_it(
     manifest = load(store, "tiny", "1")
     found = list(validate(manifest, RunContext(store, executor, executor), ["cpu"]))
     assert [(item.verdict, item.report) for item in found] == [("proven", None)] * 2
-    assert all(re.search(f"passed, on .*; not run here: {said}", item.reason) for item in found)
+    assert all(re.search(f"passed.*, on .*; not run here: {said}", item.reason) for item in found)
     assert {entry.status for entry in judge_entries(store, manifest) if entry.target == "cpu"} == {"proven"}
 
 

@@ -17,6 +17,8 @@ def test_show(mixed: Store) -> None:
     assert shown["page"].startswith("file:///") and shown["page"].endswith("/report.html")
     text = run("show", "digits").stdout
     assert "accuracy 0.9700" in text
+    assert "target  precision  backend       status    size  checks  why\n" in text
+    assert "cpu     fp32       onnxruntime   proven    15 B" in text
     assert "digits@2" in text and "candidate" in text and "no FP32 GEMM; use fp16" in text and "unproven" in text
 
 
@@ -55,7 +57,7 @@ def test_promote_and_rollback(mixed: Store) -> None:
     assert told("rollback", "digits:stable", "--why", "slow")["history"][-1]["why"] == "slow"
     assert isinstance(run("rollback", "digits").exception, UnknownNameError)
     assert isinstance(run("rollback", "digits@1").exception, UnknownNameError)
-    assert "give digits:stable" in str(run("promote", "digits@2", "stable").exception)
+    assert "digits:canary -> 1" in run("promote", "digits@1", "canary").stdout
     assert "give digits:stable" in str(run("promote", "digits@2", "fraud:stable").exception)
 
 

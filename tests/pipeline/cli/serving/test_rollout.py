@@ -1,4 +1,4 @@
-"""`enginesmith rollout`, `policy set --waves`, and what promote and rollback do beside a rollout."""
+"""`enginesmith rollout`, `policy set --wave`, and what promote and rollback do beside a rollout."""
 
 import json
 import urllib.error
@@ -87,7 +87,7 @@ def test_a_policy_with_waves(serving: Store) -> None:
         "policy",
         "set",
         WHERE,
-        "--waves",
+        "--wave",
         "1%,5%,25%,100%",
         "--soak",
         "10m",
@@ -146,9 +146,9 @@ def test_how_many_nodes_there_are_makes_waves_limits(serving: Store) -> None:
     (found,) = told("rollout", "status", WHERE)
     assert (found["nodes"], found["shares_ppm"]) == (10_000, [5_972, 1_000_000, 1_000_000])
     said("rollout", "abort", WHERE)
-    assert "--nodes makes them limits" in said("rollout", "start", "digits@2", WHERE, "--wave", "1%,100%")
+    assert "pass --nodes to make them limits" in said("rollout", "start", "digits@2", WHERE, "--wave", "1%,100%")
     said("rollout", "abort", WHERE)
-    refused = run("registry", "policy", "set", WHERE, "--waves", "1%,100%", "--nodes", "50")
+    refused = run("registry", "policy", "set", WHERE, "--wave", "1%,100%", "--nodes", "50")
     assert isinstance(refused.exception, InputError) and "of 50 nodes" in str(refused.exception)
 
 
@@ -220,7 +220,7 @@ def test_labels_decide_who_is_reached(serving: Store) -> None:
 
 def test_beyond_loopback_nodes_show_a_token(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
-    refused = run("rollout", "receive", "--host", "0.0.0.0", "--port", "0")
+    refused = run("rollout", "receive", "--listen", "0.0.0.0:0")
     assert isinstance(
         refused.exception, InputError
     ) and f"needs a token, for anybody may send there: set {TOKEN}" in str(refused.exception)
@@ -268,4 +268,4 @@ def test_reports_over_http(serving: Store) -> None:
             413,
         ]
     assert sorted(item.node for item in read_reports(serving, rollout).reports) == ["n1", "n2"]
-    assert "2 nodes; of 2 that were read 0 fail" in said("rollout", "status", WHERE)
+    assert "2 reports, 0 failing\n" in said("rollout", "status", WHERE)

@@ -177,7 +177,7 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
     ("words", "wanted"),
     [
         (("--rate", 0, "--p99", "20ms"), "0.0 is not in the range 0<x<=1000000000.0"),
-        (("--p99", "20ms"), "give --rate"),
+        (("--p99", "20ms"), "Missing option '--rate'"),
         (("--rate", 1, "--p99", "20"), "'20' is no time; give a number and us, ms or s"),
         (("--rate", 1, "--p99", "0ms"), "must be above 0 s"),
         (("--rate", 1, "--p99", "1s", "--headroom", "100%"), "no share from 0% to below 100%"),

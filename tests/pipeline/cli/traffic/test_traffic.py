@@ -15,11 +15,11 @@ def run(tmp_path, capsys):
 
 def test_histograms_rates_and_a_picture(words, tmp_path, run):
     place = record(tmp_path / "traffic.jsonl", [3] * 60 + [40] * 20 + [70])
-    done = run("traffic", "show", place, "--spec", words, "--out", tmp_path / "traffic.svg")
-    assert done.code == 0 and "81 requests" in done.out and "requests a second" in done.out
+    done = run("traffic", "show", place, "--model", words, "--out", tmp_path / "traffic.svg")
+    assert done.code == 0 and "81 requests" in done.out and "requests per second" in done.out
     assert "length: 1 request beyond the spec's dims (1.23 %)" in done.out and "wrote" in done.err
     assert "requests by length" in (tmp_path / "traffic.svg").read_text()
-    found = run("traffic", "show", place, "--spec", words, "--json").json
+    found = run("traffic", "show", place, "--model", words, "--json").json
     assert (
         found["histograms"]["length"] == {"3": 60, "40": 20, "70": 1} and found["start"] == "2026-03-02T00:00:00+00:00"
     )
@@ -36,21 +36,19 @@ def test_histograms_rates_and_a_picture(words, tmp_path, run):
     ],
 )
 def test_traffic_that_does_not_fit_is_an_error(words, tmp_path, run, make, words_of_error):
-    done = run("traffic", "show", make(tmp_path), "--spec", words)
+    done = run("traffic", "show", make(tmp_path), "--model", words)
     assert done.code == 2 and words_of_error in done.err and "Traceback" not in done.err
 
 
 def test_requests_of_another_model_name_the_line(words, tmp_path, run):
     (tmp_path / "other.jsonl").write_text(json.dumps({"inputs": {"ids": [[1]]}}) + "\n")
-    done = run("traffic", "show", tmp_path / "other.jsonl", "--spec", words)
+    done = run("traffic", "show", tmp_path / "other.jsonl", "--model", words)
     assert done.code == 2 and "other.jsonl:1" in done.err and "'ids'" in done.err
 
 
 def test_the_model_must_be_known(words, tmp_path, run):
     place = record(tmp_path / "a.jsonl", [1, 2])
     done = run("traffic", "show", place)
-    assert done.code == 2 and "does not say which model was asked; give --spec SPEC or --model REF" in done.err
-    done = run("traffic", "show", place, "--spec", words, "--model", "words")
-    assert done.code == 2 and "both say the same" in done.err
-    done = run("traffic", "show", place, "--spec", words, "--out", tmp_path / "a.gif")
+    assert done.code == 2 and "does not say which model was asked; give --model SPEC or --model REF" in done.err
+    done = run("traffic", "show", place, "--model", words, "--out", tmp_path / "a.gif")
     assert done.code == 2 and "written as .svg" in done.err

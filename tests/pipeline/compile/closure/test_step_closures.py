@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from builders.backends import discovery
-from pipeline.compile.caches.make_cache import MakeCache
 from pipeline.compile.closure import Closure
 from pipeline.compile.closure.code import root_name
 from pipeline.compile.closure.definitions import PACKAGES, SourceFile, SourceFiles, reach, reach_definitions
@@ -50,14 +49,13 @@ STEPS: dict[str, tuple[str, ...]] = {
             "shapes": (ProbeShapes, ORT),
             "samples of a graph": (ComputeSamples,),
             "prove an ensemble": (ProveEnsemble, ORT),
-            "compile cache": (MakeCache,),
         }.items()
     },
 }
 INSTALLED = SourceFiles()
 REQUESTS = {
     node.name
-    for folder in ("steps", "ensembles", "caches")
+    for folder in ("steps", "ensembles")
     for file in (Path(keys.__file__).parents[1] / folder).glob("*.py")
     for node in ast.parse(file.read_text()).body
     if isinstance(node, ast.ClassDef) and any(getattr(each, "name", "") == "run" for each in node.body)
@@ -285,17 +283,14 @@ def test_code_that_is_found_at_run_time_is_known() -> None:
 
 
 def test_the_key_of_a_step_is_computed_from_the_request_that_its_job_runs() -> None:
-    """In each step's module, the class of what is given to `Job` is given to `code_key`; a cache's key is that of its
-    plan."""
+    """In each step's module, the class of what is given to `Job` is given to `code_key`."""
     folder = Path(keys.__file__).parent
-    caches, compare = folder.parent / "caches", folder.parents[1] / "operations" / "compare" / "run.py"
-    for file in [*folder.glob("*.py"), compare, caches / "step.py"]:
+    compare = folder.parents[1] / "operations" / "compare" / "run.py"
+    for file in [*folder.glob("*.py"), compare]:
         tree = ast.parse(file.read_text())
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         made = {ast.unparse(call.func) for call in calls} & REQUESTS
         keyed = {ast.unparse(arg) for call in calls if ast.unparse(call.func) == "code_key" for arg in call.args}
-        if file.parent == caches and "**code_key(_MAKING)" in (plan := (caches / "plan.py").read_text()):
-            keyed |= {name for name in made if f':{name}"' in plan}  # by name: a plan imports no torch
         if "type(request)" in keyed:  # whichever it is
             continue
         assert made - {"BuildEngine", "ReadExternalFiles", "BenchmarkPair"} <= keyed, file

@@ -126,7 +126,7 @@ def test_places_mean_the_same_from_a_workers_folder(tmp_path: Path, monkeypatch:
         "--catalog",
         "specs",
         "--fleet",
-        "say",
+        "report",
         "--fleet-catalog",
         "f.yaml",
     )

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from builders.execution.jobs import Usage
-from enginesmith.core.errors import UnavailableError
+from enginesmith.core.errors import HttpAddress, UnavailableError
 from enginesmith.registry.store import files
 from enginesmith.registry.store.files import reachable
 from pipeline.orchestration.metrics import live as definitions
@@ -89,14 +89,14 @@ def test_a_run_exports_just_the_metrics_that_are_documented_for_it(live: LiveMet
 
 def test_a_scraper_reaches_the_port_while_it_is_served() -> None:
     live = LiveMetrics(CollectorRegistry())
-    with serve_metrics(live.registry, 0, "127.0.0.1") as server:
+    with serve_metrics(live.registry, HttpAddress("127.0.0.1", 0)) as server:
         port = server.address.port
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
         assert {family.name for family in text_string_to_metric_families(text)} >= {"enginesmith_builds"}
         with (
             pytest.raises(UnavailableError, match=f"127.0.0.1:{port}: .*give another port"),
-            serve_metrics(live.registry, port, "127.0.0.1"),
+            serve_metrics(live.registry, HttpAddress("127.0.0.1", port)),
         ):
             pass
     with socket.socket() as client:
@@ -104,12 +104,12 @@ def test_a_scraper_reaches_the_port_while_it_is_served() -> None:
 
 
 def test_a_build_serves_its_metrics_when_it_is_asked_to(built: Project) -> None:
-    done = built.build("--quiet", "--metrics-port", "0")
+    done = built.build("--quiet", "--metrics", ":0")
     assert done.code == 0 and "metrics: http://127.0.0.1:" in done.err
 
 
 def test_a_flow_is_told_to_use_the_exporter(built: Project) -> None:
-    done = built.build("--runner", "prefect", "--metrics-port", "0")
+    done = built.build("--runner", "prefect", "--metrics", ":0")
     assert done.code == 2 and "`enginesmith registry metrics`" in done.err
 
 

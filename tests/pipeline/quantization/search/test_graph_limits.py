@@ -17,6 +17,7 @@ from pipeline.quantization.search.search import choose
 from pipeline.quantization.settings.runs import JUDGED, divide_runs
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net, runs
 from tests.pipeline.quantization.small_nets import TENSORRT_FP32
+from validation.metrics.tasks.terms import AccuracyMetric
 
 SIZE = 8
 
@@ -72,7 +73,8 @@ def test_the_limits_hold_on_each_part_of_the_samples() -> None:
 def test_decisions_may_change_once_or_in_a_hundred() -> None:
     def missed(flips: int, output: str | None) -> int:
         inputs = [{"x": np.ones((SIZE, 1), np.float32)} for _ in range(12)]
-        judge = GraphJudge(GraphLimits(decisions=output), inputs)
+        metrics = (AccuracyMetric(output),) if output else ()
+        judge = GraphJudge(GraphLimits(metrics=metrics), inputs)
         for index in range(12):
             expected = np.random.default_rng(index).normal(size=(SIZE, 4)).astype(np.float32)
             expected[0, :2] = 1.0, 0.999

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from enginesmith.core.errors import DataError, InputError
 from validation.metrics.tasks.boxes import MOST_BOXES, BoxSet, Detection, boxes_of_labels, overlaps, read_boxes
-from validation.metrics.tasks.terms import DetectionTerms
+from validation.metrics.tasks.terms import DetectionMetric
 
-TERMS = DetectionTerms("boxes", scores="scores", classes="classes")
+TERMS = DetectionMetric("boxes", scores="scores", classes="classes")
 
 
 def boxes(corners, scores=None, classes=None):
@@ -105,7 +105,7 @@ def test_no_boxes_are_no_precision_and_invented_ones_are_not_matched():
 
 @pytest.mark.parametrize(("form", "box"), [("xyxy", [2, 3, 6, 9]), ("xywh", [2, 3, 4, 6]), ("cxcywh", [4, 6, 4, 6])])
 def test_forms_are_corners(form, box):
-    (sample,) = read_boxes({"y": np.array([[box]])}, DetectionTerms("y", form))
+    (sample,) = read_boxes({"y": np.array([[box]])}, DetectionMetric("y", form))
     assert sample.corners.tolist() == [[2, 3, 6, 9]]
 
 
@@ -117,7 +117,7 @@ def test_outputs_beside_each_other_with_and_without_a_batch():
     (batched,) = read_boxes({name: value[None] for name, value in outputs.items()}, TERMS)
     assert batched.classes.tolist() == [8, 7]
     by_class = {"boxes": corners[None], "scores": np.array([[[0.1, 0.2], [0.9, 0.3], [0.0, 0.0]]])}
-    (sample,) = read_boxes(by_class, DetectionTerms("boxes", scores="scores", least_score=0.1))
+    (sample,) = read_boxes(by_class, DetectionMetric("boxes", scores="scores", least_score=0.1))
     assert sample.classes.tolist() == [0, 1] and sample.scores.tolist() == [0.9, 0.2]
 
 
@@ -125,7 +125,7 @@ def test_a_head_is_thinned_within_classes():
     head = np.array(
         [[[5, 5, 4, 4, 0.9, 0.1], [5, 5, 4.1, 4, 0.8, 0.2], [5, 5, 4, 4, 0.1, 0.7], [50, 5, 4, 4, 0.1, 0.0]]]
     )
-    terms = DetectionTerms("y", "cxcywh", head=True, least_score=0.25, nms=0.5)
+    terms = DetectionMetric("y", "cxcywh", head=True, least_score=0.25, nms=0.5)
     (sample,) = read_boxes({"y": head.transpose(0, 2, 1)}, terms)
     assert sample.scores.tolist() == [0.9, 0.7] and sample.classes.tolist() == [0, 1]
     assert sample.corners[0].tolist() == [3, 3, 7, 7]
@@ -134,7 +134,7 @@ def test_a_head_is_thinned_within_classes():
 def test_the_best_boxes_count_and_no_more_than_cocos():
     many = np.tile([0.0, 0, 1, 1], (MOST_BOXES + 20, 1))
     scores = np.arange(MOST_BOXES + 20.0)
-    (sample,) = read_boxes({"y": many, "s": scores}, DetectionTerms("y", scores="s"))
+    (sample,) = read_boxes({"y": many, "s": scores}, DetectionMetric("y", scores="s"))
     assert len(sample.scores) == MOST_BOXES and sample.scores[0] == MOST_BOXES + 19
 
 
@@ -154,11 +154,11 @@ def test_boxes_without_area_overlap_nothing():
 @pytest.mark.parametrize(
     ("outputs", "terms", "error", "said"),
     [
-        ({"y": np.zeros((1, 2, 5))}, DetectionTerms("y"), DataError, "last axis of 4"),
-        ({"y": np.zeros((1, 2, 4))}, DetectionTerms("y", scores="s"), InputError, "'s' is not an output"),
-        ({"y": np.zeros((1, 2, 4)), "s": np.zeros((1, 3))}, DetectionTerms("y", scores="s"), DataError, "expected"),
-        ({"y": np.zeros((2, 4)), "s": np.zeros((2, 0))}, DetectionTerms("y", scores="s"), DataError, "no classes"),
-        ({"y": np.zeros((1, 4, 9))}, DetectionTerms("y", head=True), DataError, "has 4 rows"),
+        ({"y": np.zeros((1, 2, 5))}, DetectionMetric("y"), DataError, "last axis of 4"),
+        ({"y": np.zeros((1, 2, 4))}, DetectionMetric("y", scores="s"), InputError, "'s' is not an output"),
+        ({"y": np.zeros((1, 2, 4)), "s": np.zeros((1, 3))}, DetectionMetric("y", scores="s"), DataError, "expected"),
+        ({"y": np.zeros((2, 4)), "s": np.zeros((2, 0))}, DetectionMetric("y", scores="s"), DataError, "no classes"),
+        ({"y": np.zeros((1, 4, 9))}, DetectionMetric("y", head=True), DataError, "has 4 rows"),
     ],
 )
 def test_outputs_that_hold_no_boxes_are_said(outputs, terms, error, said):

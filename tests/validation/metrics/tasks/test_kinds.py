@@ -9,14 +9,14 @@ from tests.validation.metrics.tasks.test_scores import drawn, measured
 from validation.metrics.tasks.measures import MOST_SAMPLES, rank_correlation, score_of, si_sdr_db
 from validation.metrics.tasks.scores import decode, edit_distance, number_words
 from validation.metrics.tasks.terms import (
-    AccuracyTerms,
-    EmbeddingTerms,
-    RegressionTerms,
-    SegmentationTerms,
-    SignalTerms,
-    TextTerms,
-    TokenTerms,
-    TopKTerms,
+    AccuracyMetric,
+    EmbeddingsMetric,
+    RegressionMetric,
+    SegmentationMetric,
+    SignalDistortion,
+    TextMetric,
+    TokensMetric,
+    TopKMetric,
 )
 
 
@@ -28,10 +28,10 @@ def by_labels(terms, labels, value):
 
 def test_top_k_takes_the_first_of_equal_values_as_argmax_does():
     rows = [[0.1, 0.5, 0.4], [0.2, 0.2, 0.2], [0.9, 0.0, 0.1]]
-    assert by_labels(TopKTerms("y", 1), [1, 0, 2], rows)["top_k"] == 2 / 3
-    assert by_labels(TopKTerms("y", 2), [2, 2, 2], rows)["top_k"] == 2 / 3
-    assert by_labels(TopKTerms("y", 3), [0, 1, 2], rows)["top_k"] == 1.0
-    assert by_labels(TopKTerms("y", 3), [3, -1, 2], rows)["top_k"] == 1 / 3  # no such class
+    assert by_labels(TopKMetric("y", 1), [1, 0, 2], rows)["top_k"] == 2 / 3
+    assert by_labels(TopKMetric("y", 2), [2, 2, 2], rows)["top_k"] == 2 / 3
+    assert by_labels(TopKMetric("y", 3), [0, 1, 2], rows)["top_k"] == 1.0
+    assert by_labels(TopKMetric("y", 3), [3, -1, 2], rows)["top_k"] == 1 / 3  # no such class
 
 
 @given(seed=st.integers(0, 1000), k=st.integers(1, 6))
@@ -40,8 +40,8 @@ def test_top_k_is_that_of_scikit_learn(seed, k):
 
     rows, labels = drawn((6,), 20, seed), np.random.default_rng(seed).integers(0, 6, 20)
     wanted = top_k_accuracy_score(labels, rows, k=k, labels=range(6)) if k < 6 else 1.0
-    assert by_labels(TopKTerms("y", k), labels, rows)["top_k"] == pytest.approx(wanted)
-    assert by_labels(AccuracyTerms("y"), labels, rows)["accuracy"] == np.mean(rows.argmax(1) == labels)
+    assert by_labels(TopKMetric("y", k), labels, rows)["top_k"] == pytest.approx(wanted)
+    assert by_labels(AccuracyMetric("y"), labels, rows)["accuracy"] == np.mean(rows.argmax(1) == labels)
 
 
 @settings(deadline=None)
@@ -51,7 +51,7 @@ def test_regression_is_that_of_scikit_learn_in_any_parts(seed, noise):
 
     wanted, apart = drawn((3,), 9, seed).astype(np.float64) + 5, noise * drawn((3,), 9, seed + 1)
     pairs = [(wanted[:2], (wanted + apart)[:2]), (wanted[2:], (wanted + apart)[2:])]
-    found = measured(RegressionTerms("y"), *pairs)
+    found = measured(RegressionMetric("y"), *pairs)
     assert found["r2"] == pytest.approx(r2_score(wanted.ravel(), (wanted + apart).ravel()))
     assert found["relative_error"] == pytest.approx(np.abs(apart).sum() / np.abs(wanted).sum())
     assert found["largest_error"] == pytest.approx(np.abs(apart).max() / np.abs(wanted).max())
@@ -59,10 +59,10 @@ def test_regression_is_that_of_scikit_learn_in_any_parts(seed, noise):
 
 def test_regression_of_zeros_and_of_equal_numbers():
     zero, one = np.zeros((4, 1)), np.ones((4, 1))
-    assert measured(RegressionTerms("y"), (zero, one)) == {"r2": None, "relative_error": None, "largest_error": None}
-    assert measured(RegressionTerms("y"), (zero, zero)) == {"r2": 1.0, "relative_error": 0.0, "largest_error": 0.0}
-    assert measured(RegressionTerms("y"), (one, one + 1))["relative_error"] == 1.0
-    assert by_labels(RegressionTerms("y"), [1.0, 2.0], [[1.0], [2.5]])["relative_error"] == pytest.approx(0.5 / 3)
+    assert measured(RegressionMetric("y"), (zero, one)) == {"r2": None, "relative_error": None, "largest_error": None}
+    assert measured(RegressionMetric("y"), (zero, zero)) == {"r2": 1.0, "relative_error": 0.0, "largest_error": 0.0}
+    assert measured(RegressionMetric("y"), (one, one + 1))["relative_error"] == 1.0
+    assert by_labels(RegressionMetric("y"), [1.0, 2.0], [[1.0], [2.5]])["relative_error"] == pytest.approx(0.5 / 3)
 
 
 @settings(deadline=None)
@@ -72,17 +72,17 @@ def test_segmentation_is_that_of_scikit_learn(seed):
 
     rng = np.random.default_rng(seed)
     wanted, found = rng.integers(0, 4, (3, 5, 6)), rng.integers(0, 4, (3, 5, 6))
-    got = measured(SegmentationTerms("y"), (wanted[:1], found[:1]), (wanted[1:], found[1:]))
+    got = measured(SegmentationMetric("y"), (wanted[:1], found[:1]), (wanted[1:], found[1:]))
     assert got["mean_iou"] == pytest.approx(jaccard_score(wanted.ravel(), found.ravel(), average="macro"))
     assert got["equal_pixels"] == np.mean(wanted == found)
 
 
 def test_segmentation_by_threshold_by_axis_and_without_what_is_ignored():
     one = np.array([[[0.2, 0.9], [0.8, 0.1]]])
-    assert by_labels(SegmentationTerms("y", threshold=0.5), [[[0, 1], [1, 1]]], one)["mean_iou"] == (1 / 2 + 2 / 3) / 2
-    assert by_labels(SegmentationTerms("y", threshold=0.5, ignore=255), [[[0, 1], [1, 255]]], one)["mean_iou"] == 1.0
+    assert by_labels(SegmentationMetric("y", threshold=0.5), [[[0, 1], [1, 1]]], one)["mean_iou"] == (1 / 2 + 2 / 3) / 2
+    assert by_labels(SegmentationMetric("y", threshold=0.5, ignore=255), [[[0, 1], [1, 255]]], one)["mean_iou"] == 1.0
     logits = np.moveaxis(np.eye(3)[[[0, 1, 2]]], -1, 2)
-    assert by_labels(SegmentationTerms("y", axis=2), [[0, 1, 2]], logits)["equal_pixels"] == 1.0
+    assert by_labels(SegmentationMetric("y", axis=2), [[0, 1, 2]], logits)["equal_pixels"] == 1.0
 
 
 @given(seed=st.integers(0, 1000))
@@ -98,12 +98,12 @@ def test_si_sdr_is_the_formula_and_knows_no_scale(seed):
 def test_si_sdr_of_a_known_noise_of_silence_and_of_the_worst_signal():
     wanted = np.tile([1.0, -1.0], 50)[None]
     noise = 0.1 * np.tile([1.0, 1.0, -1.0, -1.0], 25)[None]  # at right angles to it
-    assert measured(SignalTerms("y"), (wanted, wanted + noise))["si_sdr_db"] == pytest.approx(20)
+    assert measured(SignalDistortion("y"), (wanted, wanted + noise))["si_sdr_db"] == pytest.approx(20)
     silent = np.zeros_like(wanted)
-    assert measured(SignalTerms("y"), (silent, silent))["si_sdr_db"] is None
-    assert measured(SignalTerms("y"), (silent, wanted))["si_sdr_db"] == -100
-    assert measured(SignalTerms("y"), (wanted, silent))["si_sdr_db"] == -100
-    both = measured(SignalTerms("y"), (np.stack([wanted, wanted]), np.stack([wanted, wanted + noise])))
+    assert measured(SignalDistortion("y"), (silent, silent))["si_sdr_db"] is None
+    assert measured(SignalDistortion("y"), (silent, wanted))["si_sdr_db"] == -100
+    assert measured(SignalDistortion("y"), (wanted, silent))["si_sdr_db"] == -100
+    both = measured(SignalDistortion("y"), (np.stack([wanted, wanted]), np.stack([wanted, wanted + noise])))
     assert both == pytest.approx({"si_sdr_db": 60, "least_si_sdr_db": 20})
 
 
@@ -131,12 +131,12 @@ def test_ctc_merges_repeats_before_it_drops_blanks():
 def test_texts_errors_and_words_against_labels():
     frames = np.array([[2, 2, 0, 3, 1, 4], [2, 0, 0, 3, 3, 4]])
     labels = [[2, 3, 1, 4, -1], [2, 3, 3, 4, -1]]
-    found = by_labels(TextTerms("y", space=1), labels, frames)
+    found = by_labels(TextMetric("y", space=1), labels, frames)
     assert found == {"equal_texts": 0.5, "character_error": 1 / 8, "word_error": 1 / 3}
-    assert "word_error" not in by_labels(TextTerms("y"), labels, frames)
+    assert "word_error" not in by_labels(TextMetric("y"), labels, frames)
     logits = np.eye(5)[frames]
-    assert by_labels(TextTerms("y", space=1), labels, logits) == found
-    assert by_labels(TextTerms("y", space=1, time_first=True), labels, logits.swapaxes(0, 1)) == found
+    assert by_labels(TextMetric("y", space=1), labels, logits) == found
+    assert by_labels(TextMetric("y", space=1, time_first=True), labels, logits.swapaxes(0, 1)) == found
 
 
 @settings(deadline=None)
@@ -148,7 +148,7 @@ def test_the_rank_correlation_is_that_of_scipy(seed, noise):
     one = drawn((4,), 9, seed).astype(np.float64)
     other = one + noise * drawn((4,), 9, seed + 1)
     wanted = spearmanr(1 - pdist(one, "cosine"), 1 - pdist(other, "cosine")).statistic
-    assert measured(EmbeddingTerms("y"), (one, other))["spearman"] == pytest.approx(wanted)
+    assert measured(EmbeddingsMetric("y"), (one, other))["spearman"] == pytest.approx(wanted)
 
 
 def test_equal_similarities_have_the_mean_rank_and_neighbours_are_counted():
@@ -158,23 +158,23 @@ def test_equal_similarities_have_the_mean_rank_and_neighbours_are_counted():
     assert rank_correlation(first, second) == pytest.approx(spearmanr(first, second).statistic)
     angles = np.radians([0.0, 10.0, 30.0, 60.0])
     one, other = (np.stack([np.cos(a), np.sin(a)], 1) for a in (angles, np.radians([0.0, 10.0, 50.0, 60.0])))
-    found = measured(EmbeddingTerms("y", 1), (one, other))
+    found = measured(EmbeddingsMetric("y", 1), (one, other))
     assert found["neighbours"] == 0.75  # the nearest of 30 degrees was 10, and is 60
-    assert measured(EmbeddingTerms("y", 1), (one, np.ones((4, 2))))["spearman"] is None
+    assert measured(EmbeddingsMetric("y", 1), (one, np.ones((4, 2))))["spearman"] is None
 
 
 def test_so_many_samples_are_compared_and_no_more():
     value = drawn((2,), MOST_SAMPLES + 5)
     other = value.copy()
     other[MOST_SAMPLES:] = -7
-    assert measured(EmbeddingTerms("y"), (value, other))["spearman"] == pytest.approx(1)
+    assert measured(EmbeddingsMetric("y"), (value, other))["spearman"] == pytest.approx(1)
 
 
 def test_tokens_count_up_to_the_end_and_not_at_pads():
     wanted, found = np.array([[5, 6, 1, 9], [5, 7, 8, 1]]), np.array([[5, 6, 1, 4], [5, 6, 8, 1]])
-    assert measured(TokenTerms("y"), (wanted, found)) == {"equal_tokens": 6 / 8, "equal_sequences": 0.0}
-    assert measured(TokenTerms("y", until=1), (wanted, found)) == {"equal_tokens": 6 / 7, "equal_sequences": 0.5}
-    assert measured(TokenTerms("y", pad=9), (wanted, found)) == {"equal_tokens": 6 / 7, "equal_sequences": 0.5}
-    shorter = measured(TokenTerms("y"), (wanted, found[:, :3]))
-    longer = measured(TokenTerms("y"), (wanted[:, :3], found))
+    assert measured(TokensMetric("y"), (wanted, found)) == {"equal_tokens": 6 / 8, "equal_sequences": 0.0}
+    assert measured(TokensMetric("y", until=1), (wanted, found)) == {"equal_tokens": 6 / 7, "equal_sequences": 0.5}
+    assert measured(TokensMetric("y", pad=9), (wanted, found)) == {"equal_tokens": 6 / 7, "equal_sequences": 0.5}
+    shorter = measured(TokensMetric("y"), (wanted, found[:, :3]))
+    longer = measured(TokensMetric("y"), (wanted[:, :3], found))
     assert shorter["equal_tokens"] == 5 / 8 and longer["equal_tokens"] == 5 / 8

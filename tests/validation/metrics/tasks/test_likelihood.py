@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from enginesmith.core.errors import DataError
 from tests.validation.metrics.tasks.test_scores import Answers, golden_of, measured
 from validation.comparison.tasks import task_checks
-from validation.metrics.tasks.terms import PerplexityTerms, TaskMetric
+from validation.metrics.tasks.terms import PerplexityMetric
 
-TERMS = PerplexityTerms("y")
+TERMS = PerplexityMetric("y")
 
 
-def checks_of(original, answers, labels, limits=None, against="labels"):
-    metric = TaskMetric(TERMS, limits or {}, against)
+def checks_of(original, answers, labels, against="labels", **limits):
+    metric = PerplexityMetric("y", against=against, **limits)
     return {check.name: check for check in task_checks(Answers(answers), golden_of(original, labels), [metric])}
 
 
@@ -39,8 +39,8 @@ def test_it_is_the_formula_and_knows_no_shift_of_the_logits(seed, places, shift)
 
 def test_both_limits_judge_and_the_note_has_the_originals_perplexity():
     logits = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]))
-    worse, limits = np.log(np.array([[0.4, 0.3, 0.3], [0.3, 0.4, 0.3]])), {"kept_likelihood": 0.79, "perplexity": 2.4}
-    found = checks_of(logits, worse, np.array([0, 1]), limits)
+    worse, limits = np.log(np.array([[0.4, 0.3, 0.3], [0.3, 0.4, 0.3]])), {"floor": 0.79, "perplexity": 2.4}
+    found = checks_of(logits, worse, np.array([0, 1]), **limits)
     assert found["kept_likelihood"].passed and found["kept_likelihood"].value == pytest.approx(0.8)
     assert not found["perplexity"].passed and found["perplexity"].value == pytest.approx(2.5)
     assert found["perplexity"].note == "the original model has 2.0000"
@@ -58,7 +58,7 @@ def test_negative_labels_do_not_count():
 def test_a_label_of_no_chance_has_infinite_perplexity_and_masked_tokens_count_for_nothing():
     logits = np.array([[0.0, 1.0, -np.inf]])
     assert measured(TERMS, (logits, logits))["kept_likelihood"] == 1
-    found = checks_of(np.zeros((1, 3)), logits, np.array([2]), {"kept_likelihood": 0.1})
+    found = checks_of(np.zeros((1, 3)), logits, np.array([2]), floor=0.1)
     assert found["perplexity"].value == np.inf
     assert found["kept_likelihood"].value == 0 and not found["kept_likelihood"].passed
 

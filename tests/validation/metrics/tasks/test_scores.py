@@ -1,7 +1,7 @@
 """What holds for every task metric: equal answers have the best value, and no input ends in a traceback."""
 
 from contextlib import suppress
-from typing import get_args
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,40 +15,38 @@ from validation.limits.budget import at_most
 from validation.metrics.tasks.measures import MEASURES, score_of
 from validation.metrics.tasks.scores import classes_of, share
 from validation.metrics.tasks.terms import (
-    VALUES,
-    AccuracyTerms,
-    DetectionTerms,
-    EmbeddingTerms,
-    PerplexityTerms,
-    RegressionTerms,
-    SegmentationTerms,
-    SignalTerms,
-    TaskMetric,
-    TaskTerms,
-    TextTerms,
-    TokenTerms,
-    TopKTerms,
+    METRICS,
+    AccuracyMetric,
+    DetectionMetric,
+    EmbeddingsMetric,
+    PerplexityMetric,
+    RegressionMetric,
+    SegmentationMetric,
+    SignalDistortion,
+    TextMetric,
+    TokensMetric,
+    TopKMetric,
 )
 
 # Terms, and the shape of an output that they take after the axis of samples.
 KINDS = [
-    (AccuracyTerms("y"), (5,)),
-    (TopKTerms("y", 2), (5,)),
-    (DetectionTerms("y"), (6, 4)),
-    (DetectionTerms("y", "cxcywh", head=True, nms=0.9), (7, 6)),
-    (TextTerms("y", space=1), (9, 5)),
-    (EmbeddingTerms("y", 2), (4,)),
-    (EmbeddingTerms("y", 2, "mean"), (3, 4)),
-    (EmbeddingTerms("y", 2, "first"), (3, 4)),
-    (RegressionTerms("y"), (4, 2)),
-    (SegmentationTerms("y"), (3, 4, 5)),
-    (SegmentationTerms("y", threshold=0.0), (4, 5)),
-    (SignalTerms("y"), (2, 16)),
-    (TokenTerms("y", until=1), (6, 5)),
-    (PerplexityTerms("y"), (3, 5)),
+    (AccuracyMetric("y"), (5,)),
+    (TopKMetric("y", 2), (5,)),
+    (DetectionMetric("y"), (6, 4)),
+    (DetectionMetric("y", "cxcywh", head=True, nms=0.9), (7, 6)),
+    (TextMetric("y", space=1), (9, 5)),
+    (EmbeddingsMetric("y", 2), (4,)),
+    (EmbeddingsMetric("y", 2, "mean"), (3, 4)),
+    (EmbeddingsMetric("y", 2, "first"), (3, 4)),
+    (RegressionMetric("y"), (4, 2)),
+    (SegmentationMetric("y"), (3, 4, 5)),
+    (SegmentationMetric("y", threshold=0.0), (4, 5)),
+    (SignalDistortion("y"), (2, 16)),
+    (TokensMetric("y", until=1), (6, 5)),
+    (PerplexityMetric("y"), (3, 5)),
 ]
 # All texts may be empty, and perplexity is of labels.
-UNDEFINED = (*VALUES["ctc"], "perplexity")
+UNDEFINED = (*TextMetric.values, "perplexity")
 BEST = {"si_sdr_db": 100.0, "least_si_sdr_db": 100.0}
 
 
@@ -70,10 +68,9 @@ def drawn(shape, samples, seed=0):
     return value
 
 
-def test_every_kind_has_terms_a_measure_and_values():
-    names = {terms.__dataclass_fields__["name"].default for terms in get_args(TaskTerms)}
-    assert names == MEASURES.keys() == VALUES.keys() == {terms.name for terms, _ in KINDS}
-    values = [name for group in VALUES.values() for name in group]
+def test_every_metric_has_a_measure_and_values_of_its_own():
+    assert METRICS.keys() == MEASURES.keys() == {terms.name for terms, _ in KINDS}
+    values = [name for metric in METRICS.values() for name in metric.values]
     assert len(values) == len(set(values))
 
 
@@ -83,7 +80,7 @@ def test_every_kind_has_terms_a_measure_and_values():
 def test_equal_answers_have_the_best_values(terms, shape, seed, samples):
     value = drawn(shape, samples, seed)
     found = measured(terms, (value[:3], value[:3]), (value[3:], value[3:]))
-    assert tuple(found) == VALUES[terms.name]
+    assert tuple(found) == terms.values
     for name, got in found.items():
         if got is not None or name not in UNDEFINED:
             assert got == pytest.approx(BEST.get(name, 0.0 if at_most(name) else 1.0))
@@ -107,7 +104,7 @@ def test_answers_that_are_not_finite_are_never_right(terms, shape, bad):
     value = drawn(shape, 5)
     with np.errstate(all="ignore"):
         found = measured(terms, (value, np.full_like(value, bad)))
-    first = found[VALUES[terms.name][0]]
+    first = found[terms.values[0]]
     good = terms.name in ("accuracy", "top_k", "segmentation", "tokens") and np.isinf(bad)  # a class, if a wrong one
     assert first is None or not first > (0.99 if good else 0.5)
 
@@ -117,7 +114,7 @@ def test_answers_that_are_not_finite_are_never_right(terms, shape, bad):
 def test_no_sample_and_one_give_values_or_none(terms, shape, samples):
     value = drawn(shape, samples)
     found = measured(terms, (value, value))
-    assert tuple(found) == VALUES[terms.name]
+    assert tuple(found) == terms.values
     assert samples or all(item is None for item in found.values())
 
 
@@ -146,10 +143,10 @@ OTHERS = [(), (3,), (3, 0), (0, 4), (2, 3, 4, 5, 6), (3, 7), (3, 2, 2)]
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
 def test_answers_of_other_shapes_fail_and_such_outputs_of_the_original_are_said(terms, shape, other, dtype):
     value, wrong = drawn(shape, 3), np.ones(other, dtype)
-    assert task_checks(Answers(wrong), golden_of(value), [TaskMetric(terms)])
+    assert task_checks(Answers(wrong), golden_of(value), [terms])
     with suppress(EnginesmithError):
-        assert task_checks(Answers(value), golden_of(wrong), [TaskMetric(terms)])
-        assert task_checks(Answers(wrong), golden_of(wrong), [TaskMetric(terms)])
+        assert task_checks(Answers(value), golden_of(wrong), [terms])
+        assert task_checks(Answers(wrong), golden_of(wrong), [terms])
 
 
 @pytest.mark.parametrize(("terms", "shape"), KINDS)
@@ -157,7 +154,7 @@ def test_answers_of_other_shapes_fail_and_such_outputs_of_the_original_are_said(
 def test_labels_of_other_shapes_are_said(terms, shape, labels):
     value = drawn(shape, 3)
     with suppress(EnginesmithError):
-        assert task_checks(Answers(value), golden_of(value, labels), [TaskMetric(terms, {}, "labels")])
+        assert task_checks(Answers(value), golden_of(value, labels), [replace(terms, against="labels")])
 
 
 def test_a_row_with_nan_has_no_class_and_integers_are_classes():

@@ -1,0 +1,108 @@
+"""Attachments: files that were added to a version after it was published, such as a compile cache of its model.
+
+The file is a blob. A document beside the manifest names it by digest, with the machines that it fits; it is written
+once and never changed, and of two that have a name in common the newer one counts. The document names the manifest, so
+that its signature is worth nothing beside another version.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from annotated_types import Len, Predicate, doc
+
+from enginesmith.core.codec import encode, parse_as
+from enginesmith.core.errors import Digest, IntegrityError, canonical_json, digest_of_bytes
+from enginesmith.core.names import Name
+from enginesmith.core.parsing import Malformed
+from enginesmith.core.requirements import Format, Requirement
+from enginesmith.registry.manifest import BlobSize, Manifest, Number
+from enginesmith.registry.store.base import Documents
+from enginesmith.registry.store.layout import attachment_key, evidence_prefix, is_key
+
+FORMAT = 1
+MAX_BYTES = 1 << 20
+# What ends the name of the copy of a document that `pull` writes beside the file.
+DESCRIPTION = ".attachment.json"
+COMPILE_CACHE = "torch-compile-cache"
+# Kinds of files that are code where they are used: they are only pulled with a signature, or where that is waived.
+CODE_KINDS = frozenset({COMPILE_CACHE})
+
+
+def is_attachment_name(text: str) -> bool:
+    """Whether an attachment can have this name: that of a file, which is not the name of a description."""
+    return is_key(text) and "/" not in text and not text.endswith(DESCRIPTION)
+
+
+_FileName = Annotated[
+    str, Predicate(is_attachment_name), doc(f"a file name of letters, digits, '.', '_', '-', not ending {DESCRIPTION}")
+]
+_Text = Annotated[str, Len(0, 1000), doc("at most 1000 characters")]
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A file of a version. name: of the file.  kind: what it is; 'torch-compile-cache' is used by `warm_start`.
+
+    manifest: digest of the version's manifest.  digest, size_bytes: of the file.  requires: what a machine must have
+    that uses it.  note: for people.  measured: what was measured of it, in units that the names say.
+    by: who attached it.  created_at: ISO 8601, UTC.
+    """
+
+    name: _FileName
+    kind: Name
+    model: Name
+    version: Name
+    manifest: Digest
+    digest: Digest
+    size_bytes: BlobSize
+    by: _Text
+    created_at: _Text
+    requires: tuple[Requirement, ...] = ()
+    note: _Text = ""
+    measured: Mapping[str, Number] = field(default_factory=dict)
+    format: Annotated[int, Format(FORMAT)] = FORMAT
+
+    @property
+    def is_code(self) -> bool:
+        """Whether who uses it runs code out of it."""
+        return self.kind in CODE_KINDS
+
+    def says_same(self, other: "Attachment") -> bool:
+        """Whether it differs from another one in who attached it, and when, alone."""
+        return replace(self, by=other.by, created_at=other.created_at) == other
+
+    def to_bytes(self) -> bytes:
+        """The document. Raises Malformed for a field that no document has."""
+        data = canonical_json(encode(self))
+        read_attachment(data)
+        return data
+
+    def key(self) -> str:
+        """Where the document lies in a registry."""
+        return attachment_key(self.model, self.version, self.digest, digest_of_bytes(self.to_bytes()))
+
+
+def read_attachment(data: bytes) -> Attachment:
+    """The attachment of a document. Raises Malformed."""
+    return parse_as(data, MAX_BYTES, Attachment)
+
+
+def attachments(store: Documents, manifest: Manifest) -> list[tuple[Attachment, bytes]]:
+    """The attachments of a version with their documents, newest first. Raises IntegrityError for a damaged one."""
+    found = _read_all(store, manifest)
+    return sorted(found, key=lambda item: (item[0].created_at, item[0].digest), reverse=True)
+
+
+def _read_all(store: Documents, manifest: Manifest) -> Iterator[tuple[Attachment, bytes]]:
+    for key in store.list(evidence_prefix("attachments", manifest.model, manifest.version)):
+        data = store.read(key) or b""
+        try:
+            found = read_attachment(data)
+            if found.key() != key or found.manifest != manifest.digest:
+                raise Malformed("it is not the document its name says: it was edited by hand, moved or damaged")
+        except Malformed as error:
+            raise IntegrityError(
+                f"{key} of {store.uri}: {error}; delete it, and attach its file again (`enginesmith registry attach`)"
+            ) from error
+        yield found, data

@@ -1,0 +1,216 @@
+"""Files that are attached to versions: kept, verified, mirrored, and pulled by the machines that they fit."""
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from enginesmith.client.client import Client
+from enginesmith.client.pull import Pulled
+from enginesmith.client.resolve import Policy
+from enginesmith.core.errors import InputError, IntegrityError, digest_of_bytes
+from enginesmith.core.names import parse_reference
+from enginesmith.core.parsing import Malformed
+from enginesmith.core.requirements import Gpu
+from enginesmith.exchange.mirror import mirror
+from enginesmith.registry.collection.references import Rules
+from enginesmith.registry.evidence.attachments import DESCRIPTION, Attachment, attachments
+from enginesmith.registry.gc import collect
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.layout import attachment_key, blob_key, signature_key
+from enginesmith.registry.trust.signing import SigningKey, sign
+from enginesmith.registry.verification import repair, verify
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.publish import add_signatures
+from tests.enginesmith.registries import attach, engine, flip, names_in, on_each_store, overwrite, publish_engines
+from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, interleave
+from tests.enginesmith.registry.trust.keys import written
+from tests.enginesmith.registry.trust.test_signing import NEEDS_RELEASE, policy_file
+
+WORDS = digest_of_bytes(b"one two")
+
+
+def publish(store: Store, content: str = "a", model: str = "digits") -> Manifest:
+    return publish_engines(store, [engine(store)], content, channel="stable", model=model).manifest
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    (tmp_path / "words.txt").write_text("one two")
+    return tmp_path / "words.txt"
+
+
+def pulled(store: Store, dest: Path, reference: str = "digits:stable", **policy: object) -> Pulled:
+    return Client(store.uri, policy=Policy(**policy)).pull(reference, dest)  # type: ignore[arg-type]
+
+
+@on_each_store
+def test_it_is_pulled_kept_verified_and_mirrored_with_its_version(store: Store, words: Path, tmp_path: Path) -> None:
+    manifest = publish(store)
+    attached = attach(store, manifest, words)
+    assert attach(store, manifest, words, created_at="2026-02-02T00:00:00+00:00") == attached  # says the same
+    assert [item for item, _ in attachments(store, manifest)] == [attached] and attached.digest == WORDS
+    (found,) = pulled(store, tmp_path / "dest").attachments
+    assert found.path == tmp_path / "dest" / "attachments" / "words.txt" and found.path.read_text() == "one two"
+    assert found.attachment == attached and names_in(found.path.parent) == ["words.txt", f"words.txt{DESCRIPTION}"]
+    collect(store, Rules(versions=1, moves=1), timedelta(0), delete=True)
+    collect(store, Rules(versions=1, moves=1), timedelta(0), delete=True)
+    assert store.has(WORDS) and verify(store).problems == ()
+    other = open_store(tmp_path / "other", create=True)
+    mirror(store, [parse_reference("digits:stable")], other, with_channels=True)
+    assert verify(other).problems == () and attachments(other, manifest) == attachments(store, manifest)
+    assert [item.path.read_text() for item in pulled(other, tmp_path / "elsewhere").attachments] == ["one two"]
+
+
+def test_the_collection_takes_it_with_its_version(store: Store, words: Path) -> None:
+    attach(store, publish(store), words)
+    last = publish(store, "b")
+    channels.promote(store, last, "stable")
+    for _ in range(2):
+        collect(store, Rules(versions=1, moves=0), timedelta(0), delete=True)
+    assert not store.has(WORDS) and verify(store).problems == ()
+
+
+@pytest.mark.parametrize("damage", ["lost", "flipped", "cut"])
+def test_damage_is_found_by_fsck_and_leaves_the_engine_alone(
+    store: Store, words: Path, tmp_path: Path, damage: str
+) -> None:
+    manifest = publish(store)
+    attach(store, manifest, words)
+    if damage == "lost":
+        store.discard(WORDS)
+    elif damage == "flipped":
+        flip(store, WORDS)
+    else:
+        overwrite(store, blob_key(WORDS), b"one")
+    result = verify(store)
+    kinds = {problem.kind for problem in result.problems if "digits@1 attachment words.txt" in problem.affects}
+    assert kinds == {"lost": {"missing"}, "flipped": {"corrupt"}, "cut": {"corrupt", "size"}}[damage]
+    found = pulled(store, tmp_path / "dest")
+    assert found.path.is_file() and not found.attachments and found.left_out[0][0] == "words.txt"
+    repair(store, result)
+    with pytest.raises(IntegrityError, match=r"lost its attachment words.txt"):
+        mirror(store, [parse_reference("digits@1")], open_store(tmp_path / "other", create=True))
+    attach(store, manifest, words)  # again, which mends it
+    assert verify(store).sound and pulled(store, tmp_path / "dest").attachments
+
+
+def test_an_edited_or_moved_document_is_found_and_leaves_the_engine_alone(
+    store: Store, words: Path, tmp_path: Path
+) -> None:
+    one = publish(store)
+    attached = attach(store, one, words)
+    two = publish(store, "b")
+    document = attached.to_bytes()
+    store.create(attachment_key("digits", "2", WORDS, digest_of_bytes(document)), document)
+    with pytest.raises(IntegrityError, match=r"moved or damaged; delete it, and attach its file again"):
+        attachments(store, two)
+    other = replace(attached, version="2")  # of a manifest that had this name before
+    store.remove(attachment_key("digits", "2", WORDS, digest_of_bytes(document)))
+    store.create(other.key(), other.to_bytes())
+    with pytest.raises(IntegrityError, match="moved or damaged"):
+        attachments(store, two)
+    overwrite(store, attached.key(), document.replace(b"tester", b"nobody"))
+    assert {item.what for item in verify(store).problems if item.kind == "edited"} == {"digits@1", "digits@2"}
+    for reference in ("digits@1", "digits@2"):
+        found = pulled(store, tmp_path / reference, reference)
+        assert found.path.is_file() and not found.attachments and "edited by hand" in found.left_out[0][1]
+
+
+def test_one_for_another_machine_is_left_out_and_of_one_name_the_newest_comes(
+    store: Store, words: Path, tmp_path: Path
+) -> None:
+    manifest = publish(store)
+    attach(store, manifest, words)
+    words.write_text("three")
+    attach(store, manifest, words, created_at="2026-01-03T00:00:00+00:00")
+    words.write_text("of a GPU")
+    attach(store, manifest, words, requires=[Gpu("l4", (8, 9))], created_at="2026-01-04T00:00:00+00:00")
+    found = pulled(store, tmp_path / "dest")
+    assert [item.path.read_text() for item in found.attachments] == ["three"] and not found.left_out
+    other = publish(store, "b")
+    attach(store, other, words, requires=[Gpu("l4", (8, 9))])
+    found = pulled(store, tmp_path / "other", "digits@2")
+    assert not found.attachments and "built for l4" in found.left_out[0][1]
+
+
+def test_two_models_in_one_folder_keep_their_own_and_a_new_version_replaces_the_old_one(
+    store: Store, words: Path, tmp_path: Path
+) -> None:
+    attach(store, publish(store), words)
+    dest = tmp_path / "dest"
+    pulled(store, dest)
+    words.write_text("three")
+    attach(store, publish(store, "b"), words)
+    assert pulled(store, dest, "digits@2").attachments[0].path.read_text() == "three"
+    attach(store, publish(store, "c", "letters"), words)
+    found = pulled(store, dest, "letters@1")
+    assert not found.attachments and "is of digits@2; give another folder" in found.left_out[0][1]
+
+
+def test_a_followed_channel_brings_it_beside_the_engine(store: Store, words: Path, tmp_path: Path) -> None:
+    attach(store, publish(store), words)
+    Client(store.uri).watch("digits:stable", tmp_path / "dest", once=True, say=lambda _: None)
+    assert (tmp_path / "dest" / "current" / "attachments" / "words.txt").read_text() == "one two"
+
+
+def test_a_policy_that_needs_signatures_needs_them_of_attachments_of_any_kind(
+    store: Store, words: Path, tmp_path: Path
+) -> None:
+    manifest, key = publish(store), SigningKey(written(tmp_path, "release")[0])
+    policy = policy_file(tmp_path, NEEDS_RELEASE)
+    add_signatures(store, manifest, key)
+    attached = attach(store, manifest, words)
+    for allowed in (False, True):
+        found = pulled(store, tmp_path / "dest", trust=policy, allow_unsigned=allowed)
+        assert not found.attachments and "has not the signatures that the trust policy needs" in found.left_out[0][1]
+    assert not any(item.new for item in add_signatures(store, manifest, key))  # only a file that the signer holds
+    with pytest.raises(InputError, match=r"has no attachment 000.*; `enginesmith registry attach` the file first"):
+        add_signatures(store, manifest, key, ["0" * 64])
+    added = [item.what for item in add_signatures(store, manifest, key, [WORDS]) if item.new]
+    assert added == ["attachment words.txt (vocabulary)"]
+    assert [item.signed_by for item in pulled(store, tmp_path / "dest", trust=policy).attachments] == [("release",)]
+    # A signature of this document is worth nothing for another one, and one of an attestation nothing for either.
+    other = replace(attached, note="other")
+    signed = next(item for item in sign(store, manifest, key, [WORDS]) if item.what.startswith("attachment"))
+    data = store.read(signature_key("digits", "1", digest_of_bytes(attached.to_bytes()), signed.key_id)) or b""
+    store.create(other.key(), other.to_bytes())
+    store.create(signature_key("digits", "1", digest_of_bytes(other.to_bytes()), signed.key_id), data)
+    (found_again,) = pulled(store, tmp_path / "again", "digits@1", trust=policy).attachments
+    assert found_again.attachment == attached
+
+
+def test_killed_at_every_call_nothing_is_damaged_and_the_next_one_attaches(words: Path) -> None:
+    for step in range(1, 90, 2):
+        store = MemoryStore()
+        manifest = publish(store)
+        actor = Actor("attach", kill_at=step)
+        past = store.seen_by(actor)
+        work = [(actor, lambda past=past, manifest=manifest: attach(past, manifest, words))]  # type: ignore[misc]
+        interleave(work, lambda waiting: waiting[0])
+        assert {item.kind for item in verify(store).problems if item.fault} <= {"stale"}, step  # the snapshot
+        attach(store, manifest, words)
+        assert verify(store).sound and len(attachments(store, manifest)) == 1, step
+        if actor.error is None:
+            return
+        assert isinstance(actor.error, Killed)
+    raise AssertionError("it never came to its end")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": "../evil"}, "file name"),
+        ({"name": f"a{DESCRIPTION}"}, "file name"),
+        ({"kind": "Two Words"}, "kind"),
+        ({"note": "x" * 1001}, "1000"),
+        ({"size_bytes": -1}, "size"),
+    ],
+)
+def test_what_no_document_has_is_refused_before_anything_is_stored(change: dict[str, object], words: str) -> None:
+    fine = Attachment("a.bin", "vocabulary", "digits", "1", "0" * 64, WORDS, 7, "me", "2026-01-01T00:00:00+00:00")
+    assert fine.to_bytes()
+    with pytest.raises(Malformed, match=words):
+        replace(fine, **change).to_bytes()  # type: ignore[arg-type]
