@@ -36,7 +36,7 @@ from pipeline.canary.engines import ChosenEngine, choose
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch_engine, golden_set
 from pipeline.operations.check_reproducible import ProfileOptions, profile_published
-from pipeline.operations.revalidate import spec_of
+from pipeline.operations.validate import spec_of
 from pipeline.progress import progress_display
 from pipeline.values import EngineBlob
 from validation.capacity.greatest_rate import (

@@ -6,38 +6,96 @@ from dataclasses import dataclass, field, replace
 from enginesmith.core.codec import encode_document
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import describe_host
-from enginesmith.core.reports.proof import FreeRunning, Report, Verdict, judge
+from enginesmith.core.reports.proof import FreeRunning, Report, approve, judge
+from enginesmith.core.requirements import for_target
 from enginesmith.core.text import now
 from enginesmith.core.types import BuildFailure
-from enginesmith.registry.manifest import EngineEntry
+from enginesmith.registry.manifest import EngineEntry, Status, request_of
 from pipeline.quantization.ranges import describe_share
-from pipeline.values import Attributed, BuildPlan, Built, Exported, Json, Proof
+from pipeline.values import Attributed, BuildPlan, Built, EngineBlob, Exported, Json, Proof, Unit
 
 
 @dataclass(frozen=True)
-class JudgedUnit:
-    """A unit with the report on its engine, or with the failure of its build.
+class UnitResult:
+    """What became of one unit. entry: of the version, or as it would be published.
 
-    latency: digest of the latency report of an engine that runs
-    here, as a blob.
+    size_bytes: of the engine with its shards, None without one.  report: None of one that was not judged.
+    metrics: task metrics of the engine, by name.  latency: digest of its latency report.
     """
 
-    built: Built
+    entry: EngineEntry
+    size_bytes: int | None = None
     report: Report | None = None
-    metrics: tuple[tuple[str, float], ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
     latency: str | None = None
+    attributed: tuple[Attributed, ...] = ()
 
     @property
-    def verdict(self) -> Verdict:
-        """'proven', 'unproven' or 'failed'."""
-        return self.report.verdict if self.report else "failed"
+    def cached(self) -> bool:
+        """Whether the engine was there before this run."""
+        return False
 
     @property
-    def reason(self) -> str:
-        """Why the verdict is what it is, in words."""
-        if self.report:
-            return self.report.reason
-        return self.built.failure.reason if self.built.failure else "it was not built"
+    def seconds(self) -> float:
+        """That its build took in this run."""
+        return 0.0
+
+    @property
+    def failure(self) -> BuildFailure | None:
+        """Of its build."""
+        return None
+
+    @property
+    def free_running(self) -> tuple[FreeRunning, ...]:
+        """Drift along sequences."""
+        return self.report.free_running if self.report else ()
+
+    def to_json(self) -> Json:
+        """What `enginesmith build --json` prints of it."""
+        entry = self.entry
+        row: Json = {
+            "target": entry.target,
+            "precision": entry.precision,
+            "backend": entry.backend,
+            "digest": entry.digest,
+            "size": self.size_bytes,
+            "status": entry.status,
+            "reason": entry.reason,
+            "checks": dict(entry.checks),
+            "metrics": dict(self.metrics),
+            "cached": self.cached,
+            "seconds": self.seconds,
+            "notes": list(entry.notes),
+        }
+        if self.free_running:
+            row["free_running"] = [encode_document(found) for found in self.free_running]
+        if self.attributed:
+            row["attribution"] = [vars(each) for each in self.attributed]
+        if failure := self.failure:
+            row["failure"] = {"kind": failure.kind, "log": failure.log, "reproduce": failure.command}
+        return row
+
+
+@dataclass(frozen=True)
+class JudgedUnit(UnitResult):
+    """The result of a unit that was built, or whose build failed."""
+
+    built: Built = field(kw_only=True)
+
+    @property
+    def cached(self) -> bool:
+        """Whether the engine was there before this run."""
+        return self.built.cached
+
+    @property
+    def seconds(self) -> float:
+        """That its build took in this run."""
+        return self.built.record.seconds if self.built.record and not self.built.cached else 0.0
+
+    @property
+    def failure(self) -> BuildFailure | None:
+        """Of its build."""
+        return self.built.failure
 
 
 @dataclass(frozen=True)
@@ -49,148 +107,100 @@ class Judged:
     units: tuple[JudgedUnit, ...]
 
 
-def make_report(
-    built: Built, golden: str, proofs: Sequence[Proof], cannot_run: str | None, cpu: str | None = None
-) -> Report:
-    """The report on a unit, with the verdict on all checks together.
+def engine_of(entry: EngineEntry) -> EngineBlob:
+    """The engine of a published entry. Raises IntegrityError where the entry does not give its build key."""
+    return EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix))
 
-    cannot_run: why the engine could not be run, None when it was run.  cpu: the kind of CPU it was run on; None is this
-    machine's. The reason names it for a CPU engine, since the verdict holds for that kind alone.
+
+def entry_of(built: Unit | Built) -> EngineEntry:
+    """The manifest's entry of a unit before it is judged. One without an engine requires the processor that it is
+    for."""
+    unit, record = (built, None) if isinstance(built, Unit) else (built.unit, built.record)
+    request = unit.request
+    return EngineEntry(
+        target=request.target.name,
+        precision=request.precision,
+        backend=request.backend,
+        status="refused" if unit.action == "refused" else "unproven",
+        reason=unit.reason,
+        compute_capability=request.target.compute_capability,
+        product=request.target.product,
+        build_key=request.key,
+        graph=request.model,
+        scales=unit.graph.scales,
+        options=dict(request.options),
+        toolchain=dict(request.toolchain),
+        inputs=request.inputs,
+        outputs=request.outputs,
+        profiles=request.profiles,
+        requires=record.requires if record and record.requires else (for_target(request.target),),
+        notes=() if isinstance(built, Unit) else (*unit.graph.notes, *built.notes),
+        quantized_states=request.quantized_states,
+        digest=record.digest if record else None,
+        size_bytes=record.size_bytes if record else None,
+        suffix=record.suffix if record else None,
+    )
+
+
+def judge_built(
+    built: Built, golden: str = "", proofs: Sequence[Proof] = (), cannot_run: str | None = None
+) -> JudgedUnit:
+    """The unit with the verdict on the checks of all its stages, and its entry; failed where its build failed.
+
+    golden: digest of the golden set.  cannot_run: as of `make_report`.
+    """
+    entry = entry_of(built)
+    failed = replace(entry_of(built.unit), status="failed", notes=entry.notes)
+    if built.failure:
+        return JudgedUnit(replace(failed, reason=built.failure.reason), built=built)
+    graph, precision = built.unit.graph, entry.precision
+    remarks = [
+        graph.own_int8 if precision != "int8-dynamic" else None,
+        describe_share(graph.share, precision) if graph.share is not None else None,
+        graph.searched,
+    ]
+    report = make_report(entry, golden, proofs, cannot_run, remarks=[text for text in remarks if text])
+    usable = replace(entry, report=report.digest) if approve(report) else failed
+    status: Status = report.verdict if usable is not failed else "failed"
+    entry = replace(usable, status=status, reason=report.reason, checks=report.counts)
+    return JudgedUnit(entry, entry.size_bytes, report, dict(proofs[-1].metrics) if proofs else {}, built=built)
+
+
+def make_report(
+    entry: EngineEntry,
+    golden: str,
+    proofs: Sequence[Proof],
+    cannot_run: str | None = None,
+    cpu: str | None = None,
+    remarks: Sequence[str] = (),
+) -> Report:
+    """The report on an engine, with the verdict on all checks together.
+
+    golden: digest of the golden set.  cannot_run: why the engine could not be run, None when it was run.  cpu: the kind
+    of CPU it was run on; None is this machine's. The reason names it for a CPU engine, since the verdict holds for that
+    kind alone, and the remarks.
     """
     checks = tuple(check for proof in proofs for check in proof.checks)
     # The report is read on other machines.
     verdict, reason = judge(checks, cannot_run and cannot_run.replace("on this machine", "where it was built"))
-    request = built.unit.request
-    if request.target.is_cpu and cannot_run is None and verdict != "unproven":
+    if entry.hardware.is_cpu and cannot_run is None and verdict != "unproven":
         reason = f"{reason}, on {cpu or this_kind().name}"
-    if (own := built.unit.graph.own_int8) and request.precision != "int8-dynamic":
-        reason = f"{reason}; {own}"
-    if (share := built.unit.graph.share) is not None:
-        reason = f"{reason}; {describe_share(share, request.precision)}"
-    if searched := built.unit.graph.searched:
-        reason = f"{reason}; {searched}"
     return Report(
-        unit=request.unit,
-        target=request.target.name,
-        precision=request.precision,
-        backend=request.backend,
-        engine=built.digest,
+        unit=entry.unit,
+        target=entry.target,
+        precision=entry.precision,
+        backend=entry.backend,
+        engine=entry.digest,
         golden=golden,
         checks=checks,
         verdict=verdict,
-        reason=reason,
+        reason="; ".join([reason, *remarks]),
         created_at=now(),
         host=describe_host(),
-        versions=dict(request.toolchain),
+        versions=dict(entry.toolchain),
         spreads=tuple(spread.round_numbers() for proof in proofs for spread in proof.spreads),
         free_running=tuple(found for proof in proofs for found in proof.free_running),
     )
-
-
-@dataclass(frozen=True)
-class UnitResult:
-    """What became of one unit. entry: of the version, or as it would be published.
-
-    size_bytes: of the engine with its shards, None without one.  report, built: None of one that is refused, and of an
-    ensemble.  metrics: task metrics of the engine, by name.
-    """
-
-    entry: EngineEntry
-    size_bytes: int | None = None
-    report: Report | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    built: Built | None = None
-    attributed: tuple[Attributed, ...] = ()
-
-    @property
-    def target(self) -> str:
-        """'sm_89'."""
-        return self.entry.target
-
-    @property
-    def precision(self) -> str:
-        """'int8'."""
-        return self.entry.precision
-
-    @property
-    def backend(self) -> str:
-        """'tensorrt-rtx'."""
-        return self.entry.backend
-
-    @property
-    def digest(self) -> str | None:
-        """Of the engine, None without one."""
-        return self.entry.digest
-
-    @property
-    def status(self) -> str:
-        """'proven', 'unproven', 'failed' or 'refused', for `reason`."""
-        return self.entry.status
-
-    @property
-    def reason(self) -> str:
-        """Why the status is what it is."""
-        return self.entry.reason
-
-    @property
-    def checks(self) -> Mapping[str, int]:
-        """How many passed and failed."""
-        return self.entry.checks
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a person should know."""
-        return self.entry.notes
-
-    @property
-    def free_running(self) -> tuple[FreeRunning, ...]:
-        """Drift along sequences."""
-        return self.report.free_running if self.report else ()
-
-    @property
-    def cached(self) -> bool:
-        """Whether the engine was there before this run."""
-        return self.built is not None and self.built.cached
-
-    @property
-    def seconds(self) -> float:
-        """That its build took, 0 where it was cached."""
-        return self.built.record.seconds if self.built and self.built.record and not self.built.cached else 0.0
-
-    @property
-    def failure(self) -> BuildFailure | None:
-        """Of its build."""
-        return self.built.failure if self.built else None
-
-    @property
-    def unit(self) -> str:
-        """'sm_89 int8 tensorrt-rtx'."""
-        return f"{self.target} {self.precision} {self.backend}"
-
-    def to_json(self) -> Json:
-        """What `enginesmith build --json` prints of it."""
-        row: Json = {
-            "target": self.target,
-            "precision": self.precision,
-            "backend": self.backend,
-            "digest": self.digest,
-            "size": self.size_bytes,
-            "status": self.status,
-            "reason": self.reason,
-            "checks": dict(self.checks),
-            "metrics": dict(self.metrics),
-            "cached": self.cached,
-            "seconds": self.seconds,
-            "notes": list(self.notes),
-        }
-        if self.free_running:
-            row["free_running"] = [encode_document(found) for found in self.free_running]
-        if self.attributed:
-            row["attribution"] = [vars(each) for each in self.attributed]
-        if self.failure:
-            failure = self.failure
-            row["failure"] = {"kind": failure.kind, "log": failure.log, "reproduce": failure.command}
-        return row
 
 
 @dataclass(frozen=True)
@@ -224,7 +234,7 @@ class Outcome:
     @property
     def failed(self) -> tuple[UnitResult, ...]:
         """The units whose build or proof failed, those of graphs first."""
-        own = tuple(engine for engine in self.engines if engine.status == "failed")
+        own = tuple(engine for engine in self.engines if engine.entry.status == "failed")
         return (*(engine for graph in self.graphs.values() for engine in graph.failed), *own)
 
     def with_graphs(self, graphs: Mapping[str, "Outcome"]) -> "Outcome":

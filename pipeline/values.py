@@ -129,8 +129,8 @@ class SearchResult:
     """What a search chose for one kind of int8. model, ranges, choice, smoothed: blobs: the float model, its ranges,
     the choice with its reasons, and the statistics of smoothed activations.
 
-    left: nodes left in float, with the reason.  share: of the weighted multiplications, in int8.  summary: for people.
-    ended: how far it got when its time was over; '' where it was done.
+    left: nodes left in float, with the reason.  share: of the multiplications with weights, in int8.
+    summary: for people.  ended: how far it got when its time was over; '' where it was done.
     """
 
     model: str

@@ -27,12 +27,12 @@ from enginesmith.core.state import EnsembleFunction, order_nodes
 from enginesmith.core.text import WorkerThread
 from enginesmith.core.types import Engine, Session, Target, Tensors, TensorSpec, Untyped
 from enginesmith.registry.evidence.attestations import judge_entries, measured_speeds
-from enginesmith.registry.manifest import EngineEntry, Manifest, functions_of, pinned_engines, request_of
+from enginesmith.registry.manifest import EngineEntry, Manifest, functions_of, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions.lookup import locate
 from pipeline.compile.steps.blobs import fetch_engine
-from pipeline.values import EngineBlob
+from pipeline.outcome import engine_of
 from validation.canary.observations import EngineIdentity
 from validation.canary.replay import ReplayClock, ServedRequest, Timed, TrafficSegment, serve, serve_requests
 
@@ -85,7 +85,7 @@ def fetch_ensemble(store: Store, manifest: Manifest, entry: EngineEntry, folder:
     for graph, _, engine in pinned_engines(store, manifest, entry):
         own = folder / graph.name
         own.mkdir()
-        blob = EngineBlob(request_of(engine), str(engine.digest), str(engine.suffix))
+        blob = engine_of(engine)
         engines[graph.name] = fetch_engine(store, blob, own)
         sources[graph.name] = graph.sources
         safe.append(discovery.capabilities_of(engine.backend).thread_safe)
@@ -398,7 +398,7 @@ def open_isolated(
     if chosen.manifest.graphs:
         whole = fetch_ensemble(store, chosen.manifest, entry, folder)
         return isolate(role, whole.open, whole.thread_safe)
-    engine = fetch_engine(store, EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix)), folder)
+    engine = fetch_engine(store, engine_of(entry), folder)
     return isolate(role, partial(open_engine, engine), discovery.capabilities_of(entry.backend).thread_safe)
 
 

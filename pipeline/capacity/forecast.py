@@ -27,7 +27,7 @@ from pipeline.capacity.measured import (
 )
 from pipeline.fleet.groups import Fleet
 from pipeline.fleet.inventory import read_inventory
-from pipeline.operations.revalidate import spec_of
+from pipeline.operations.validate import spec_of
 from pipeline.spec.model import ModelSpec
 from pipeline.traffic.place import read_place
 from validation.capacity.greatest_rate import (

@@ -229,10 +229,10 @@ def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> st
             return f"{missed.why}: what int8 takes is searched, and known once that is done"
     name, exported = item.unit, known.exported is not None
     stages = ["calibration"] if exported else ["export", *(["calibration"] if item.precision != "fp32" else [])]
-    none = "no engine for this unit yet" if name not in causes.before else f"not on record: {', '.join(known.missing)}"
+    none = "no engine for this unit yet" if name not in causes.before else f"missing: {', '.join(known.missing)}"
     after = "quantized" if exported else "exported"
     follows = item.variant.searched and search_follows(causes.work.spec)
-    searched = ", and searched if plain ranges miss the limits" if follows else ""
+    searched = "; a search runs if plain calibration misses the limits" if follows else ""
     return f"{'; '.join(causes.list_changes(name, *stages)) or none}; known once the model is {after}{searched}"
 
 

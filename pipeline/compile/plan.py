@@ -163,7 +163,7 @@ def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest, idl
     own = exported.model.own_int8
     remedy = f"{own}: use int8-dynamic" if own and item.precision == "int8" else "use fp32"
     remedy = "give the float model" if exported.model.carries_qdq else remedy
-    return f"it would not be {item.precision}: {idle}; {remedy}"
+    return f"{idle}; {remedy}"
 
 
 def _request(spec: ModelSpec, item: PlanCandidate, graph: Graph) -> BuildRequest:
@@ -272,7 +272,7 @@ def describe_deciding(spec: ModelSpec) -> str:
 
 def _describe_search(graph: Graph, why: str, choice: SearchResult, beside: str = "") -> Graph:
     """The graph with what came of the search that made it. beside: what else is to be said of it."""
-    share = f"{choice.share:.1%} of the weighted multiplications"
+    share = f"{100 * choice.share:.1f} % of the multiplications with weights"
     left = f"{pluralize(len(choice.left), 'node')} left in float" if choice.left else "no node left in float by it"
     ended = f"; it {choice.ended}: timeouts.quantization_s gives it longer" if choice.ended else ""
     searched = f"searched, because {why}: {share} in int8, {left}{ended}{beside}"

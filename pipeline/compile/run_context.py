@@ -140,17 +140,17 @@ def _find_distributions(package: str) -> str:
 
 
 @contextmanager
-def shown_turn(context: RunContext, name: str, what: str) -> Iterator[None]:
+def hold_lock(context: RunContext, name: str, what: str) -> Iterator[None]:
     """`hold_build_lock`, with the wait as a step of the run: who works, since when, and how long it took."""
     begun, holders = time.monotonic(), list[str]()
 
     def note(holder: str) -> None:
         holders.append(holder)
-        context.progress.emit(Waiting("turn", holder))
+        context.progress.emit(Waiting("lock", holder))
 
     with hold_build_lock(context.store, name, what, note):
         if holders:
-            context.progress.emit(Finished("turn", reason=f"waited {time.monotonic() - begun:.0f} s"))
+            context.progress.emit(Finished("lock", reason=f"waited {time.monotonic() - begun:.0f} s"))
         yield
 
 

@@ -144,10 +144,10 @@ def model_name(text: str) -> str:
     return re.sub(r"\.{2,}", ".", plain)[:63].rstrip("-._") or "model"
 
 
-def name_axes(inputs: tuple[TensorSpec, ...], unknown: str = "?") -> tuple[TensorSpec, ...]:
+def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Inputs whose dims have names that a spec can have, equal ones for equal names of the model.
 
-    An axis that the model leaves without a name (`unknown`) gets one of its own, what such an axis is usually called:
+    An axis that the model leaves without a name ('?') gets one of its own, what such an axis is usually called:
     `batch` for axis 0, `height` and `width` of [n, c, h, w], `length` of a sequence; with the input's name before it
     where that name is taken. A sum of other dims of the model stays one.
     """
@@ -160,14 +160,14 @@ def name_axes(inputs: tuple[TensorSpec, ...], unknown: str = "?") -> tuple[Tenso
         for axis, dim in enumerate(spec.shape):
             if isinstance(dim, int) or _terms(dim, every):
                 shape.append(dim)
-            elif dim != unknown and dim in taken:
+            elif dim != "?" and dim in taken:
                 shape.append(taken[dim])
             else:
-                own = _identifier(dim) if dim != unknown else None
+                own = _identifier(dim) if dim != "?" else None
                 if own and is_batch(own) and "batch" not in own.lower() and dim not in first:
                     own = None  # an n that is no axis 0 counts samples of a signal, or points
                 name = _free(own or _usual_name(spec, axis), spec.name, taken)
-                taken[dim if dim != unknown else f"{spec.name}\0{axis}"] = name
+                taken[dim if dim != "?" else f"{spec.name}\0{axis}"] = name
                 shape.append(name)
         named.append(replace(spec, shape=tuple(shape)))
 

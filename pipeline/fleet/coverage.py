@@ -10,7 +10,7 @@ from enginesmith.client.resolve import PORTABLE, EngineRanking, Policy, rank_eng
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.reports.latency import accuracy_order
-from enginesmith.core.text import join_first
+from enginesmith.core.text import join_first, pluralize
 from enginesmith.core.types import BuildRequest, Precision, Target
 from enginesmith.registry.builds.build_history import Expectation, History
 from enginesmith.registry.manifest import EngineEntry, request_of
@@ -199,10 +199,11 @@ class Hours:
         """As a phrase: 'about 1.50 GPU hours for 3 units, each predicted from 2 finished builds'."""
         if not self.units:
             return "how long it takes is not known: no build like these is on record" if self.unknown else "nothing"
-        units = f"{self.units} unit" + ("s" if self.units > 1 else "")
-        builds = str(self.most) if self.fewest == self.most else f"{self.fewest} to {self.most}"
+        fewer = "" if self.fewest == self.most else f"{self.fewest} to "
+        hours = "under 0.01" if self.hours < 0.01 else f"about {self.hours:.2f}"
         rest = f"; {self.unknown} more of unknown length" if self.unknown else ""
-        return f"about {self.hours:.2f} GPU hours for {units}, each predicted from {builds} finished builds{rest}"
+        units, builds = pluralize(self.units, "unit"), pluralize(self.most, "finished build")
+        return f"{hours} GPU hours for {units}, each predicted from {fewer}{builds}{rest}"
 
     def to_json(self) -> dict[str, object]:
         """A JSON object."""

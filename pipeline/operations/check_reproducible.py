@@ -21,7 +21,8 @@ from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set
 from pipeline.compile.steps.keys import BenchmarkPair, MeasureEngine, engine_limits, model_shapes
-from pipeline.operations.revalidate import as_built, spec_of
+from pipeline.operations.validate import spec_of
+from pipeline.outcome import engine_of
 from pipeline.progress.events import Finished
 from pipeline.spec.model import overrides
 
@@ -126,7 +127,7 @@ def profile_published(chosen: ChosenEngine, options: ProfileOptions, context: Ru
     """Time one engine: its latency report. Raises InputError for a bucket that the model does not have."""
     spec = spec_of(chosen.manifest)
     terms = LatencyTerms(options.seconds, _sizes(chosen, options), options.streams)
-    engine, golden = as_built(chosen.entry).blob, chosen.manifest.golden
+    engine, golden = engine_of(chosen.entry), chosen.manifest.golden
     measure = MeasureEngine(engine, golden, model_shapes(spec), terms)
     name = f"profile {chosen.entry.unit}"
     job = Job(name, measure, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
@@ -146,7 +147,7 @@ def benchmark_pair(
     spec = spec_of(first.manifest)
     sizes = _sizes(first, options)
     at = {dim.name: dim.opt for dim in spec.named_dims()} if isinstance(sizes, str) else sizes[-1]
-    engines, golden = [as_built(side.entry).blob for side in (first, second)], first.manifest.golden
+    engines, golden = [engine_of(side.entry) for side in (first, second)], first.manifest.golden
     pair = BenchmarkPair(engines[0], engines[1], golden, model_shapes(spec), at, options.seconds, options.seed)
     name = f"benchmark {first.entry.unit}"
     job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))

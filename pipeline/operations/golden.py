@@ -25,9 +25,10 @@ from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set, open_se
 from pipeline.compile.steps.engines import recall_engine
 from pipeline.compile.steps.keys import engine_limits, limits_of, model_shapes
 from pipeline.compile.steps.proofs import CompiledLimits
-from pipeline.operations.revalidate import as_built, spec_of
+from pipeline.operations.validate import spec_of
+from pipeline.outcome import engine_of
 from pipeline.spec.model import ModelSpec, load_spec
-from pipeline.values import Attributed, Built, EngineBlob, GraphVariant, ModelShapes, Recipe
+from pipeline.values import Attributed, Built, EngineBlob, Graph, GraphVariant, ModelShapes, Recipe, Recorded, Unit
 from validation.attribution.result import read_attribution
 from validation.fuzz.run import FuzzReport
 
@@ -115,15 +116,22 @@ def _why_not(built: Built, entry: EngineEntry) -> str | None:
 
 def _find_built(manifest: Manifest, entry: EngineEntry, context: RunContext) -> Built:
     """The value that the build step gave; the engine of a unit that failed its checks is recalled by its build key."""
-    built = as_built(entry)
-    if built.digest is None and (found := recall_engine(built.unit.request, context)):
-        built = Built(built.unit, found)
+    request = request_of(entry)
     variants = [name for name, digest in manifest.sources.items() if digest == entry.graph and name != "onnx"]
     name = next((name.removeprefix("graph ") for name in variants if name.startswith("graph ")), entry.precision)
     recipe = manifest.sources.get(f"{RECIPE} {name}")
-    variant = _NamedVariant(built.unit.request.precision, said=name)
-    graph = replace(built.unit.graph, variant=variant, recipe=Recipe(recipe) if recipe else None)
-    return replace(built, unit=replace(built.unit, graph=graph))
+    graph = Graph(
+        _NamedVariant(request.precision, said=name),
+        request.model,
+        request.inputs,
+        request.outputs,
+        recipe=Recipe(recipe) if recipe else None,
+    )
+    unit = Unit(request, graph, "cached", "published")
+    if entry.digest is None:
+        return Built(unit, recall_engine(request, context))
+    about = entry.digest, entry.size_bytes or 0, entry.suffix or ""
+    return Built(unit, Recorded(request.key, *about, 0.0, entry.requires, entry.notes))
 
 
 @dataclass(frozen=True)
@@ -228,7 +236,7 @@ def fuzz_published(
     command += ["--target", entry.target, "--precision", entry.precision, "--seed", str(seed)]
     sizes = {dim: {str(size): count for size, count in counts.items()} for dim, counts in (histogram or {}).items()}
     terms = FuzzTerms(seed, cases, tuple(command), sizes or None, only)
-    engine = EngineBlob(request, str(entry.digest), str(entry.suffix))
+    engine = engine_of(entry)
     limits = limits_of(spec, request.precision, "engine")
     fuzz = FuzzEngine(engine, manifest.golden, model_shapes(spec), limits, terms)
     name = f"fuzz {entry.unit}"

@@ -30,14 +30,14 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.publish import Published, publish
 from pipeline.compile.causes import explain_change
 from pipeline.compile.publication.pages import SBOM, STATEMENT, with_provenance
-from pipeline.compile.publication.publish import entry_of, list_refitted
+from pipeline.compile.publication.publish import list_refitted
 from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.blobs import fetch_engine, fetch_graph
 from pipeline.compile.steps.engines import memory_request, needs, recall_engine, record_engine
 from pipeline.compile.steps.keys import engine_limits
-from pipeline.compile.steps.proofs import try_to_prove
-from pipeline.operations.revalidate import published_proof, spec_of
-from pipeline.outcome import JudgedUnit, Outcome, make_report
+from pipeline.compile.steps.proofs import engine_check, prove_engine
+from pipeline.operations.validate import published_proof, spec_of
+from pipeline.outcome import JudgedUnit, Outcome, engine_of, judge_built
 from pipeline.progress.events import Finished
 from pipeline.values import Built, EngineBlob, Graph, GraphVariant, Recorded, Unit
 
@@ -118,7 +118,7 @@ class PublishedRefit:
     @classmethod
     def of(cls, outcome: Outcome) -> "PublishedRefit":
         """What a run of all steps published."""
-        failed = tuple(engine.unit for engine in outcome.failed)
+        failed = tuple(engine.entry.unit for engine in outcome.failed)
         return cls(outcome.model, outcome.version, outcome.channel_refusal, failed)
 
 
@@ -165,7 +165,7 @@ def _refit(item: Refit, entry: EngineEntry, base: Manifest, work: Work) -> Refit
         return replace(item, reason="an engine with this build key is in the registry")
     refitter = get_refitting(discovery.configure(request.backend, dict(request.options)))
     on_gpu = refitter is not None and refitter.refit_needs_gpu()
-    before = EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix))
+    before = engine_of(entry)
     refit, name = RefitEngine(before, request, f"{base.model}@{base.version}"), f"refit {request.unit}"
     where = needs(request, memory_request(work.spec)) if on_gpu else Needs()
     job = Job(name, refit, context.store.uri, engine_limits(work.spec, "build"), where)
@@ -230,9 +230,9 @@ def publish_refitted(
     for item in judged:
         if item.report and (proof := approve(item.report)):
             context.store.put_bytes(canonical_json(proof.report.to_json()))
-            approved.append((entry_of(item, proof.report.digest), proof))
+            approved.append((item.entry, proof))
         else:
-            others.append(replace(entry_of(item, ""), status="failed", digest=None, report=None, reason=item.reason))
+            others.append(item.entry)
     draft = with_provenance(context.store, _draft(other, judged), [entry for entry, _ in approved], context.started_at)
     sums = {record.digest: record.blake3 for item in judged if (record := item.built.record)}
     why = f"refitted from {base.model}@{base.version}, weights of {other.model}@{other.version}"
@@ -264,8 +264,10 @@ def _judge(wanted: WantedRefit, other: Manifest, context: RunContext) -> JudgedU
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [published_proof(wanted.donor, context.store)]
-    proofs += [] if cannot_run else [try_to_prove(built, (other.golden, other.onnx), Work(spec_of(other), context))]
-    return JudgedUnit(built, make_report(built, other.golden, proofs, cannot_run), proofs[-1].metrics)
+    if not cannot_run:
+        work = Work(spec_of(other), context)
+        proofs.append(prove_engine(engine_check(built.blob, work.spec, other.golden), work))
+    return judge_built(built, other.golden, proofs, cannot_run)
 
 
 def _keep(

@@ -79,8 +79,7 @@ def _compile_ensemble(
     options = replace(options, registry=registry_of(loaded.spec, options.registry))
     store = open_store(str(options.registry), create=True)
     progress = by_model(progress)
-    of = loaded.spec.model, loaded.spec.address, store, options, progress
-    with open_context(*of, executors) as context, workdir() as folder:
+    with open_context(loaded.spec, store, options, progress, executors) as context, workdir() as folder:
 
         def compile_graph(spec: ModelSpec) -> CompiledGraph:
             return _compile_graph(spec, loaded, options, runner, progress, executors)
@@ -156,7 +155,8 @@ def foresee_spec(
         if is_ensemble(found.path):
             loaded = load_ensemble(found.path, found.address)
             return foresee_ensemble(loaded, options, progress, no_export, tell)
-        return _foresee_model(found.load(), options, progress, no_export, tell).forecast
+        asked = _Asked(options, progress, no_export, tell)
+        return _foresee_model(found.load(), asked).forecast
 
 
 def foresee_ensemble(
@@ -170,26 +170,30 @@ def foresee_ensemble(
 
         def foresee_graph(spec: ModelSpec, lacking: str | None) -> ForecastGraph:
             own = own_options(spec, loaded, replace(options, registry=uri))
-            found = _foresee_model(spec, own, progress, no_export, tell, executors, lacking)
+            found = _foresee_model(spec, _Asked(own, progress, no_export, tell), executors, lacking)
             return ForecastGraph(found.forecast, found.exported, wanted_of(spec, select(spec, own), options))
 
         if executors is None:
             return Assembly(loaded, records, folder).plan(foresee_graph, records)
-        of = loaded.spec.model, loaded.spec.address, store, options, progress, executors
-        with open_context(*of, keep_state=False) as context:
+        with open_context(loaded.spec, store, options, progress, executors, keep_state=False) as context:
             return Assembly(loaded, context, folder).plan(foresee_graph, records)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """How a forecast is made; the fields are the arguments of `foresee_spec`."""
+
+    options: RunOptions
+    progress: Progress
+    no_export: bool
+    tell: Tell
+
+
 def _foresee_model(
-    spec: ModelSpec,
-    options: RunOptions,
-    progress: Progress,
-    no_export: bool,
-    tell: Tell,
-    executors: Executors | None = None,
-    lacking: str | None = None,
+    spec: ModelSpec, asked: _Asked, executors: Executors | None = None, lacking: str | None = None
 ) -> ForecastGraph:
     """What a build of a model would do. lacking: a step without whose result nothing of it is known."""
+    options, no_export, tell = asked.options, asked.no_export, asked.tell
     selection = select(spec, options)
     left_out = find_unserved(spec, selection)
     if no_export and left_out:
@@ -197,13 +201,11 @@ def _foresee_model(
     recorded = Run(spec, open_records(store_named(registry_of(spec, options.registry))), selection)
     known = OnRecord(missing=(lacking,)) if lacking else on_record(recorded)
     if known.missing and not no_export:
-        tell(
-            f"not on record: {', '.join(known.missing)}; that is done first, and what follows from it, so that "
-            "every build key is complete (--no-export answers from what is on record)"
-        )
+        runs = "is missing and runs" if len(known.missing) == 1 else "are missing and run"
+        tell(f"{', '.join(known.missing)} {runs} first (--no-export answers from what is on record)")
     steps = _StepsMade()
     if not no_export:
-        with open_loaded(spec, options, together(progress, steps), executors, keep_state=False) as run:
+        with open_loaded(spec, options, together(asked.progress, steps), executors, keep_state=False) as run:
             batches = list(run.prepare())
         known = OnRecord(batches[-1].exported, list_graphs(batches))
     return ForecastGraph(foresee(known, recorded, steps.names), known.exported, ((), ()))
@@ -336,9 +338,9 @@ def words(rows: Sequence[CatalogRow]) -> str:
 
 
 def _row(address: str, outcome: Outcome) -> CatalogRow:
-    counts = Counter(engine.status for engine in outcome.engines)
+    counts = Counter(engine.entry.status for engine in outcome.engines)
     engines: dict[str, int] = {status: counts[status] for status in STATUSES if counts[status]}
-    reasons = [f"{item.unit}: {item.reason}" for item in outcome.failed]
+    reasons = [f"{item.entry.unit}: {item.entry.reason}" for item in outcome.failed]
     if outcome.version is None:
         reason = "; ".join(reasons) or "no engine is fit to be published"
         return CatalogRow(address, outcome.model, "failed", None, engines, reason)

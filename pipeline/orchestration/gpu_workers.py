@@ -15,8 +15,7 @@ from enginesmith.serving import drift
 from pipeline.canary.automatic import CanaryOutcome, CanaryRequest, canary, sides_of
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import gpu_labels
-from pipeline.operations.revalidate import Pending, PendingProof
-from pipeline.operations.revalidate import prove_pending as prove
+from pipeline.operations.validate import Pending, Validated, validate_pending
 
 # Proofs and canaries as Ray tasks on a worker with the GPU, started by a process without one.
 #
@@ -41,25 +40,25 @@ def gpu_named(name: str) -> Target:
     return target
 
 
-def prove_on_worker(item: Pending, on: Target, context: RunContext) -> list[PendingProof]:
-    """As `pending.prove`, on a worker with this GPU. The failure of the task is the version's row.
+def validate_on_worker(item: Pending, on: Target, context: RunContext) -> list[Validated]:
+    """As `validate_pending`, on a worker with this GPU. The failure of the task is the version's row.
 
     Raises StepError 'no-node' where no worker with it comes, and when cancelled; UnavailableError without a cluster.
     """
     engines = tuple(entry.digest for entry in item.engines if entry.digest)
-    request = ProvePending(item.manifest.model, item.manifest.version, engines)
+    request = ValidatePending(item.manifest.model, item.manifest.version, engines)
     try:
         return [*_run(f"prove {item.reference} on {on.name}", request, on, context)]
     except StepError as error:
         if error.kind not in _OF_ONE:
             raise
-        return [PendingProof(item.reference, None, "error", str(error))]
+        return [Validated(item.reference, None, "error", str(error))]
 
 
 def canary_on_worker(wanted: CanaryRequest, context: RunContext, say: Callable[[str], None]) -> CanaryOutcome:
     """As `automatic.canary`, on a worker with the GPU that `wanted.target` names.
 
-    No worker is asked for where there is nothing to compare. Raises as `automatic.canary` and `prove_on_worker` do.
+    No worker is asked for where there is nothing to compare. Raises as `automatic.canary` and `validate_on_worker` do.
     """
     on = gpu_named(wanted.target)
     sides = sides_of(context.store, wanted)
@@ -72,19 +71,19 @@ def canary_on_worker(wanted: CanaryRequest, context: RunContext, say: Callable[[
 
 
 @dataclass(frozen=True)
-class ProvePending:
+class ValidatePending:
     """Prove engines of a version on the machine that runs this. engines: digests."""
 
     model: str
     version: str
     engines: tuple[str, ...]
 
-    def run(self, context: WorkerContext) -> tuple[PendingProof, ...]:
+    def run(self, context: WorkerContext) -> tuple[Validated, ...]:
         """A row for each engine."""
         place, executor = open_store(context.store), LocalExecutor()
         manifest = lookup.load(place, self.model, self.version)
         item = Pending(manifest, tuple(entry for entry in manifest.engines if entry.digest in self.engines))
-        return tuple(prove(item, RunContext(place, executor, executor)))
+        return tuple(validate_pending(item, RunContext(place, executor, executor)))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from enginesmith.core.types import Dim
 from enginesmith.registry.registered_specs import Registration
 from enginesmith.registry.store.base import open_store
 from pipeline.canary.automatic import SUFFIXES
-from pipeline.compile.run_context import Work
 from pipeline.intake.places import SCHEME, place_at, register, spec_at
 from pipeline.orchestration.run import Executors, RunOptions, open_loaded
 from pipeline.progress import Progress
@@ -39,22 +38,27 @@ class DriftAnswer:
     registration: Registration | None = None
 
 
+@dataclass(frozen=True)
+class DriftRequest:
+    """A model in a registry whose traffic has drifted. traffic: a folder or bucket's prefix with MODEL.jsonl or
+    MODEL.npz."""
+
+    model: str
+    registry: str
+    traffic: str | None
+    options: BucketOptions
+
+
 def answer_drift(
-    model: str,
-    registry: str,
-    traffic: str | None,
-    options: BucketOptions,
-    progress: Progress,
-    executors: Executors,
-    say: Callable[[str], None],
+    asked: DriftRequest, progress: Progress, executors: Executors, say: Callable[[str], None]
 ) -> DriftAnswer:
     """Choose buckets from the recorded traffic of a model, and register its newest registered spec with them.
 
-    traffic: a folder or bucket's prefix with MODEL.jsonl or MODEL.npz. Where sizes beyond the spec's came, its dims
-    grow to hold all but one in a thousand requests. Nothing is registered where the present buckets hold the traffic
-    and others would save little.
+    Where sizes beyond the spec's came, its dims grow to hold all but one in a thousand requests. Nothing is registered
+    where the present buckets hold the traffic and others would save little.
     Raises DataError for traffic that does not fit the model, UnavailableError, and what timing raises.
     """
+    model, registry, traffic = asked.model, asked.registry, asked.traffic
     if traffic is None:
         return DriftAnswer("no recorded traffic is named; `enginesmith prefect deploy --traffic PLACE` names it")
     try:
@@ -65,35 +69,36 @@ def answer_drift(
             place.refresh()
             spec = found.load()
             recorded = read_place(place.folder / names[0], spec.tensors(), model)
-            return _answer(spec, registry, recorded, options, progress, executors, say)
+            return _answer(asked, spec, recorded, progress, executors, say)
     except UnknownNameError as error:
         return DriftAnswer(str(error))
 
 
 def _answer(
+    asked: DriftRequest,
     spec: ModelSpec,
-    registry: str,
     recorded: TrafficAtPlace,
-    options: BucketOptions,
     progress: Progress,
     executors: Executors,
     say: Callable[[str], None],
 ) -> DriftAnswer:
     grown = {dim.name: edge for dim in spec.named_dims() if (edge := needed_edge(dim, recorded)) > dim.max}
     if grown:
-        say("; ".join(f"{dim} grows from {_most(spec, dim)} to {edge}" for dim, edge in grown.items()))
+        say("; ".join(f"{dim} grows from {_edges(spec, dim)[-1]} to {edge}" for dim, edge in grown.items()))
         write_buckets(spec.path, {dim: (*_edges(spec, dim), edge) for dim, edge in grown.items()})
         spec = load_spec(spec.path, spec.address)
+    options = asked.options
     options = replace(options, dims=options.dims or default_dims(spec, grown), most=options.most or MOST_PROFILES)
-    with open_loaded(spec, RunOptions(registry=registry), progress, executors, keep_state=False) as run:
-        advice = _advise(replace(run, spec=spec), recorded, options)
+    with open_loaded(spec, RunOptions(registry=asked.registry), progress, executors, keep_state=False) as run:
+        beyond = split_beyond(recorded.trace, spec.named_dims())
+        advice = advise_buckets(replace(run, spec=spec), recorded, beyond, options)
     edges = advice.choice.edges
     for plan in advice.choice.plans:
         say(f"{plan.name}: {plan.profiles} profiles, {plan.seconds.value:.3g} engine seconds a request")
     if not grown and (small := _too_small(advice)):
         return DriftAnswer(small, edges)
     write_buckets(spec.path, edges)
-    item, known = register(open_store(registry), load_spec(spec.path, spec.address))
+    item, known = register(open_store(asked.registry), load_spec(spec.path, spec.address))
     words = "; ".join(f"{dim}: {', '.join(map(str, sizes))}" for dim, sizes in edges.items())
     return DriftAnswer(f"{'already registered' if known else 'registered'} with buckets {words}", edges, item)
 
@@ -112,10 +117,6 @@ def default_dims(spec: ModelSpec, grown: Mapping[str, int]) -> tuple[str, ...]:
     return found or (tuple(dim.name for dim in named) if len(named) == 1 else ())
 
 
-def _advise(work: Work, recorded: TrafficAtPlace, options: BucketOptions) -> BucketAdvice:
-    return advise_buckets(work, recorded, split_beyond(recorded.trace, work.spec.named_dims()), options)
-
-
 def _too_small(advice: BucketAdvice) -> str:
     """Why the present buckets stay; '' where they do not."""
     present = next(plan for plan in advice.choice.plans if plan.name == "present")
@@ -132,7 +133,3 @@ def _too_small(advice: BucketAdvice) -> str:
 def _edges(spec: ModelSpec, dim: str) -> tuple[int, ...]:
     found = next(each for each in spec.named_dims() if each.name == dim)
     return found.edges or (found.max,)
-
-
-def _most(spec: ModelSpec, dim: str) -> int:
-    return _edges(spec, dim)[-1]

@@ -22,7 +22,7 @@ from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.composition import IN_PROCESS, Run, StepRunner, compile_model
 from pipeline.compile.preflight import PRELOADED
 from pipeline.compile.publication.publish import resolved_spec
-from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext, shown_turn
+from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext, hold_lock
 from pipeline.intake.places import Found, registry_of, spec_at
 from pipeline.orchestration.runs.recorder import new_run, new_tracker, note_run, record_run
 from pipeline.orchestration.tracing import spans
@@ -30,6 +30,7 @@ from pipeline.outcome import Outcome
 from pipeline.progress import Progress, together
 from pipeline.progress.events import Finished, RunBegan, RunConcluded
 from pipeline.spec.document import is_ensemble
+from pipeline.spec.ensembles.model import EnsembleSpec
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Selection
 
@@ -119,7 +120,7 @@ def _from_records(run: Run) -> Outcome | None:
         outcome = compile_model(Run(run.spec, recorded, run.selection))
     except NotOnRecord:
         return None
-    run.context.progress.emit(Finished("turn", reason="every step is on record, so there was nothing to wait for"))
+    run.context.progress.emit(Finished("lock", reason="every step is on record, so there was nothing to wait for"))
     run.context.progress.emit(RunConcluded(outcome))
     return outcome
 
@@ -140,7 +141,7 @@ def build_lock(run: Run, names: tuple[str, ...]) -> Iterator[None]:
     """Hold the build locks of these names, in this order; while another process holds one, show the wait."""
     with ExitStack() as held:
         for name in names:
-            held.enter_context(shown_turn(run.context, name, f"compiling {run.spec.model}"))
+            held.enter_context(hold_lock(run.context, name, f"compiling {run.spec.model}"))
         yield
 
 
@@ -178,14 +179,13 @@ def open_loaded(
     """`open_run` of a spec that was read."""
     selection = select(spec, options)
     store = open_store(registry_of(spec, options.registry), create=True)
-    with open_context(spec.model, spec.address, store, options, progress, executors, keep_state=keep_state) as context:
+    with open_context(spec, store, options, progress, executors, keep_state=keep_state) as context:
         yield Run(spec, context, selection, runner)
 
 
 @contextmanager
 def open_context(
-    model: str,
-    address: str,
+    spec: ModelSpec | EnsembleSpec,
     store: Store,
     options: RunOptions,
     progress: Progress,
@@ -193,12 +193,13 @@ def open_context(
     *,
     keep_state: bool = True,
 ) -> Iterator[RunContext]:
-    """What the steps of a run share, with a lease on the registry. address: of the spec of `model`."""
+    """What the steps of a run share, with a lease on the registry."""
+    model = spec.model
     with ExitStack() as stack:
         guard = stack.enter_context(hold_lease(store, f"building {model}", BUILDING))
         both = executors or stack.enter_context(start_executors(options))
         if keep_state:
-            run = new_run(model, address, store, progress.by)
+            run = new_run(model, spec.address, store, progress.by)
             tracker = stack.enter_context(record_run(store, run, guard.secure, progress.take_state))
             traced = stack.enter_context(spans())
             progress = together(progress.of_run(model, run.id), tracker, *([traced] if traced else []))

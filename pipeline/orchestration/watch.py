@@ -20,6 +20,7 @@ from enginesmith.registry.builds.build_history import hold_build_lock
 from enginesmith.registry.registered_specs import Registration, registrations
 from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.base import Store
+from pipeline.canary.automatic import CanaryRequest
 from pipeline.intake.places import bundle_of, named_files, place_at, register
 from pipeline.orchestration.catalog import spec_files, without_graphs
 from pipeline.orchestration.gpu_workers import (
@@ -34,6 +35,7 @@ from pipeline.orchestration.gpu_workers import (
     was_sent,
 )
 from pipeline.spec.ensembles.model import load_any
+from validation.canary.report import CanaryReport
 
 # Sends events to a Prefect server, whose automations start the next step on them.
 #
@@ -61,13 +63,12 @@ def send_published(store: Store, model: str, version: str, manifest: str) -> Sen
     return send_event(PUBLISHED, model, {"version": version, "manifest": manifest, "registry": store.uri})
 
 
-def send_judged(
-    store: Store, model: str, version: str, channel: str, target: str, verdict: str, report: str
-) -> SentEvent:
-    """Send the verdict of a canary of a version on a target, against what a channel serves. report: digest of its blob.
+def send_judged(store: Store, wanted: CanaryRequest, report: CanaryReport, blob: str) -> SentEvent:
+    """Send the verdict of a canary of a version on a target, against what a channel serves. blob: digest of the report.
     Raises UnavailableError."""
-    about = {"version": version, "channel": channel, "target": target}
-    return send_event(JUDGED, model, {**about, "verdict": verdict, "report": report, "registry": store.uri})
+    about = {"version": wanted.version, "channel": wanted.channel, "target": str(report.target)}
+    payload = {**about, "verdict": report.verdict, "report": blob, "registry": store.uri}
+    return send_event(JUDGED, wanted.model, payload)
 
 
 def send_rollout(rollout: Rollout, action: str, why: str, registry: str) -> SentEvent | None:

@@ -28,8 +28,9 @@ def refuse_share(share: float | None, precision: str, why: str = "") -> str | No
     """Why a graph of this share is none of its precision; None where it is. why: what is left in float, and why."""
     if share is None or share >= LEAST_SHARE:
         return None
-    rest = f"; {why}" if why else ""
-    return f"{describe_share(share, precision)}, and less than {LEAST_SHARE:.0%} saves next to nothing{rest}"
+    rest, tenths = f"; {why}" if why else "", math.floor(1000 * share)  # rounded down: 9.99 % is less than 10 %
+    least = f"minimum {100 * LEAST_SHARE:.0f} %"
+    return f"only {tenths / 10:.1f} % of the multiplications would be in {precision} ({least}){rest}"
 
 
 def _explain_idle(lines: Sequence[str]) -> str:

@@ -29,9 +29,9 @@ from validation.plotting import seconds_text
 def judge_units(judged: Sequence[JudgedUnit]) -> Iterator[Finding]:
     """A finding for each unit that failed, with its first failed checks."""
     for item in judged:
-        if item.verdict == "failed":
+        if item.entry.status == "failed":
             broken = [describe(check) for check in item.report.checks if not check.passed] if item.report else []
-            told = join_first(broken, 2, "; ") if broken else item.reason.splitlines()[0]
+            told = join_first(broken, 2, "; ") if broken else item.entry.reason.splitlines()[0]
             yield Finding("failed", "error", f"failed: {told}", item.built.unit.name)
 
 
@@ -135,7 +135,7 @@ def check(run: Run, served: ServedVersion | None, here: Machine, options: CheckO
         selected = [target.name for target in run.selection.targets or spec.target_list()]
         findings += judge_coverage(_select(served, run.selection), entries, selected, served.name)
         measuring = PairMeasurement(run, done.exported.golden, served, options)
-        proven = {item.built.unit.name: item for item in judged if item.verdict in PASSED}
+        proven = {item.built.unit.name: item for item in judged if item.entry.status in PASSED}
         pulled = find_pulled(entries, judged, here, served.proven_only, context)
         pairs = list(_measure_pairs(measuring, proven, pulled))
         limited = any(metric.limits for metric in spec.golden.metrics) if spec.golden else False
@@ -151,7 +151,7 @@ def check(run: Run, served: ServedVersion | None, here: Machine, options: CheckO
         slower=options.slower,
         seconds=options.seconds,
         statuses={unit.name: "refused" for unit in done.plan.refused}
-        | {item.built.unit.name: item.verdict for item in judged},
+        | {item.built.unit.name: item.entry.status for item in judged},
         pairs=tuple(pairs),
         findings=tuple(sorted(findings, key=lambda found: ("error", "warning", "note").index(found.level))),
     )

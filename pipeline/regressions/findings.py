@@ -21,7 +21,7 @@ from enginesmith.registry.manifest import EngineEntry, Manifest, require_model
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions.lookup import locate
-from pipeline.operations.revalidate import why_not_here
+from pipeline.operations.validate import why_not_here
 
 # What a check measured and found, as values: pairs of a new engine and a served one, and findings with their rule.
 

@@ -11,13 +11,13 @@ from enginesmith.core.reports.latency import PairedBenchmark
 from enginesmith.core.reports.proof import Check, name_task_checks
 from enginesmith.core.text import now
 from enginesmith.core.types import PRECISIONS, BuildRequest, Precision, Session
-from enginesmith.registry.manifest import EngineEntry, request_of
+from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.run_context import Work, stops_run
 from pipeline.compile.steps.blobs import golden_set, open_session
 from pipeline.compile.steps.keys import BenchmarkPair, engine_limits, limits_of, metrics_of, model_shapes
-from pipeline.operations.revalidate import spec_of
-from pipeline.outcome import JudgedUnit
+from pipeline.operations.validate import spec_of
+from pipeline.outcome import JudgedUnit, engine_of
 from pipeline.progress.events import Finished
 from pipeline.regressions.findings import (
     AnswerDrift,
@@ -252,7 +252,7 @@ class PairMeasurement:
         if changed := changed_interface(new.built.unit.request, entry):
             return EnginePair(unit, against, pulled, remarks=(changed,))
         copy_engine(self.served, entry, self.work.context.store)
-        blobs = new.built.blob, EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix))
+        blobs = new.built.blob, engine_of(entry)
         remarks: list[str] = []
         answers = self._compare_answers(unit, blobs, remarks)
         times = [found for sizes in self._sizes(remarks) if (found := self._time(unit, blobs, sizes, remarks))]

@@ -15,14 +15,15 @@ from enginesmith.core.hardware.machine import driver_version
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport, Ratio
 from enginesmith.core.text import visible
 from enginesmith.registry.latency_series import LatencySeries, SeriesPoint, append_point, read_series
-from enginesmith.registry.manifest import EngineEntry
+from enginesmith.registry.manifest import EngineEntry, request_of
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.lookup import load_if_there
 from enginesmith.registry.versions.publish import add_latencies
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.keys import BenchmarkPair, engine_limits, model_shapes
-from pipeline.operations.revalidate import as_built, spec_of, why_not_here
+from pipeline.operations.validate import spec_of, why_not_here
+from pipeline.outcome import engine_of
 from pipeline.progress.events import Finished
 from pipeline.regressions.pairs import changed_interface
 from validation.latency.formatting import find_changes
@@ -92,7 +93,7 @@ def find_reference(store: Store, series: LatencySeries, new: EngineEntry) -> Eng
         found = next((item for item in entries if item.unit == series.unit and item.usable), None)
         if found is None or not store.has(str(found.digest)) or why_not_here(found):
             return None
-        return None if changed_interface(as_built(new).unit.request, found) else found
+        return None if changed_interface(request_of(new), found) else found
     except (IntegrityError, UnknownNameError):
         return None
 
@@ -107,7 +108,7 @@ def _time_against(
 ) -> Ratio | None:
     """The ratio of the engine's time to the reference's at a bucket; None where the two cannot be run together."""
     spec = spec_of(chosen.manifest)
-    blobs = as_built(chosen.entry).blob, as_built(reference).blob
+    blobs = engine_of(chosen.entry), engine_of(reference)
     seconds = PAIRED * report.asked.seconds
     pair = BenchmarkPair(*blobs, chosen.manifest.golden, model_shapes(spec), bucket.sizes, seconds, seed)
     name = f"{report.unit} against its reference at {bucket.name}"

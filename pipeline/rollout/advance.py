@@ -191,7 +191,8 @@ def advance(store: Store, model: str, channel: str, by: str = CONTROLLER) -> Adv
             if found.action != "done":
                 change_rollout(store, before, found.rollout)
         except ConflictError:
-            return _describe_loss(store, before)
+            current = read_rollout(store, before.model, before.channel) or before
+            return Advance(current, "beaten", f"another writer was faster: {current.history[-1].what}")
         found = replace(found, made=found.rollout.history != before.history)
     clear_marks(store, model, channel)
     return found
@@ -223,11 +224,6 @@ def _point(store: Store, before: Rollout, found: Advance, by: str) -> None:
         ending=(before, found.rollout),
         accepted_losses=before.losses,
     )
-
-
-def _describe_loss(store: Store, before: Rollout) -> Advance:
-    current = read_rollout(store, before.model, before.channel) or before
-    return Advance(current, "beaten", f"another writer was faster: {current.history[-1].what}")
 
 
 def _decide(store: Store, rollout: Rollout, now: datetime, by: str) -> Advance:

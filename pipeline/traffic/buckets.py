@@ -19,12 +19,13 @@ from pipeline.compile.plan import candidates
 from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.engines import build, recall_engine
 from pipeline.compile.steps.keys import MeasureEngine, engine_limits, model_shapes
-from pipeline.operations.revalidate import as_built, spec_of
+from pipeline.operations.validate import spec_of
+from pipeline.outcome import engine_of
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.spec.sections import DEFAULT_BACKENDS
 from pipeline.traffic.choice import DAY_S, MOST_PROFILES, BucketChoice, choose_buckets
 from pipeline.traffic.place import BucketOptions, SplitTrace, TrafficAtPlace, plan_task
-from pipeline.values import Built, EngineBlob, Selection
+from pipeline.values import EngineBlob, Recorded, Selection
 from validation.plotting import seconds_text
 
 
@@ -44,11 +45,10 @@ class EngineTimer:
     @classmethod
     def of_published(cls, chosen: ChosenEngine, context: RunContext) -> "EngineTimer":
         """Of an engine of a version."""
-        manifest, built = chosen.manifest, as_built(chosen.entry)
-        record = recall_engine(built.unit.request, context)
-        seconds = record.seconds if record else None
+        manifest, engine = chosen.manifest, engine_of(chosen.entry)
         name = f"{manifest.model}@{manifest.version} {chosen.entry.unit}"
-        return cls(name, built.blob, manifest.golden, spec_of(manifest), _for_each(seconds, built), context)
+        record = recall_engine(engine.request, context)
+        return cls(name, engine, manifest.golden, spec_of(manifest), _for_each(record, engine), context)
 
     @classmethod
     def of_graph(cls, work: Work) -> "EngineTimer":
@@ -69,7 +69,7 @@ class EngineTimer:
                 built = build(unit, run)
                 if built.failure:
                     raise EnginesmithError(f"{unit.name} cannot be built: {built.failure.reason}")
-                seconds = _for_each(built.record.seconds if built.record else None, built)
+                seconds = _for_each(built.record, built.blob)
                 return cls(unit.name, built.blob, batches[-1].exported.golden, plain, seconds, context)
         reasons = "; ".join(unit.reason for unit in units)
         raise InputError(f"no fp32 engine of {spec.model} can be timed here: {reasons}; give --engine REF")
@@ -83,9 +83,9 @@ class EngineTimer:
         return read_latency_report(self.context.store, self.context.run_job(self.context.local, name, job).latency)
 
 
-def _for_each(seconds: float | None, built: Built) -> float | None:
-    """Seconds for each profile of an engine."""
-    return None if seconds is None else seconds / max(len(built.unit.request.profiles), 1)
+def _for_each(record: Recorded | None, engine: EngineBlob) -> float | None:
+    """Seconds that the compiler took for each profile of an engine; None where that is not on record."""
+    return None if record is None else record.seconds / max(len(engine.request.profiles), 1)
 
 
 def recorded_report(chosen: ChosenEngine, context: RunContext) -> LatencyReport:

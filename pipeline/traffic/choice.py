@@ -51,11 +51,6 @@ class BucketPlan:
     utilization: float | None
     saved: Interval95 | None = field(default=None, metadata=OMIT_DEFAULT)
 
-    @property
-    def cost_s(self) -> float:
-        """Engine seconds of a request with its share of the profiles' price."""
-        return self.seconds.value + self.price_s
-
 
 @dataclass(frozen=True)
 class BucketChoice:

@@ -54,7 +54,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 @pytest.mark.slow
 def test_engines_are_proven_and_keep_the_perplexity(built: tuple[Path, Any]) -> None:
     _, outcome = built
-    assert {item.precision: item.status for item in outcome.engines} == {"fp32": "proven", "int8": "proven"}
+    assert {item.entry.precision: item.entry.status for item in outcome.engines} == {"fp32": "proven", "int8": "proven"}
     assert all(item.metrics["perplexity"] < 20 for item in outcome.engines), "labels are those of their bytes"
 
 

@@ -30,8 +30,8 @@ from pipeline.cli.operations.attribute import refit
 from pipeline.cli.registry.registry import _show_layers, _show_quantization
 from pipeline.cli.run_options import local_context
 from pipeline.operations.golden import golden_of
-from pipeline.operations.revalidate import pending_of, revalidate, spec_of
-from pipeline.operations.revalidate import prove_pending as prove
+from pipeline.operations.validate import pending_of, spec_of, validate
+from pipeline.operations.validate import validate_pending as prove
 from pipeline.outcome import Outcome
 from tests.ensembles import DECODER, ENCODER, PAIR, change, rewrite, write_ensemble
 from tests.pipeline.projects import arrays
@@ -83,7 +83,7 @@ def test_show_has_the_size_of_what_is_pulled(built: tuple[Path, Outcome], store:
 
 
 def test_a_target_that_a_graph_lacks_is_not_offered(built: tuple[Path, Outcome]) -> None:
-    statuses = {engine.unit: (engine.status, engine.reason) for engine in built[1].engines}
+    statuses = {engine.entry.unit: (engine.entry.status, engine.entry.reason) for engine in built[1].engines}
     assert [statuses[f"cpu {each} ensemble"][0] for each in ("fp32", "int8")] == ["proven", "proven"]
     for precision in ("fp32", "int8"):
         status, reason = statuses[f"x86-64-v3 {precision} ensemble"]
@@ -170,7 +170,7 @@ def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome], 
     mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
     whole = load(store, "pair", "1")
     with local_context(store, quiet=True) as context:
-        found = {item.entry.unit: item for item in revalidate(whole, context)}
+        found = {item.unit: item for item in validate(whole, context)}
     assert {unit: item.verdict for unit, item in found.items()} == {
         "cpu fp32 ensemble": "proven",
         "cpu int8 ensemble": "proven",
@@ -191,7 +191,7 @@ def test_an_ensemble_that_waits_for_its_proof_is_run_with_the_pending_ones(
     assert [entry.unit for entry in pending_of(store, "pair", fresh).engines] == [entry.unit for entry in waiting]
     with local_context(store, quiet=True) as context:
         found = prove(pending_of(store, "pair", fresh), context)
-    assert {item.engine: item.verdict for item in found} == dict.fromkeys([entry.unit for entry in waiting], "proven")
+    assert {item.unit: item.verdict for item in found} == dict.fromkeys([entry.unit for entry in waiting], "proven")
     assert not pending_of(store, "pair", fresh).engines
 
 
@@ -244,7 +244,7 @@ def test_a_whole_that_drifts_fails_and_the_graph_is_named(tmp_path: Path) -> Non
     spec = {**PAIR, "limits": {"int8": {"quantization": {"sqnr_db": 90}}}}
     path = write_ensemble(tmp_path / "project", spec, decoder={**DECODER, "precisions": ["fp32"]})
     outcome = enginesmith.build(path, registry=tmp_path / "registry")
-    statuses = {engine.precision: engine for engine in outcome.engines}
+    statuses = {engine.entry.precision: engine.entry for engine in outcome.engines}
     assert statuses["fp32"].status == "proven"
     assert statuses["int8"].status == "failed"
     assert statuses["int8"].digest is None

@@ -21,7 +21,7 @@ from enginesmith.registry.versions.lookup import load
 from pipeline.cli.run_options import local_context
 from pipeline.compile.ensembles.assembly import EnsembleForecast
 from pipeline.intake.places import bundle_of
-from pipeline.operations.revalidate import revalidate
+from pipeline.operations.validate import validate
 from pipeline.orchestration.catalog import foresee_spec
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
@@ -53,7 +53,7 @@ def named_by_hand(folder: Path, image: np.ndarray) -> dict[str, Any]:
 
 def test_a_pulled_ensemble_answers_as_its_graphs_and_functions_do(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     folder, outcome = built
-    assert {item.unit: item.status for item in outcome.engines} == {
+    assert {item.entry.unit: item.entry.status for item in outcome.engines} == {
         "cpu fp32 ensemble": "proven",
         "cpu int8 ensemble": "proven",
     }
@@ -134,7 +134,7 @@ def test_the_version_holds_the_code_and_stays_whole_elsewhere(built: tuple[Path,
     assert (tmp_path / "engines" / "reader@1" / "crops" / "sizes.py").read_text() == f"SIDE = {SIDE}\n"
     assert enginesmith.Ensemble.described(opens, pulled.description, enginesmith.load_function)
     with local_context(store, Progress()) as context:
-        found = list(revalidate(manifest, context))
+        found = list(validate(manifest, context))
     assert [item.verdict for item in found] == ["proven", "proven"]
 
 

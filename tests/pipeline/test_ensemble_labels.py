@@ -12,7 +12,7 @@ from enginesmith.core.errors import EnginesmithError, SpecError
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.cli.run_options import local_context
-from pipeline.operations.revalidate import revalidate
+from pipeline.operations.validate import validate
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
 from tests.pipeline.projects import arrays
 from tests.pipeline.test_ensemble import change, opens
@@ -50,21 +50,21 @@ def test_a_metric_of_the_whole_is_measured_kept_and_measured_again_elsewhere(tmp
     path = write_labelled(tmp_path / "pair")
     outcome = enginesmith.build(path, registry=registry)
     (engine,) = outcome.engines
-    assert (engine.status, engine.metrics) == ("proven", {"accuracy": 1.0}), engine.reason
+    assert (engine.entry.status, engine.metrics) == ("proven", {"accuracy": 1.0}), engine.entry.reason
     store = open_store(str(registry))
     manifest = load(store, "pair", "1")
     assert manifest.metrics == {"cpu fp32 ensemble": {"accuracy": 1.0}}
     with local_context(store, store.uri) as context:
-        (attested,) = revalidate(manifest, context)
-    assert (attested.verdict, engine.checks["passed"]) == ("proven", int(attested.reason.split()[0]))
+        (attested,) = validate(manifest, context)
+    assert (attested.verdict, engine.entry.checks["passed"]) == ("proven", int(attested.reason.split()[0]))
     assert enginesmith.build(path, registry=registry).cached
 
 
 def test_a_connection_to_a_wrong_output_of_the_same_shape_fails(tmp_path: Path) -> None:
     outcome = enginesmith.build(write_labelled(tmp_path / "pair", "encoder.other"), registry=tmp_path / "registry")
     (engine,) = outcome.engines
-    assert (outcome.version, engine.status) == (None, "failed")
-    assert "accuracy of decoder.logits" in engine.reason and "limit 0.9" in engine.reason
+    assert (outcome.version, engine.entry.status) == (None, "failed")
+    assert "accuracy of decoder.logits" in engine.entry.reason and "limit 0.9" in engine.entry.reason
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_behind_functions_labels_are_of_all_rows_that_they_give(lacking: int, tm
     count = int((labels >= 0).sum())
     (engine,) = enginesmith.build(path, registry=tmp_path / "registry", precisions=["fp32"]).engines
     if lacking:
-        assert engine.status == "failed"
-        assert f"output 'names.names' gives {count + 1} answers, but there are {count} labels" in engine.reason
+        assert engine.entry.status == "failed"
+        assert f"output 'names.names' gives {count + 1} answers, but there are {count} labels" in engine.entry.reason
     else:
-        assert (engine.status, engine.metrics) == ("proven", {"accuracy": 1.0}), engine.reason
+        assert (engine.entry.status, engine.metrics) == ("proven", {"accuracy": 1.0}), engine.entry.reason

@@ -19,7 +19,7 @@ from enginesmith.registry.versions.lookup import load
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame
 from pipeline.compile.ensembles.publication import EnsembleUnit, request_proof
 from pipeline.compile.ensembles.stages import AMONG_SOURCES
-from pipeline.operations.revalidate import read_ensemble
+from pipeline.operations.validate import read_ensemble
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
 
 
@@ -36,7 +36,7 @@ def build_in(precision: str, folder: Path, far: float = 0.0) -> Store:
         model.graph.node.append(onnx.helper.make_node("Sub", ["moved", "far"], ["logits"]))
         onnx.save(model, path.parent / "decoder.onnx")
     outcome = enginesmith.build(path, registry=folder / "registry")
-    assert [engine.status for engine in outcome.engines] == ["proven", "proven"], outcome
+    assert [engine.entry.status for engine in outcome.engines] == ["proven", "proven"], outcome
     return open_store(str(folder / "registry"))
 
 

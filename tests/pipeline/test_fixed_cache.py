@@ -22,7 +22,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 def test_it_is_proven_on_prompts_and_steps(built: tuple[Path, Any]) -> None:
-    assert {item.precision: item.status for item in built[1].engines} == {"fp32": "proven", "int8": "proven"}
+    assert {item.entry.precision: item.entry.status for item in built[1].engines} == {
+        "fp32": "proven",
+        "int8": "proven",
+    }
 
 
 def answer(prompt: list[int], count: int) -> list[int]:

@@ -26,7 +26,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 def test_a_pulled_decoder_answers_prompts_and_so_does_its_model(built: tuple[Path, Any], tmp_path: Path) -> None:
     registry, outcome = built
-    assert [item.status for item in outcome.engines] == ["proven"]
+    assert [item.entry.status for item in outcome.engines] == ["proven"]
     manifest = locate(open_store(registry), parse_reference("decoder@1")).manifest
     assert [spec.name for spec in manifest.engines[0].inputs] == ["ids", "past"]
     pulled = enginesmith.pull("decoder@1", registry=registry, dest=tmp_path)

@@ -37,7 +37,7 @@ def streams_of(pulled: Any) -> tuple[enginesmith.Streams, dict[str, str]]:
 
 def test_quantized_engines_hold_their_states_as_int8_and_are_proven(built: tuple[Path, Any], tmp_path: Path) -> None:
     folder, outcome = built
-    assert {item.precision: item.status for item in outcome.engines} == dict.fromkeys(
+    assert {item.entry.precision: item.entry.status for item in outcome.engines} == dict.fromkeys(
         ("fp32", "int8", "int8-dynamic"), "proven"
     )
     x, answers = arrays(folder / "golden.npz")["x"], {}

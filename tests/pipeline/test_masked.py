@@ -52,7 +52,10 @@ def built(drafted: dict[str, Any]) -> tuple[Path, Any]:
 
 
 def test_it_is_proven_on_steps(built: tuple[Path, Any]) -> None:
-    assert {item.precision: item.status for item in built[1].engines} == {"fp32": "proven", "int8": "proven"}
+    assert {item.entry.precision: item.entry.status for item in built[1].engines} == {
+        "fp32": "proven",
+        "int8": "proven",
+    }
 
 
 def test_a_pulled_engine_answers_a_padded_prompt_as_the_module_does(built, tmp_path) -> None:

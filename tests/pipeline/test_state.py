@@ -34,7 +34,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_engines_are_proven_step_by_step_and_free_running(built: tuple[Path, Any]) -> None:
     folder, outcome = built
-    assert {item.precision: item.status for item in outcome.engines} == {"fp32": "proven", "int8": "proven"}
+    assert {item.entry.precision: item.entry.status for item in outcome.engines} == {"fp32": "proven", "int8": "proven"}
     place = folder.parent / "registry" / "models" / outcome.model / "versions" / outcome.version
     reports = json.loads((place / "report.json").read_text())["reports"]
     assert len(reports) == 2
@@ -225,7 +225,7 @@ def test_without_data_the_steps_are_random_and_the_states_are_the_models(tmp_pat
     spec = {key: value for key, value in CACHED.items() if key not in ("golden", "calibration")}
     path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp32"]})
     outcome = enginesmith.build(path, registry=tmp_path / "registry")
-    assert [item.status for item in outcome.engines] == ["proven"]
+    assert [item.entry.status for item in outcome.engines] == ["proven"]
 
 
 def test_labels_stay_with_their_steps(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_labels_stay_with_their_steps(tmp_path: Path) -> None:
     np.savez(path.parent / "golden.npz", **data, wanted=np.array(wanted))
     assert len(set(wanted)) > 1
     outcome = enginesmith.build(path, registry=tmp_path / "registry")
-    assert [item.status for item in outcome.engines] == ["proven"]
+    assert [item.entry.status for item in outcome.engines] == ["proven"]
 
 
 def test_a_spec_without_state_is_written_as_before(tmp_path: Path) -> None:
@@ -283,4 +283,4 @@ def test_a_state_in_float16_is_handed_on_by_a_graph_in_float16(tmp_path: Path) -
     model.graph.node.append(onnx.helper.make_node("Cast", ["tanh"], ["hn"], to=onnx.TensorProto.FLOAT16))
     onnx.save(model, path.parent / "model.onnx")
     outcome = enginesmith.build(path, registry=tmp_path / "registry")
-    assert [item.status for item in outcome.engines] == ["proven"]
+    assert [item.entry.status for item in outcome.engines] == ["proven"]

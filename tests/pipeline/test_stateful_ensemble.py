@@ -20,7 +20,7 @@ from enginesmith.registry.versions.lookup import load
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.cli.run_options import local_context
 from pipeline.compile.ensembles.publication import EnsembleUnit, request_proof
-from pipeline.operations.revalidate import read_ensemble, revalidate
+from pipeline.operations.validate import read_ensemble, validate
 from pipeline.orchestration.catalog import foresee_spec
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
@@ -40,7 +40,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
 
 def test_the_whole_is_proven_step_by_step_and_free_running(built: tuple[Path, Outcome]) -> None:
     folder, outcome = built
-    assert {engine.precision: engine.status for engine in outcome.engines} == {"fp32": "proven", "int8": "proven"}
+    assert {engine.entry.precision: engine.entry.status for engine in outcome.engines} == {
+        "fp32": "proven",
+        "int8": "proven",
+    }
     place = folder / "registry" / "models" / "told" / "versions" / "1"
     reports = {report["precision"]: report for report in json.loads((place / "report.json").read_text())["reports"]}
     stages = {"fp32": {"engine"}, "int8": {"quantization", "engine"}}
@@ -112,7 +115,7 @@ def test_a_second_run_and_a_plan_find_everything_on_record(built: tuple[Path, Ou
 def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome]) -> None:
     store = open_store(str(built[0] / "registry"))
     with local_context(store, quiet=True) as context:
-        found = [item.verdict for item in revalidate(load(store, "told", "1"), context)]
+        found = [item.verdict for item in validate(load(store, "told", "1"), context)]
     assert found == ["proven", "proven"]
 
 

@@ -12,7 +12,7 @@ from enginesmith.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps import attributions, calibration, engines, exports, graphs, keys, proofs, search
 from pipeline.compile.steps.attributions import Suspect
-from pipeline.outcome import JudgedUnit, make_report
+from pipeline.outcome import judge_built
 from pipeline.spec.model import load_spec
 from pipeline.values import GraphVariant, Observed, Searched
 from tests.pipeline.compile.test_steps import EXPORTED, an_engine
@@ -29,7 +29,7 @@ LIMITS = {
 RANGES = Observed("d" * 64, "f" * 64, "e" * 64, 3)
 LATENCY: dict[str, Any] = {"latency": {"seconds": 0.1}}
 INT8 = GraphVariant("int8")
-JUDGED = JudgedUnit(an_engine(), make_report(an_engine(), "b" * 64, [], "another machine's"))
+JUDGED = judge_built(an_engine(), "b" * 64, cannot_run="another machine's")
 
 ENDLESS = """
 <ir_version: 10, opset_import: ["" : 20]>

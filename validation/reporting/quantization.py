@@ -105,7 +105,7 @@ def frontier_svg(search: RecordedSearch, standalone: bool = False) -> str:
         set_axis(axes, "x", (0.0, 1.0), "share of the multiplications in int8", ticks=QUARTERS)
         set_axis(axes, "y", (least, 10 * (max(ends) // 10 + 1)), text=db)
 
-    words = "Quality against the share of the weighted multiplications in int8"
+    words = "Quality against the share of the multiplications with weights in int8"
     return draw_svg("frontier", words, draw, standalone=standalone)
 
 

@@ -230,7 +230,7 @@ class QuantizedTensor:
 
 @dataclass(frozen=True)
 class SearchPoint:
-    """A point of the frontier of a mixed-precision search. share: of the weighted multiplications in int8.
+    """A point of the frontier of a mixed-precision search. share: of the multiplications with weights in int8.
 
     predicted_db: SQNR predicted from the single groups' errors.  sqnr_db, cosine: measured on the whole model, or None.
     left: number of groups that stay in float.

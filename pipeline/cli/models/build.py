@@ -213,19 +213,19 @@ def show_outcome(outcome: "Outcome") -> None:
     outcome = replace(outcome, graphs={})
     _print_engines(outcome)
     for engine in outcome.failed:
-        say(f"failed: {engine.unit}: {engine.reason}")
+        say(f"failed: {engine.entry.unit}: {engine.entry.reason}")
         if engine.failure:
             say(f"  reproduce: {engine.failure.command}")
             say("\n".join(f"  | {line}" for line in engine.failure.log.splitlines()[-15:]))
         for item in engine.attributed:
             say(f"  which node ({item.joint}): {item.headline}")
     _show_proposals(outcome)
-    noted = {note for engine in outcome.failed for note in engine.notes}
+    noted = {note for engine in outcome.failed for note in engine.entry.notes}
     for hint in (hint for hint in HINTS if hint in noted):
         say(f"note: {hint}")
     for engine in outcome.engines:
         for found in (found for found in engine.free_running if found.joint != "export"):
-            echo(f"{engine.unit} free running, {found.joint}, {found.output}: {found.text}")
+            echo(f"{engine.entry.unit} free running, {found.joint}, {found.output}: {found.text}")
     for name, metrics in () if outcome.cached else outcome.metrics.items():
         echo(f"{name} graph: " + format_metrics(metrics))
     _show_place(outcome)
@@ -278,11 +278,11 @@ def _print_engines(outcome: "Outcome") -> None:
     for engine in outcome.engines:
         rows.append(
             [
-                *(engine.target, engine.precision, engine.backend, engine.status),
+                *(engine.entry.target, engine.entry.precision, engine.entry.backend, engine.entry.status),
                 format_bytes(engine.size_bytes),
-                format_checks(engine.checks),
+                format_checks(engine.entry.checks),
                 *(format_metric(name, engine.metrics[name]) if name in engine.metrics else "" for name in metrics),
-                engine.reason,
+                engine.entry.reason,
             ]
         )
     print_table(

@@ -258,7 +258,7 @@ def _refit_with_version(
 ) -> tuple[list["Refit"], "PublishedRefit | None"]:
     from pipeline.compile.run_context import Work
     from pipeline.operations.refit import PublishedRefit, foresee_refits, publish_refitted, refit_units, wanted_of
-    from pipeline.operations.revalidate import spec_of
+    from pipeline.operations.validate import spec_of
 
     wanted, without = wanted_of(base, other)
     requests = [each.request for each in wanted]

@@ -21,7 +21,7 @@ from pipeline.cli.run_options import local_context, target_names, trusted_manife
 if TYPE_CHECKING:
     from enginesmith.registry.manifest import Manifest
     from enginesmith.registry.store.base import Store
-    from pipeline.operations.revalidate import Attested
+    from pipeline.operations.validate import Validated
 
 _COLUMNS = ("unit", "status", "why")
 
@@ -100,10 +100,10 @@ def _run(
 ) -> list[str]:
     """Run the engines for the targets `wanted`, print their verdicts and return them. targets: as they were given."""
     from enginesmith.core.errors import UnknownNameError
-    from pipeline.operations.revalidate import revalidate
+    from pipeline.operations.validate import validate as validate_here
 
     with local_context(store, quiet) as context:
-        results = list(revalidate(manifest, context, wanted))
+        results = list(validate_here(manifest, context, wanted))
     if not results:
         raise UnknownNameError(
             f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "
@@ -113,11 +113,13 @@ def _run(
     return [item.verdict for item in results]
 
 
-def _print_verdicts(manifest: "Manifest", results: "list[Attested]", as_json: bool) -> None:
+def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: bool) -> None:
     if as_json:
+        columns = ("target", "precision", "backend", "digest")
+        entries = {entry.unit: entry for entry in manifest.engines}
         items = [
             {
-                **{name: getattr(item.entry, name) for name in ("target", "precision", "backend", "digest")},
+                **{name: getattr(entries[str(item.unit)], name) for name in columns},
                 "status": item.verdict,
                 "reason": item.reason,
                 "report": item.report,
@@ -127,7 +129,7 @@ def _print_verdicts(manifest: "Manifest", results: "list[Attested]", as_json: bo
         ]
         emit_json({"model": manifest.model, "version": manifest.version, "engines": items})
     else:
-        rows = [[item.entry.unit, item.verdict, item.reason] for item in results]
+        rows = [[str(item.unit), item.verdict, item.reason] for item in results]
         print_table(_COLUMNS, rows, title=f"{manifest.model}@{manifest.version}")
 
 
@@ -151,7 +153,7 @@ def _import(store: "Store", path: Path, as_json: bool) -> list[str]:
 
     found = import_file(store, path)
     if as_json:
-        emit_json([vars(item) for item in found])
+        emit_json([{k: v for k, v in vars(item).items() if k != "latency"} for item in found])
     else:
         rows = [[f"{item.reference} {item.unit}", item.verdict, item.reason] for item in found]
         print_table(_COLUMNS, rows, title=str(path))

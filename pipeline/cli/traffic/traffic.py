@@ -369,7 +369,7 @@ def _model_of(place: Path, named: str | None, registry: str) -> "ModelSpec":
     from enginesmith.core.errors import InputError
     from enginesmith.registry.store.base import open_store
     from pipeline.intake.places import spec_at
-    from pipeline.operations.revalidate import spec_of
+    from pipeline.operations.validate import spec_of
     from pipeline.traffic.place import model_of_place
 
     if named and (named.startswith("registered:") or named.endswith((".yaml", ".yml"))):

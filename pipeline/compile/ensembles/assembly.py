@@ -13,7 +13,7 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.ensembles.proof import ProveEnsemble, limits_of, metrics_of, prove
 from pipeline.compile.ensembles.publication import BuiltEnsemble, current_engines, list_units, publish_ensemble
-from pipeline.compile.ensembles.whole import ChainedGraph, WholeData, compute_samples
+from pipeline.compile.ensembles.whole import ChainedGraph, WholeData, compute_samples, request_samples
 from pipeline.compile.forecast import Forecast, UnitForecast
 from pipeline.compile.preflight import check_files
 from pipeline.compile.publication.pages import draw_page
@@ -393,8 +393,8 @@ class Assembly:
         return of(spec.golden, spec.golden.labels), of(spec.calibration) if spec.calibration else None
 
     def _samples(self, name: str, spec: ModelSpec, section: str, whole: WholeData) -> ComputedData:
-        sources = self.loaded.wiring()[name]
-        return compute_samples(name, section, whole, self.chain, spec, sources, self.context, self.folder)
+        request = request_samples(whole, self.chain, spec, self.loaded.wiring()[name])
+        return compute_samples(name, section, request, self.context, self.folder)
 
     def _extend(self, name: str, exported: Exported) -> None:
         model, wiring = exported.model, self.loaded.wiring()[name]

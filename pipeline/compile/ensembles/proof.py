@@ -205,19 +205,19 @@ def _free_running(chain: "Ensemble", golden: "GoldenSet", given: Sequence[Tensor
         yield Check("engine", "same_shape", name, FREE, sum(same) / len(same), None, True, _NOTE)
 
 
-def blame(checks: Sequence[Check]) -> str:
-    """What a failed check of the whole is with each engine alone: 'encoder alone 31.2, decoder alone 12.3'; '' where
-    none failed, or none was measured."""
+def blame(checks: Sequence[Check]) -> list[str]:
+    """What a failed check of the whole is with each engine alone: 'with one engine among graphs in fp32: encoder alone
+    31.2, decoder alone 12.3'; nothing where none failed, or none was measured."""
     failed = next((check for check in checks if not check.passed), None)
     if failed is None:
-        return ""
+        return []
     alike = [item for item in checks if (item.name, item.output) == (failed.name, failed.output)]
     places = [(ALONE, "graphs in fp32"), (AMONG_SOURCES, "the graphs that they were built from")]
     for case, graphs in places[:: -1 if failed.joint == "engine" else 1]:
         values = ((item.case.removesuffix(case), item.value) for item in alike if item.case.endswith(case))
         if found := [f"{name}{ALONE} {value:.4g}" for name, value in values if value is not None]:
-            return f"; with one engine among {graphs}: {', '.join(found)}"
-    return ""
+            return [f"with one engine among {graphs}: {', '.join(found)}"]
+    return []
 
 
 def limits_of(spec: "EnsembleSpec", precision: Precision) -> dict[str, dict[str, float]]:

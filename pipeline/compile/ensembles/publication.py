@@ -8,7 +8,7 @@ from enginesmith.core.errors import canonical_json, digest_of
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import describe_host
 from enginesmith.core.parsing import user
-from enginesmith.core.reports.proof import Report, approve, judge
+from enginesmith.core.reports.proof import approve
 from enginesmith.core.requirements import GpuMemory, Requirement, for_target
 from enginesmith.core.state import ENSEMBLE, PinnedGraph
 from enginesmith.core.text import now
@@ -21,7 +21,6 @@ from enginesmith.registry.manifest import (
     Manifest,
     Status,
     function_sources,
-    request_of,
     write_engines,
 )
 from enginesmith.registry.versions.publish import find_published, publish, published_without
@@ -30,11 +29,11 @@ from pipeline.compile.ensembles.whole import ChainedGraph, WholeData
 from pipeline.compile.publication.pages import Measured, version_page, with_provenance
 from pipeline.compile.publication.publish import TOOLS
 from pipeline.compile.run_context import RunContext, versions
-from pipeline.outcome import Outcome, UnitResult
+from pipeline.outcome import Outcome, UnitResult, engine_of, make_report
 from pipeline.progress.events import VerdictReached, VersionSettled
 from pipeline.spec.ensembles.model import LoadedEnsemble
 from pipeline.spec.model import ModelSpec
-from pipeline.values import EngineBlob, Proof
+from pipeline.values import Proof
 from validation.reporting.version_document import VersionDocument
 
 
@@ -151,66 +150,28 @@ class BuiltEnsemble:
         return tuple(PinnedGraph(name, item.model, item.version, item.digest, wiring[name]) for name, item in found)
 
 
-@dataclass(frozen=True)
-class JudgedEnsemble:
-    """A unit of an ensemble with its entry. report: None where it has no engine.  size_bytes: of the engines of its
-    graphs together.  metrics: task metrics of the whole, by name."""
-
-    entry: EngineEntry
-    report: Report | None = None
-    size_bytes: int | None = None
-    metrics: tuple[tuple[str, float], ...] = ()
-
-
-def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: RunContext) -> JudgedEnsemble:
+def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: RunContext) -> UnitResult:
     """The unit, run from end to end where each of its engines is proven. golden: digest of the data of the whole."""
     entry = unit.entry(built.golden.inputs, built.outputs)
     if not entry.usable:
-        return JudgedEnsemble(entry)
+        return UnitResult(entry)
     data = write_engines(unit.engines)
     entry = replace(entry, digest=context.store.put_bytes(data), size_bytes=len(data), suffix=SUFFIX)
     cannot_run = entry.reason if entry.status == "unproven" else None
     proof = Proof() if cannot_run else prove(request_proof(unit, built), unit.name, context)
-    report = report_on(entry, golden, proof, cannot_run)
+    report = make_report(entry, golden, [proof], cannot_run, remarks=blame(proof.checks))
     context.progress.emit(VerdictReached(unit.name, report.verdict, report.reason))
     judged = replace(entry, status=report.verdict, reason=report.reason, checks=report.counts, report=report.digest)
     if report.verdict == "failed":
         judged = replace(judged, digest=None, size_bytes=None, suffix=None, report=None)
     size = sum(built.versions[name].size_of(engine) or 0 for name, engine in unit.engines.items())
-    return JudgedEnsemble(judged, report, size, proof.metrics)
-
-
-def report_on(entry: EngineEntry, golden: str, proof: Proof, cannot_run: str | None, cpu: str | None = None) -> Report:
-    """The report on an ensemble's engine. cannot_run: as of `make_report`.  cpu: the kind of CPU that it ran on;
-    default: this machine's."""
-    verdict, reason = judge(proof.checks, cannot_run)
-    if entry.hardware.is_cpu and cannot_run is None and verdict != "unproven":
-        reason = f"{reason}, on {cpu or this_kind().name}"
-    return Report(
-        unit=entry.unit,
-        target=entry.target,
-        precision=entry.precision,
-        backend=entry.backend,
-        engine=entry.digest,
-        golden=golden,
-        checks=proof.checks,
-        verdict=verdict,
-        reason=f"{reason}{blame(proof.checks)}",
-        created_at=now(),
-        host=describe_host(),
-        versions=dict(entry.toolchain),
-        spreads=tuple(spread.round_numbers() for spread in proof.spreads),
-        free_running=proof.free_running,
-    )
+    return UnitResult(judged, size if judged.digest else None, report, dict(proof.metrics))
 
 
 def request_proof(unit: EnsembleUnit, built: BuiltEnsemble) -> ProveEnsemble:
     """The proof of a unit."""
     spec = built.loaded.spec
-    blobs = {
-        name: EngineBlob(request_of(engine), str(engine.digest), str(engine.suffix))
-        for name, engine in unit.engines.items()
-    }
+    blobs = {name: engine_of(engine) for name, engine in unit.engines.items()}
     asked = limits_of(spec, unit.precision), metrics_of(spec, unit.precision)
     return ProveEnsemble(built.golden, built.chain, blobs, built.outputs, unit.precision, *asked)
 
@@ -233,7 +194,7 @@ def publish_ensemble(
     approved = [(item.entry, proof) for item in judged if item.report and (proof := approve(item.report))]
     others = [item.entry for item in judged if not item.entry.usable]
     if not approved:
-        return Outcome(spec.model, None, False, tuple(map(_result, judged)), {})
+        return Outcome(spec.model, None, False, tuple(judged), {})
     manifest = _draft(built, golden, judged)
     whole = replace(manifest, engines=(*(entry for entry, _ in approved), *others))
     if find_published(store, whole) is None:
@@ -260,7 +221,7 @@ def publish_ensemble(
         model=spec.model,
         version=published.version,
         cached=published.existed,
-        engines=tuple(map(_result, judged)),
+        engines=tuple(judged),
         metrics={},
         channel=channel,
         channel_refusal=published.channel_refusal,
@@ -270,7 +231,7 @@ def publish_ensemble(
     )
 
 
-def _draft(built: BuiltEnsemble, golden: str, judged: Sequence[JudgedEnsemble]) -> Manifest:
+def _draft(built: BuiltEnsemble, golden: str, judged: Sequence[UnitResult]) -> Manifest:
     spec = built.loaded.spec
     # Null lifts a limit, so one that was not given stays absent.
     limits = {name: item.model_dump(mode="json", exclude_unset=True) for name, item in spec.limits.items()}
@@ -289,7 +250,7 @@ def _draft(built: BuiltEnsemble, golden: str, judged: Sequence[JudgedEnsemble]) 
         toolchain=versions(*TOOLS),
         host=describe_host(),
         graphs=built.pins(),
-        metrics={item.entry.unit: dict(item.metrics) for item in judged if item.metrics},
+        metrics={item.entry.unit: item.metrics for item in judged if item.metrics},
     )
 
 
@@ -298,7 +259,3 @@ def current_engines(versions_of: Mapping[str, Manifest], context: RunContext) ->
     here = this_kind().name
     found = {name: judge_entries(context.store, manifest) for name, manifest in versions_of.items()}
     return {name: [entry.on_cpu(here) for entry in entries] for name, entries in found.items()}
-
-
-def _result(item: JudgedEnsemble) -> UnitResult:
-    return UnitResult(item.entry, item.size_bytes if item.entry.digest else None, item.report, dict(item.metrics))

@@ -382,29 +382,27 @@ def _check_row(name: str, entry: "Array", array: "Array", size: int) -> None:
         )
 
 
-def compute_samples(
-    name: str,
-    section: str,
-    whole: WholeData,
-    before: Sequence[ChainedGraph],
-    spec: "ModelSpec",
-    sources: Mapping[str, str],
-    context: RunContext,
-    folder: Path,
-) -> "ComputedData":
-    """The samples of graph `name` as a file of `folder`, named by its content. section: golden or calibration.  spec,
-    sources: of the graph."""
-    from pipeline.spec.model import ComputedData
-
+def request_samples(
+    whole: WholeData, before: Sequence[ChainedGraph], spec: "ModelSpec", sources: Mapping[str, str]
+) -> ComputeSamples:
+    """What computes the samples of a graph. before: the graphs before it.  spec, sources: of the graph."""
     inputs = step_inputs(spec.tensors(), spec.states())
     taken = {item.name: sources[item.name] for item in inputs}
     steps = find_graph_steps(whole, bool(spec.state), inputs, taken) if whole.states else None
     needed = tuple(before) if any(split_source(source, [g.name for g in before]) for source in taken.values()) else ()
-    request = ComputeSamples(whole, needed, inputs, taken, steps)
-    key = {**encode(request), "whole": whole.key, **code_key(ComputeSamples)}
+    return ComputeSamples(whole, needed, inputs, taken, steps)
+
+
+def compute_samples(
+    name: str, section: str, request: ComputeSamples, context: RunContext, folder: Path
+) -> "ComputedData":
+    """The samples of graph `name` as a file of `folder`, named by its content. section: golden or calibration."""
+    from pipeline.spec.model import ComputedData
+
+    key = {**encode(request), "whole": request.whole.key, **code_key(ComputeSamples)}
     job = Job(f"{section} data of {name}", request, context.store.uri, LIMITS)
     found = context.once("ensemble-samples", job.name, key, job, lambda value: [value.data])
     path = folder / f"{section}-{found.data[:32]}.npz"
     if not path.exists():
         context.store.fetch(found.data, path)
-    return ComputedData(path, *(steps.arrays if steps else ()))
+    return ComputedData(path, *(request.steps.arrays if request.steps else ()))

@@ -8,7 +8,6 @@ from enginesmith.core.errors import canonical_json, digest_of, digest_of_path
 from enginesmith.core.hardware.machine import describe_host
 from enginesmith.core.parsing import user
 from enginesmith.core.reports.proof import Approved, approve
-from enginesmith.core.requirements import Requirement, for_target
 from enginesmith.core.text import format_bytes, now
 from enginesmith.core.types import QUANTIZED
 from enginesmith.registry.evidence.canaries import LAYERS, RECIPE, RECORD
@@ -33,10 +32,10 @@ from pipeline.compile.publication.pages import (
     with_provenance,
 )
 from pipeline.compile.run_context import RunContext, Work, versions
-from pipeline.outcome import Judged, JudgedUnit, Outcome, UnitResult
+from pipeline.outcome import Judged, JudgedUnit, Outcome, UnitResult, entry_of
 from pipeline.progress.events import VersionSettled
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Attributed, Exported, Graph, Json, Unit
+from pipeline.values import Attributed, Exported, Graph, Json
 from validation.attribution.result import NamedAttribution, attach_attribution, read_attribution
 from validation.reporting.version_document import VersionDocument
 
@@ -70,18 +69,14 @@ HINTS = RANDOM_INPUTS, UNMEASURED, SELECTING
 class VersionDraft:
     """All that a run has to publish. manifest: without version and engines.
 
-    approved: each usable engine with its proof.  others: the units that were refused or failed.
-    units: names of all, in the plan's order.  judged: the units that were not refused, with what was measured.
-    blake3: of blobs that are pulled, by digest, where known.  channel, wanted_version: as the spec says.
+    units: all of the plan, in its order.  blake3: of blobs that are pulled, by digest, where known.
+    channel, wanted_version: as the spec says.
     narrowed: the part of the spec that the run asked for, in words; None where that is all of it.
     reads: see `Exported`.  read_sources: reads what the engines were built from, for the next plan.
     """
 
     manifest: Manifest
-    approved: tuple[tuple[EngineEntry, Approved], ...]
-    others: tuple[EngineEntry, ...]
-    units: tuple[str, ...]
-    judged: tuple[JudgedUnit, ...]
+    units: tuple[UnitResult, ...]
     blake3: Mapping[str, str | None]
     channel: str | None
     wanted_version: str | None
@@ -89,31 +84,41 @@ class VersionDraft:
     read_sources: Callable[[], BuildSources]
     narrowed: str | None = None
 
+    @property
+    def approved(self) -> list[tuple[EngineEntry, Approved]]:
+        """Each usable engine with its proof."""
+        return [(item.entry, proof) for item in self.units if item.report and (proof := approve(item.report))]
+
+    @property
+    def others(self) -> tuple[EngineEntry, ...]:
+        """The units that were refused or failed, refused ones first."""
+        others = [item.entry for item in self.units if not item.entry.usable]
+        return tuple(sorted(others, key=lambda entry: entry.status != "refused"))
+
+    @property
+    def judged(self) -> list[JudgedUnit]:
+        """The units that were not refused."""
+        return [item for item in self.units if isinstance(item, JudgedUnit)]
+
 
 def draft_version(found: Judged, work: Work) -> VersionDraft:
     """What a run publishes of what it found. Raises OSError for a file of the spec that is gone."""
-    spec, exported, plan, judged = work.spec, found.exported, found.plan, found.units
-    approved: list[tuple[EngineEntry, Approved]] = []
-    others = [EngineEntry(**_unit_fields(unit), status="refused", reason=unit.reason) for unit in plan.refused]
-    for item in judged:
-        if item.report and (proof := approve(item.report)):
-            approved.append((entry_of(item, proof.report.digest), proof))
-        else:
-            fields = _unit_fields(item.built.unit) | _checks_and_notes(item)
-            fields["notes"] = (*fields["notes"], *_hint(spec, exported, item))
-            others.append(EngineEntry(**fields, status="failed", reason=item.reason))
-    blake3 = {record.digest: record.blake3 for item in judged if (record := item.built.record)}
+    spec, exported, plan = work.spec, found.exported, found.plan
+    blake3 = {record.digest: record.blake3 for item in found.units if (record := item.built.record)}
     manifest = _draft_manifest(spec, found)
+    units: dict[str, UnitResult] = {unit.name: UnitResult(entry_of(unit)) for unit in plan.refused}
+    for item in found.units:
+        notes = (*item.entry.notes, *_hint(spec, exported, item))
+        entry = replace(item.entry, notes=notes)
+        units[item.built.unit.name] = replace(item, entry=entry, size_bytes=manifest.size_of(entry))
+    larger = note_larger([units[unit.name] for unit in plan.units])
 
     def read_sources() -> BuildSources:
         return BuildSources(inputs_of(work), exported.reads, exported.model.digest, exported.golden)
 
     return VersionDraft(
         manifest=manifest,
-        approved=tuple(say_which_are_large(approved, manifest)),
-        others=tuple(others),
-        units=tuple(unit.name for unit in plan.units),
-        judged=judged,
+        units=tuple(larger),
         blake3={**blake3, exported.model.digest: exported.model.blake3},
         channel=spec.publication.channel,
         wanted_version=spec.version,
@@ -124,8 +129,8 @@ def draft_version(found: Judged, work: Work) -> VersionDraft:
 
 
 def _hint(spec: ModelSpec, exported: Exported, failed: JudgedUnit) -> Iterator[str]:
-    """What data would show, or mend, of a unit whose checks failed."""
-    checks = failed.report.checks if failed.report else ()
+    """What data would show, or mend, of a unit whose checks failed; nothing of another."""
+    checks = failed.report.checks if failed.report and failed.entry.status == "failed" else ()
     if checks and exported.golden_inputs is None:
         yield RANDOM_INPUTS
     overflows = any(check.name == "nonfinite" and not check.passed for check in checks)
@@ -136,34 +141,21 @@ def _hint(spec: ModelSpec, exported: Exported, failed: JudgedUnit) -> Iterator[s
         yield SELECTING
 
 
-def say_which_are_large(
-    approved: Sequence[tuple[EngineEntry, Approved]], manifest: Manifest
-) -> list[tuple[EngineEntry, Approved]]:
-    """The engines, those with a note that are narrower than fp16 and larger than the fp16 engine beside them.
-
-    manifest: says which shards they have.
-    """
-    entries = [replace(entry, size_bytes=manifest.size_of(entry)) for entry, _ in approved]
-    notes = [_compare_with_fp16(entry, entries) for entry in entries]
-    return [
-        (replace(entry, notes=(*entry.notes, note)) if note else entry, proof)
-        for (entry, proof), note in zip(approved, notes, strict=True)
-    ]
-
-
-def _compare_with_fp16(entry: EngineEntry, entries: Sequence[EngineEntry]) -> str | None:
-    """That a GPU engine narrower than fp16 is larger than the fp16 engine of its target and backend; else None.
-
-    What makes a compiler's int8 engine larger, such as weights kept in two forms, does not make it faster.
-    """
-    for_cpu = entry.compute_capability is None and entry.target != PORTABLE
-    if entry.precision not in QUANTIZED or for_cpu or not entry.size_bytes:
-        return None
-    same = (entry.target, entry.backend, "fp16")
-    half = next((item for item in entries if (item.target, item.backend, item.precision) == same), None)
-    if half is None or not half.size_bytes or entry.size_bytes <= half.size_bytes:
-        return None
-    return f"larger than the fp16 engine ({format_bytes(entry.size_bytes)} against {format_bytes(half.size_bytes)})"
+def note_larger(units: Sequence[UnitResult]) -> list[UnitResult]:
+    """The units, with a note on each GPU engine that is narrower than fp16 and larger than the fp16 engine of its
+    target and backend: what makes a compiler's int8 engine larger, such as weights kept in two forms, does not make it
+    faster."""
+    usable = [item for item in units if item.entry.usable]
+    fp16 = {(at.target, at.backend): item.size_bytes for item in usable if (at := item.entry).precision == "fp16"}
+    noted = []
+    for item in units:
+        entry, size, half = item.entry, item.size_bytes, fp16.get((item.entry.target, item.entry.backend))
+        on_gpu = entry.compute_capability is not None or entry.target == PORTABLE
+        if entry.usable and on_gpu and entry.precision in QUANTIZED and size and half and size > half:
+            note = f"larger than the fp16 engine ({format_bytes(size)} against {format_bytes(half)})"
+            item = replace(item, entry=replace(entry, notes=(*entry.notes, note)))
+        noted.append(item)
+    return noted
 
 
 def _draft_manifest(spec: ModelSpec, found: Judged) -> Manifest:
@@ -249,48 +241,6 @@ def list_refitted(judged: Sequence[JudgedUnit]) -> dict[str, str]:
     return {f"{REFITTED} {unit}": record.refitted_from for unit, record in known if record.refitted_from}
 
 
-def entry_of(item: JudgedUnit, report: str) -> EngineEntry:
-    """The manifest's entry of a unit with an engine. report: digest of its validation report."""
-    record = item.built.record
-    return EngineEntry(
-        **_unit_fields(item.built.unit, record.requires if record else ()),
-        **_checks_and_notes(item),
-        status=item.verdict,
-        reason=item.reason,
-        digest=item.built.digest,
-        size_bytes=record.size_bytes if record else 0,
-        suffix=record.suffix if record else "",
-        report=report,
-    )
-
-
-def _unit_fields(unit: Unit, requires: tuple[Requirement, ...] = ()) -> Json:
-    """What an entry has of its unit; without an engine it requires the processor that the unit is for."""
-    request = unit.request
-    return {
-        "target": request.target.name,
-        "precision": request.precision,
-        "backend": request.backend,
-        "compute_capability": request.target.compute_capability,
-        "product": request.target.product,
-        "build_key": request.key,
-        "graph": request.model,
-        "scales": unit.graph.scales,
-        "options": dict(request.options),
-        "toolchain": dict(request.toolchain),
-        "inputs": request.inputs,
-        "outputs": request.outputs,
-        "profiles": request.profiles,
-        "requires": requires or (for_target(request.target),),
-        "quantized_states": request.quantized_states,
-    }
-
-
-def _checks_and_notes(item: JudgedUnit) -> Json:
-    counts = {"checks": item.report.counts} if item.report else {}
-    return {**counts, "notes": (*item.built.unit.graph.notes, *item.built.notes)}
-
-
 # The last step: a judged plan becomes a version with page and channel, or the version that already says the same.
 #
 # A version is published before it is looked for which node drifted in the units that failed, which takes minutes: what
@@ -306,7 +256,7 @@ def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str],
     published = _publish(draft, context)
     if published is None:
         page = failed_page(replace(manifest, engines=draft.others), Measured.of(judged), store, draw)
-        return Outcome(manifest.model, None, False, _list_results(draft, ()), dict(manifest.metrics), page=page)
+        return Outcome(manifest.model, None, False, _list_results(draft), dict(manifest.metrics), page=page)
     built = [item.built.unit.request for item in judged if item.built.digest]
     new = published.repeated or not published.existed
     with published_without(published.manifest, "what the next plan compares with, its latency reports and its page"):
@@ -337,22 +287,23 @@ def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str],
 
 def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
     """None when no engine is fit to be published. Reports are stored only for a version that is new."""
-    if not draft.approved:
+    approved, others = draft.approved, draft.others
+    if not approved:
         return None
     store, manifest = context.store, draft.manifest
-    entries = (*(entry for entry, _ in draft.approved), *draft.others)
+    entries = (*(entry for entry, _ in approved), *others)
     whole = replace(manifest, engines=entries)
     if find_published(store, whole) is None:
-        if same := find_same(store, whole, [proof.report for _, proof in draft.approved], draft.wanted_version):
+        if same := find_same(store, whole, [proof.report for _, proof in approved], draft.wanted_version):
             return Published(same, existed=True, repeated=True)
-        for _, proof in draft.approved:
+        for _, proof in approved:
             store.put_bytes(canonical_json(proof.report.to_json()))
         manifest = with_provenance(store, manifest, entries, context.started_at)
     return publish(
         store,
         manifest.with_blake3(draft.blake3),
-        draft.approved,
-        draft.others,
+        approved,
+        others,
         channel=None if draft.narrowed else draft.channel,
         wanted_version=draft.wanted_version,
         by=user(),
@@ -360,18 +311,11 @@ def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
     )
 
 
-def _list_results(draft: VersionDraft, published: tuple[EngineEntry, ...]) -> tuple[UnitResult, ...]:
+def _list_results(draft: VersionDraft, published: Sequence[EngineEntry] = ()) -> tuple[UnitResult, ...]:
     """One for each unit, in the plan's order. The published entries are the truth where there are any."""
-    sizes = {entry.unit: draft.manifest.size_of(entry) for entry in published}
-    entries = {entry.unit: entry for entry in (*draft.others, *published)}
-    judged = {item.built.unit.name: item for item in draft.judged}
-    return tuple(_result(entries[unit], sizes.get(unit), judged.get(unit)) for unit in draft.units)
-
-
-def _result(entry: EngineEntry, size_bytes: int | None, item: JudgedUnit | None) -> UnitResult:
-    if item is None:
-        return UnitResult(entry, size_bytes)
-    return UnitResult(entry, size_bytes, item.report, dict(item.metrics), item.built)
+    entries, size_of = {entry.unit: entry for entry in published}, draft.manifest.size_of
+    found = ((item, entries.get(item.entry.unit, item.entry)) for item in draft.units)
+    return tuple(replace(item, entry=entry, size_bytes=size_of(entry)) for item, entry in found)
 
 
 def publish_attributions(
@@ -397,7 +341,7 @@ def publish_attributions(
                 attach_attribution(store, manifest, item)
             add_attributions(manifest, store, draw)
     engines = [
-        replace(engine, attributed=tuple(item for item in attributed if engine.unit in item.units))
+        replace(engine, attributed=tuple(item for item in attributed if engine.entry.unit in item.units))
         for engine in outcome.engines
     ]
     return replace(outcome, engines=tuple(engines))

@@ -126,6 +126,7 @@ class AttributeGraph:
     def run(self, context: WorkerContext) -> AttributionFound:
         """The attribution, in the store. Raises IntegrityError for a recipe that cannot be read."""
         from builders.reference import ReferenceSession
+        from pipeline.sources.onnx_model import save_onnx
         from validation.attribution.sweep import attribute as attribute_drift
         from validation.comparison.sessions import expected_checks
         from validation.comparison.tasks import lift_limits
@@ -163,7 +164,13 @@ class AttributeGraph:
             return _keep(place, found, None)
         judge = _judge_trials(expected, found, before, check)
         print("looking for the smallest set of groups to leave in float")
-        return _keep(place, found, _propose(recipe, source, found, before, judge, workdir, clock))
+
+        def judge_graph(graph: "ModelProto") -> Sequence[Check]:
+            path = workdir / "trial.onnx"
+            save_onnx(graph, path)
+            return judge(runnable(path, precision))
+
+        return _keep(place, found, _propose(recipe, source, found, before, judge_graph, clock))
 
 
 def _judge_trials(
@@ -301,27 +308,20 @@ def _propose(
     model: Path,
     found: "Attribution",
     before: Sequence[Check],
-    check: Callable[[Path], Sequence[Check]],
-    workdir: Path,
+    judge: "Callable[[ModelProto], Sequence[Check]]",
     clock: Clock,
 ) -> "Proposal":
     """What to leave in float so that the graph passes. model: the float ONNX file.
 
-    before: the checks of the graph as it is.  check: makes the checks of an ONNX file.  clock: of the attribution.
+    before: the checks of the graph as it is.  judge: makes the checks of a graph.  clock: of the attribution.
     """
     from builders.onnx_graphs.weights import load_graph
     from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.search.proposal import QuantizationRecipe, propose
-    from pipeline.sources.onnx_model import save_onnx
 
     variant, ranges = written.variant, Ranges.from_json(written.ranges) if written.ranges else None
     rewriting = variant.precision, variant.scheme, ranges, written.overrides, written.left, not variant.native_io
     recipe = QuantizationRecipe(load_graph(model), *rewriting, written.states)
-
-    def judge(graph: "ModelProto") -> Sequence[Check]:
-        path = workdir / "trial.onnx"
-        save_onnx(graph, path)
-        return check(runnable(path, recipe.precision))
 
     return replace(propose(recipe, found, before, judge, clock.left(WHOLE)), searched=written.searched)
 

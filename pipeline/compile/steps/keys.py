@@ -17,14 +17,14 @@ from enginesmith.core.errors import EnginesmithError, StepError, UnavailableErro
 from enginesmith.core.hardware.cpu_kinds import why_no_proof
 from enginesmith.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
 from enginesmith.core.text import now
-from enginesmith.core.types import Backend, Engine, Precision
+from enginesmith.core.types import Engine, Precision
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import Root, backend_root, find_code
 from pipeline.compile.run_context import Work, versions
 from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set
 from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
-from pipeline.values import Built, EngineBlob, Exported, Json, ModelShapes
+from pipeline.values import EngineBlob, Exported, Json, ModelShapes
 from validation.latency.machine import machine
 from validation.metrics.tasks.terms import TaskMetric
 
@@ -153,7 +153,7 @@ class MeasureEngine:
         at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned), len(buckets) - 1)
         model = fetch_graph(place, wanted.model, workdir / "graph.onnx")
         graph = graph_costs(model, self.shapes.inputs, buckets[at].sizes)
-        breakdown = _break_down(backend, made, graph, buckets[at], measured.buckets[at], terms.seconds, workdir)
+        breakdown = self._break_down(made, graph, buckets[at], measured.buckets[at], workdir)
         report = LatencyReport(
             unit=wanted.unit,
             engine=self.engine.digest,
@@ -171,6 +171,27 @@ class MeasureEngine:
             processes=measured.processes,
         )
         return TimedEngine(place.put_bytes(canonical_json(encode(report))))
+
+    def _break_down(
+        self, engine: Engine, graph: "GraphCosts", bucket: "BucketInputs", latency: "BucketLatency", workdir: Path
+    ) -> "TimeBreakdown":
+        """Where the time of one bucket's runs goes, as far as the backend profiles its engines.
+
+        The machine's limits are measured by the engine's own runtime and threads, where that runs ONNX graphs.
+        """
+        from validation.latency.roofline.breakdown import break_down, executed_costs
+        from validation.latency.roofline.costs import measure_roofs
+
+        profile, roofs, seconds = None, None, self.terms.seconds
+        backend = discovery.configure(engine.request.backend, dict(engine.request.options))
+        if profiler := get_profiling(backend):
+            runs = min(max(round(seconds / 2 / latency.runtime_s), FEWEST_PROFILED), MOST_PROFILED)
+            profile = profiler.profile(*call_as_built(engine, bucket.inputs), runs, workdir)
+        if runtime := opening_parts(backend):
+            dtypes = {cost.dtype for cost in executed_costs(profile) or graph.costs if cost.macs}
+            opens = partial(runtime.open_part, as_written=True)
+            roofs = measure_roofs(opens, workdir, dtypes, min(0.02, seconds / 10))
+        return break_down(bucket.name, latency.runtime_s, graph, profile, roofs)
 
 
 @dataclass(frozen=True)
@@ -223,61 +244,34 @@ def _buckets(
     return make_buckets(sizes, shapes.inputs, real)
 
 
-def _break_down(
-    backend: Backend,
-    engine: Engine,
-    graph: "GraphCosts",
-    bucket: "BucketInputs",
-    latency: "BucketLatency",
-    seconds: float,
-    workdir: Path,
-) -> "TimeBreakdown":
-    """Where the time of one bucket's runs goes, as far as the backend profiles its engines.
-
-    The machine's limits are measured by the engine's own runtime and threads, where that runs ONNX graphs.
-    """
-    from validation.latency.roofline.breakdown import break_down, executed_costs
-    from validation.latency.roofline.costs import measure_roofs
-
-    profile = roofs = None
-    if profiler := get_profiling(backend):
-        runs = min(max(round(seconds / 2 / latency.runtime_s), FEWEST_PROFILED), MOST_PROFILED)
-        profile = profiler.profile(*call_as_built(engine, bucket.inputs), runs, workdir)
-    if runtime := opening_parts(backend):
-        dtypes = {cost.dtype for cost in executed_costs(profile) or graph.costs if cost.macs}
-        opens = partial(runtime.open_part, as_written=True)
-        roofs = measure_roofs(opens, workdir, dtypes, min(0.02, seconds / 10))
-    return break_down(bucket.name, latency.runtime_s, graph, profile, roofs)
-
-
 def measure(item: JudgedUnit, exported: Exported, work: Work) -> JudgedUnit:
     """The unit with its latency report, where the spec asks for one and the engine runs here and did not fail.
 
     Raises as `time_engine`.
     """
     asked = work.spec.validation.latency
-    if asked is None or item.built.digest is None or item.verdict == "failed":
+    if asked is None or item.built.digest is None or item.entry.status == "failed":
         return item
     request = item.built.unit.request
     backend = discovery.configure(request.backend, dict(request.options))
     if backend.runs(request.target) or why_no_proof(request):
         return item
-    return replace(item, latency=time_engine(item.built, asked, exported.golden, work))
+    return replace(item, latency=time_engine(item.built.blob, asked, exported.golden, work))
 
 
-def time_engine(built: Built, asked: "Latency", golden: str, work: Work, afresh: bool = False) -> str | None:
+def time_engine(engine: EngineBlob, asked: "Latency", golden: str, work: Work, afresh: bool = False) -> str | None:
     """Digest of the latency report of an engine on this kind of machine, from the record or measured now.
 
     None where the engine could not be timed, which says nothing about whether it is right, and stops no other step.
     afresh: measure also when there is a record. Raises UnavailableError, and StepError when cancelled.
     """
     context = work.context
-    name = f"latency {built.unit.name}"
-    measure = MeasureEngine(built.blob, golden, model_shapes(work.spec), LatencyTerms(asked.seconds, asked.buckets))
+    name = f"latency {engine.request.unit}"
+    measure = MeasureEngine(engine, golden, model_shapes(work.spec), LatencyTerms(asked.seconds, asked.buckets))
     key = {
         **encode(measure),
         "machine": encode(machine()),
-        **code_key(MeasureEngine, backend_root(built.unit.request.backend)),
+        **code_key(MeasureEngine, backend_root(engine.request.backend)),
         **({"at": now()} if afresh else {}),
     }
     job = Job(name, measure, context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))

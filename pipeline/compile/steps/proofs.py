@@ -30,7 +30,7 @@ from pipeline.compile.steps.blobs import (
     runnable,
 )
 from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes
-from pipeline.outcome import JudgedUnit, make_report
+from pipeline.outcome import JudgedUnit, judge_built
 from pipeline.progress.events import VerdictReached
 from pipeline.values import Built, EngineBlob, Exported, Json, ModelShapes, Proof
 from validation.contracts.terms import Contract
@@ -177,6 +177,31 @@ class ExtraCalls:
     bitwise: bool
     shapes: ModelShapes
 
+    def check(
+        self,
+        request: BuildRequest,
+        pair: "FuzzSides",
+        golden: "GoldenSet",
+        graph: Path,
+        passed: bool,
+        compared_s: float,
+    ) -> tuple[Check, ...]:
+        """Checks of calls at other magnitudes and sizes, and of repeated calls.
+
+        passed, compared_s: whether the comparison on the golden set passed, and the seconds it took. Magnitudes, and
+        sizes between those of the golden set, are tried only where it did.
+        """
+        from validation.calls.checks import Allowance, call_checks, magnitude_checks
+
+        shapes, allowance = (self.shapes.inputs, self.shapes.dims), Allowance.of(self.seconds, compared_s)
+
+        def bits() -> bool:
+            return self.bitwise or repeats_bits(request, graph)
+
+        shared = discovery.capabilities_of(request.backend).thread_safe
+        moved = magnitude_checks(pair, self.shapes.inputs, golden) if passed else ()
+        return (*moved, *call_checks(pair, shapes, golden, request.seed, allowance, bits, passed, shared))
+
 
 @dataclass(frozen=True)
 class ContractTerms:
@@ -251,7 +276,8 @@ class CheckEngine:
             pair = FuzzSides(expected, actual, wanted.precision, held, documented, usual=usual, elsewhere=elsewhere)
             compared_s = time.perf_counter() - started
             if self.calls:
-                checks += check_calls(self.calls, wanted, pair, frozen, graph, checks, compared_s)
+                passed = all(check.passed for check in checks)
+                checks += self.calls.check(wanted, pair, frozen, graph, passed, compared_s)
             if self.padding:
                 checks += tuple(padding_checks(actual, wanted, self.padding, frozen, held))
             if self.contract:
@@ -274,33 +300,6 @@ def _ask_all(recorded: Session, golden: "GoldenSet") -> None:
             run(session, inputs)
         except EnginesmithError as error:
             raise IntegrityError(f"{what}: {error}") from error
-
-
-def check_calls(
-    calls: ExtraCalls,
-    request: BuildRequest,
-    pair: "FuzzSides",
-    golden: "GoldenSet",
-    graph: Path,
-    compared: Sequence[Check],
-    compared_s: float,
-) -> tuple[Check, ...]:
-    """Checks of calls at other magnitudes and sizes, and of repeated calls.
-
-    compared, compared_s: checks of the comparison on the golden set, and the seconds it took. Magnitudes, and sizes
-    between those of the golden set, are tried only where its own passed.
-    """
-    from validation.calls.checks import Allowance, call_checks, magnitude_checks
-
-    shapes, allowance = (calls.shapes.inputs, calls.shapes.dims), Allowance.of(calls.seconds, compared_s)
-
-    def bits() -> bool:
-        return calls.bitwise or repeats_bits(request, graph)
-
-    passed = all(check.passed for check in compared)
-    shared = discovery.capabilities_of(request.backend).thread_safe
-    moved = magnitude_checks(pair, calls.shapes.inputs, golden) if passed else ()
-    return (*moved, *call_checks(pair, shapes, golden, request.seed, allowance, bits, passed, shared))
 
 
 def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -> "GoldenSet":
@@ -345,65 +344,54 @@ def validate(built: Built, exported: Exported, work: Work) -> JudgedUnit:
     """Judge the checks of a unit's three stages together; an engine that cannot run here stays unproven,
     and a unit whose graph failed has failed with it.
 
-    Raises as `try_to_prove`.
+    Raises as `prove_engine`.
     """
     if built.failure:
-        return JudgedUnit(built)
+        return judge_built(built)
+    proofs = [exported.proof, built.unit.graph.proof]
     if built.unit.action == "failed":
-        proofs = [exported.proof, built.unit.graph.proof]
-        return JudgedUnit(built, make_report(built, exported.golden, proofs, "it was not built"), proofs[-1].metrics)
+        return judge_built(built, exported.golden, proofs, "it was not built")
     request = built.unit.request
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
-    proofs = [exported.proof, built.unit.graph.proof]
-    own = request.model == exported.model.digest and request.precision == "fp32"
-    answers = answers_here(exported) if own else None
-    proven_by = exported.golden, exported.model.digest
-    proofs += [] if cannot_run else [try_to_prove(built, proven_by, work, answers=answers)]
-    judged = JudgedUnit(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)
-    work.context.progress.emit(VerdictReached(built.unit.name, judged.verdict, judged.reason))
+    if not cannot_run:
+        own = request.model == exported.model.digest and request.precision == "fp32"
+        check = engine_check(built.blob, work.spec, exported.golden)
+        proofs.append(prove_engine(replace(check, answers=answers_here(exported) if own else None), work))
+    judged = judge_built(built, exported.golden, proofs, cannot_run)
+    work.context.progress.emit(VerdictReached(built.unit.name, judged.entry.status, judged.entry.reason))
     return judged
 
 
-def try_to_prove(
-    built: Built,
-    proven_by: tuple[str, str],
-    work: Work,
-    afresh: bool = False,
-    answers: str | None = None,
-) -> Proof:
+def prove_engine(check: CheckEngine, work: Work, afresh: bool = False) -> Proof:
     """The proof of an engine: it is run against the graph it was built from; of one that cannot be opened or run, the
     one check `CRASHED`, which failed.
 
-    proven_by: digests of the golden set and of the exported model.  afresh: also when the same proof is on record.
-     answers: of that graph, as in `CheckEngine`; the proof is the same
-    without. Raises UnavailableError and IntegrityError, which say nothing about the engine, and StepError when
-    cancelled.
+    afresh: also when the same proof is on record. Raises UnavailableError and IntegrityError, which say nothing about
+    the engine, and StepError when cancelled.
     """
-    spec = work.spec
-    request, check = built.unit.request, engine_check(built, spec, proven_by)
+    request = check.engine.request
     key = {
-        **encode(check),
-        "engine": built.digest,
+        **encode(replace(check, answers=None)),  # the proof is the same without them
+        "engine": check.engine.digest,
         "request": request.key,
         # What the proof depends on of this machine.
         "machine": [this_kind().name] if request.target.is_cpu else sorted({gpu.name for gpu in gpus()}),
         **code_key(CheckEngine, backend_root(request.backend)),
         **({"at": now()} if afresh else {}),
     }
-    known = replace(check, answers=answers)
-    job = Job(f"prove {built.unit.name}", known, work.context.store.uri, engine_limits(spec, "proof"))
+    job = Job(f"prove {request.unit}", check, work.context.store.uri, engine_limits(work.spec, "proof"))
     return prove_or_crash("check-engine", key, job, work.context)
 
 
-def engine_check(built: Built, spec: "ModelSpec", proven_by: tuple[str, str]) -> CheckEngine:
-    """What proves an engine by its spec. proven_by: as in `try_to_prove`."""
-    request = built.unit.request
+def engine_check(engine: EngineBlob, spec: "ModelSpec", golden: str) -> CheckEngine:
+    """What proves an engine by its spec. golden: digest of the golden set."""
+    precision = engine.request.precision
     return CheckEngine(
-        built.blob,
-        proven_by[0],
-        limits_of(spec, request.precision, "engine"),
-        metrics_of(spec, request.precision),
+        engine,
+        golden,
+        limits_of(spec, precision, "engine"),
+        metrics_of(spec, precision),
         contract_of(spec),
         calls_of(spec),
         padding=padding_rules(spec),

@@ -211,8 +211,8 @@ class _Measuring:
             unit=request.unit,
             backend=request.backend,
             precision=request.precision,
-            status=item.verdict,
-            reason="" if item.verdict in PASSED else item.reason,
+            status=item.entry.status,
+            reason="" if item.entry.status in PASSED else item.entry.reason,
             size_bytes=built.record.size_bytes if built.record else None,
             build_s=built.record.seconds if built.record else None,
             sqnr_db=min(sqnr, default=None),
@@ -220,12 +220,12 @@ class _Measuring:
             covers=self._list_covered(request),
             notes=built.notes,
         )
-        return self._with_times(known, item) if item.verdict in PASSED else known
+        return self._with_times(known, item) if item.entry.status in PASSED else known
 
     def _with_times(self, known: EngineFacts, item: JudgedUnit) -> EngineFacts:
         """The facts with the times and shapes of an engine that runs here."""
         latency = Latency(seconds=self.options.seconds, buckets="few")
-        digest = time_engine(item.built, latency, self.exported.golden, self.work, afresh=True)
+        digest = time_engine(item.built.blob, latency, self.exported.golden, self.work, afresh=True)
         if digest is None:
             return replace(known, reason="it could not be timed")
         report = read_latency_report(self.work.context.store, digest)

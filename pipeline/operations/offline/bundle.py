@@ -3,7 +3,7 @@
 import math
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.hardware.machine import product_of
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
-from enginesmith.core.reports.proof import Answers, Check, Report
+from enginesmith.core.reports.proof import Check
 from enginesmith.core.requirements import Json
 from enginesmith.core.types import CPU_KIND
 from enginesmith.registry.evidence.attestations import judge_entries
@@ -23,14 +23,19 @@ from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines,
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions.lookup import locate
-from enginesmith.registry.versions.publish import add_attestation
-from pipeline.compile.ensembles.publication import GOLDEN, report_on, request_proof
+from pipeline.compile.ensembles.publication import GOLDEN
 from pipeline.compile.ensembles.whole import LIMITS, WholeData
 from pipeline.compile.steps.blobs import fetch, fetch_graph
 from pipeline.compile.steps.keys import engine_limits
-from pipeline.compile.steps.proofs import CRASHED, contract_of, engine_check, padding_rules
-from pipeline.operations.revalidate import as_built, published_proof, read_ensemble, spec_of, unit_of
-from pipeline.outcome import make_report
+from pipeline.compile.steps.proofs import CRASHED, contract_of, padding_rules
+from pipeline.operations.validate import (
+    PublishedEnsemble,
+    Validated,
+    attach,
+    open_version,
+    read_ensemble,
+    spec_of,
+)
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Proof
 from validation.golden.golden_set import Case, GoldenSet
@@ -185,23 +190,11 @@ _CLOCKS = timedelta(minutes=10)
 _BROKE = ("load failed", "run failed", "crashed")
 
 
-@dataclass(frozen=True)
-class Imported:
-    """One engine's result. verdict: 'proven' or 'failed', with the digest of the attached report; 'unproven' where it
-    was not run; 'refused' where the results cannot be of this engine, for that reason."""
-
-    reference: str
-    unit: str
-    verdict: str
-    reason: str
-    report: str | None = None
-
-
 class _Refused(Exception):  # noqa: N818 - an answer about the results, not a bug
     """Why results are not believed."""
 
 
-def import_file(store: Store, path: Path) -> list[Imported]:
+def import_file(store: Store, path: Path) -> list[Validated]:
     """Judge the engines of a results file, and attach the reports. Raises IntegrityError for a file that the kit did
     not write, that is not whole, or that holds no carried engine."""
     with path.open("rb") as stream:
@@ -219,75 +212,54 @@ def import_file(store: Store, path: Path) -> list[Imported]:
     return list(import_results(store, results))
 
 
-def import_results(store: Store, results: Results) -> Iterator[Imported]:
-    """Judge each carried engine, and attach the reports. Raises IntegrityError for a damaged registry."""
+def import_results(store: Store, results: Results) -> Iterator[Validated]:
+    """Judge each carried engine, and attach the reports; 'refused' for results that cannot be of their engine. Raises
+    IntegrityError for a damaged registry."""
     for item in results.carried:
         reference, unit = f"{item.model}@{item.version}"[:200], item.unit[:200]
         if item.outcome in ("skipped", "not finished"):
-            yield Imported(reference, unit, "unproven", f"not run there: {str(item.reason)[:300]}")
+            yield Validated(reference, unit, "unproven", f"not run there: {str(item.reason)[:300]}")
             continue
         try:
-            yield _import_entry(store, results, item, reference)
+            yield _import_entry(store, results, item)
         except _Refused as refused:
-            yield Imported(reference, unit, "refused", str(refused))
+            yield Validated(reference, unit, "refused", str(refused))
 
 
-def _import_entry(store: Store, results: Results, item: OfflineTrial, reference: str) -> Imported:
+def _import_entry(store: Store, results: Results, item: OfflineTrial) -> Validated:
+    """Judge an engine, of an ensemble once those of its graphs are proven, and attach the report."""
     manifest = locate(store, Reference(item.model, item.version)).manifest
     require(store, manifest)
     entry = _find_entry(manifest, item)
     _check_device(entry, results.device)
     _check_time(manifest, item.created_at)
-    if manifest.graphs:
-        return _import_ensemble(store, results, item, entry, manifest)
-    spec = spec_of(manifest)
-    if what := own_runs(spec):
-        raise _Refused(
-            f"{reference} {what}, which takes runs of its own; `enginesmith validate {reference}` on a node "
-            "with that GPU shows it"
-        )
-    check = engine_check(as_built(entry), spec, (manifest.golden, manifest.onnx))
-    # Other sizes and repeated calls are made as long as time allows, which nobody can foresee there.
-    judged = replace(check, calls=None, recorded=_answers(item))
-    proof = _prove(entry, item, Job(f"judge {entry.unit}", judged, store.uri, engine_limits(spec, "proof")))
-    report = make_report(
-        as_built(entry), manifest.golden, [published_proof(entry, store), proof], None, _cpu_of(results)
-    )
-    return _attach(store, manifest, results, item, report)
-
-
-def _import_ensemble(
-    store: Store, results: Results, item: OfflineTrial, entry: EngineEntry, manifest: Manifest
-) -> Imported:
-    """Judge an engine of an ensemble whose graphs' engines are proven, and attach the report."""
-    parts = list(pinned_engines(store, manifest, entry))
-    for graph, pinned, engine in parts:
+    for graph, pinned, engine in pinned_engines(store, manifest, entry) if manifest.graphs else ():
         known = next(each for each in judge_entries(store, pinned) if each.unit == engine.unit)
         if known.status != "proven":
-            reason = f"graph {graph.name!r}: {known.reason}"
-            return Imported(f"{item.model}@{item.version}", entry.unit, known.status, reason)
-    with workdir() as folder:
-        built = read_ensemble(manifest, store, folder)
-        proof = request_proof(unit_of(entry, {graph.name: engine for graph, _, engine in parts}), built)
-        job = Job(f"judge {entry.unit}", replace(proof, recorded=_answers(item)), store.uri, LIMITS)
-        report = report_on(entry, built.golden.digest, _prove(entry, item, job), None, _cpu_of(results))
-    return _attach(store, manifest, results, item, report)
-
-
-def _cpu_of(results: Results) -> str:
-    return results.host.get(CPU_KIND, "a CPU of unknown kind")[:200]
-
-
-def _attach(store: Store, manifest: Manifest, results: Results, item: OfflineTrial, report: Report) -> Imported:
-    """Attach a report with what the results say of the machine."""
+            return Validated.of(manifest, entry, known.status, f"graph {graph.name!r}: {known.reason}")
+    cpu = results.host.get(CPU_KIND, "a CPU of unknown kind")[:200]
+    name, answers = f"judge {entry.unit}", item.answers or {}
+    with open_version(manifest, store) as version:
+        if isinstance(version, PublishedEnsemble):
+            whole = replace(version.check(entry, store), recorded=answers)
+            report = version.judge(entry, _prove(entry, item, Job(name, whole, store.uri, LIMITS)), cpu)
+        else:
+            if what := own_runs(version.spec):
+                raise _Refused(
+                    f"{manifest.model}@{manifest.version} {what}, which takes runs of its own; `enginesmith validate "
+                    f"{manifest.model}@{manifest.version}` on a node with that GPU shows it"
+                )
+            # Other sizes and repeated calls are made as long as time allows, which nobody can foresee there.
+            check = replace(version.check(entry), calls=None, recorded=answers)
+            job = Job(name, check, store.uri, engine_limits(version.spec, "proof"))
+            report = version.judge(entry, _prove(entry, item, job), store, cpu)
     device = results.device
     said = {"device_name": device.name, "device_driver": device.driver, "device_cuda": device.cuda}
     host = {**{name: value[:200] for name, value in results.host.items()}, **said}
     versions = {name: value[:100] for name, value in (item.versions or {}).items()}
     reason = f"{report.reason}; answers recorded on {device.name}, judged here"
-    attached = replace(report, created_at=item.created_at, host=host, versions=versions, reason=reason)
-    reference = f"{item.model}@{item.version}"
-    return Imported(reference, report.unit, report.verdict, report.reason, add_attestation(store, manifest, attached))
+    report = replace(report, created_at=item.created_at, host=host, versions=versions, reason=reason)
+    return attach(store, manifest, report)
 
 
 def _find_entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
@@ -325,10 +297,6 @@ def _check_time(manifest: Manifest, stated: str) -> None:
         raise _Refused(f"it was made at {stated[:40]!r}, which is no time with a zone") from error
     if early or late:
         raise _Refused(f"it was made at {stated}, {'before this version was' if early else 'which is yet to come'}")
-
-
-def _answers(item: OfflineTrial) -> Answers:
-    return item.answers or {}
 
 
 def _prove(entry: EngineEntry, item: OfflineTrial, judge: Job[Proof]) -> Proof:

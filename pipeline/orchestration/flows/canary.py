@@ -12,7 +12,7 @@ from prefect.states import Completed, Failed
 
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware.machine import target_named
-from enginesmith.core.text import join_first
+from enginesmith.core.text import join_first, pluralize
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from enginesmith.registry.versions import lookup
@@ -91,8 +91,7 @@ def _tell(store: Store, wanted: CanaryRequest, done: CanaryOutcome) -> None:
         return
     show_document(report, None)
     if PREFECT_API_URL.value():
-        target = str(report.target)
-        watch.send_judged(store, wanted.model, wanted.version, wanted.channel, target, report.verdict, done.blob)
+        watch.send_judged(store, wanted, report, done.blob)
 
 
 def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: Run) -> State[object]:
@@ -110,5 +109,5 @@ def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: R
             failed += 1
             told.append(f"{model}: {error}")
             logger.error("%s", told[-1])
-    message = f"looked at {len(models)} models: {join_first(told, 5) or 'none was missed'}"
+    message = f"looked at {pluralize(len(models), 'model')}: {join_first(told, 5) or 'none was missed'}"
     return Failed(message=message, data=told) if failed else Completed(message=message, data=told)

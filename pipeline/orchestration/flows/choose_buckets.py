@@ -9,7 +9,7 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.orchestration import watch
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
-from pipeline.orchestration.rebucketing import DriftAnswer, answer_drift
+from pipeline.orchestration.rebucketing import DriftAnswer, DriftRequest, answer_drift
 from pipeline.orchestration.run import RunOptions, start_executors
 from pipeline.traffic.place import BucketOptions
 
@@ -39,7 +39,8 @@ def choose_buckets(
     with tags("enginesmith"), start_executors(RunOptions(registry=registry), signals=False) as executors:
 
         def answer() -> DriftAnswer:
-            return answer_drift(model, registry, traffic, options, FlowProgress(logger), executors, logger.info)
+            asked = DriftRequest(model, registry, traffic, options)
+            return answer_drift(asked, FlowProgress(logger), executors, logger.info)
 
         done = PrefectRunner().call(answer)
     logger.info("%s: %s", model, done.reason)

@@ -11,7 +11,7 @@ from pydantic import Field
 from enginesmith.core.moments import LONGEST
 from enginesmith.core.text import pluralize
 from enginesmith.registry.collection.references import Rules
-from enginesmith.registry.gc import Collected, GarbageItem, collect
+from enginesmith.registry.gc import Collected, collect
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.orchestration.artifacts import show_table
@@ -36,12 +36,12 @@ def collect_garbage(
         )
 
     found = PrefectRunner().call(collection)
-    show_table("garbage", "What nothing needs any more", [_row(item) for item in found.items])
+    show_table(
+        "garbage",
+        "What nothing needs any more",
+        [{**vars(item), "due": item.due.isoformat(timespec="minutes") if item.due else ""} for item in found.items],
+    )
     gone, left = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
     return Completed(
         message=f"{pluralize(len(found.kept), 'version')} kept; {gone} bytes deleted, {left} bytes are garbage"
     )
-
-
-def _row(item: GarbageItem) -> dict[str, object]:
-    return {**vars(item), "due": item.due.isoformat(timespec="minutes") if item.due else ""}

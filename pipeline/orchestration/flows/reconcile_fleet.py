@@ -8,7 +8,7 @@ from prefect.states import Completed, Failed
 
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
-from pipeline.fleet.coverage import Coverage, predictor
+from pipeline.fleet.coverage import predictor
 from pipeline.fleet.inventory import Access
 from pipeline.orchestration.artifacts import show_table
 from pipeline.orchestration.fleet import FleetSources, Reconciled, messages, reconcile, send
@@ -41,10 +41,13 @@ def reconcile_fleet(
         for message in messages(found.work, found.registry) if apply else ():
             logger.info("sent %s of %s: %s", message.event, message.model, runner.call(send, message))
     lacking = [item for item in found.standings if not item.serves]
-    show_table("fleet", "What the fleet lacks", [_row(item) for item in lacking])
+    show_table(
+        "fleet",
+        "What the fleet lacks",
+        [
+            {"on": item.group.name, "model": str(item.demand.reference), "state": item.state, "why": item.reason}
+            for item in lacking
+        ],
+    )
     counts = ", ".join(f"{count} {state}" for state, count in found.counts.items()) or "nothing is wanted"
     return (Completed if found.good else Failed)(message=counts, data=found.to_json())
-
-
-def _row(item: Coverage) -> dict[str, object]:
-    return {"on": item.group.name, "model": str(item.demand.reference), "state": item.state, "why": item.reason}

@@ -5,6 +5,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.text import pluralize
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from enginesmith.registry.versions import lookup
@@ -41,5 +42,5 @@ def settle_canary(
             told.append(f"not settled: {error}")
         logger.info("%s: %s", name, told[-1])
     if failed:
-        return Failed(message=f"{failed} of {len(told)} models could not be settled", data=told)
-    return Completed(message=f"looked at {len(told)} models", data=told)
+        return Failed(message=f"{failed} of {pluralize(len(told), 'model')} could not be settled", data=told)
+    return Completed(message=f"looked at {pluralize(len(told), 'model')}", data=told)

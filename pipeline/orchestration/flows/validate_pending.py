@@ -1,20 +1,20 @@
 """The flow that proves unproven engines, on the hardware of the worker that runs it, or on Ray's GPUs."""
 
-from dataclasses import asdict
 from typing import Literal
 
 from prefect import flow, get_run_logger, runtime, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from enginesmith.core.text import pluralize
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.compile.run_context import RunContext
-from pipeline.operations.revalidate import PendingProof, list_pending, pending_of, why_nothing
-from pipeline.operations.revalidate import prove_pending as prove
+from pipeline.operations.validate import Validated, list_pending, pending_of, why_nothing
+from pipeline.operations.validate import validate_pending as prove
 from pipeline.orchestration.artifacts import show_table
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
-from pipeline.orchestration.gpu_workers import gpu_named, prove_on_worker
+from pipeline.orchestration.gpu_workers import gpu_named, validate_on_worker
 from pipeline.orchestration.run import RunOptions, start_executors
 
 
@@ -53,10 +53,13 @@ def validate_pending(
         # One version after the other: engines are timed, too, and two at once would time each other.
         items = [asked] if asked else list_pending(store, model, gpu)
         runner = PrefectRunner()
-        found: list[PendingProof] = []
+        found: list[Validated] = []
         for item in items:
-            found += runner.call(prove_on_worker, item, gpu, context) if gpu else runner.call(prove, item, context)
+            found += runner.call(validate_on_worker, item, gpu, context) if gpu else runner.call(prove, item, context)
     where = f"for {gpu.name}" if gpu else "here"
-    show_table("proofs", f"Engines proven {where}", [asdict(item) for item in found])
-    message = f"{len(found)} engines were pending {where}, {sum(item.verdict == 'proven' for item in found)} are proven"
+    columns = ("reference", "unit", "verdict", "reason")
+    rows = [{name: getattr(item, name) for name in columns} for item in found]
+    show_table("proofs", f"Engines proven {where}", rows)
+    proven = sum(item.verdict == "proven" for item in found)
+    message = f"{pluralize(len(found), 'engine')} pending {where}, {proven} proven"
     return (Completed if all(item.good for item in found) else Failed)(message=message, data=found)

@@ -189,8 +189,8 @@ class LiveMetrics(Progress):
             case RunConcluded(outcome):
                 self._unproven.clear()
                 for engine in outcome.engines:
-                    if engine.status == "unproven":
-                        self._unproven.labels(engine.target, engine.backend).inc()
+                    if engine.entry.status == "unproven":
+                        self._unproven.labels(engine.entry.target, engine.entry.backend).inc()
             case Started() | Retrying() | ProcessEnded() | Finished():
                 if unit := self._units.get(event.name):
                     self._count(event, unit)

@@ -67,7 +67,7 @@ class GroupDamage:
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """One point of the frontier: the share of the weighted multiplications in int8, and the quality that gives.
+    """One point of the frontier: the share of the multiplications with weights in int8, and the quality that gives.
 
     left: groups that stay in float.  predicted_db: from the damages of single groups.  The others: of the whole model,
     where it was run; accuracy where there are labels.
@@ -113,7 +113,8 @@ class MixedPrecisionChoice:
             quality = f"{decibels_text(in_json(point.sqnr_db))}, cosine {point.cosine:.4f}"
         quality += f", accuracy {point.accuracy:.4f}" if point.accuracy is not None else ""
         ended = f"; the search {self.ended}" if self.ended else ""
-        return f"{point.share:.1%} of the weighted multiplications in int8: {quality} on calibration samples{ended}"
+        share = f"{100 * point.share:.1f} % of the multiplications with weights"
+        return f"{share} in int8: {quality} on calibration samples{ended}"
 
     def document(self, floor: SearchFloor | None) -> "SearchDocument":
         """Everything but model and ranges, and the floor that was asked for, with SQNR `in_json`."""

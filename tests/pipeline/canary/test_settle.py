@@ -313,6 +313,10 @@ def test_a_model_that_is_damaged_keeps_no_other_from_being_settled(
     assert state.is_failed() and "3 of 3 models" in state.message
     digits, *others = state.data
     assert "run the canary again" in digits and all("no model" in said for said in others)
+    monkeypatch.setattr(flows.lookup, "models", lambda _: [])
+    assert flows.settle_canary.fn(registry=store.uri).message == "looked at 0 models"
+    monkeypatch.setattr(flows, "settle_newest", lambda *_: "nothing to settle")
+    assert flows.settle_canary.fn(registry=store.uri, model="digits").message == "looked at 1 model"
 
 
 def test_a_report_about_another_model_moves_nothing(store: Store, pair, settled: Settle) -> None:

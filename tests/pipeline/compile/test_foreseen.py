@@ -18,7 +18,7 @@ from tests.pipeline.projects import SPEC, Project, arrays, weights, write_model
 
 MODEL, CALIBRATION, GOLDEN = "model tiny.onnx", "calibration data calibration.npz", "golden data golden.npz"
 
-SEARCHED = ", and searched if plain ranges miss the limits"
+SEARCHED = "; a search runs if plain calibration misses the limits"
 
 
 def planned(project: Project, *words: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -179,7 +179,7 @@ def test_a_plan_says_what_it_does_first(project: Project) -> None:
     first = project.run("plan", project.spec, "--no-export")
     assert first.code == 0 and "no engine for this unit yet; known once the model is exported" in first.out
     done = project.run("plan", project.spec)
-    assert "not on record: export; that is done first" in done.err and "export ..." in done.err
+    assert "export is missing and runs first" in done.err and "export ..." in done.err
     assert "not on record" not in project.run("plan", project.spec).err
 
 

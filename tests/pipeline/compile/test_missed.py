@@ -86,7 +86,7 @@ def test_it_is_searched_proven_and_told_everywhere(built_loud: tuple[Path, Resul
     assert f"{CHOICE}: done" in done.err
     row = next(row for row in done.json["engines"] if row["precision"] == "int8")
     assert row["status"] == "proven" and WHY in row["reason"] and ", limit " in row["reason"]
-    assert "of the weighted multiplications in int8, no node left in float by it" in row["reason"]
+    assert "of the multiplications with weights in int8, no node left in float by it" in row["reason"]
     assert row["notes"][0].startswith(WHY)
     assert WHY not in next(row for row in done.json["engines"] if row["precision"] == "fp32")["reason"]
     assert WHY in searched.run("show", "tiny", "--json").out
@@ -121,7 +121,7 @@ def test_never_leaves_it_failed_and_a_plan_says_what_a_search_would_take_on(loud
 
 def test_a_first_plan_foresees_the_search(loud: Project) -> None:
     out = loud.run("plan", loud.spec, "--no-export", "--json").json["units"]
-    told = {unit["precision"]: "searched if plain ranges miss the limits" in unit["reason"] for unit in out}
+    told = {unit["precision"]: "a search runs if plain calibration misses the limits" in unit["reason"] for unit in out}
     assert told == {"fp32": False, "int8": True}
     loud.change_spec(quantization={"search": "never"})
     assert "searched if" not in loud.run("plan", loud.spec, "--no-export", "--json").out
@@ -137,7 +137,7 @@ def test_limits_that_only_float_keeps_refuse_the_unit(loud: Project) -> None:
     loud.change_spec(validation={"limits": {"int8": {"quantization": {"sqnr_db": 110}}}})
     found = rows(loud)
     assert found["fp32"]["status"] == "proven" and found["int8"]["status"] == "refused"
-    assert "it would not be int8: 0 nodes compute in int8" in found["int8"]["reason"]
+    assert "0 nodes compute in int8" in found["int8"]["reason"]
     assert "the graph's limits: quantized alone it leaves" in found["int8"]["reason"] and WHY in found["int8"]["reason"]
 
 
@@ -145,7 +145,7 @@ def test_what_came_of_a_search_is_said() -> None:
     choice = SearchResult("", "", "", "", {"a": "why", "b": "why"}, 0.5, "")
     graph = missed._describe_search(Graph(GraphVariant("int8"), "", (), ()), "plain ranges missed it", choice)
     assert graph.searched is not None
-    assert graph.searched.endswith("50.0% of the weighted multiplications in int8, 2 nodes left in float")
+    assert graph.searched.endswith("50.0 % of the multiplications with weights in int8, 2 nodes left in float")
 
 
 def test_a_search_that_fails_costs_no_other_unit(loud: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,8 +82,8 @@ def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(
     judged = proofs.validate(
         an_engine(), EXPORTED, Work(load_spec(project.spec), run_context(project.folder.parent, error))
     )
-    assert judged.verdict == "failed"
-    assert str(error) in judged.reason
+    assert judged.entry.status == "failed"
+    assert str(error) in judged.entry.reason
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from enginesmith.core.types import BuildRequest
 from enginesmith.registry.store.base import Store
 from pipeline.cli.machines.fleet import print_plan
 from pipeline.fleet.catalog import Catalog, read_served, whole_registry
+from pipeline.fleet.coverage import Hours
 from pipeline.fleet.groups import Fleet
 from pipeline.fleet.plan import FleetPlan, StateChange, make_plan, parse_nodes
 from tests.pipeline.fleet.fleets import built, nothing_known, published, without_engine
@@ -133,6 +134,7 @@ def test_how_long_is_summed_over_what_is_known_and_the_rest_is_said(store: Store
     assert found.hours.words.startswith(
         "about 0.50 GPU hours for 2 units, each predicted from 2 to 3 finished builds; "
     )
+    assert Hours(0.004, 1, 1, 1, 0).words == "under 0.01 GPU hours for 1 unit, each predicted from 1 finished build"
     unknown = [item.name for item in found.work if item.unit.kind == "build" and not item.refused and not item.expected]
     assert found.hours.unknown == len(unknown) and "digits@1 sm_100 fp16 tensorrt" in unknown
     nothing = plan(store, fleet, driver="590.44", runtimes={"tensorrt": "11.4"})

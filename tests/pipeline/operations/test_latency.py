@@ -19,9 +19,10 @@ from pipeline.compile.publication.pages import published_document
 from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.keys import time_engine
 from pipeline.operations.check_reproducible import ProfileOptions, benchmark_pair, profile_published
-from pipeline.operations.revalidate import as_built, spec_of
+from pipeline.operations.validate import spec_of
 from pipeline.orchestration.artifacts import version_markdown
 from pipeline.orchestration.run import NotOnRecord, OnlyRecords
+from pipeline.outcome import engine_of
 from pipeline.spec.model import load_spec
 from pipeline.spec.validation import Latency
 from tests.pipeline.projects import Project
@@ -123,7 +124,7 @@ def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
     for timed in (
         lambda: profile_published(chosen, ProfileOptions(), context),
         lambda: benchmark_pair(chosen, chosen, ProfileOptions(), context),
-        lambda: time_engine(as_built(chosen.entry), Latency(), golden, Work(spec, context), afresh=True),
+        lambda: time_engine(engine_of(chosen.entry), Latency(), golden, Work(spec, context), afresh=True),
     ):
         with pytest.raises(NotOnRecord):
             timed()

@@ -24,7 +24,8 @@ from enginesmith.registry.versions.lookup import load
 from pipeline.compile.steps.blobs import runnable
 from pipeline.operations.offline import bundle
 from pipeline.operations.offline import bundle as imports
-from pipeline.operations.offline.bundle import Imported, import_results, write_offline_bundle
+from pipeline.operations.offline.bundle import import_results, write_offline_bundle
+from pipeline.operations.validate import Validated
 from tests.pipeline.projects import Project
 from validation.comparison.sessions import run
 from validation.gpu.cases import load_cases
@@ -210,7 +211,7 @@ def test_a_version_with_a_contract_or_padding_asks_for_runs_of_its_own(
 
 def of_a_gpu(
     place: tuple[Store, Manifest], out: Path, unit: str, folder: Path, noise: float, **device: Any
-) -> Imported:
+) -> Validated:
     """Results as a GPU would give them, made up from the CPU's reference: the last bits differ by `noise`."""
     store, manifest = place
     entry = next(entry for entry in manifest.engines if entry.unit == unit)

@@ -16,7 +16,8 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.operations.offline import bundle
-from pipeline.operations.offline.bundle import Imported, import_results, write_offline_bundle
+from pipeline.operations.offline.bundle import import_results, write_offline_bundle
+from pipeline.operations.validate import Validated
 from tests import stateful_ensembles
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
 from validation.gpu.kit import KitOptions, run_kit
@@ -54,7 +55,7 @@ def returned(place: tuple[Store, Manifest], tmp_path_factory: pytest.TempPathFac
     return document
 
 
-def judge(store: Store, document: dict[str, Any]) -> list[Imported]:
+def judge(store: Store, document: dict[str, Any]) -> list[Validated]:
     return list(import_results(store, Results.from_json(document)))
 
 

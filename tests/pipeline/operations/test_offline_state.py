@@ -17,7 +17,8 @@ from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.operations.offline import bundle
 from pipeline.operations.offline import bundle as imports
-from pipeline.operations.offline.bundle import Imported, import_results, write_offline_bundle
+from pipeline.operations.offline.bundle import import_results, write_offline_bundle
+from pipeline.operations.validate import Validated
 from tests.decoding import DECODER, write_decoder
 from tests.stateful import RECURRENT, write_stateful
 from validation.gpu.kit import KitOptions, run_kit
@@ -47,7 +48,7 @@ def carry(store: Store, manifest: Manifest, folder: Path) -> dict[str, Any]:
     return document
 
 
-def judge(store: Store, document: dict[str, Any]) -> list[Imported]:
+def judge(store: Store, document: dict[str, Any]) -> list[Validated]:
     return list(import_results(store, Results.from_json(document)))
 
 

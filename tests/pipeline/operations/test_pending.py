@@ -14,23 +14,22 @@ from enginesmith.core.reports.proof import unmeasured
 from enginesmith.core.types import Target
 from enginesmith.registry.builds import build_history
 from enginesmith.registry.evidence.attestations import attest
-from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
 from enginesmith.registry.versions.publish import add_attestation
 from pipeline.compile.composition import InProcess
-from pipeline.compile.run_context import RunContext, Work
-from pipeline.operations import revalidate as proving
-from pipeline.operations.revalidate import (
-    Attested,
+from pipeline.compile.run_context import RunContext
+from pipeline.operations import validate as proving
+from pipeline.operations.validate import (
     Pending,
-    PendingProof,
+    Validated,
     list_pending,
     pending_of,
-    revalidate,
+    validate,
     why_nothing,
 )
-from pipeline.operations.revalidate import prove_pending as prove
+from pipeline.operations.validate import validate_pending as prove
 from pipeline.orchestration.flows import validate_pending as flows
 from pipeline.progress import Progress
 from tests.enginesmith.registries import engine, publish_engines, report
@@ -121,20 +120,21 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(
     ran: list[str] = []
     at_once: list[int] = []
 
-    def attested(manifest: Manifest, entry: EngineEntry, work: Work) -> Attested:
+    def attested(version: proving.PublishedModel, entry: EngineEntry, context: RunContext) -> Validated:
         ran.append(entry.unit)
         at_once.append(1)
         until(lambda: len(asked) >= 3, "all ask while one proves")
         assert len(at_once) == 1, "two on one machine would time each other"
         at_once.clear()
-        return Attested(entry, "proven", "fine", attest(work.context.store, manifest, report(entry, "proven")))
+        attest(context.store, version.manifest, report(entry, "proven"))
+        return Validated.of(version.manifest, entry, "proven", "fine")
 
-    monkeypatch.setattr(proving, "_prove", attested)
+    monkeypatch.setattr(proving.PublishedModel, "_prove", attested)
     executor = LocalExecutor()
-    found: list[list[Attested]] = []
+    found: list[list[Validated]] = []
 
     def run() -> None:
-        found.append(list(revalidate(manifest, RunContext(store, executor, executor), again=False)))
+        found.append(list(validate(manifest, RunContext(store, executor, executor), again=False)))
 
     threads = [threading.Thread(target=run) for _ in range(3)]
     for thread in threads:
@@ -143,7 +143,7 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(
         thread.join()
     assert sorted(ran) == ["cpu fp16 onnxruntime", "cpu fp32 onnxruntime"], "each once"
     assert len(found) == 3 and {item.verdict for items in found for item in items} == {"proven"}
-    list(revalidate(manifest, RunContext(store, executor, executor)))
+    list(validate(manifest, RunContext(store, executor, executor)))
     assert len(ran) == 4, "a person who says validate means it"
 
 
@@ -153,16 +153,16 @@ def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(
     three_versions(store)
     proven: list[str] = []
 
-    def noted(item: Pending, _context: RunContext) -> list[PendingProof]:
+    def noted(item: Pending, _context: RunContext) -> list[Validated]:
         proven.append(item.reference)
-        return [PendingProof(item.reference, entry.unit, "proven", "") for entry in item.engines]
+        return [Validated(item.reference, entry.unit, "proven", "") for entry in item.engines]
 
     fakes: dict[str, Any] = {"prove": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
     fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
     for name, fake in fakes.items():
         monkeypatch.setattr(flows, name, fake)
     run = flows.validate_pending.fn
-    assert run(store.uri, "digits", "1", "cpu").message == "1 engines were pending here, 1 are proven"
+    assert run(store.uri, "digits", "1", "cpu").message == "1 engine pending here, 1 proven"
     assert proven == ["digits@1"]
     skipped = run(store.uri, "digits", "1", "sm_89")
     assert (skipped.name, skipped.message) == ("Skipped", "digits@1: no sm_89 GPU on this machine")
@@ -177,12 +177,16 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
     three_versions(store)
     asked: list[str] = []
 
-    def noted(item: Pending, on: Target, context: RunContext) -> list[PendingProof]:
+    def noted(item: Pending, on: Target, context: RunContext) -> list[Validated]:
         assert isinstance(context.executor, RayExecutor) and isinstance(context.local, LocalExecutor)
         asked.append(f"{item.reference} {[entry.unit for entry in item.engines]} on {on.name}")
-        return [PendingProof(item.reference, entry.unit, "proven", "") for entry in item.engines]
+        return [Validated(item.reference, entry.unit, "proven", "") for entry in item.engines]
 
-    fakes: dict[str, Any] = {"prove_on_worker": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
+    fakes: dict[str, Any] = {
+        "validate_on_worker": noted,
+        "PrefectRunner": InProcess,
+        "FlowProgress": lambda _: Progress(),
+    }
     fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
     for name, fake in fakes.items():
         monkeypatch.setattr(flows, name, fake)
@@ -190,8 +194,8 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
     def run(*words: str, on: str) -> Any:
         return flows.validate_pending.fn(store.uri, *words, on=on, executor="ray", ray_address="ray://nowhere:1")
 
-    assert run("digits", "1", "sm_89", on="l4").message == "1 engines were pending for l4, 1 are proven"
-    assert run(on="l4").message == "1 engines were pending for l4, 1 are proven"
+    assert run("digits", "1", "sm_89", on="l4").message == "1 engine pending for l4, 1 proven"
+    assert run(on="l4").message == "1 engine pending for l4, 1 proven"
     assert asked == [f"digits@{version} ['l4 fp32 tensorrt-rtx'] on l4" for version in "13"]
     others = {
         "sm_90": "digits@1: an unproven engine is for l4, and these workers have sm_90",
@@ -200,7 +204,7 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
     for on, said in others.items():
         skipped = run("digits", "1", "l4", on=on)
         assert (skipped.name, skipped.message) == ("Skipped", said)
-        assert run(on=on).message == f"0 engines were pending for {on}, 0 are proven"
+        assert run(on=on).message == f"0 engines pending for {on}, 0 proven"
     assert len(asked) == 2
     for wrong in ("auto", "cpu"):
         with pytest.raises(InputError, match=f"'{wrong}' names no GPU of Ray's workers"):

@@ -6,6 +6,7 @@ from contextvars import copy_context
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,11 @@ from pipeline.orchestration import watch
 from pipeline.orchestration.gpu_workers import JUDGED, PAYLOADS, PUBLISHED, markdown, was_sent
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project
+
+JUDGED_CANARY: Any = (
+    SimpleNamespace(model="tiny", version="3", channel="stable"),
+    SimpleNamespace(target="sm_89", verdict="PASS"),
+)
 
 
 class Api(ThreadingHTTPServer):
@@ -62,7 +68,7 @@ def api() -> Iterator[Api]:
 def test_an_event_is_about_a_model_and_says_what_the_next_step_needs(api: Api, tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
     told = watch.send_published(store, "tiny", "3", "0" * 64)
-    watch.send_judged(store, "tiny", "3", "stable", "sm_89", "PASS", "1" * 64)
+    watch.send_judged(store, *JUDGED_CANARY, "1" * 64)
     one, two = api.taken
     assert (told.event, told.id) == (PUBLISHED, one["id"]) and two["event"] == JUDGED
     assert one["resource"] == {"prefect.resource.id": "enginesmith.model.tiny", "prefect.resource.name": "tiny"}
@@ -118,7 +124,7 @@ def test_whoever_tells_says_what_is_declared(api: Api, tmp_path: Path, project: 
     item, _ = register(store, load_spec(project.spec))
     watch.send_registered(store, item)
     watch.send_published(store, "tiny", "3", "0" * 64)
-    watch.send_judged(store, "tiny", "3", "stable", "sm_89", "PASS", "1" * 64)
+    watch.send_judged(store, *JUDGED_CANARY, "1" * 64)
     for event in api.taken:
         PAYLOADS[event["event"]].check(event["event"], event["payload"])
     with pytest.raises(ValueError, match=r"lacks \['manifest'\], has unknown \['digest'\]"):

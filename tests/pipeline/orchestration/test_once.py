@@ -22,7 +22,7 @@ from tests.waiting import PATIENCE_S, stopped
 
 ROOT = Path(__file__).parents[3]
 SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
-WAITING = re.compile(r"turn: waiting: compiling tiny is being done by \S+, process (\d+), since ")
+WAITING = re.compile(r"lock: waiting: compiling tiny is being done by \S+, process (\d+), since ")
 
 
 def start(project: Project, *words: str, stop_at: str = "") -> subprocess.Popen[str]:
@@ -84,7 +84,7 @@ def test_a_killed_holder_keeps_nobody_waiting(project: Project) -> None:
     kill_at(project, "export ...")
     assert list(open_store(project.registry).list("turns/")), "it left its locks behind"
     after = project.build()
-    assert after.code == 0 and after.json["version"] == "1" and "turn: waiting" not in after.err
+    assert after.code == 0 and after.json["version"] == "1" and "lock: waiting" not in after.err
     assert list(open_store(project.registry).list("turns/")) == []
 
 
@@ -101,7 +101,7 @@ def test_a_run_with_nothing_to_do_waits_for_nobody(project: Project, monkeypatch
     monkeypatch.setattr("pipeline.compile.run_context.hold_build_lock", lambda *_: pytest.fail("it waits"))
     again = project.build()
     assert again.code == 0 and again.json["cached"] is True
-    assert "turn: done: every step is on record" in again.err
+    assert "lock: done: every step is on record" in again.err
 
 
 def noting(names: list[str]) -> Callable[..., AbstractContextManager[None]]:

@@ -9,7 +9,7 @@ import pytest
 from enginesmith.registry.registered_specs import registrations
 from enginesmith.registry.store.base import open_store
 from pipeline.intake.places import register, spec_at
-from pipeline.orchestration.rebucketing import DriftAnswer, answer_drift
+from pipeline.orchestration.rebucketing import DriftAnswer, DriftRequest, answer_drift
 from pipeline.orchestration.run import Executors, RunOptions, start_executors
 from pipeline.progress import Progress
 from pipeline.spec.model import load_spec
@@ -45,7 +45,8 @@ def put_traffic(folder: Path, sizes: np.ndarray) -> str:
 
 def answer(project: Project, traffic: str | None, executors: Executors, said: list[str] | None = None) -> DriftAnswer:
     say = (said if said is not None else []).append
-    return answer_drift("tiny", str(project.registry), traffic, OPTIONS, Progress(), executors, say)
+    asked = DriftRequest("tiny", str(project.registry), traffic, OPTIONS)
+    return answer_drift(asked, Progress(), executors, say)
 
 
 def test_a_dim_grows_to_hold_what_came_and_the_spec_is_registered_with_buckets(

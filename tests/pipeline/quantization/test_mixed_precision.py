@@ -42,7 +42,7 @@ def test_the_command_ranks_and_draws_and_the_build_uses_its_record(small: Projec
     assert built.code == 0, built.err
     assert "choose int8 (uint8 activations): cached" in built.err
     record = _record(small)
-    assert "of the weighted multiplications in int8" in record["notes"][0]
+    assert "of the multiplications with weights in int8" in record["notes"][0]
     graph = onnx.load(open_store(small.registry).path(record["model"]))
     # The chosen model's weights carry the node's name: nothing else makes such names.
     assert [item.name for item in graph.graph.initializer if shown.json["groups"][0]["nodes"][0] in item.name]
@@ -54,8 +54,8 @@ def test_another_floor_is_another_choice(small: Project) -> None:
     second = small.run("debug", "sensitivity", small.spec, "--json")
     assert second.json["left"] != {}
     built = small.run("build", small.spec)
-    assert built.code == 0 and "it would not be int8: 0 nodes compute in int8" in built.out
-    assert "it would not be int8" in small.run("plan", small.spec).out
+    assert built.code == 0 and "0 nodes compute in int8" in built.out
+    assert "0 nodes compute in int8" in small.run("plan", small.spec).out
     engine = next(row for row in small.run("build", small.spec, "--json").json["engines"] if row["precision"] == "int8")
     assert engine["status"] == "refused" and engine["digest"] is None and "use fp32" in engine["reason"]
     notes = _record(small)["notes"]

@@ -115,7 +115,7 @@ def test_a_model_that_came_quantized_has_the_share_that_it_came_with() -> None:
 def test_hardly_any_of_a_format_is_none(share: float | None, refused: bool) -> None:
     reason = refuse_share(share, "int4", "left in float: all")
     assert (reason is not None) is refused
-    assert not reason or reason.startswith("10.0 % of the multiplications with weights are in int4, and less than 10%")
+    assert not reason or reason.startswith("only 9.9 % of the multiplications would be in int4 (minimum 10 %); left")
 
 
 HEAD = {"int8": CPU, "fp8": TENSORRT_FP32, "int8-dynamic": CPU, "int4": CPU}

@@ -25,9 +25,9 @@ from enginesmith.registry.versions.lookup import load
 from enginesmith.registry.versions.publish import publish
 from pipeline.canary.automatic import CanaryRequest
 from pipeline.compile.run_context import RunContext
-from pipeline.operations.revalidate import Pending, list_pending, pending_of
+from pipeline.operations.validate import Pending, list_pending, pending_of
 from pipeline.orchestration import gpu_workers
-from pipeline.orchestration.gpu_workers import canary_on_worker, prove_on_worker
+from pipeline.orchestration.gpu_workers import canary_on_worker, validate_on_worker
 from pipeline.progress import Progress
 from pipeline.progress.events import Event, Started
 from tests.builders.execution.ray.test_fleet import raylets
@@ -105,8 +105,8 @@ def on_l4(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_is_proven_on_a_worker_of_its_gpu_and_the_registry_has_the_report(store, context):
     item = unproven(store)
     assert [entry.status for entry in judge_entries(store, item.manifest)] == ["unproven"]
-    [row] = prove_on_worker(item, L4, context)
-    assert (row.verdict, row.reference, row.engine) == ("proven", "tiny@3", "cpu fp32 onnxruntime")
+    [row] = validate_on_worker(item, L4, context)
+    assert (row.verdict, row.reference, row.unit) == ("proven", "tiny@3", "cpu fp32 onnxruntime")
     assert context.progress.started_on == ["prove tiny@3 on l4: sm_89"]
     assert [entry.status for entry in judge_entries(store, item.manifest)] == ["proven"]
 
@@ -114,7 +114,7 @@ def test_an_engine_is_proven_on_a_worker_of_its_gpu_and_the_registry_has_the_rep
 def test_what_a_worker_cannot_run_is_told_by_it(store, context):
     [item] = list_pending(store, on=L4)
     assert [entry.unit for entry in item.engines] == ["sm_89 fp32 tensorrt-rtx"]
-    [row] = prove_on_worker(item, L4, context)
+    [row] = validate_on_worker(item, L4, context)
     assert (row.verdict, row.reason) == ("unproven", "no sm_89 GPU on this machine"), "the fleet's GPUs are numbers"
 
 
@@ -134,7 +134,7 @@ def test_a_canary_has_both_engines_in_one_task_with_requests_in_flight(store, co
 
 def test_a_gpu_that_no_group_has_is_named_with_the_remedy(store, context):
     with pytest.raises(StepError) as caught:
-        prove_on_worker(unproven(store), B300, context)
+        validate_on_worker(unproven(store), B300, context)
     assert caught.value.kind == "no-node"
     for words in ("no node with enginesmith/product=b300 and enginesmith/sm=sm_103 and 1 GPU", "`gpuGroups`"):
         assert words in str(caught.value)
@@ -189,13 +189,13 @@ class Failing:
 def test_a_task_that_fails_is_its_versions_row_and_one_that_never_ran_is_not(store):
     item = unproven(store)
     for kind in ("crash", "node-lost", "timeout"):
-        [row] = prove_on_worker(item, L4, RunContext(store, LocalExecutor(), failing := Failing(kind)))
+        [row] = validate_on_worker(item, L4, RunContext(store, LocalExecutor(), failing := Failing(kind)))
         assert failing.needs == [Needs({"enginesmith/sm": "sm_89", "enginesmith/product": "l4"}, required=True, gpus=1)]
         assert (row.reference, row.verdict, row.reason) == ("tiny@3", "error", f"prove tiny@3 on l4: {kind}")
         assert not row.good
     for kind in ("cancelled", "no-node"):
         with pytest.raises(StepError, match=kind):
-            prove_on_worker(item, L4, RunContext(store, LocalExecutor(), Failing(kind)))
+            validate_on_worker(item, L4, RunContext(store, LocalExecutor(), Failing(kind)))
 
 
 def test_no_worker_is_asked_for_where_there_is_nothing_to_compare(store, on_l4, tmp_path):

@@ -15,7 +15,7 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.publish import publish
 from pipeline.compile.publication.publish import layers, list_refitted
-from pipeline.outcome import JudgedUnit
+from pipeline.outcome import judge_built
 from tests.enginesmith.registries import approval, draft, engine
 from tests.pipeline.compile.test_steps import an_engine
 
@@ -54,9 +54,9 @@ def store(tmp_path: Path) -> Store:
 def test_the_layers_of_a_unit_are_named_by_it_in_the_manifest() -> None:
     built = an_engine()
     assert built.record is not None
-    judged = JudgedUnit(replace(built, record=replace(built.record, extras={"layers": "a" * 64, "other": "b" * 64})))
-    assert layers([judged, JudgedUnit(built)]) == {f"layers {built.unit.name}": "a" * 64}
-    assert list_refitted([JudgedUnit(replace(built, record=replace(built.record, refitted_from="c" * 64)))]) == {
+    judged = judge_built(replace(built, record=replace(built.record, extras={"layers": "a" * 64, "other": "b" * 64})))
+    assert layers([judged, judge_built(built)]) == {f"layers {built.unit.name}": "a" * 64}
+    assert list_refitted([judge_built(replace(built, record=replace(built.record, refitted_from="c" * 64)))]) == {
         f"refitted from {built.unit.name}": "c" * 64
     }
 

@@ -113,10 +113,10 @@ def test_a_catalog_says_for_whom_a_model_waits(project: Project, monkeypatch: py
     done = project.run("build", "--all", project.folder)
     assert done.code == 0 and taken
     assert (
-        "tiny turn: waiting: compiling tiny is being done by elsewhere, process 7, since 2026-11-20 18:23:01 UTC"
+        "tiny lock: waiting: compiling tiny is being done by elsewhere, process 7, since 2026-11-20 18:23:01 UTC"
         in done.err
     )
-    assert "tiny turn: done: waited " in done.err and "tiny export: cached" in done.err
+    assert "tiny lock: done: waited " in done.err and "tiny export: cached" in done.err
     run = json.loads(project.run("status", "tiny", "--json").out)
-    assert next(item for item in run["items"] if item["name"] == "turn")["why"].startswith("waited ")
+    assert next(item for item in run["items"] if item["name"] == "lock")["why"].startswith("waited ")
     assert store.read(taken[0]) is None

@@ -14,7 +14,7 @@ from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.run_context import RunContext
-from pipeline.operations.revalidate import revalidate
+from pipeline.operations.validate import validate
 from tests.pipeline.projects import Project
 from validation.gpu.devices import OfflineBundle
 
@@ -39,7 +39,7 @@ def test_a_version_whose_spec_does_not_fit_this_installation_is_named_in_one_mes
     foreign = replace(manifest, spec={**manifest.spec, "backends": {"from-elsewhere": {}}})
     executor = LocalExecutor()
     with pytest.raises(IntegrityError, match=r"tiny@1: its spec does not fit.*from-elsewhere"):
-        list(revalidate(foreign, RunContext(store, executor, executor)))
+        list(validate(foreign, RunContext(store, executor, executor)))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_machine_whose_compiler_does_not_open_an_engine_says_nothing_about_it(
     monkeypatch.setattr("builders.backends.onnxruntime.cpu.OnnxRuntime.versions", lambda _: here)
     store, executor = open_store(built.registry), LocalExecutor()
     manifest = load(store, "tiny", "1")
-    found = list(revalidate(manifest, RunContext(store, executor, executor), ["cpu"]))
+    found = list(validate(manifest, RunContext(store, executor, executor), ["cpu"]))
     assert [(item.verdict, item.report) for item in found] == [("proven", None)] * 2
     assert all(re.search(f"passed.*, on .*; not run here: {said}", item.reason) for item in found)
     assert {entry.status for entry in judge_entries(store, manifest) if entry.target == "cpu"} == {"proven"}

@@ -26,5 +26,7 @@ def test_a_failed_check_is_told_with_the_data_that_would_mend_it(
     spec: Any = SimpleNamespace(calibration=None, golden=None)
     exported: Any = SimpleNamespace(golden_inputs=object() if given else None)
     unit = SimpleNamespace(request=SimpleNamespace(precision="fp16"))
-    failed: Any = SimpleNamespace(report=SimpleNamespace(checks=checks), built=SimpleNamespace(unit=unit))
+    failed: Any = SimpleNamespace(
+        entry=SimpleNamespace(status="failed"), report=SimpleNamespace(checks=checks), built=SimpleNamespace(unit=unit)
+    )
     assert list(_hint(spec, exported, failed)) == told

@@ -70,7 +70,7 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(
     held = hold(built, tmp_path, targets=["cpu", "sm_89"], golden=golden)
     for _ in range(2):
         prefect.enginesmith("prefect", "register", built.spec, "--registry", built.registry)
-    until("both run, and one waits", lambda: any("turn: waiting: compiling tiny" in text for text in said(prefect)))
+    until("both run, and one waits", lambda: any("lock: waiting: compiling tiny" in text for text in said(prefect)))
     assert [run["state_type"] for run in prefect.runs("compile-model")] == ["RUNNING"] * 2
     held.unlink()
     both = prefect.ended("compile-model", 2)

@@ -2,8 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -29,7 +30,6 @@ from enginesmith.registry.manifest import (
     load_pinned,
     make_request,
     pinned_engines,
-    request_of,
     require_model,
 )
 from enginesmith.registry.store.base import Store
@@ -37,16 +37,16 @@ from enginesmith.registry.trust import require
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.publish import add_attestation, add_latencies
 from pipeline.compile.ensembles.assembly import read_data
-from pipeline.compile.ensembles.proof import prove
-from pipeline.compile.ensembles.publication import GOLDEN, BuiltEnsemble, EnsembleUnit, report_on, request_proof
+from pipeline.compile.ensembles.proof import ProveEnsemble, blame, prove
+from pipeline.compile.ensembles.publication import GOLDEN, BuiltEnsemble, EnsembleUnit, request_proof
 from pipeline.compile.ensembles.whole import ChainedGraph
-from pipeline.compile.run_context import RunContext, Work, shown_turn
+from pipeline.compile.run_context import RunContext, Work, hold_lock
 from pipeline.compile.steps.keys import time_engine
-from pipeline.compile.steps.proofs import try_to_prove
-from pipeline.outcome import make_report
+from pipeline.compile.steps.proofs import CheckEngine, engine_check, prove_engine
+from pipeline.outcome import engine_of, make_report
 from pipeline.spec.ensembles.model import EnsembleSpec, LoadedEnsemble
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Built, Graph, GraphVariant, Proof, Recorded, Unit
+from pipeline.values import Proof
 
 # Proofs of published engines on this machine: what a build had to leave unproven, a machine with the GPU attests.
 #
@@ -56,17 +56,31 @@ from pipeline.values import Built, Graph, GraphVariant, Proof, Recorded, Unit
 
 
 @dataclass(frozen=True)
-class Attested:
-    """One engine's verdict: 'proven', 'failed', or 'unproven' with the reason why it was not run here.
+class Validated:
+    """The verdict on one engine: 'proven', 'failed', or 'unproven' with the reason why it was not run; 'refused' for
+    recorded answers that cannot be of this engine, 'error' where the version could not be tried.
 
+    reference: 'digits@4'.  unit: None where it is about the whole version.
     report, latency: digests of the reports that were attached.
     """
 
-    entry: EngineEntry
+    reference: str
+    unit: str | None
     verdict: str
     reason: str
     report: str | None = None
     latency: str | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest, entry: EngineEntry, verdict: str = "", reason: str | None = None) -> "Validated":
+        """About an engine of a version. Defaults: what is on record of it."""
+        reason = entry.reason if reason is None else reason
+        return cls(f"{manifest.model}@{manifest.version}", entry.unit, verdict or entry.status, reason)
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return self.verdict in USABLE
 
 
 def entries_of(
@@ -80,13 +94,13 @@ def entries_of(
             yield entry
 
 
-def revalidate(
+def validate(
     manifest: Manifest,
     context: RunContext,
     targets: Collection[str] | None = None,
     engines: Collection[str] | None = None,
     again: bool = True,
-) -> Iterator[Attested]:
+) -> Iterator[Validated]:
     """Run each engine of a version that can run here, and attach a report to it; say of the others why not.
 
     targets, engines: names of the targets and digests of the engines to keep to; None for all.  again: whether to run
@@ -94,26 +108,104 @@ def revalidate(
     Of an ensemble an engine is run from end to end, once those of its graphs are proven here; the reports on these are
     attached to their versions. Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
-    if manifest.graphs:
-        yield from _revalidate_whole(manifest, context, targets, engines, again)
+    with open_version(manifest, context.store) as version:
+        for entry in entries_of(manifest, context.store, targets, engines):
+            yield version.validate(entry, context, again)
+
+
+@contextmanager
+def open_version(manifest: Manifest, store: Store) -> Iterator["PublishedModel | PublishedEnsemble"]:
+    """A version with what proves its engines. Raises IntegrityError for a spec that this installation cannot read."""
+    if not manifest.graphs:
+        yield PublishedModel(manifest, spec_of(manifest))
         return
-    spec = spec_of(manifest)
-    for entry in entries_of(manifest, context.store, targets, engines):
+    with workdir() as folder:
+        yield PublishedEnsemble(manifest, read_ensemble(manifest, store, folder))
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """A version of a model. spec: that it was built from."""
+
+    manifest: Manifest
+    spec: ModelSpec
+
+    def validate(self, entry: EngineEntry, context: RunContext, again: bool = True) -> Validated:
+        """The verdict on an engine, run here where it can be. again: as of `validate`."""
+        manifest = self.manifest
         if reason := why_not_here(entry):
-            told = f"{entry.reason}; not run here: {reason}" if entry.status in PASSED else reason
-            yield Attested(entry, entry.status, told)
-            continue
+            on_record = f"{entry.reason}; not run here: {reason}" if entry.status in PASSED else reason
+            return Validated.of(manifest, entry, reason=on_record)
         if not again and (unknown := why_unmeasured(entry, context.store)):
-            yield Attested(entry, "unproven", unknown)
-            continue
-        turn = f"proving {entry.unit} of {manifest.model}@{manifest.version}"
+            return Validated.of(manifest, entry, "unproven", unknown)
+        what = f"proving {entry.unit} of {manifest.model}@{manifest.version}"
         machine = digest_of({"proving on": this_process().host})
         engine = digest_of({"proving": entry.digest, "of": manifest.digest})
         # First the machine, then the engine, in every process: the one that has an engine waits for nothing.
-        with shown_turn(context, machine, turn), shown_turn(context, engine, turn):
-            found = None if again else _read_settled(manifest, entry, context)
-            found = found or _prove(manifest, entry, Work(spec, context))
-        yield found
+        with hold_lock(context, machine, what), hold_lock(context, engine, what):
+            if not again:  # another process may have attached a verdict meanwhile
+                found = next(item for item in judge_entries(context.store, manifest) if item.unit == entry.unit)
+                if (now := found.on_cpu(this_kind().name)).status != "unproven":
+                    return Validated.of(manifest, now)
+            return self._prove(entry, context)
+
+    def _prove(self, entry: EngineEntry, context: RunContext) -> Validated:
+        """Run an engine on the golden set, time it where the spec asks for that, and attach both reports."""
+        work, manifest = Work(self.spec, context), self.manifest
+        report = self.judge(entry, prove_engine(self.check(entry), work, afresh=True), context.store)
+        found = attach(context.store, manifest, report)
+        asked = self.spec.validation.latency
+        if report.verdict not in PASSED or asked is None:
+            return found
+        timed = time_engine(engine_of(entry), asked, manifest.golden, work, afresh=True)
+        if timed:
+            add_latencies(context.store, manifest, [timed])
+        return replace(found, latency=timed)
+
+    def check(self, entry: EngineEntry) -> CheckEngine:
+        """What proves an engine."""
+        return engine_check(engine_of(entry), self.spec, self.manifest.golden)
+
+    def judge(self, entry: EngineEntry, proof: Proof, store: Store, cpu: str | None = None) -> Report:
+        """The report on an engine with its proof. cpu: as of `make_report`."""
+        return make_report(entry, self.manifest.golden, [published_proof(entry, store), proof], cpu=cpu)
+
+
+@dataclass(frozen=True)
+class PublishedEnsemble:
+    """A version of an ensemble. built: what it was published from."""
+
+    manifest: Manifest
+    built: BuiltEnsemble
+
+    def validate(self, entry: EngineEntry, context: RunContext, again: bool = True) -> Validated:
+        """The verdict on an engine, run here where it can be, after those of its graphs. again: as of `validate`."""
+        if not again and entry.status != "unproven":
+            return Validated.of(self.manifest, entry)
+        if reason := ensemble_not_here(context.store, self.manifest, entry):
+            return Validated.of(self.manifest, entry, reason=reason)
+        for graph, pinned, engine in pinned_engines(context.store, self.manifest, entry):
+            for found in validate(pinned, context, [engine.target], [str(engine.digest)], again=False):
+                if found.unit == engine.unit and found.verdict != "proven":
+                    return Validated.of(self.manifest, entry, found.verdict, f"graph {graph.name!r}: {found.reason}")
+        proof = prove(self.check(entry, context.store), entry.unit, context, afresh=True)
+        return attach(context.store, self.manifest, self.judge(entry, proof))
+
+    def check(self, entry: EngineEntry, store: Store) -> ProveEnsemble:
+        """What proves an engine."""
+        engines = {graph.name: engine for graph, _, engine in pinned_engines(store, self.manifest, entry)}
+        precision = next(each for each in PRECISIONS if each == entry.precision)
+        return request_proof(EnsembleUnit(entry.hardware, precision, engines, {}), self.built)
+
+    def judge(self, entry: EngineEntry, proof: Proof, cpu: str | None = None) -> Report:
+        """The report on an engine with its proof. cpu: as of `make_report`."""
+        return make_report(entry, self.built.golden.digest, [proof], cpu=cpu, remarks=blame(proof.checks))
+
+
+def attach(store: Store, manifest: Manifest, report: Report) -> Validated:
+    """Attach a report to a version."""
+    attached = add_attestation(store, manifest, report)
+    return Validated(f"{manifest.model}@{manifest.version}", report.unit, report.verdict, report.reason, attached)
 
 
 def why_not_here(entry: EngineEntry) -> str | None:
@@ -131,27 +223,6 @@ def why_unmeasured(entry: EngineEntry, store: Store) -> str:
     return describe_unmeasured(find_unmeasured(_read_report(entry, store).checks)) if entry.report else ""
 
 
-def _read_settled(manifest: Manifest, entry: EngineEntry, context: RunContext) -> Attested | None:
-    """The verdict that another process attached meanwhile; None where the engine is unproven still."""
-    found = next(item for item in judge_entries(context.store, manifest) if item.unit == entry.unit)
-    now = found.on_cpu(this_kind().name)
-    return None if now.status == "unproven" else Attested(now, now.status, now.reason)
-
-
-def _prove(manifest: Manifest, entry: EngineEntry, work: Work) -> Attested:
-    """Run an engine on the golden set, time it where the spec asks for that, and attach both reports."""
-    context = work.context
-    built = as_built(entry)
-    proof = try_to_prove(built, (manifest.golden, manifest.onnx), work, afresh=True)
-    report = make_report(built, manifest.golden, [published_proof(entry, context.store), proof], None)
-    attached, timed, latency = add_attestation(context.store, manifest, report), None, work.spec.validation.latency
-    if report.verdict in PASSED and latency is not None:
-        timed = time_engine(built, latency, manifest.golden, work, afresh=True)
-        if timed:
-            add_latencies(context.store, manifest, [timed])
-    return Attested(entry, report.verdict, report.reason, attached, timed)
-
-
 def spec_of(manifest: Manifest) -> ModelSpec:
     """The spec that a version was built from. Raises IntegrityError for one that this installation cannot read,
     InputError for an ensemble."""
@@ -165,17 +236,6 @@ def spec_of(manifest: Manifest) -> ModelSpec:
             f"{manifest.model}@{manifest.version}: its spec does not fit this installation: {where}: {first['msg']}; "
             "install the backends that it was built with, and the same enginesmith"
         ) from error
-
-
-def as_built(entry: EngineEntry) -> Built:
-    """The value that the build step gave for an entry. Raises IntegrityError where it does not give its build key."""
-    request = request_of(entry)
-    graph = Graph(GraphVariant(request.precision), request.model, request.inputs, request.outputs, entry.scales)
-    unit = Unit(request, graph, "cached", "published")
-    if entry.digest is None:
-        return Built(unit)
-    about = entry.digest, entry.size_bytes or 0, entry.suffix or ""
-    return Built(unit, Recorded(request.key, *about, 0.0, entry.requires, entry.notes))
 
 
 def published_proof(entry: EngineEntry, store: Store) -> Proof:
@@ -196,22 +256,6 @@ def published_proof(entry: EngineEntry, store: Store) -> Proof:
 
 def _read_report(entry: EngineEntry, store: Store) -> Report:
     return Report.from_json(parse_json(store.read_blob(str(entry.report)), MAX_BYTES))
-
-
-def _revalidate_whole(
-    manifest: Manifest,
-    context: RunContext,
-    targets: Collection[str] | None,
-    engines: Collection[str] | None,
-    again: bool,
-) -> Iterator[Attested]:
-    with workdir() as folder:
-        built = read_ensemble(manifest, context.store, folder)
-        for entry in entries_of(manifest, context.store, targets, engines):
-            if not again and entry.status != "unproven":
-                yield Attested(entry, entry.status, entry.reason)
-                continue
-            yield _prove_whole(entry, manifest, built, context)
 
 
 def ensemble_not_here(store: Store, manifest: Manifest, entry: EngineEntry) -> str | None:
@@ -235,38 +279,15 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
         raise IntegrityError(f"{manifest.model}@{manifest.version} is no whole ensemble: {error}; build it") from error
     versions = {graph.name: load_pinned(store, graph) for graph in manifest.graphs}
     loaded = LoadedEnsemble(spec, {name: spec_of(pinned) for name, pinned in versions.items()})
-    functions = {item.name: ChainedGraph.of_function(item) for item in functions_of(manifest)}
-    chain = tuple(functions.get(name) or _chained_graph(name, versions[name], loaded) for name in loaded.wiring())
+    chain = {item.name: ChainedGraph.of_function(item) for item in functions_of(manifest)}
+    for name, pinned in versions.items():
+        outputs = next((entry.outputs for entry in pinned.engines if entry.outputs), ())
+        chain[name] = ChainedGraph(name, pinned.onnx, loaded.tensors(name), outputs, loaded.wiring()[name])
     path = folder / f"golden{Path(spec.golden.data).suffix}"
     store.fetch(digest, path)
     outputs = next(entry.outputs for entry in manifest.engines)
     golden = read_data(loaded, spec.golden, (path, digest), spec.golden.labels)
-    return BuiltEnsemble(loaded, versions, chain, golden, outputs)
-
-
-def _chained_graph(name: str, pinned: Manifest, loaded: LoadedEnsemble) -> ChainedGraph:
-    outputs = next((entry.outputs for entry in pinned.engines if entry.outputs), ())
-    return ChainedGraph(name, pinned.onnx, loaded.tensors(name), outputs, loaded.wiring()[name])
-
-
-def _prove_whole(entry: EngineEntry, manifest: Manifest, built: BuiltEnsemble, context: RunContext) -> Attested:
-    parts = list(pinned_engines(context.store, manifest, entry))
-    if reason := ensemble_not_here(context.store, manifest, entry):
-        return Attested(entry, entry.status, reason)
-    for graph, pinned, engine in parts:
-        for found in revalidate(pinned, context, [engine.target], [str(engine.digest)], again=False):
-            if found.entry.unit == engine.unit and found.verdict != "proven":
-                return Attested(entry, found.verdict, f"graph {graph.name!r}: {found.reason}")
-    unit = unit_of(entry, {graph.name: engine for graph, _, engine in parts})
-    proof = prove(request_proof(unit, built), unit.name, context, afresh=True)
-    report = report_on(entry, built.golden.digest, proof, None)
-    return Attested(entry, report.verdict, report.reason, add_attestation(context.store, manifest, report))
-
-
-def unit_of(entry: EngineEntry, engines: Mapping[str, EngineEntry]) -> EnsembleUnit:
-    """The unit that an entry of an ensemble was made of. engines: of its graphs."""
-    precision = next(each for each in PRECISIONS if each == entry.precision)
-    return EnsembleUnit(entry.hardware, precision, engines, {})
+    return BuiltEnsemble(loaded, versions, tuple(chain[name] for name in loaded.wiring()), golden, outputs)
 
 
 # Published engines that wait for a proof which this machine, or a worker with a GPU, can give: of models and of
@@ -284,21 +305,6 @@ class Pending:
     def reference(self) -> str:
         """'digits@4'."""
         return f"{self.manifest.model}@{self.manifest.version}"
-
-
-@dataclass(frozen=True)
-class PendingProof:
-    """The verdict on one engine; with engine None, why its whole version could not be tried ('error')."""
-
-    reference: str
-    engine: str | None
-    verdict: str
-    reason: str
-
-    @property
-    def good(self) -> bool:
-        """Whether nothing is wrong with it."""
-        return self.verdict in USABLE
 
 
 def list_pending(store: Store, only: str | None = None, on: Target | None = None) -> Iterator[Pending]:
@@ -344,7 +350,7 @@ def why_nothing(store: Store, item: Pending, target: str | None = None, on: Targ
     return f"{item.reference} has no unproven engine{f' for {target}' if target else ''}; it has {there}"
 
 
-def prove_pending(item: Pending, context: RunContext) -> list[PendingProof]:
+def validate_pending(item: Pending, context: RunContext) -> list[Validated]:
     """Run a version's pending engines here and attach a report to each; those proven meanwhile are not run again.
 
     An error is the row of its version, also where the trust policy does not let the version run.
@@ -352,10 +358,9 @@ def prove_pending(item: Pending, context: RunContext) -> list[PendingProof]:
     try:
         require(context.store, item.manifest)
         digests = {str(entry.digest) for entry in item.engines}
-        found = revalidate(item.manifest, context, engines=digests, again=False)
-        return [PendingProof(item.reference, each.entry.unit, each.verdict, each.reason) for each in found]
+        return list(validate(item.manifest, context, engines=digests, again=False))
     except EnginesmithError as error:
-        return [PendingProof(item.reference, None, "error", str(error))]
+        return [Validated(item.reference, None, "error", str(error))]
 
 
 def _select_entries(store: Store, manifest: Manifest, target: str | None) -> list[EngineEntry]:

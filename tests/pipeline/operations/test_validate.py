@@ -7,7 +7,7 @@ from enginesmith.core.errors import canonical_json
 from enginesmith.core.reports.proof import Check
 from enginesmith.registry.store.base import Store
 from pipeline.compile.publication.publish import resolved_spec
-from pipeline.operations.revalidate import published_proof
+from pipeline.operations.validate import published_proof
 from pipeline.spec.model import ModelSpec, load_spec, overrides
 from tests.enginesmith.registries import engine, report
 from tests.pipeline.projects import Project
