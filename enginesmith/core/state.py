@@ -3,7 +3,7 @@
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, Excerpt, decode
+from enginesmith.core.codec import Excerpt, decode
 from enginesmith.core.errors import Digest
 from enginesmith.core.names import Name, NodeName, is_path
 from enginesmith.core.parsing import Malformed
@@ -20,7 +20,7 @@ class Places:
 
     axis: Count
     at: str
-    count: str = field(default="", metadata=OMIT_DEFAULT)
+    count: str = ""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class State:
     input: str
     output: str
     initial: float = 0.0
-    places: Places | None = field(default=None, metadata=OMIT_NONE)
+    places: Places | None = None
 
 
 def without_states(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tuple[TensorSpec, ...]:

@@ -5,7 +5,7 @@ Every value is frozen and small. Bytes (models, engines, reports) are named by d
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from annotated_types import Interval
 
 from enginesmith.core.capabilities import Capabilities
-from enginesmith.core.codec import OMIT_DEFAULT, encode
+from enginesmith.core.codec import encode
 from enginesmith.core.errors import digest_of, digest_of_file
 from enginesmith.core.requirements import MAX_COUNT, Count, GpuMemory, Requirement
 
@@ -100,7 +100,7 @@ class Dim:
     opt: int
     max: int
     edges: tuple[int, ...] = ()
-    multiple: int = field(default=1, metadata=OMIT_DEFAULT)
+    multiple: int = 1
 
     @property
     def static(self) -> bool:
@@ -176,7 +176,7 @@ class ShapeProfile:
     """
 
     inputs: tuple[tuple[str, Shape, Shape, Shape], ...]
-    multiples: tuple[tuple[str, tuple[Multiple, ...]], ...] = field(default=(), metadata=OMIT_DEFAULT)
+    multiples: tuple[tuple[str, tuple[Multiple, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class BuildRequest:
     profiles: tuple[ShapeProfile, ...]
     options: tuple[tuple[str, Scalar], ...] = ()
     toolchain: tuple[tuple[str, str], ...] = ()
-    quantized_states: tuple[QuantizedState, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    quantized_states: tuple[QuantizedState, ...] = ()
 
     @cached_property
     def key(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from enginesmith.core.moments import stamp
 from enginesmith.registry import leases
 from enginesmith.registry.builds import build_history
 from enginesmith.registry.builds.runs import prune, surplus
@@ -139,5 +140,5 @@ def _summarize(
     old, state = (prune(store), "deleted") if acted else (surplus(store), "due")
     items += [GarbageItem("run", run, "newer runs are kept", 0, state) for run in old]
     kept = {f"{model}@{version}": why for (model, version), why in found.kept.items()}
-    writers = tuple(f"{lease.what} ({lease.holder}, until {leases.stamp(lease.expires)})" for lease in held)
+    writers = tuple(f"{lease.what} ({lease.holder}, until {stamp(lease.expires)})" for lease in held)
     return Collected(tuple(items), kept, writers, acted)

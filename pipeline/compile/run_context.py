@@ -38,7 +38,7 @@ class RunContext:
 
     started_at: when the run began here (ISO 8601, UTC), for its provenance.
     copies: what records are read from instead of the store, which has them too.
-    elsewhere: whether `executor` runs jobs on other machines than this one.
+    remote: whether `executor` runs jobs on other machines than this one.
     """
 
     store: Store
@@ -47,7 +47,7 @@ class RunContext:
     progress: Progress = field(default_factory=Progress)
     started_at: str = field(default_factory=now)
     copies: RecordSource | None = None
-    elsewhere: bool = False
+    remote: bool = False
 
     @cached_property
     def history(self) -> History:

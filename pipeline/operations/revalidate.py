@@ -184,11 +184,11 @@ def published_proof(entry: EngineEntry, store: Store) -> Proof:
         return Proof()
     report = _read_report(entry, store)
     before = ("export", "quantization")
-    spreads = tuple(spread for spread in report.spreads if spread.joint in before)
+    spreads = tuple(spread for spread in report.spreads if spread.stage in before)
     checks = [
         check
         for check in report.checks
-        if check.joint in before or (check.joint == "task" and not check.case.endswith(", engine"))
+        if check.stage in before or (check.stage == "task" and not check.case.endswith(", engine"))
     ]
     return Proof(tuple(checks), spreads=spreads)
 

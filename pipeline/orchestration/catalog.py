@@ -445,7 +445,7 @@ def plan_spec(spec: ModelSpec, options: RunOptions, listing: StoreListing) -> Pl
     The copies of the records that were read are renewed, where this user may write.
     """
     selection, copies = select(spec, options), RecordCopies(listing, spec.model)
-    context = replace(open_records(listing.store), copies=copies, elsewhere=options.executor != "local")
+    context = replace(open_records(listing.store), copies=copies, remote=options.executor != "local")
     run = Run(spec, context, selection)
     known, units = on_record(run), Counter[str]()
     if known.exported is not None:

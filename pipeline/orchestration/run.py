@@ -104,7 +104,7 @@ def compile_from_records(address: Path | str | Found, options: RunOptions) -> Ou
         store = open_store(registry_of(spec, options.registry), create=True)
         tracker = new_tracker(new_run(spec.model, spec.address, store))
         try:
-            context = RunContext(store, OnlyRecords(), OnlyRecords(), tracker, elsewhere=options.executor != "local")
+            context = RunContext(store, OnlyRecords(), OnlyRecords(), tracker, remote=options.executor != "local")
             outcome = compile_model(Run(spec, context, select(spec, options)))
         except NotOnRecord:
             return None
@@ -203,7 +203,7 @@ def open_context(
             traced = stack.enter_context(spans())
             progress = together(progress.of_run(model, run.id), tracker, *([traced] if traced else []))
             progress.emit(RunBegan(model, run.id))
-        yield RunContext(store, both.local, both.builder, progress, elsewhere=options.executor != "local")
+        yield RunContext(store, both.local, both.builder, progress, remote=options.executor != "local")
 
 
 @contextmanager

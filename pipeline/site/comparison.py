@@ -177,7 +177,7 @@ def _worst_sqnr(report: Report) -> Iterator[tuple[str, Fact]]:
     worst: dict[str, float] = {}
     for check in report.checks:
         if check.name == "sqnr_db" and check.value is not None and not math.isnan(check.value):
-            worst[check.joint] = min(worst.get(check.joint, math.inf), check.value)
+            worst[check.stage] = min(worst.get(check.stage, math.inf), check.value)
     for stage, value in worst.items():
         yield f"{report.unit}: SQNR at {stage}", Fact(metric_text(value, "sqnr_db"), value, False, "dB", report.unit)
 

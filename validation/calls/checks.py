@@ -189,7 +189,7 @@ def call_checks(
     specs, dims = shapes
     groups, start = Groups(golden), allowance.clock()
     if sizes and dims:
-        judged = replace(pair, usual=pair.usual or golden_drifts(golden), limits=pair.elsewhere or pair.limits)
+        judged = replace(pair, usual=pair.usual or golden_drifts(golden), limits=pair.other_sizes or pair.limits)
         yield from size_checks(judged, shapes, groups, seed, allowance)
     pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
     repeats = RepeatedCalls(pair.candidate, pair.limits, bits)

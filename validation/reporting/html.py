@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Predicate, doc
 
-from enginesmith.core.codec import OMIT_NONE
 from enginesmith.core.names import is_name
 from enginesmith.core.reports.breakdown import QuantizationRecord
 from enginesmith.core.reports.latency import LatencyReport
@@ -65,7 +64,7 @@ class VersionDocument(Manifest):
     quantization: Mapping[str, QuantizationRecord] = field(default_factory=dict)
     attributions: tuple[NamedAttribution, ...] = ()
     latencies: Mapping[str, tuple[LatencyReport, ...]] = field(default_factory=dict)
-    canaries: tuple[CanaryVerdict, ...] | None = field(default=None, metadata=OMIT_NONE)
+    canaries: tuple[CanaryVerdict, ...] | None = None
 
     @property
     def reference(self) -> str:
@@ -247,8 +246,8 @@ def _headline(counts: Mapping[str, int], blind: int) -> Headline:
 
 
 def _engine(index: int, entry: EngineEntry, checks: tuple[Check, ...]) -> EngineRow:
-    limited = [check for check in checks if not check.passed or (check.joint != "task" and _has_room(check))]
-    failed, ran = sum(not check.passed for check in checks), any(check.joint == "engine" for check in checks)
+    limited = [check for check in checks if not check.passed or (check.stage != "task" and _has_room(check))]
+    failed, ran = sum(not check.passed for check in checks), any(check.stage == "engine" for check in checks)
     return EngineRow(index, entry, checks, failed, min(limited, key=headroom_db, default=None), ran)
 
 

@@ -55,7 +55,7 @@ BucketChoice = Literal["few", "all"] | tuple[Mapping[str, int], ...]
 # What was timed: the runtime's own call, or `Session.run` with its checks.
 Timed = Literal["runtime", "session"]
 
-FORMAT = 2
+FORMAT = 1
 # Above these shares of all cores' time the machine counts as busy: used by others, and stolen by a hypervisor. Less
 # than three ticks of the kernel's clock, of 10 ms each, is rounding: in the tenth of a second that a bucket takes, one
 # tick is 5 % of two cores. Involuntary context switches are no sign: an engine's own threads switch each other away,

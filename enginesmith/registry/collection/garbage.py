@@ -12,6 +12,7 @@ from threading import Lock
 
 from enginesmith.core import moments
 from enginesmith.core.errors import ConflictError, EnginesmithError, digests_in
+from enginesmith.core.moments import stamp
 from enginesmith.core.names import version_order
 from enginesmith.registry import leases
 from enginesmith.registry.builds.runs import KIND as COPIES
@@ -125,7 +126,7 @@ def hold_claim(store: Store) -> Iterator[Claim]:
         other = known.sweeper
         if other is not None and other.id != me.id and now < other.expires:
             raise ConflictError(
-                f"another collection ({other.by}) is at work, until {leases.stamp(other.expires)} at the latest if it "
+                f"another collection ({other.by}) is at work, until {stamp(other.expires)} at the latest if it "
                 "died; run again when it is done"
             )
         return replace(without_sweeper(known), sweeper=me)

@@ -52,14 +52,14 @@ def _plan_one(
 ) -> CacheUnit:
     unit = CacheUnit(target, options, "unknown", "known once the model is exported")
     unit = replace(unit, required=any(matches_unit(pattern, unit.name) for pattern in spec.build.required))
-    if not context.elsewhere and (reason := explain_refusal(target)):
+    if not context.remote and (reason := explain_refusal(target)):
         return replace(unit, action="refused", reason=reason)
     if exported is None or not exported.golden:
         return unit
     unit = replace(unit, key=key_of(unit, spec, exported, context))
     if recall_cache(unit, context):
         return replace(unit, action="cached", reason="a cache of this model is in the registry")
-    where = f"on a node with {target.name}" if context.elsewhere else "on this machine"
+    where = f"on a node with {target.name}" if context.remote else "on this machine"
     return replace(unit, action="build", reason=f"no cache of this model is on record; it is made {where}")
 
 
@@ -87,7 +87,7 @@ def key_of(unit: CacheUnit, spec: "ModelSpec", exported: Exported, context: RunC
         "limits": limits_of(spec, PRECISION, "engine"),
         "device": device_of(unit.target),
         "source": source_digests(spec, context),
-        "made": _describe_cluster(unit.target) if context.elsewhere else _describe_here(unit.target),
+        "made": _describe_cluster(unit.target) if context.remote else _describe_here(unit.target),
         **code_key(_MAKING),
     }
 

@@ -76,7 +76,7 @@ def _job(unit: CacheUnit, spec: "ModelSpec", exported: Exported, context: RunCon
         exported.model.outputs,
         limits_of(spec, PRECISION, "engine"),
         wanted_runtimes(),
-        store_sources(spec, context) if context.elsewhere else {},
+        store_sources(spec, context) if context.remote else {},
     )
     needed = needs_of(unit.target, memory_request(spec))
     return Job(unit.name, request, context.store.uri, engine_limits(spec, "build"), needed)

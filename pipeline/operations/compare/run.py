@@ -204,7 +204,7 @@ class _Measuring:
         sqnr = [
             min(check.value, MOST_DB)
             for check in checks
-            if check.name == "sqnr_db" and check.joint in ("quantization", "engine") and check.value is not None
+            if check.name == "sqnr_db" and check.stage in ("quantization", "engine") and check.value is not None
         ]
         known = EngineFacts(
             unit=request.unit,

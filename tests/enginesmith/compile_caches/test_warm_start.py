@@ -16,7 +16,6 @@ from enginesmith.client.resolve import Policy
 from enginesmith.compile_caches.archive import pack
 from enginesmith.compile_caches.recipe import CacheRecipe, CompileOptions
 from enginesmith.compile_caches.warm_start import FOLDER_VARIABLE, StaleCacheError
-from enginesmith.core.codec import encode
 from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError, canonical_json
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.evaluation import list_facts
@@ -186,4 +185,3 @@ def test_caches_are_written_to_a_manifest_and_read_back(store: Store, tmp_path: 
 
     again = parse(manifest.to_bytes())
     assert again == manifest and [type(item) for item in again.caches] == [EngineEntry]
-    assert "caches" not in encode(replace(manifest, caches=()))

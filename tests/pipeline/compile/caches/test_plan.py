@@ -65,7 +65,7 @@ class Cluster:
 
 def context_of(folder: Path, cluster: Cluster) -> RunContext:
     store = open_store(str(folder / "registry"), create=True)
-    return RunContext(store, LocalExecutor(1), cluster, elsewhere=True)
+    return RunContext(store, LocalExecutor(1), cluster, remote=True)
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_a_worker_that_does_not_see_the_spec_makes_the_cache_once(tmp_path: Path
     (again,) = plan_caches(spec, ALL, exported, context)
     assert again.action == "cached"
     assert make_cache(again, spec, exported, context).entry.notes == entry.notes and len(cluster.jobs) == 1
-    (here,) = plan_caches(spec, ALL, exported, replace(context, elsewhere=False))
+    (here,) = plan_caches(spec, ALL, exported, replace(context, remote=False))
     assert here.action == "build"  # what the cluster made is no cache of this machine
 
 
@@ -132,6 +132,6 @@ def test_a_required_cache_that_is_refused_stops_the_run_before_anything_is_built
     records = open_records(open_store(str(tmp_path / "registry"), create=True))
     with pytest.raises(EnginesmithError, match="arm64 fp32 torch-compile: torch compiles for this CPU"):
         check_required_caches(plan_caches(spec, ALL, None, records))
-    check_required_caches(plan_caches(spec, ALL, None, replace(records, elsewhere=True)))
+    check_required_caches(plan_caches(spec, ALL, None, replace(records, remote=True)))
     with pytest.raises(SpecError, match="covers no unit of this spec"):
         write_spec(tmp_path, "build: {required: [cpu int8 torch-compile]}")
