@@ -90,7 +90,7 @@ def write_objects(
         return
     echo(str(path))
     if deployment.registry.startswith("file://") and deployment.image:
-        say(f"note: {deployment.registry} is a folder, which pods have not, unless you mount it in the container")
+        say(f"note: {deployment.registry} is a local folder; mount it in the container")
     echo(f"serves: {engine.unit} of {manifest.model}@{manifest.version}, {engine.status}")
 
 
@@ -133,5 +133,8 @@ def show_placed(placed: "Placed", as_json: bool) -> None:
     for item in placed.pulled:
         echo(f"chosen: {item.path.name}: {item.engine.unit} of {manifest.model}@{manifest.version}")
         echo(f"why:    {item.resolution.why}")
-    for unit, reason in first.resolution.rejected:
+    accepted = {entry.unit for item in placed.pulled for entry in item.resolution.ranked}
+    rejected = [row for item in placed.pulled for row in item.resolution.rejected if row[0] not in accepted]
+    # Of several reasons the one of the machine that the engine was built for is the last.
+    for unit, reason in dict(sorted(rejected, key=lambda row: not row[1].startswith("built for "))).items():
         echo(f"not:    {unit}: {reason}")

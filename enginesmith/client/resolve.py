@@ -189,11 +189,13 @@ def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | Non
         return f"{entry.precision}, and {policy.precision} was asked for"
     if not entry.usable:
         return f"{entry.status}: {entry.reason}"
+    if unmet:  # before a missing proof: no proof could be made there
+        return unmet[0].words
     if policy.proven_only and entry.status != "proven":
         return f"{_UNPROVEN}: {entry.reason}"
     if policy.proven_only and _is_foreign(entry, machine):
         return f"proven on {entry.hardware.sm} and not on {machine.target.sm}, and only proven engines may be used"
-    return unmet[0].words if unmet else None
+    return None
 
 
 def remarks(entry: EngineEntry, machine: Machine, speed: MeasuredSpeed | None = None) -> tuple[str, ...]:

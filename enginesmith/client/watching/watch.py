@@ -194,7 +194,9 @@ class ChannelWatcher:
         reporter: Reporter | None = None,
     ) -> None:
         if reference.channel is None:
-            raise InputError(f"{str(reference)!r} is no channel, and only channels move; give {reference.model}:stable")
+            raise InputError(
+                f"{str(reference)!r} is not a channel; only channels can be followed; give {reference.model}:stable"
+            )
         self._locator, self._reference, self._machines, self._policy = locator, reference, machines, policy
         self._fetcher, self._hook, self._keep, self._layout = fetcher, hook, keep, layout
         self._place = layout.at(dest.expanduser().absolute(), reference.model)

@@ -230,7 +230,7 @@ def _read_records(
         elif going := [digest for digest in record.blobs if digest in orphans or digest not in stored]:
             found[key] = tuple(going)
             kind = key.removeprefix(RECORDS).partition("/")[0]
-            why |= dict.fromkeys(going, reasons.setdefault(kind, f"only the memory of a step ({kind}) refers to it"))
+            why |= dict.fromkeys(going, reasons.setdefault(kind, f"only a step record ({kind}) refers to it"))
     return why, found
 
 

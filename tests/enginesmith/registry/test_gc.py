@@ -130,7 +130,7 @@ def test_records_go_with_their_blobs_and_stay_with_them(memory: MemoryStore) -> 
     remember(memory, "ranges", "1" * 64, {}, [loose])
     memory.create(record_key("ranges", "2" * 64), b"garbage")
     (item,) = collect(memory, ONE, AT_ONCE).items
-    assert item.name == loose and item.why == "only the memory of a step (ranges) refers to it"
+    assert item.name == loose and item.why == "only a step record (ranges) refers to it"
     kinds = [item.kind for item in collect(memory, ONE, AT_ONCE, delete=True).items]
     assert kinds == ["blob", "record", "record"]
     assert recall(memory, "export", "0" * 64) == {} and memory.read(record_key("ranges", "1" * 64)) is None

@@ -56,7 +56,7 @@ def test_three_builds_at_once_make_everything_once(project: Project) -> None:
     assert set(WAITING.findall(everything)) <= {str(run.pid) for run in runs}
     found = project.run("registry", "gc", "--json").json
     whys = [item["why"] for item in found["items"] if item["kind"] == "blob"]
-    orphaned = [why for why in whys if not why.startswith("only the memory of a step (")]
+    orphaned = [why for why in whys if not why.startswith("only a step record (")]
     assert len(orphaned) <= 1, "but the snapshot of before the latency was known"
     assert list(open_store(project.registry).list("locks/")) == []
     assert project.run("registry", "fsck").code == 0

@@ -162,7 +162,7 @@ def test_what_triton_cannot_serve_is_passed_over_with_the_reason(store: Store, d
     assert "has no weights" in reasons["l4 fp8 tensorrt"]
     odd = replace(cpu_engine(store, 1), outputs=(TensorSpec("logits", "complex64", ("batch", 10)),))
     publish_engines(store, [odd, rtx], "b")
-    with pytest.raises(UnknownNameError, match="'logits' is complex64, a type that Triton has not"):
+    with pytest.raises(UnknownNameError, match="'logits' is complex64, a type that Triton does not support"):
         place(store, dest)
 
 
