@@ -19,7 +19,10 @@ from threading import Thread
 
 import numpy as np
 
-from enginesmith.client.client import Client, Plain, Post, Triton
+from enginesmith.client.client import Client
+from enginesmith.client.watching.server import Post
+from enginesmith.client.layouts.triton import Triton
+from enginesmith.client.layouts.base import Plain
 from enginesmith.client.layouts.base import Layout
 from enginesmith.client.watching.server import Hook
 from enginesmith.registry.store.base import Store, open_store

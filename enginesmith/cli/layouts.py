@@ -13,8 +13,10 @@ from enginesmith.registry.store.base import absolute_uri
 from enginesmith.registry.store.files import make_folder, write_whole
 
 if TYPE_CHECKING:
-    from enginesmith.client.client import Client, Machine, Triton
+    from enginesmith.client.client import Client
     from enginesmith.client.layouts.base import Placed
+    from enginesmith.client.layouts.triton import Triton
+    from enginesmith.core.hardware.machine import Machine
     from enginesmith.registry.manifest import EngineEntry
 
 # Options that mean something for Triton's layout alone.
@@ -49,7 +51,8 @@ def check_layout(context: click.Context, layout: str) -> None:
 
 def triton_of(given: dict[str, Any]) -> "Triton":
     """The layout that the options ask for."""
-    from enginesmith.client.client import DynamicBatching, Triton
+    from enginesmith.client.layouts.triton import Triton
+    from enginesmith.client.layouts.triton_config import DynamicBatching
 
     joined = given["most"] is not None or given["wait"] is not None
     return Triton(DynamicBatching(given["most"], given["wait"] or 0.0) if joined else None, given["warmup"])
@@ -61,8 +64,8 @@ def write_objects(
     """Write DEST/MODEL.yaml: the objects of a cluster that serves the version. Nothing is downloaded."""
     import yaml
 
-    from enginesmith.client.client import Triton
     from enginesmith.client.layouts.base import rank_each
+    from enginesmith.client.layouts.triton import Triton
     from enginesmith.client.locate import VersionLocator
     from enginesmith.exchange.kserve import Deployment
 

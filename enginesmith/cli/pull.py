@@ -25,8 +25,12 @@ from enginesmith.cli.options import (
 from enginesmith.cli.tables import download_bar, echo, print_table
 
 if TYPE_CHECKING:
-    from enginesmith.client.client import Client, EngineRanking, Machine, Pulled, Swap
+    from enginesmith.client.client import Client
     from enginesmith.client.layouts.base import AllGenerations
+    from enginesmith.client.pull import Pulled
+    from enginesmith.client.resolve import EngineRanking
+    from enginesmith.client.watching.watch import Swap
+    from enginesmith.core.hardware.machine import Machine
 
 
 # Options of `pull`, and what they ask for: machines, a policy, a node.
@@ -137,7 +141,7 @@ def add_options(*groups: tuple[Callable[[Command], Command], ...]) -> Callable[[
 
 def machines_of(given: dict[str, Any]) -> "list[Machine] | AllGenerations":
     """What `pull` is asked for."""
-    from enginesmith.client.client import ALL_GENERATIONS
+    from enginesmith.client.layouts.base import ALL_GENERATIONS
 
     if not given["all_generations"]:
         return [machine_of(given, target) for target in given["targets"]]
@@ -164,7 +168,9 @@ def machine_of(given: dict[str, Any], target: str) -> "Machine":
 
 def client_of(registry: str, given: dict[str, Any]) -> "Client":
     """The client of a registry for what was asked."""
-    from enginesmith.client.client import Client, Policy, ServingNode
+    from enginesmith.client.client import Client
+    from enginesmith.client.resolve import Policy
+    from enginesmith.registry.rollouts.state import ServingNode
 
     policy = Policy(**{name: given[name] for name in ("precision", "proven_only", "fallback", "trust", "kind")})
     stated = {name: given[name] for name in ("node", "region", "labels") if given[name]}
@@ -177,7 +183,7 @@ def client_of(registry: str, given: dict[str, Any]) -> "Client":
 
 def follow(client: "Client", references: tuple[str, ...], dest: Path, given: dict[str, Any], as_json: bool) -> None:
     """Follow the channels until SIGTERM or Ctrl-C; the engines that are served stay."""
-    from enginesmith.client.client import Plain
+    from enginesmith.client.layouts.base import Plain
     from enginesmith.client.watching.server import INTERVAL_S, Command, Post
 
     if given["layout"] == "kserve":
@@ -215,7 +221,7 @@ def follow(client: "Client", references: tuple[str, ...], dest: Path, given: dic
 
 def _reporting(given: dict[str, Any]) -> dict[str, Any]:
     """How a watcher reports to rollouts."""
-    from enginesmith.client.client import HealthCommand, HealthUrl, ReportUrl
+    from enginesmith.client.watching.server import HealthCommand, HealthUrl, ReportUrl
 
     line, health, url = given["health_command"], given["health_url"], given["report_url"]
     if (line and health) or (url and given["no_report"]):

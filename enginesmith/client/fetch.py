@@ -32,7 +32,6 @@ from enginesmith.registry.store.files import (
     sweep,
     sync_folder,
 )
-from enginesmith.registry.store.nearest import list_sources
 
 # Source of the bytes: the file was there already, this machine's cache, or the registry.
 Origin = Literal["there", "cache", "registry"]
@@ -239,3 +238,10 @@ def _lock_download(partial: Path) -> Iterator[None]:
             finally:
                 path.unlink(missing_ok=True)
             return
+
+
+def list_sources(store: Store) -> Iterator[Store]:
+    """The store, and what is read after it where its bytes were wrong: of a list of places what is left of it, ever
+    shorter; any other store once more, since a resumed part or the network may have been at fault."""
+    yield store
+    yield from getattr(store, "list_rests", lambda: [store])()

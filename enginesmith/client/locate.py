@@ -9,32 +9,33 @@ A rollout may bring a version to a part of the nodes (`rollouts.waves`): then th
 """
 
 import json
+import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from enginesmith.client.resolve import FALLBACK, EngineRanking, Policy, rank_engines
-from enginesmith.core.errors import IntegrityError, digest_of_bytes
+from enginesmith.core.errors import IntegrityError, UntrustedError, digest_of_bytes
 from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.names import Reference
-from enginesmith.registry.evidence.attestations import judge_entries, measured_speeds
+from enginesmith.core.names import TRUST_VARIABLE, Reference
+from enginesmith.registry.evidence.attestations import Attestation, judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines
 from enginesmith.registry.rollouts.state import ServingNode
 from enginesmith.registry.store.base import Store, check_marker, place_of
 from enginesmith.registry.store.cache import BlobCache
 from enginesmith.registry.store.files import make_folder
 from enginesmith.registry.store.layout import channel_key
-from enginesmith.registry.trust import require
-from enginesmith.registry.trust.policy import UntrustedError
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS, Located, find_lost_engines
 from enginesmith.registry.versions.snapshots import MAX_BYTES as SNAPSHOT_BYTES
 from enginesmith.registry.versions.snapshots import SnapshotDocuments, manifest_of, parse_snapshot
 from enginesmith.registry.versions.state import Channel, parse_channel
+
+if TYPE_CHECKING:
+    from enginesmith.registry.evidence.latencies import MeasuredSpeed
 
 
 @dataclass
@@ -181,7 +182,12 @@ def rank_located(
     documents = located.documents or store
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
     what = f"{located.manifest.model}@{located.manifest.version}"
-    timed = partial(measured_speeds, documents, located.manifest, machine)
+
+    def timed(engines: Sequence[EngineEntry]) -> "Mapping[str, MeasuredSpeed]":
+        from enginesmith.registry.evidence.latencies import measured_speeds
+
+        return measured_speeds(documents, located.manifest, machine, engines)
+
     found = rank_engines(entries, machine, policy, what, timed)
     if not (sure or store.near or located.manifest.graphs):
         return located, found
@@ -223,14 +229,20 @@ def judge_located(store: Store, located: Located, policy: Policy) -> tuple[Locat
 
 def _judge(store: Store, located: Located, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
     documents = located.documents or store
-    vouched = require(documents, located.manifest, policy.trust)
+    signers: tuple[str, ...] = ()
+    counts: Callable[[Attestation], bool] | None = None
+    if policy.trust or os.environ.get(TRUST_VARIABLE):
+        from enginesmith.registry.trust import require
+
+        vouched = require(documents, located.manifest, policy.trust)
+        signers, counts = vouched.signers, vouched.counts
     judged = located.manifest
     if policy.kind == "cache":
         judged = replace(judged, engines=judged.caches)
-    entries: tuple[EngineEntry, ...] = judge_entries(documents, judged, vouched.counts)
+    entries: tuple[EngineEntry, ...] = judge_entries(documents, judged, counts)
     if policy.fallback == "onnx":
         entries = (*entries, *_fallback(store, located.manifest))
-    return replace(located, signed_by=vouched.signers), entries
+    return replace(located, signed_by=signers), entries
 
 
 def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from enginesmith.client.fetch import BlobFetcher, Origin, Wanted
 from enginesmith.client.resolve import FALLBACK, EngineRanking, Resolution
@@ -16,14 +17,15 @@ from enginesmith.core.codec import encode
 from enginesmith.core.errors import InputError, IntegrityError, digest_of_bytes, digest_of_file
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
-from enginesmith.core.reports.latency import LatencyReport
 from enginesmith.core.state import parts_folder, state_ends, states_of, with_int8_states
-from enginesmith.registry.evidence.attestations import measured_latencies
 from enginesmith.registry.manifest import MAX_BYTES, EngineEntry, Manifest, functions_of, make_request, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import choose_digest, write_whole
 from enginesmith.registry.versions.lookup import Located
 from enginesmith.serving.padding import padding_of
+
+if TYPE_CHECKING:
+    from enginesmith.core.reports.latency import LatencyReport
 
 FORMAT = 1
 
@@ -107,7 +109,7 @@ class Pulled:
     resolution: Resolution
     origin: Origin
     weights: Path | None = None
-    latency: LatencyReport | None = None
+    latency: "LatencyReport | None" = None
 
     def __repr__(self) -> str:
         """One line: the file, what it is of, and its status."""
@@ -172,6 +174,8 @@ def download_each(
 
     Raises as `EngineRanking.resolution`, `download_engine`, and IntegrityError for a damaged latency report.
     """
+    from enginesmith.registry.evidence.latencies import measured_latencies
+
     timed = measured_latencies(located.documents or store, located.manifest, found.machine)
     resolution = found.resolution()
     pulled = [

@@ -19,13 +19,19 @@ from enginesmith.compile_caches.archive import MOST_BYTES, unpack
 from enginesmith.compile_caches.probes import use_probes
 from enginesmith.compile_caches.recipe import CacheRecipe
 from enginesmith.core.codec import Excerpt, parse_as
-from enginesmith.core.errors import Digest, EnginesmithError, InputError, IntegrityError, digest_of_bytes
+from enginesmith.core.errors import (
+    Digest,
+    EnginesmithError,
+    InputError,
+    IntegrityError,
+    UntrustedError,
+    digest_of_bytes,
+)
 from enginesmith.core.hardware.evaluation import evaluate
 from enginesmith.core.hardware.machine import Machine, cpu_here
 from enginesmith.core.names import FileName
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Gpu, Requirement, hardware_of
-from enginesmith.registry.trust.policy import UntrustedError
 
 if TYPE_CHECKING:
     import torch

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from annotated_types import Interval
 
-from enginesmith.core.capabilities import Capabilities
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import digest_of, digest_of_file
 from enginesmith.core.requirements import MAX_COUNT, Count, GpuMemory, Requirement
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from enginesmith.core.capabilities import Capabilities
 
 # The type of objects whose library gives none: TensorRT's, TVM's, IREE's, JAX's, ONNX Runtime's and Ray's, functions of
 # C libraries, and values of ONNX attributes, whose type follows from the operator. mypy checks no use of them.
@@ -70,6 +71,13 @@ TRAITS: Mapping[Precision, PrecisionTraits] = {
     "int8-dynamic": PrecisionTraits(8, 3, PrecisionLimits(0.6, 15.0, 10.0, 8.0), 0.02, quantized=True),
     "int4": PrecisionTraits(4, 6, PrecisionLimits(0.9, 10.0, 6.0, 4.0), 0.1, quantized=True, in_blocks=True),
 }
+
+
+def accuracy_order(precision: str) -> int:
+    """The place of a precision, from the most to the least accurate; behind all of them for an unknown one."""
+    return next((traits.error for name, traits in TRAITS.items() if name == precision), len(TRAITS))
+
+
 PRECISIONS = tuple(TRAITS)
 QUANTIZED = tuple(name for name in PRECISIONS if TRAITS[name].quantized)
 CALIBRATED = tuple(name for name in PRECISIONS if TRAITS[name].calibrated)
@@ -374,7 +382,7 @@ class Backend(Protocol):
     name: ClassVar[str]
     revision: ClassVar[int]
     install: ClassVar[str]
-    capabilities: ClassVar[Capabilities]
+    capabilities: "ClassVar[Capabilities]"
 
     def serves(self, target: Target) -> bool:
         """Whether this backend compiles for this kind of target (CPU or GPU) at all."""

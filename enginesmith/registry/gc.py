@@ -18,8 +18,9 @@ from enginesmith.registry.latency_series import models_with_series
 from enginesmith.registry.leases import MarkShard, MarkState, read_shards, read_state
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import SERIES, lease_key
+from enginesmith.registry.versions.channel_writes import refresh_models
 from enginesmith.registry.versions.index import heal_index
-from enginesmith.registry.versions.lookup import refresh_models, versions
+from enginesmith.registry.versions.lookup import versions
 
 GRACE = timedelta(days=7)
 

@@ -29,14 +29,15 @@ from enginesmith.core.errors import (
     IntegrityError,
     UnavailableError,
     UnknownNameError,
+    UntrustedError,
 )
 from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.names import Name, Reference
+from enginesmith.core.names import TRUST_VARIABLE, Name, Reference
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Documents, Store
 from enginesmith.registry.store.files import reachable, write_whole
 from enginesmith.registry.trust import require
-from enginesmith.registry.trust.policy import VARIABLE, TrustPolicy, UntrustedError
+from enginesmith.registry.trust.policy import TrustPolicy
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.lookup import Located, channel_names
 from enginesmith.registry.versions.state import Channel
@@ -81,7 +82,7 @@ class TrustRecheck:
         UnavailableError, which change nothing, when the version cannot be read.
         """
         folder = self._place.served()
-        if self._trust is None and not os.environ.get(VARIABLE):
+        if self._trust is None and not os.environ.get(TRUST_VARIABLE):
             self._write_mark(None)
         elif folder:
             if self._known is None or self._known[0] != folder:

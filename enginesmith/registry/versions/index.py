@@ -17,8 +17,9 @@ from enginesmith.core.errors import EnginesmithError, IntegrityError, UnknownNam
 from enginesmith.core.names import Name, Reference, version_order
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Count, Format
-from enginesmith.registry.evidence.attestations import JudgedEntry, judge_entries, latencies
+from enginesmith.registry.evidence.attestations import JudgedEntry, judge_entries
 from enginesmith.registry.evidence.canaries import CanaryVerdict, canaries
+from enginesmith.registry.evidence.latencies import latencies
 from enginesmith.registry.leases import PUBLISHING, Guard, list_leases, take_lease, version_name
 from enginesmith.registry.manifest import Manifest, pinned_engines
 from enginesmith.registry.store import base

@@ -10,7 +10,6 @@ There is one for a version, not one for each kind of machine: docs/scale.md has 
 
 import zlib
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -21,13 +20,11 @@ from enginesmith.core.errors import InputError, IntegrityError, canonical_json
 from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Format
-from enginesmith.registry.evidence.attestations import attestations, latency_reports, newest_of_each
 from enginesmith.registry.manifest import Manifest, parse
-from enginesmith.registry.store.base import Documents, Store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import (
     MANIFEST,
     MAX_DOCUMENT_BYTES,
-    evidence_prefix,
     is_key,
     manifest_key,
     version_prefix,
@@ -38,7 +35,6 @@ FORMAT = 1
 MAX_BYTES = 8 << 20
 MAX_DOCUMENTS_BYTES = 64 << 20
 _KINDS = ("attestations/", "latency/", "signatures/")
-_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,8 @@ class Snapshot:
         return zlib.compress(canonical_json(encode(_SnapshotDocument(self.model, self.version, texts))), 9)
 
 
-def _is_needed(name: str) -> bool:
+def is_needed(name: str) -> bool:
+    """Whether a client reads a document of a version. name: its key below the version's prefix."""
     return name == MANIFEST or (name.startswith(_KINDS) and name.endswith(".json"))
 
 
@@ -70,43 +67,8 @@ class _SnapshotDocument:
 
     model: Name
     version: Name
-    documents: Mapping[Annotated[str, Predicate(is_key), Predicate(_is_needed), doc("a document of a version")], str]
+    documents: Mapping[Annotated[str, Predicate(is_key), Predicate(is_needed), doc("a document of a version")], str]
     format: Annotated[int, Format(FORMAT)] = FORMAT
-
-
-def read_documents(store: Documents, manifest: Manifest) -> Snapshot:
-    """The documents of a version that a client needs, read side by side. Raises IntegrityError for a damaged one."""
-    prefix = version_prefix(manifest.model, manifest.version)
-    keys = [key for key in store.list(prefix) if _is_needed(key.removeprefix(prefix))]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = {key: data for key, data in zip(keys, pool.map(store.read, keys), strict=True) if data is not None}
-    whole = Snapshot(manifest.model, manifest.version, found)
-    list(attestations(SnapshotDocuments(whole), manifest))
-    return Snapshot(manifest.model, manifest.version, _without_old_latencies(whole, manifest))
-
-
-def _without_old_latencies(snapshot: Snapshot, manifest: Manifest) -> dict[str, bytes]:
-    """The documents without latency reports that newer ones outdate. Raises IntegrityError for a damaged one."""
-    documents = dict(snapshot.documents)
-    folder = evidence_prefix("latency", manifest.model, manifest.version)
-    keys = [key for key in sorted(documents, key=lambda key: key.split("/")) if key.startswith(folder)]
-    reports = list(latency_reports(SnapshotDocuments(snapshot), manifest))
-    kept = {id(report) for report in newest_of_each(reports)}
-    for key, report in zip(keys, reports, strict=True):
-        if id(report) not in kept:
-            del documents[key]
-    return documents
-
-
-def pack_snapshot(snapshot: Snapshot) -> bytes | None:
-    """The blob of a snapshot; None for one that is too large, or of documents that are no text."""
-    if sum(map(len, snapshot.documents.values())) > MAX_DOCUMENTS_BYTES:
-        return None
-    try:
-        data = snapshot.to_bytes()
-    except UnicodeDecodeError:
-        return None
-    return data if len(data) <= MAX_BYTES else None
 
 
 def parse_snapshot(data: bytes) -> Snapshot:

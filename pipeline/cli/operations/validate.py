@@ -104,7 +104,7 @@ def _exit_code(verdicts: list[str]) -> int:
 
 def _require_signed(manifest: "Manifest", signed: bool, allow_unsigned: bool) -> None:
     """Raise UntrustedError for a version whose caches nobody answers for."""
-    from enginesmith.registry.trust.policy import UntrustedError
+    from enginesmith.core.errors import UntrustedError
 
     if not signed and not allow_unsigned:
         raise UntrustedError(

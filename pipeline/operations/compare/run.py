@@ -11,7 +11,7 @@ from enginesmith.core.errors import EnginesmithError, InputError, StepError, Una
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.text import now
 from enginesmith.core.types import BuildRequest, Dim, Precision, Session, Target, Tensors
-from enginesmith.registry.evidence.attestations import read_latency_report
+from enginesmith.registry.evidence.latencies import read_latency_report
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.composition import Run

@@ -20,8 +20,9 @@ from enginesmith.registry.store import files
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import TOTALS, version_prefix
 from enginesmith.registry.store.parallel import side_by_side
+from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
 from enginesmith.registry.versions.index import list_all
-from enginesmith.registry.versions.lookup import load, read_rollout, running_rollouts
+from enginesmith.registry.versions.lookup import load
 from pipeline.compile.publication.pages import published_document
 from pipeline.orchestration.runs.views import RunView, view_runs
 from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Progress, Retrying, RunConcluded, Started

@@ -8,6 +8,7 @@ from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.hardware import cpu_kinds
 from enginesmith.core.hardware import machine as module
 from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.cuda import GpuDevice
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.requirements import Gpu, Runtime
 from enginesmith.registry.manifest import EngineEntry
@@ -106,8 +107,8 @@ def test_this_machine_is_described_as_far_as_it_can_be_seen(monkeypatch: pytest.
     monkeypatch.setattr(
         "enginesmith.core.hardware.cuda.gpus",
         lambda: (
-            module.GpuDevice(0, "NVIDIA L4", (8, 9), 23 * GIB),
-            module.GpuDevice(1, "NVIDIA L4", (8, 9), 22 * GIB),
+            GpuDevice(0, "NVIDIA L4", (8, 9), 23 * GIB),
+            GpuDevice(1, "NVIDIA L4", (8, 9), 22 * GIB),
         ),
     )
     monkeypatch.setattr("enginesmith.core.hardware.cuda.cuda_version", lambda: "12.4")

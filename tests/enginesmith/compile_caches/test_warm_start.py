@@ -16,13 +16,12 @@ from enginesmith.client.resolve import Policy
 from enginesmith.compile_caches.archive import pack
 from enginesmith.compile_caches.recipe import CacheRecipe, CompileOptions
 from enginesmith.compile_caches.warm_start import FOLDER_VARIABLE, StaleCacheError
-from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError, canonical_json
+from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError, UntrustedError, canonical_json
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.evaluation import list_facts
 from enginesmith.core.requirements import Cpu, Gpu, Installation, Requirement, Runtime
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.trust.policy import UntrustedError
 from enginesmith.registry.trust.signing import SigningKey, sign
 from enginesmith.registry.versions.publish import Published, publish
 from tests.enginesmith.registries import approval, draft, engine, report

@@ -10,7 +10,7 @@ from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.reports.latency import timed_alike
 from enginesmith.core.requirements import Cpu
 from enginesmith.core.types import TensorSpec
-from enginesmith.registry.evidence.attestations import speeds_of
+from enginesmith.registry.evidence.latencies import speeds_of
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.serving.buckets import DimBounds, RoutedEngine, cheapest, list_buckets, measured_seconds
 from enginesmith.serving.padding import Padding

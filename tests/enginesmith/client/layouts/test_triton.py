@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import enginesmith
-from enginesmith.client.client import Client, DynamicBatching, Plain, Policy, Triton
-from enginesmith.client.layouts.base import AllGenerations, hold
-from enginesmith.client.layouts.triton import triton_version
+from enginesmith.client.client import Client
+from enginesmith.client.layouts.base import AllGenerations, Plain, hold
+from enginesmith.client.layouts.triton import Triton, triton_version
+from enginesmith.client.layouts.triton_config import DynamicBatching
+from enginesmith.client.resolve import Policy
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, UnknownNameError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.types import ShapeProfile, TensorSpec

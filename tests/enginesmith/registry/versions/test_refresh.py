@@ -20,7 +20,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key
 from enginesmith.registry.verification import repair, verify
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.lookup import with_snapshots
+from enginesmith.registry.versions.channel_writes import with_snapshots
 from enginesmith.registry.versions.publish import add_attestation
 from enginesmith.registry.versions.snapshots import parse_snapshot
 from enginesmith.registry.versions.state import Channel, read_channel
