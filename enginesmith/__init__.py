@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from enginesmith.client.watching.server import Command, HealthCommand, HealthUrl, Post, ReportUrl
     from enginesmith.compile_caches.warm_start import warm_start
     from enginesmith.core.hardware.machine import Machine
+    from enginesmith.core.state import Padding
     from enginesmith.ensembles import Ensemble
     from enginesmith.generation import Generator, Prompt, SamplingSettings
     from enginesmith.opening import open_onnx
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from enginesmith.serving.batcher import Batcher
     from enginesmith.serving.buckets import RoutedEngine
     from enginesmith.serving.drift import DriftEvent
-    from enginesmith.serving.padding import Padding
     from enginesmith.serving.router import Router
     from enginesmith.streams import Streams
     from enginesmith.user_code.channel import load_function

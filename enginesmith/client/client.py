@@ -9,9 +9,9 @@
     pulled = client.pull("digits:stable", "engines/")         # verified, through this machine's cache
     client.watch("digits:stable", "engines/", hook=enginesmith.Command("systemctl reload server"))
 
-A pull goes through these modules: `client` -> `pull` (which version and engine, its files), which asks
-`locate` (the manifest) and `resolve` (the ranking) -> `fetch` (one blob) -> `registry.store` (cache,
-download, a folder or S3).
+A pull goes through these modules: `client` asks `locate` (the manifest) and `resolve` (the ranking), and `pull` brings
+the files from `registry.store` (cache, download, a folder or S3). What only layouts, watchers, trust policies, latency
+reports and writers need is not loaded.
 
 Imports the standard library alone (the cloud's library when a registry in a bucket is opened): see
 docs/guides/client.md.
@@ -25,22 +25,21 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Literal
 
-from enginesmith.client.fetch import BlobFetcher, Progress, silent
 from enginesmith.client.locate import VersionLocator, locate_and_rank
-from enginesmith.client.pull import Pulled, download_best, download_each, download_engine
+from enginesmith.client.pull import BlobFetcher, Progress, Pulled, download_best, download_each, download_engine, silent
 from enginesmith.client.resolve import EngineRanking, Policy
 from enginesmith.core.errors import InputError
 from enginesmith.core.hardware.machine import AUTO, Machine
 from enginesmith.core.names import Reference, parse_reference
 from enginesmith.registry.rollouts.state import ServingNode
 from enginesmith.registry.store.base import SCHEMES, Store, open_store, split_places
-from enginesmith.registry.store.cache import DEFAULT_BYTES, BlobCache, local_cache
 from enginesmith.registry.versions.lookup import Located
 
 if TYPE_CHECKING:
     from enginesmith.client.layouts.base import AllGenerations, Layout, Placed
     from enginesmith.client.watching.server import Health, Hook, Reporter, ReportUrl
     from enginesmith.client.watching.watch import ChannelWatcher, Swap
+    from enginesmith.registry.store.cache import BlobCache
 
 
 def warn(text: str) -> None:
@@ -64,7 +63,7 @@ class Client:
     registry: str | Path
     cache: str | Path | Literal["auto"] | None = AUTO
     policy: Policy = field(default_factory=Policy)
-    cache_bytes: int = DEFAULT_BYTES
+    cache_bytes: int | None = None
     rehash: bool = False
     say: Callable[[str], object] = warn
     node: ServingNode | None = field(default_factory=ServingNode.from_environment)
@@ -240,10 +239,14 @@ class Client:
     def _fetcher(self, progress: Progress) -> BlobFetcher:
         return BlobFetcher(self._blob_cache(self._locator.store), progress, self.rehash)
 
-    def _blob_cache(self, store: Store) -> BlobCache | None:
+    def _blob_cache(self, store: Store) -> "BlobCache | None":
+        if self.cache is None or (self.cache == AUTO and store.near):
+            return None
+        from enginesmith.registry.store.cache import DEFAULT_BYTES, BlobCache, local_cache
+
         if self.cache == AUTO:
-            return None if store.near else local_cache()
-        return None if self.cache is None else BlobCache(Path(self.cache).expanduser().absolute(), self.cache_bytes)
+            return local_cache()
+        return BlobCache(Path(self.cache).expanduser().absolute(), self.cache_bytes or DEFAULT_BYTES)
 
 
 def pull(

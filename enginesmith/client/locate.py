@@ -25,17 +25,23 @@ from enginesmith.registry.evidence.attestations import Attestation, judge_entrie
 from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines
 from enginesmith.registry.rollouts.state import ServingNode
 from enginesmith.registry.store.base import Store, check_marker, place_of
-from enginesmith.registry.store.cache import BlobCache
 from enginesmith.registry.store.files import make_folder
 from enginesmith.registry.store.layout import channel_key
 from enginesmith.registry.versions import lookup
-from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS, Located, find_lost_engines
-from enginesmith.registry.versions.snapshots import MAX_BYTES as SNAPSHOT_BYTES
-from enginesmith.registry.versions.snapshots import SnapshotDocuments, manifest_of, parse_snapshot
+from enginesmith.registry.versions.lookup import (
+    DEFAULT_CHANNELS,
+    SNAPSHOT_MAX_BYTES,
+    Located,
+    SnapshotDocuments,
+    find_lost_engines,
+    manifest_of,
+    parse_snapshot,
+)
 from enginesmith.registry.versions.state import Channel, parse_channel
 
 if TYPE_CHECKING:
     from enginesmith.registry.evidence.latencies import MeasuredSpeed
+    from enginesmith.registry.store.cache import BlobCache
 
 
 @dataclass
@@ -86,13 +92,13 @@ class VersionLocator:
     """
 
     store: Store
-    cache: BlobCache | None = None
+    cache: "BlobCache | None" = None
     memory: DocumentMemory = field(default_factory=DocumentMemory)
     node: ServingNode | None = None
     checked: bool = False
 
     @classmethod
-    def for_store(cls, store: Store, cache: BlobCache | None, node: ServingNode | None = None) -> "VersionLocator":
+    def for_store(cls, store: Store, cache: "BlobCache | None", node: ServingNode | None = None) -> "VersionLocator":
         """The locator with a machine's cache; without one for a registry on this machine."""
         if cache is None or store.near:
             return cls(store, node=node)
@@ -120,7 +126,7 @@ class VersionLocator:
         served = replace(channel, move=channel.served_to(self.node))
         if digest := channel.snapshots.get(served.manifest):
             with suppress(IntegrityError):  # lost or damaged: its documents are read one by one
-                snapshot = parse_snapshot(self.read_blob(digest, SNAPSHOT_BYTES))
+                snapshot = parse_snapshot(self.read_blob(digest, SNAPSHOT_MAX_BYTES))
                 manifest = manifest_of(snapshot, served.manifest)
                 if (manifest.model, manifest.version) == (channel.model, served.version):
                     documents = SnapshotDocuments(snapshot, self.store)

@@ -25,8 +25,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_origin
 
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.core.moments import is_time, read_stamp, stamp
-from enginesmith.core.parsing import Malformed, parse_json
+from enginesmith.core.parsing import Malformed, is_time, parse_json, read_stamp, stamp
 from enginesmith.core.requirements import UNIONS, Format, acceptor, describe, rules
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import annotated_types
 from annotated_types import Ge, Interval, Le, doc
 
 from enginesmith.core.errors import canonical_json
-from enginesmith.core.moments import TIME
+from enginesmith.core.parsing import TIME
 
 # What plain JSON a type takes as it is, by annotated-types, and what a type asks for in words.
 #

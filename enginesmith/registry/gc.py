@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from enginesmith.core.moments import stamp
+from enginesmith.core.parsing import stamp
 from enginesmith.registry import leases
 from enginesmith.registry.builds import build_history
 from enginesmith.registry.builds.runs import prune, surplus

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple, TypeVar
 
 from annotated_types import Predicate, doc
 
-from enginesmith.core import moments
+from enginesmith.core import parsing
 from enginesmith.core.codec import Complete, encode, parse_as
 from enginesmith.core.errors import (
     ConflictError,
@@ -25,9 +25,8 @@ from enginesmith.core.errors import (
     digests_in,
     is_digest,
 )
-from enginesmith.core.moments import stamp
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed
+from enginesmith.core.parsing import Malformed, stamp
 from enginesmith.core.requirements import Count, Format
 from enginesmith.registry.manifest import Manifest, load_pinned, parse
 from enginesmith.registry.store import base
@@ -300,7 +299,7 @@ class Guard:
     def check(self) -> None:
         """Raise ConflictError if the lease is over: what was secured may be deleted. Asked before the write that refers
         to it."""
-        if moments.steady_s() > end_of(self.begun, self.lease.expires - self.lease.at):
+        if parsing.steady_s() > end_of(self.begun, self.lease.expires - self.lease.at):
             raise ConflictError(
                 f"{self.lease.what} took longer than its lease, until {stamp(self.lease.expires)}; run again"
             )
@@ -315,7 +314,7 @@ def end_of(begun: float, lasts: timedelta) -> float:
 @contextmanager
 def hold_lease(store: Store, what: str, lasts: timedelta = PUBLISHING) -> Iterator[Guard]:
     """Hold a lease on a store while the block writes something that refers to its content."""
-    begun = moments.steady_s()
+    begun = parsing.steady_s()
     lease = take_lease(store, what, lasts)
     try:
         yield Guard(store, lease, begun)

@@ -18,13 +18,13 @@ from types import FunctionType
 from typing import Any
 from unittest import mock
 
-from enginesmith.core import errors, moments, names
+from enginesmith.core import errors, names, parsing
 from enginesmith.registry import leases, manifest
 from enginesmith.registry import leases as marks
 from enginesmith.registry.builds import runs
 from enginesmith.registry.collection import garbage
 from enginesmith.registry.store import download, layout
-from enginesmith.registry.versions import snapshots, state
+from enginesmith.registry.versions import lookup, state
 from tests.one_thread import ROOMS, Inline
 from tests.simulation.world import World
 
@@ -39,7 +39,7 @@ _PURE: tuple[Callable[..., Any], ...] = (
     marks._parse_shard,
     marks._parse_state,
     runs.read_record,
-    snapshots.parse_snapshot,
+    lookup.parse_snapshot,
     state.parse_channel,
     state.parse_history,
 )
@@ -107,7 +107,7 @@ def patched(world: World) -> Iterator[None]:
             mock.patch.multiple(os, **{name: _as_step(world, getattr(os, name)) for name in _CHANGES}),
             mock.patch.object(download.threading, "Thread", _InlineThread),
             mock.patch.object(zlib, "compress", _COMPRESS),
-            mock.patch.object(moments, "steady_s", lambda: world.time.timestamp()),
+            mock.patch.object(parsing, "steady_s", lambda: world.time.timestamp()),
             mock.patch.object(leases, "keep_renewing", world.repeat),
             mock.patch.object(leases.Guard, "secure", secure),
         ):

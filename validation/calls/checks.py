@@ -12,9 +12,9 @@ import numpy as np
 from enginesmith.arrays import Array, find_profile
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.reports.proof import PADDING, Check, describe, unmeasured
+from enginesmith.core.state import Padding
 from enginesmith.core.types import BuildRequest, Dim, Session, Tensors, TensorSpec
 from enginesmith.serving.pad_plan import plan_padding
-from enginesmith.serving.padding import Padding
 from validation.calls.repeated import RepeatedCalls, pool_of
 from validation.comparison.sessions import golden_drifts, limited_checks, run
 from validation.data.samples import sizes_of

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from enginesmith.client.fetch import BlobFetcher, Origin
 from enginesmith.client.layouts.base import (
     AllGenerations,
     Layout,
@@ -19,6 +18,7 @@ from enginesmith.client.layouts.base import (
     rank_each,
 )
 from enginesmith.client.locate import VersionLocator
+from enginesmith.client.pull import BlobFetcher, Origin
 from enginesmith.client.resolve import Policy
 from enginesmith.client.watching.server import INTERVAL_S, Hook, HookFailed, Reporter, keep_looking
 from enginesmith.core.codec import Excerpt, parse_as

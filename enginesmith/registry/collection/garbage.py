@@ -10,10 +10,10 @@ from datetime import timedelta
 from itertools import islice
 from threading import Lock
 
-from enginesmith.core import moments
+from enginesmith.core import parsing
 from enginesmith.core.errors import ConflictError, EnginesmithError, digests_in
-from enginesmith.core.moments import stamp
 from enginesmith.core.names import version_order
+from enginesmith.core.parsing import stamp
 from enginesmith.registry import leases
 from enginesmith.registry.builds.runs import KIND as COPIES
 from enginesmith.registry.builds.runs import read_record
@@ -68,7 +68,7 @@ class Claim:
 
     def check(self) -> None:
         """Raise ConflictError if another collection may count this one as dead; asked before each deletion."""
-        if moments.steady_s() > leases.end_of(self.begun, SWEEPING):
+        if parsing.steady_s() > leases.end_of(self.begun, SWEEPING):
             raise ConflictError("this collection stood still so long that another may count it as dead; run it again")
 
     def begin_generation(self, shards: Iterable[str]) -> int:
@@ -104,7 +104,7 @@ class Claim:
             return replace(after, sweeper=replace(known.sweeper, expires=now + SWEEPING, generation=generation))
 
         with self._lock:
-            begun, now = moments.steady_s(), self.store.now()
+            begun, now = parsing.steady_s(), self.store.now()
             self.state = update_state(self.store, make)
             self.sweeper, self.begun = self.state.sweeper or self.sweeper, begun
 
@@ -119,7 +119,7 @@ def without_sweeper(state: MarkState) -> MarkState:
 @contextmanager
 def hold_claim(store: Store) -> Iterator[Claim]:
     """Hold the claim to collect while the block runs. Raises ConflictError while another collection holds it."""
-    begun, now = moments.steady_s(), store.now()
+    begun, now = parsing.steady_s(), store.now()
     me = Sweeper(secrets.token_hex(16), f"{socket.gethostname()} {os.getpid()}", now + SWEEPING)
 
     def change(known: MarkState) -> MarkState:

@@ -12,9 +12,8 @@ from typing import Annotated, Literal
 from annotated_types import Len
 
 from enginesmith.core.errors import Digest, InputError
-from enginesmith.core.moments import Seconds, Timestamp, read_stamp
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed
+from enginesmith.core.parsing import Malformed, Seconds, Timestamp, read_stamp
 from enginesmith.core.requirements import Count
 
 # Who is in a wave of a rollout: a pure function of a node, the rollout's id and the shares that are reached.

@@ -29,8 +29,7 @@ from enginesmith.registry.store.layout import (
 )
 from enginesmith.registry.trust.policy import find_misplaced
 from enginesmith.registry.versions import channel_writes, lookup, policies
-from enginesmith.registry.versions.lookup import MISSING, engine_sizes, find_lost
-from enginesmith.registry.versions.snapshots import is_snapshot
+from enginesmith.registry.versions.lookup import MISSING, engine_sizes, find_lost, is_snapshot
 from enginesmith.registry.versions.state import Move, read_channel, read_history
 
 # What a verification finds: problems, some of which are faults.

@@ -21,13 +21,14 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.base import Documents, Store
 from enginesmith.registry.store.layout import ROLLOUTS, evidence_prefix, running_rollout_key, version_prefix
-from enginesmith.registry.versions.lookup import channel_names, load
-from enginesmith.registry.versions.snapshots import (
-    MAX_BYTES,
+from enginesmith.registry.versions.lookup import (
     MAX_DOCUMENTS_BYTES,
+    SNAPSHOT_MAX_BYTES,
     Snapshot,
     SnapshotDocuments,
+    channel_names,
     is_needed,
+    load,
 )
 from enginesmith.registry.versions.state import Channel, change_channel, read_channel, read_history
 
@@ -145,7 +146,7 @@ def pack_snapshot(snapshot: Snapshot) -> bytes | None:
         data = snapshot.to_bytes()
     except UnicodeDecodeError:
         return None
-    return data if len(data) <= MAX_BYTES else None
+    return data if len(data) <= SNAPSHOT_MAX_BYTES else None
 
 
 # Reads and changes the rollout in a channel's state, and finds the rollouts that may be unfinished.

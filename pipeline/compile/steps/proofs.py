@@ -14,10 +14,10 @@ from enginesmith.core.errors import EnginesmithError, IntegrityError
 from enginesmith.core.hardware.cpu_kinds import this_kind, why_no_proof
 from enginesmith.core.hardware.cuda import gpus
 from enginesmith.core.reports.proof import DECISIONS, Answers, Check
+from enginesmith.core.state import Padding, padding_of
 from enginesmith.core.text import now
 from enginesmith.core.types import IN_BLOCKS, QUANTIZED, BuildRequest, Dim, Precision, Session
 from enginesmith.registry.store.base import open_store
-from enginesmith.serving.padding import Padding, padding_of
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext, Work, stops_run
 from pipeline.compile.steps.blobs import (

@@ -4,7 +4,7 @@ from datetime import UTC, timedelta
 
 import pytest
 
-from enginesmith.core.moments import LONGEST, is_time, read_stamp, stamp
+from enginesmith.core.parsing import LONGEST, is_time, read_stamp, stamp
 
 OUTSIDE = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "9999-12-31T23:59:59+00:00"]
 

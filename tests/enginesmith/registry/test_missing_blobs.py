@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from enginesmith.client.client import Client
-from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.locate import VersionLocator
+from enginesmith.client.pull import BlobFetcher
 from enginesmith.client.resolve import Policy
 from enginesmith.client.watching.watch import ChannelWatcher
 from enginesmith.core.errors import IntegrityError

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from enginesmith.client.client import Client
-from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.locate import VersionLocator
+from enginesmith.client.pull import BlobFetcher
 from enginesmith.client.resolve import Policy
 from enginesmith.client.watching.server import Command, HealthCommand, HealthUrl, Post, Reporter, ReportUrl
 from enginesmith.client.watching.watch import ChannelWatcher
