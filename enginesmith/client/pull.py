@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 
 # Downloads a blob to a path: from the file that is there already, this machine's cache, or the registry.
 #
-# A blob of a remote registry is downloaded into the cache, once for all processes, over several connections, and resumed
-# where a killed download ended; then the path becomes a hard link to it, or a copy on another file system. Without a
-# cache it is downloaded beside the path. A file appears whole and verified, or not at all. Several blobs, as the shards
-# of a large model are, come side by side and share the connections and the memory of one.
+# A blob of a remote registry is downloaded into the cache, once for all processes, over several connections, and
+# resumed where a killed download ended; then the path becomes a hard link to it, or a copy on another file system.
+# Without a cache it is downloaded beside the path. A file appears whole and verified, or not at all. Several blobs, as
+# the shards of a large model are, come side by side and share the connections and the memory of one.
 
 
 # Source of the bytes: the file was there already, this machine's cache, or the registry.

@@ -25,7 +25,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_origin
 
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.core.parsing import Malformed, is_time, parse_json, read_stamp, stamp
+from enginesmith.core.parsing import Malformed, Timestamp, is_time, parse_json, read_stamp, stamp
 from enginesmith.core.requirements import UNIONS, Format, acceptor, describe, rules
 
 if TYPE_CHECKING:
@@ -156,15 +156,8 @@ def _reader(kind: object) -> _Reader:
         return _limited_reader(kind)
     if origin in UNIONS:
         return _union_reader(kind)
-    simple: Mapping[object, _Reader] = {
-        object: _unmark,
-        Any: _unmark,
-        float: _read_float,
-        Path: lambda data: Path(_as(str, data, str)),
-        datetime: lambda data: read_stamp(data) if type(data) is str and is_time(data) else _refuse(data, datetime),
-    }
-    if kind in simple:
-        return simple[kind]
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
     raise TypeError(f"the codec cannot read {kind}")
 
 
@@ -396,3 +389,16 @@ def _unmark(data: object) -> object:
         return {name: _unmark(item) for name, item in data.items()}
     text = data.get(_FLOAT)
     return float(text) if text in _NOT_JSON else _refuse(data, float)
+
+
+def _read_time(data: object) -> datetime:
+    return read_stamp(data) if isinstance(data, str) and is_time(data) else _refuse(data, Timestamp)
+
+
+_SIMPLE: Mapping[object, _Reader] = {
+    object: _unmark,
+    Any: _unmark,
+    float: _read_float,
+    Path: lambda data: Path(_as(str, data, str)),
+    datetime: _read_time,
+}

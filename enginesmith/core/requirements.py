@@ -4,7 +4,6 @@ import json
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
 from itertools import takewhile
 from types import NoneType, UnionType
@@ -14,7 +13,6 @@ import annotated_types
 from annotated_types import Ge, Interval, Le, doc
 
 from enginesmith.core.errors import canonical_json
-from enginesmith.core.parsing import TIME
 
 # What plain JSON a type takes as it is, by annotated-types, and what a type asks for in words.
 #
@@ -104,7 +102,6 @@ _WORDS: Mapping[object, str] = {
     float: "a number",
     bool: "true or false",
     NoneType: "null",
-    datetime: TIME,
 }
 
 

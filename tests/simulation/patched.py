@@ -58,6 +58,13 @@ class _InlineThread(threading.Thread):
         return False
 
 
+class _AnyDatetime(type):
+    """The class of a clock whose instances are all times."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, datetime)
+
+
 class _Lock:
     """A lock that actors wait for by giving up their turn."""
 
@@ -76,7 +83,7 @@ class _Lock:
 @contextmanager
 def patched(world: World) -> Iterator[None]:
     """Have all of the product's modules run in the world while the block runs."""
-    clock = type("SimulatedDatetime", (datetime,), {"now": classmethod(lambda _, zone=None: world.now())})
+    clock = _AnyDatetime("SimulatedDatetime", (datetime,), {"now": classmethod(lambda _, zone=None: world.now())})
 
     class SimulatedClaim(garbage.Claim):
         def __init__(self, *args: Any) -> None:

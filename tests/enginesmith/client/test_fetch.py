@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.client import pull as module
 from enginesmith.client import pull
+from enginesmith.client import pull as module
 from enginesmith.client.pull import SIDE_BY_SIDE, BlobFetcher, Wanted
 from enginesmith.core.errors import IntegrityError
 from enginesmith.registry.store.base import Store

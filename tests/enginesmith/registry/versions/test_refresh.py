@@ -172,7 +172,7 @@ def test_documents_outside_of_the_version_are_refused(store: Store) -> None:
 
 def test_versions_with_much_evidence_have_no_snapshot_and_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     store = CountingStore()
-    monkeypatch.setattr("enginesmith.registry.versions.lookup.MAX_BYTES", 100)
+    monkeypatch.setattr("enginesmith.registry.versions.channel_writes.SNAPSHOT_MAX_BYTES", 100)
     published(store, b"one")
     assert state(store).snapshots == {} and located(store) == "1" and verify(store).problems == ()
 
