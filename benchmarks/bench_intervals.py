@@ -18,7 +18,7 @@ from builders.execution.jobs import Job
 from builders.execution.process import run_job
 from enginesmith.core.reports.latency import BucketLatency, LatencyTerms, Quantile
 from enginesmith.core.types import Dim, TensorSpec
-from enginesmith.registry.evidence.attestations import read_latency_report
+from enginesmith.registry.evidence.latencies import read_latency_report
 from pipeline.compile.steps.keys import MeasureEngine
 from tests.faults.bench import Bench, BuiltEngine
 from tests.faults.families import FAMILIES, Family

@@ -18,7 +18,7 @@ from contextlib import suppress
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.registry.rollouts.reports import Heard, NodeReport
 from enginesmith.registry.rollouts.state import format_time, open_wave
-from enginesmith.registry.versions.lookup import read_rollout
+from enginesmith.registry.versions.channel_writes import read_rollout
 from pipeline.rollout.advance import judge_gates
 from tests.enginesmith.registry.memory import Actor, interleave, seeded
 from tests.pipeline.rollout.fleet import WHERE, Fleet, at, begin, plan, registry

@@ -20,10 +20,10 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from enginesmith.core.state import Padding
 from enginesmith.core.types import ShapeProfile, TensorSpec
 from enginesmith.serving.batcher import Batcher
 from enginesmith.serving.buckets import RoutedEngine
-from enginesmith.serving.padding import Padding
 from enginesmith.serving.router import Router
 from tests.pipeline.quantization.small_nets import build
 

@@ -19,9 +19,10 @@ from threading import Thread
 
 import numpy as np
 
-from enginesmith.client.client import Client, Plain, Post, Triton
-from enginesmith.client.layouts.base import Layout
-from enginesmith.client.watching.server import Hook
+from enginesmith.client.client import Client
+from enginesmith.client.layouts.base import Layout, Plain
+from enginesmith.client.layouts.triton import Triton
+from enginesmith.client.watching.server import Hook, Post
 from enginesmith.registry.store.base import Store, open_store
 from tests.enginesmith.client.layouts.engines import cpu_engine
 from tests.enginesmith.client.layouts.swap_load import SwapLoad, wait_for

@@ -99,9 +99,9 @@ def shown(path: Path, precision: str) -> Path:
     return emulated
 
 
-def check(spec: ModelSpec, joint: str, precision: str, expected: Path, actual: Path, golden: GoldenSet) -> None:
+def check(spec: ModelSpec, stage: str, precision: str, expected: Path, actual: Path, golden: GoldenSet) -> None:
     with OrtSession(expected, optimized=False) as left, OrtSession(actual, optimized=False) as right:
-        drift_checks(joint, left, right, golden, default_budget(joint, precision))
+        drift_checks(stage, left, right, golden, default_budget(stage, precision))
         task_checks(right, golden, metrics_of(spec))
 
 

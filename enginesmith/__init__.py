@@ -22,30 +22,23 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from enginesmith.client.client import (
-        ALL_GENERATIONS,
-        Client,
-        Command,
-        DynamicBatching,
-        HealthCommand,
-        HealthUrl,
-        Machine,
-        Policy,
-        Post,
-        ReportUrl,
-        ServingNode,
-        Triton,
-        pull,
-    )
+    from enginesmith.client.client import Client, pull
+    from enginesmith.client.layouts.base import ALL_GENERATIONS
+    from enginesmith.client.layouts.triton import Triton
+    from enginesmith.client.layouts.triton_config import DynamicBatching
+    from enginesmith.client.resolve import Policy
+    from enginesmith.client.watching.server import Command, HealthCommand, HealthUrl, Post, ReportUrl
     from enginesmith.compile_caches.warm_start import warm_start
+    from enginesmith.core.hardware.machine import Machine
+    from enginesmith.core.state import Padding
     from enginesmith.ensembles import Ensemble
     from enginesmith.generation import Generator, Prompt, SamplingSettings
     from enginesmith.opening import open_onnx
     from enginesmith.recording.recorder import ObservationLog, Recorder
+    from enginesmith.registry.rollouts.state import ServingNode
     from enginesmith.serving.batcher import Batcher
     from enginesmith.serving.buckets import RoutedEngine
     from enginesmith.serving.drift import DriftEvent
-    from enginesmith.serving.padding import Padding
     from enginesmith.serving.router import Router
     from enginesmith.streams import Streams
     from enginesmith.user_code.channel import load_function
@@ -85,27 +78,20 @@ __all__ = [
     "warm_start",
 ]
 
-_CLIENT = "enginesmith.client.client"
-
 _HOMES = {
-    **dict.fromkeys(
-        (
-            "ALL_GENERATIONS",
-            "Client",
-            "Command",
-            "DynamicBatching",
-            "HealthCommand",
-            "HealthUrl",
-            "Machine",
-            "Policy",
-            "Post",
-            "ReportUrl",
-            "ServingNode",
-            "Triton",
-            "pull",
-        ),
-        _CLIENT,
-    ),
+    "ALL_GENERATIONS": "enginesmith.client.layouts.base",
+    "Client": "enginesmith.client.client",
+    "Command": "enginesmith.client.watching.server",
+    "DynamicBatching": "enginesmith.client.layouts.triton_config",
+    "HealthCommand": "enginesmith.client.watching.server",
+    "HealthUrl": "enginesmith.client.watching.server",
+    "Machine": "enginesmith.core.hardware.machine",
+    "Policy": "enginesmith.client.resolve",
+    "Post": "enginesmith.client.watching.server",
+    "ReportUrl": "enginesmith.client.watching.server",
+    "ServingNode": "enginesmith.registry.rollouts.state",
+    "Triton": "enginesmith.client.layouts.triton",
+    "pull": "enginesmith.client.client",
     "Batcher": "enginesmith.serving.batcher",
     "DriftEvent": "enginesmith.serving.drift",
     "Ensemble": "enginesmith.ensembles",

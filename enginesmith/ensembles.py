@@ -107,8 +107,8 @@ class EnsembleStreams(Streams):
             return
         rows = {name: len(array) for name, array in given.items() if np.ndim(array)}
         if len(set(rows.values())) > 1:
-            told = ", ".join(f"{name} {count}" for name, count in rows.items())
-            raise DataError(f"the inputs of a step have several numbers of rows ({told}); give a row for each stream")
+            counts = ", ".join(f"{name} {count}" for name, count in rows.items())
+            raise DataError(f"the inputs of a step have several numbers of rows ({counts}); give a row for each stream")
 
 
 # Runs several graphs that make one model, each with what the graphs and functions before it gave.

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from enginesmith.core.codec import OMIT_DEFAULT
 from enginesmith.core.reports.proof import Check, FreeRunning, Spread
 from enginesmith.core.requirements import Requirement
 from enginesmith.core.text import pluralize
@@ -44,8 +43,8 @@ class OnnxModel:
     carries_qdq: bool
     blake3: str | None = None
     integer_nodes: tuple[tuple[str, int], ...] = ()
-    shards: Shards = field(default=(), metadata=OMIT_DEFAULT)
-    narrow_share: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    shards: Shards = ()
+    narrow_share: float | None = None
 
     @property
     def blobs(self) -> list[str]:
@@ -168,7 +167,7 @@ class Recorded:
     blake3: str | None = None
     extras: Mapping[str, str] = field(default_factory=dict)
     refitted_from: str | None = None
-    shards: Shards = field(default=(), metadata=OMIT_DEFAULT)
+    shards: Shards = ()
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -197,7 +196,7 @@ class Proof:
     checks: tuple[Check, ...] = ()
     metrics: tuple[tuple[str, float], ...] = ()
     spreads: tuple[Spread, ...] = ()
-    free_running: tuple[FreeRunning, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    free_running: tuple[FreeRunning, ...] = ()
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -324,13 +323,13 @@ class Graph:
 
 @dataclass(frozen=True)
 class Attributed:
-    """Which node drifted in a graph or an engine. joint: 'quantization' or 'engine'.  units: names of its users.
+    """Which node drifted in a graph or an engine. stage: 'quantization' or 'engine'.  units: names of its users.
 
     digest: of the attribution (`validation.attribution.result`) as a blob, None where there is none; headline: its
     finding in one line, or why there is none.  snippet: YAML for the spec that repairs it, or ''.
     """
 
-    joint: str
+    stage: str
     name: str
     units: tuple[str, ...]
     digest: str | None

@@ -6,7 +6,8 @@ from dataclasses import replace
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import canonical_json
 from enginesmith.core.reports.proof import Check
-from enginesmith.registry.evidence.attestations import attach_latency, attest
+from enginesmith.registry.evidence.attestations import attest
+from enginesmith.registry.evidence.latencies import attach_latency
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import channels

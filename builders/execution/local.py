@@ -33,25 +33,25 @@ _ONCE = ("crash", "memory", "node-memory")
 
 @dataclass(frozen=True)
 class NextTry(Generic[Result]):
-    """A job to be started once more. elsewhere: on another node than the last one, if there is one."""
+    """A job to be started once more. other_node: on another node than the last one, if there is one."""
 
     job: Job[Result]
     why: str
-    elsewhere: bool = False
+    other_node: bool = False
 
 
 def run_with_retries(
     job: Job[Result], watch: Watch, attempt: Callable[[Job[Result], bool], Result], clustered: bool
 ) -> Result:
-    """What `attempt(job, elsewhere)` returns, tried again by the rules above. clustered: whether there are more hosts.
+    """What `attempt(job, other_node)` returns, tried again by the rules above. clustered: whether there are more hosts.
 
     Raises what `attempt` raises; after several tries with all their reasons, as StepError.
     """
     failures: list[StepError] = []
-    elsewhere = False
+    other_node = False
     while True:
         try:
-            return attempt(job, elsewhere)
+            return attempt(job, other_node)
         except StepError as error:
             failures.append(error)
             following = next_try(job, failures, clustered)
@@ -64,7 +64,7 @@ def run_with_retries(
                 raise
             raise _summarize([*failures, StepError(str(error))]) from error
         watch(Retrying(job.name, following.why))
-        job, elsewhere = following.job, following.elsewhere
+        job, other_node = following.job, following.other_node
 
 
 def next_try(job: Job[Result], failures: Sequence[StepError], clustered: bool) -> NextTry[Result] | None:
@@ -72,11 +72,11 @@ def next_try(job: Job[Result], failures: Sequence[StepError], clustered: bool) -
     kind = failures[-1].kind
     times = sum(failure.kind == kind for failure in failures)
     if kind == "node-lost" and times <= MOST_LOST:
-        return NextTry(job, f"its node was lost; try {len(failures) + 1}, elsewhere", elsewhere=True)
+        return NextTry(job, f"its node was lost; try {len(failures) + 1}, elsewhere", other_node=True)
     if times > 1 or kind not in _ONCE:
         return None
     if kind == "crash":
-        return NextTry(job, "it crashed; once more, elsewhere if a node suits", elsewhere=True) if clustered else None
+        return NextTry(job, "it crashed; once more, elsewhere if a node suits", other_node=True) if clustered else None
     less = job.reduced
     if kind == "memory":
         return NextTry(reduce(job), f"it held too much memory; once more, {less.change}") if less else None
@@ -190,7 +190,7 @@ class LocalExecutor:
         """Wait for a free slot, then run the job in a folder that is removed afterwards. Errors are `run_job`'s,
         and UnavailableError when there is no room for the folder."""
 
-        def attempt(job: Job[Result], _elsewhere: bool) -> Result:
+        def attempt(job: Job[Result], _other_node: bool) -> Result:
             gpu = self._hold_slot(self._gpu, job, watch, "the GPU") if job.needs.gpus else nullcontext()
             alone = job.needs.alone
             slot = self._all_slots(job, watch) if alone else self._hold_slot(self._slots, job, watch, QUEUED)

@@ -14,8 +14,10 @@ from enginesmith.registry.store.base import absolute_uri
 from enginesmith.registry.store.files import make_folder, write_whole
 
 if TYPE_CHECKING:
-    from enginesmith.client.client import Client, Machine, Triton
+    from enginesmith.client.client import Client
     from enginesmith.client.layouts.base import Placed
+    from enginesmith.client.layouts.triton import Triton
+    from enginesmith.core.hardware.machine import Machine
 
 # Options that mean something for one layout alone.
 _FOR_TRITON = ("most", "wait", "warmup")
@@ -44,7 +46,8 @@ class LayoutOptions:
 
     def triton(self) -> "Triton":
         """The layout of a model repository that the options ask for."""
-        from enginesmith.client.client import DynamicBatching, Triton
+        from enginesmith.client.layouts.triton import Triton
+        from enginesmith.client.layouts.triton_config import DynamicBatching
 
         joined = self.most is not None or self.wait is not None
         return Triton(DynamicBatching(self.most, self.wait or 0.0) if joined else None, self.warmup)
@@ -75,8 +78,8 @@ def write_objects(
     """
     import yaml
 
-    from enginesmith.client.client import Triton
     from enginesmith.client.layouts.base import rank_each
+    from enginesmith.client.layouts.triton import Triton
     from enginesmith.client.locate import VersionLocator
     from enginesmith.exchange.kserve import Deployment
 
@@ -105,7 +108,7 @@ def write_objects(
         return
     echo(str(path))
     if deployment.registry.startswith("file://") and deployment.image:
-        say(f"note: {deployment.registry} is a folder, which pods have not, unless you mount it in the container")
+        say(f"note: {deployment.registry} is a local folder; mount it in the container")
     echo(f"serves: {engine.unit} of {manifest.model}@{manifest.version}, {engine.status}")
 
 
@@ -133,5 +136,8 @@ def show_placed(placed: "Placed", as_json: bool) -> None:
     for item in placed.pulled:
         echo(f"chosen: {item.path.name}: {item.engine.unit} of {manifest.model}@{manifest.version}")
         echo(f"why:    {item.resolution.why}")
-    for unit, reason in first.resolution.rejected:
+    accepted = {entry.unit for item in placed.pulled for entry in item.resolution.ranked}
+    rejected = [row for item in placed.pulled for row in item.resolution.rejected if row[0] not in accepted]
+    # Of several reasons the one of the machine that the engine was built for is the last.
+    for unit, reason in dict(sorted(rejected, key=lambda row: not row[1].startswith("built for "))).items():
         echo(f"not:    {unit}: {reason}")

@@ -20,7 +20,7 @@ import click
 
 from enginesmith.cli.tables import echo
 from enginesmith.core.errors import HttpAddress, InputError, parse_address
-from enginesmith.core.moments import LONGEST
+from enginesmith.core.parsing import LONGEST
 from enginesmith.core.text import visible_json, write_line
 from enginesmith.core.types import PRECISIONS
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY, REGISTRY_VARIABLE

@@ -22,8 +22,12 @@ from enginesmith.cli.options import (
 from enginesmith.cli.tables import download_bar, echo, print_table
 
 if TYPE_CHECKING:
-    from enginesmith.client.client import Client, EngineRanking, Machine, Pulled, Swap
+    from enginesmith.client.client import Client
     from enginesmith.client.layouts.base import AllGenerations
+    from enginesmith.client.pull import Pulled
+    from enginesmith.client.resolve import EngineRanking
+    from enginesmith.client.watching.watch import Swap
+    from enginesmith.core.hardware.machine import Machine
 
 
 # Options of `pull`, and what they ask for: machines, a policy, a node.
@@ -55,7 +59,7 @@ class MachineOptions:
 
     def machines(self) -> "list[Machine] | AllGenerations":
         """The targets of a Triton repository. Raises click's usage error for 'all' beside others."""
-        from enginesmith.client.client import ALL_GENERATIONS
+        from enginesmith.client.layouts.base import ALL_GENERATIONS
 
         if _ALL not in self.targets:
             return [self.machine_of(target) for target in self.targets]
@@ -122,8 +126,7 @@ class FollowOptions:
 
     def settings(self) -> dict[str, Any]:
         """What the client's watchers take. Raises click's usage error for options that do not go together."""
-        from enginesmith.client.client import HealthCommand, HealthUrl, ReportUrl
-        from enginesmith.client.watching.server import Command, Post
+        from enginesmith.client.watching.server import Command, HealthCommand, HealthUrl, Post, ReportUrl
 
         line, timeout_s = self.hook, self.hook_timeout
         hook = None if line is None else Post(line, timeout_s) if _is_url(line) else Command(line, timeout_s)
@@ -182,7 +185,9 @@ class PullOptions:
 
     def client(self, registry: str, trust: Path | None) -> "Client":
         """The client of a registry for what was asked."""
-        from enginesmith.client.client import Client, Policy, ServingNode
+        from enginesmith.client.client import Client
+        from enginesmith.client.resolve import Policy
+        from enginesmith.registry.rollouts.state import ServingNode
 
         policy = Policy(
             precision=self.machine.precision,
@@ -201,7 +206,7 @@ class PullOptions:
 
 def follow(client: "Client", references: tuple[str, ...], options: PullOptions, as_json: bool) -> None:
     """Follow the channels until SIGTERM or Ctrl-C; the engines that are served stay."""
-    from enginesmith.client.client import Plain
+    from enginesmith.client.layouts.base import Plain
     from enginesmith.client.watching.server import INTERVAL_S
 
     layout, following = options.layout.layout, options.following

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.client.fetch import silent
+from enginesmith.client.pull import silent
 from enginesmith.core.text import visible
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-    from enginesmith.client.fetch import Progress
+    from enginesmith.client.pull import Progress
 
 
 # The bar of a download: bytes, speed and time left on one line of stderr, however narrow it is, if a person looks.

@@ -9,69 +9,51 @@
     pulled = client.pull("digits:stable", "engines/")         # verified, through this machine's cache
     client.watch("digits:stable", "engines/", hook=enginesmith.Command("systemctl reload server"))
 
-A pull goes through these modules: `client` -> `pull` (which version and engine, its files), which asks
-`locate` (the manifest) and `resolve` (the ranking) -> `fetch` (one blob) -> `registry.store` (cache,
-download, a folder or S3).
+A pull goes through these modules: `client` asks `locate` (the manifest) and `resolve` (the ranking), and `pull` brings
+the files from `registry.store` (cache, download, a folder or S3). What only layouts, watchers, trust policies, latency
+reports and writers need is not loaded.
 
 Imports the standard library alone (the cloud's library when a registry in a bucket is opened): see
 docs/guides/client.md.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Event
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from enginesmith.client.fetch import BlobFetcher, Progress, silent
-from enginesmith.client.layouts.base import ALL_GENERATIONS, AllGenerations, Layout, Placed, Plain, hold, rank_each
-from enginesmith.client.layouts.triton import Triton
-from enginesmith.client.layouts.triton_config import DynamicBatching
 from enginesmith.client.locate import VersionLocator, locate_and_rank
-from enginesmith.client.pull import Pulled, download_best, download_each, download_engine, with_attachments
-from enginesmith.client.resolve import EngineCandidate, EngineRanking, Policy
-from enginesmith.client.watching.server import (
-    INTERVAL_S,
-    Command,
-    Health,
-    HealthCommand,
-    HealthUrl,
-    Hook,
-    Post,
-    Reporter,
-    ReportUrl,
+from enginesmith.client.pull import (
+    BlobFetcher,
+    Progress,
+    Pulled,
+    download_best,
+    download_each,
+    download_engine,
+    silent,
+    with_attachments,
 )
-from enginesmith.client.watching.watch import ChannelWatcher, GroupWatcher, Swap
+from enginesmith.client.resolve import EngineRanking, Policy
 from enginesmith.core.errors import InputError
 from enginesmith.core.hardware.machine import AUTO, Machine
 from enginesmith.core.names import Reference, parse_reference
 from enginesmith.registry.rollouts.state import ServingNode
-from enginesmith.registry.store.base import SCHEMES, Store
-from enginesmith.registry.store.cache import DEFAULT_BYTES, BlobCache, local_cache
-from enginesmith.registry.store.nearest import open_nearest, warn
+from enginesmith.registry.store.base import SCHEMES, Store, open_store, split_places
 from enginesmith.registry.versions.lookup import Located
 
-__all__ = [
-    "ALL_GENERATIONS",
-    "EngineRanking",
-    "EngineCandidate",
-    "Client",
-    "Command",
-    "DynamicBatching",
-    "HealthCommand",
-    "HealthUrl",
-    "Machine",
-    "Plain",
-    "Policy",
-    "Post",
-    "Pulled",
-    "ReportUrl",
-    "ServingNode",
-    "Swap",
-    "Triton",
-    "pull",
-]
+if TYPE_CHECKING:
+    from enginesmith.client.layouts.base import AllGenerations, Layout, Placed
+    from enginesmith.client.watching.server import Health, Hook, Reporter, ReportUrl
+    from enginesmith.client.watching.watch import ChannelWatcher, Swap
+    from enginesmith.registry.store.cache import BlobCache
+
+
+def warn(text: str) -> None:
+    """Tell of a place that does not answer by Python's own warnings."""
+    warnings.warn(text, stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -90,7 +72,7 @@ class Client:
     registry: str | Path
     cache: str | Path | Literal["auto"] | None = AUTO
     policy: Policy = field(default_factory=Policy)
-    cache_bytes: int = DEFAULT_BYTES
+    cache_bytes: int | None = None
     rehash: bool = False
     say: Callable[[str], object] = warn
     node: ServingNode | None = field(default_factory=ServingNode.from_environment)
@@ -141,12 +123,12 @@ class Client:
         self,
         reference: str,
         dest: str | Path,
-        layout: Layout,
+        layout: "Layout",
         *,
-        machine: Machine | str | Sequence[Machine | str] | AllGenerations = AUTO,
+        machine: "Machine | str | Sequence[Machine | str] | AllGenerations" = AUTO,
         keep: int = 2,
         progress: Progress = silent,
-    ) -> Placed:
+    ) -> "Placed":
         """Have the folder `dest` serve a version in a layout, `Triton()`, for a machine or several; once, as `watch`
         does at each move. machine: several, or ALL_GENERATIONS, where each has a compute capability of its own.
         keep: versions that stay beside it.
@@ -154,6 +136,8 @@ class Client:
         Raises as `pull`, InputError for what the layout cannot hold, UnavailableError while another process writes
         there.
         """
+        from enginesmith.client.layouts.base import hold, rank_each
+
         store, located = self._locator.store, self._locator.locate(parse_reference(reference))
         located, rankings = rank_each(store, located, _machines(machine), self.policy, layout)
         place = layout.at(Path(dest).expanduser().absolute(), located.manifest.model)
@@ -165,30 +149,33 @@ class Client:
         reference: str,
         dest: str | Path,
         *,
-        machine: Machine | str | Sequence[Machine | str] | AllGenerations = AUTO,
-        layout: Layout = Plain(),  # noqa: B008 - a frozen value
-        interval_s: float = INTERVAL_S,
-        hook: Hook | None = None,
+        machine: "Machine | str | Sequence[Machine | str] | AllGenerations" = AUTO,
+        layout: "Layout | None" = None,
+        interval_s: float | None = None,
+        hook: "Hook | None" = None,
         once: bool = False,
         keep: int = 2,
         stop: Event | None = None,
         say: Callable[[str], object] = print,
         progress: Progress = silent,
-        health: Health | None = None,
-        report: ReportUrl | bool = True,
-    ) -> Swap | None:
+        health: "Health | None" = None,
+        report: "ReportUrl | bool" = True,
+    ) -> "Swap | None":
         """Follow the channel 'name:CHANNEL' until `stop` is set: the link `dest`/current points to its engine's folder.
 
         layout: `Triton()` follows it in a model repository of Triton's, and there for several machines, too.
         See `watch.ChannelWatcher`. once: check once, raise any error, and return what is served.  health: whether the
         server is well, for rollouts.  report: where to reports to rollouts go; True is the registry, False nowhere.
         """
+        from enginesmith.client.layouts.base import Plain
+        from enginesmith.client.watching.server import INTERVAL_S
+
         watch = self._watchers(hook, keep, say, progress)(
             parse_reference(reference),
             _machines(machine),
             Path(dest),
-            layout=layout,
-            interval_s=interval_s,
+            layout=layout or Plain(),
+            interval_s=INTERVAL_S if interval_s is None else interval_s,
             reporter=_reporter(health, report, say),
         )
         return watch.once() if once else watch.run(stop or Event())
@@ -200,19 +187,21 @@ class Client:
         *,
         machine: Machine | str = AUTO,
         interval_s: float | None = None,
-        hook: Hook | None = None,
+        hook: "Hook | None" = None,
         once: bool = False,
         keep: int = 2,
         stop: Event | None = None,
         say: Callable[[str], object] = print,
         progress: Progress = silent,
-        health: Health | None = None,
-        report: ReportUrl | bool = True,
-    ) -> tuple[Swap, ...]:
+        health: "Health | None" = None,
+        report: "ReportUrl | bool" = True,
+    ) -> "tuple[Swap, ...]":
         """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL (`watch_group.GroupWatcher`)."""
+        from enginesmith.client.watching.watch import GroupWatcher
+
         here, watcher = _machine(machine), self._watchers(hook, keep, say, progress)
 
-        def make(reference: Reference) -> ChannelWatcher:
+        def make(reference: Reference) -> "ChannelWatcher":
             place = Path(dest) / reference.model / str(reference.channel)
             return watcher(reference, [here], place, reporter=_reporter(health, report, say))
 
@@ -221,9 +210,11 @@ class Client:
         return group.once() if once else group.run(stop or Event())
 
     def _watchers(
-        self, hook: Hook | None, keep: int, say: Callable[[str], object], progress: Progress
-    ) -> Callable[..., ChannelWatcher]:
+        self, hook: "Hook | None", keep: int, say: Callable[[str], object], progress: Progress
+    ) -> "Callable[..., ChannelWatcher]":
         """`ChannelWatcher`, with what all channels of a call share."""
+        from enginesmith.client.watching.watch import ChannelWatcher
+
         return partial(
             ChannelWatcher,
             lambda: self._locator,
@@ -237,12 +228,19 @@ class Client:
     @cached_property
     def store(self) -> Store:
         """The registry, opened. Raises InputError and UnavailableError, and tries again next time."""
+        return self._open(check=True)
+
+    def _open(self, *, check: bool) -> Store:
+        if isinstance(self.registry, Path) or len(split_places(self.registry)) == 1:
+            return open_store(self.registry, check=check)
+        from enginesmith.registry.store.nearest import open_nearest
+
         return open_nearest(self.registry, self.say)
 
     @cached_property
     def _locator(self) -> VersionLocator:
         """Where versions are found. A bucket is not asked whether it is a registry before a channel was looked for."""
-        store = self.__dict__.get("store") or open_nearest(self.registry, self.say, check=False)
+        store = self.__dict__.get("store") or self._open(check=False)
         return VersionLocator.for_store(store, self._blob_cache(store), self.node)
 
     def _rank(self, reference: str, machine: Machine | str, *, sure: bool = True) -> tuple[Located, EngineRanking]:
@@ -252,10 +250,14 @@ class Client:
     def _fetcher(self, progress: Progress) -> BlobFetcher:
         return BlobFetcher(self._blob_cache(self._locator.store), progress, self.rehash)
 
-    def _blob_cache(self, store: Store) -> BlobCache | None:
+    def _blob_cache(self, store: Store) -> "BlobCache | None":
+        if self.cache is None or (self.cache == AUTO and store.near):
+            return None
+        from enginesmith.registry.store.cache import DEFAULT_BYTES, BlobCache, local_cache
+
         if self.cache == AUTO:
-            return None if store.near else local_cache()
-        return None if self.cache is None else BlobCache(Path(self.cache).expanduser().absolute(), self.cache_bytes)
+            return local_cache()
+        return BlobCache(Path(self.cache).expanduser().absolute(), self.cache_bytes or DEFAULT_BYTES)
 
 
 def pull(
@@ -283,8 +285,10 @@ def pull(
 
 
 def _machines(
-    given: Machine | str | Sequence[Machine | str] | AllGenerations,
-) -> tuple[Machine, ...] | AllGenerations:
+    given: "Machine | str | Sequence[Machine | str] | AllGenerations",
+) -> "tuple[Machine, ...] | AllGenerations":
+    from enginesmith.client.layouts.base import AllGenerations
+
     if isinstance(given, AllGenerations):
         return given
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
@@ -301,6 +305,8 @@ def _machine(machine: Machine | str) -> Machine:
     return Machine.from_name(machine)
 
 
-def _reporter(health: Health | None, report: ReportUrl | bool, say: Callable[[str], object]) -> Reporter | None:
+def _reporter(health: "Health | None", report: "ReportUrl | bool", say: Callable[[str], object]) -> "Reporter | None":
     """A channel's own, since it remembers what was reported last."""
+    from enginesmith.client.watching.server import Reporter
+
     return Reporter(None if report is True else report, health, say=say) if report else None

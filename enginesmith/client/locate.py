@@ -9,32 +9,39 @@ A rollout may bring a version to a part of the nodes (`rollouts.waves`): then th
 """
 
 import json
+import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from enginesmith.client.resolve import FALLBACK, EngineRanking, Policy, rank_engines
-from enginesmith.core.errors import IntegrityError, digest_of_bytes
+from enginesmith.core.errors import IntegrityError, UntrustedError, digest_of_bytes
 from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.names import Reference
-from enginesmith.registry.evidence.attestations import judge_entries, measured_speeds
+from enginesmith.core.names import TRUST_VARIABLE, Reference
+from enginesmith.registry.evidence.attestations import Attestation, judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines
 from enginesmith.registry.rollouts.state import ServingNode
 from enginesmith.registry.store.base import Store, check_marker, place_of
-from enginesmith.registry.store.cache import BlobCache
 from enginesmith.registry.store.files import make_folder
 from enginesmith.registry.store.layout import channel_key
-from enginesmith.registry.trust import require
-from enginesmith.registry.trust.policy import UntrustedError
 from enginesmith.registry.versions import lookup
-from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS, Located, find_lost_engines
-from enginesmith.registry.versions.snapshots import MAX_BYTES as SNAPSHOT_BYTES
-from enginesmith.registry.versions.snapshots import SnapshotDocuments, manifest_of, parse_snapshot
+from enginesmith.registry.versions.lookup import (
+    DEFAULT_CHANNELS,
+    SNAPSHOT_MAX_BYTES,
+    Located,
+    SnapshotDocuments,
+    find_lost_engines,
+    manifest_of,
+    parse_snapshot,
+)
 from enginesmith.registry.versions.state import Channel, parse_channel
+
+if TYPE_CHECKING:
+    from enginesmith.registry.evidence.latencies import MeasuredSpeed
+    from enginesmith.registry.store.cache import BlobCache
 
 
 @dataclass
@@ -85,13 +92,13 @@ class VersionLocator:
     """
 
     store: Store
-    cache: BlobCache | None = None
+    cache: "BlobCache | None" = None
     memory: DocumentMemory = field(default_factory=DocumentMemory)
     node: ServingNode | None = None
     checked: bool = False
 
     @classmethod
-    def for_store(cls, store: Store, cache: BlobCache | None, node: ServingNode | None = None) -> "VersionLocator":
+    def for_store(cls, store: Store, cache: "BlobCache | None", node: ServingNode | None = None) -> "VersionLocator":
         """The locator with a machine's cache; without one for a registry on this machine."""
         if cache is None or store.near:
             return cls(store, node=node)
@@ -119,7 +126,7 @@ class VersionLocator:
         served = replace(channel, move=channel.served_to(self.node))
         if digest := channel.snapshots.get(served.manifest):
             with suppress(IntegrityError):  # lost or damaged: its documents are read one by one
-                snapshot = parse_snapshot(self.read_blob(digest, SNAPSHOT_BYTES))
+                snapshot = parse_snapshot(self.read_blob(digest, SNAPSHOT_MAX_BYTES))
                 manifest = manifest_of(snapshot, served.manifest)
                 if (manifest.model, manifest.version) == (channel.model, served.version):
                     documents = SnapshotDocuments(snapshot, self.store)
@@ -181,7 +188,12 @@ def rank_located(
     documents = located.documents or store
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
     what = f"{located.manifest.model}@{located.manifest.version}"
-    timed = partial(measured_speeds, documents, located.manifest, machine)
+
+    def timed(engines: Sequence[EngineEntry]) -> "Mapping[str, MeasuredSpeed]":
+        from enginesmith.registry.evidence.latencies import measured_speeds
+
+        return measured_speeds(documents, located.manifest, machine, engines)
+
     found = rank_engines(entries, machine, policy, what, timed)
     if not (sure or store.near or located.manifest.graphs):
         return located, found
@@ -223,11 +235,17 @@ def judge_located(store: Store, located: Located, policy: Policy) -> tuple[Locat
 
 def _judge(store: Store, located: Located, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
     documents = located.documents or store
-    vouched = require(documents, located.manifest, policy.trust)
-    entries: tuple[EngineEntry, ...] = judge_entries(documents, located.manifest, vouched.counts)
+    signers: tuple[str, ...] = ()
+    counts: Callable[[Attestation], bool] | None = None
+    if policy.trust or os.environ.get(TRUST_VARIABLE):
+        from enginesmith.registry.trust import require
+
+        vouched = require(documents, located.manifest, policy.trust)
+        signers, counts = vouched.signers, vouched.counts
+    entries: tuple[EngineEntry, ...] = judge_entries(documents, located.manifest, counts)
     if policy.fallback == "onnx":
         entries = (*entries, *_fallback(store, located.manifest))
-    return replace(located, signed_by=vouched.signers), entries
+    return replace(located, signed_by=signers), entries
 
 
 def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:

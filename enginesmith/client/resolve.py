@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from enginesmith.core.errors import IntegrityError, UnknownNameError
 from enginesmith.core.hardware.evaluation import evaluate
 from enginesmith.core.hardware.machine import Machine, generation_of
-from enginesmith.core.reports.latency import accuracy_order, is_shorter, order_by_evidence
 from enginesmith.core.requirements import Gpu, hardware_of
 from enginesmith.core.text import join_first
-from enginesmith.registry.evidence.attestations import JudgedEntry, MeasuredSpeed
+from enginesmith.core.types import accuracy_order
+from enginesmith.registry.evidence.attestations import JudgedEntry
 from enginesmith.registry.manifest import EngineEntry
 
 PORTABLE = "gpu"
@@ -36,6 +36,7 @@ FALLBACK = "onnx"
 _UNPROVEN = "unproven, and only proven engines may be used"
 
 if TYPE_CHECKING:
+    from enginesmith.registry.evidence.latencies import MeasuredSpeed
     from enginesmith.registry.trust.policy import TrustPolicy
 
 
@@ -67,7 +68,7 @@ class EngineCandidate:
     entry: EngineEntry
     fit: str
     remarks: tuple[str, ...] = ()
-    speed: MeasuredSpeed | None = None
+    speed: "MeasuredSpeed | None" = None
 
     def to_json(self) -> dict[str, Any]:
         """The engine's main fields, the fit, the remarks and the speed."""
@@ -155,7 +156,7 @@ def rank_engines(
     machine: Machine,
     policy: Policy,
     what: str = "this version",
-    timed: Callable[[Sequence[EngineEntry]], Mapping[str, MeasuredSpeed]] = lambda _: {},
+    timed: "Callable[[Sequence[EngineEntry]], Mapping[str, MeasuredSpeed]]" = lambda _: {},
 ) -> EngineRanking:
     """Rank a version's engines with their current status (`registry.evidence.attestations.judge_entries`).
 
@@ -187,14 +188,16 @@ def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | Non
         return f"{entry.precision}, and {policy.precision} was asked for"
     if not entry.usable:
         return f"{entry.status}: {entry.reason}"
+    if unmet:  # before a missing proof: no proof could be made there
+        return unmet[0].words
     if policy.proven_only and entry.status != "proven":
         return f"{_UNPROVEN}: {entry.reason}"
     if policy.proven_only and _is_foreign(entry, machine):
         return f"proven on {entry.hardware.sm} and not on {machine.target.sm}, and only proven engines may be used"
-    return unmet[0].words if unmet else None
+    return None
 
 
-def remarks(entry: EngineEntry, machine: Machine, speed: MeasuredSpeed | None = None) -> tuple[str, ...]:
+def remarks(entry: EngineEntry, machine: Machine, speed: "MeasuredSpeed | None" = None) -> tuple[str, ...]:
     """Remarks on a compatible engine: what could not be checked, or differs without rejecting it."""
     words = [found.words for found in evaluate(entry.requires, machine) if not found.rules_out]
     if _is_foreign(entry, machine):
@@ -237,21 +240,28 @@ def _reach(entry: EngineEntry) -> str:
 
 
 def _by_speed(
-    ranked: Sequence[EngineEntry], machine: Machine, speeds: Mapping[str, MeasuredSpeed]
+    ranked: Sequence[EngineEntry], machine: Machine, speeds: "Mapping[str, MeasuredSpeed]"
 ) -> Iterator[EngineEntry]:
     """The engines, those that are alike but for their precision by evidence of their speed, then by accuracy."""
 
+    if not speeds:
+        yield from ranked
+        return
+    from enginesmith.core.reports.latency import order_by_evidence
+
     def is_faster(one: EngineEntry, other: EngineEntry) -> bool:
-        return shown_faster(speeds.get(one.digest or ""), speeds.get(other.digest or ""))
+        return is_faster_by_evidence(speeds.get(one.digest or ""), speeds.get(other.digest or ""))
 
     for _, group in itertools.groupby(ranked, key=lambda entry: _rank(entry, machine)[:2]):
         yield from order_by_evidence(list(group), is_faster)
 
 
-def shown_faster(one: MeasuredSpeed | None, other: MeasuredSpeed | None) -> bool:
+def is_faster_by_evidence(one: "MeasuredSpeed | None", other: "MeasuredSpeed | None") -> bool:
     """Whether an engine was shown to be faster than another, at the same sizes."""
     if one is None or other is None or one.buckets != other.buckets:
         return False
+    from enginesmith.core.reports.latency import is_shorter
+
     return is_shorter(one.interval, other.interval)
 
 
@@ -278,7 +288,7 @@ def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
     its accuracy; None where there is none."""
     best = candidates[0]
     alike = [item for item in candidates[1:] if (item.fit, item.entry.status) == (best.fit, best.entry.status)]
-    slower = {item.entry.unit: item.speed for item in alike if shown_faster(best.speed, item.speed)}
+    slower = {item.entry.unit: item.speed for item in alike if is_faster_by_evidence(best.speed, item.speed)}
     own_s = best.speed.seconds if best.speed else 1.0
     times = [f"{unit} takes {speed.seconds / own_s:.2f} times as long" for unit, speed in slower.items() if speed]
     own = " by their runtime alone" if best.speed and best.speed.timed == "runtime" else ""

@@ -36,6 +36,7 @@ from enginesmith.core.errors import (
     InputError,
     IntegrityError,
     ModelError,
+    UntrustedError,
     digest_of_bytes,
     digest_of_file,
 )
@@ -45,7 +46,6 @@ from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Gpu, Installation, Requirement, for_target, hardware_of, same_versions
 from enginesmith.core.types import Target
 from enginesmith.registry.evidence.attachments import COMPILE_CACHE, DESCRIPTION, read_attachment
-from enginesmith.registry.trust.policy import UntrustedError
 
 if TYPE_CHECKING:
     import torch

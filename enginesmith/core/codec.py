@@ -1,10 +1,11 @@
 """Values as JSON and back, by the types of their fields: the one codec of documents, requests and results.
 
-A value is a frozen dataclass of plain values, paths, tuples, mappings and such dataclasses, whose annotations can be
-resolved at run time. annotated-types limit a field (docs/decisions/0028-annotated-types.md): `Annotated[float, Ge(0)]`,
-or `Annotated[str, Predicate(is_digest), doc("a SHA-256 in hexadecimal")]`, whose `doc` is what errors ask for. The
-members of a union are told apart by a field that is a `Literal` in each of them, or else tried in order. What the types
-cannot say, a class checks in `check_fields`, which is called on a value that was read, and not on one that is made.
+A value is a frozen dataclass of plain values, paths, times, tuples, mappings and such dataclasses, whose annotations
+can be resolved at run time. annotated-types limit a field (docs/decisions/0028-annotated-types.md):
+`Annotated[float, Ge(0)]`, or `Annotated[str, Predicate(is_digest), doc("a SHA-256 in hexadecimal")]`, whose `doc` is
+what errors ask for. The members of a union are told apart by a field that is a `Literal` in each of them, or else tried
+in order. What the types cannot say, a class checks in `check_fields`, which is called on a value that was read, and not
+on one that is made.
 
 A field that is missing has its default. A field with `init=False`, which `__post_init__` sets, is written, and computed
 again when it is read. JSON has no NaN and no infinities (RFC 8259, section 6): such a float becomes {"float": "nan"},
@@ -17,13 +18,14 @@ import math
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_origin
 
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.core.parsing import Malformed, parse_json
+from enginesmith.core.parsing import Malformed, Timestamp, is_time, parse_json, read_stamp, stamp
 from enginesmith.core.requirements import UNIONS, Format, acceptor, describe, rules
 
 if TYPE_CHECKING:
@@ -31,11 +33,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FLOAT, _NOT_JSON = "float", ("nan", "inf", "-inf")
-# Metadata of a dataclass's field, default None, that is left out of the JSON while it is None.
-OMIT_NONE: Mapping[str, object] = {"omit_none": True}
-# The same of a field with another default, for fields that came after documents had been written.
-OMIT_DEFAULT: Mapping[str, object] = {"omit_default": True}
 _Reader: TypeAlias = Callable[[object], Any]
+
+
+class Complete:
+    """Base of a dataclass all of whose fields must be in the document, those with a default too."""
 
 
 class Excerpt:
@@ -86,33 +88,23 @@ def _encode(value: object, strange: Callable[[str], object]) -> Any:
         return [_encode(item, strange) for item in value]
     if isinstance(value, Mapping):
         return {name: _encode(item, strange) for name, item in value.items()}
+    if isinstance(value, datetime):
+        return stamp(value)
     return str(value) if isinstance(value, Path) else _encode_fields(value, strange)
 
 
 def _encode_fields(value: Any, strange: Callable[[str], object]) -> dict[str, object]:
     if hasattr(value, "encode_json"):
         return dict(value.encode_json())
-    found = dict[str, object]()
-    for name, key, omitted in _layout(value.__class__):
-        item = getattr(value, name)
-        if not omitted or item not in omitted:
-            found[key] = _encode(item, strange)
-    return found
+    return {key: _encode(getattr(value, name), strange) for name, key in _layout(value.__class__)}
 
 
 @cache
-def _layout(kind: Any) -> tuple[tuple[str, str, tuple[object, ...]], ...]:
-    """(name, key, values that are left out) of each field. Raises TypeError for what is no dataclass."""
+def _layout(kind: Any) -> tuple[tuple[str, str], ...]:
+    """(name, key) of each field. Raises TypeError for what is no dataclass."""
     if not dataclasses.is_dataclass(kind):
         raise TypeError(f"{kind.__name__} cannot be written as JSON")
-    return tuple((item.name, _key(item), tuple(_omitted(item))) for item in dataclasses.fields(kind))
-
-
-def _omitted(item: "dataclasses.Field[object]") -> Iterator[object]:
-    if OMIT_NONE.items() <= item.metadata.items():
-        yield None
-    if OMIT_DEFAULT.items() <= item.metadata.items():
-        yield item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+    return tuple((item.name, _key(item)) for item in dataclasses.fields(kind))
 
 
 def _key(item: "dataclasses.Field[object]") -> str:
@@ -164,9 +156,8 @@ def _reader(kind: object) -> _Reader:
         return _limited_reader(kind)
     if origin in UNIONS:
         return _union_reader(kind)
-    simple = {object: _unmark, Any: _unmark, float: _read_float, Path: lambda data: Path(_as(str, data, str))}
-    if kind in simple:
-        return simple[kind]
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
     raise TypeError(f"the codec cannot read {kind}")
 
 
@@ -322,7 +313,8 @@ class _Plan:
         hints = {key: _hints(kind)[item.name] for key, item in known.items() if item.init}
         notes = ((key, note) for key, hint in hints.items() for note in get_args(hint))
         formats = {key: note.newest for key, note in notes if isinstance(note, Format)}
-        needed = [key for key in hints if known[key].default is known[key].default_factory is dataclasses.MISSING]
+        missing, complete = dataclasses.MISSING, issubclass(kind, Complete)
+        needed = [key for key in hints if complete or known[key].default is known[key].default_factory is missing]
         plain = {key: hint if hint in (str, int, bool, float) else None for key, hint in hints.items()}
         readers = {key: (known[key].name, plain[key], _reader(hint)) for key, hint in hints.items()}
         return cls(readers, formats, [*formats, *needed], None if issubclass(kind, Excerpt) else known.keys())
@@ -397,3 +389,16 @@ def _unmark(data: object) -> object:
         return {name: _unmark(item) for name, item in data.items()}
     text = data.get(_FLOAT)
     return float(text) if text in _NOT_JSON else _refuse(data, float)
+
+
+def _read_time(data: object) -> datetime:
+    return read_stamp(data) if isinstance(data, str) and is_time(data) else _refuse(data, Timestamp)
+
+
+_SIMPLE: Mapping[object, _Reader] = {
+    object: _unmark,
+    Any: _unmark,
+    float: _read_float,
+    Path: lambda data: Path(_as(str, data, str)),
+    datetime: _read_time,
+}

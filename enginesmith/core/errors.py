@@ -81,6 +81,10 @@ class IntegrityError(EnginesmithError):
     """Stored bytes do not match their digest, or a document is malformed."""
 
 
+class UntrustedError(IntegrityError):
+    """A version without the signatures that the trust policy of this client asks for."""
+
+
 class ConflictError(EnginesmithError):
     """Another publisher wrote other content under the same name first."""
 

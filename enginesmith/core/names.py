@@ -17,6 +17,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _GRAPH_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 # The channel that is moved where none is named.
 STABLE = "stable"
+# The environment variable that names the trust policy of a client.
+TRUST_VARIABLE = "ENGINESMITH_TRUST_POLICY"
 _RULE = "1 to 63 of a-z 0-9 . _ -, starting with a letter or digit, no '..', no '.' at the end"
 
 

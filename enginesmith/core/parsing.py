@@ -1,17 +1,22 @@
-"""Reads untrusted JSON; and who wrote a document."""
+"""Reads untrusted JSON and times in it; and who wrote a document."""
 
 import getpass
 import json
 import math
 import os
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from annotated_types import Interval, Predicate, doc
 
 from enginesmith.core.errors import DataError, IntegrityError
-from enginesmith.core.names import is_name
 
 # Who wrote a document: the user, for histories, and the process, for build locks and the state of runs.
 #
@@ -70,9 +75,7 @@ def _here() -> tuple[str, str]:
 # Reads untrusted JSON: bounded bytes in which each key is given once (`parse_json`; `load_json` of what has a bound
 # and errors of its own). `codec.parse_as` makes values of it.
 #
-# `find`, `read` and `put` take dotted paths ('spec.suspend') into documents of other programs. A reader (`text`,
-# `count`, `many(text)`) takes a value and its path, returns the checked value and raises Malformed: leases and garbage
-# marks alone are still read so.
+# `find`, `read` and `put` take dotted paths ('spec.suspend') into documents of other programs.
 
 
 T = TypeVar("T")
@@ -80,8 +83,6 @@ D = TypeVar("D")
 
 MAX_ITEMS = 10_000
 MAX_DEPTH = 64
-MAX_TEXT = 1 << 20
-MAX_COUNT = (1 << 63) - 1
 
 
 class Malformed(IntegrityError):  # noqa: N818 - says what the document is
@@ -143,7 +144,9 @@ def parse_json(data: bytes, limit: int) -> dict[str, object]:
         raise Malformed(f"is not JSON ({error})") from error
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH:  # else it cannot be so deep, and looking takes a while
         _check_depth(value)
-    return mapping(value, "document")
+    if not isinstance(value, dict) or len(value) > MAX_ITEMS:
+        raise Malformed(f"document is {str(value)[:80]!r}; it must be an object of at most {MAX_ITEMS} keys")
+    return value
 
 
 def _check_depth(value: object) -> None:
@@ -179,54 +182,43 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-def field(data: Mapping[str, object], name: str, read: Callable[[object, str], T], path: str = "") -> T:
-    """The field `name` of an object, read by `read`. Raises Malformed if it is missing or wrong."""
-    where = f"{path}.{name}" if path else name
-    if name not in data:
-        raise Malformed(f"{where} is missing")
-    return read(data[name], where)
+# Times as text (ISO 8601 in UTC, as documents hold them), and a clock for what lasts on this machine.
 
 
-def optional(read: Callable[[object, str], T]) -> Callable[[object, str], T | None]:
-    """A reader that also accepts null, as None."""
-    return lambda value, path: None if value is None else read(value, path)
+# The longest time that anything is told to wait, keep or last; and the years of times that are read. A time in
+# these is still one that computers know after such a time is added or taken off, whatever its zone.
+LONGEST = timedelta(days=36_500)
+_YEARS = range(1900, 9000)
+TIME = f"a time in ISO 8601 with its time zone, in {_YEARS[0]} to {_YEARS[-1]}"
 
 
-def many(read: Callable[[object, str], T]) -> Callable[[object, str], tuple[T, ...]]:
-    """A reader of lists of at most MAX_ITEMS items, each read by `read`."""
-
-    def read_list(value: object, path: str) -> tuple[T, ...]:
-        if isinstance(value, list) and len(value) <= MAX_ITEMS:
-            return tuple(read(item, f"{path}[{index}]") for index, item in enumerate(value))
-        raise _wrong(value, path, f"a list of at most {MAX_ITEMS}")
-
-    return read_list
+def stamp(moment: datetime) -> str:
+    """A time as text: ISO 8601 in UTC, with microseconds."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
-def mapping(value: object, path: str) -> dict[str, object]:
-    """Read an object of at most MAX_ITEMS keys."""
-    if isinstance(value, dict) and len(value) <= MAX_ITEMS:
-        return dict(value)
-    raise _wrong(value, path, f"an object of at most {MAX_ITEMS} keys")
+@lru_cache(1024)
+def read_stamp(text: str) -> datetime:
+    """The time that `stamp` wrote. Raises ValueError, also for a time without a time zone."""
+    found = datetime.fromisoformat(text)
+    if found.tzinfo is None or found.year not in _YEARS:
+        raise ValueError(f"{text[:80]!r} is not {TIME}")
+    return found
 
 
-def _reader_of(kind: type[T], wanted: str, accepts: Callable[[T], bool] = lambda _: True) -> Callable[[object, str], T]:
-    """A reader of values of one type that `accepts` is true of. wanted: the error's words for them."""
-
-    def read_value(value: object, path: str) -> T:
-        if isinstance(value, kind) and accepts(value):
-            return value
-        raise _wrong(value, path, wanted)
-
-    return read_value
+def is_time(text: str) -> bool:
+    """Whether a text is a time that `read_stamp` reads."""
+    with suppress(ValueError):
+        return bool(read_stamp(text))
+    return False
 
 
-text = _reader_of(str, "a string", lambda value: len(value) <= MAX_TEXT)
-# A name that may become part of a path.
-name = _reader_of(str, "a name (lower case, no separators)", is_name)
-# At most MAX_COUNT; true and false are none.
-count = _reader_of(int, "a whole number, zero or more", lambda value: type(value) is int and 0 <= value <= MAX_COUNT)
+# A field of documents; and one with whole seconds, which `timedelta` takes.
+Timestamp = Annotated[str, Predicate(is_time), doc(TIME)]
+_MOST_S = int(LONGEST.total_seconds())
+Seconds = Annotated[int, Interval(ge=0, le=_MOST_S), doc(f"a whole number of seconds from 0 to {_MOST_S}")]
 
 
-def _wrong(value: object, path: str, wanted: str) -> Malformed:
-    return Malformed(f"{path} is {str(value)[:80]!r}; it must be {wanted}")
+def steady_s() -> float:
+    """Seconds by a clock that nobody sets and that also counts while the machine sleeps (CLOCK_BOOTTIME of Linux)."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -2,12 +2,13 @@
 
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, Excerpt, decode
+from enginesmith.core.codec import Excerpt, decode
 from enginesmith.core.errors import Digest
 from enginesmith.core.names import Name, NodeName, is_path
 from enginesmith.core.parsing import Malformed
-from enginesmith.core.requirements import Count
+from enginesmith.core.requirements import Count, JsonObject
 from enginesmith.core.types import PLUS, BuildRequest, ShapeProfile, TensorSpec, list_sums
 
 # State between calls: inputs of a model that take what its outputs gave in the call before. Standard library only.
@@ -20,7 +21,7 @@ class Places:
 
     axis: Count
     at: str
-    count: str = field(default="", metadata=OMIT_DEFAULT)
+    count: str = ""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class State:
     input: str
     output: str
     initial: float = 0.0
-    places: Places | None = field(default=None, metadata=OMIT_NONE)
+    places: Places | None = None
 
 
 def without_states(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tuple[TensorSpec, ...]:
@@ -284,3 +285,55 @@ def name_states(
         replace(item, input=f"{graph}.{item.input}", output=f"{graph}.{item.output}", places=name_places(item.places))
         for item in states
     )
+
+
+# How a request is padded to the sizes that an engine takes, as data of a version.
+#
+# A dim may be padded where every input that has it says by what. Outputs are cropped on the axes that have its name.
+
+
+REPEAT: Literal["repeat"] = "repeat"
+# A number; or 'repeat', the last entry along the axis again, which changes no extremes of a tensor.
+PadValue = float | Literal["repeat"]
+
+
+@dataclass(frozen=True)
+class Padding:
+    """The padding rules of a version. inputs: input -> dim -> what its axis of that dim is filled with.
+
+    edges: dim -> sizes that it is padded up to, rising. A padded dim without edges is padded to the least size that an
+    engine takes.
+    """
+
+    inputs: Mapping[str, Mapping[str, PadValue]] = field(default_factory=dict)
+    edges: Mapping[str, tuple[Count, ...]] = field(default_factory=dict)
+
+    @property
+    def dims(self) -> frozenset[str]:
+        """The dims that may be padded."""
+        return frozenset(dim for rules in self.inputs.values() for dim in rules)
+
+
+@dataclass(frozen=True)
+class _PaddedInput(Excerpt):
+    pad: Mapping[str, PadValue] | None = None
+
+
+@dataclass(frozen=True)
+class _PaddedDim(Excerpt):
+    buckets: tuple[Count, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _PaddedSpec(Excerpt):
+    inputs: Mapping[str, _PaddedInput] = field(default_factory=dict)
+    dims: JsonObject = field(default_factory=dict)
+
+
+def padding_of(spec: Mapping[str, object]) -> Padding:
+    """The padding of a version, from the spec that its manifest holds. Raises `parsing.Malformed` for what is none."""
+    found = decode(spec, _PaddedSpec, "spec")
+    padding = Padding({name: item.pad for name, item in found.inputs.items() if item.pad})
+    dims = ((name, found.dims[name]) for name in sorted(padding.dims & found.dims.keys()))
+    edges = {name: decode(dim, _PaddedDim, f"spec.dims.{name}").buckets for name, dim in dims}
+    return replace(padding, edges={name: sizes for name, sizes in edges.items() if sizes})

@@ -5,7 +5,7 @@ Every value is frozen and small. Bytes (models, engines, reports) are named by d
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from annotated_types import Interval
 
-from enginesmith.core.capabilities import Capabilities
-from enginesmith.core.codec import OMIT_DEFAULT, encode
+from enginesmith.core.codec import encode
 from enginesmith.core.errors import digest_of, digest_of_file
 from enginesmith.core.requirements import MAX_COUNT, Count, GpuMemory, Requirement
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from enginesmith.core.capabilities import Capabilities
 
 # The type of objects whose library gives none: TensorRT's, TVM's, IREE's, JAX's, ONNX Runtime's and Ray's, functions of
 # C libraries, and values of ONNX attributes, whose type follows from the operator. mypy checks no use of them.
@@ -70,6 +71,13 @@ TRAITS: Mapping[Precision, PrecisionTraits] = {
     "int8-dynamic": PrecisionTraits(8, 3, PrecisionLimits(0.6, 15.0, 10.0, 8.0), 0.02, quantized=True),
     "int4": PrecisionTraits(4, 6, PrecisionLimits(0.9, 10.0, 6.0, 4.0), 0.1, quantized=True, in_blocks=True),
 }
+
+
+def accuracy_order(precision: str) -> int:
+    """The place of a precision, from the most to the least accurate; behind all of them for an unknown one."""
+    return next((traits.error for name, traits in TRAITS.items() if name == precision), len(TRAITS))
+
+
 PRECISIONS = tuple(TRAITS)
 QUANTIZED = tuple(name for name in PRECISIONS if TRAITS[name].quantized)
 CALIBRATED = tuple(name for name in PRECISIONS if TRAITS[name].calibrated)
@@ -100,7 +108,7 @@ class Dim:
     opt: int
     max: int
     edges: tuple[int, ...] = ()
-    multiple: int = field(default=1, metadata=OMIT_DEFAULT)
+    multiple: int = 1
 
     @property
     def static(self) -> bool:
@@ -176,7 +184,7 @@ class ShapeProfile:
     """
 
     inputs: tuple[tuple[str, Shape, Shape, Shape], ...]
-    multiples: tuple[tuple[str, tuple[Multiple, ...]], ...] = field(default=(), metadata=OMIT_DEFAULT)
+    multiples: tuple[tuple[str, tuple[Multiple, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -256,7 +264,7 @@ class BuildRequest:
     profiles: tuple[ShapeProfile, ...]
     options: tuple[tuple[str, Scalar], ...] = ()
     toolchain: tuple[tuple[str, str], ...] = ()
-    quantized_states: tuple[QuantizedState, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    quantized_states: tuple[QuantizedState, ...] = ()
 
     @cached_property
     def key(self) -> str:
@@ -374,7 +382,7 @@ class Backend(Protocol):
     name: ClassVar[str]
     revision: ClassVar[int]
     install: ClassVar[str]
-    capabilities: ClassVar[Capabilities]
+    capabilities: "ClassVar[Capabilities]"
 
     def serves(self, target: Target) -> bool:
         """Whether this backend compiles for this kind of target (CPU or GPU) at all."""

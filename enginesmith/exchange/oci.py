@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.layouts.triton import Triton
 from enginesmith.client.layouts.triton_config import find_unservable
-from enginesmith.client.pull import describe, stem_of
+from enginesmith.client.pull import BlobFetcher, describe, stem_of
 from enginesmith.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginesmith.core.codec import Excerpt, decode, encode, parse_as
 from enginesmith.core.errors import InputError, UnknownNameError, canonical_json, digest_of_bytes, digest_of_file

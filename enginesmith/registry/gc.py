@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from enginesmith.core.parsing import stamp
 from enginesmith.registry import leases
 from enginesmith.registry.builds import build_history
 from enginesmith.registry.builds.runs import prune, surplus
@@ -17,8 +18,9 @@ from enginesmith.registry.latency_series import models_with_series
 from enginesmith.registry.leases import MarkShard, MarkState, read_shards, read_state
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import SERIES, lease_key
+from enginesmith.registry.versions.channel_writes import refresh_models
 from enginesmith.registry.versions.index import heal_index
-from enginesmith.registry.versions.lookup import refresh_models, versions
+from enginesmith.registry.versions.lookup import versions
 
 GRACE = timedelta(days=7)
 
@@ -139,5 +141,5 @@ def _summarize(
     old, state = (prune(store), "deleted") if acted else (surplus(store), "due")
     items += [GarbageItem("run", run, "newer runs are kept", 0, state) for run in old]
     kept = {f"{model}@{version}": why for (model, version), why in found.kept.items()}
-    writers = tuple(f"{lease.what} ({lease.holder}, until {leases.stamp(lease.expires)})" for lease in held)
+    writers = tuple(f"{lease.what} ({lease.holder}, until {stamp(lease.expires)})" for lease in held)
     return Collected(tuple(items), kept, writers, acted)

@@ -1,6 +1,7 @@
 """Leases of writers and the marks of garbage collection."""
 
 import os
+import re
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,8 +9,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from threading import Event, Thread
+from typing import Annotated, NamedTuple, TypeVar
 
-from enginesmith.core import moments, parsing
+from annotated_types import Predicate, doc
+
+from enginesmith.core import parsing
+from enginesmith.core.codec import Complete, encode, parse_as
 from enginesmith.core.errors import (
     ConflictError,
     EnginesmithError,
@@ -20,14 +25,23 @@ from enginesmith.core.errors import (
     digests_in,
     is_digest,
 )
-from enginesmith.core.moments import read_stamp as read_stamp
-from enginesmith.core.moments import stamp as stamp
-from enginesmith.core.parsing import Malformed
+from enginesmith.core.names import Name
+from enginesmith.core.parsing import Malformed, stamp
+from enginesmith.core.requirements import Count, Format
 from enginesmith.registry.manifest import Manifest, load_pinned, parse
 from enginesmith.registry.store import base
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import LEASES, MARKS, lease_key, manifest_key, mark_shard_key, version_prefix
+from enginesmith.registry.store.layout import (
+    LEASES,
+    MARK_STATE,
+    lease_key,
+    manifest_key,
+    mark_shard_key,
+    version_prefix,
+)
 from enginesmith.registry.store.parallel import side_by_side
+
+Document = TypeVar("Document")
 
 # Garbage marks: which names shall be deleted, in shards that are each changed by compare-and-swap only.
 #
@@ -42,36 +56,28 @@ from enginesmith.registry.store.parallel import side_by_side
 # added later.
 
 
-FORMAT = 2
+FORMAT = 1
 STATE_MAX_BYTES = 1 << 20
 SHARD_MAX_BYTES = 48 << 20
 # The most names that are marked in a shard, so that it stays below what a store takes; the rest waits for the next run.
 MOST_IN_SHARD = 50_000
 
 
-@dataclass(frozen=True)
-class Tombstone:
+class Tombstone(NamedTuple):
     """The mark of one name: since when it is marked as garbage, by the store's clock, and the generation of the
     collection that did it."""
 
     since: datetime
-    generation: int
+    generation: Count
 
 
 @dataclass(frozen=True)
-class MarkShard:
+class MarkShard(Complete):
     """The marks of the names of one shard."""
 
     waiting: Mapping[str, Tombstone] = field(default_factory=dict)
     going: Mapping[str, Tombstone] = field(default_factory=dict)
-
-    def to_bytes(self) -> bytes:
-        """The document as it is stored."""
-        marks = {
-            kind: {name: [stamp(item.since), item.generation] for name, item in found.items()}
-            for kind, found in (("waiting", self.waiting), ("going", self.going))
-        }
-        return canonical_json({"format": FORMAT, **marks})
+    format: Annotated[int, Format(FORMAT)] = FORMAT
 
     def without(self, names: frozenset[str]) -> "MarkShard":
         """The marks without those of waiting `names`. Raises ConflictError if one of `names` is going."""
@@ -86,38 +92,37 @@ class MarkShard:
 
 
 @dataclass(frozen=True)
-class Sweeper:
+class Sweeper(Complete):
     """The collection at work. by: host and process number.  expires: it counts as dead after it, by the store's
     clock.  generation: of the marks that it writes, published when all of them are written; 0 before it writes any."""
 
     id: str
     by: str
     expires: datetime
-    generation: int = 0
+    generation: Count = 0
+
+
+_ShardName = Annotated[str, Predicate(re.compile("[0-9a-f]{2}").fullmatch), doc("two hexadecimal digits")]
 
 
 @dataclass(frozen=True)
-class MarkState:
+class MarkState(Complete):
     """Which marks count. generation: the newest that is published.  latest: the newest that was given to a collection.
 
     abandoned: generations that were given and never published; marks of these count for nothing.
     shards: those that may hold marks.  sweeper: the collection at work, or None.
     """
 
-    generation: int = 0
-    latest: int = 0
-    abandoned: tuple[int, ...] = ()
-    shards: tuple[str, ...] = ()
+    generation: Count = 0
+    latest: Count = 0
+    abandoned: tuple[Count, ...] = ()
+    shards: tuple[_ShardName, ...] = ()
     sweeper: Sweeper | None = None
+    format: Annotated[int, Format(FORMAT)] = FORMAT
 
     def counts(self, mark: Tombstone) -> bool:
         """Whether a mark was written by a collection that published its generation."""
         return mark.generation <= self.generation and mark.generation not in self.abandoned
-
-    def to_bytes(self) -> bytes:
-        """The document as it is stored."""
-        sweeper = self.sweeper and {**vars(self.sweeper), "expires": stamp(self.sweeper.expires)}
-        return canonical_json({"format": FORMAT, **vars(self), "sweeper": sweeper})
 
 
 def shard_of(name: str) -> str:
@@ -136,7 +141,7 @@ def by_shard(names: Iterable[str]) -> dict[str, frozenset[str]]:
 def read_state(store: Store) -> MarkState:
     """Read the state of the marks. Raises IntegrityError when it is damaged, or of an earlier enginesmith: nothing may
     be deleted or published then."""
-    return _parse_state(store.read(MARKS))
+    return _parse_state(store.read(MARK_STATE))
 
 
 def update_state(store: Store, change: Callable[[MarkState], MarkState]) -> MarkState:
@@ -148,9 +153,9 @@ def update_state(store: Store, change: Callable[[MarkState], MarkState]) -> Mark
     def make(data: bytes | None) -> bytes | None:
         known = _parse_state(data)
         after = change(known)
-        return None if after == known else after.to_bytes()
+        return None if after == known else canonical_json(encode(after))
 
-    return _parse_state(base.change(store, MARKS, make))
+    return _parse_state(base.change(store, MARK_STATE, make))
 
 
 def read_shards(store: Store, shards: Iterable[str]) -> dict[str, MarkShard]:
@@ -166,7 +171,7 @@ def update_shard(store: Store, shard: str, change: Callable[[MarkShard], MarkSha
     def make(data: bytes | None) -> bytes | None:
         known = _parse_shard(key, data)
         after = change(known)
-        return None if after == known else after.to_bytes()
+        return None if after == known else canonical_json(encode(after))
 
     return _parse_shard(key, base.change(store, key, make))
 
@@ -185,79 +190,26 @@ def unmark(store: Store, names: Iterable[str]) -> None:
 
 
 def _parse_state(data: bytes | None) -> MarkState:
-    if data is None:
-        return MarkState()
-    try:
-        document = parsing.parse_json(data, STATE_MAX_BYTES)
-        _check_format(document)
-        return MarkState(
-            parsing.field(document, "generation", parsing.count),
-            parsing.field(document, "latest", parsing.count),
-            parsing.field(document, "abandoned", parsing.many(parsing.count)),
-            parsing.field(document, "shards", parsing.many(_read_shard_name)),
-            parsing.field(document, "sweeper", parsing.optional(_read_sweeper)),
-        )
-    except Malformed as error:
-        raise IntegrityError(
-            f"{MARKS}: {error}; restore it, or stop all writers, delete it and run `enginesmith registry gc`"
-        ) from error
+    return MarkState() if data is None else _parse(MARK_STATE, data, STATE_MAX_BYTES, MarkState)
 
 
 def _parse_shard(key: str, data: bytes | None) -> MarkShard:
     if data is None:
         return MarkShard()
-    try:
-        document = parsing.parse_json(data, SHARD_MAX_BYTES)
-        _check_format(document)
-        return MarkShard(parsing.field(document, "waiting", _read_marks), parsing.field(document, "going", _read_marks))
-    except Malformed as error:
-        raise IntegrityError(
-            f"{key}: {error}; restore it, or stop all writers, delete it and run `enginesmith registry gc`"
-        ) from error
-
-
-def _check_format(document: object) -> None:
-    """Raise Malformed for another format than this one. Format 1 had all marks in one document."""
-    found = parsing.field(parsing.mapping(document, "document"), "format", parsing.count)
-    if found > FORMAT:
-        raise Malformed(f"format is {found}; this enginesmith reads {FORMAT}: upgrade enginesmith")
-    if found < FORMAT:
-        raise Malformed(
-            f"format is {found}, of an earlier enginesmith, which must not write here beside this one (format "
-            f"{FORMAT}); "
-            "the names it lists are marked again when it is gone"
-        )
-
-
-def _read_shard_name(value: object, path: str) -> str:
-    name = parsing.text(value, path)
-    if len(name) != 2 or not set(name) <= set("0123456789abcdef"):
-        raise Malformed(f"{path} is {name[:80]!r}; it must be two hexadecimal digits")
-    return name
-
-
-def _read_marks(value: object, path: str) -> dict[str, Tombstone]:
-    if not isinstance(value, dict):
-        raise Malformed(f"{path} is {str(value)[:80]!r}; it must be an object")
-    found: dict[str, Tombstone] = {}
-    same: dict[tuple[object, object], Tombstone] = {}  # one for all names that a collection marked
-    for name, item in value.items():
-        where = f"{path}.{name[:80]}"
-        if not (isinstance(item, list) and len(item) == 2):
-            raise Malformed(f"{where} is {str(item)[:80]!r}; it must be a time and a generation")
-        mark = Tombstone(read_stamp(item[0], where), parsing.count(item[1], where))
-        found[name] = same.setdefault((mark.since, mark.generation), mark)
-    return found
-
-
-def _read_sweeper(value: object, path: str) -> Sweeper:
-    data = parsing.mapping(value, path)
-    return Sweeper(
-        parsing.field(data, "id", parsing.text, path),
-        parsing.field(data, "by", parsing.text, path),
-        parsing.field(data, "expires", read_stamp, path),
-        parsing.field(data, "generation", parsing.count, path),
+    found, same = _parse(key, data, SHARD_MAX_BYTES, MarkShard), dict[Tombstone, Tombstone]()
+    # One object for all names that a collection marked: a registry may have millions of them.
+    return MarkShard(
+        {name: same.setdefault(mark, mark) for name, mark in found.waiting.items()},
+        {name: same.setdefault(mark, mark) for name, mark in found.going.items()},
     )
+
+
+def _parse(key: str, data: bytes, limit: int, kind: type[Document]) -> Document:
+    try:
+        return parse_as(data, limit, kind)
+    except Malformed as error:
+        remedy = "restore it, or stop all writers, delete it and run `enginesmith registry gc`"
+        raise IntegrityError(f"{key}: {error}; {remedy}") from error
 
 
 # Leases: nothing that a writer to a registry refers to is deleted by garbage collection meanwhile.
@@ -284,7 +236,7 @@ MARGIN = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
-class Lease:
+class Lease(Complete):
     """A writer's lease. what: the work, for messages.  holder: host and process number.  at, expires: its time, by the
     store's clock.
 
@@ -297,8 +249,8 @@ class Lease:
     holder: str
     at: datetime
     expires: datetime
-    seen: int
-    changes: tuple[str, ...] = ()
+    seen: Count
+    changes: tuple[Name, ...] = ()
 
     def is_held(self, now: datetime) -> bool:
         """Whether its holder may still rely on it. now: by the store's clock."""
@@ -310,8 +262,7 @@ def take_lease(store: Store, what: str, lasts: timedelta = PUBLISHING, changes: 
     seen, began = read_state(store).generation, store.now()
     holder = f"{socket.gethostname()} {os.getpid()}"
     lease = Lease(secrets.token_hex(16), what, holder, began, began + lasts, seen, changes)
-    document = {**vars(lease), "at": stamp(lease.at), "expires": stamp(lease.expires)}
-    store.create(lease_key(lease.id), canonical_json(document))
+    store.create(lease_key(lease.id), canonical_json(encode(lease)))
     return lease
 
 
@@ -319,22 +270,12 @@ def list_leases(store: Store) -> list[Lease]:
     """All leases, held or expired. Raises IntegrityError for one that cannot be read, as it may protect anything."""
     found: list[Lease] = []
     for key, data in side_by_side(store.read, list(store.list(LEASES))):
-        if data is None:
-            continue
         try:
-            document = parsing.parse_json(data, LEASE_MAX_BYTES)
-            found.append(
-                Lease(
-                    key.removeprefix(LEASES).removesuffix(".json"),
-                    parsing.field(document, "what", parsing.text),
-                    parsing.field(document, "holder", parsing.text),
-                    parsing.field(document, "at", read_stamp),
-                    parsing.field(document, "expires", read_stamp),
-                    parsing.field(document, "seen", parsing.count),
-                    parsing.field(document, "changes", parsing.many(parsing.name)),
-                )
-            )
-        except Malformed as error:
+            if data is not None:
+                found.append(lease := parse_as(data, LEASE_MAX_BYTES, Lease))
+                if lease_key(lease.id) != key:
+                    raise Malformed(f"is that of lease {lease.id[:80]!r}: it was moved by hand")
+        except EnginesmithError as error:
             raise IntegrityError(f"{key}: {error}; delete it when nobody publishes") from error
     return found
 
@@ -358,7 +299,7 @@ class Guard:
     def check(self) -> None:
         """Raise ConflictError if the lease is over: what was secured may be deleted. Asked before the write that refers
         to it."""
-        if moments.steady_s() > end_of(self.begun, self.lease.expires - self.lease.at):
+        if parsing.steady_s() > end_of(self.begun, self.lease.expires - self.lease.at):
             raise ConflictError(
                 f"{self.lease.what} took longer than its lease, until {stamp(self.lease.expires)}; run again"
             )
@@ -373,7 +314,7 @@ def end_of(begun: float, lasts: timedelta) -> float:
 @contextmanager
 def hold_lease(store: Store, what: str, lasts: timedelta = PUBLISHING) -> Iterator[Guard]:
     """Hold a lease on a store while the block writes something that refers to its content."""
-    begun = moments.steady_s()
+    begun = parsing.steady_s()
     lease = take_lease(store, what, lasts)
     try:
         yield Guard(store, lease, begun)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 
 from annotated_types import Interval, Predicate, doc
 
-from enginesmith.core.codec import OMIT_DEFAULT, decode, encode, parse_as
+from enginesmith.core.codec import decode, encode, parse_as
 from enginesmith.core.errors import Digest, InputError, IntegrityError, canonical_json, digest_of
 from enginesmith.core.names import Name, is_suffix
 from enginesmith.core.parsing import Malformed, parse_json
@@ -93,7 +93,7 @@ class EngineEntry:
     checks: Mapping[str, Count] = field(default_factory=lambda: {"passed": 0, "failed": 0})
     requires: tuple[Requirement, ...] = ()
     notes: tuple[str, ...] = ()
-    quantized_states: tuple[QuantizedState, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    quantized_states: tuple[QuantizedState, ...] = ()
 
     @property
     def unit(self) -> str:
@@ -172,8 +172,8 @@ class Manifest:
     engines: tuple[EngineEntry, ...] = ()
     report: Digest | None = None
     format: Annotated[int, Format(FORMAT)] = FORMAT
-    shards: Mapping[Digest, Mapping[Digest, BlobSize]] = field(default_factory=dict, metadata=OMIT_DEFAULT)
-    graphs: tuple[PinnedGraph, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    shards: Mapping[Digest, Mapping[Digest, BlobSize]] = field(default_factory=dict)
+    graphs: tuple[PinnedGraph, ...] = ()
 
     @property
     def golden(self) -> str:

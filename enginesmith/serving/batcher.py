@@ -17,10 +17,10 @@ import numpy as np
 
 from enginesmith.arrays import Array, InputCheck
 from enginesmith.core.errors import EnginesmithError, InputError
+from enginesmith.core.state import Padding
 from enginesmith.core.text import WorkerThread, describe_error
 from enginesmith.core.types import Session, Tensors
 from enginesmith.serving.pad_plan import PadPlan, plan_padding
-from enginesmith.serving.padding import Padding
 from enginesmith.serving.router import MOST_ROUTES, Router
 
 # The policy of a dynamic batcher, without threads and clocks: requests in queues, and which are run together when.

@@ -14,9 +14,9 @@ import numpy as np
 
 from enginesmith.arrays import Array
 from enginesmith.core.reports.latency import Interval, LatencyReport, Timed, is_shorter, order_by_evidence
+from enginesmith.core.state import Padding
 from enginesmith.core.types import PLUS, ShapeProfile, Tensors, TensorSpec
 from enginesmith.serving.pad_plan import PadPlan, plan_padding
-from enginesmith.serving.padding import Padding
 
 # Of a dim that nothing bounds.
 UNBOUNDED = 1 << 62

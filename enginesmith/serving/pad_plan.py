@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from enginesmith.arrays import Array, dtype_of
+from enginesmith.core.state import REPEAT, Padding, PadValue
 from enginesmith.core.types import Shape, Tensors, TensorSpec
-from enginesmith.serving.padding import REPEAT, Padding, PadValue
 
 _Places = tuple[slice, ...]
 

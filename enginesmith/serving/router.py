@@ -13,6 +13,7 @@ from enginesmith.arrays import Array, InputCheck, dtype_of
 from enginesmith.core.codec import decode
 from enginesmith.core.errors import DataError, Digest, EnginesmithError, InputError, IntegrityError
 from enginesmith.core.reports.latency import LatencyReport, Timed, timed_alike
+from enginesmith.core.state import Padding
 from enginesmith.core.types import PLUS, Session, Tensors
 from enginesmith.descriptions import DescribedGraph, check_engine, find_engine, read_description
 from enginesmith.opening import DescribedFile, open_onnx
@@ -29,7 +30,6 @@ from enginesmith.serving.buckets import (
 from enginesmith.serving.counts import CompileCounts, CompileSizes, JustInTime, RequestCounter, RouterCounts
 from enginesmith.serving.drift import RateDrift, RateDriftDetector
 from enginesmith.serving.ort_compiling import OrtCompiler
-from enginesmith.serving.padding import Padding
 
 # Answers requests that no bucket holds: by a runner compiled for their sizes, by engines with dynamic shapes.
 

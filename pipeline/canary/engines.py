@@ -26,7 +26,8 @@ from enginesmith.core.names import Reference
 from enginesmith.core.state import EnsembleFunction, order_nodes
 from enginesmith.core.text import WorkerThread
 from enginesmith.core.types import Engine, Session, Target, Tensors, TensorSpec, Untyped
-from enginesmith.registry.evidence.attestations import judge_entries, measured_speeds
+from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.evidence.latencies import measured_speeds
 from enginesmith.registry.manifest import EngineEntry, Manifest, functions_of, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require

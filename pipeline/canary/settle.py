@@ -28,7 +28,7 @@ from enginesmith.registry.rollouts.state import parse_time
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import canary_key, evidence_prefix
 from enginesmith.registry.trust import require
-from enginesmith.registry.versions import channels, lookup, policies
+from enginesmith.registry.versions import channels, lookup, policies, state
 from enginesmith.registry.versions.state import Channel, read_history
 from pipeline.canary.verdicts import canary_passes, roll_back
 from pipeline.rollout.operations import Operator, start
@@ -142,7 +142,7 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
     if (about := found.candidate.model) != model:
         raise InputError(f"canary report {report} is about {about}, not about {model}; no channel was moved")
     ran_on = attach(store, found, report).target
-    serving = lookup.read_channel(store, check_model(model), check_channel(channel))
+    serving = state.read_channel(store, check_model(model), check_channel(channel))
     if serving is None:
         return f"{model}:{channel} serves nothing; there is nothing to move"
     candidate = lookup.load(store, model, str(found.candidate.version))
@@ -162,7 +162,7 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
 
     Raises UnknownNameError for no such model, UntrustedError as `settle`.
     """
-    serving = lookup.read_channel(store, check_model(model), check_channel(channel))
+    serving = state.read_channel(store, check_model(model), check_channel(channel))
     found = lookup.versions(store, model)
     if not found:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginesmith list` shows what there is")
@@ -170,7 +170,7 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
         return f"{model}:{channel} serves nothing; there is nothing to move"
     failed = _find_fail(store, serving)
     told = _roll_back(store, failed.report, channel) if failed else ""
-    if failed and lookup.read_channel(store, model, channel) != serving:
+    if failed and state.read_channel(store, model, channel) != serving:
         return told
     advanced = _advance(store, lookup.load(store, model, found[-1]), serving, say)
     return f"{told}; {advanced}" if told else advanced

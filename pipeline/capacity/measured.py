@@ -13,7 +13,8 @@ from enginesmith.core.errors import DataError, InputError, UnknownNameError
 from enginesmith.core.hardware.machine import GENERATIONS, generation_of, parse_targets
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport, MachineKind
 from enginesmith.core.types import Dim
-from enginesmith.registry.evidence.attestations import JudgedEntry, judge_entries, latency_reports
+from enginesmith.registry.evidence.attestations import JudgedEntry, judge_entries
+from enginesmith.registry.evidence.latencies import latency_reports
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store
 from pipeline.spec.document import Kind, load_document

@@ -27,7 +27,7 @@ from enginesmith.core.hardware.machine import Machine, parse_targets
 from enginesmith.core.names import Reference
 from enginesmith.core.reports.latency import LatencyReport
 from enginesmith.core.types import Precision, Target
-from enginesmith.registry.evidence.attestations import MeasuredSpeed, latencies, newest_on, speeds_of
+from enginesmith.registry.evidence.latencies import MeasuredSpeed, latencies, newest_on, speeds_of
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import registered_key

@@ -9,9 +9,8 @@ from builders.backends import discovery
 from enginesmith.client.resolve import PORTABLE, EngineRanking, Policy, rank_engines
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.reports.latency import accuracy_order
 from enginesmith.core.text import join_first, pluralize
-from enginesmith.core.types import BuildRequest, Precision, Target
+from enginesmith.core.types import BuildRequest, Precision, Target, accuracy_order
 from enginesmith.registry.builds.build_history import Expectation, History
 from enginesmith.registry.manifest import EngineEntry, request_of
 from enginesmith.registry.store.base import Store

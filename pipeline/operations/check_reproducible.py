@@ -14,7 +14,7 @@ from enginesmith.core.codec import encode
 from enginesmith.core.errors import InputError
 from enginesmith.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
 from enginesmith.core.types import BuildRequest
-from enginesmith.registry.evidence.attestations import read_latency_report
+from enginesmith.registry.evidence.latencies import read_latency_report
 from enginesmith.registry.manifest import request_of
 from enginesmith.registry.store.base import open_store
 from pipeline.canary.engines import ChosenEngine

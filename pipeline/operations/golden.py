@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ import yaml
 
 from builders.backends import discovery
 from builders.execution.jobs import Job, WorkerContext
-from enginesmith.core.codec import OMIT_DEFAULT, encode, encode_document
+from enginesmith.core.codec import encode, encode_document
 from enginesmith.core.errors import InputError, UnknownNameError, is_digest
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.evidence.canaries import RECIPE
@@ -278,7 +278,7 @@ class Shown:
     labels: bool
     noise: "Noise | None"
     versions: tuple[str, ...]
-    sequences: tuple[int, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    sequences: tuple[int, ...] = ()
 
 
 def golden_of(store: Store, text: str) -> str:

@@ -34,7 +34,7 @@ from enginesmith.registry.manifest import (
 )
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
-from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions import lookup, state
 from enginesmith.registry.versions.publish import add_attestation, add_latencies
 from pipeline.compile.ensembles.assembly import read_data
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame, prove
@@ -245,11 +245,11 @@ def published_proof(entry: EngineEntry, store: Store) -> Proof:
         return Proof()
     report = _read_report(entry, store)
     before = ("export", "quantization")
-    spreads = tuple(spread for spread in report.spreads if spread.joint in before)
+    spreads = tuple(spread for spread in report.spreads if spread.stage in before)
     checks = [
         check
         for check in report.checks
-        if check.joint in before or (check.joint == "task" and not check.case.endswith(", engine"))
+        if check.stage in before or (check.stage == "task" and not check.case.endswith(", engine"))
     ]
     return Proof(tuple(checks), spreads=spreads)
 
@@ -315,7 +315,7 @@ def list_pending(store: Store, only: str | None = None, on: Target | None = None
     """
     for model in lookup.models(store) if only is None else [check_model(only)]:
         found = lookup.versions(store, model)
-        channel_list = (lookup.read_channel(store, model, name) for name in lookup.channel_names(store, model))
+        channel_list = (state.read_channel(store, model, name) for name in lookup.channel_names(store, model))
         served = {channel.version for channel in channel_list if channel}
         for version in sorted({*found[-1:], *(served & set(found))}, key=version_order):
             try:

@@ -82,7 +82,7 @@ def drift_rows(document: "VersionDocument") -> list[Json]:
         {
             "what": row.title + (f" ({row.more})" if row.more else ""),
             "output": row.output,
-            **{joint: _cell_text(cell) for joint, cell in row.cells.items()},
+            **{stage: _cell_text(cell) for stage, cell in row.cells.items()},
             "drift": row.cause,
         }
         for row in side_by_side(document.reports)

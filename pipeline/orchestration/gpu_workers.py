@@ -119,7 +119,7 @@ def _run(name: str, request: Request[Result], on: Target, context: RunContext) -
 # here, so that a run with nothing to do need not load it.
 
 
-_RECORD = "told"
+_RECORD = "notified"
 REGISTERED = "enginesmith.model.registered"
 PUBLISHED = "enginesmith.engine.published"
 UNPROVEN = "enginesmith.engine.unproven"

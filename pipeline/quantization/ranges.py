@@ -116,7 +116,8 @@ def _kept_lines(kept: Sequence[FloatNode], where: str) -> list[str]:
 
 # Calibrated ranges: the JSON file between calibration and Q/DQ insertion.
 
-FORMAT = 2
+
+FORMAT = 1
 
 Pair = tuple[float, float]
 

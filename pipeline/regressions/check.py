@@ -8,7 +8,7 @@ from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.reports.proof import PASSED, describe
 from enginesmith.core.text import format_metric, join_first, now
-from enginesmith.registry.evidence.attestations import read_latency_report, speeds_of
+from enginesmith.registry.evidence.latencies import read_latency_report, speeds_of
 from enginesmith.registry.manifest import EngineEntry
 from pipeline.compile.composition import Run
 from pipeline.compile.run_context import RunContext

@@ -14,8 +14,9 @@ from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import parse_reference
 from enginesmith.core.reports.latency import MachineKind
 from enginesmith.core.types import Target
-from enginesmith.registry.evidence.attestations import judge_entries, measured_speeds
+from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.evidence.canaries import list_served
+from enginesmith.registry.evidence.latencies import measured_speeds
 from enginesmith.registry.leases import version_name
 from enginesmith.registry.manifest import EngineEntry, Manifest, require_model
 from enginesmith.registry.store.base import Store

@@ -15,7 +15,7 @@ from enginesmith.registry.rollouts.state import WHOLE, Rollout, count_time, open
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions import channels, lookup
-from enginesmith.registry.versions.lookup import change_rollout, clear_marks, read_rollout, running_rollouts
+from enginesmith.registry.versions.channel_writes import change_rollout, clear_marks, read_rollout, running_rollouts
 from enginesmith.registry.versions.policies import CanaryPass, canary_pass
 from validation.canary.judging.judge import level_of
 from validation.statistics import rates

@@ -29,7 +29,7 @@ from enginesmith.registry.rollouts.state import (
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
 from enginesmith.registry.versions import channels, lookup, policies
-from enginesmith.registry.versions.lookup import begin_rollout, change_rollout, clear_marks
+from enginesmith.registry.versions.channel_writes import begin_rollout, change_rollout, clear_marks
 from enginesmith.registry.versions.policies import list_losses
 from enginesmith.registry.versions.state import Channel, read_channel, read_history
 from pipeline.rollout.advance import GateResult, judge_gates, passes_of

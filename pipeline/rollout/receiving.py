@@ -39,7 +39,7 @@ from enginesmith.registry.rollouts.reports import (
 from enginesmith.registry.rollouts.state import Rollout, ServingNode, format_time, is_reached, parse_time, reports
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import serving_prefix
-from enginesmith.registry.versions.lookup import read_rollout
+from enginesmith.registry.versions.channel_writes import read_rollout
 
 LIMITS = HttpLimits(body_bytes=MAX_BYTES, connections=1024, threads=16)
 # Nodes whose reports a rollout has, at most: ten times of those that are asked.

@@ -19,12 +19,13 @@ from enginesmith.core.errors import (
 from enginesmith.core.reports.latency import LatencyReport
 from enginesmith.core.reports.proof import Report
 from enginesmith.core.text import format_bytes, format_plain
-from enginesmith.registry.evidence.attestations import judge_entries, latencies
+from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.evidence.canaries import CanaryVerdict, canaries
+from enginesmith.registry.evidence.latencies import latencies
 from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import evidence_prefix
-from enginesmith.registry.versions import lookup, policies
+from enginesmith.registry.versions import lookup, policies, state
 from enginesmith.registry.versions.policies import ChannelPolicy
 from enginesmith.registry.versions.state import Channel, ChannelHistory, read_history
 from pipeline.compile.publication.pages import published_document
@@ -177,7 +178,7 @@ def _worst_sqnr(report: Report) -> Iterator[tuple[str, Fact]]:
     worst: dict[str, float] = {}
     for check in report.checks:
         if check.name == "sqnr_db" and check.value is not None and not math.isnan(check.value):
-            worst[check.joint] = min(worst.get(check.joint, math.inf), check.value)
+            worst[check.stage] = min(worst.get(check.stage, math.inf), check.value)
     for stage, value in worst.items():
         yield f"{report.unit}: SQNR at {stage}", Fact(metric_text(value, "sqnr_db"), value, False, "dB", report.unit)
 
@@ -253,7 +254,7 @@ def read_channels(store: Store, model: str, names: tuple[str, ...]) -> tuple[Rea
     found = []
     for name in names:
         problems: list[str] = []
-        channel = _try(partial(lookup.read_channel, store, model, name), None, problems)
+        channel = _try(partial(state.read_channel, store, model, name), None, problems)
         history = (
             _try(partial(read_history, store, channel), ChannelHistory(), problems) if channel else ChannelHistory()
         )

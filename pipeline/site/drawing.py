@@ -12,7 +12,8 @@ from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.index import ListedVersion, list_versions
-from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS, Move
+from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS
+from enginesmith.registry.versions.state import Move
 from pipeline.site.comparison import Facts, ReadChannel, ReadVersion, facts_of, read_channels, read_version
 from pipeline.site.folder import ModelKeys
 from pipeline.site.machines import (

@@ -12,7 +12,7 @@ from enginesmith.core.names import is_name, is_path, version_order
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import reachable, start_atomic_write, sweep, sync_folder
 from enginesmith.registry.store.layout import MANIFEST, MODELS, SERIES, channel_key
-from enginesmith.registry.versions.lookup import running_rollouts
+from enginesmith.registry.versions.channel_writes import running_rollouts
 
 # The folder that a site is written into: pages that changed, each as a whole, and what is known of those that lie
 # there.

@@ -12,7 +12,7 @@ from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport, LatencyTerms
 from enginesmith.core.text import format_bytes
-from enginesmith.registry.evidence.attestations import latencies, read_latency_report
+from enginesmith.registry.evidence.latencies import latencies, read_latency_report
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.composition import Run
 from pipeline.compile.plan import candidates

@@ -1,11 +1,10 @@
 """The buckets that cost a trace least, and what they save against others."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from enginesmith.core.codec import OMIT_DEFAULT
 from enginesmith.core.reports.latency import BucketLatency
 from pipeline.traffic.costs import (
     BatchGrowth,
@@ -49,7 +48,7 @@ class BucketPlan:
     padding: float
     batch: float
     utilization: float | None
-    saved: Interval95 | None = field(default=None, metadata=OMIT_DEFAULT)
+    saved: Interval95 | None = None
 
 
 @dataclass(frozen=True)

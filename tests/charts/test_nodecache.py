@@ -85,7 +85,7 @@ def test_what_runs_on_nodes_is_what_kubernetes_takes(base: str, version: str) ->
     [
         (on_nodes(pulls=[]), "nothing to follow"),
         (on_nodes(pulls=[L4, L4]), "digits-l4 is there twice"),
-        (on_nodes(pulls=[{**L4, "reference": "digits"}]), "is no channel"),
+        (on_nodes(pulls=[{**L4, "reference": "digits"}]), "is not a channel"),
         (on_nodes(pulls=[{**L4, "target": "l5"}]), "target"),
         (on_nodes("minimal", namespace="nodes"), "existingClaim"),
         (on_nodes(hostPath="relative"), "hostPath"),

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from builders.backends import discovery
-from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.locate import locate_and_rank
-from enginesmith.client.pull import Pulled, download_best, download_engine
+from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine
 from enginesmith.client.resolve import Policy
 from enginesmith.core.errors import canonical_json, digest_of, digest_of_file
 from enginesmith.core.hardware.machine import Machine, parse_targets

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from enginesmith.core.state import Padding
 from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec
 from enginesmith.serving.batcher import Batcher
 from enginesmith.serving.buckets import RoutedEngine
-from enginesmith.serving.padding import Padding
 from enginesmith.serving.router import Router
 from tests.waiting import PATIENCE_S
 

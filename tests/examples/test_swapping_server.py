@@ -7,7 +7,9 @@ from threading import Thread
 
 import pytest
 
-from enginesmith.client.client import Client, Policy, Post
+from enginesmith.client.client import Client
+from enginesmith.client.resolve import Policy
+from enginesmith.client.watching.server import Post
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.registry.store.base import open_store
 from tests.enginesmith.client.layouts.engines import cpu_engine

@@ -44,18 +44,18 @@ class Fault:
 def caught(checks: Sequence[Check], meant: str, place: str | Callable[[Check], str]) -> Caught:
     """The failed check that was meant ('engine sqnr_db'; with 'first of' several cases of it), and the rest's names."""
     failed = [check for check in checks if not check.passed]
-    names = {f"{check.joint} {check.name}" for check in failed}
+    names = {f"{check.stage} {check.name}" for check in failed}
     if meant not in names:
         return Caught("; ".join(sorted(names)) or "nothing", "", "", "")
-    check = next(check for check in failed if f"{check.joint} {check.name}" == meant)
+    check = next(check for check in failed if f"{check.stage} {check.name}" == meant)
     where = place if isinstance(place, str) else place(check)
     return Caught(meant, where, _measured(check), _limit(check), frozenset(names - {meant} - _implied(names)))
 
 
 def _implied(names: Collection[str]) -> set[str]:
     """What is off where all the energy is: slices, what varies, and most samples."""
-    joints = [name.partition(" ")[0] for name in names if name.endswith(" sqnr_db")]
-    return {f"{joint} {part}_sqnr_db" for joint in joints for part in ("centered", "slice", "quartile")}
+    stages = [name.partition(" ")[0] for name in names if name.endswith(" sqnr_db")]
+    return {f"{stage} {part}_sqnr_db" for stage in stages for part in ("centered", "slice", "quartile")}
 
 
 def blamed(found: Attribution) -> str:

@@ -96,7 +96,7 @@ def test_the_report_says_what_each_engine_does_alone(built: tuple[Path, Outcome]
     assert (place / "report.html").is_file()
     reports = {report["unit"]: report for report in json.loads((place / "report.json").read_text())["reports"]}
     values = {
-        (check["joint"], check["case"]): (check["value"], check["limit"])
+        (check["stage"], check["case"]): (check["value"], check["limit"])
         for check in reports["cpu int8 ensemble"]["checks"]
         if (check["name"], check["output"]) == ("sqnr_db", "decoder.logits")
     }

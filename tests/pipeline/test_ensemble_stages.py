@@ -54,7 +54,7 @@ def checks_of(store: Store, folder: Path, precision: str, factor: float = 1.0) -
     if factor != 1:
         request = with_fault(request, store, folder, factor)
     proof = request.run(WorkerContext(folder / "work", store.uri))
-    return {(item.joint, item.case, item.name): item for item in proof.checks if item.output == "decoder.logits"}
+    return {(item.stage, item.case, item.name): item for item in proof.checks if item.output == "decoder.logits"}
 
 
 def with_fault(request: ProveEnsemble, store: Store, folder: Path, factor: float) -> ProveEnsemble:

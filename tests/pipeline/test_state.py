@@ -40,19 +40,19 @@ def test_engines_are_proven_step_by_step_and_free_running(built: tuple[Path, Any
     assert len(reports) == 2
     for report in reports:
         checks = report["checks"]
-        stages = {check["joint"] for check in checks if check["case"] == "golden" and check["name"] == "sqnr_db"}
+        stages = {check["stage"] for check in checks if check["case"] == "golden" and check["name"] == "sqnr_db"}
         assert stages >= {"export", "engine"}
-        free = {check["joint"] for check in checks if check["case"] == "free running" and check["name"] == "sqnr_db"}
+        free = {check["stage"] for check in checks if check["case"] == "free running" and check["name"] == "sqnr_db"}
         assert free == stages
         assert all(check["value"] == 0 for check in checks if check["name"] == "calibration overlap")
-        courses = {found["joint"]: found for found in report["free_running"] if found["output"] == "y"}
+        courses = {found["stage"]: found for found in report["free_running"] if found["output"] == "y"}
         assert courses.keys() == stages
         assert [item["case"] for item in courses["engine"]["sequences"]][-1] == "sequences side by side"
         assert all(isinstance(level, float) or level == "inf" for level in courses["export"]["single_db"])
     page = (place / "report.html").read_text()
     assert page.count('<table class="parts">') >= 3 and "worst sequence" in page
     rows = [engine.to_json() for engine in outcome.engines]
-    assert all({found["joint"] for found in row["free_running"]} >= {"export", "engine"} for row in rows)
+    assert all({found["stage"] for found in row["free_running"]} >= {"export", "engine"} for row in rows)
 
 
 def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, Any], tmp_path: Path) -> None:

@@ -50,15 +50,15 @@ def test_the_whole_is_proven_step_by_step_and_free_running(built: tuple[Path, Ou
     for precision, report in reports.items():
         judged = [check for check in report["checks"] if check["name"] == "sqnr_db" and check["limit"] is not None]
         for case in ("golden", "free running"):
-            found = {check["joint"] for check in judged if (check["case"], check["output"]) == (case, "decoder.y")}
+            found = {check["stage"] for check in judged if (check["case"], check["output"]) == (case, "decoder.y")}
             assert found == stages[precision]
-        courses = {found["joint"]: found for found in report["free_running"] if found["output"] == "decoder.y"}
+        courses = {found["stage"]: found for found in report["free_running"] if found["output"] == "decoder.y"}
         assert courses.keys() == stages[precision]
         cases = [item["case"] for item in courses["engine"]["sequences"]]
         assert cases == [*(f"sequence {at}" for at in range(4)), "sequences side by side"]
         single = courses["engine"]["single_db"]  # by token; the first step has three of them
         assert all(isinstance(level, float) or level == "inf" for level in (single[0], *single[3:]))
-    assert {found.joint for engine in outcome.engines for found in engine.free_running} == stages["int8"]
+    assert {found.stage for engine in outcome.engines for found in engine.free_running} == stages["int8"]
     assert "free running" in (place / "report.html").read_text()
 
 

@@ -12,8 +12,7 @@ from enginesmith.registry.gc import collect
 from enginesmith.registry.rollouts.reports import NodeReport, report_key, write_report
 from enginesmith.registry.rollouts.state import Gates, RolloutPlan, ServingNode, Slice, format_time
 from enginesmith.registry.verification.verify import repair, verify
-from enginesmith.registry.versions import channels, lookup
-from enginesmith.registry.versions import lookup as rolling
+from enginesmith.registry.versions import channel_writes, channels, lookup
 from enginesmith.registry.versions.publish import publish
 from pipeline.rollout import operations
 from pipeline.rollout.advance import RolloutFollower
@@ -154,7 +153,7 @@ class Registry:
 
     def resume(self) -> None:
         """Resume a rollout that somebody who is gone had paused."""
-        running = rolling.read_rollout(self.store, MODEL, "stable")
+        running = channel_writes.read_rollout(self.store, MODEL, "stable")
         if running and running.state == "paused":
             operations.resume(self.store, MODEL, "stable", self._operator())
 
@@ -172,7 +171,7 @@ class Registry:
         """Three nodes report of the rollout that runs."""
 
         def work() -> int:
-            running = rolling.read_rollout(self.store, MODEL, "stable")
+            running = channel_writes.read_rollout(self.store, MODEL, "stable")
             for node in NODES[:3] if running else ():
                 at = format_time(self.store.now())
                 report = NodeReport(node.name, "", running.version, at, at, failure)  # type: ignore[union-attr, arg-type]

@@ -6,8 +6,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.locate import VersionLocator
+from enginesmith.client.pull import BlobFetcher
 from enginesmith.client.resolve import Policy
 from enginesmith.client.watching.watch import ChannelWatcher
 from enginesmith.core.errors import digest_of_file

@@ -14,9 +14,7 @@ from enginesmith.registry.collection import garbage as claim
 from enginesmith.registry.collection import garbage as sweep
 from enginesmith.registry.store import base
 from enginesmith.registry.store.layout import ROLLOUTS, running_rollout_key
-from enginesmith.registry.versions import channels, lookup, publish, state
-from enginesmith.registry.versions import lookup as refresh
-from enginesmith.registry.versions import lookup as rolling
+from enginesmith.registry.versions import channel_writes, channels, lookup, publish, state
 from pipeline.rollout import advance, operations
 from tests.simulation.store import SimulatedStore
 
@@ -111,7 +109,7 @@ def _serving_anything(serving: Any, manifest: Any, channel: str) -> Any:
 
 def _begin_before_the_mark(guard: Any, model: str, channel: str, make: Any) -> Any:
     def begin(known: Any) -> Any:
-        return refresh.with_snapshots(guard, replace(known, rollout=make(known)))
+        return channel_writes.with_snapshots(guard, replace(known, rollout=make(known)))
 
     found = state.change_channel(guard.store, model, channel, begin)
     rollout = found.rollout  # type: ignore[union-attr]
@@ -120,14 +118,14 @@ def _begin_before_the_mark(guard: Any, model: str, channel: str, make: Any) -> A
 
 
 def _clear_all_marks(store: Any, model: str, name: str, running: str = "") -> None:
-    for _, _, rollout in list(rolling._marks(store, f"{ROLLOUTS}{model}/{name}/")):
+    for _, _, rollout in list(channel_writes._marks(store, f"{ROLLOUTS}{model}/{name}/")):
         store.remove(running_rollout_key(model, name, rollout))
 
 
 def _clear_unfenced(store: Any, model: str, name: str, running: str = "") -> None:
     found = state.read_channel(store, model, name)
     runs = found.active_rollout if found else None
-    for _, _, rollout in list(rolling._marks(store, f"{ROLLOUTS}{model}/{name}/")):
+    for _, _, rollout in list(channel_writes._marks(store, f"{ROLLOUTS}{model}/{name}/")):
         if runs is None or runs.id != rollout:
             store.remove(running_rollout_key(model, name, rollout))
 
@@ -163,7 +161,7 @@ def _claim_over(store: Any, change: Any) -> Any:
     return marks.update_state(store, change)
 
 
-_WITH_SNAPSHOTS = refresh.with_snapshots
+_WITH_SNAPSHOTS = channel_writes.with_snapshots
 
 MUTANTS: dict[str, Mutant] = {
     "a document is written whatever it says by now": _everywhere("change", _blind_change, base, state),
@@ -189,13 +187,13 @@ MUTANTS: dict[str, Mutant] = {
     "a move does not end the rollout": _attribute(channels, "_end_rollout", lambda rollout, move: rollout),
     "a rollout is marked after it began": _attribute(operations, "begin_rollout", _begin_before_the_mark),
     "the mark of a rollout that runs is removed": _everywhere(
-        "clear_marks", _clear_all_marks, rolling, advance, operations
+        "clear_marks", _clear_all_marks, channel_writes, advance, operations
     ),
     "a mark is removed while its rollout begins": _everywhere(
-        "clear_marks", _clear_unfenced, rolling, advance, operations
+        "clear_marks", _clear_unfenced, channel_writes, advance, operations
     ),
     "a wave ends by the clock of its controller": _attribute(SimulatedStore, "now", lambda self: self.world.now()),
     "a version is promoted that is not secured": _attribute(channels, "secure_version", lambda *_: None),
-    "a snapshot is not secured": _everywhere("with_snapshots", _snapshots_unsecured, channels, rolling),
+    "a snapshot is not secured": _everywhere("with_snapshots", _snapshots_unsecured, channels, channel_writes),
     "missing blobs are not looked for": _everywhere("find_lost_of", lambda *_: {}, publish, channels),
 }

@@ -18,13 +18,13 @@ from types import FunctionType
 from typing import Any
 from unittest import mock
 
-from enginesmith.core import errors, moments, names
+from enginesmith.core import errors, names, parsing
 from enginesmith.registry import leases, manifest
 from enginesmith.registry import leases as marks
 from enginesmith.registry.builds import runs
 from enginesmith.registry.collection import garbage
 from enginesmith.registry.store import download, layout
-from enginesmith.registry.versions import snapshots, state
+from enginesmith.registry.versions import lookup, state
 from tests.one_thread import ROOMS, Inline
 from tests.simulation.world import World
 
@@ -39,7 +39,7 @@ _PURE: tuple[Callable[..., Any], ...] = (
     marks._parse_shard,
     marks._parse_state,
     runs.read_record,
-    snapshots.parse_snapshot,
+    lookup.parse_snapshot,
     state.parse_channel,
     state.parse_history,
 )
@@ -56,6 +56,13 @@ class _InlineThread(threading.Thread):
 
     def is_alive(self) -> bool:
         return False
+
+
+class _AnyDatetime(type):
+    """The class of a clock whose instances are all times."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, datetime)
 
 
 class _Lock:
@@ -76,7 +83,7 @@ class _Lock:
 @contextmanager
 def patched(world: World) -> Iterator[None]:
     """Have all of the product's modules run in the world while the block runs."""
-    clock = type("SimulatedDatetime", (datetime,), {"now": classmethod(lambda _, zone=None: world.now())})
+    clock = _AnyDatetime("SimulatedDatetime", (datetime,), {"now": classmethod(lambda _, zone=None: world.now())})
 
     class SimulatedClaim(garbage.Claim):
         def __init__(self, *args: Any) -> None:
@@ -107,7 +114,7 @@ def patched(world: World) -> Iterator[None]:
             mock.patch.multiple(os, **{name: _as_step(world, getattr(os, name)) for name in _CHANGES}),
             mock.patch.object(download.threading, "Thread", _InlineThread),
             mock.patch.object(zlib, "compress", _COMPRESS),
-            mock.patch.object(moments, "steady_s", lambda: world.time.timestamp()),
+            mock.patch.object(parsing, "steady_s", lambda: world.time.timestamp()),
             mock.patch.object(leases, "keep_renewing", world.repeat),
             mock.patch.object(leases.Guard, "secure", secure),
         ):

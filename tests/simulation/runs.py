@@ -6,7 +6,7 @@ from functools import cache
 from shutil import rmtree
 
 from enginesmith.core.names import parse_reference
-from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions import channel_writes
 from enginesmith.registry.versions.state import read_channel
 from tests.simulation.actors import GRACE, MODEL, NODES, Registry
 from tests.simulation.choices import Choices, shorten
@@ -222,7 +222,7 @@ def _end_rollouts(registry: Registry) -> None:
     """Have a controller look until nothing is left to do: two waves, each with a look that opens it and one that ends
     it."""
     for _ in range(20):
-        if not lookup.running_rollouts(registry.store):
+        if not channel_writes.running_rollouts(registry.store):
             break
         registry.resume()
         registry.report("")

@@ -27,18 +27,18 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def joint_checks(joint: str, sqnr: float, limit: float, passed: bool = True) -> list[Check]:
+def stage_checks(stage: str, sqnr: float, limit: float, passed: bool = True) -> list[Check]:
     checks = []
     for case in ("golden", "batch=32"):
         checks += [
-            Check(joint, "nonfinite", "logits", case, 0.0, 0.0, True),
-            Check(joint, "max_abs", "logits", case, 10 ** (-sqnr / 20) * 9, None, True, "at index [17, 3]"),
-            Check(joint, "max_rel", "logits", case, 10 ** (-sqnr / 20) * 2, 10 ** (-limit / 20) * 4, True),
+            Check(stage, "nonfinite", "logits", case, 0.0, 0.0, True),
+            Check(stage, "max_abs", "logits", case, 10 ** (-sqnr / 20) * 9, None, True, "at index [17, 3]"),
+            Check(stage, "max_rel", "logits", case, 10 ** (-sqnr / 20) * 2, 10 ** (-limit / 20) * 4, True),
             Check(
-                joint, "sqnr_db", "logits", case, sqnr, limit, passed, "" if case == "golden" else "worst of 4 edges"
+                stage, "sqnr_db", "logits", case, sqnr, limit, passed, "" if case == "golden" else "worst of 4 edges"
             ),
-            Check(joint, "cosine", "logits", case, 1 - 10 ** (-sqnr / 10), None, True),
-            Check(joint, "argmax_agreement", "logits", case, 0.9972, None, True),
+            Check(stage, "cosine", "logits", case, 1 - 10 ** (-sqnr / 10), None, True),
+            Check(stage, "argmax_agreement", "logits", case, 0.9972, None, True),
         ]
     return checks
 
@@ -69,11 +69,11 @@ def status_of(target: str, precision: str) -> tuple[str, str]:
 
 def report(entry: dict) -> Report:
     precision, ran = entry["precision"], entry["target"] == "cpu"
-    checks = [*joint_checks("export", 127.3, 80.0), task(0.9833)]
+    checks = [*stage_checks("export", 127.3, 80.0), task(0.9833)]
     if precision != "fp32":
-        checks += [*joint_checks("quantization", SQNR[precision], LIMIT[precision]), task(ACCURACY[precision])]
+        checks += [*stage_checks("quantization", SQNR[precision], LIMIT[precision]), task(ACCURACY[precision])]
     if ran:
-        checks += [*joint_checks("engine", SQNR[precision] + 12, LIMIT[precision] + 7), task(ACCURACY[precision])]
+        checks += [*stage_checks("engine", SQNR[precision] + 12, LIMIT[precision] + 7), task(ACCURACY[precision])]
     spreads = [spread("export", 127.3)]
     spreads += [spread("quantization", SQNR[precision])] if precision != "fp32" else []
     spreads += [spread("engine", SQNR[precision] + 12)] if ran else []
@@ -94,7 +94,7 @@ def report(entry: dict) -> Report:
     )
 
 
-def spread(joint: str, sqnr: float) -> Spread:
+def spread(stage: str, sqnr: float) -> Spread:
     """A spread of 60 samples around an SQNR, with two worst cases."""
     samples = tuple(sqnr - 9 + 20 * math.sqrt(index / 60) for index in range(60))
     size = 10 ** (-sqnr / 20)
@@ -103,7 +103,7 @@ def spread(joint: str, sqnr: float) -> Spread:
         Worst("golden 2", 17, (17, 3), 4.218443, 4.218443 + 9 * size, sqnr - 9),
         Worst("batch=32", 5, (5, 0), -1.733, -1.733 - 4 * size, sqnr - 6),
     )
-    return Spread(joint, "logits", 3600, 60, 12, 0, errors, samples, worst)
+    return Spread(stage, "logits", 3600, 60, 12, 0, errors, samples, worst)
 
 
 def entry(target: str, precision: str) -> dict:
@@ -198,7 +198,7 @@ def attribution() -> dict:
         names = (node.format(i), "/Add"), (node.format(i),)
         return SegmentRow(f"/encoder/layers.{i}/Add_output_0", node.format(i), "MatMul", local, inherited, why, *names)
 
-    failed = joint_checks("quantization", 12.1, 15.0, passed=False)[3]
+    failed = stage_checks("quantization", 12.1, 15.0, passed=False)[3]
     proposal = Proposal(
         groups=24,
         runs=7,
@@ -209,7 +209,7 @@ def attribution() -> dict:
         quality=(CheckChange(failed, replace(failed, value=21.5, passed=True)),),
     )
     found = NamedAttribution(
-        joint="quantization",
+        stage="quantization",
         precision="int8",
         finding="blamed",
         rows=tuple(map(row, range(20))),

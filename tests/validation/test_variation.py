@@ -69,10 +69,10 @@ def test_the_model_itself_is_proven_in_every_precision():
 
 
 @pytest.mark.parametrize("precision", LIMITS)
-@pytest.mark.parametrize("joint", ["export", "quantization", "engine"])
-def test_an_offset_alone_is_not_proven(precision, joint):
+@pytest.mark.parametrize("stage", ["export", "quantization", "engine"])
+def test_an_offset_alone_is_not_proven(precision, stage):
     for answer in (lambda x: np.full((len(x), 10), 288, np.float32), lambda x: 288 + 0 * offset(x)):
-        checks = drift_checks(joint, Fake(offset), Fake(answer), frozen(), LIMITS[precision])
+        checks = drift_checks(stage, Fake(offset), Fake(answer), frozen(), LIMITS[precision])
         assert {"constant", "centered_sqnr_db"} <= names(checks)
     if precision != "fp32":
         assert "sqnr_db" not in names(checks)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from enginesmith.core import parsing
-from enginesmith.core.codec import OMIT_NONE, decode, encode_document
+from enginesmith.core.codec import decode, encode_document
 from enginesmith.core.errors import IntegrityError, UndecidedError
 from enginesmith.core.reports.proof import Check, describe
 from enginesmith.registry.manifest import Manifest
@@ -107,23 +107,23 @@ class Proposal:
     runs: int
     minimal: bool
     leave: tuple[tuple[str, ...], ...] | None
-    overrides: tuple[ProposedOverride, ...] | None = field(default=None, metadata=OMIT_NONE)
-    snippet: str | None = field(default=None, metadata=OMIT_NONE)
-    quality: tuple[CheckChange, ...] | None = field(default=None, metadata=OMIT_NONE)
+    overrides: tuple[ProposedOverride, ...] | None = None
+    snippet: str | None = None
+    quality: tuple[CheckChange, ...] | None = None
     searched: bool = False
     ended_early: bool = False
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """Which nodes drifted: segments ranked by their own error, worst first. joint: 'quantization' or 'engine'.
+    """Which nodes drifted: segments ranked by their own error, worst first. stage: 'quantization' or 'engine'.
 
     failed: the failed checks in words.  cases: the golden cases that were measured, worst first.  points: how many
     tensors could be cut.  cut: how many were.  segments: the number of all rows, of which the worst are kept.
     complete: whether the whole model was looked at before the time was over.
     """
 
-    joint: str
+    stage: str
     precision: str
     finding: Finding
     rows: tuple[SegmentRow, ...]
@@ -210,7 +210,7 @@ def summarize(found: Attribution) -> str:
 
 def _summarize(found: Attribution) -> str:
     if found.finding == "nothing-failed":
-        return f"no golden case fails at the {found.joint} stage by itself; all parts are ranked"
+        return f"no golden case fails at the {found.stage} stage by itself; all parts are ranked"
     if found.finding == "spread":
         worst = found.rows[0]
         start = f"no node breaks a limit by itself: the errors of {found.segments} segments add up"

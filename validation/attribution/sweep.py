@@ -304,7 +304,7 @@ MOST_ROUNDS = 8
 
 
 def attribute(
-    joint: str,
+    stage: str,
     precision: str,
     reference: OnnxGraph,
     candidate: OnnxGraph,
@@ -316,7 +316,8 @@ def attribute(
     stop: Callable[[], bool] = lambda: False,
     answered: bool = False,
 ) -> Attribution:
-    """The candidate's segments ranked by their own error. joint: the stage.  failed: the failed checks in words.
+    """The candidate's segments ranked by their own error. stage: quantization or engine.  failed: the failed checks
+    in words.
 
     budget: the limits of the stage, which each segment must keep alone.  tell: takes lines about the progress.
     stop: whether the time is over: the result is then of what was measured until then, and says so.
@@ -332,11 +333,11 @@ def attribute(
     rows, cuts = _cut_finer(work, points, cuts, tell)
     if by_slice and not any(row.blamed for row in rows):
         rows = blame_slice(rows, budget)
-    if failed and joint == "engine" and not any(row.blamed for row in rows):
+    if failed and stage == "engine" and not any(row.blamed for row in rows):
         rows = blame_lone(rows)
     found: Finding = "nothing-failed" if not failed else "blamed" if any(row.blamed for row in rows) else "spread"
     return Attribution(
-        joint=joint,
+        stage=stage,
         precision=precision,
         finding=found,
         rows=rank_segments(rows),

@@ -12,9 +12,9 @@ import numpy as np
 from enginesmith.arrays import Array, find_profile
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.reports.proof import PADDING, Check, describe, unmeasured
+from enginesmith.core.state import Padding
 from enginesmith.core.types import QUANTIZED, BuildRequest, Dim, Session, Tensors, TensorSpec
 from enginesmith.serving.pad_plan import plan_padding
-from enginesmith.serving.padding import Padding
 from validation.calls.repeated import RepeatedCalls, pool_of
 from validation.comparison.sessions import golden_drifts, limited_checks, run
 from validation.data.samples import sizes_of
@@ -211,7 +211,7 @@ def call_checks(
     specs, dims = shapes
     groups, start = Groups(golden), allowance.clock()
     if sizes and dims:
-        judged = replace(pair, usual=pair.usual or golden_drifts(golden), limits=pair.elsewhere or pair.limits)
+        judged = replace(pair, usual=pair.usual or golden_drifts(golden), limits=pair.other_sizes or pair.limits)
         yield from size_checks(judged, shapes, groups, seed, allowance)
     pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
     repeats = RepeatedCalls(pair.candidate, pair.limits, bits, shared)

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from enginesmith.arrays import Array
-from enginesmith.core.codec import OMIT_NONE
 from enginesmith.core.errors import DataError, is_digest
 from enginesmith.recording.json_lines import JsonLinesReader, Record, number_in, text_in, truth_in
 from enginesmith.recording.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
@@ -34,13 +33,13 @@ class EngineIdentity:
     manifest, engine: digests. Raises ValueError for texts that are no digests.
     """
 
-    model: str | None = field(default=None, metadata=OMIT_NONE)
-    version: str | None = field(default=None, metadata=OMIT_NONE)
-    manifest: str | None = field(default=None, metadata=OMIT_NONE)
-    engine: str | None = field(default=None, metadata=OMIT_NONE)
-    target: str | None = field(default=None, metadata=OMIT_NONE)
-    precision: str | None = field(default=None, metadata=OMIT_NONE)
-    backend: str | None = field(default=None, metadata=OMIT_NONE)
+    model: str | None = None
+    version: str | None = None
+    manifest: str | None = None
+    engine: str | None = None
+    target: str | None = None
+    precision: str | None = None
+    backend: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("manifest", self.manifest), ("engine", self.engine)):

@@ -160,7 +160,7 @@ def differences_svg(rows: Sequence[QuantileSlowdown], margins: Mapping[float, fl
 
 def render(report: CanaryReport) -> str:
     """The HTML page of a report, as `validation.canary.report.make_report` makes it."""
-    seen = report.shown
+    seen = report.view
     margins = {probability(name): margin for name, margin in report.thresholds.latency.items()}
     rows = [(item, *_numbers(item), describe_power(item)) for item in report.criteria]
     sides = {"candidate": report.candidate, "baseline": report.baseline}

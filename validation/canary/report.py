@@ -4,14 +4,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from enginesmith.arrays import Array, stored_arrays
 from enginesmith.core import parsing
-from enginesmith.core.codec import OMIT_NONE, decode, encode
+from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import DataError, InputError, IntegrityError, digest_of
 from validation.canary.judging.criteria import REPLICATES, Criterion, Verdict, is_finite, verdict_of
 from validation.canary.judging.judge import CanaryJudgement, Looks, overall
@@ -268,14 +268,14 @@ class TrafficReplayed:
     digest: of the file.  recorded: its number of requests.  made: where requests are from that nobody sent.
     """
 
-    digest: str | None = field(default=None, metadata=OMIT_NONE)
-    recorded: int | None = field(default=None, metadata=OMIT_NONE)
-    sampling: float | None = field(default=None, metadata=OMIT_NONE)
-    scale: float | None = field(default=None, metadata=OMIT_NONE)
-    duration: float | None = field(default=None, metadata=OMIT_NONE)
-    seed: int | None = field(default=None, metadata=OMIT_NONE)
-    in_flight: int | None = field(default=None, metadata=OMIT_NONE)
-    made: str | None = field(default=None, metadata=OMIT_NONE)
+    digest: str | None = None
+    recorded: int | None = None
+    sampling: float | None = None
+    scale: float | None = None
+    duration: float | None = None
+    seed: int | None = None
+    in_flight: int | None = None
+    made: str | None = None
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class Circumstances:
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryReport:
-    """The document. paired: whether both sides answered the same requests.  shown: numbers that do not decide.
+    """The document. paired: whether both sides answered the same requests.  view: numbers that do not decide.
 
     created_at, host, versions, thresholds_from, traffic, notes, target: as in `Circumstances`.
     digest: of the document without it; None until `sign` has set it.
@@ -313,19 +313,21 @@ class CanaryReport:
     thresholds: Thresholds
     looks: LooksTaken
     criteria: tuple[Criterion, ...]
-    shown: CanaryView
-    target: str | None = field(default=None, metadata=OMIT_NONE)
+    view: CanaryView
+    target: str | None = None
     created_at: str
     host: Mapping[str, str]
     versions: Mapping[str, str]
     thresholds_from: str
     traffic: TrafficReplayed
     notes: tuple[str, ...]
-    digest: str | None = field(default=None, metadata=OMIT_NONE)
+    digest: str | None = None
 
     def sign(self) -> "CanaryReport":
         """The same document with its digest."""
-        return replace(self, digest=digest_of(encode(replace(self, digest=None))))
+        document = encode(self)
+        del document["digest"]
+        return replace(self, digest=digest_of(document))
 
     def to_bytes(self) -> bytes:
         """The JSON that `read_report` reads."""
@@ -362,7 +364,7 @@ def make_report(
             looks.planned, (*looks.before, evidence.requests), judgement.fractions, levels.passing, levels.failing
         ),
         criteria=tuple(item.without_infinities() for item in judgement.criteria),
-        shown=view_of(candidate, baseline, evidence, seed),
+        view=view_of(candidate, baseline, evidence, seed),
     ).sign()
 
 

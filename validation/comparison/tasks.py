@@ -426,7 +426,7 @@ def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[
     ]
 
 
-def limits_elsewhere(spreads: Iterable[Spread], metrics: Sequence[TaskMetric]) -> StagedLimits | None:
+def limits_at_other_sizes(spreads: Iterable[Spread], metrics: Sequence[TaskMetric]) -> StagedLimits | None:
     """The limits on drift at sizes that no metric is measured at, where one decides; None where none does.
 
     Twice the error of the worst golden sample that was measured with it, since such a size may be that sample alone.
@@ -443,14 +443,14 @@ def limits_elsewhere(spreads: Iterable[Spread], metrics: Sequence[TaskMetric]) -
 def _sizes(check: Check) -> tuple[str, str, float | None, float | None] | None:
     """Where an output has another size along an axis than expected, and both; None of other checks. All outputs of
     `Metric.sets` have the same: a size that differs in one alone is no number of boxes."""
-    if check.name != "shape" or check.joint not in ("quantization", "engine"):
+    if check.name != "shape" or check.stage not in ("quantization", "engine"):
         return None
-    return check.joint, check.case, check.value, check.limit
+    return check.stage, check.case, check.value, check.limit
 
 
 def _is_lifted(check: Check) -> bool:
     finite = check.value is not None and check.value == check.value
-    return finite and not check.passed and check.joint in ("quantization", "engine") and check.name in _NUMERIC
+    return finite and not check.passed and check.stage in ("quantization", "engine") and check.name in _NUMERIC
 
 
 def _lift(check: Check) -> Check:

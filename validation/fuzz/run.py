@@ -88,8 +88,8 @@ class FuzzSides:
     """The graph (reference) and the engine (candidate), with their limits. exact: the model in float64, if available.
 
     limits: for real values.  documented: for other values, which no limits were measured on.  usual: by output, the
-    drift of the golden cases (`golden_drifts`), by which real values are judged as edge cases are.  elsewhere: limits
-    at sizes beside the golden set, where they are others.
+    drift of the golden cases (`golden_drifts`), by which real values are judged as edge cases are.  other_sizes:
+    limits at sizes that the golden set lacks, where they differ.
     """
 
     reference: Session
@@ -99,7 +99,7 @@ class FuzzSides:
     documented: Budget
     exact: Callable[[Tensors], Tensors] | None = None
     usual: Mapping[str, Drift] = field(default_factory=dict)
-    elsewhere: StagedLimits | None = None
+    other_sizes: StagedLimits | None = None
 
 
 def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:

@@ -12,7 +12,7 @@ import numpy as np
 
 from enginesmith.arrays import Array
 from enginesmith.core import parsing
-from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode
+from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import (
     DataError,
     IntegrityError,
@@ -69,9 +69,9 @@ class _SequencesHeader:
     states: tuple[State, ...]
     ends: Mapping[str, tuple[int, int]]
     cases: tuple[_CaseName, ...]
-    noise: Noise | None = field(default=None, metadata=OMIT_NONE)
+    noise: Noise | None = None
     places: tuple[tuple[int, ...], ...] = ()
-    dim: str = field(default="", metadata=OMIT_DEFAULT)
+    dim: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class _GoldenHeader:
 
     format: int
     cases: tuple[_CaseName, ...]
-    noise: Noise | None = field(default=None, metadata=OMIT_NONE)
-    sequences: _SequencesHeader | None = field(default=None, metadata=OMIT_NONE)
+    noise: Noise | None = None
+    sequences: _SequencesHeader | None = None
 
 
 @dataclass(frozen=True, eq=False)

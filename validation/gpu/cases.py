@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +16,7 @@ from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
 from enginesmith.arrays import Array, stored_arrays
 from enginesmith.core import parsing
-from enginesmith.core.codec import OMIT_NONE, decode, encode
+from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import (
     DataError,
     EnginesmithError,
@@ -87,7 +87,7 @@ class _Header:
     digest: str
     cases: tuple[_Heading, ...]
     arrays: str
-    sequences: _SequencesDocument | None = field(default=None, metadata=OMIT_NONE)
+    sequences: _SequencesDocument | None = None
     format: int = FORMAT
 
 

@@ -19,7 +19,7 @@ from builders.backends.optional_methods import PackageNotFoundError, version
 from builders.onnx_graphs.bodies import list_shards
 from enginesmith.arrays import Array
 from enginesmith.core import parsing
-from enginesmith.core.codec import OMIT_DEFAULT, decode, encode
+from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import Digest, IntegrityError, ModelError, UnavailableError, canonical_json, digest_of_file
 from enginesmith.core.hardware import cuda
 from enginesmith.core.hardware.cpu_kinds import CPU
@@ -156,7 +156,7 @@ class _BundleDocument:
     manifest: str
     golden: str
     engines: tuple[_Entry, ...]
-    ensembles: tuple[BundledEnsemble, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    ensembles: tuple[BundledEnsemble, ...] = ()
     kind: Literal["enginesmith-carried"] = "enginesmith-carried"
     format: Annotated[int, Format(FORMAT)] = FORMAT
 

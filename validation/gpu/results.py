@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from enginesmith.core import parsing
-from enginesmith.core.codec import OMIT_NONE, decode, encode
+from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import IntegrityError, canonical_json
 from enginesmith.core.reports.latency import Quantile, Ratio
 from enginesmith.core.reports.proof import Answers, Check
@@ -191,13 +191,13 @@ class PeerComparison:
     """A paired benchmark of an engine and PyTorch (`validation.latency.measurement.paired`), or why there was none."""
 
     peer: str
-    reason: str | None = field(default=None, metadata=OMIT_NONE)
-    batch: int | None = field(default=None, metadata=OMIT_NONE)
-    verdict: str | None = field(default=None, metadata=OMIT_NONE)
-    ratios: tuple[Ratio, ...] | None = field(default=None, metadata=OMIT_NONE)
-    medians_s: tuple[float, float] | None = field(default=None, metadata=OMIT_NONE)
-    runs: int | None = field(default=None, metadata=OMIT_NONE)
-    openings: int | None = field(default=None, metadata=OMIT_NONE)
+    reason: str | None = None
+    batch: int | None = None
+    verdict: str | None = None
+    ratios: tuple[Ratio, ...] | None = None
+    medians_s: tuple[float, float] | None = None
+    runs: int | None = None
+    openings: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,19 +208,19 @@ class TrialOutcome:
     """
 
     outcome: str = "not finished"
-    name: str | None = field(default=None, metadata=OMIT_NONE)
-    reason: str | None = field(default=None, metadata=OMIT_NONE)
-    took_s: float | None = field(default=None, metadata=OMIT_NONE)
-    build_s: float | None = field(default=None, metadata=OMIT_NONE)
-    size_bytes: int | None = field(default=None, metadata=OMIT_NONE)
-    notes: tuple[str, ...] | None = field(default=None, metadata=OMIT_NONE)
-    load_s: float | None = field(default=None, metadata=OMIT_NONE)
-    checks: tuple[Check, ...] | None = field(default=None, metadata=OMIT_NONE)
-    load_again_s: float | None = field(default=None, metadata=OMIT_NONE)
-    latency: tuple[BatchLatency, ...] | None = field(default=None, metadata=OMIT_NONE)
-    races: tuple[PeerComparison, ...] | None = field(default=None, metadata=OMIT_NONE)
-    versions: Mapping[str, str] | None = field(default=None, metadata=OMIT_NONE)
-    answers: Answers | None = field(default=None, metadata=OMIT_NONE)
+    name: str | None = None
+    reason: str | None = None
+    took_s: float | None = None
+    build_s: float | None = None
+    size_bytes: int | None = None
+    notes: tuple[str, ...] | None = None
+    load_s: float | None = None
+    checks: tuple[Check, ...] | None = None
+    load_again_s: float | None = None
+    latency: tuple[BatchLatency, ...] | None = None
+    races: tuple[PeerComparison, ...] | None = None
+    versions: Mapping[str, str] | None = None
+    answers: Answers | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -222,8 +222,8 @@ def _headline(counts: Mapping[str, int], blind: int) -> Headline:
 
 
 def _engine(index: int, entry: EngineEntry, checks: tuple[Check, ...]) -> EngineRow:
-    limited = [check for check in checks if not check.passed or (check.joint != "task" and _has_room(check))]
-    failed, ran = sum(not check.passed for check in checks), any(check.joint == "engine" for check in checks)
+    limited = [check for check in checks if not check.passed or (check.stage != "task" and _has_room(check))]
+    failed, ran = sum(not check.passed for check in checks), any(check.stage == "engine" for check in checks)
     return EngineRow(index, entry, checks, failed, min(limited, key=headroom_db, default=None), ran)
 
 

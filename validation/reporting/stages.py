@@ -133,10 +133,10 @@ def side_by_side(reports: Sequence[Report]) -> list[DriftRow]:
 
 def _cells(report: Report) -> Iterator[tuple[str, Cells]]:
     """Each output that has a number at some stage, with its cell at every stage."""
-    checks = [check for check in report.checks if check.joint in STAGES]
+    checks = [check for check in report.checks if check.stage in STAGES]
     for output in dict.fromkeys(check.output for check in checks):
         mine = [check for check in checks if check.output == output]
-        cells = {stage: _cell([check for check in mine if check.joint == stage]) for stage in STAGES}
+        cells = {stage: _cell([check for check in mine if check.stage == stage]) for stage in STAGES}
         if any(cell and cell.shown for cell in cells.values()):
             yield output, cells
 
@@ -160,7 +160,7 @@ def format_bound(check: Check) -> str:
     It follows from value and verdict; where value and limit are equal, from the metric's name (`AT_LEAST`).
     """
     if check.value is None or check.limit is None or math.isnan(check.value) or check.value == check.limit:
-        likeness = check.name in AT_LEAST or (check.joint == "task" and not at_most(check.name))
+        likeness = check.name in AT_LEAST or (check.stage == "task" and not at_most(check.name))
         return "≥" if likeness else "≤"
     return "≤" if (check.value < check.limit) == check.passed else "≥"
 
@@ -190,7 +190,7 @@ def stages(reports: Sequence[Report]) -> list[StageSection]:
 def _groups(stage: str, reports: Sequence[Report]) -> Iterator[StageGroup]:
     groups: dict[str, tuple[tuple[Check, ...], list[Report]]] = {}
     for report in reports:
-        if checks := tuple(check for check in report.checks if check.joint == stage):
+        if checks := tuple(check for check in report.checks if check.stage == stage):
             groups.setdefault(repr(checks), (checks, []))[1].append(report)
     for checks, units in groups.values():
         title = ", ".join(dict.fromkeys(f"{unit.precision} {unit.backend}" for unit in units))
@@ -305,10 +305,10 @@ def courses(reports: Sequence[Report]) -> list[CourseRow]:
     for report in reports:
         for found in report.free_running:
             groups.setdefault(repr(found), (found, []))[1].append(report)
-    ordered = sorted(groups.values(), key=lambda item: list(STAGES).index(item[0].joint))
+    ordered = sorted(groups.values(), key=lambda item: list(STAGES).index(item[0].stage))
     return [
         CourseRow(
-            "export" if found.joint == "export" else _name(found, units),
+            "export" if found.stage == "export" else _name(found, units),
             found,
             tuple(zip(found.starts, found.free_db, found.single_db, strict=True)),
         )
@@ -322,18 +322,18 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     for report in reports:
         for spread in report.spreads:
             groups.setdefault(repr(spread), (spread, []))[1].append(report)
-    found = sorted(groups.values(), key=lambda item: list(STAGES).index(item[0].joint))
+    found = sorted(groups.values(), key=lambda item: list(STAGES).index(item[0].stage))
     short = Counter((spread.output, _name(spread, units)) for spread, units in found)
     # Units of one graph have one colour, so that an engine is seen beside its graph.
     graphs = {
-        report.unit: repr((report.precision, [item for item in report.spreads if item.joint == "quantization"]))
+        report.unit: repr((report.precision, [item for item in report.spreads if item.stage == "quantization"]))
         for report in reports
     }
     order = list(dict.fromkeys(graphs.values()))
     colours = {unit: series(order.index(graph))["color"] for unit, graph in graphs.items()}
     return [
         _SharedSpread(spread, "export", COLOURS["muted"])
-        if spread.joint == "export"
+        if spread.stage == "export"
         else _SharedSpread(
             spread, _name(spread, units, short[spread.output, _name(spread, units)] > 1), colours[units[0].unit]
         )
@@ -343,10 +343,10 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
 
 def _name(spread: Spread | FreeRunning, units: Sequence[Report], long: bool = False) -> str:
     """'int8 graph' or 'cpu int8 onnxruntime'. long: with backends, where graphs of one precision differ."""
-    if spread.joint == "engine" and len(units) == 1:
+    if spread.stage == "engine" and len(units) == 1:
         return units[0].unit
     names = [f"{unit.precision} {unit.backend}" if long else unit.precision for unit in units]
-    return f"{', '.join(dict.fromkeys(names))} {'graph' if spread.joint == 'quantization' else 'engines'}"
+    return f"{', '.join(dict.fromkeys(names))} {'graph' if spread.stage == 'quantization' else 'engines'}"
 
 
 def _median(found: _SharedSpread) -> float:
@@ -404,7 +404,7 @@ def _step(
     axes: "Axes", item: _SharedSpread, xs: Sequence[float], shares: Sequence[float], ends: tuple[float, float]
 ) -> None:
     """A stair through shares; those of engines are dashed, and values beyond the ends of the axis are drawn there."""
-    dash, name = "--" if item.spread.joint == "engine" else "-", shorten(item.name)
+    dash, name = "--" if item.spread.stage == "engine" else "-", shorten(item.name)
     places = [min(max(x, ends[0]), ends[1]) for x in xs]
     axes.step(places, shares, dash, where="post", color=item.colour, label=name, gid=tag("curve", item.name))
     set_axis(axes, "y", (0.0, 1.0), ticks=QUARTERS)

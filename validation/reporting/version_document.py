@@ -9,7 +9,6 @@ from typing import Annotated
 
 from annotated_types import Predicate, doc
 
-from enginesmith.core.codec import OMIT_NONE
 from enginesmith.core.names import is_name
 from enginesmith.core.reports.breakdown import QuantizationRecord
 from enginesmith.core.reports.latency import LatencyReport
@@ -40,7 +39,7 @@ class VersionDocument(Manifest):
     quantization: Mapping[str, QuantizationRecord] = field(default_factory=dict)
     attributions: tuple[NamedAttribution, ...] = ()
     latencies: Mapping[str, tuple[LatencyReport, ...]] = field(default_factory=dict)
-    canaries: tuple[CanaryVerdict, ...] | None = field(default=None, metadata=OMIT_NONE)
+    canaries: tuple[CanaryVerdict, ...] | None = None
 
     @property
     def reference(self) -> str:

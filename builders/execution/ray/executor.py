@@ -261,8 +261,8 @@ class RayExecutor:
         listener = self._connect()
         last: list[str | None] = [None]
 
-        def attempt(job: Job[Result], elsewhere: bool) -> Result:
-            return self._attempt(job, watch, listener, last, elsewhere)
+        def attempt(job: Job[Result], other_node: bool) -> Result:
+            return self._attempt(job, watch, listener, last, other_node)
 
         with self._slots or nullcontext():  # a short wait after `cancel`, which kills the jobs that hold slots
             self._refuse_when_cancelled(job)
@@ -322,7 +322,7 @@ class RayExecutor:
         return None
 
     def _attempt(
-        self, job: Job[Result], watch: Watch, listener: TaskListener, last: list[str | None], elsewhere: bool
+        self, job: Job[Result], watch: Watch, listener: TaskListener, last: list[str | None], other_node: bool
     ) -> Result:
         try:
             there = listener.nodes()
@@ -330,7 +330,7 @@ class RayExecutor:
                 there = listener.nodes(fresh=True)
                 if not find_fitting(job.needs, there) and not self._wait_s:
                     raise StepError(f"{job.name}: {none_fits(job.needs, there)}", "no-node")
-            task = RayTask(job, there, last[0] if elsewhere else None, self._modules)
+            task = RayTask(job, there, last[0] if other_node else None, self._modules)
         except EnginesmithError:
             raise
         except Exception as error:  # Ray's client raises a plain one

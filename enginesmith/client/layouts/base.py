@@ -12,9 +12,8 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.locate import judge_located, rank_located
-from enginesmith.client.pull import Pulled, download_best, download_engine, folder_name, with_attachments
+from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine, folder_name, with_attachments
 from enginesmith.client.resolve import EngineRanking, Policy, Resolution
 from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError
 from enginesmith.core.hardware.machine import Machine

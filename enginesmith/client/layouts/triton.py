@@ -35,7 +35,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.layouts.base import Placed
 from enginesmith.client.layouts.protobuf_text import parse
 from enginesmith.client.layouts.triton_config import (
@@ -51,7 +50,7 @@ from enginesmith.client.layouts.triton_config import (
     warmup_files,
     write_config,
 )
-from enginesmith.client.pull import Pulled, download_best, download_engine
+from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine
 from enginesmith.client.resolve import EngineRanking, Resolution
 from enginesmith.core.errors import InputError, IntegrityError, digest_of
 from enginesmith.core.state import with_int8_states

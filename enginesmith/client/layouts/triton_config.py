@@ -78,10 +78,10 @@ def _read_case(
     """The inputs of the case of that prefix; none where it lacks one, or has one of another type."""
     found: dict[str, WarmupInput] = {}
     for spec in inputs:
-        told = header.get(f"{prefix}{spec.name}")
-        if told is None:
+        entry = header.get(f"{prefix}{spec.name}")
+        if entry is None:
             return {}
-        item = decode(told, _StoredTensor, spec.name)
+        item = decode(entry, _StoredTensor, spec.name)
         shape, (first, last) = item.shape, item.data_offsets
         if _TYPES.get(item.dtype) != spec.dtype:
             return {}
@@ -168,7 +168,7 @@ def find_unservable(entry: EngineEntry) -> str | None:
     if other := next(
         (spec for spec in (*request.inputs, *request.outputs) if spec.dtype not in _TYPES_triton_config), None
     ):
-        return f"{other.name!r} is {other.dtype}, a type that Triton has not"
+        return f"{other.name!r} is {other.dtype}, a type that Triton does not support"
     return None
 
 

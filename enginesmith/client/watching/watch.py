@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from enginesmith.client.fetch import BlobFetcher, Origin
 from enginesmith.client.layouts.base import (
     AllGenerations,
     Layout,
@@ -19,6 +18,7 @@ from enginesmith.client.layouts.base import (
     rank_each,
 )
 from enginesmith.client.locate import VersionLocator
+from enginesmith.client.pull import BlobFetcher, Origin
 from enginesmith.client.resolve import Policy
 from enginesmith.client.watching.server import INTERVAL_S, Hook, HookFailed, Reporter, keep_looking
 from enginesmith.core.codec import Excerpt, parse_as
@@ -29,14 +29,15 @@ from enginesmith.core.errors import (
     IntegrityError,
     UnavailableError,
     UnknownNameError,
+    UntrustedError,
 )
 from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.names import Name, Reference
+from enginesmith.core.names import TRUST_VARIABLE, Name, Reference
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Documents, Store
 from enginesmith.registry.store.files import reachable, write_whole
 from enginesmith.registry.trust import require
-from enginesmith.registry.trust.policy import VARIABLE, TrustPolicy, UntrustedError
+from enginesmith.registry.trust.policy import TrustPolicy
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.lookup import Located, channel_names
 from enginesmith.registry.versions.state import Channel
@@ -81,7 +82,7 @@ class TrustRecheck:
         UnavailableError, which change nothing, when the version cannot be read.
         """
         folder = self._place.served()
-        if self._trust is None and not os.environ.get(VARIABLE):
+        if self._trust is None and not os.environ.get(TRUST_VARIABLE):
             self._write_mark(None)
         elif folder:
             if self._known is None or self._known[0] != folder:
@@ -194,7 +195,9 @@ class ChannelWatcher:
         reporter: Reporter | None = None,
     ) -> None:
         if reference.channel is None:
-            raise InputError(f"{str(reference)!r} is no channel, and only channels move; give {reference.model}:stable")
+            raise InputError(
+                f"{str(reference)!r} is not a channel; only channels can be followed; give {reference.model}:stable"
+            )
         self._locator, self._reference, self._machines, self._policy = locator, reference, machines, policy
         self._fetcher, self._hook, self._keep, self._layout = fetcher, hook, keep, layout
         self._place = layout.at(dest.expanduser().absolute(), reference.model)

@@ -8,14 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from enginesmith.core.errors import InputError, UnknownNameError, digest_of_file
-from enginesmith.core.hardware import cpu_kinds, cuda
+from enginesmith.core.hardware import cpu_kinds
 from enginesmith.core.hardware.cpu_kinds import CPU, KINDS, kind_named, this_kind
-from enginesmith.core.hardware.cuda import GpuDevice
 from enginesmith.core.requirements import Library, Requirement, Runtime
 from enginesmith.core.text import format_bytes, suggest
 from enginesmith.core.types import CPU_KIND, Target
+
+if TYPE_CHECKING:
+    from enginesmith.core.hardware.cuda import GpuDevice
 
 # NVIDIA GPU generations: compute capabilities, products and their memory.
 #
@@ -302,6 +305,8 @@ class Machine:
         if name != AUTO:
             target = target_named(name)
             return cpu_here() if target == CPU else cls.of(target)
+        from enginesmith.core.hardware import cuda
+
         if not (found := cuda.gpus()):
             return cpu_here()
         memory = min(gpu.memory_bytes for gpu in found)
@@ -330,6 +335,8 @@ def target_named(name: str) -> Target:
     """The one target that a name stands for; `auto` is this machine's. Raises UnknownNameError for none or several, and
     for `auto` with GPUs of several generations."""
     if name == AUTO:
+        from enginesmith.core.hardware import cuda
+
         return _target_of(cuda.gpus())
     found = parse_targets(name)
     if len(found) > 1:
@@ -342,13 +349,15 @@ def cpu_here() -> Machine:
     return Machine(cpu=this_kind().name, here=True)
 
 
-def gpu_here(gpu: GpuDevice) -> Machine:
+def gpu_here(gpu: "GpuDevice") -> Machine:
     """This machine, for engines that run on one of its GPUs."""
+    from enginesmith.core.hardware import cuda
+
     machine, memory = replace(_machine_of(gpu), here=True), gpu.memory_bytes or None
     return machine.with_facts(driver=driver_version(), cuda=cuda.cuda_version(), memory_bytes=memory)
 
 
-def _target_of(found: tuple[GpuDevice, ...]) -> Target:
+def _target_of(found: "tuple[GpuDevice, ...]") -> Target:
     targets = {_machine_of(gpu).target for gpu in found}
     if len({target.sm for target in targets}) > 1:
         names = ", ".join(sorted(target.sm for target in targets))
@@ -356,7 +365,7 @@ def _target_of(found: tuple[GpuDevice, ...]) -> Target:
     return min(targets, key=lambda target: target.name) if targets else CPU
 
 
-def _machine_of(gpu: GpuDevice) -> Machine:
+def _machine_of(gpu: "GpuDevice") -> Machine:
     """A machine with this GPU; its product is known when its name is one that node labels use (spaces become '-')."""
     return Machine(gpu.compute_capability, product_of(gpu.compute_capability, gpu.name.strip().replace(" ", "-")))
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from enginesmith.core.codec import OMIT_NONE
 from enginesmith.core.requirements import Format
 
 # The part of a latency report that says where the time of a run goes: costs, machine limits and times of nodes.
@@ -225,7 +224,7 @@ class QuantizedTensor:
     clipped: float | None = None
     sqnr_db: float | None = None
     measured: str | None = None
-    histogram: TensorHistogram | None = field(default=None, metadata=OMIT_NONE)
+    histogram: TensorHistogram | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from typing import Annotated, Literal, TypeVar
 
 from enginesmith.core.reports.breakdown import TimeBreakdown
 from enginesmith.core.requirements import Count, Format
-from enginesmith.core.types import TRAITS
 
 # The one rule that orders engines of a version that fit a machine equally well: for pulls, routers and all that shows
 # what they give.
@@ -19,11 +18,6 @@ from enginesmith.core.types import TRAITS
 Item = TypeVar("Item")
 # Least and most seconds: a 95 % interval.
 Interval = tuple[float, float]
-
-
-def accuracy_order(precision: str) -> int:
-    """The place of a precision, from the most to the least accurate; behind all of them for an unknown one."""
-    return next((traits.error for name, traits in TRAITS.items() if name == precision), len(TRAITS))
 
 
 def is_shorter(one: Interval | None, other: Interval | None) -> bool:
@@ -55,7 +49,7 @@ BucketChoice = Literal["few", "all"] | tuple[Mapping[str, int], ...]
 # What was timed: the runtime's own call, or `Session.run` with its checks.
 Timed = Literal["runtime", "session"]
 
-FORMAT = 2
+FORMAT = 1
 # Above these shares of all cores' time the machine counts as busy: used by others, and stolen by a hypervisor. Less
 # than three ticks of the kernel's clock, of 10 ms each, is rounding: in the tenth of a second that a bucket takes, one
 # tick is 5 % of two cores. Involuntary context switches are no sign: an engine's own threads switch each other away,

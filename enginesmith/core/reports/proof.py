@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median_low
 from typing import Literal, NoReturn
 
-from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, decode, encode_document
+from enginesmith.core.codec import decode, encode_document
 from enginesmith.core.errors import IntegrityError, digest_of
 from enginesmith.core.text import join_first, pluralize
 
@@ -34,13 +34,13 @@ class SequenceDrift:
 
 @dataclass(frozen=True)
 class FreeRunning:
-    """The drift of one output at one stage (`joint`) along sequences. decides: whether it has decisions at all.
+    """The drift of one output at one stage along sequences. decides: whether it has decisions at all.
 
     starts: the first step of each part of the sequences.  free_db, single_db: SQNR of the steps in each part, with
     their own states, and with those that the reference left (NaN where that was not measured).
     """
 
-    joint: str
+    stage: str
     output: str
     decides: bool
     sequences: tuple[SequenceDrift, ...]
@@ -125,7 +125,7 @@ class Worst:
 
 @dataclass(frozen=True)
 class Spread:
-    """The distribution of one output's errors at one stage (`joint`): one or two kilobytes of JSON for any number of
+    """The distribution of one output's errors at one stage: one or two kilobytes of JSON for any number of
     elements. `validation.metrics.tally` measures it.
 
     elements, samples: numbers over the golden cases.  equal: elements without any error.  nonfinite: elements left out
@@ -133,7 +133,7 @@ class Spread:
     quantiles over samples, rising.
     """
 
-    joint: str
+    stage: str
     output: str
     elements: int
     samples: int
@@ -201,12 +201,12 @@ Answers = Mapping[str, Mapping[str, PackedArray]]
 class Check:
     """One measured value and its limit; `limit` None means that it was measured and not judged.
 
-    joint: the stage: export, quantization, engine or task.  name: the metric.  output: the tensor's name.  case: the
+    stage: export, quantization, engine or task.  name: the metric.  output: the tensor's name.  case: the
     input on which it was measured.  waived: the limit on drift that it breaks and that does not count, since the spec
     lets a task metric decide; None for all others.
     """
 
-    joint: str
+    stage: str
     name: str
     output: str
     case: str
@@ -214,7 +214,7 @@ class Check:
     limit: float | None
     passed: bool
     note: str = ""
-    waived: float | None = field(default=None, metadata=OMIT_NONE)
+    waived: float | None = None
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class Report:
     host: Mapping[str, str]
     versions: Mapping[str, str]
     spreads: tuple[Spread, ...] = ()
-    free_running: tuple[FreeRunning, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    free_running: tuple[FreeRunning, ...] = ()
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -296,9 +296,9 @@ def approve(report: Report) -> Approved | None:
     return Approved(report, _KEY)
 
 
-def unmeasured(joint: str, output: str, case: str, note: str) -> Check:
+def unmeasured(stage: str, output: str, case: str, note: str) -> Check:
     """The check that nothing was measured. note: why, and what would measure it."""
-    return Check(joint, UNMEASURED, output, case, None, None, True, note)
+    return Check(stage, UNMEASURED, output, case, None, None, True, note)
 
 
 def find_unmeasured(checks: Iterable[Check]) -> tuple[Check, ...]:
@@ -333,7 +333,7 @@ def describe_unmeasured(unknown: Sequence[Check]) -> str:
 def _describe_waived(checks: Sequence[Check]) -> str:
     """By which task metrics the checks were judged in place of which limits; '' where all limits count."""
     waived = [
-        f"{check.joint} {check.name} of {check.output} {check.value:.4g} (limit {check.waived:.4g})"
+        f"{check.stage} {check.name} of {check.output} {check.value:.4g} (limit {check.waived:.4g})"
         for check in checks
         if check.waived is not None
     ]
@@ -358,7 +358,7 @@ def _describe_unjudged(checks: Sequence[Check]) -> str:
 def name_task_checks(checks: Iterable[Check]) -> dict[str, Check]:
     """The checks of task metrics over the golden cases by the metric's name, with the output where several have one of
     that name. Of exported model, graph and engine the last one's."""
-    found = [check for check in checks if check.joint == "task" and check.case.startswith("golden")]
+    found = [check for check in checks if check.stage == "task" and check.case.startswith("golden")]
     found = [check for check in found if check.name != UNMEASURED]
     outputs: dict[str, set[str]] = {}
     for check in found:
@@ -374,4 +374,4 @@ def describe(check: Check) -> str:
     limit = "" if check.limit is None else f", limit {check.limit:.4g}"
     note = f" ({check.note})" if check.note else ""
     where = f" of {check.output}" if check.output else ""
-    return f"{check.joint} {check.name}{where} at {check.case}{value}{limit}{note}"
+    return f"{check.stage} {check.name}{where} at {check.case}{value}{limit}{note}"

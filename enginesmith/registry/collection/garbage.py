@@ -10,9 +10,10 @@ from datetime import timedelta
 from itertools import islice
 from threading import Lock
 
-from enginesmith.core import moments
+from enginesmith.core import parsing
 from enginesmith.core.errors import ConflictError, EnginesmithError, digests_in
 from enginesmith.core.names import version_order
+from enginesmith.core.parsing import stamp
 from enginesmith.registry import leases
 from enginesmith.registry.builds.runs import KIND as COPIES
 from enginesmith.registry.builds.runs import read_record
@@ -67,7 +68,7 @@ class Claim:
 
     def check(self) -> None:
         """Raise ConflictError if another collection may count this one as dead; asked before each deletion."""
-        if moments.steady_s() > leases.end_of(self.begun, SWEEPING):
+        if parsing.steady_s() > leases.end_of(self.begun, SWEEPING):
             raise ConflictError("this collection stood still so long that another may count it as dead; run it again")
 
     def begin_generation(self, shards: Iterable[str]) -> int:
@@ -103,7 +104,7 @@ class Claim:
             return replace(after, sweeper=replace(known.sweeper, expires=now + SWEEPING, generation=generation))
 
         with self._lock:
-            begun, now = moments.steady_s(), self.store.now()
+            begun, now = parsing.steady_s(), self.store.now()
             self.state = update_state(self.store, make)
             self.sweeper, self.begun = self.state.sweeper or self.sweeper, begun
 
@@ -118,14 +119,14 @@ def without_sweeper(state: MarkState) -> MarkState:
 @contextmanager
 def hold_claim(store: Store) -> Iterator[Claim]:
     """Hold the claim to collect while the block runs. Raises ConflictError while another collection holds it."""
-    begun, now = moments.steady_s(), store.now()
+    begun, now = parsing.steady_s(), store.now()
     me = Sweeper(secrets.token_hex(16), f"{socket.gethostname()} {os.getpid()}", now + SWEEPING)
 
     def change(known: MarkState) -> MarkState:
         other = known.sweeper
         if other is not None and other.id != me.id and now < other.expires:
             raise ConflictError(
-                f"another collection ({other.by}) is at work, until {leases.stamp(other.expires)} at the latest if it "
+                f"another collection ({other.by}) is at work, until {stamp(other.expires)} at the latest if it "
                 "died; run again when it is done"
             )
         return replace(without_sweeper(known), sweeper=me)
@@ -229,7 +230,7 @@ def _read_records(
         elif going := [digest for digest in record.blobs if digest in orphans or digest not in stored]:
             found[key] = tuple(going)
             kind = key.removeprefix(RECORDS).partition("/")[0]
-            why |= dict.fromkeys(going, reasons.setdefault(kind, f"only the memory of a step ({kind}) refers to it"))
+            why |= dict.fromkeys(going, reasons.setdefault(kind, f"only a step record ({kind}) refers to it"))
     return why, found
 
 

@@ -24,7 +24,7 @@ from enginesmith.core.errors import (
     digest_of_bytes,
     is_digest,
 )
-from enginesmith.core.moments import Timestamp
+from enginesmith.core.parsing import Timestamp
 from enginesmith.core.requirements import Count, Format
 from enginesmith.registry.rollouts.state import Rollout, format_time, parse_time, reports
 from enginesmith.registry.store.base import Store

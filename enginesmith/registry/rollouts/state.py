@@ -4,18 +4,16 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Annotated, Literal
 
 from annotated_types import Len
 
-from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE
 from enginesmith.core.errors import Digest, InputError
-from enginesmith.core.moments import Seconds, Timestamp, read_stamp
 from enginesmith.core.names import Name
-from enginesmith.core.parsing import Malformed
+from enginesmith.core.parsing import Malformed, Seconds, Timestamp, read_stamp
 from enginesmith.core.requirements import Count
 
 # Who is in a wave of a rollout: a pure function of a node, the rollout's id and the shares that are reached.
@@ -66,8 +64,8 @@ class Slice:
     """Nodes by their place, and by region or label if one is given. share_ppm: parts per million of them."""
 
     share_ppm: Count
-    region: str | None = field(default=None, metadata=OMIT_NONE)
-    label: str | None = field(default=None, metadata=OMIT_NONE)
+    region: str | None = None
+    label: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.share_ppm <= WHOLE:
@@ -201,7 +199,7 @@ class RolloutPlan:
     gates: Gates = Gates()
     look_s: Seconds = 120
     step_ppm: Count | None = None
-    nodes: Count | None = field(default=None, metadata=OMIT_NONE)
+    nodes: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -261,10 +259,10 @@ class Rollout:
     approved: Count = 0
     waived: Count = 0
     reporters_ppm: Count = WHOLE
-    paused: Timestamp | None = field(default=None, metadata=OMIT_NONE)
-    nodes: Count | None = field(default=None, metadata=OMIT_NONE)
-    shares_ppm: tuple[Count, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    losses: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    paused: Timestamp | None = None
+    nodes: Count | None = None
+    shares_ppm: tuple[Count, ...] = ()
+    losses: tuple[str, ...] = ()
 
     def check_fields(self) -> None:
         """Raise Malformed for a wave that is none, and for soaks or shares that are not one for each wave."""
@@ -357,4 +355,7 @@ def format_time(at: datetime) -> str:
 
 def parse_time(text: str) -> datetime:
     """A time that `format_time` wrote. Raises Malformed."""
-    return read_stamp(text, "time")
+    try:
+        return read_stamp(text)
+    except ValueError as error:
+        raise Malformed(f"time {error}") from error

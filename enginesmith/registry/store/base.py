@@ -112,7 +112,7 @@ _LOSERS_PAUSE_S = 0.01
 
 
 class Documents(Protocol):
-    """What resolving a version reads: a whole store, or a snapshot of the version's documents (`versions.snapshots`).
+    """What resolving a version reads: a whole store, or a snapshot of the version's documents (`versions.lookup`).
 
     Each method is that of `Store`.
     """

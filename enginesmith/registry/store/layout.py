@@ -23,7 +23,7 @@ A key is a relative path with '/' between its parts::
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
     rollouts/<model>/<channel>/<rollout>.json             marks one that may run (`registry.versions.rolling`)
     serving/<model>/<channel>/<rollout>/<node>.json        what a node reports (`registry.rollouts.reports`)
-    turns/<digest>.json                                   a build lock (`enginesmith.registry.builds.build_history`)
+    locks/<digest>.json                                   a build lock (`enginesmith.registry.builds.build_history`)
     leases/<id>.json                                      a running writer (`enginesmith.registry.leases`)
     runs/<run>.json, <run>.live                           the state of a run, and the latest output of its jobs
     history/<backend>/models/<model>.json, all.json       finished builds (`enginesmith.registry.builds.build_history`)
@@ -32,7 +32,7 @@ A key is a relative path with '/' between its parts::
     timing/<product>/<driver>/<version>.json              which blob is a GPU's timing cache
     index/<digit>.json                                    what versions models have
                                                           (`enginesmith.registry.versions.index`)
-    gc/condemned.json, gc/marks/<two digits>.json         the garbage marks (`enginesmith.registry.leases`)
+    gc/state.json, gc/marks/<two digits>.json             the garbage marks (`enginesmith.registry.leases`)
 """
 
 import re
@@ -68,9 +68,8 @@ MODELS = "models/"
 FAILED = "failed/"
 MANIFEST = "manifest.json"
 LEASES = "leases/"
-BUILD_LOCKS = "turns/"
-# The key of an earlier format's only document, so that an enginesmith of that time refuses this one.
-MARKS = "gc/condemned.json"
+BUILD_LOCKS = "locks/"
+MARK_STATE = "gc/state.json"
 MARK_SHARDS = "gc/marks/"
 RUNS = "runs/"
 HISTORY = "history/"

@@ -8,7 +8,6 @@ the last place. Nothing else is remembered: a mirror that lags shows what it has
 """
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -34,32 +33,14 @@ _ATTEMPTS = 2
 _NEVER: Any = object()
 
 
-def warn(text: str) -> None:
-    """Tell of a place that does not answer by Python's own warnings."""
-    warnings.warn(text, stacklevel=3)
+def open_nearest(uri: str, say: Say) -> Store:
+    """Open a registry to read from the nearest of several places, of which none is asked yet.
 
-
-def open_nearest(uri: str | Path, say: Say = warn, *, check: bool = True) -> Store:
-    """Open a registry to read from its nearest place; one with a single place is opened by `open_store`.
-
-    say: called when a place stops to answer, and when it answers again. Of several places none is asked yet. Raises as
-    `open_store`, whose `check` is that of a single place.
+    say: called when a place stops to answer, and when it answers again. Raises as `open_store`.
     """
-    places = (uri,) if isinstance(uri, Path) else split_places(uri)
-    if len(places) == 1:
-        return open_store(uri, check=check)
+    places = split_places(uri)
     last = len(places) - 1
     return NearestStore([_Place(absolute_uri(str(uri)), number == last) for number, uri in enumerate(places)], say)
-
-
-def list_sources(store: Store) -> Iterator[Store]:
-    """The store, and what is read after it where its bytes were wrong: of a list of places what is left of it, ever
-    shorter; any other store once more, since a resumed part or the network may have been at fault."""
-    yield store
-    if isinstance(store, NearestStore):
-        yield from store.list_rests()
-    else:
-        yield store
 
 
 @dataclass

@@ -15,12 +15,12 @@ from enginesmith.core.codec import decode
 from enginesmith.core.errors import (
     EnginesmithError,
     InputError,
-    IntegrityError,
+    UntrustedError,
     check_digest,
     digest_of_bytes,
     is_digest,
 )
-from enginesmith.core.names import Name, version_order
+from enginesmith.core.names import TRUST_VARIABLE, Name, version_order
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Count, Format, JsonObject
 from enginesmith.registry.evidence.attestations import Attestation
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 # misspelt key would protect less than it seems to.
 
 
-VARIABLE = "ENGINESMITH_TRUST_POLICY"
 FORMAT = 1
 LARGEST_POLICY_BYTES = 256 << 10
 LARGEST_KEY_BYTES = 64 << 10
@@ -146,7 +145,7 @@ class TrustPolicy:
 
 def configured_policy() -> TrustPolicy | None:
     """The policy that ENGINESMITH_TRUST_POLICY names, or None where it is not set. Raises InputError."""
-    path = os.environ.get(VARIABLE)
+    path = os.environ.get(TRUST_VARIABLE)
     return load_policy(path) if path else None
 
 
@@ -274,10 +273,6 @@ def _read_file(path: Path, limit: int) -> bytes:
 # How many signatures are read to find those by certificates; those by keys are found by name.
 MOST_SIGNATURES = 64
 _SUFFIX = ".sig.json"
-
-
-class UntrustedError(IntegrityError):
-    """A version without the signatures that the trust policy of this client asks for."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from enginesmith.registry import leases
 from enginesmith.registry.builds.runs import read_record
 from enginesmith.registry.collection.references import find_named_digests, inventory
 from enginesmith.registry.evidence.attachments import attachments
-from enginesmith.registry.evidence.attestations import attestations, latency_reports
+from enginesmith.registry.evidence.attestations import attestations
 from enginesmith.registry.evidence.canaries import canaries
+from enginesmith.registry.evidence.latencies import latency_reports
 from enginesmith.registry.latency_series import parse_series
 from enginesmith.registry.leases import hold_lease, read_shards, read_state
 from enginesmith.registry.manifest import Manifest, Misplaced, load_pinned
@@ -28,11 +29,8 @@ from enginesmith.registry.store.layout import (
     registered_key,
 )
 from enginesmith.registry.trust.policy import find_misplaced
-from enginesmith.registry.versions import lookup, policies
-from enginesmith.registry.versions import lookup as refresh
-from enginesmith.registry.versions import lookup as rolling
-from enginesmith.registry.versions.lookup import MISSING, engine_sizes, find_lost
-from enginesmith.registry.versions.snapshots import is_snapshot
+from enginesmith.registry.versions import channel_writes, lookup, policies
+from enginesmith.registry.versions.lookup import MISSING, engine_sizes, find_lost, is_snapshot
 from enginesmith.registry.versions.state import Move, read_channel, read_history
 
 # What a verification finds: problems, some of which are faults.
@@ -238,9 +236,9 @@ def repair(store: Store, verification: Verification) -> Repairs:
     for where in sorted(channels):
         model, _, channel = where.partition(":")
         with hold_lease(store, f"refreshing {where}") as guard:
-            refresh.refresh_channel(guard, model, channel)
-    for model, channel in rolling.running_rollouts(store):
-        rolling.clear_marks(store, model, channel)
+            channel_writes.refresh_channel(guard, model, channel)
+    for model, channel in channel_writes.running_rollouts(store):
+        channel_writes.clear_marks(store, model, channel)
     return Repairs(corrupt, tuple(sorted(channels)))
 
 
@@ -274,7 +272,7 @@ def _check_channel(found: Findings, model: str, name: str) -> None:
         if rollout := channel.active_rollout:
             lookup.load_served(store, replace(channel, move=Move(rollout.version, rollout.manifest, "")))
         moves = read_history(store, channel).moves
-        if fault := refresh.find_fault(store, channel):
+        if fault := channel_writes.find_fault(store, channel):
             found.add("stale", where, fault)
     except EnginesmithError as error:
         found.add("dangling", where, str(error))

@@ -18,8 +18,9 @@ from enginesmith.registry.rollouts.state import MOST_BY, MOST_WHY, Rollout, pars
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.versions import policies
+from enginesmith.registry.versions.channel_writes import with_snapshots
 from enginesmith.registry.versions.index import hold_change
-from enginesmith.registry.versions.lookup import find_lost_of, with_snapshots
+from enginesmith.registry.versions.lookup import find_lost_of
 from enginesmith.registry.versions.policies import AcceptedLosses, CanaryPass, list_losses, loss_refusal
 from enginesmith.registry.versions.state import Channel, Move, change_channel, count_moves, read_channel, read_history
 

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Predicate, doc
 
-from enginesmith.core import moments
+from enginesmith.core import parsing
 from enginesmith.core.codec import encode, parse_as
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UnknownNameError, canonical_json, digest_of_bytes
 from enginesmith.core.names import Name, Reference, version_order
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Count, Format
 from enginesmith.registry.evidence.attachments import Attachment, attachments
-from enginesmith.registry.evidence.attestations import JudgedEntry, judge_entries, latencies
+from enginesmith.registry.evidence.attestations import JudgedEntry, judge_entries
 from enginesmith.registry.evidence.canaries import CanaryVerdict, canaries
+from enginesmith.registry.evidence.latencies import latencies
 from enginesmith.registry.leases import PUBLISHING, Guard, list_leases, take_lease, version_name
 from enginesmith.registry.manifest import Manifest, pinned_engines
 from enginesmith.registry.store import base
@@ -181,7 +182,7 @@ def hold_change(store: Store, models: Iterable[str], what: str, lasts: timedelta
     """`leases.hold_lease` for a block that changes versions or channels of these models; their entries are written anew
     when it ends. Where that fails the lease stays, so that nobody trusts the entries."""
     names = tuple(sorted(set(models)))
-    begun = moments.steady_s()
+    begun = parsing.steady_s()
     lease = take_lease(store, what, lasts, names)
     try:
         yield Guard(store, lease, begun)

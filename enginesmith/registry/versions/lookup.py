@@ -1,37 +1,36 @@
 """Which version a reference stands for, during a rollout too, and whether that changed."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Annotated
 
+from annotated_types import Predicate, doc
+
+from enginesmith.core.codec import NewerFormatError, encode, parse_as
 from enginesmith.core.errors import (
-    ConflictError,
-    EnginesmithError,
+    InputError,
     IntegrityError,
     UnknownNameError,
     canonical_json,
-    digest_of_bytes,
 )
-from enginesmith.core.names import STABLE, Reference, is_name, version_order
+from enginesmith.core.names import STABLE, Name, Reference, is_name, version_order
+from enginesmith.core.parsing import Malformed
+from enginesmith.core.requirements import Format
 from enginesmith.core.text import suggest
-from enginesmith.registry.leases import Guard, hold_lease, unmark, version_name
 from enginesmith.registry.manifest import EngineEntry, Manifest, parse
-from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.base import Documents, Store, place_of
 from enginesmith.registry.store.layout import (
     MANIFEST,
+    MAX_DOCUMENT_BYTES,
     MODELS,
-    ROLLOUTS,
+    is_key,
     manifest_key,
     model_prefix,
-    running_rollout_key,
+    version_prefix,
 )
-from enginesmith.registry.versions.snapshots import pack_snapshot, read_documents
-from enginesmith.registry.versions.state import Channel as Channel
-from enginesmith.registry.versions.state import Move as Move
-from enginesmith.registry.versions.state import change_channel, read_history
-from enginesmith.registry.versions.state import read_channel as read_channel
+from enginesmith.registry.versions.state import Channel, read_channel
 
 # Finds models, versions and channels, resolves a reference to a version's manifest, and finds blobs that are lost.
 #
@@ -241,182 +240,140 @@ def engine_sizes(manifest: Manifest) -> dict[str, int | None]:
     return engines | {shard: size for shards in manifest.shards.values() for shard, size in shards.items()}
 
 
-# Writes the snapshots of the versions that a channel serves, which its state names.
+# Snapshots: all that resolving a version reads, as one blob, so that a client reads one object in place of dozens.
 #
-# They are made from the documents of the versions, and may be made anew at any time. Two writers who refresh at once
-# agree: each reads the state first and the documents after it, and writes by compare-and-swap, so that what is written
-# last was read last.
+# A snapshot holds documents as they lie beside the version, byte for byte: the manifest, attestations, signatures, and
+# the latency reports that rank. A client checks digests and signatures, judges and ranks by the same functions as over
+# the registry itself (`SnapshotDocuments`). So a snapshot needs no trust and no signature of its own: whoever could
+# forge one could as well delete or add documents in the registry, and what a trust policy asks is signed in the
+# documents. There is one for a version, not one for each kind of machine: docs/scale.md has the sizes.
 
 
-def with_snapshots(guard: Guard, channel: Channel) -> Channel:
-    """The state with the snapshots of the versions that nodes get, which are stored, and deleted by no collection while
-    the lease is held. Evidence that was damaged since comes into no snapshot: the one that is known stays.
-
-    Raises ConflictError when the lease is over, as the state is written next.
-    """
-    found: dict[str, str] = {}
-    for manifest, version in channel.served.items():
-        try:
-            data = _pack(guard.store, channel.model, version, manifest)
-        except IntegrityError:
-            found |= {manifest: channel.snapshots[manifest]} if manifest in channel.snapshots else {}
-            continue
-        if data is not None:
-            found[manifest] = digest_of_bytes(data)
-            guard.secure([found[manifest]])
-            guard.store.put_bytes(data)
-    guard.check()
-    return replace(channel, snapshots=found)
+SNAPSHOT_FORMAT = 1
+# Of the blob, and of the documents in it. A version with more evidence has no snapshot; its documents are read singly.
+SNAPSHOT_MAX_BYTES = 8 << 20
+MAX_DOCUMENTS_BYTES = 64 << 20
+_KINDS = ("attachments/", "attestations/", "latency/", "signatures/")
 
 
-def refresh_channel(guard: Guard, model: str, channel: str) -> None:
-    """Write the snapshots of a channel's versions, unless they are as they should be."""
-    change_channel(guard.store, model, channel, lambda state: with_snapshots(guard, state) if state else None)
+@dataclass(frozen=True)
+class Snapshot:
+    """The documents of a version, by key."""
+
+    model: str
+    version: str
+    documents: Mapping[str, bytes]
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the version's documents."""
+        return version_prefix(self.model, self.version)
+
+    def to_bytes(self) -> bytes:
+        """The blob. Raises UnicodeDecodeError for a document that is no text, and so no document of a registry."""
+        texts = {key.removeprefix(self.prefix): data.decode() for key, data in self.documents.items()}
+        return zlib.compress(canonical_json(encode(_SnapshotDocument(self.model, self.version, texts))), 9)
 
 
-def refresh_version(guard: Guard, manifest: Manifest) -> None:
-    """Refresh the channels that serve a version, after evidence was added to it."""
-    for name in channel_names(guard.store, manifest.model):
-        with suppress(IntegrityError):  # a damaged channel is `verify`'s to tell
-            channel = read_channel(guard.store, manifest.model, name)
-            if channel and manifest.version in channel.served.values():
-                refresh_channel(guard, manifest.model, name)
+def is_needed(name: str) -> bool:
+    """Whether a client reads a document of a version. name: its key below the version's prefix."""
+    return name == MANIFEST or (name.startswith(_KINDS) and name.endswith(".json"))
 
 
-def refresh_models(store: Store, models: Iterable[str]) -> None:
-    """Refresh all channels of models, whose writers may have died before they did."""
-    for model in sorted(set(models)):
-        with hold_lease(store, f"refreshing the channels of {model}") as guard:
-            for name in channel_names(store, model):
-                with suppress(IntegrityError):
-                    refresh_channel(guard, model, name)
+@dataclass(frozen=True)
+class _SnapshotDocument:
+    """A snapshot's blob. documents: by their keys below the version's prefix."""
+
+    model: Name
+    version: Name
+    documents: Mapping[Annotated[str, Predicate(is_key), Predicate(is_needed), doc("a document of a version")], str]
+    format: Annotated[int, Format(SNAPSHOT_FORMAT)] = SNAPSHOT_FORMAT
 
 
-def find_fault(store: Store, channel: Channel) -> str | None:
-    """What is wrong with the snapshots of a channel; None if they have all documents of their versions.
-
-    Raises IntegrityError for a damaged history.
-    """
-    read_history(store, channel)
-    for manifest, version in channel.served.items():
-        try:
-            data = _pack(store, channel.model, version, manifest)
-        except IntegrityError:  # which is told of the version
-            continue
-        if channel.snapshots.get(manifest) != (digest_of_bytes(data) if data is not None else None):
-            return f"its snapshot has not all documents of version {version}, or others"
-    return None
-
-
-def _pack(store: Store, model: str, version: str, digest: str) -> bytes | None:
-    """The snapshot's blob of a version whose manifest has this digest; None where it can have none.
-
-    Raises IntegrityError for a damaged document.
-    """
+def parse_snapshot(data: bytes) -> Snapshot:
+    """Read a snapshot's blob. Raises Malformed for what is none, InputError for one of a newer format."""
     try:
-        manifest = load(store, model, version)
-    except UnknownNameError:
-        return None
-    return pack_snapshot(read_documents(store, manifest)) if manifest.digest == digest else None
+        found = parse_as(_decompress(data), 2 * MAX_DOCUMENTS_BYTES, _SnapshotDocument)
+    except NewerFormatError as error:
+        raise InputError(f"a snapshot: {error}") from error
+    prefix = version_prefix(found.model, found.version)
+    return Snapshot(found.model, found.version, {f"{prefix}{name}": t.encode() for name, t in found.documents.items()})
 
 
-# Reads and changes the rollout in a channel's state, and finds the rollouts that may be unfinished.
-#
-# A document under `rollouts/` marks such a rollout, so that a controller of ten thousand models lists those alone. It
-# is written before the rollout begins, by an id that only this attempt has, and removed when the rollout has ended: a
-# writer that is killed leaves a mark too many, which the next look removes (`clear_marks`).
+def is_snapshot(store: Store, digest: str) -> bool:
+    """Whether a blob is a snapshot: one that a newer one replaced is no remarkable orphan."""
+    if not 0 < (store.stored_size(digest) or 0) <= SNAPSHOT_MAX_BYTES:
+        return False
+    try:
+        parse_snapshot(store.read_blob(digest, SNAPSHOT_MAX_BYTES))
+    except (IntegrityError, InputError):
+        return False
+    return True
 
 
-def read_rollout(store: Documents, model: str, channel: str) -> Rollout | None:
-    """The rollout of a channel, which may be finished; None where there never was one. Raises as `read_channel`."""
-    found = read_channel(store, model, channel)
-    return found.rollout if found else None
-
-
-def begin_rollout(guard: Guard, model: str, channel: str, make: Callable[[Channel | None], Rollout]) -> Rollout:
-    """Write the rollout that `make` returns for a channel's state, and return it. `make` is called again after a lost
-    race, and gives another id each time. Raises what it raises, and as `change_channel`."""
-    store = guard.store
-
-    def begin(state: Channel | None) -> Channel | None:
-        rollout = make(state)
-        if state is None:
-            return None
-        store.create(running_rollout_key(model, channel, rollout.id), canonical_json({"rollout": rollout.id}))
-        return with_snapshots(guard, replace(state, rollout=rollout))
-
-    found = change_channel(store, model, channel, begin)
-    if found is None or found.rollout is None:
-        raise ConflictError(f"channel {model}:{channel} was deleted at the same time; start again")
-    return found.rollout
-
-
-def change_rollout(store: Store, before: Rollout, after: Rollout) -> Channel:
-    """Replace a rollout in its channel's state, and return the new state. One write, which is what nodes read.
-
-    Raises ConflictError, with what the other writer did, where one was faster.
-    """
-    if after.is_finished:  # see `channels._move`; a mark that cannot be removed must not keep a rollout from its end
-        with suppress(ConflictError, IntegrityError):
-            unmark(store, [version_name(before.model, before.version)])
-
-    def make(state: Channel | None) -> Channel | None:
-        if state is None or state.rollout != before:
-            raise ConflictError(_describe_change(before, state))
-        changed = replace(state, rollout=after)
-        return replace(changed, snapshots={k: v for k, v in state.snapshots.items() if k in changed.served})
-
-    found = change_channel(store, before.model, before.channel, make)
-    if found is None:
-        raise ConflictError(_describe_change(before, None))
+def _decompress(data: bytes) -> bytes:
+    inflated = zlib.decompressobj()
+    try:
+        found = inflated.decompress(data[: SNAPSHOT_MAX_BYTES + 1], 2 * MAX_DOCUMENTS_BYTES)
+    except zlib.error as error:
+        raise Malformed(f"a snapshot cannot be decompressed ({error})") from error
+    if not inflated.eof or inflated.unused_data:
+        raise Malformed(f"a snapshot is cut, or over {SNAPSHOT_MAX_BYTES} bytes")
     return found
 
 
-def _describe_change(before: Rollout, state: Channel | None) -> str:
-    last = state.rollout.history[-1] if state and state.rollout else None
-    told = f"{last.what} by {last.by or '?'}" if last else "deleted"
-    return (
-        f"the rollout of {before.where} was changed at the same time ({told}); look at `enginesmith rollout status "
-        f"{before.where}`, and decide again"
-    )
+def manifest_of(snapshot: Snapshot, digest: str) -> Manifest:
+    """The manifest in a snapshot. digest: the one that it must have. Raises IntegrityError for another."""
+    data = snapshot.documents.get(manifest_key(snapshot.model, snapshot.version), b"")
+    manifest = parse(data, model=snapshot.model, version=snapshot.version)
+    if manifest.digest != digest:
+        raise IntegrityError(
+            f"the snapshot of {snapshot.model}@{snapshot.version} holds manifest {manifest.digest}, not {digest}; "
+            "run `enginesmith registry fsck --repair`"
+        )
+    return manifest
 
 
-def running_rollouts(store: Documents) -> list[tuple[str, str]]:
-    """Model and channel of each rollout that may be unfinished, sorted; one list of keys."""
-    return sorted({where[:2] for where in _marks(store, ROLLOUTS)})
+@dataclass(frozen=True)
+class SnapshotDocuments:
+    """`Documents` of a version out of its snapshot; all else, such as versions that an ensemble pins, from `store`."""
 
+    snapshot: Snapshot
+    store: Store | None = None
 
-def clear_marks(store: Store, model: str, name: str) -> None:
-    """Remove the marks of a channel's rollouts that do not run. What cannot be removed is left to the next look: a mark
-    too many costs a look, and leads nobody.
+    @property
+    def uri(self) -> str:
+        """See `Store.uri`."""
+        return self.store.uri if self.store else f"a snapshot of {self.snapshot.model}@{self.snapshot.version}"
 
-    A mark may be of a rollout that is about to begin. So the state is written anew first: who read it before begins
-    nothing with that id any more.
-    """
-    with suppress(EnginesmithError):
-        for _, _, rollout in list(_marks(store, f"{ROLLOUTS}{model}/{name}/")):
-            if not _runs(store, model, name, rollout):
-                store.remove(running_rollout_key(model, name, rollout))
+    def locator(self, key: str) -> str:
+        """See `Store.locator`."""
+        return self.store.locator(key) if self.store else key
 
+    def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """See `Store.read_blob`."""
+        return self._beyond.read_blob(digest, most)
 
-def _runs(store: Store, model: str, name: str, rollout: str) -> bool:
-    """Whether a channel's rollout of this id runs; where not, it will not begin any more."""
-    runs = False
+    def read(self, key: str) -> bytes | None:
+        """See `Store.read`."""
+        return self.snapshot.documents.get(key) if key.startswith(self.snapshot.prefix) else self._beyond.read(key)
 
-    def fence(state: Channel | None) -> Channel | None:
-        nonlocal runs
-        last = state.rollout if state else None
-        runs = last is not None and last.id == rollout and not last.is_finished
-        begun = state is None or (last is not None and last.id == rollout)
-        return None if state is None or begun else replace(state, revision=state.revision + 1)
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.list`."""
+        if not prefix.startswith(self.snapshot.prefix):
+            return self._beyond.list(prefix)
+        found = (key for key in self.snapshot.documents if key.startswith(prefix))
+        return iter(sorted(found, key=lambda key: key.split("/")))
 
-    change_channel(store, model, name, fence)
-    return runs
+    def children(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.children`."""
+        if not prefix.startswith(self.snapshot.prefix):
+            return self._beyond.children(prefix)
+        parts = (key.removeprefix(prefix).partition("/") for key in self.list(prefix))
+        return iter(sorted({f"{name}{slash}" for name, slash, _ in parts}))
 
-
-def _marks(store: Documents, prefix: str) -> Iterator[tuple[str, str, str]]:
-    """Model, channel and id of each mark."""
-    for key in store.list(prefix):
-        match key.removeprefix(ROLLOUTS).removesuffix(".json").split("/"):
-            case [model, channel, rollout] if all(map(is_name, (model, channel, rollout))):
-                yield model, channel, rollout
+    @property
+    def _beyond(self) -> Store:
+        if self.store is None:
+            raise IntegrityError(f"{self.uri} holds that version alone")
+        return self.store

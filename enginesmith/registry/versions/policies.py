@@ -1,10 +1,10 @@
 """Policies of channels, and which machines a promotion would leave without an engine."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from enginesmith.core.codec import OMIT_NONE, Excerpt, encode, parse_as
+from enginesmith.core.codec import Excerpt, encode, parse_as
 from enginesmith.core.errors import ConflictError, Digest, InputError, IntegrityError, UndecidedError, canonical_json
 from enginesmith.core.hardware.cpu_kinds import kind_named
 from enginesmith.core.hardware.machine import parse_targets
@@ -134,7 +134,7 @@ class ChannelPolicy:
     at: str = ""
     by: str = ""
     why: str = ""
-    rollout: RolloutPlan | None = field(default=None, metadata=OMIT_NONE)
+    rollout: RolloutPlan | None = None
     format: Annotated[int, Format(FORMAT)] = FORMAT
 
 

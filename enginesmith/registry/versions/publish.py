@@ -22,14 +22,16 @@ from enginesmith.core.errors import (
 from enginesmith.core.requirements import Json
 from enginesmith.registry.builds.runs import recall, remember
 from enginesmith.registry.evidence.attachments import Attachment, attachments
-from enginesmith.registry.evidence.attestations import MAX_BYTES, attach_latency, attest
+from enginesmith.registry.evidence.attestations import MAX_BYTES, attest
+from enginesmith.registry.evidence.latencies import attach_latency
 from enginesmith.registry.leases import BUILDING, Guard, hold_lease, secure_graphs, secure_version, version_name
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import manifest_key, page_data_key, page_key
 from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.channel_writes import refresh_version
 from enginesmith.registry.versions.index import hold_change
-from enginesmith.registry.versions.lookup import find_lost_of, load_if_there, refresh_version, versions
+from enginesmith.registry.versions.lookup import find_lost_of, load_if_there, versions
 from enginesmith.registry.versions.policies import losses_of_build
 
 if TYPE_CHECKING:

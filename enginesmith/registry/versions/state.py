@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Interval
 
-from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, NewerFormatError, encode, parse_as
+from enginesmith.core.codec import NewerFormatError, encode, parse_as
 from enginesmith.core.errors import Digest, InputError, IntegrityError, canonical_json
 from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
@@ -51,8 +51,8 @@ class Move:
     proven_only: bool = False
     action: Action = "promote"
     canary: tuple[Digest, ...] = ()
-    losses: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    random_inputs: bool = field(default=False, metadata=OMIT_DEFAULT)
+    losses: tuple[str, ...] = ()
+    random_inputs: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Channel:
     name: str
     moves: Annotated[int, Interval(ge=1, le=MAX_COUNT)]
     move: Move
-    rollout: Rollout | None = field(default=None, metadata=OMIT_NONE)
+    rollout: Rollout | None = None
     snapshots: Mapping[Digest, Digest] = field(default_factory=dict)
     revision: Count = 0
     registry: Annotated[int, Format(REGISTRY_FORMAT)] = REGISTRY_FORMAT

@@ -218,14 +218,14 @@ def show_outcome(outcome: "Outcome") -> None:
             say(f"  reproduce: {engine.failure.command}")
             say("\n".join(f"  | {line}" for line in engine.failure.log.splitlines()[-15:]))
         for item in engine.attributed:
-            say(f"  which node ({item.joint}): {item.headline}")
+            say(f"  which node ({item.stage}): {item.headline}")
     _show_proposals(outcome)
     noted = {note for engine in outcome.failed for note in engine.entry.notes}
     for hint in (hint for hint in HINTS if hint in noted):
         say(f"note: {hint}")
     for engine in outcome.engines:
-        for found in (found for found in engine.free_running if found.joint != "export"):
-            echo(f"{engine.entry.unit} free running, {found.joint}, {found.output}: {found.text}")
+        for found in (found for found in engine.free_running if found.stage != "export"):
+            echo(f"{engine.entry.unit} free running, {found.stage}, {found.output}: {found.text}")
     for name, metrics in () if outcome.cached else outcome.metrics.items():
         echo(f"{name} graph: " + format_metrics(metrics))
     _show_place(outcome)

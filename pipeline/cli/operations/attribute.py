@@ -76,7 +76,7 @@ def attribute(
 def _show(answer: "AttributionAnswer") -> None:
     from validation.attribution.result import COLUMNS, SHOWN, describe_attribution, format_row
 
-    echo(f"{answer.attributed.name} ({answer.attributed.joint})")
+    echo(f"{answer.attributed.name} ({answer.attributed.stage})")
     found = answer.found
     if found is None:
         echo(f"  {'the attribution failed: ' if answer.failed else ''}{answer.attributed.headline}")

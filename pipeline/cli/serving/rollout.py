@@ -37,7 +37,7 @@ from enginesmith.registry.rollouts.state import (
     parse_wave,
 )
 from enginesmith.registry.store.base import Store, open_store
-from enginesmith.registry.versions.lookup import read_rollout, running_rollouts
+from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
 from enginesmith.registry.versions.state import Channel, read_channel
 
 if TYPE_CHECKING:

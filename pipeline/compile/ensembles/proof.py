@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
-from enginesmith.core.codec import OMIT_DEFAULT, encode
+from enginesmith.core.codec import encode
 from enginesmith.core.errors import DataError, IntegrityError
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.cuda import gpus
@@ -57,8 +57,8 @@ class ProveEnsemble:
     outputs: tuple[TensorSpec, ...]
     precision: Precision
     limits: Mapping[str, Mapping[str, float]]
-    metrics: tuple[TaskMetric, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    recorded: Answers | None = field(default=None, metadata=OMIT_DEFAULT)
+    metrics: tuple[TaskMetric, ...] = ()
+    recorded: Answers | None = None
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EnginesmithError for an engine that cannot be opened, and IntegrityError for a recorded
@@ -79,7 +79,7 @@ class ProveEnsemble:
 
         engines = {name: replay_session(blob.request, recorded, name) for name, blob in self.engines.items()}
         found = self.compare(engines, context, alone=False)
-        if broken := [check for check in found.checks if check.name == "runs" and check.joint == "engine"]:
+        if broken := [check for check in found.checks if check.name == "runs" and check.stage == "engine"]:
             raise IntegrityError(f"case {broken[0].case!r}: {broken[0].note}")
         return found
 
@@ -213,7 +213,7 @@ def blame(checks: Sequence[Check]) -> list[str]:
         return []
     alike = [item for item in checks if (item.name, item.output) == (failed.name, failed.output)]
     places = [(ALONE, "graphs in fp32"), (AMONG_SOURCES, "the graphs that they were built from")]
-    for case, graphs in places[:: -1 if failed.joint == "engine" else 1]:
+    for case, graphs in places[:: -1 if failed.stage == "engine" else 1]:
         values = ((item.case.removesuffix(case), item.value) for item in alike if item.case.endswith(case))
         if found := [f"{name}{ALONE} {value:.4g}" for name, value in values if value is not None]:
             return [f"with one engine among {graphs}: {', '.join(found)}"]

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING
 
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
-from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
+from enginesmith.core.codec import encode
 from enginesmith.core.errors import DataError
 from enginesmith.core.state import EnsembleFunction, State, name_dims, split_source, step_inputs
 from enginesmith.core.types import Dim, Session, TensorSpec
@@ -42,7 +42,7 @@ class ChainedGraph:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     sources: Mapping[str, str] = field(default_factory=dict)
-    function: EnsembleFunction | None = field(default=None, metadata=OMIT_DEFAULT)
+    function: EnsembleFunction | None = None
 
     @classmethod
     def of_function(cls, function: EnsembleFunction) -> "ChainedGraph":
@@ -129,10 +129,10 @@ class WholeData:
     digest: str
     inputs: tuple[TensorSpec, ...]
     dims: tuple[Dim, ...]
-    labels: str = field(default="", metadata=OMIT_DEFAULT)
-    states: tuple[State, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    sequence: str = field(default="", metadata=OMIT_DEFAULT)
-    steps: tuple[str, str] | None = field(default=None, metadata=OMIT_NONE)
+    labels: str = ""
+    states: tuple[State, ...] = ()
+    sequence: str = ""
+    steps: tuple[str, str] | None = None
 
     @property
     def key(self) -> Json:
@@ -296,7 +296,7 @@ class ComputeSamples:
     before: tuple[ChainedGraph, ...]
     inputs: tuple[TensorSpec, ...]
     sources: Mapping[str, str]
-    steps: GraphSteps | None = field(default=None, metadata=OMIT_NONE)
+    steps: GraphSteps | None = None
 
     def run(self, context: WorkerContext) -> ComputedSamples:
         """Its samples, streamed. Raises DataError for outputs that cannot be divided into samples."""

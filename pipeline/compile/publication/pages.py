@@ -18,8 +18,9 @@ from enginesmith.core.parsing import Malformed, parse_json
 from enginesmith.core.reports.latency import LatencyReport
 from enginesmith.core.reports.proof import Report
 from enginesmith.core.types import BuildFailure
-from enginesmith.registry.evidence.attestations import attestations, judge_entries, latencies
+from enginesmith.registry.evidence.attestations import attestations, judge_entries
 from enginesmith.registry.evidence.canaries import canaries, quantization_records
+from enginesmith.registry.evidence.latencies import latencies
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store, place_of
 from enginesmith.registry.store.files import reachable

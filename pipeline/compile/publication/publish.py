@@ -136,7 +136,7 @@ def _hint(spec: ModelSpec, exported: Exported, failed: JudgedUnit) -> Iterator[s
     overflows = any(check.name == "nonfinite" and not check.passed for check in checks)
     if overflows and failed.built.unit.request.precision == "fp16" and spec.calibration is None:
         yield UNMEASURED
-    resized = any(check.name == "shape" and check.joint == "quantization" and not check.passed for check in checks)
+    resized = any(check.name == "shape" and check.stage == "quantization" and not check.passed for check in checks)
     if resized and not (spec.golden and spec.golden.metrics):
         yield SELECTING
 

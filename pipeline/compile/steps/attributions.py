@@ -44,7 +44,7 @@ class Suspect:
     sizes: cases of a failed check of sizes, the golden set having passed.
     """
 
-    joint: Literal["quantization", "engine"]
+    stage: Literal["quantization", "engine"]
     built: Built
     units: tuple[str, ...]
     sizes: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Suspect:
     def name(self) -> str:
         """'graph int8 (...)', or the unit."""
         unit = self.built.unit
-        return f"graph {unit.graph.variant.name}" if self.joint == "quantization" else unit.name
+        return f"graph {unit.graph.variant.name}" if self.stage == "quantization" else unit.name
 
 
 def find_suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
@@ -68,8 +68,8 @@ def find_suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
             sizes = tuple(check.case for check in failed if check.name == "sizes")
             broken[unit.name] = Suspect("engine", item.built, (), sizes)
         for name, suspect in broken.items():
-            known = found.get((suspect.joint, name), suspect)
-            found[suspect.joint, name] = replace(known, units=(*known.units, unit.name))
+            known = found.get((suspect.stage, name), suspect)
+            found[suspect.stage, name] = replace(known, units=(*known.units, unit.name))
     return list(found.values())
 
 
@@ -84,10 +84,10 @@ def _find_drifted_stages(failed: Sequence[Check]) -> set[str]:
     explained = [
         c for c in failed if not c.name.startswith(("contract ", "calls ")) and c.name not in (OVERLAP, PADDING)
     ]
-    places = {check.case.rpartition(", ")[2] for check in explained if check.joint == "task"}
+    places = {check.case.rpartition(", ")[2] for check in explained if check.stage == "task"}
     first = next((place for place in ("exported model", "graph", "engine") if place in places), "")
     stages = {"graph": {"quantization"}, "engine": {"engine"}}.get(first, set())
-    return stages | {check.joint for check in explained}
+    return stages | {check.stage for check in explained}
 
 
 # Shares of the time: when the ranking ends, so that something can be proposed, and when everything does.
@@ -348,8 +348,8 @@ def attribute(suspect: Suspect, reference: str, golden: str, work: Work) -> Attr
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
         work.context.progress.emit(Finished(f"attribute {suspect.name}", "failed", str(error).splitlines()[0]))
-        return Attributed(suspect.joint, suspect.name, suspect.units, None, str(error))
-    return Attributed(suspect.joint, suspect.name, suspect.units, found.attribution, found.headline, found.snippet)
+        return Attributed(suspect.stage, suspect.name, suspect.units, None, str(error))
+    return Attributed(suspect.stage, suspect.name, suspect.units, found.attribution, found.headline, found.snippet)
 
 
 def _run_attribution(suspect: Suspect, reference: str, golden: str, work: Work) -> AttributionFound:
@@ -357,9 +357,9 @@ def _run_attribution(suspect: Suspect, reference: str, golden: str, work: Work) 
     built, graph = suspect.built, suspect.built.unit.graph
     precision = built.unit.request.precision
     metrics = metrics_of(spec, precision)
-    limits, seconds = limits_of(spec, precision, suspect.joint), spec.timeouts.attribution_s
+    limits, seconds = limits_of(spec, precision, suspect.stage), spec.timeouts.attribution_s
     request: Request[AttributionFound]
-    if suspect.joint == "quantization":
+    if suspect.stage == "quantization":
         recipe = graph.recipe.digest if graph.recipe else None
         request = AttributeGraph(
             reference, built.unit.request.model, recipe, golden, precision, limits, metrics, seconds

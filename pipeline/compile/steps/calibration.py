@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Executor, Job, Needs, WorkerContext
-from enginesmith.core.codec import OMIT_DEFAULT, OMIT_NONE, encode
+from enginesmith.core.codec import encode
 from enginesmith.core.errors import DataError, digest_of, digest_of_file, digest_of_path
 from enginesmith.core.state import State, step_inputs
 from enginesmith.registry.store.base import Store, open_store
@@ -42,9 +42,9 @@ class CalibrationSamples:
     digest: str
     labels: str | None
     shapes: ModelShapes
-    states: tuple[State, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    sequence: str | None = field(default=None, metadata=OMIT_NONE)
-    steps: tuple[str, str] | None = field(default=None, metadata=OMIT_NONE)
+    states: tuple[State, ...] = ()
+    sequence: str | None = None
+    steps: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

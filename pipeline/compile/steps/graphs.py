@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
-from enginesmith.core.codec import OMIT_DEFAULT, decode, encode
+from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import DataError, EnginesmithError, InputError
 from enginesmith.core.state import State
 from enginesmith.core.types import CALIBRATED, QUANTIZED, Precision, QuantizedState, TensorSpec
@@ -71,7 +71,7 @@ class GraphRecipe:
     overrides: tuple[Override, ...]
     left: Mapping[str, str]
     searched: bool
-    states: tuple[QuantizedState, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    states: tuple[QuantizedState, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class WrittenGraph:
     recipe: str
     written_from: str
     idle: str | None = None
-    shards: Shards = field(default=(), metadata=OMIT_DEFAULT)
-    quantized_states: tuple[QuantizedState, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    shards: Shards = ()
+    quantized_states: tuple[QuantizedState, ...] = ()
     share: float | None = None
 
     @property
@@ -117,7 +117,7 @@ class WriteGraph:
     overrides: tuple[Override, ...]
     choice: SearchResult | None
     shapes: ModelShapes
-    states: tuple[State, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    states: tuple[State, ...] = ()
 
     def run(self, context: WorkerContext) -> WrittenGraph:
         """The graph, its scales, the record of what quantizing did, and its recipe. Raises InputError for a rule that

@@ -2,22 +2,22 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery, optional_methods
 from builders.execution.jobs import Job, WorkerContext
-from enginesmith.core.codec import OMIT_DEFAULT, encode
+from enginesmith.core.codec import encode
 from enginesmith.core.errors import EnginesmithError, IntegrityError
 from enginesmith.core.hardware.cpu_kinds import this_kind, why_no_proof
 from enginesmith.core.hardware.cuda import gpus
 from enginesmith.core.reports.proof import DECISIONS, Answers, Check
+from enginesmith.core.state import Padding, padding_of
 from enginesmith.core.text import now
 from enginesmith.core.types import IN_BLOCKS, QUANTIZED, BuildRequest, Dim, Precision, Session
 from enginesmith.registry.store.base import open_store
-from enginesmith.serving.padding import Padding, padding_of
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext, Work, stops_run
 from pipeline.compile.steps.blobs import (
@@ -227,8 +227,8 @@ class CheckEngine:
     contract: ContractTerms | None = None
     calls: ExtraCalls | None = None
     answers: str | None = None
-    padding: Padding | None = field(default=None, metadata=OMIT_DEFAULT)
-    recorded: Answers | None = field(default=None, metadata=OMIT_DEFAULT)
+    padding: Padding | None = None
+    recorded: Answers | None = None
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EnginesmithError for an engine that cannot be opened, and IntegrityError for a recorded
@@ -247,7 +247,7 @@ class CheckEngine:
         """The checks of a session in the engine's place."""
         from validation.calls.checks import padding_checks
         from validation.comparison.sessions import drift_checks
-        from validation.comparison.tasks import check_free_running, lift_limits, limits_elsewhere, step_spreads
+        from validation.comparison.tasks import check_free_running, lift_limits, limits_at_other_sizes, step_spreads
         from validation.fuzz.run import FuzzSides
         from validation.limits.budget import default_budget
         from validation.metrics.tally import Along
@@ -271,9 +271,9 @@ class CheckEngine:
                 along,
             )
             checks = tuple(lift_limits(drift, self.metrics))
-            elsewhere = limits_elsewhere(spreads.at("engine"), self.metrics)
+            other_sizes = limits_at_other_sizes(spreads.at("engine"), self.metrics)
             documented = default_budget("engine", wanted.precision)
-            pair = FuzzSides(expected, actual, wanted.precision, held, documented, usual=usual, elsewhere=elsewhere)
+            pair = FuzzSides(expected, actual, wanted.precision, held, documented, usual=usual, other_sizes=other_sizes)
             compared_s = time.perf_counter() - started
             if self.calls:
                 passed = all(check.passed for check in checks)

@@ -12,7 +12,7 @@ from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.reports.proof import PASSED
 from enginesmith.core.text import now
 from enginesmith.core.types import BuildRequest, Dim, Precision, Session, Target, Tensors
-from enginesmith.registry.evidence.attestations import read_latency_report
+from enginesmith.registry.evidence.latencies import read_latency_report
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.composition import Run
@@ -205,7 +205,7 @@ class _Measuring:
         sqnr = [
             min(check.value, MOST_DB)
             for check in checks
-            if check.name == "sqnr_db" and check.joint in ("quantization", "engine") and check.value is not None
+            if check.name == "sqnr_db" and check.stage in ("quantization", "engine") and check.value is not None
         ]
         known = EngineFacts(
             unit=request.unit,

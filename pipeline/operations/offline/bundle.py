@@ -320,5 +320,5 @@ def _prove(entry: EngineEntry, item: OfflineTrial, judge: Job[Proof]) -> Proof:
 
 def _equals_reference(checks: tuple[Check, ...]) -> bool:
     """Whether every output in floating point has an infinite SQNR, which another device's arithmetic does not give."""
-    found = [check.value for check in checks if check.joint == "engine" and check.name == "sqnr_db"]
+    found = [check.value for check in checks if check.stage == "engine" and check.name == "sqnr_db"]
     return bool(found) and all(value is not None and math.isinf(value) for value in found)

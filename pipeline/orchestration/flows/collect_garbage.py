@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from enginesmith.core.moments import LONGEST
+from enginesmith.core.parsing import LONGEST
 from enginesmith.core.text import pluralize
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.gc import Collected, collect

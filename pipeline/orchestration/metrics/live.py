@@ -20,8 +20,9 @@ from enginesmith.registry.store import files
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import TOTALS, version_prefix
 from enginesmith.registry.store.parallel import side_by_side
+from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
 from enginesmith.registry.versions.index import list_all
-from enginesmith.registry.versions.lookup import load, read_rollout, running_rollouts
+from enginesmith.registry.versions.lookup import load
 from pipeline.compile.publication.pages import published_document
 from pipeline.orchestration.runs.views import RunView, view_runs
 from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Progress, Retrying, RunConcluded, Started
@@ -96,7 +97,7 @@ DRIFT = RegistryMetric(
     "enginesmith_drift_sqnr_db",
     "gauge",
     "Lowest SQNR in dB over outputs and cases, at one stage, in the newest proof of the newest version.",
-    ("model", "joint", "target", "precision", "backend"),
+    ("model", "stage", "target", "precision", "backend"),
     ("registry",),
 )
 RUNS = RegistryMetric(
@@ -281,7 +282,7 @@ DriftLabels = tuple[str, str, str, str, str]
 @dataclass(frozen=True)
 class ModelView:
     """A model's newest version. statuses: number of units by (status, target, backend).  drift: lowest SQNR in dB by
-    (model, joint, target, precision, backend), the joint being a stage of the proof."""
+    (model, stage, target, precision, backend), the stage being one of the proof."""
 
     statuses: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     drift: Mapping[DriftLabels, float] = field(default_factory=dict)
@@ -404,7 +405,7 @@ def _view(store: Store, model: str, version: str) -> ModelView:
     for report in reports:
         for check in report.checks:
             if check.name == "sqnr_db" and check.value is not None and math.isfinite(check.value):
-                where = (model, check.joint, report.target, report.precision, report.backend)
+                where = (model, check.stage, report.target, report.precision, report.backend)
                 drift[where] = min(check.value, drift.get(where, check.value))
     return ModelView(statuses, drift)
 

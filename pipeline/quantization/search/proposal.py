@@ -122,7 +122,7 @@ def _compare(before: Sequence[Check], after: Sequence[Check]) -> Iterator[CheckC
 
 def _place(check: Check) -> tuple[str, ...]:
     """Key by which checks are compared: the edge at which a metric is worst may be another one afterwards."""
-    return check.joint, check.name, check.output, "golden" if check.case.startswith("golden") else "edges"
+    return check.stage, check.name, check.output, "golden" if check.case.startswith("golden") else "edges"
 
 
 def _yaml(rules: Sequence[Override]) -> str:

@@ -44,12 +44,12 @@ def test_only_what_another_try_may_mend_is_tried_again(job, kinds, clustered, ag
 def test_a_crash_and_a_lost_node_move_on():
     for kind in ("crash", "node-lost"):
         following = next_try(PLAIN, failed(kind), True)
-        assert following and following.elsewhere and following.job == PLAIN
+        assert following and following.other_node and following.job == PLAIN
 
 
 def test_out_of_memory_comes_back_reduced_and_its_limit_stays():
     following = next_try(LEAN, failed("memory"), False)
-    assert following and not following.elsewhere
+    assert following and not following.other_node
     assert following.job.request == REDUCED and following.job.reduced is None
     assert following.job.limits == LEAN.limits and following.job.needs == LEAN.needs
     assert "with workspace_mib 512" in following.why
@@ -70,8 +70,8 @@ def test_the_last_failure_names_the_earlier_ones():
     left = failed("node-lost", "crash", "crash")
     said, tries = list[JobEvent](), list[bool]()
 
-    def attempt(job: Job, elsewhere: bool) -> None:
-        tries.append(elsewhere)
+    def attempt(job: Job, other_node: bool) -> None:
+        tries.append(other_node)
         raise left.pop(0)
 
     with pytest.raises(StepError) as caught:
@@ -84,7 +84,7 @@ def test_the_last_failure_names_the_earlier_ones():
 def test_one_failure_is_raised_as_it_is():
     (error,) = failed("timeout")
 
-    def attempt(job: Job, elsewhere: bool) -> None:
+    def attempt(job: Job, other_node: bool) -> None:
         raise error
 
     with pytest.raises(StepError) as caught:
@@ -96,7 +96,7 @@ def test_one_failure_is_raised_as_it_is():
 def test_another_error_on_the_second_try_does_not_hide_the_first(error, kept):
     errors = [*failed("crash"), error]
 
-    def attempt(job: Job, elsewhere: bool) -> None:
+    def attempt(job: Job, other_node: bool) -> None:
         raise errors.pop(0)
 
     with pytest.raises(type(error) if kept else StepError) as caught:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from enginesmith.cli.tables import _columns, download_bar
-from enginesmith.client.fetch import silent
+from enginesmith.client.pull import silent
 
 
 @pytest.mark.parametrize("width", [8, 20, 27, 40, 44, 60, 80, 200])

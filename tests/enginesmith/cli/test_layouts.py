@@ -42,11 +42,15 @@ def test_a_repository_is_written_and_told(store: Store, tmp_path: Path, capsys: 
 
 
 def test_several_targets_lie_together(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    publish_engines(store, [plan(store, "sm_80"), plan(store, "sm_89")])
+    publish_engines(store, [plan(store, "sm_80"), plan(store, "sm_89"), cpu_engine(store, 1)])
     dest = ("--layout", "triton", "--dest", str(tmp_path / "m"))
     for how in (("--target", "sm_80", "--target", "l4"), ("--target", "all")):
         assert run(store, *dest, *how) == 0
-        assert "chosen: sm_89-fp16.plan: sm_89 fp16 tensorrt of digits@1" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "chosen: sm_89-fp16.plan: sm_89 fp16 tensorrt of digits@1" in out
+        assert [line.split(":")[1].strip() for line in out.splitlines() if line.startswith("not:")] == [
+            "cpu fp32 onnxruntime"
+        ], "an engine of a target that was asked for too is not refused"
     assert run(store, *dest, "--target", "sm_80", "--target", "all") == 2
     assert "leave out the others" in capsys.readouterr().err
     assert run(store, "--target", "sm_80", "--target", "l4", "--dest", str(tmp_path / "p")) == 2

@@ -5,10 +5,10 @@ import pytest
 from click.testing import CliRunner
 
 from enginesmith.cli import enginesmith
+from enginesmith.core.errors import UntrustedError
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.base import open_store
-from enginesmith.registry.trust.policy import UntrustedError
 from pipeline.canary.engines import choose
 from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.trust.keys import written

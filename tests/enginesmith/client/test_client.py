@@ -36,6 +36,18 @@ def test_the_client_is_light(published: Store, tmp_path: Path) -> None:
     assert not {name.partition(".")[0] for name in modules} & HEAVY and "builders.backends.discovery" not in modules
 
 
+def test_a_pull_loads_few_modules_and_none_that_only_writers_need(published: Store, tmp_path: Path) -> None:
+    code = (
+        "import sys, enginesmith\n"
+        f"enginesmith.pull('digits', registry={published.uri!r}, dest={str(tmp_path / 'out')!r}, target='cpu')\n"
+        "print(*(name for name, module in sys.modules.items() if not hasattr(module, '__path__')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ours = {name for name in done.stdout.split() if name.startswith("enginesmith.")}
+    assert len(ours) <= 25, sorted(ours)
+    assert not ours & {"enginesmith.registry.leases", "enginesmith.registry.versions.channel_writes"}
+
+
 def test_resolve_and_pull(published: Store, tmp_path: Path) -> None:
     client = enginesmith.Client(published.uri, cache=tmp_path / "cache")
     answer = client.resolve("digits", "l4")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.client import fetch as module
-from enginesmith.client.fetch import SIDE_BY_SIDE, BlobFetcher, Wanted
+from enginesmith.client import pull
+from enginesmith.client import pull as module
+from enginesmith.client.pull import SIDE_BY_SIDE, BlobFetcher, Wanted
 from enginesmith.core.errors import IntegrityError
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.cache import BlobCache
@@ -29,7 +30,7 @@ def wanted(store: Store, tmp_path: Path) -> list[Wanted]:
 
 def test_a_partial_download_is_one_process_s_and_its_lock_goes_with_it(tmp_path: Path) -> None:
     partial = tmp_path / "x.part"
-    with module._lock_download(partial):
+    with pull._lock_download(partial):
         (lock,) = tmp_path.iterdir()
         with lock.open("ab") as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,9 +85,9 @@ def test_as_many_run_at_once_as_the_bound_says_and_no_more(
 
 
 def test_one_that_fails_ends_the_others(store: Store, wanted: list[Wanted], monkeypatch: pytest.MonkeyPatch) -> None:
-    meters, spoilt, known, meter = list[module._Meter](), wanted[0], type(store).open_range, module._Meter
+    meters, spoilt, known, meter = list[pull._Meter](), wanted[0], type(store).open_range, pull._Meter
 
-    def note(*arguments: object) -> module._Meter:
+    def note(*arguments: object) -> pull._Meter:
         meters.append(meter(*arguments))
         return meters[-1]
 
@@ -97,7 +98,7 @@ def test_one_that_fails_ends_the_others(store: Store, wanted: list[Wanted], monk
         with known(self, digest, start, size) as fill:
             yield fill
 
-    monkeypatch.setattr(module, "_Meter", note)
+    monkeypatch.setattr(pull, "_Meter", note)
     monkeypatch.setattr(type(store), "open_range", open_range)
     flip(store, spoilt.blob.digest)
     with pytest.raises(IntegrityError, match=spoilt.blob.digest):

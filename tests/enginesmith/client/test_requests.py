@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.client.client import Client, Policy
+from enginesmith.client.client import Client
+from enginesmith.client.resolve import Policy
 from enginesmith.client.watching.watch import ChannelWatcher
 from enginesmith.core.errors import UnavailableError
 from enginesmith.core.hardware.machine import Machine

@@ -8,6 +8,7 @@ from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.hardware import cpu_kinds
 from enginesmith.core.hardware import machine as module
 from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.cuda import GpuDevice
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.requirements import Gpu, Runtime
 from enginesmith.registry.manifest import EngineEntry
@@ -106,8 +107,8 @@ def test_this_machine_is_described_as_far_as_it_can_be_seen(monkeypatch: pytest.
     monkeypatch.setattr(
         "enginesmith.core.hardware.cuda.gpus",
         lambda: (
-            module.GpuDevice(0, "NVIDIA L4", (8, 9), 23 * GIB),
-            module.GpuDevice(1, "NVIDIA L4", (8, 9), 22 * GIB),
+            GpuDevice(0, "NVIDIA L4", (8, 9), 23 * GIB),
+            GpuDevice(1, "NVIDIA L4", (8, 9), 22 * GIB),
         ),
     )
     monkeypatch.setattr("enginesmith.core.hardware.cuda.cuda_version", lambda: "12.4")
@@ -217,3 +218,11 @@ def test_on_this_very_machine_what_is_installed_is_looked_up(monkeypatch: pytest
     assert judged(TORCH, {"torch": "2.12"})[0] == "needs torch 2.13.0, found 2.12"
     assert judged(TORCH, {}) == ("", "needs torch 2.13.0; it is not installed here")
     assert judged(IREE, {})[0].startswith("compiled for x86-64-v4, and this CPU has no avx512bw")
+
+
+def test_an_engine_without_a_proof_whose_driver_is_too_old_names_the_driver() -> None:
+    """A proof could not be made there, whatever is validated."""
+    engine = replace(with_requirements(TRT), status="unproven", reason="no such GPU here")
+    old = replace(H200, driver="470.57")
+    assert "driver" in str(rejection(engine, old, Policy(proven_only=True)))
+    assert str(rejection(engine, H200, Policy(proven_only=True))).startswith("unproven, and only proven")

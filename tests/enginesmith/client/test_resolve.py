@@ -9,7 +9,8 @@ from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.hardware.machine import GENERATIONS, Machine, parse_targets
 from enginesmith.core.requirements import Cpu, Gpu, WideSums, for_target
 from enginesmith.core.types import PRECISIONS, Target
-from enginesmith.registry.evidence.attestations import JudgedEntry, MeasuredSpeed
+from enginesmith.registry.evidence.attestations import JudgedEntry
+from enginesmith.registry.evidence.latencies import MeasuredSpeed
 from enginesmith.registry.manifest import EngineEntry
 
 L4 = parse_targets("l4")[0]

@@ -3,12 +3,12 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from enginesmith.client.client import Client, ServingNode
+from enginesmith.client.client import Client
 from enginesmith.client.watching.server import Reporter
 from enginesmith.client.watching.watch import ChannelWatcher
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import parse_reference
-from enginesmith.registry.rollouts.state import Gates, RolloutPlan, parse_wave
+from enginesmith.registry.rollouts.state import Gates, RolloutPlan, ServingNode, parse_wave
 from enginesmith.registry.store.layout import blob_key, channel_key
 from enginesmith.registry.versions.state import read_channel
 from pipeline.rollout import operations

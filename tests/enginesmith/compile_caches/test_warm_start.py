@@ -14,14 +14,13 @@ from enginesmith.client.pull import Pulled
 from enginesmith.client.resolve import Policy
 from enginesmith.compile_caches.archive import CacheRecipe, CompileOptions, pack, read_recipe
 from enginesmith.compile_caches.warm_start import FOLDER_VARIABLE, StaleCacheError, measure_start
-from enginesmith.core.errors import InputError, IntegrityError, ModelError, digest_of_file
+from enginesmith.core.errors import InputError, IntegrityError, ModelError, UntrustedError, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.evaluation import list_facts
 from enginesmith.core.requirements import Cpu, Gpu, Installation, Runtime
 from enginesmith.registry.evidence.attachments import COMPILE_CACHE
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.trust.policy import UntrustedError
 from enginesmith.registry.trust.signing import SigningKey
 from enginesmith.registry.versions.publish import add_signatures
 from tests.enginesmith.registries import attach, engine, publish_engines

@@ -26,7 +26,7 @@ from enginesmith.registry.store.base import FileStore, Store, open_store
 from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.verification import verify
-from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions import lookup, state
 from enginesmith.registry.versions.publish import Published
 from enginesmith.registry.versions.state import read_history
 from tests.enginesmith.faulty_proxy import Fault, FaultyProxy, Kind, Request, proxying
@@ -217,7 +217,7 @@ def _check(store: Store, work: Work, name: str, end: str, tally: Tally) -> None:
     found = lookup.versions(store, "digits")
     there = str(work.number) in found
     assert found == [*before, *([str(work.number)] if there else [])], (name, found)
-    channel = lookup.read_channel(store, "digits", "candidate")
+    channel = state.read_channel(store, "digits", "candidate")
     assert channel is not None and channel.version in found[-2:], name
     serving = lookup.load(store, "digits", channel.version)
     assert len(store.read_blob(str(serving.engines[0].digest))) == serving.engines[0].size_bytes, name
@@ -225,7 +225,7 @@ def _check(store: Store, work: Work, name: str, end: str, tally: Tally) -> None:
     published = work.publish(store)
     assert (published.version, published.existed) == (str(work.number), there), name
     assert store.read_blob(str(published.manifest.engines[0].digest)) == work.data(), name
-    after = lookup.read_channel(store, "digits", "candidate")
+    after = state.read_channel(store, "digits", "candidate")
     assert after is not None and [move.version for move in read_history(store, after).moves] == [
         *before,
         str(work.number),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from enginesmith.core import moments
+from enginesmith.core import parsing
 from enginesmith.core.errors import IntegrityError, digest_of_bytes
 from enginesmith.registry import leases
 from enginesmith.registry.store.files import BlobDigest
@@ -57,7 +57,7 @@ def set_clocks(monkeypatch: pytest.MonkeyPatch, begin: datetime) -> Callable[[ti
     """Have every store in memory and this machine share a clock that stands still; what moves it."""
     clock = StoreClock(begin)
     monkeypatch.setattr(MemoryStore, "now", lambda store: store._do("now", lambda: clock.now))
-    monkeypatch.setattr(moments, "steady_s", lambda: clock.now.timestamp())
+    monkeypatch.setattr(parsing, "steady_s", lambda: clock.now.timestamp())
 
     def move(by: timedelta) -> None:
         clock.now += by

@@ -7,7 +7,6 @@ import pytest
 
 from enginesmith.client.locate import locate_and_rank
 from enginesmith.client.resolve import Policy
-from enginesmith.core.codec import encode
 from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import Reference
@@ -71,10 +70,6 @@ def test_pins_are_read_back_in_their_order(folder: Store) -> None:
     assert again == whole
     assert [graph.name for graph in again.graphs] == ["encoder", "decoder"]
     assert again.graphs[0].reference == "pair-encoder@1"
-
-
-def test_a_manifest_without_pins_is_written_as_before(folder: Store) -> None:
-    assert "graphs" not in encode(publish_engines(folder, [engine(folder)]).manifest)
 
 
 @on_each_store

@@ -15,7 +15,7 @@ from enginesmith.registry.registered_specs import list_pinned, pin, unpin
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import (
     LEASES,
-    MARKS,
+    MARK_STATE,
     attestation_key,
     channel_key,
     manifest_key,
@@ -130,7 +130,7 @@ def test_records_go_with_their_blobs_and_stay_with_them(memory: MemoryStore) -> 
     remember(memory, "ranges", "1" * 64, {}, [loose])
     memory.create(record_key("ranges", "2" * 64), b"garbage")
     (item,) = collect(memory, ONE, AT_ONCE).items
-    assert item.name == loose and item.why == "only the memory of a step (ranges) refers to it"
+    assert item.name == loose and item.why == "only a step record (ranges) refers to it"
     kinds = [item.kind for item in collect(memory, ONE, AT_ONCE, delete=True).items]
     assert kinds == ["blob", "record", "record"]
     assert recall(memory, "export", "0" * 64) == {} and memory.read(record_key("ranges", "1" * 64)) is None
@@ -146,7 +146,7 @@ def test_remains_of_a_version_go(memory: MemoryStore) -> None:
     assert not list(memory.list("models/digits/versions/7/"))
 
 
-def test_a_condemned_name_that_is_needed_again_is_taken_off(memory: MemoryStore) -> None:
+def test_a_marked_name_that_is_needed_again_is_taken_off(memory: MemoryStore) -> None:
     one, _ = publish(memory, *"ab")
     collect(memory, ONE, delete=True)
     channels.promote(memory, one, "stable")
@@ -161,7 +161,7 @@ def test_a_condemned_name_that_is_needed_again_is_taken_off(memory: MemoryStore)
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        (MARKS, "condemned.json: is not JSON"),
+        (MARK_STATE, "state.json: is not JSON"),
         (f"{LEASES}0.json", "delete it when nobody publishes"),
         (channel_key("digits", "stable"), "channel digits:stable"),
     ],
@@ -200,7 +200,7 @@ def test_leases_of_the_dead_are_found_and_go(memory: MemoryStore) -> None:
 
 def test_a_publication_leaves_no_lease(memory: MemoryStore) -> None:
     publish(memory, "a")
-    assert list(memory.list(LEASES)) == [] and memory.read(MARKS) is None
+    assert list(memory.list(LEASES)) == [] and memory.read(MARK_STATE) is None
 
 
 def test_a_dry_run_changes_nothing(memory: MemoryStore) -> None:

@@ -27,7 +27,7 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.cache import VerificationCache
 from enginesmith.registry.store.download import Fill, download, journal_of
 from enginesmith.registry.store.files import BlobDigest
-from enginesmith.registry.store.layout import LEASES, MARKS, lease_key, mark_shard_key, pin_key, policy_key
+from enginesmith.registry.store.layout import LEASES, MARK_STATE, lease_key, mark_shard_key, pin_key, policy_key
 from enginesmith.registry.trust.policy import public_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, policies
@@ -65,7 +65,7 @@ class Scene:
             "policy of all": policy_key(None, "candidate"),
             "pin": pin_key("digits", "2"),
             "lease": lease_key(held.id),
-            "marks": MARKS,
+            "marks": MARK_STATE,
         }
         self.waiting = marks.read_shards(store, marks.read_state(store).shards)
         self.keys["shard of marks"] = mark_shard_key(

@@ -1,11 +1,24 @@
 """A lease is over by the store's clock for others, and a little earlier by a clock of its own for its holder."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from enginesmith.core.errors import ConflictError
-from enginesmith.registry.leases import PUBLISHING, hold_lease, list_leases, take_lease
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import ConflictError, IntegrityError
+from enginesmith.registry.leases import (
+    PUBLISHING,
+    MarkShard,
+    MarkState,
+    Tombstone,
+    hold_lease,
+    list_leases,
+    read_shards,
+    read_state,
+    take_lease,
+)
+from enginesmith.registry.store.layout import MARK_STATE, lease_key, mark_shard_key
 from tests.enginesmith.registry.memory import MemoryStore, set_clocks
 
 
@@ -39,3 +52,55 @@ def test_a_holder_counts_from_before_it_asked_for_the_time(monkeypatch: pytest.M
 
     with hold_lease(Slow(), "publishing") as guard, pytest.raises(ConflictError, match="took longer"):
         guard.secure(["a" * 64])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seen": -1}, "seen is -1; it must be a whole number"),
+        ({"seen": True}, "seen is True"),
+        ({"expires": "tomorrow"}, "expires is 'tomorrow'; it must be a time in ISO 8601 with its time zone"),
+        ({"at": "2026-01-01T00:00:00"}, "at is .* with its time zone"),
+        ({"expires": "9999-12-31T23:59:59-14:00"}, "in 1900 to 8999"),
+        ({"changes": ["../x"]}, r"changes\[0\] is '../x'"),
+        ({"changes": None}, "changes is None; it must be a list"),
+        ({"more": 1}, "has no field 'more'"),
+        ({"id": "other"}, "moved by hand"),
+        ({"id": "../../x"}, ""),
+    ],
+)
+def test_a_lease_that_cannot_be_read_stops_whoever_asks(change: dict[str, object], message: str) -> None:
+    store = MemoryStore()
+    key = lease_key(take_lease(store, "publishing").id)
+    document = json.loads(store.objects[key])
+    store.objects[key] = json.dumps({**document, **change}).encode()
+    with pytest.raises(IntegrityError, match=rf"{key}: .*{message}.*delete it when nobody publishes"):
+        list_leases(store)
+
+
+@pytest.mark.parametrize("name", ["id", "what", "holder", "at", "expires", "seen", "changes"])
+def test_no_field_of_a_lease_has_a_default(name: str) -> None:
+    store = MemoryStore()
+    key = lease_key(take_lease(store, "publishing").id)
+    document = json.loads(store.objects[key])
+    del document[name]
+    store.objects[key] = json.dumps(document).encode()
+    with pytest.raises(IntegrityError, match=f"{name} is missing"):
+        list_leases(store)
+
+
+@pytest.mark.parametrize("name", ["generation", "latest", "abandoned", "shards", "sweeper", "format"])
+def test_no_field_of_the_marks_has_a_default(name: str) -> None:
+    """An `abandoned` that is missing would let marks count that must not."""
+    document = encode(MarkState(3, 3, (2,), ("ab",)))
+    del document[name]
+    with pytest.raises(IntegrityError, match=f"gc/state.json: {name} is missing"):
+        read_state(MemoryStore({MARK_STATE: json.dumps(document).encode()}))
+
+
+def test_names_that_one_collection_marked_share_one_mark() -> None:
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    shard = MarkShard({f"{number:064x}": Tombstone(since, 1) for number in range(3)})
+    store = MemoryStore({mark_shard_key("00"): json.dumps(encode(shard)).encode()})
+    (found,) = read_shards(store, ["00"]).values()
+    assert found == shard and len({id(mark) for mark in found.waiting.values()}) == 1

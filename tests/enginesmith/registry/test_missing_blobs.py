@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from enginesmith.client.client import Client
-from enginesmith.client.fetch import BlobFetcher
 from enginesmith.client.locate import VersionLocator
+from enginesmith.client.pull import BlobFetcher
 from enginesmith.client.resolve import Policy
 from enginesmith.client.watching.watch import ChannelWatcher
 from enginesmith.core.errors import IntegrityError
@@ -19,7 +19,7 @@ from enginesmith.registry.store.base import FileStore, Store
 from enginesmith.registry.store.layout import blob_key
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.verification import verify
-from enginesmith.registry.versions import channels, lookup
+from enginesmith.registry.versions import channels, state
 from tests.enginesmith.faulty_proxy import FaultyProxy
 from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, pull
 
@@ -69,7 +69,7 @@ def test_promotion_refuses(store: Store, manifest: Manifest, damage: Damage, kin
         IntegrityError, match=rf"digits@1 is damaged; .*registry fsck digits@1(.|\n)*engine cpu .*{digest}"
     ):
         channels.promote(store, manifest, "stable", proven_only=proven_only)
-    assert lookup.read_channel(store, "digits", "stable") is None
+    assert state.read_channel(store, "digits", "stable") is None
     assert (kind, digest) in {(problem.kind, problem.what) for problem in verify(store).problems}
 
 

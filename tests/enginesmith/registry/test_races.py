@@ -56,7 +56,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Callable[[timedelta], None]:
 
 @cache
 def beginnings() -> tuple[Manifest, dict[str, bytes], dict[str, bytes], dict[str, bytes]]:
-    """Version 1, and stores: as it is, with version 1 condemned at `START`, and another one to mirror from."""
+    """Version 1, and stores: as it is, with version 1 marked at `START`, and another one to mirror from."""
     store, elsewhere = MemoryStore(), MemoryStore()
     old = publish_engines(store, [engine(store, data=DATA)], "a", channel=None).manifest
     channels.promote(store, old, "stable")
@@ -71,13 +71,13 @@ def beginnings() -> tuple[Manifest, dict[str, bytes], dict[str, bytes], dict[str
 class World:
     """Versions 1 (with `DATA`), 2 and 3, each served in turn, of which a collection keeps 2 and 3.
 
-    condemned: 1 was condemned long ago."""
+    marked: 1 was marked long ago."""
 
-    def __init__(self, *, condemned: bool) -> None:
+    def __init__(self, *, marked: bool) -> None:
         self.old, plain, waiting, elsewhere = beginnings()
-        self.store = MemoryStore(dict(waiting if condemned else plain))
+        self.store = MemoryStore(dict(waiting if marked else plain))
         self.elsewhere = MemoryStore(dict(elsewhere), uri="memory://elsewhere")
-        self.grace = GRACE if condemned else timedelta(0)
+        self.grace = GRACE if marked else timedelta(0)
 
     def collect(self, store: MemoryStore) -> None:
         collect(store, RULES, self.grace, delete=True)
@@ -153,20 +153,20 @@ def race(
     assert collector.error is None or isinstance(collector.error, Killed), collector.error
 
 
-@pytest.mark.parametrize("condemned", [True, False], ids=["due", "no grace"])
+@pytest.mark.parametrize("marked", [True, False], ids=["due", "no grace"])
 @pytest.mark.parametrize("work", WRITERS, ids=lambda work: work.__name__)
 def test_a_collection_and_a_writer_at_every_call(
-    work: Callable[[World, MemoryStore], None], condemned: bool, time: Callable[[timedelta], None]
+    work: Callable[[World, MemoryStore], None], marked: bool, time: Callable[[timedelta], None]
 ) -> None:
     lengths = (
-        steps_of(World(condemned=condemned), lambda store: collect(store, RULES, GRACE, delete=True)),
-        steps_of(fresh := World(condemned=condemned), lambda store: work(fresh, store)),
+        steps_of(World(marked=marked), lambda store: collect(store, RULES, GRACE, delete=True)),
+        steps_of(fresh := World(marked=marked), lambda store: work(fresh, store)),
     )
     outcomes = set()
     for first in range(2):
         # Every third call, and others when there is no grace; the random schedules come between.
-        for steps in range(1 + condemned, lengths[first] + 2, 3):
-            world, actors = World(condemned=condemned), (Actor("collector"), Actor("writer"))
+        for steps in range(1 + marked, lengths[first] + 2, 3):
+            world, actors = World(marked=marked), (Actor("collector"), Actor("writer"))
             race(world, work, *actors, after(actors[first], steps))
             check(world, actors[1], work, (first, steps))
             outcomes.add(type(actors[1].error))
@@ -174,11 +174,11 @@ def test_a_collection_and_a_writer_at_every_call(
 
 
 def test_a_writer_that_ends_while_a_collection_looks_around(time: Callable[[timedelta], None]) -> None:
-    """Its lease was there when names were condemned and is gone when they are swept: its manifest must be seen."""
-    length = steps_of(World(condemned=False), lambda store: collect(store, RULES, timedelta(0), delete=True))
+    """Its lease was there when names were marked and is gone when they are swept: its manifest must be seen."""
+    length = steps_of(World(marked=False), lambda store: collect(store, RULES, timedelta(0), delete=True))
     for steps in range(4, 14, 5):
         for others in range(length // 4, length):
-            world, collector, writer = World(condemned=False), Actor("collector"), Actor("writer")
+            world, collector, writer = World(marked=False), Actor("collector"), Actor("writer")
             race(world, publish_again, collector, writer, in_turns(writer, steps, collector, others))
             assert verify(world.store).sound, (steps, others)
 
@@ -186,7 +186,7 @@ def test_a_writer_that_ends_while_a_collection_looks_around(time: Callable[[time
 def test_a_collection_and_a_writer_at_random(time: Callable[[timedelta], None]) -> None:
     for seed in range(84):
         work = WRITERS[seed % len(WRITERS)]
-        world, collector, writer = World(condemned=seed % 5 > 0), Actor("collector"), Actor("writer")
+        world, collector, writer = World(marked=seed % 5 > 0), Actor("collector"), Actor("writer")
         race(world, work, collector, writer, seeded(seed))
         check(world, writer, work, seed)
 
@@ -195,7 +195,7 @@ def test_killed_at_every_call(time: Callable[[timedelta], None]) -> None:
     """Either dies; what is published is whole, and the next collection, after an hour, ends what the dead one began."""
     for victim in range(2):
         for step in range(2, 70, 3):
-            world, actors = World(condemned=True), (Actor("collector"), Actor("writer"))
+            world, actors = World(marked=True), (Actor("collector"), Actor("writer"))
             actors[victim].kill_at = step
             race(world, publish_again, *actors, seeded(step))
             if not isinstance(actors[1].error, EnginesmithError):
@@ -210,8 +210,8 @@ def test_killed_at_every_call(time: Callable[[timedelta], None]) -> None:
             assert result.sound and not [item for item in result.problems if item.kind == "stray"], (victim, step)
 
 
-def test_what_was_condemned_under_a_lease_stays_while_it_is_held(time: Callable[[timedelta], None]) -> None:
-    world = World(condemned=False)
+def test_what_was_marked_under_a_lease_stays_while_it_is_held(time: Callable[[timedelta], None]) -> None:
+    world = World(marked=False)
     with hold_lease(world.store, "building for days", timedelta(days=3)):
         collect(world.store, RULES, GRACE, delete=True)
         time(GRACE + timedelta(hours=1))
@@ -223,7 +223,7 @@ def test_what_was_condemned_under_a_lease_stays_while_it_is_held(time: Callable[
 
 
 def test_a_lease_that_is_over_holds_nothing_and_its_holder_is_told(time: Callable[[timedelta], None]) -> None:
-    world = World(condemned=True)
+    world = World(marked=True)
     with hold_lease(world.store, "sleeping", timedelta(hours=1)) as guard:
         time(timedelta(hours=2))
         with pytest.raises(ConflictError, match="sleeping took longer than its lease"):
@@ -235,7 +235,7 @@ def test_a_lease_that_is_over_holds_nothing_and_its_holder_is_told(time: Callabl
 def test_two_collections_and_a_writer(time: Callable[[timedelta], None]) -> None:
     """Were both to delete, the slower one would take what a writer put back after the faster one was done."""
     for seed in range(32):
-        world, actors, writer = World(condemned=True), (Actor("one"), Actor("two")), Actor("writer")
+        world, actors, writer = World(marked=True), (Actor("one"), Actor("two")), Actor("writer")
         works = [(actor, partial(world.collect, world.store.seen_by(actor))) for actor in actors]
         publish = partial(publish_without_a_build, world, world.store.seen_by(writer))
         # The writer comes when the first collection has gone some way, and that one goes on when all else is over.

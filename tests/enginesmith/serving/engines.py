@@ -5,9 +5,9 @@ from threading import Lock
 
 import numpy as np
 
+from enginesmith.core.state import Padding
 from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec
 from enginesmith.serving.buckets import RoutedEngine
-from enginesmith.serving.padding import Padding
 
 INPUTS = (TensorSpec("x", "float32", ("batch", "sequence")), TensorSpec("mask", "int64", ("batch", "sequence")))
 OUTPUTS = (TensorSpec("each", "float32", ("batch", "sequence")), TensorSpec("mean", "float32", ("batch",)))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from enginesmith.core.errors import DataError, EnginesmithError, InputError
+from enginesmith.core.state import Padding
 from enginesmith.core.types import Session, TensorSpec
 from enginesmith.serving.batcher import Batcher
-from enginesmith.serving.padding import Padding
 from enginesmith.serving.router import Router
 from tests.enginesmith.serving.engines import INPUTS, OUTPUTS, PADDING, Calls, assert_same, engine, profile, request
 from tests.waiting import PATIENCE_S

@@ -9,11 +9,11 @@ from enginesmith.client.resolve import Policy, rank_engines
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.reports.latency import timed_alike
 from enginesmith.core.requirements import Cpu
+from enginesmith.core.state import Padding
 from enginesmith.core.types import TensorSpec
-from enginesmith.registry.evidence.attestations import speeds_of
+from enginesmith.registry.evidence.latencies import speeds_of
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.serving.buckets import DimBounds, RoutedEngine, cheapest, list_buckets, measured_seconds
-from enginesmith.serving.padding import Padding
 from tests.enginesmith.serving.engines import PADDING, engine, profile
 from tests.validation.latency.reports import latency_report
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from enginesmith.core.state import Padding
 from enginesmith.serving.metrics import ROUTER_METRICS, prometheus_text, register
-from enginesmith.serving.padding import Padding
 from enginesmith.serving.router import Router
 from tests.enginesmith.serving.engines import PADDING, engine, profile, request
 

@@ -8,11 +8,11 @@ import pytest
 
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import DataError, EnginesmithError, InputError
+from enginesmith.core.state import Padding
 from enginesmith.core.types import TensorSpec
 from enginesmith.serving.buckets import RoutedEngine
 from enginesmith.serving.counts import JustInTime, RouterCounts
 from enginesmith.serving.drift import RateDriftDetector
-from enginesmith.serving.padding import Padding
 from enginesmith.serving.router import Router
 from tests.enginesmith.serving.engines import INPUTS, OUTPUTS, PADDING, Calls, assert_same, engine, profile, request
 from tests.waiting import PATIENCE_S, until

@@ -15,8 +15,8 @@ def task(place: str) -> Check:
     return Check("task", "accuracy", "logits", f"golden, {place}", 0.1, 0.9, False)
 
 
-def drift(joint: str, name: str = "sqnr_db") -> Check:
-    return Check(joint, name, "logits", "golden", 3.0, 15.0, False)
+def drift(stage: str, name: str = "sqnr_db") -> Check:
+    return Check(stage, name, "logits", "golden", 3.0, 15.0, False)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,6 @@ def test_what_only_inherits_a_failure_is_not_taken_apart(failed: list[Check], ta
     built = SimpleNamespace(unit=SimpleNamespace(name="cpu int8 onnxruntime", request=request, graph=graph))
     judged = cast("JudgedUnit", SimpleNamespace(built=built, report=SimpleNamespace(failed=tuple(failed))))
     found = find_suspects([judged])
-    assert [item.joint for item in found] == taken
+    assert [item.stage for item in found] == taken
     sizes = tuple(check.case for check in failed if check.name == "sizes")
     assert all(item.sizes == sizes for item in found)

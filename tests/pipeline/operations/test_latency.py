@@ -11,7 +11,7 @@ from enginesmith.core.codec import encode
 from enginesmith.core.errors import InputError, IntegrityError, SpecError
 from enginesmith.core.names import parse_reference
 from enginesmith.core.types import Dim, Target
-from enginesmith.registry.evidence.attestations import attach_latency, latencies
+from enginesmith.registry.evidence.latencies import attach_latency, latencies
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.canary.engines import choose

@@ -79,7 +79,7 @@ def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, return
     assert "proven by attestation" in now_is["cpu int8 onnxruntime"]
     (report,) = (built.registry / "models").rglob(f"{found['cpu int8 onnxruntime'][1]}.json")
     text = json.loads(report.read_bytes())
-    assert {check["joint"] for check in text["checks"]} == {"export", "quantization", "engine", "task"}
+    assert {check["stage"] for check in text["checks"]} == {"export", "quantization", "engine", "task"}
     assert "answers recorded on" in text["reason"] and text["host"]["device_name"]
     assert text["spreads"]
 

@@ -68,7 +68,7 @@ def test_graphs_and_the_whole_are_proven_by_what_came_back(
     assert [item.reference for item in found] == ["pair-decoder@1", "pair-encoder@1", "pair@1"]
     assert {item.verdict for item in found} == {"proven"}, found
     report = json.loads(next(Path(store.uri.removeprefix("file://")).rglob(f"{found[2].report}.json")).read_bytes())
-    assert {(check["joint"], check["case"]) for check in report["checks"]} >= {
+    assert {(check["stage"], check["case"]) for check in report["checks"]} >= {
         ("quantization", "golden"),
         ("engine", "golden"),
         ("engine", "end to end"),

@@ -75,7 +75,7 @@ def test_sequences_are_run_there_and_judged_here(built: tuple[Store, Manifest], 
     assert {item.verdict for item in found} == {"proven"}, found
     for item in found:
         report = json.loads(next(Path(store.uri.removeprefix("file://")).rglob(f"{item.report}.json")).read_bytes())
-        free = [check for check in report["checks"] if check["case"] == "free running" and check["joint"] == "engine"]
+        free = [check for check in report["checks"] if check["case"] == "free running" and check["stage"] == "engine"]
         assert free and report["free_running"]
     assert all("proven by attestation" in entry.reason for entry in judge_entries(store, manifest))
 

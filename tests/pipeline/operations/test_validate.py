@@ -25,8 +25,8 @@ def test_a_proof_that_is_made_again_has_as_many_checks_as_the_build_had(store: S
     """All that is not the engine's own is taken from the published report: also what tasks say of model and graph."""
     places = [("export", "golden"), ("quantization", "edge"), ("engine", "golden"), ("task", "golden, exported model"),
               ("task", "edges, graph"), ("task", "golden, engine"), ("task", "edges, engine")]  # fmt: skip
-    checks = tuple(Check(joint, "accuracy", "logits", case, 1.0, None, True) for joint, case in places)
+    checks = tuple(Check(stage, "accuracy", "logits", case, 1.0, None, True) for stage, case in places)
     entry = engine(store)
     stored = store.put_bytes(canonical_json(replace(report(entry), checks=checks).to_json()))
     kept = published_proof(replace(entry, report=stored), store).checks
-    assert [(check.joint, check.case) for check in kept] == [places[0], places[1], places[3], places[4]]
+    assert [(check.stage, check.case) for check in kept] == [places[0], places[1], places[3], places[4]]

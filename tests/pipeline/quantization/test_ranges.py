@@ -32,7 +32,7 @@ def test_the_digest_is_over_method_and_ranges_only() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 1}, "format 1"),
+        ({"format": 2}, "format 2"),
         ({"tensors": {"x": {"range": [1.0, 0.0]}}}, "'x' has the range"),
         ({"tensors": {"x": {"range": [0.0, float("nan")]}}}, "'x' has the range"),
         ({"tensors": {"x": {"range": [0.0, float("inf")]}}}, "'x' has the range"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from enginesmith import cli
-from enginesmith.registry.evidence.attestations import latency_reports
+from enginesmith.registry.evidence.latencies import latency_reports
 from enginesmith.registry.latency_series import LatencySeries, SeriesPoint, list_series, merged
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import write_whole

@@ -11,7 +11,7 @@ from enginesmith.registry.rollouts.state import Slice, reports
 from enginesmith.registry.store.layout import channel_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, policies
-from enginesmith.registry.versions.lookup import read_rollout, running_rollouts
+from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
 from enginesmith.registry.versions.policies import ChannelPolicy
 from enginesmith.registry.versions.state import read_channel, read_history
 from pipeline.rollout import operations

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.verification import repair, verify
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.lookup import read_rollout, running_rollouts
+from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
 from pipeline.rollout import advance as advancing
 from pipeline.rollout.advance import RolloutFollower
 from tests.enginesmith.registry.memory import MemoryStore

@@ -14,7 +14,8 @@ from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.layout import ROLLOUTS
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.lookup import load, running_rollouts
+from enginesmith.registry.versions.channel_writes import running_rollouts
+from enginesmith.registry.versions.lookup import load
 from enginesmith.registry.versions.publish import add_attestation
 from enginesmith.registry.versions.state import Channel, read_channel, read_history
 from pipeline.rollout import operations

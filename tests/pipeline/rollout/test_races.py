@@ -8,7 +8,7 @@ from enginesmith.core.errors import ConflictError, EnginesmithError
 from enginesmith.registry.leases import hold_lease
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.lookup import read_rollout, running_rollouts
+from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
 from enginesmith.registry.versions.state import read_channel, read_history
 from pipeline.rollout import operations
 from pipeline.rollout.operations import Operator

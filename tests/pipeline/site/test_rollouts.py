@@ -10,7 +10,7 @@ from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import SERIES, channel_key
 from enginesmith.registry.versions import channels, lookup
-from enginesmith.registry.versions.lookup import change_rollout, read_rollout
+from enginesmith.registry.versions.channel_writes import change_rollout, read_rollout
 from pipeline.site.machines import line_of, read_all_series
 from tests.enginesmith.registries import engine, overwrite, publish_engines
 from tests.enginesmith.registry.test_latency_series import SERIES as KNOWN

@@ -49,6 +49,9 @@ def test_it_reads_back_as_it_was_without_bare_nan() -> None:
         "leave": None,
         "searched": False,
         "ended_early": False,
+        "overrides": None,
+        "snippet": None,
+        "quality": None,
     }
 
 

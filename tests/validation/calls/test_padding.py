@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 from builders.reference import ReferenceSession
+from enginesmith.core.state import Padding
 from enginesmith.core.types import BuildRequest, ShapeProfile, Target, TensorSpec
-from enginesmith.serving.padding import Padding
 from tests.pipeline.quantization.small_nets import build
 from validation.calls.checks import next_sizes, padding_checks
 from validation.golden.golden_set import Case, GoldenSet

@@ -30,7 +30,7 @@ def drawn(failed):
 
 def hostile(document):
     """Everything that somebody may have written, made hostile."""
-    seen = document.shown
+    seen = document.view
     errors = tuple(replace(row, error=HOSTILE) for row in seen.errors)
     worst = tuple(replace(row, request=HOSTILE) for row in seen.worst)
     sides = {
@@ -42,7 +42,7 @@ def hostile(document):
         reason=HOSTILE,
         notes=(HOSTILE,),
         thresholds_from=HOSTILE,
-        shown=replace(seen, errors=errors, worst=worst),
+        view=replace(seen, errors=errors, worst=worst),
         host={HOSTILE: HOSTILE},
         traffic=replace(document.traffic, made=HOSTILE),
         **sides,
@@ -116,11 +116,11 @@ def test_what_a_number_of_requests_can_show_is_a_sentence(count, said):
 
 
 def test_answers_that_are_equal_are_not_listed_as_those_that_differ_most(failed):
-    seen = failed.shown
+    seen = failed.view
     rows = tuple(replace(row, sqnr_db=level) for row, level in zip(seen.worst, (-999.0, 3.0, 999.0), strict=False))
-    text = " ".join(Page(render(replace(failed, shown=replace(seen, worst=rows)))).text.split())
+    text = " ".join(Page(render(replace(failed, view=replace(seen, worst=rows)))).text.split())
     assert "nothing in common" in text and "3.0 dB" in text and "999" not in text
-    text = Page(render(replace(failed, shown=replace(seen, worst=rows[2:])))).text
+    text = Page(render(replace(failed, view=replace(seen, worst=rows[2:])))).text
     assert "every answer that was compared is equal" in text
 
 

@@ -68,7 +68,7 @@ def test_a_report_that_says_two_things_is_refused(failed):
         ({"looks": {**LOOKS, "planned": 1.5}}, "looks.planned is 1.5"),
         ({"candidate": {"engine": "x"}}, "engine is 'x'; a SHA-256 is needed"),
         ({"thresholds": {"latency": {"p50": "fast"}}}, "latency.p50 is 'fast'"),
-        ({"shown": {"more": 1}}, "shown has no field 'more'"),
+        ({"view": {"more": 1}}, "view has no field 'more'"),
         ({"host": {"cpus": 2}}, "host.cpus is 2"),
     ],
 )

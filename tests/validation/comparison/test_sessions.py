@@ -24,7 +24,7 @@ def by_name(checks, case=None):
 def test_an_exact_candidate_passes_everything():
     checks = drift_checks("engine", Fake(original), Fake(original), golden(), Budget(max_abs=0, sqnr_db=100))
     assert checks and all(check.passed for check in checks)
-    assert {check.joint for check in checks} == {"engine"}
+    assert {check.stage for check in checks} == {"engine"}
     assert by_name(checks, "golden")["sqnr_db"].value == math.inf
 
 

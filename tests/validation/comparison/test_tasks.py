@@ -11,7 +11,7 @@ from enginesmith.core.errors import DataError, EnginesmithError, InputError
 from enginesmith.core.reports.proof import Check, judge
 from tests.validation.comparison.fakes import DIMS, SPECS, Fake, original
 from validation.comparison.sessions import drift_checks
-from validation.comparison.tasks import lift_limits, limits_elsewhere, task_checks
+from validation.comparison.tasks import lift_limits, limits_at_other_sizes, task_checks
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import HONEST_DB, LEAST_DB
 from validation.limits.terms import Budget
@@ -175,7 +175,7 @@ DETECTION = DetectionMetric("boxes", scores="scores")
         (DETECTION, replace(BOXES, output="masks"), False),
         (DETECTION, replace(BOXES, output="scores", value=9.0), False),
         (DETECTION, replace(BOXES, output="scores", case="golden 2"), False),
-        (DETECTION, replace(BOXES, joint="export"), False),
+        (DETECTION, replace(BOXES, stage="export"), False),
         (DETECTION, replace(BOXES, name="outputs", value=None, limit=None), False),
         (replace(DETECTION, head=True), BOXES, False),
         (RegressionMetric("boxes"), BOXES, False),
@@ -197,12 +197,12 @@ def test_other_sizes_may_drift_twice_as_far_as_the_worst_golden_sample():
     spreads = Spreads()
     drift_checks("engine", None, Fake(lambda i: {"y": i["x"] * 2 + np.float32(0.01)}), golden(), Budget(), spreads)
     (spread,) = spreads.at("engine")
-    assert limits_elsewhere([spread], [decisions()]) is None
-    held = limits_elsewhere([spread], [decisions(), decisions(decides=True)]).current.budgets
+    assert limits_at_other_sizes([spread], [decisions()]) is None
+    held = limits_at_other_sizes([spread], [decisions(), decisions(decides=True)]).current.budgets
     assert held.of("y", "edge") == Budget(sqnr_db=min(spread.sqnr_db) - HONEST_DB, argmax_agreement=0.0)
     assert held.of("z", "edge") == Budget(argmax_agreement=0.0)
     lost = replace(spread, sqnr_db=(-math.inf, 40.0))
-    assert limits_elsewhere([lost], [decisions(decides=True)]).current.budgets.of("y", "edge").sqnr_db == LEAST_DB
+    assert limits_at_other_sizes([lost], [decisions(decides=True)]).current.budgets.of("y", "edge").sqnr_db == LEAST_DB
 
 
 def test_drift_of_the_export_counts_whatever_decides():

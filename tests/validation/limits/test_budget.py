@@ -30,8 +30,8 @@ def test_errors_have_upper_limits_and_likenesses_lower_ones():
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_lower_precisions_get_no_tighter_limits(precision):
-    for joint in ("quantization", "engine"):
-        assert default_budget(joint, precision).sqnr_db <= default_budget(joint, "fp32").sqnr_db
+    for stage in ("quantization", "engine"):
+        assert default_budget(stage, precision).sqnr_db <= default_budget(stage, "fp32").sqnr_db
 
 
 @pytest.mark.parametrize(("floor", "limit"), [(135, 105), (115, 85), (105, 80), (90, 70), (65, 45), (10, 3)])
@@ -43,10 +43,10 @@ def test_a_floor_tightens_by_one_margin_and_loosens_by_a_smaller(floor, limit):
 
 def test_every_default_is_in_the_documentation():
     text = DOCS.read_text()
-    for joint in ("quantization", "engine", "export"):
+    for stage in ("quantization", "engine", "export"):
         for precision in PRECISIONS:
-            budget = default_budget(joint, precision)
-            label = "export" if joint == "export" else f"{joint} {precision}"
+            budget = default_budget(stage, precision)
+            label = "export" if stage == "export" else f"{stage} {precision}"
             assert f"| {label} | {budget.sqnr_db:g} | {budget.max_rel:g} |" in text
 
 

@@ -155,8 +155,8 @@ def test_quantization_to_integers_keeps_its_documented_limits():
 def test_the_floor_of_an_ill_conditioned_model_loosens_a_default_and_the_line_says_so():
     """float32 itself is 65 dB from exact, and two honest kernels 63.5 dB from each other."""
     noise = Noise({"y": {"golden": OutputFloor(65.0, 1e-3)}})
-    for joint in ("export", "engine"):
-        found = budgets(joint, "fp32", noise)
+    for stage in ("export", "engine"):
+        found = budgets(stage, "fp32", noise)
         assert found.of("y", "golden").sqnr_db == 45 and found.of("y", "golden").max_rel == pytest.approx(
             1e-3 * 10**1.5
         )

@@ -11,7 +11,7 @@ import pytest
 
 from enginesmith.core.codec import decode, encode_document
 from enginesmith.core.reports.proof import Check, Report, unmeasured
-from tests.validation.page_data import joint_checks, version_report
+from tests.validation.page_data import stage_checks, version_report
 from validation.reporting.html import VersionPage, headroom_db, metric_text
 from validation.reporting.html import overview as look
 from validation.reporting.html import render as draw
@@ -97,7 +97,7 @@ KEPT = frozenset(
         "finding",
         "status",
         "precision",
-        "joint",
+        "stage",
         "name",
         "verdict",
         "created_at",
@@ -179,7 +179,7 @@ def test_the_least_version_renders():
 
 def test_a_failed_check_is_the_tightest_and_names_itself():
     report = bare()
-    broken = [encode_document(check) for check in joint_checks("engine", 3.0, 22.0, passed=False)]
+    broken = [encode_document(check) for check in stage_checks("engine", 3.0, 22.0, passed=False)]
     report["reports"][0]["checks"] += broken
     shown = overview(report)
     assert shown.engines[0].tightest.value == 3.0
@@ -238,7 +238,7 @@ def with_tasks(*checks: Check) -> dict:
     """The usual version whose engines have these task metrics, and their graphs the same values."""
     data = bare()
     for report in data["reports"]:
-        kept = [check for check in report["checks"] if check["joint"] != "task"]
+        kept = [check for check in report["checks"] if check["stage"] != "task"]
         report["checks"] = kept + [encode_document(check) for check in checks]
     values = {check.name: check.value for check in checks if check.case.startswith("golden")}
     return {**data, "metrics": dict.fromkeys(data["metrics"], values)}
@@ -266,7 +266,7 @@ def test_a_limit_that_a_task_metric_lifts_is_shown_as_such():
     data = bare()
     for report in data["reports"]:
         for check in report["checks"]:
-            if check["joint"] == "engine" and check["name"] == "sqnr_db":
+            if check["stage"] == "engine" and check["name"] == "sqnr_db":
                 check |= {"limit": None, "waived": 45.0, "value": 41.0}
     assert "limit 45.0 dB not applied" in Page(render(data)).text
 
@@ -280,9 +280,9 @@ def test_the_joints_stand_side_by_side_and_name_where_the_drift_is():
     assert rows["fp32"].cells["engine"] is None
 
 
-def test_a_failure_names_its_joint_and_comes_first():
+def test_a_failure_names_its_stage_and_comes_first():
     report = bare()
-    broken = [encode_document(check) for check in joint_checks("engine", 3.0, 22.0, passed=False)]
+    broken = [encode_document(check) for check in stage_checks("engine", 3.0, 22.0, passed=False)]
     report["reports"][0]["checks"] += broken
     report["reports"][1]["checks"].append(
         encode_document(Check("engine", "runs", "", "all", None, None, False, "it died"))
@@ -350,7 +350,7 @@ def test_what_failed_has_the_command_that_does_it_again():
     text = render(report)
     commands = ("validate digits@14 --target cpu", "debug attribute digits@14 --target cpu --precision fp32")
     assert "\n".join(f"enginesmith {command}" for command in commands) in text
-    report["reports"][0]["checks"].append(encode_document(joint_checks("engine", 3.0, 22.0, passed=False)[3]))
+    report["reports"][0]["checks"].append(encode_document(stage_checks("engine", 3.0, 22.0, passed=False)[3]))
     report["engines"][0] |= {"digest": None}
     assert "enginesmith build SPEC.yaml --target cpu --precision fp32 --backend onnxruntime" in render(report)
 

@@ -14,7 +14,7 @@ nodeCache.pulls: {{ .name }} is there twice; rename one
 {{- end }}
 {{- $names = append $names .name }}
 {{- if not (contains ":" .reference) }}
-nodeCache.pulls.{{ .name }}: {{ .reference | quote }} is no channel, and only channels are followed; give NAME:CHANNEL
+nodeCache.pulls.{{ .name }}: {{ .reference | quote }} is not a channel; only channels can be followed; give NAME:CHANNEL
 {{- end }}
 {{- end }}
 {{- end -}}

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import enginesmith
-from enginesmith.client.client import Client, DynamicBatching, Plain, Policy, Triton
-from enginesmith.client.layouts.base import AllGenerations, hold
-from enginesmith.client.layouts.triton import triton_version
+from enginesmith.client.client import Client
+from enginesmith.client.layouts.base import AllGenerations, Plain, hold
+from enginesmith.client.layouts.triton import Triton, triton_version
+from enginesmith.client.layouts.triton_config import DynamicBatching
+from enginesmith.client.resolve import Policy
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, UnknownNameError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.types import ShapeProfile, TensorSpec
@@ -162,7 +164,7 @@ def test_what_triton_cannot_serve_is_passed_over_with_the_reason(store: Store, d
     assert "has no weights" in reasons["l4 fp8 tensorrt"]
     odd = replace(cpu_engine(store, 1), outputs=(TensorSpec("logits", "complex64", ("batch", 10)),))
     publish_engines(store, [odd, rtx], "b")
-    with pytest.raises(UnknownNameError, match="'logits' is complex64, a type that Triton has not"):
+    with pytest.raises(UnknownNameError, match="'logits' is complex64, a type that Triton does not support"):
         place(store, dest)
 
 

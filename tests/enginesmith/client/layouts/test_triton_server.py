@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.client.client import Client, Post, Triton
+from enginesmith.client.client import Client
+from enginesmith.client.layouts.triton import Triton
+from enginesmith.client.watching.server import Post
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import channels

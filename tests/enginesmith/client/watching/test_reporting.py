@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from enginesmith.client.client import Client, Command, HealthCommand, HealthUrl, ReportUrl, ServingNode
-from enginesmith.client.fetch import BlobFetcher
+from enginesmith.client.client import Client
 from enginesmith.client.locate import VersionLocator
+from enginesmith.client.pull import BlobFetcher
 from enginesmith.client.resolve import Policy
-from enginesmith.client.watching.server import Post, Reporter
+from enginesmith.client.watching.server import Command, HealthCommand, HealthUrl, Post, Reporter, ReportUrl
 from enginesmith.client.watching.watch import ChannelWatcher
 from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, read_token
 from enginesmith.core.hardware.machine import Machine
@@ -31,7 +31,7 @@ from enginesmith.registry.rollouts.reports import (
     read_reports,
     report_key,
 )
-from enginesmith.registry.rollouts.state import Gates, RolloutPlan, parse_wave
+from enginesmith.registry.rollouts.state import Gates, RolloutPlan, ServingNode, parse_wave
 from pipeline.rollout import operations
 from tests.enginesmith.registries import engine, publish_engines
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.client.client import Client, Policy
+from enginesmith.client.client import Client
 from enginesmith.client.layouts.base import MARK
 from enginesmith.client.locate import VersionLocator
+from enginesmith.client.resolve import Policy
 from enginesmith.client.watching.watch import ChannelWatcher, Swap
-from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, UnknownNameError
+from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, UnknownNameError, UntrustedError
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import manifest_key
-from enginesmith.registry.trust.policy import UntrustedError
 from enginesmith.registry.trust.signing import SigningKey, sign
 from enginesmith.registry.versions import channels
 from tests.enginesmith.client.watching.test_watch import Looks

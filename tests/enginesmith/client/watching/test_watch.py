@@ -15,8 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from enginesmith.client.client import Client, Command, HealthCommand, Plain, Policy, Post
-from enginesmith.client.layouts.base import hold
+from enginesmith.client.client import Client
+from enginesmith.client.layouts.base import Plain, hold
+from enginesmith.client.resolve import Policy
+from enginesmith.client.watching.server import Command, HealthCommand, Post
 from enginesmith.client.watching.watch import Swap
 from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, UnknownNameError
 from enginesmith.registry.store.base import Store

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginesmith.core.reports.latency import accuracy_order, is_shorter, order_by_evidence
-from enginesmith.core.types import PRECISIONS
+from enginesmith.core.reports.latency import is_shorter, order_by_evidence
+from enginesmith.core.types import PRECISIONS, accuracy_order
 
 
 def test_every_precision_has_a_place() -> None:

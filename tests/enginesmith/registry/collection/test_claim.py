@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from enginesmith.core import moments
+from enginesmith.core import parsing
 from enginesmith.core.errors import ConflictError
 from enginesmith.registry.collection.garbage import SWEEPING, hold_claim
 from enginesmith.registry.gc import collect
@@ -33,7 +33,7 @@ def test_the_times_of_a_claim_and_of_marks_are_of_the_stores_clock() -> None:
 def test_a_claim_is_judged_by_no_clock_of_a_machine(hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is alive is not taken over by a machine whose clock is ahead; one that is dead is, by any."""
     store = MemoryStore()
-    monkeypatch.setattr(moments, "steady_s", lambda: 3600.0 * hours)
+    monkeypatch.setattr(parsing, "steady_s", lambda: 3600.0 * hours)
     other = Sweeper("other", "elsewhere 1", store.clock.now + SWEEPING)
     update_state(store, lambda known: replace(known, sweeper=other))
     with pytest.raises(ConflictError, match=r"another collection \(elsewhere 1\) is at work"), hold_claim(store):
@@ -44,8 +44,8 @@ def test_a_claim_is_judged_by_no_clock_of_a_machine(hours: int, monkeypatch: pyt
 
 
 def test_a_collection_that_stood_still_ends_before_others_count_it_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = moments.steady_s()
-    monkeypatch.setattr(moments, "steady_s", lambda: begun)
+    begun = parsing.steady_s()
+    monkeypatch.setattr(parsing, "steady_s", lambda: begun)
     with pytest.raises(ConflictError, match="stood still"), hold_claim(MemoryStore()) as claim:
         begun += SWEEPING.total_seconds() - 61
         claim.check()

@@ -24,7 +24,7 @@ from enginesmith.registry.leases import (
     shard_of,
     update_shard,
 )
-from enginesmith.registry.store.layout import MARK_SHARDS, MARKS, blob_key, manifest_key
+from enginesmith.registry.store.layout import MARK_SHARDS, MARK_STATE, blob_key, manifest_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, lookup
 from tests.enginesmith.registries import engine, publish_engines
@@ -143,7 +143,7 @@ def test_a_writer_that_began_before_the_collection_and_ends_within(due: MemorySt
 
 def test_a_writer_whose_lease_ends_while_a_collection_reads(due: MemoryStore) -> None:
     """What it counts on was marked under its lease: either the lease is seen, or what the writer wrote."""
-    del due.objects[MARKS]  # nothing is marked; without a grace period a collection marks and deletes in one go
+    del due.objects[MARK_STATE]  # nothing is marked; without a grace period a collection marks and deletes in one go
 
     def collect_at_once(store: MemoryStore) -> None:
         collect(store, ONE, timedelta(0), delete=True)
@@ -266,9 +266,9 @@ def test_a_writer_reads_only_the_shards_of_its_names(due: MemoryStore) -> None:
     watched = Watched(due.objects)
     unmarked = next(digit * 64 for digit in "0123456789abcdef" if digit * 2 not in state.shards)
     leases.unmark(watched, [unmarked])
-    assert read == [MARKS]
+    assert read == [MARK_STATE]
     leases.unmark(watched, [name, unmarked])
-    assert set(read) == {MARKS, f"{MARK_SHARDS}{shard_of(name)}.json"}
+    assert set(read) == {MARK_STATE, f"{MARK_SHARDS}{shard_of(name)}.json"}
 
 
 def test_one_mark_however_many_names_are_due(due: MemoryStore, few: None) -> None:
@@ -301,7 +301,7 @@ def test_a_claim_is_renewed_while_a_collection_works(
             return done
 
         def read(self, key: str) -> bytes | None:
-            if key != MARKS and threading.current_thread() is threading.main_thread():
+            if key != MARK_STATE and threading.current_thread() is threading.main_thread():
                 clock(timedelta(minutes=2))
                 renewed.clear()
                 assert renewed.wait(PATIENCE_S), "a collection that reads does not renew its claim"
@@ -330,15 +330,8 @@ def test_a_killed_collection_holds_up_the_next_for_minutes(
     assert read_state(due).sweeper is None
 
 
-def test_the_marks_of_an_earlier_format_are_refused_and_lost_without_loss(due: MemoryStore) -> None:
-    due.objects[MARKS] = b'{"format":1,"generation":3,"going":{},"sweeper":null,"waiting":{}}'
-    with pytest.raises(
-        EnginesmithError, match=r"format is 1, of an earlier enginesmith.*delete it and run `enginesmith registry gc`"
-    ):
-        gather(due)
-    with pytest.raises(EnginesmithError, match="format is 1"):
-        republish(due)
-    due.objects = {key: data for key, data in due.objects.items() if not key.startswith("gc/")}
-    republish(due)
-    gather(due)
-    assert verify(due).sound
+def test_marks_of_a_newer_format_stop_collections_and_writers(due: MemoryStore) -> None:
+    due.objects[MARK_STATE] = b'{"format":2,"generation":3,"going":{},"sweeper":null,"waiting":{}}'
+    for work in (gather, republish):
+        with pytest.raises(EnginesmithError, match=r"format is 2; this enginesmith reads 1: upgrade enginesmith"):
+            work(due)

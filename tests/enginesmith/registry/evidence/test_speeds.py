@@ -6,7 +6,7 @@ from enginesmith.core.codec import encode
 from enginesmith.core.errors import canonical_json
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.reports.latency import LatencyReport
-from enginesmith.registry.evidence.attestations import attach_latency, latencies, measured_speeds
+from enginesmith.registry.evidence.latencies import attach_latency, latencies, measured_speeds
 from enginesmith.registry.store.base import Store
 from tests.enginesmith.registries import engine, publish_engines
 from tests.validation.latency.reports import latency_report

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from enginesmith.client.fetch import BlobFetcher
-from enginesmith.client.pull import Pulled
+from enginesmith.client.pull import BlobFetcher, Pulled
 from enginesmith.core.errors import InputError, IntegrityError, digest_of_bytes
 from enginesmith.core.hardware.cpu_kinds import CPU
 from enginesmith.core.names import Reference, parse_reference

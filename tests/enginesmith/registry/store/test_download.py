@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.client.fetch import BlobFetcher
+from enginesmith.client.pull import BlobFetcher
 from enginesmith.core.errors import IntegrityError, UnavailableError
 from enginesmith.registry.store import download as module
 from enginesmith.registry.store.base import Store

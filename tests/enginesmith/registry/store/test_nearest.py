@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from enginesmith.client.client import Client
-from enginesmith.client.fetch import BlobFetcher
+from enginesmith.client.pull import BlobFetcher
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UnavailableError
 from enginesmith.core.names import parse_reference
 from enginesmith.exchange.mirror import mirror

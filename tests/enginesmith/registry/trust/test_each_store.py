@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.core.errors import InputError
+from enginesmith.core.errors import InputError, UntrustedError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust import require
-from enginesmith.registry.trust.policy import UntrustedError, policy_of_key
+from enginesmith.registry.trust.policy import policy_of_key
 from enginesmith.registry.trust.signing import SigningKey
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, policies

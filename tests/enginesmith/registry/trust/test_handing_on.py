@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.core.errors import ConflictError, InputError
+from enginesmith.core.errors import ConflictError, InputError, UntrustedError
 from enginesmith.core.names import parse_reference
 from enginesmith.exchange.mirror import mirror
 from enginesmith.exchange.oci import export_oci
@@ -12,7 +12,7 @@ from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.trust import require
-from enginesmith.registry.trust.policy import UntrustedError, load_policy
+from enginesmith.registry.trust.policy import load_policy
 from enginesmith.registry.trust.signing import SigningKey, sign
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels

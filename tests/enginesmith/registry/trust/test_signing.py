@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.client.client import Client, Policy
-from enginesmith.core.errors import InputError, IntegrityError, canonical_json, digest_of_bytes
+from enginesmith.client.client import Client
+from enginesmith.client.resolve import Policy
+from enginesmith.core.errors import InputError, IntegrityError, UntrustedError, canonical_json, digest_of_bytes
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.evidence.attestations import attest, judge_entries
@@ -13,7 +14,7 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import FileStore, open_store
 from enginesmith.registry.store.layout import attestation_key, manifest_key, signature_key
 from enginesmith.registry.trust import require
-from enginesmith.registry.trust.policy import LARGEST_KEY_BYTES, UntrustedError, load_policy
+from enginesmith.registry.trust.policy import LARGEST_KEY_BYTES, load_policy
 from enginesmith.registry.trust.signatures import key_id_of_pem
 from enginesmith.registry.trust.signing import SigningKey, sign
 from enginesmith.registry.verification import verify

@@ -12,7 +12,7 @@ from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import channel_key
-from enginesmith.registry.versions import channels, lookup
+from enginesmith.registry.versions import channels, lookup, state
 from enginesmith.registry.versions.state import read_history
 from tests.enginesmith.registries import engine, in_child, on_each_store, publish_engines, report
 from tests.enginesmith.registry.memory import MemoryStore, mark_late
@@ -36,7 +36,7 @@ def test_promote_and_rollback_keep_a_history(store: Store) -> None:
     assert [move.version for move in history.moves] == ["1", "2", "3", "2", "1", "3"]
     assert (history.moves[0].by, history.moves[0].why, history.moves[3].by) == ("ada", "because", "bob")
     assert channels.rollback(store, "digits", "stable").version == "1"
-    assert lookup.read_channel(store, "digits", "stable") != after and lookup.channel_names(store, "digits") == [
+    assert state.read_channel(store, "digits", "stable") != after and lookup.channel_names(store, "digits") == [
         "stable"
     ]
 
@@ -55,12 +55,12 @@ def test_rolling_back_what_never_was(store: Store) -> None:
 def test_only_candidate_takes_unproven_engines(store: Store) -> None:
     entries = [engine(store), engine(store, "sm_89", status="unproven")]
     manifest = publish_engines(store, entries).manifest
-    assert lookup.read_channel(store, "digits", "candidate")
+    assert state.read_channel(store, "digits", "candidate")
     for name in ("stable", "nightly"):
         with pytest.raises(InputError, match=r"sm_89 fp32 tensorrt-rtx.*enginesmith validate digits@1.*--proven-only"):
             channels.promote(store, manifest, name)
     only = channels.promote(store, manifest, "stable", proven_only=True)
-    assert only.proven_only and lookup.read_channel(store, "digits", "stable") == only
+    assert only.proven_only and state.read_channel(store, "digits", "stable") == only
 
 
 def test_an_attestation_opens_stable(store: Store) -> None:
@@ -141,7 +141,7 @@ def test_a_channel_edited_by_hand_is_refused(store: Store) -> None:
     ):
         store.replace(key, json.dumps(edited).encode(), store.read(key))
         with pytest.raises(IntegrityError, match="digits:stable"):
-            lookup.read_channel(store, "digits", "stable")
+            state.read_channel(store, "digits", "stable")
     store.replace(key, json.dumps({**document, "move": move}).encode(), store.read(key))
     with pytest.raises(IntegrityError, match="replaced by hand"):
         lookup.locate(store, parse_reference("digits:stable"))
@@ -156,7 +156,7 @@ def test_racing_promotions_lose_no_move(store: Store) -> None:
         for manifest in manifests
     ]
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 16
-    channel = lookup.read_channel(store, "digits", "stable")
+    channel = state.read_channel(store, "digits", "stable")
     assert channel is not None and sorted(move.by for move in read_history(store, channel).moves) == sorted(names)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from enginesmith.client.locate import VersionLocator
-from enginesmith.core import moments
+from enginesmith.core import parsing
 from enginesmith.core.errors import ConflictError, EnginesmithError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.gc import collect
@@ -20,9 +20,9 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key
 from enginesmith.registry.verification import repair, verify
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.lookup import with_snapshots
+from enginesmith.registry.versions.channel_writes import with_snapshots
+from enginesmith.registry.versions.lookup import parse_snapshot
 from enginesmith.registry.versions.publish import add_attestation
-from enginesmith.registry.versions.snapshots import parse_snapshot
 from enginesmith.registry.versions.state import Channel, read_channel
 from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, report
 from tests.enginesmith.registry.counting import CountingStore
@@ -77,7 +77,7 @@ def test_a_state_whose_lease_is_over_is_not_written(monkeypatch: pytest.MonkeyPa
     """Its version may have been deleted since it was looked at: then it has no snapshot, and nothing else asks."""
     store, move = MemoryStore(), set_clocks(monkeypatch, datetime(2026, 1, 1, tzinfo=UTC))
     published(store, b"one")
-    guard = Guard(store, take_lease(store, "a promotion"), moments.steady_s())
+    guard = Guard(store, take_lease(store, "a promotion"), parsing.steady_s())
     state = read_channel(store, "digits", "stable")
     assert state is not None
     del store.objects[manifest_key("digits", "1")]
@@ -172,7 +172,7 @@ def test_documents_outside_of_the_version_are_refused(store: Store) -> None:
 
 def test_versions_with_much_evidence_have_no_snapshot_and_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     store = CountingStore()
-    monkeypatch.setattr("enginesmith.registry.versions.snapshots.MAX_BYTES", 100)
+    monkeypatch.setattr("enginesmith.registry.versions.channel_writes.SNAPSHOT_MAX_BYTES", 100)
     published(store, b"one")
     assert state(store).snapshots == {} and located(store) == "1" and verify(store).problems == ()
 

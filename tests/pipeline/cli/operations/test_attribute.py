@@ -39,7 +39,7 @@ def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Pr
     fine, failed = done.json["engines"]
     assert "attribution" not in fine and failed["status"] == "failed"
     (told,) = failed["attribution"]
-    assert told["joint"] == "quantization" and told["name"] == GRAPH and told["headline"].startswith("node (MatMul)")
+    assert told["stage"] == "quantization" and told["name"] == GRAPH and told["headline"].startswith("node (MatMul)")
     store = open_store(loud.registry)
     manifest = locate(store, parse_reference("tiny")).manifest
     found = attributions(store, manifest)[GRAPH]

@@ -20,7 +20,7 @@ from validation.gpu.devices import OfflineBundle
 
 
 def engine_limits(report: Any) -> dict[str, float | None]:
-    return {check["name"]: check["limit"] for check in report["checks"] if check["joint"] == "engine"}
+    return {check["name"]: check["limit"] for check in report["checks"] if check["stage"] == "engine"}
 
 
 def test_validating_holds_an_engine_to_the_limits_it_was_published_under(project: Project) -> None:

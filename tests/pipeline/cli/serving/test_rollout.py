@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from enginesmith.client.client import ReportUrl
+from enginesmith.client.watching.server import ReportUrl
 from enginesmith.core.errors import ConflictError, HttpAddress, InputError, UnavailableError, UnknownNameError
 from enginesmith.registry.rollouts.reports import TOKEN, NodeReport, SentReport, read_reports
 from enginesmith.registry.rollouts.state import ServingNode, format_time, is_reached
 from enginesmith.registry.store.base import FileStore, Store
-from enginesmith.registry.versions import lookup
-from enginesmith.registry.versions.lookup import read_rollout
+from enginesmith.registry.versions import state
+from enginesmith.registry.versions.channel_writes import read_rollout
 from pipeline.rollout.receiving import ReportReceiver, make_server
 from tests.enginesmith.cli.commands import run, said, told
 from tests.waiting import PATIENCE_S
@@ -39,7 +39,7 @@ def test_a_rollout_from_its_start_to_its_end(serving: Store) -> None:
     result = run("rollout", "watch", WHERE, "--interval", "0.05", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)[0]["state"] == "done" and "digits:stable: wave: its time is over" in result.stderr
-    channel = lookup.read_channel(serving, "digits", "stable")
+    channel = state.read_channel(serving, "digits", "stable")
     assert channel and channel.version == "2" and channel.move.by == "ada"
     (found,) = told("rollout", "status", WHERE)
     assert [item["what"] for item in found["history"]] == [

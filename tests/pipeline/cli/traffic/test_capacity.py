@@ -9,7 +9,7 @@ import pytest
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import canonical_json
 from enginesmith.core.reports.latency import BucketLatency, MachineKind, Quantile, SystemLoad
-from enginesmith.registry.evidence.attestations import attach_latency
+from enginesmith.registry.evidence.latencies import attach_latency
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from tests.pipeline.projects import Project

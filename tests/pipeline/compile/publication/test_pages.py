@@ -47,7 +47,7 @@ def test_a_build_leaves_the_json_that_its_page_is_drawn_from(built: Project, tmp
     data, page = (store.read(key("tiny", "1")) for key in (page_data_key, page_key))
     assert draw_page(read_version(data, "tiny@1")).encode() == page
     spreads = [spread for report in json.loads(data)["reports"] for spread in report["spreads"]]
-    assert {spread["joint"] for spread in spreads} == {"export", "quantization", "engine"}
+    assert {spread["stage"] for spread in spreads} == {"export", "quantization", "engine"}
     assert all(spread["samples"] == 24 and len(spread["abs_error"]) == 101 for spread in spreads)
     text = page.decode()
     assert text.count('class="picture ecdf"') == 2 and "Worst cases" in text

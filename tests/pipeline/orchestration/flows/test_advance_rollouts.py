@@ -11,7 +11,7 @@ from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import channel_key
 from enginesmith.registry.versions import lookup, policies
-from enginesmith.registry.versions.lookup import read_rollout
+from enginesmith.registry.versions.channel_writes import read_rollout
 from enginesmith.registry.versions.policies import ChannelPolicy
 from pipeline.orchestration import watch
 from pipeline.orchestration.flows import advance_rollouts as module

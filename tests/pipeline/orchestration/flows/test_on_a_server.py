@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from enginesmith.registry.store.base import open_store
-from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions import lookup, state
 from tests.pipeline.held import hold
 from tests.pipeline.orchestration.flows.server import Prefect, prefect_server, until
 from tests.pipeline.projects import Project, weights, write_model
@@ -40,7 +40,7 @@ def said(prefect: Prefect, run: str | None = None) -> list[str]:
 def served(project: Project) -> tuple[list[str], str | None]:
     """The model's versions, and the one that `stable` serves."""
     store = open_store(project.registry)
-    channel = lookup.read_channel(store, "tiny", "stable")
+    channel = state.read_channel(store, "tiny", "stable")
     return lookup.versions(store, "tiny"), channel.version if channel else None
 
 

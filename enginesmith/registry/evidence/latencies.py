@@ -1,0 +1,168 @@
+"""Latency reports of published engines, and their speeds on a kind of machine."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from enginesmith.core.codec import parse_as
+from enginesmith.core.errors import IntegrityError, digest_of_bytes
+from enginesmith.core.hardware.machine import Machine, product_of
+from enginesmith.core.names import version_order
+from enginesmith.core.parsing import Malformed
+from enginesmith.core.reports.latency import BucketLatency, Interval, LatencyReport, MachineKind, Timed, timed_alike
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Documents, Store
+from enginesmith.registry.store.layout import evidence_prefix, latency_key
+
+# Latency reports of published engines, for each kind of machine they were timed on, and speeds from them.
+#
+# Like attestations they are stored beside the manifest, under the engine's digest and their own; the manifest does not
+# change.
+
+
+_MOST_BYTES = 16 << 20
+_REMEDY = "time the engine again"
+
+
+def attach_latency(store: Store, manifest: Manifest, report: str) -> None:
+    """Store a report, given as a blob's digest, beside its version; nothing changes if it is there already.
+
+    Raises IntegrityError for a blob that is no such report, or about an engine that the version does not have.
+    """
+    engine = read_latency_report(store, report).engine
+    if all(entry.digest != engine for entry in manifest.engines):
+        where = f"{manifest.model}@{manifest.version}"
+        raise IntegrityError(f"the latency report {report} is about engine {engine}, which {where} does not have")
+    store.create(latency_key(manifest.model, manifest.version, engine, report), store.read_blob(report))
+
+
+def read_latency_report(store: Store, report: str) -> LatencyReport:
+    """The report with this blob digest. Raises IntegrityError for a blob that is none."""
+    try:
+        return _parse(store.read_blob(report))
+    except IntegrityError as error:
+        raise IntegrityError(f"blob {report} is no latency report: {error}; {_REMEDY}") from error
+
+
+def latency_reports(store: Documents, manifest: Manifest) -> Iterator[LatencyReport]:
+    """All of a version, in the order of their keys. Raises IntegrityError for a damaged one."""
+    prefix = evidence_prefix("latency", manifest.model, manifest.version)
+    for key in store.list(prefix):
+        engine, _, name = key.removeprefix(prefix).partition("/")
+        data = store.read(key) or b""
+        try:
+            report = _parse(data)
+            if digest_of_bytes(data) != name.removesuffix(".json") or report.engine != engine:
+                raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
+        except IntegrityError as error:
+            raise IntegrityError(f"{key} of {store.uri}: {error}; {_REMEDY}") from error
+        yield report
+
+
+def _parse(data: bytes) -> LatencyReport:
+    return parse_as(data, _MOST_BYTES, LatencyReport)
+
+
+def latencies(store: Documents, manifest: Manifest) -> dict[str, list[LatencyReport]]:
+    """Engine's digest -> the newest report of each kind of machine, newest first. One at sizes that somebody asked for
+    counts where there is no other: engines are compared at the sizes that all are timed at.
+
+    Raises IntegrityError for a damaged report.
+    """
+    found: dict[str, list[LatencyReport]] = {}
+    newest = newest_of_each(latency_reports(store, manifest))
+    for report in sorted(newest, key=lambda item: item.created_at, reverse=True):
+        found.setdefault(report.engine, []).append(report)
+    return found
+
+
+def newest_of_each(reports: Iterable[LatencyReport]) -> list[LatencyReport]:
+    """Of each engine and kind of machine the report that counts, as in `latencies`."""
+    newest: dict[tuple[str, MachineKind], LatencyReport] = {}
+    for report in reports:
+        key = (report.engine, report.machine)
+        if key not in newest or _rank(newest[key]) <= _rank(report):
+            newest[key] = report
+    return list(newest.values())
+
+
+def _rank(report: LatencyReport) -> tuple[bool, str]:
+    return isinstance(report.asked.buckets, str), report.created_at
+
+
+@dataclass(frozen=True)
+class MeasuredSpeed:
+    """The median time of a run in seconds, summed over `buckets`, which are named as in the report.
+
+    busy: whether other work ran on the machine.  timed: the runtime's call, or `Session.run`.  interval: the 95 %
+    intervals of the medians, summed; None where one of them had too few runs.
+    """
+
+    seconds: float
+    buckets: tuple[str, ...]
+    busy: bool = False
+    timed: Timed = "session"
+    interval: Interval | None = None
+
+
+def measured_speeds(
+    store: Documents, manifest: Manifest, machine: Machine, engines: Iterable[EngineEntry]
+) -> dict[str, MeasuredSpeed]:
+    """Engine's digest -> its speed on machines of this kind, by the newest report; unmeasured engines are left out.
+
+    The times are the runtimes' own where every one of these reports has them, else those of `Session.run`.
+    Reads every latency report of the version. Raises IntegrityError for a damaged one.
+    """
+    wanted = {entry.digest for entry in engines}
+    alike = measured_latencies(store, manifest, machine)
+    return speeds_of({digest: report for digest, report in alike.items() if digest in wanted})
+
+
+def speeds_of(newest: Mapping[str, LatencyReport]) -> dict[str, MeasuredSpeed]:
+    """Engine's digest -> its speed by its report, all of machines of one kind; unmeasured engines are left out."""
+    timed = timed_alike(newest.values())
+    speeds = {digest: _speed(report, timed) for digest, report in newest.items()}
+    return {digest: speed for digest, speed in speeds.items() if speed}
+
+
+def measured_latencies(store: Documents, manifest: Manifest, machine: Machine) -> dict[str, LatencyReport]:
+    """Engine's digest -> its newest latency report on machines of this kind; unmeasured engines are left out.
+
+    Reads every latency report of the version. Raises IntegrityError for a damaged one.
+    """
+    return newest_on(latencies(store, manifest), machine)
+
+
+def newest_on(reports: Mapping[str, list[LatencyReport]], machine: Machine) -> dict[str, LatencyReport]:
+    """Engine's digest -> its newest report on machines of this kind. reports: as `latencies` gives them."""
+    alike = {digest: [item for item in each if _is_alike(item.machine, machine)] for digest, each in reports.items()}
+    return {digest: found[0] for digest, found in alike.items() if found}
+
+
+def _is_alike(kind: MachineKind, machine: Machine) -> bool:
+    """Whether a report's machine is of the same kind: of CPU, or the same product of GPU."""
+    if machine.compute_capability is None:
+        return machine.cpu is not None and kind.kind == machine.cpu
+    products = {product_of(machine.compute_capability, name.replace(" ", "-")) for name in kind.gpus}
+    return machine.product is not None and products == {machine.product}
+
+
+def _speed(report: LatencyReport, timed: Timed) -> MeasuredSpeed | None:
+    """The speed by one report; None where a bucket lacks a time of this kind, or there are none."""
+    times = {bucket.name: _median_s(bucket, timed) for bucket in report.buckets}
+    known = [value for value in times.values() if value]
+    if not known or len(known) != len(times):
+        return None
+    intervals = [bucket.interval(timed) for bucket in report.buckets]
+    ends = [item for item in intervals if item]
+    interval = (sum(low for low, _ in ends), sum(high for _, high in ends)) if len(ends) == len(intervals) else None
+    return MeasuredSpeed(sum(known), tuple(sorted(times, key=version_order)), bool(report.busy), timed, interval)
+
+
+def _median_s(bucket: BucketLatency, timed: Timed) -> float | None:
+    """Seconds of the median run, or of the mean one where runs were too few; of the runtime's call only the median."""
+    if timed == "runtime":
+        value = bucket.runtime.value if bucket.runtime else None
+    else:
+        value = bucket.middle.value if bucket.middle else bucket.mean_s
+    return value if value is not None and 0 < value < math.inf else None

@@ -1,0 +1,251 @@
+"""Writes what a channel's state holds beside its move: snapshots of the versions that it serves, and the rollout."""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+
+from enginesmith.core.errors import (
+    ConflictError,
+    EnginesmithError,
+    IntegrityError,
+    UnknownNameError,
+    canonical_json,
+    digest_of_bytes,
+)
+from enginesmith.core.names import is_name
+from enginesmith.registry.evidence.attestations import attestations
+from enginesmith.registry.evidence.latencies import latency_reports, newest_of_each
+from enginesmith.registry.leases import Guard, hold_lease, unmark, version_name
+from enginesmith.registry.manifest import Manifest
+from enginesmith.registry.rollouts.state import Rollout
+from enginesmith.registry.store.base import Documents, Store
+from enginesmith.registry.store.layout import ROLLOUTS, evidence_prefix, running_rollout_key, version_prefix
+from enginesmith.registry.versions.lookup import (
+    MAX_DOCUMENTS_BYTES,
+    SNAPSHOT_MAX_BYTES,
+    Snapshot,
+    SnapshotDocuments,
+    channel_names,
+    is_needed,
+    load,
+)
+from enginesmith.registry.versions.state import Channel, change_channel, read_channel, read_history
+
+# Documents of a version that are read at one time.
+_AT_ONCE = 16
+
+# Writes the snapshots of the versions that a channel serves, which its state names.
+#
+# They are made from the documents of the versions, and may be made anew at any time. Two writers who refresh at once
+# agree: each reads the state first and the documents after it, and writes by compare-and-swap, so that what is written
+# last was read last.
+
+
+def with_snapshots(guard: Guard, channel: Channel) -> Channel:
+    """The state with the snapshots of the versions that nodes get, which are stored, and deleted by no collection while
+    the lease is held. Evidence that was damaged since comes into no snapshot: the one that is known stays.
+
+    Raises ConflictError when the lease is over, as the state is written next.
+    """
+    found: dict[str, str] = {}
+    for manifest, version in channel.served.items():
+        try:
+            data = _pack(guard.store, channel.model, version, manifest)
+        except IntegrityError:
+            found |= {manifest: channel.snapshots[manifest]} if manifest in channel.snapshots else {}
+            continue
+        if data is not None:
+            found[manifest] = digest_of_bytes(data)
+            guard.secure([found[manifest]])
+            guard.store.put_bytes(data)
+    guard.check()
+    return replace(channel, snapshots=found)
+
+
+def refresh_channel(guard: Guard, model: str, channel: str) -> None:
+    """Write the snapshots of a channel's versions, unless they are as they should be."""
+    change_channel(guard.store, model, channel, lambda state: with_snapshots(guard, state) if state else None)
+
+
+def refresh_version(guard: Guard, manifest: Manifest) -> None:
+    """Refresh the channels that serve a version, after evidence was added to it."""
+    for name in channel_names(guard.store, manifest.model):
+        with suppress(IntegrityError):  # a damaged channel is `verify`'s to tell
+            channel = read_channel(guard.store, manifest.model, name)
+            if channel and manifest.version in channel.served.values():
+                refresh_channel(guard, manifest.model, name)
+
+
+def refresh_models(store: Store, models: Iterable[str]) -> None:
+    """Refresh all channels of models, whose writers may have died before they did."""
+    for model in sorted(set(models)):
+        with hold_lease(store, f"refreshing the channels of {model}") as guard:
+            for name in channel_names(store, model):
+                with suppress(IntegrityError):
+                    refresh_channel(guard, model, name)
+
+
+def find_fault(store: Store, channel: Channel) -> str | None:
+    """What is wrong with the snapshots of a channel; None if they have all documents of their versions.
+
+    Raises IntegrityError for a damaged history.
+    """
+    read_history(store, channel)
+    for manifest, version in channel.served.items():
+        try:
+            data = _pack(store, channel.model, version, manifest)
+        except IntegrityError:  # which is told of the version
+            continue
+        if channel.snapshots.get(manifest) != (digest_of_bytes(data) if data is not None else None):
+            return f"its snapshot has not all documents of version {version}, or others"
+    return None
+
+
+def _pack(store: Store, model: str, version: str, digest: str) -> bytes | None:
+    """The snapshot's blob of a version whose manifest has this digest; None where it can have none.
+
+    Raises IntegrityError for a damaged document.
+    """
+    try:
+        manifest = load(store, model, version)
+    except UnknownNameError:
+        return None
+    return pack_snapshot(read_documents(store, manifest)) if manifest.digest == digest else None
+
+
+def read_documents(store: Documents, manifest: Manifest) -> Snapshot:
+    """The documents of a version that a client needs, read side by side. Raises IntegrityError for a damaged one."""
+    prefix = version_prefix(manifest.model, manifest.version)
+    keys = [key for key in store.list(prefix) if is_needed(key.removeprefix(prefix))]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = {key: data for key, data in zip(keys, pool.map(store.read, keys), strict=True) if data is not None}
+    whole = Snapshot(manifest.model, manifest.version, found)
+    list(attestations(SnapshotDocuments(whole), manifest))
+    return Snapshot(manifest.model, manifest.version, _without_old_latencies(whole, manifest))
+
+
+def _without_old_latencies(snapshot: Snapshot, manifest: Manifest) -> dict[str, bytes]:
+    """The documents without latency reports that newer ones outdate. Raises IntegrityError for a damaged one."""
+    documents = dict(snapshot.documents)
+    folder = evidence_prefix("latency", manifest.model, manifest.version)
+    keys = [key for key in sorted(documents, key=lambda key: key.split("/")) if key.startswith(folder)]
+    reports = list(latency_reports(SnapshotDocuments(snapshot), manifest))
+    kept = {id(report) for report in newest_of_each(reports)}
+    for key, report in zip(keys, reports, strict=True):
+        if id(report) not in kept:
+            del documents[key]
+    return documents
+
+
+def pack_snapshot(snapshot: Snapshot) -> bytes | None:
+    """The blob of a snapshot; None for one that is too large, or of documents that are no text."""
+    if sum(map(len, snapshot.documents.values())) > MAX_DOCUMENTS_BYTES:
+        return None
+    try:
+        data = snapshot.to_bytes()
+    except UnicodeDecodeError:
+        return None
+    return data if len(data) <= SNAPSHOT_MAX_BYTES else None
+
+
+# Reads and changes the rollout in a channel's state, and finds the rollouts that may be unfinished.
+#
+# A document under `rollouts/` marks such a rollout, so that a controller of ten thousand models lists those alone. It
+# is written before the rollout begins, by an id that only this attempt has, and removed when the rollout has ended: a
+# writer that is killed leaves a mark too many, which the next look removes (`clear_marks`).
+
+
+def read_rollout(store: Documents, model: str, channel: str) -> Rollout | None:
+    """The rollout of a channel, which may be finished; None where there never was one. Raises as `read_channel`."""
+    found = read_channel(store, model, channel)
+    return found.rollout if found else None
+
+
+def begin_rollout(guard: Guard, model: str, channel: str, make: Callable[[Channel | None], Rollout]) -> Rollout:
+    """Write the rollout that `make` returns for a channel's state, and return it. `make` is called again after a lost
+    race, and gives another id each time. Raises what it raises, and as `change_channel`."""
+    store = guard.store
+
+    def begin(state: Channel | None) -> Channel | None:
+        rollout = make(state)
+        if state is None:
+            return None
+        store.create(running_rollout_key(model, channel, rollout.id), canonical_json({"rollout": rollout.id}))
+        return with_snapshots(guard, replace(state, rollout=rollout))
+
+    found = change_channel(store, model, channel, begin)
+    if found is None or found.rollout is None:
+        raise ConflictError(f"channel {model}:{channel} was deleted at the same time; start again")
+    return found.rollout
+
+
+def change_rollout(store: Store, before: Rollout, after: Rollout) -> Channel:
+    """Replace a rollout in its channel's state, and return the new state. One write, which is what nodes read.
+
+    Raises ConflictError, with what the other writer did, where one was faster.
+    """
+    if after.is_finished:  # see `channels._move`; a mark that cannot be removed must not keep a rollout from its end
+        with suppress(ConflictError, IntegrityError):
+            unmark(store, [version_name(before.model, before.version)])
+
+    def make(state: Channel | None) -> Channel | None:
+        if state is None or state.rollout != before:
+            raise ConflictError(_describe_change(before, state))
+        changed = replace(state, rollout=after)
+        return replace(changed, snapshots={k: v for k, v in state.snapshots.items() if k in changed.served})
+
+    found = change_channel(store, before.model, before.channel, make)
+    if found is None:
+        raise ConflictError(_describe_change(before, None))
+    return found
+
+
+def _describe_change(before: Rollout, state: Channel | None) -> str:
+    last = state.rollout.history[-1] if state and state.rollout else None
+    change = f"{last.what} by {last.by or '?'}" if last else "deleted"
+    return (
+        f"the rollout of {before.where} was changed at the same time ({change}); look at `enginesmith rollout status "
+        f"{before.where}`, and decide again"
+    )
+
+
+def running_rollouts(store: Documents) -> list[tuple[str, str]]:
+    """Model and channel of each rollout that may be unfinished, sorted; one list of keys."""
+    return sorted({where[:2] for where in _marks(store, ROLLOUTS)})
+
+
+def clear_marks(store: Store, model: str, name: str) -> None:
+    """Remove the marks of a channel's rollouts that do not run. What cannot be removed is left to the next look: a mark
+    too many costs a look, and leads nobody.
+
+    A mark may be of a rollout that is about to begin. So the state is written anew first: who read it before begins
+    nothing with that id any more.
+    """
+    with suppress(EnginesmithError):
+        for _, _, rollout in list(_marks(store, f"{ROLLOUTS}{model}/{name}/")):
+            if not _runs(store, model, name, rollout):
+                store.remove(running_rollout_key(model, name, rollout))
+
+
+def _runs(store: Store, model: str, name: str, rollout: str) -> bool:
+    """Whether a channel's rollout of this id runs; where not, it will not begin any more."""
+    runs = False
+
+    def fence(state: Channel | None) -> Channel | None:
+        nonlocal runs
+        last = state.rollout if state else None
+        runs = last is not None and last.id == rollout and not last.is_finished
+        begun = state is None or (last is not None and last.id == rollout)
+        return None if state is None or begun else replace(state, revision=state.revision + 1)
+
+    change_channel(store, model, name, fence)
+    return runs
+
+
+def _marks(store: Documents, prefix: str) -> Iterator[tuple[str, str, str]]:
+    """Model, channel and id of each mark."""
+    for key in store.list(prefix):
+        match key.removeprefix(ROLLOUTS).removesuffix(".json").split("/"):
+            case [model, channel, rollout] if all(map(is_name, (model, channel, rollout))):
+                yield model, channel, rollout
