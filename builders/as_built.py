@@ -47,13 +47,15 @@ def store_states(states: Sequence[QuantizedState], inputs: Tensors) -> Tensors:
     """The inputs with these states as int8, as ONNX QuantizeLinear has it; states that are no float32 stay."""
     import numpy as np
 
-    found = dict(inputs)
+    quantized_inputs = dict(inputs)
     for state in states:
-        value = found.get(state.input)
+        value = quantized_inputs.get(state.input)
         if value is not None and value.dtype == np.float32:
             with np.errstate(invalid="ignore"):  # no number has no place among 256
-                found[state.input] = np.clip(np.rint(value / np.float32(state.scale)), -128, 127).astype(np.int8)
-    return found
+                quantized_inputs[state.input] = np.clip(np.rint(value / np.float32(state.scale)), -128, 127).astype(
+                    np.int8
+                )
+    return quantized_inputs
 
 
 class WithFloatStates(Session):
@@ -61,14 +63,14 @@ class WithFloatStates(Session):
 
     def __init__(self, session: Session, states: Sequence[QuantizedState]) -> None:
         self._whole, self._states = session, states
-        taken, given = {state.input for state in states}, {state.output for state in states}
-        self.inputs: Sequence[TensorSpec] = _as_float(session.inputs, taken)
-        self.outputs: Sequence[TensorSpec] = _as_float(session.outputs, given)
+        state_inputs, state_outputs = {state.input for state in states}, {state.output for state in states}
+        self.inputs: Sequence[TensorSpec] = _as_float(session.inputs, state_inputs)
+        self.outputs: Sequence[TensorSpec] = _as_float(session.outputs, state_outputs)
 
     def run(self, inputs: Tensors) -> "dict[str, np.ndarray]":
         """The model's outputs. Raises as the session."""
-        found = self._whole.run(store_states(self._states, inputs))
-        return found | {state.output: found[state.output] * _scale(state) for state in self._states}
+        outputs = self._whole.run(store_states(self._states, inputs))
+        return outputs | {state.output: outputs[state.output] * _scale(state) for state in self._states}
 
     def prepare_call(self, inputs: Tensors) -> Callable[[], object] | None:
         """As `Session.prepare_call`, with the states as int8 already."""

@@ -100,8 +100,8 @@ def _open_parts(path: Path, options: Untyped) -> _VaryingPart | None:
                 embed(tensor)
         opens = partial(ort.InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
         names = [value.name for value in constant.graph.output]
-        given = dict(zip(names, opens(constant.SerializeToString()).run(names, {}), strict=True))
-        return _VaryingPart(opens(cut_varying_part(model, given).SerializeToString()), given)
+        constant_values = dict(zip(names, opens(constant.SerializeToString()).run(names, {}), strict=True))
+        return _VaryingPart(opens(cut_varying_part(model, constant_values).SerializeToString()), constant_values)
     except (ProtobufError, OSError, ValueError, ModelError, *failures()):  # opening all of it gives the reason
         return None
 

@@ -40,8 +40,8 @@ def dtype_of(name: str) -> np.dtype:
     except TypeError:
         import ml_dtypes
 
-        found: np.dtype = np.dtype(getattr(ml_dtypes, name, name))
-        return found
+        dtype: np.dtype = np.dtype(getattr(ml_dtypes, name, name))
+        return dtype
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[
     """The size of each named dim in `inputs`, arrays by name. Raises DataError for inputs that are no mapping of
     arrays, missing or unknown names, a dtype, byte order, rank or size that differs from the declared one, and a dim
     with two sizes."""
-    wanted = {spec.name for spec in specs}
+    input_names = {spec.name for spec in specs}
     if not isinstance(inputs, Mapping):  # whoever calls a session may give anything
-        kind, names = type(inputs).__name__, _names(wanted)
+        kind, names = type(inputs).__name__, _names(input_names)
         raise DataError(f"the inputs are a {kind}; give a dict of numpy arrays by name: the model needs {names}")
-    if missing := wanted - inputs.keys():
-        raise DataError(f"no array for input {_names(missing)}; the model needs {_names(wanted)}")
-    if unknown := inputs.keys() - wanted:
-        raise DataError(f"no input is named {_names(unknown)}; the model has {_names(wanted)}")
+    if missing := input_names - inputs.keys():
+        raise DataError(f"no array for input {_names(missing)}; the model needs {_names(input_names)}")
+    if unknown := inputs.keys() - input_names:
+        raise DataError(f"no input is named {_names(unknown)}; the model has {_names(input_names)}")
     sizes: dict[str, int] = {}
     for spec in specs:
         _check(spec, inputs[spec.name], sizes)
@@ -143,9 +143,9 @@ def find_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
         ranges = ((inputs[name].shape, low, high) for name, low, _, high in shapes.inputs if name in inputs)
         if all(a <= size <= b for shape, low, high in ranges for size, a, b in zip(shape, low, high, strict=True)):
             return index
-    given = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
+    input_shapes = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
     built = "; ".join(f"{name} {low}..{high}" for shapes in profiles for name, low, _, high in shapes.inputs)
-    raise DataError(f"no optimization profile holds {given}; the engine was built for {built}; widen dims")
+    raise DataError(f"no optimization profile holds {input_shapes}; the engine was built for {built}; widen dims")
 
 
 def _check_multiples(profiles: Sequence[ShapeProfile], inputs: Tensors) -> None:
@@ -166,8 +166,8 @@ def check_finite(weights: Iterable[tuple[str, Array]]) -> None:
     """Raise ModelError for the first of these weights, by name, that holds NaN or an infinity: otherwise the first
     sample whose outputs it spoils would be blamed."""
     for name, array in weights:
-        if held := describe_nonfinite(array):
-            raise ModelError(f"weight {name!r} holds {held}; repair it, or train or export the model again")
+        if nonfinite := describe_nonfinite(array):
+            raise ModelError(f"weight {name!r} holds {nonfinite}; repair it, or train or export the model again")
 
 
 def describe_nonfinite(array: Array) -> str:
@@ -239,19 +239,19 @@ def stored_arrays(path: Path) -> dict[str, StoredArray]:
             arrays = [_header(path, info.filename, info.file_size) for info in infos]
         else:
             arrays = [_header(path, None, path.stat().st_size)]
-    found = {array.name: array for array in arrays}
-    if twin := next((array for array in arrays if found[array.name] is not array), None):
+    arrays_by_name = {array.name: array for array in arrays}
+    if twin := next((array for array in arrays if arrays_by_name[array.name] is not array), None):
         raise DataError(f"{twin} is in the file twice; keep one of the two")
-    return found
+    return arrays_by_name
 
 
 def _header(path: Path, member: str | None, stored_bytes: int) -> StoredArray:
     name = (member or "").removesuffix(".npy")
     with _translate_errors(path, name), _open_member(path, member) as stream:
         major, _ = npy.read_magic(stream)
-        read = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
+        read_header = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
         with warnings.catch_warnings(action="ignore"):  # a header of Python 2's is as good
-            shape, fortran, dtype = read(stream)
+            shape, fortran, dtype = read_header(stream)
         array = StoredArray(path, name, member, dtype, shape, stream.tell())
     if dtype.hasobject:
         raise DataError(f"{array} holds Python objects, which are never unpickled; save numbers of one dtype")

@@ -61,9 +61,9 @@ class EnsembleStreams(Streams):
     def hold(self, inputs: Tensors) -> None:
         """Take these inputs in every step from now on, until `reset` or another `hold`; steps give the others. Raises
         DataError for an unknown input."""
-        known = [spec.name for spec in self.inputs]
-        if wrong := sorted(inputs.keys() - set(known)):
-            raise DataError(f"input {wrong[0]!r} is unknown; the inputs of a step are {', '.join(known)}")
+        input_names = [spec.name for spec in self.inputs]
+        if wrong := sorted(inputs.keys() - set(input_names)):
+            raise DataError(f"input {wrong[0]!r} is unknown; the inputs of a step are {', '.join(input_names)}")
         # Copies: a caller may write the next sequence into the same arrays.
         self._same, self._answers = {name: np.array(array) for name, array in inputs.items()}, {}
 
@@ -78,15 +78,16 @@ class EnsembleStreams(Streams):
     def complete(self, inputs: Tensors) -> dict[str, Array]:
         """The inputs of the next step with those that are held, and with the states. Raises DataError for one that is
         missing, unknown or held, for another number of rows than the others have, and as `Streams.complete`."""
-        given, known = {**self._same, **inputs}, [spec.name for spec in self.inputs]
-        if wrong := sorted(given.keys() ^ set(known)) or sorted(self._same.keys() & inputs.keys()):
+        step_tensors, input_names = {**self._same, **inputs}, [spec.name for spec in self.inputs]
+        if wrong := sorted(step_tensors.keys() ^ set(input_names)) or sorted(self._same.keys() & inputs.keys()):
             name = wrong[0]
-            text = "is held already" if name in self._same else "is unknown" if name in given else "is missing"
+            text = "is held already" if name in self._same else "is unknown" if name in step_tensors else "is missing"
             raise DataError(
-                f"input {name!r} {text}; a step gives each of {', '.join(known)} that hold() did not give for all steps"
+                f"input {name!r} {text}; a step gives each of {', '.join(input_names)} that hold() "
+                f"did not give for all steps"
             )
-        self._check_alike(given)
-        return super().complete(given)
+        self._check_alike(step_tensors)
+        return super().complete(step_tensors)
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
         """As `Streams.reset`; nothing is held any more, of other rows neither."""
@@ -171,16 +172,16 @@ class EnsembleGraph:
     def _run_part(self, inputs: Tensors, count: int, at: int, rows: range) -> Tensors:
         """What it gives for the rows from `at` on, as many as a call takes. Fewer than it takes are run with those
         before them. Raises DataError for an output without a row for each."""
-        left = min(count - at, rows[-1])
-        size = next(size for size in rows if size >= left)
-        begin = at + left - size
-        found = self.run({name: array[begin : begin + size] for name, array in inputs.items()})
-        if wrong := [name for name in found if len(found[name]) != size]:
+        row_count = min(count - at, rows[-1])
+        size = next(size for size in rows if size >= row_count)
+        begin = at + row_count - size
+        outputs = self.run({name: array[begin : begin + size] for name, array in inputs.items()})
+        if wrong := [name for name in outputs if len(outputs[name]) != size]:
             raise DataError(
                 f"{count} rows are more than the {rows[-1]} that the graph takes at once, and its output {wrong[0]!r} "
                 "has no row for each; build it for more, or let the function give fewer"
             )
-        return {name: array[size - left :] for name, array in found.items()}
+        return {name: array[size - row_count :] for name, array in outputs.items()}
 
 
 def call_rows(
@@ -214,8 +215,10 @@ def function_node(
     def run(given: Tensors) -> Tensors:
         answer = function(given)
         if wrong := sorted(answer.keys() ^ {spec.name for spec in outputs}):
-            known = ", ".join(spec.name for spec in outputs)
-            raise DataError(f"function {name!r} gave {', '.join(answer) or 'nothing'}; {wrong[0]!r} is wrong: {known}")
+            output_names = ", ".join(spec.name for spec in outputs)
+            raise DataError(
+                f"function {name!r} gave {', '.join(answer) or 'nothing'}; {wrong[0]!r} is wrong: {output_names}"
+            )
         for spec in outputs:
             array = np.asarray(answer[spec.name])
             sizes = zip(spec.shape[1:], array.shape[1:], strict=False)
@@ -277,9 +280,9 @@ class Ensemble(Session):
         engines with other bytes than were published, and what `opens` and `functions` raise.
         """
         path, nodes, stateful = Path(description), dict[str, EnsembleGraph](), dict[str, Mapping[str, object]]()
-        found = read_description(path)
+        document = read_description(path)
         try:
-            whole = decode(found, _DescribedEnsemble, "")
+            whole = decode(document, _DescribedEnsemble, "")
             if whole.functions and functions is None:
                 named = ", ".join(f"{item.file}:{item.function}" for item in whole.functions)
                 raise DataError(f"{path.name} runs Python code of its own ({named}); {_ALLOW}")
@@ -307,10 +310,10 @@ class Ensemble(Session):
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """The outputs of the whole. Raises DataError for inputs that are missing or unknown, and for a graph that lacks
         an output; and what the graphs raise."""
-        wanted = {spec.name for spec in self.inputs}
-        if wrong := sorted(wanted ^ inputs.keys()):
-            known = ", ".join(spec.name for spec in self.inputs)
-            raise DataError(f"input {wrong[0]!r} is missing or unknown; the inputs of the whole are {known}")
+        input_names = {spec.name for spec in self.inputs}
+        if wrong := sorted(input_names ^ inputs.keys()):
+            name_list = ", ".join(spec.name for spec in self.inputs)
+            raise DataError(f"input {wrong[0]!r} is missing or unknown; the inputs of the whole are {name_list}")
         return self.step(inputs, (), {})[0]
 
     def streams(self) -> EnsembleStreams:
@@ -320,18 +323,22 @@ class Ensemble(Session):
     def step(self, inputs: Tensors, same: Collection[str], answers: Answers) -> tuple[dict[str, Array], Answers]:
         """The outputs of the whole, and what each of its graphs gave. same: the inputs that are those of the call
         before.  answers: what the graphs gave then; one that is given the same is not run. Raises as `run`."""
-        held: dict[str, Array] = {}
-        found, new = Answers(), set(inputs) - set(same)
+        source_arrays: dict[str, Array] = {}
+        step_answers, new = Answers(), set(inputs) - set(same)
         for name, graph in self._graphs.items():
             rests = name in answers and not new.intersection(graph.sources.values())
-            answer = answers[name] if rests else _answer(name, graph, feed(graph, inputs, held, list(found)))
-            given = {f"{name}.{output}": value for output, value in answer.items()}
-            held |= {source: np.asarray(value) for source, value in given.items() if source in self._wanted}
-            found[name] = answer
-            new |= set() if rests else given.keys()
-        if lacking := [spec.name for spec in self.outputs if spec.name not in held]:
+            answer = (
+                answers[name] if rests else _answer(name, graph, feed(graph, inputs, source_arrays, list(step_answers)))
+            )
+            node_outputs = {f"{name}.{output}": value for output, value in answer.items()}
+            source_arrays |= {
+                source: np.asarray(value) for source, value in node_outputs.items() if source in self._wanted
+            }
+            step_answers[name] = answer
+            new |= set() if rests else node_outputs.keys()
+        if lacking := [spec.name for spec in self.outputs if spec.name not in source_arrays]:
             raise DataError(f"the graphs gave no {lacking[0]!r}, which is an output of the whole")
-        return {spec.name: held[spec.name] for spec in self.outputs}, found
+        return {spec.name: source_arrays[spec.name] for spec in self.outputs}, step_answers
 
 
 @dataclass(frozen=True)
@@ -358,8 +365,8 @@ class _WholeStates:
             ends |= {dims.get(dim, dim): both for dim, both in own.ends.items()}
             states += name_states(name, own.state, node.sources, dims, names)
             dtypes |= {f"{name}.{spec.name}": spec.dtype for spec in node.inputs}
-        held = {state.input for state in states}
-        typed = [replace(spec, dtype=dtypes[spec.name]) if spec.name in held else spec for spec in inputs]
+        state_inputs = {state.input for state in states}
+        typed = [replace(spec, dtype=dtypes[spec.name]) if spec.name in state_inputs else spec for spec in inputs]
         return cls(typed, tuple(states), ends)
 
 
@@ -388,14 +395,14 @@ def _answer(name: str, graph: EnsembleGraph, inputs: Tensors) -> Tensors:
 def feed(graph: EnsembleGraph, inputs: Tensors, held: Tensors, before: Sequence[str]) -> dict[str, Array]:
     """The inputs of a graph. held: what the graphs before it (`before`) gave. Raises DataError for one that is not
     there."""
-    found: dict[str, Array] = {}
+    graph_inputs: dict[str, Array] = {}
     for spec in graph.inputs:
         source = graph.sources[spec.name]
-        given = held if split_source(source, before) else inputs
-        if source not in given:
+        source_arrays = held if split_source(source, before) else inputs
+        if source not in source_arrays:
             raise DataError(f"nothing gives {source!r}, which input {spec.name!r} takes")
-        array = given[source]
+        array = source_arrays[source]
         # TensorSpec has numpy's names, and 'bfloat16', which numpy lacks and no session takes.
         floats = array.dtype.kind == "f" and spec.dtype.startswith("float") and array.dtype.name != spec.dtype
-        found[spec.name] = array.astype(spec.dtype) if floats else array
-    return found
+        graph_inputs[spec.name] = array.astype(spec.dtype) if floats else array
+    return graph_inputs

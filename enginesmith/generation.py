@@ -50,15 +50,15 @@ class Progress:
         """For a call with so many rows and tokens behind `past` of them."""
         dtype, total = dtype_of(self.spec.dtype), past + count
         if self.mask:
-            found = (np.arange(total if self.size is None else self.size) < total).astype(dtype)
+            row_values = (np.arange(total if self.size is None else self.size) < total).astype(dtype)
         else:
-            found = np.arange(past, past + 1 if self.axis is None else total, dtype=dtype)
+            row_values = np.arange(past, past + 1 if self.axis is None else total, dtype=dtype)
         shape = [size if isinstance(size, int) else rows for size in self.spec.shape]
         if self.axis is None:
-            return np.full(shape, found[0], dtype)
-        shape[self.axis] = len(found)
+            return np.full(shape, row_values[0], dtype)
+        shape[self.axis] = len(row_values)
         along = [-1 if axis == self.axis else 1 for axis in range(len(shape))]
-        return np.ascontiguousarray(np.broadcast_to(found.reshape(along), shape))
+        return np.ascontiguousarray(np.broadcast_to(row_values.reshape(along), shape))
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Decoder:
     @property
     def bound(self) -> "CacheBound | None":
         """The bound of the cache that is full first: of those that begin empty, and of those of a fixed size."""
-        found = [
+        bounds = [
             CacheBound(most + 2, f"{dim}={most} at most", f"build with a larger dims.{dim}.max")
             for dim, (least, most) in self.ends.items()
             if least == 0
@@ -92,18 +92,18 @@ class Decoder:
         for state in (state for state in self.states if state.places):
             size = shapes[state.input][state.places.axis] if state.places else 0
             remedy = "export the model with a larger cache"
-            found.append(CacheBound(int(size) + 1, f"{size} places in {state.input!r}", remedy))
-        return min(found, key=lambda bound: bound.whole, default=None)
+            bounds.append(CacheBound(int(size) + 1, f"{size} places in {state.input!r}", remedy))
+        return min(bounds, key=lambda bound: bound.whole, default=None)
 
 
 def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logits") -> Decoder:
     """The decoder that the JSON beside an engine describes. Raises DataError for one that is none."""
-    found = read_description(description)
+    document = read_description(description)
     try:
-        graph, held = decode(found, DescribedGraph, ""), decode(found, DescribedStates, "")
+        graph, state_spec = decode(document, DescribedGraph, ""), decode(document, DescribedStates, "")
     except IntegrityError as error:
         raise DataError(f"{description} describes no decoder: {error}") from error
-    inputs, states, profiles, ends = graph.inputs, held.state, graph.profiles, held.ends
+    inputs, states, profiles, ends = graph.inputs, state_spec.state, graph.profiles, state_spec.ends
     outputs = {spec.name: spec for spec in graph.outputs}
     vocabulary = outputs[logits].shape[-1] if logits in outputs and outputs[logits].shape else None
     tokens = next((spec for spec in inputs if spec.name == ids), None)
@@ -126,20 +126,22 @@ def find_progress(
     """The inputs of a caller that follow from how many tokens were read, and the names of others beside the ids."""
     tokens = next(spec for spec in inputs if spec.name == ids)
     others = {spec.name: _find_one(spec, tokens, states) for spec in inputs if spec.name != ids}
-    return tuple(found for found in others.values() if found), [name for name, found in others.items() if not found]
+    return tuple(progress for progress in others.values() if progress), [
+        name for name, progress in others.items() if not progress
+    ]
 
 
 def _find_one(spec: TensorSpec, ids: TensorSpec, states: Sequence[State]) -> Progress | None:
     """What an input beside the ids is, by its name and shape, as HuggingFace's exporters write them; None where they do
     not say: a mask [rows, tokens so far], or the places of the tokens [rows, tokens], [tokens], [rows] or []."""
-    written = {state.places.at for state in states if state.places}
+    position_inputs = {state.places.at for state in states if state.places}
     tokens = ids.shape[1] if len(ids.shape) > 1 else None
     axes = [axis for axis, size in enumerate(spec.shape) if tokens and str(tokens) in str(size).split(PLUS)]
     name, axis = spec.name.lower(), axes[0] if axes else None
     if "mask" in name and len(spec.shape) == 2:
         size = spec.shape[1]
         return Progress(spec, True, 1, size if isinstance(size, int) else None) if axis == 1 or axis is None else None
-    places = spec.dtype in ("int32", "int64") and (spec.name in written or "position" in name)
+    places = spec.dtype in ("int32", "int64") and (spec.name in position_inputs or "position" in name)
     rest = [size for index, size in enumerate(spec.shape) if index != axis]
     if not places or any(size not in (1, ids.shape[0]) for size in rest):
         return None
@@ -201,8 +203,8 @@ def check_prompt(prompt: Prompt, index: int, vocabulary: int) -> None:
 
 
 def _check_tokens(prompt: Prompt, index: int, vocabulary: int) -> None:
-    given: object = prompt.tokens
-    if isinstance(given, str):
+    prompt_tokens: object = prompt.tokens
+    if isinstance(prompt_tokens, str):
         raise DataError(f"prompt {index} is a text; give its bytes to a model over bytes, others the ids of its tokens")
     if not len(prompt.tokens):
         raise DataError(f"prompt {index} has no token; give at least one, such as that of a line's beginning")
@@ -293,12 +295,12 @@ class _Answer:
     def give(self, count: int) -> Sequence[int]:
         """The next tokens for the engine."""
         if self.begins:
-            found: Sequence[int] = (self.last,)
+            next_tokens: Sequence[int] = (self.last,)
         else:
             self.read += count
-            found = list(self.prompt.tokens[self.read - count : self.read])
-        self.seen[list(found)] = True
-        return found
+            next_tokens = list(self.prompt.tokens[self.read - count : self.read])
+        self.seen[list(next_tokens)] = True
+        return next_tokens
 
     def uniform(self) -> float:
         """The number that its next token is drawn by: the n-th of its seed for its n-th token."""
@@ -382,9 +384,10 @@ class Generator:
             return prompt.most
         room = bound.whole - len(tokens)
         if room < 1 or (prompt.most or 0) > room:
-            wanted = f" and asks for {prompt.most}" if prompt.most else ""
+            request_text = f" and asks for {prompt.most}" if prompt.most else ""
             raise DataError(
-                f"prompt {index} has {len(tokens)} tokens{wanted}; the engine's cache takes {bound.takes}, which is "
+                f"prompt {index} has {len(tokens)} tokens{request_text}; the engine's cache takes "
+                f"{bound.takes}, which is "
                 f"{bound.whole} tokens in all: ask for fewer, or {bound.remedy}"
             )
         return room if prompt.most is None else prompt.most
@@ -399,8 +402,8 @@ class Generator:
             unread = max(unread - count, 0)
             ids = np.array([answer.give(count) for answer in answers], self._dtype)
             context = {item.spec.name: item.value(len(ids), past, count) for item in self.decoder.progress}
-            given = {self.decoder.ids.name: ids[:, 0] if self._flat else ids, **context}
-            logits = np.asarray(self._streams.run(given)[self.decoder.logits])
+            step_tensors = {self.decoder.ids.name: ids[:, 0] if self._flat else ids, **context}
+            logits = np.asarray(self._streams.run(step_tensors)[self.decoder.logits])
             past += count
             for answer, row in zip(answers, logits if logits.ndim == 2 else logits[:, -1], strict=True):
                 if answer.begins:

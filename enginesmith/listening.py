@@ -194,14 +194,14 @@ class HttpServer:
             return await self._send(request, self._too_large, closes=True)
         except Exception:  # cut off, or not the chunks that HTTP has
             return await self._send(request, _plain(400, "the body is broken"), closes=True)
-        asked = HttpRequest(request.method, request.raw_path, request.headers, body)
-        answer = await asyncio.get_running_loop().run_in_executor(pool, self._call, asked)
+        http_request = HttpRequest(request.method, request.raw_path, request.headers, body)
+        answer = await asyncio.get_running_loop().run_in_executor(pool, self._call, http_request)
         return await self._send(request, answer)
 
     def _refuse(self, request: "web.Request") -> HttpAnswer | None:
         """The answer to a request that is not looked at."""
-        shown = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if self._bearer and not hmac.compare_digest(shown, self._bearer):
+        credentials = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if self._bearer and not hmac.compare_digest(credentials, self._bearer):
             return _plain(401, "a bearer token is needed")
         if request.method not in self._methods:
             headers = {"Allow": ", ".join(self._methods), "Content-Type": "text/plain; charset=utf-8"}

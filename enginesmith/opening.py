@@ -40,22 +40,22 @@ def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors
     its own runtime opens; IntegrityError for other bytes than were published; and what onnxruntime raises.
     """
     path = Path(engine if isinstance(engine, Path | str) else engine.description).with_suffix(".json")
-    found = read_description(path)
-    if "graphs" in found:
+    description = read_description(path)
+    if "graphs" in description:
         raise DataError(f"{path.name} describes several graphs; use enginesmith.Ensemble, which opens each of them")
-    file = find_engine(path, found)
-    if Path(str(found["file"])).suffix != ".onnx":
+    file = find_engine(path, description)
+    if Path(str(description["file"])).suffix != ".onnx":
         raise DataError(
             f"{file.name} is no engine of onnxruntime, and its own runtime opens it: give `opens` to a router or an "
             "ensemble, and `run` to streams and generators"
         )
     try:
-        graph = decode(found, _OnnxGraph, "")
+        graph = decode(description, _OnnxGraph, "")
     except IntegrityError as error:
         raise DataError(f"{path} describes no engine: {error}") from error
     import onnxruntime
 
-    session = open_session(read_engine(path, found), file.parent, onnxruntime.SessionOptions())
+    session = open_session(read_engine(path, description), file.parent, onnxruntime.SessionOptions())
     names, check = [output.name for output in session.get_outputs()], InputCheck(graph.inputs, graph.profiles)
 
     def run(given: Tensors) -> Tensors:

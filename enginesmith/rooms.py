@@ -36,10 +36,11 @@ def prefer_own() -> None:
 def check_own() -> None:
     """Raise ImportError where one of ROOMS is another project's package in this process."""
     for name in ROOMS:
-        found = _place(name)
-        if found != _HOME / name:
+        package_folder = _place(name)
+        if package_folder != _HOME / name:
             raise ImportError(
-                f"this needs Enginesmith's own package {name!r}, and here {name!r} is {found or 'no package'}; "
+                f"this needs Enginesmith's own package {name!r}, and here {name!r} is "
+                f"{package_folder or 'no package'}; "
                 "run `enginesmith build` as a command, which finds its own, or call this from a process without that "
                 "one"
             )

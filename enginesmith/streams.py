@@ -44,13 +44,13 @@ class Streams:
         self._initial = {state.input: state.initial for state in states}
         self._specs = [spec for spec in inputs if spec.name in self._initial]
         self._batch = _batch_name(self.inputs)
-        given = {dim for spec in self.inputs for dim in spec.shape}
+        input_dims = {dim for spec in self.inputs for dim in spec.shape}
         # (state, axis, dim, greatest size)
         self._bounds: list[tuple[str, int, str, int]] = [
             (spec.name, axis, dim, self._ends[dim][1])
             for spec in self._specs
             for axis, dim in enumerate(spec.shape)
-            if isinstance(dim, str) and dim in self._ends and dim not in given
+            if isinstance(dim, str) and dim in self._ends and dim not in input_dims
         ]
         shapes = {spec.name: spec.shape for spec in inputs}
         self._places = [(state, state.places, shapes[state.input]) for state in states if state.places]
@@ -59,10 +59,10 @@ class Streams:
     @classmethod
     def described(cls, run: Callable[[Tensors], Tensors], description: Path | str) -> "Streams":
         """Streams over a pulled engine. description: the JSON beside it. Raises DataError for a file that is none."""
-        found = read_description(description)
+        document = read_description(description)
         try:
-            held = decode(found, _StreamedModel, "")
-            return cls(run, held.inputs, held.state, held.ends)
+            stream_spec = decode(document, _StreamedModel, "")
+            return cls(run, stream_spec.inputs, stream_spec.state, stream_spec.ends)
         except IntegrityError as error:
             raise DataError(f"{description} describes no engine of a model with state: {error}") from error
 
@@ -142,9 +142,9 @@ class Streams:
             self._held = {}
         self._check_streams(() if rows is None else rows)
         for spec in self._specs if self._held else ():
-            held = np.array(self._held[spec.name])
-            held[(slice(None),) * self._axis(spec) + (list(rows or ()),)] = self._initial[spec.name]
-            self._held[spec.name] = held
+            state_array = np.array(self._held[spec.name])
+            state_array[(slice(None),) * self._axis(spec) + (list(rows or ()),)] = self._initial[spec.name]
+            self._held[spec.name] = state_array
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with the streams of these rows alone, in this order; a row may come twice. Raises DataError for a row

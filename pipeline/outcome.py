@@ -68,7 +68,7 @@ class UnitResult:
             "notes": list(entry.notes),
         }
         if self.free_running:
-            row["free_running"] = [encode_document(found) for found in self.free_running]
+            row["free_running"] = [encode_document(course) for course in self.free_running]
         if self.attributed:
             row["attribution"] = [vars(each) for each in self.attributed]
         if failure := self.failure:
@@ -199,7 +199,7 @@ def make_report(
         host=describe_host(),
         versions=dict(entry.toolchain),
         spreads=tuple(spread.round_numbers() for proof in proofs for spread in proof.spreads),
-        free_running=tuple(found for proof in proofs for found in proof.free_running),
+        free_running=tuple(course for proof in proofs for course in proof.free_running),
     )
 
 

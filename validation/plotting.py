@@ -195,11 +195,15 @@ def span(values: Sequence[float], *, log: bool = False, pad: float = 0.04, least
     pad: added at both ends, as a share of the width.  least: width at least, in units of the axis; in decades, if
     logarithmic. Without values it is (0, 1), or (1, 10) if logarithmic.
     """
-    known = [value for value in values if math.isfinite(value) and (not log or value > 0)]
-    if not known:
+    finite_values = [value for value in values if math.isfinite(value) and (not log or value > 0)]
+    if not finite_values:
         return (1.0, 10.0) if log else (0.0, 1.0)
-    known = [min(max(value, _SMALLEST if log else -_GREATEST), _GREATEST) for value in known]
-    low, high = (math.log10(min(known)), math.log10(max(known))) if log else (min(known), max(known))
+    finite_values = [min(max(value, _SMALLEST if log else -_GREATEST), _GREATEST) for value in finite_values]
+    low, high = (
+        (math.log10(min(finite_values)), math.log10(max(finite_values)))
+        if log
+        else (min(finite_values), max(finite_values))
+    )
     wide = max(high - low, least, 1e-9 * max(abs(low), abs(high)), 1e-12)
     middle = (low + high) / 2
     low, high = middle - wide * (0.5 + pad), middle + wide * (0.5 + pad)

@@ -93,14 +93,14 @@ def refuse_shards(backend: Backend, size_bytes: int) -> str | None:
 def option_meanings(cls: type[Backend]) -> dict[str, str]:
     """Option -> its meaning: the lines 'option: meaning' of the docstrings of the class and its bases."""
     names = "|".join(map(re.escape, option_fields(cls)))
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for base in cls.__mro__:
         text = inspect.cleandoc(base.__doc__ or "")
         for part in re.split(rf"\n(?=(?:{names}): )|\n\n", text) if names else ():
             name, colon, meaning = part.partition(": ")
             if colon and name in option_fields(cls):
-                found.setdefault(name, " ".join(re.sub(r" \(`[^`]*`\)|`", "", meaning).split()))
-    return found
+                meanings.setdefault(name, " ".join(re.sub(r" \(`[^`]*`\)|`", "", meaning).split()))
+    return meanings
 
 
 def configure(name: str, options: Mapping[str, Scalar]) -> Backend:
@@ -116,10 +116,10 @@ def configure(name: str, options: Mapping[str, Scalar]) -> Backend:
         where = f"backends.{name}.{key}"
         if key not in fields:
             raise InputError(f"{where}: no such option; {suggest(key, sorted(fields))}")
-        wanted, default = fields[key]
-        checked[key] = float(value) if wanted is float and type(value) is int else value
-        if type(checked[key]) is not wanted:  # exactly: True is not a number here
-            kind = _KINDS.get(wanted, wanted.__name__)
+        option_type, default = fields[key]
+        checked[key] = float(value) if option_type is float and type(value) is int else value
+        if type(checked[key]) is not option_type:  # exactly: True is not a number here
+            kind = _KINDS.get(option_type, option_type.__name__)
             raise InputError(f"{where}: {value!r} is of type {type(value).__name__}; give {kind}, such as {default!r}")
     return typing.cast("typing.Callable[..., Backend]", cls)(**checked)
 
@@ -138,22 +138,24 @@ def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[
     """
     can = backend.capabilities
     unused = can.gpu_tools if target and target.is_cpu else ()
-    found = {name: version for name, version in backend.versions().items() if name not in unused}
+    versions = {name: version for name, version in backend.versions().items() if name not in unused}
     if target and target.is_cpu:
-        found[CPU_KIND] = kind_of(target)
+        versions[CPU_KIND] = kind_of(target)
         if (kind := kind_named(target.name)) and dict(options_of(backend)).get(can.options.cpu_level) == HOST:
-            found["cpu"] = kind.level
-    return tuple(sorted({**found, f"enginesmith-{backend.name}": str(backend.revision)}.items()))
+            versions["cpu"] = kind.level
+    return tuple(sorted({**versions, f"enginesmith-{backend.name}": str(backend.revision)}.items()))
 
 
 def check_toolchain(backend: Backend, planned: BuildRequest) -> None:
     """Raise EnginesmithError where the versions here are not those of the build key, which would then be a false
     one."""
-    here, wanted = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
-    names = sorted((here.keys() | wanted.keys()) - {CPU_KIND})  # the kind matters to a proof, not to a build
-    wrong = [name for name in names if here.get(name) != wanted.get(name)]
+    here, planned_versions = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
+    names = sorted((here.keys() | planned_versions.keys()) - {CPU_KIND})  # the kind matters to a proof, not to a build
+    wrong = [name for name in names if here.get(name) != planned_versions.get(name)]
     if wrong:
-        listed = ", ".join(f"{name} {here.get(name, 'absent')}, not {wanted.get(name, 'absent')}" for name in wrong)
+        listed = ", ".join(
+            f"{name} {here.get(name, 'absent')}, not {planned_versions.get(name, 'absent')}" for name in wrong
+        )
         raise EnginesmithError(
             f"{platform.node()} has {listed}, which the plan was made for; install the same versions on every node"
         )
@@ -203,9 +205,9 @@ def check_compatible(backend: Backend, engine: Engine) -> None:
         raise EnginesmithError(f"{engine.path.name}: {reason}")
     size = engine.path.stat().st_size if engine.path.exists() else None
     if size != engine.size_bytes:
-        found = "is not there" if size is None else f"has {size} bytes"
+        size_text = "is not there" if size is None else f"has {size} bytes"
         raise IntegrityError(
-            f"{engine.path} {found}, the engine has {engine.size_bytes}; pull it again, or build it anew"
+            f"{engine.path} {size_text}, the engine has {engine.size_bytes}; pull it again, or build it anew"
         )
 
 
@@ -220,12 +222,12 @@ def find_incompatibility(backend: Backend, request: BuildRequest) -> str | None:
     gpu = find_compatible_gpu(requires, request.target, cuda.gpus())
     machine = gpu_here(gpu) if gpu else cpu_here()
     processor = hardware_of(requires)
-    for found in evaluate(requires, machine.with_facts(runtimes=versions).with_installed(requires)):
+    for finding in evaluate(requires, machine.with_facts(runtimes=versions).with_installed(requires)):
         # A server is only told of a runtime that is not known to open the engine; the sessions here refuse it.
-        of_runtime = isinstance(found.requirement, Runtime)
-        if found.requirement != processor and (found.rules_out or (found.state == "unmet" and of_runtime)):
+        of_runtime = isinstance(finding.requirement, Runtime)
+        if finding.requirement != processor and (finding.rules_out or (finding.state == "unmet" and of_runtime)):
             on_a_node = "run it on a node that has it, or build it again for this one"
-            return f"{found.words}; {'install that version, or build it again here' if of_runtime else on_a_node}"
+            return f"{finding.words}; {'install that version, or build it again here' if of_runtime else on_a_node}"
     lacks = judge(processor, machine).words if processor else ""  # where the backend does not say
     if reason := backend.runs(machine.target if gpu else request.target) or lacks:
         return f"built for {request.target.name}, and cannot run here: {reason}; run it on a node that has one"

@@ -41,8 +41,8 @@ __all__ = ["PackageNotFoundError", "version", "versions_of"]
 
 def version(name: str) -> str:
     """The installed version of a distribution. Raises PackageNotFoundError."""
-    if found := versions_of(name).get(name):
-        return found
+    if version_text := versions_of(name).get(name):
+        return version_text
     raise PackageNotFoundError(name)
 
 
@@ -54,8 +54,8 @@ def versions_of(*names: str, together: bool = False) -> dict[str, str]:
     """
     path = tuple(sys.path)
     changed_ns = tuple(_changed_ns(place or os.curdir) for place in path)
-    found = {name: known for name in names if (known := _version(name, path, changed_ns))}
-    return {} if together and len(found) < len(names) else found
+    versions = {name: package_version for name in names if (package_version := _version(name, path, changed_ns))}
+    return {} if together and len(versions) < len(names) else versions
 
 
 @lru_cache(maxsize=512)
@@ -223,7 +223,7 @@ def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Shap
         return
     every = {dim.name: dim.multiple for dim in dims}
     axes = ((item.name, tuple(every.get(str(size), 1) for size in item.shape)) for item in inputs)
-    multiples = tuple((name, found) for name, found in axes if set(found) - {1})
+    multiples = tuple((name, axis_multiples) for name, axis_multiples in axes if set(axis_multiples) - {1})
     for buckets in itertools.product(*(dim.buckets() for dim in dims)):
         low, opt, high = (
             dict(zip((dim.name for dim in dims), sizes, strict=True)) for sizes in zip(*buckets, strict=True)
@@ -256,15 +256,15 @@ def sum_refusal(request: BuildRequest, title: str) -> str | None:
 
 def sizes(request: BuildRequest) -> dict[str, tuple[int, int]]:
     """Dim -> its least and greatest size over all profiles, for each named dim of the inputs that a profile has."""
-    found: dict[str, tuple[int, int]] = {}
+    dim_ranges: dict[str, tuple[int, int]] = {}
     for spec in request.inputs:
         ends = [(low, high) for item in request.profiles for name, low, _, high in item.inputs if name == spec.name]
         for axis, dim in enumerate(spec.shape):
             if isinstance(dim, str) and ends:
                 least, most = min(low[axis] for low, _ in ends), max(high[axis] for _, high in ends)
-                before = found.get(dim, (least, most))
-                found[dim] = min(least, before[0]), max(most, before[1])
-    return found
+                before = dim_ranges.get(dim, (least, most))
+                dim_ranges[dim] = min(least, before[0]), max(most, before[1])
+    return dim_ranges
 
 
 def checked_inputs(check: "InputCheck", inputs: Tensors) -> "tuple[list[np.ndarray], dict[str, int]]":
@@ -286,14 +286,16 @@ def checked_outputs(
 
     A compiler that took two sizes for equal, or dropped a cast, gives such results.
     """
-    found = {spec.name: array for spec, array in zip(request.outputs, results, strict=True)}
+    arrays = {spec.name: array for spec, array in zip(request.outputs, results, strict=True)}
     for spec in request.outputs:
-        array = found[spec.name]
-        wanted = [sizes.get(dim) if isinstance(dim, str) else dim for dim in spec.shape]
-        fits = array.ndim == len(wanted) and all(b in (None, a) for a, b in zip(array.shape, wanted, strict=True))
+        array = arrays[spec.name]
+        expected_shape = [sizes.get(dim) if isinstance(dim, str) else dim for dim in spec.shape]
+        fits = array.ndim == len(expected_shape) and all(
+            b in (None, a) for a, b in zip(array.shape, expected_shape, strict=True)
+        )
         if not fits or array.dtype.name != spec.dtype:
             raise EnginesmithError(
                 f"{title} answers {spec.name!r} with {array.dtype.name} {array.shape}, which should be {spec.dtype} "
                 f"{spec.shape} where {sizes}; its answers for this model cannot be used, take another backend"
             )
-    return found
+    return arrays

@@ -100,9 +100,9 @@ class ForkServer:
         with self._lock:
             if self._wait is None:
                 self._environment = environment()
-                self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                with theirs:
-                    self._wait = self._begin(theirs, self._socket)
+                self._socket, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with server_socket:
+                    self._wait = self._begin(server_socket, self._socket)
         return self._environment == environment()
 
 

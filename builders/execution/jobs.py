@@ -199,10 +199,10 @@ def encode_request(request: Request[object]) -> dict[str, object]:
 
 def decode_request(data: object) -> Request[object]:
     """The request that `encode_request` wrote; imports the module of its class. Raises IntegrityError."""
-    given = decode(data, _Named)
-    module, _, name = given.type.partition(":")
+    envelope = decode(data, _Named)
+    module, _, name = envelope.type.partition(":")
     kind: type[Request[object]] = getattr(importlib.import_module(module), name)
-    return decode(given.fields, kind)
+    return decode(envelope.fields, kind)
 
 
 @dataclass(frozen=True)

@@ -80,10 +80,10 @@ def next_try(job: Job[Result], failures: Sequence[StepError], clustered: bool) -
     less = job.reduced
     if kind == "memory":
         return NextTry(reduce(job), f"it held too much memory; once more, {less.change}") if less else None
-    wanted = more_memory(reduce(job), failures[-1].peak_mib)
+    larger_job = more_memory(reduce(job), failures[-1].peak_mib)
     change = f"{less.change}, " if less and less.change else ""
-    changes = f"{change}with {wanted.needs.memory_mib} MiB set aside for it"
-    return NextTry(wanted, f"its node ran out of memory; once more, {changes}")
+    changes = f"{change}with {larger_job.needs.memory_mib} MiB set aside for it"
+    return NextTry(larger_job, f"its node ran out of memory; once more, {changes}")
 
 
 def reduce(job: Job[Result]) -> Job[Result]:
@@ -93,8 +93,8 @@ def reduce(job: Job[Result]) -> Job[Result]:
 
 def more_memory(job: Job[Result], peak_mib: float) -> Job[Result]:
     """The job with needs of twice the memory, or 1.25 times its measured peak where that is more, up to its limit."""
-    wanted = max(2 * job.needs.memory_mib, int(_ROOM * peak_mib))
-    return replace(job, needs=replace(job.needs, memory_mib=min(wanted, job.limits.memory_mib)))
+    request_mib = max(2 * job.needs.memory_mib, int(_ROOM * peak_mib))
+    return replace(job, needs=replace(job.needs, memory_mib=min(request_mib, job.limits.memory_mib)))
 
 
 def _summarize(failures: Sequence[StepError]) -> StepError:

@@ -322,14 +322,14 @@ def log_tail(workdir: Path) -> str:
 def _start(job: Job[object], workdir: Path, start: Start) -> tuple[Child, int]:
     """The child, and the end of a pipe that no other process holds: when it closes, the child's group dies."""
     (workdir / "job.json").write_text(json.dumps(encode(ChildTask(encode_request(job.request), job.store))))
-    theirs, ours = os.pipe()
+    write_fd, ours = os.pipe()
     try:
-        return start(workdir, theirs), ours
+        return start(workdir, write_fd), ours
     except BaseException:
         os.close(ours)
         raise
     finally:
-        os.close(theirs)
+        os.close(write_fd)
 
 
 class _Observer:
@@ -369,10 +369,10 @@ class _Observer:
 
         An OSError on the way is passed over for the job's own error.
         """
-        seen = -1
+        previous_bytes = -1
         with suppress(OSError):
-            while seen != self._seen_bytes:
-                seen = self._seen_bytes
+            while previous_bytes != self._seen_bytes:
+                previous_bytes = self._seen_bytes
                 self.look()
         self._watch(ProcessEnded(self._name, Usage(time.monotonic() - self._begun, self.peak_mib, cpu_s)))
 

@@ -55,15 +55,15 @@ _FORMS = (
 def scrubber(environment: Mapping[str, str] | None = None) -> Callable[[str], str]:
     """A function that hides credentials in a text. environment: None is this process's, read now."""
     values = sorted(_secrets(os.environ if environment is None else environment), key=len, reverse=True)
-    known = re.compile("|".join(map(re.escape, values))) if values else None
+    secret_pattern = re.compile("|".join(map(re.escape, values))) if values else None
 
     def scrub(text: str) -> str:
-        if known:
-            text = known.sub(HIDDEN, text)
+        if secret_pattern:
+            text = secret_pattern.sub(HIDDEN, text)
         lower = text.lower()
-        for words, form, shown in _FORMS:
+        for words, form, replacement in _FORMS:
             if any(word in lower for word in words):
-                text = form.sub(shown, text)
+                text = form.sub(replacement, text)
         return text
 
     return scrub
@@ -71,10 +71,10 @@ def scrubber(environment: Mapping[str, str] | None = None) -> Callable[[str], st
 
 def _secrets(environment: Mapping[str, str]) -> set[str]:
     """Values to be hidden: whole where the variable's name is secret, of a URL's user information the password."""
-    found = set()
+    secrets = set()
     for name, value in environment.items():
         if user := re.match(r"[A-Za-z][\w+.-]*://([^/?#\s]+)@", value):
-            found |= {part for part in user[1].split(":", 1)[-1:] if len(part) >= _SHORTEST}
+            secrets |= {part for part in user[1].split(":", 1)[-1:] if len(part) >= _SHORTEST}
         elif _SECRET_NAME.search(name) and not _PLACE_NAME.search(name) and len(value.strip()) >= _SHORTEST:
-            found |= {line.strip() for line in value.splitlines() if len(line.strip()) >= _SHORTEST}
-    return found
+            secrets |= {line.strip() for line in value.splitlines() if len(line.strip()) >= _SHORTEST}
+    return secrets

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 def list_bodies(node: "NodeProto") -> "list[GraphProto]":
     """The graphs in a node's attributes, in their order."""
-    found: list[GraphProto] = []
+    bodies: list[GraphProto] = []
     for attribute in node.attribute:
-        found += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
-    return found
+        bodies += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+    return bodies
 
 
 def walk_graphs(graph: "GraphProto") -> "Iterator[GraphProto]":
@@ -47,12 +47,12 @@ def list_reads(node: "NodeProto") -> list[str]:
 
 def list_captured(node: "NodeProto") -> list[str]:
     """Names from outside that the bodies of a node read, each once."""
-    found: dict[str, None] = {}
+    outer_names: dict[str, None] = {}
     for body in list_bodies(node):
         bound = {item.name for item in (*body.input, *body.initializer)}
         bound |= {name for inner in body.node for name in inner.output}
-        found |= dict.fromkeys(name for inner in body.node for name in list_reads(inner) if name not in bound)
-    return list(found)
+        outer_names |= dict.fromkeys(name for inner in body.node for name in list_reads(inner) if name not in bound)
+    return list(outer_names)
 
 
 # Rewrites integer divisions by data, for compilers whose code leaves them to the processor.
@@ -72,15 +72,15 @@ def guard_divisions(model: "onnx.ModelProto") -> None:
     """Rewrite integer divisions by data in place. New values are named after the quotient, new nodes as the node."""
     import onnx
 
-    found = set(_list_by_data(model.graph, set()))
-    if not found:
+    divisions = set(_list_by_data(model.graph, set()))
+    if not divisions:
         return
     light = onnx.ModelProto()
     light.CopyFrom(model)
     for tensor in light.graph.initializer:
         if len(tensor.raw_data) > _MOST_KEPT:
             tensor.ClearField("raw_data")
-    _rewrite(model.graph, onnx.shape_inference.infer_shapes(light).graph, {}, found)
+    _rewrite(model.graph, onnx.shape_inference.infer_shapes(light).graph, {}, divisions)
 
 
 def _list_by_data(graph: "onnx.GraphProto", outer: set[str]) -> Iterator[str]:
@@ -102,14 +102,14 @@ def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[
     values = (*typed.input, *typed.value_info, *typed.output)
     types = {**outer, **{value.name: value.type.tensor_type.elem_type for value in values}}
     types |= {tensor.name: tensor.data_type for tensor in typed.initializer}
-    written: list[onnx.NodeProto] = []
+    new_nodes: list[onnx.NodeProto] = []
     for node, twin in zip(graph.node, typed.node, strict=True):
         for inner, inner_typed in zip(list_bodies(node), list_bodies(twin), strict=True):
             _rewrite(inner, inner_typed, types, found)
         kind = types.get(node.input[1], 0) if found.intersection(node.output) else 0
-        written.extend(_guard_division(node, kind) if kind in _WHOLE else [_copy(node)])
+        new_nodes.extend(_guard_division(node, kind) if kind in _WHOLE else [_copy(node)])
     del graph.node[:]
-    graph.node.extend(written)
+    graph.node.extend(new_nodes)
 
 
 def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]":
@@ -148,9 +148,9 @@ def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]"
 
 
 def _copy(node: "onnx.NodeProto") -> "onnx.NodeProto":
-    made = type(node)()
-    made.CopyFrom(node)
-    return made
+    node_copy = type(node)()
+    node_copy.CopyFrom(node)
+    return node_copy
 
 
 # An ONNX model under plain names, for compilers that make identifiers of the names in a graph.
@@ -266,10 +266,10 @@ _GRAPH, _INITIALIZER, _EXTERNAL_DATA = 7, 5, 13  # of ModelProto, GraphProto, Te
 def list_shards(path: Path) -> tuple[str, ...]:
     """The digests of the shards that the graph in a file names, sorted; none of a graph in one piece, and none of
     another file, of which its reader says more. Raises ModelError for weights in a file that is no shard."""
-    found = list_weight_files(path)
-    if wrong := [name for name in found if not is_digest(name)]:
+    shard_names = list_weight_files(path)
+    if wrong := [name for name in shard_names if not is_digest(name)]:
         raise ModelError(f"{path.name} keeps weights in {wrong[0][:80]!r}, which is no shard; build it again")
-    return found
+    return shard_names
 
 
 def list_weight_files(path: Path) -> tuple[str, ...]:

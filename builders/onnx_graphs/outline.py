@@ -86,13 +86,13 @@ def save_with_lists(model: ModelProto, path: Path) -> None:
     data, opened = model.SerializeToString(deterministic=True), dict[str, mmap.mmap]()
 
     def restore(attribute: Field) -> _Parts:
-        found = AttributeProto.FromString(data[attribute.begin : attribute.end])
-        if not found.name.startswith(_OUTSIDE):
+        attribute_proto = AttributeProto.FromString(data[attribute.begin : attribute.end])
+        if not attribute_proto.name.startswith(_OUTSIDE):
             return [data[attribute.begin : attribute.end]]
-        file, begin, end = found.s.decode().rsplit("\n", 2)
+        file, begin, end = attribute_proto.s.decode().rsplit("\n", 2)
         source = opened.setdefault(file, _map(Path(file)))
         place = Field(_ATTRIBUTE, 0, int(begin), int(end))
-        if place.end > len(source) or _first_text(source, place) != found.name.removeprefix(_OUTSIDE):
+        if place.end > len(source) or _first_text(source, place) != attribute_proto.name.removeprefix(_OUTSIDE):
             raise ModelError(f"{file} was changed while it was read; run again")
         return [memoryview(source)[place.begin : place.end]]
 
@@ -126,9 +126,9 @@ def _cut_weights(data: mmap.mmap, places: list[Field | None]) -> Callable[[Field
     inside."""
 
     def cut(tensor: Field) -> _Parts:
-        found = list(fields(data, tensor.begin, tensor.end))
-        kind = next((field.value for field in found if field.number == _DATA_TYPE), 0)
-        raw = [field for field in found if field.number == _RAW_DATA]
+        tensor_fields = list(fields(data, tensor.begin, tensor.end))
+        kind = next((field.value for field in tensor_fields if field.number == _DATA_TYPE), 0)
+        raw = [field for field in tensor_fields if field.number == _RAW_DATA]
         large = len(raw) == 1 and raw[0].end - raw[0].begin >= LEAST_BYTES and kind not in _READ
         places.append(raw[0] if large else None)
         return _cut(data, tensor, {_RAW_DATA: lambda _: []}) if large else [data[tensor.begin : tensor.end]]
@@ -164,23 +164,23 @@ def _first_text(data: _Data, message: Field) -> str:
 
 def _cut(data: _Data, outer: Field, changes: Mapping[int, Callable[[Field], _Parts]]) -> _Parts:
     """The message that a field holds, each field of these numbers in it changed."""
-    parts, kept, before = _Parts(), outer.begin, outer.begin
+    parts, cursor, before = _Parts(), outer.begin, outer.begin
     for field in fields(data, outer.begin, outer.end):
         if field.number in changes and data[before] & 7 == 2:  # its tag says that it has a length
             new = changes[field.number](field)
-            parts += data[kept:before], _varint(field.number << 3 | 2), _varint(sum(map(len, new))), *new
-            kept = field.end
+            parts += data[cursor:before], _varint(field.number << 3 | 2), _varint(sum(map(len, new))), *new
+            cursor = field.end
         before = field.end
-    return [*parts, data[kept : outer.end]]
+    return [*parts, data[cursor : outer.end]]
 
 
 def _varint(number: int) -> bytes:
     """A number as protobuf writes it."""
-    found = bytearray()
+    buffer = bytearray()
     while number > 127:
-        found.append(number & 127 | 128)
+        buffer.append(number & 127 | 128)
         number >>= 7
-    return bytes((*found, number))
+    return bytes((*buffer, number))
 
 
 # ONNX graphs over what one file holds: the graph without its large weights, and these in shards beside it.
@@ -214,8 +214,8 @@ def save_graph(model: ModelProto, path: Path, shard_bytes: int = SHARD_BYTES) ->
     same = dict[object, list[TensorProto]]()  # tensors of the same bytes, which are written once
     for tensor in outside:
         same.setdefault(place_of(tensor) if is_external(tensor) else id(tensor), []).append(tensor)
-    kept = _find_kept([tensors[0] for tensors in same.values() if _is_shard(tensors[0], folder)])
-    fresh = [first for first, *_ in same.values() if not (is_external(first) and place_of(first)[0] in kept)]
+    shard_files = _find_kept([tensors[0] for tensors in same.values() if _is_shard(tensors[0], folder)])
+    fresh = [first for first, *_ in same.values() if not (is_external(first) and place_of(first)[0] in shard_files)]
     for group in _groups(fresh, shard_bytes):
         _write_shard(group, folder)
     for first, *others in same.values():

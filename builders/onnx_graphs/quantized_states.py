@@ -40,8 +40,8 @@ def _check(graph: GraphProto, state: QuantizedState) -> None:
     for name, ends in ((state.input, graph.input), (state.output, graph.output)):
         kind = next((item.type.tensor_type.elem_type for item in ends if item.name == name), None)
         if kind != TensorProto.FLOAT:
-            found = "not there" if kind is None else TensorProto.DataType.Name(kind).lower()
-            text = f"state {state.input!r} cannot be int8: {name!r} is {found}, and must be float32"
+            dtype_text = "not there" if kind is None else TensorProto.DataType.Name(kind).lower()
+            text = f"state {state.input!r} cannot be int8: {name!r} is {dtype_text}, and must be float32"
             raise ModelError(f"{text}; remove the state's dtype")
 
 
@@ -108,9 +108,9 @@ def _give_int8(graph: GraphProto, state: QuantizedState) -> None:
 
 def _remove_unused(graph: GraphProto, state: QuantizedState) -> None:
     """Remove what dequantizes this state for nobody."""
-    read = {name for node in walk_nodes(graph) for name in node.input} | {item.name for item in graph.output}
+    operand_names = {name for node in walk_nodes(graph) for name in node.input} | {item.name for item in graph.output}
     for node in [*graph.node]:
-        if node.name.startswith(f"{_place(state)}/") and not read.intersection(node.output):
+        if node.name.startswith(f"{_place(state)}/") and not operand_names.intersection(node.output):
             graph.node.remove(node)
 
 

@@ -36,12 +36,16 @@ def cut_constant_part(model: ModelProto) -> ModelProto | None:
     graph = model.graph
     converting = _list_converting(graph)
     named = {node.output[0] for node in converting}
-    read = {name for node in graph.node if not named.intersection(node.output) for name in list_reads(node)}
-    wanted = [node.output[0] for node in converting if node.output[0] in read and _makes_floats(node, graph, named)]
-    if not wanted:
+    operand_names = {name for node in graph.node if not named.intersection(node.output) for name in list_reads(node)}
+    output_names = [
+        node.output[0] for node in converting if node.output[0] in operand_names and _makes_floats(node, graph, named)
+    ]
+    if not output_names:
         return None
     # A name alone is enough: the runtime infers type and shape.
-    return _replace_nodes(model, _select_needed(converting, wanted), (), [ValueInfoProto(name=name) for name in wanted])
+    return _replace_nodes(
+        model, _select_needed(converting, output_names), (), [ValueInfoProto(name=name) for name in output_names]
+    )
 
 
 def cut_varying_part(model: ModelProto, given: Mapping[str, Array]) -> ModelProto:
@@ -49,8 +53,8 @@ def cut_varying_part(model: ModelProto, given: Mapping[str, Array]) -> ModelProt
     graph = model.graph
     converting = _list_converting(graph)
     results = {node.output[0] for node in converting}
-    wanted = {name for node in graph.node if not results.intersection(node.output) for name in list_reads(node)}
-    needed = {node.output[0] for node in _select_needed(converting, wanted - given.keys())}
+    operand_names = {name for node in graph.node if not results.intersection(node.output) for name in list_reads(node)}
+    needed = {node.output[0] for node in _select_needed(converting, operand_names - given.keys())}
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in given.items()]
     nodes = [node for node in graph.node if needed.issuperset(results.intersection(node.output))]
     return _replace_nodes(model, nodes, (*graph.input, *inputs), graph.output)
@@ -58,16 +62,16 @@ def cut_varying_part(model: ModelProto, given: Mapping[str, Array]) -> ModelProt
 
 def _list_converting(graph: GraphProto) -> list[NodeProto]:
     """The nodes that convert constants of at least `_LEAST_AXES` axes, in the graph's order."""
-    outputs, given = ({value.name for value in values} for values in (graph.output, graph.input))
-    constant = {item.name: len(item.dims) for item in graph.initializer if item.name not in given}
-    found = []
+    outputs, input_names = ({value.name for value in values} for values in (graph.output, graph.input))
+    constant = {item.name: len(item.dims) for item in graph.initializer if item.name not in input_names}
+    converters = []
     for node in graph.node:
         if node.op_type in CONVERTING and all(name in constant for name in node.input if name):
             axes = constant[node.input[0]]
             if axes >= _LEAST_AXES and node.output[0] not in outputs:
                 constant[node.output[0]] = axes
-                found.append(node)
-    return found
+                converters.append(node)
+    return converters
 
 
 def _makes_floats(node: NodeProto, graph: GraphProto, converted: set[str]) -> bool:
@@ -81,12 +85,12 @@ def _makes_floats(node: NodeProto, graph: GraphProto, converted: set[str]) -> bo
 
 def _select_needed(nodes: Sequence[NodeProto], wanted: Iterable[str]) -> list[NodeProto]:
     """Those of the sorted `nodes` that the `wanted` tensors depend on, in their order."""
-    names, found = set(wanted), []
+    names, dependencies = set(wanted), []
     for node in reversed(nodes):
         if names.intersection(node.output):
             names.update(list_reads(node))
-            found.append(node)
-    return found[::-1]
+            dependencies.append(node)
+    return dependencies[::-1]
 
 
 def _replace_nodes(
@@ -99,8 +103,8 @@ def _replace_nodes(
     graph.node.extend(nodes)
     graph.input.extend(inputs)
     graph.output.extend(outputs)
-    read = {name for node in nodes for name in list_reads(node)} | {value.name for value in graph.output}
-    graph.initializer.extend(item for item in model.graph.initializer if item.name in read)
+    operand_names = {name for node in nodes for name in list_reads(node)} | {value.name for value in graph.output}
+    graph.initializer.extend(item for item in model.graph.initializer if item.name in operand_names)
     return part
 
 
@@ -122,8 +126,8 @@ def find_dependences(graph: GraphProto) -> dict[str, Dependence]:
     """By output, what it depends on: 'constant' where no value of an input reaches it (it may follow from their
     sizes), 'handed on' where it is an input, moved or cast, else 'computed'."""
     makers = {name: node for node in graph.node for name in node.output if name}
-    given = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
-    return {value.name: _find_dependence(value.name, makers, given) for value in graph.output}
+    input_names = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
+    return {value.name: _find_dependence(value.name, makers, input_names) for value in graph.output}
 
 
 def find_source(graph: GraphProto, name: str) -> str:
@@ -134,15 +138,15 @@ def find_source(graph: GraphProto, name: str) -> str:
 def _find_dependence(name: str, makers: Mapping[str, NodeProto], given: set[str]) -> Dependence:
     if _follow(name, makers) in given:
         return "handed on"
-    seen, unread = set[str](), {name}
+    visited_names, unread = set[str](), {name}
     while unread:
         current = unread.pop()
-        seen.add(current)
+        visited_names.add(current)
         node = makers.get(current)
         if current in given or (node is not None and node.op_type.startswith(_DRAWING)):
             return "computed"
         if node is not None and node.op_type not in _SIZES:
-            unread |= {*list_reads(node)} - seen
+            unread |= {*list_reads(node)} - visited_names
     return "constant"
 
 
@@ -187,15 +191,15 @@ def settle_shapes(model: "onnx.ModelProto") -> None:
 
 def _lift_constants(graph: "onnx.GraphProto") -> None:
     """Constant nodes as initializers, in place: inference reads numbers there alone."""
-    kept = []
+    other_nodes = []
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
             graph.initializer.append(node.attribute[0].t)
             graph.initializer[-1].name = node.output[0]
         else:
-            kept.append(node)
+            other_nodes.append(node)
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(other_nodes)
 
 
 def _infer_sizes(model: "onnx.ModelProto") -> dict[str, Dims]:
@@ -208,12 +212,12 @@ def _infer_sizes(model: "onnx.ModelProto") -> dict[str, Dims]:
     graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     for value, kind in stated:
         value.type.CopyFrom(kind)
-    found: dict[str, Dims] = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    dims_by_name: dict[str, Dims] = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     for value in (*graph.value_info, *graph.input, *graph.output):
         if value.type.tensor_type.HasField("shape"):
             dims = value.type.tensor_type.shape.dim
-            found[value.name] = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims]
-    return found
+            dims_by_name[value.name] = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims]
+    return dims_by_name
 
 
 def _shape(before: Dims | None, after: Dims | None) -> list[int] | None:
@@ -228,14 +232,14 @@ def _shape(before: Dims | None, after: Dims | None) -> list[int] | None:
 
 def _drop_unread(graph: "onnx.GraphProto") -> None:
     """Remove the nodes whose outputs nothing reads, in place."""
-    read = {value.name for value in graph.output}
-    kept = []
+    live_names = {value.name for value in graph.output}
+    live_nodes = []
     for node in reversed(graph.node):
-        if read.intersection(node.output):
-            kept.append(node)
-            read.update(list_reads(node))
+        if live_names.intersection(node.output):
+            live_nodes.append(node)
+            live_names.update(list_reads(node))
     del graph.node[:]
-    graph.node.extend(reversed(kept))
+    graph.node.extend(reversed(live_nodes))
 
 
 # Whether two ONNX models differ in their weights alone: then an engine of one can be given those of the other.
@@ -264,12 +268,12 @@ def differs(before: Path, after: Path) -> str | None:
 
 
 def _compare_constants(old: "onnx.GraphProto", new: "onnx.GraphProto") -> str | None:
-    ours, theirs = ({tensor.name: tensor for tensor in graph.initializer} for graph in (old, new))
-    if lacking := sorted(ours.keys() ^ theirs.keys()):
+    ours, new_constants = ({tensor.name: tensor for tensor in graph.initializer} for graph in (old, new))
+    if lacking := sorted(ours.keys() ^ new_constants.keys()):
         return f"constant {lacking[0]!r} is in one of them alone"
     fixed = {name for node in old.node if node.op_type in _PARAMETERS for name in node.input[1:]}
     for name, tensor in ours.items():
-        other = theirs[name]
+        other = new_constants[name]
         if (tensor.data_type, tuple(tensor.dims)) != (other.data_type, tuple(other.dims)):
             return f"constant {name!r} is of another type or shape: {_form(tensor)} and {_form(other)}"
         if (name in fixed or not _is_weight(tensor)) and _content(tensor) != _content(other):
@@ -279,8 +283,8 @@ def _compare_constants(old: "onnx.GraphProto", new: "onnx.GraphProto") -> str | 
 
 def _compare_rest(old: "onnx.ModelProto", new: "onnx.ModelProto") -> str | None:
     """As `differs`, of all but the values of constants, which are removed from both models."""
-    for ours, theirs in zip(old.graph.node, new.graph.node, strict=False):
-        if ours.SerializeToString(deterministic=True) != theirs.SerializeToString(deterministic=True):
+    for ours, new_node in zip(old.graph.node, new.graph.node, strict=False):
+        if ours.SerializeToString(deterministic=True) != new_node.SerializeToString(deterministic=True):
             return f"node {ours.name or ours.output[0]!r} ({ours.op_type}) differs"
     for model in (old, new):
         for tensor in model.graph.initializer:

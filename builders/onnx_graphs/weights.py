@@ -81,10 +81,10 @@ def place_of(tensor: TensorProto) -> tuple[str, int, int]:
 
 def _number(entries: dict[str, str], key: str) -> int:
     """A number of bytes of an external entry; 0 without one. Raises ValueError."""
-    found = int(entries.get(key, 0))
-    if not 0 <= found < 1 << 62:
+    number = int(entries.get(key, 0))
+    if not 0 <= number < 1 << 62:
         raise ValueError(f"{key} is {entries[key][:80]}, and no number of bytes")
-    return found
+    return number
 
 
 def set_place(tensor: TensorProto, file: str, offset: int, length: int) -> None:
@@ -124,14 +124,14 @@ def blocks(tensor: TensorProto) -> Iterator[bytes]:
     if not is_external(tensor):
         yield tensor.raw_data
         return
-    file, offset, left = place_of(tensor)
+    file, offset, remaining_bytes = place_of(tensor)
     with Path(file).open("rb") as stream:
         stream.seek(offset)
-        while left:
-            block = stream.read(min(left, _BLOCK_BYTES))
+        while remaining_bytes:
+            block = stream.read(min(remaining_bytes, _BLOCK_BYTES))
             if not block:
                 raise ModelError(f"{file} ends in the middle of weight {tensor.name!r}; copy it again")
-            left -= len(block)
+            remaining_bytes -= len(block)
             yield block
 
 
@@ -170,24 +170,24 @@ def to_array(tensor: TensorProto) -> Array:
 
 def from_array(values: Array, name: str, source: TensorProto) -> TensorProto:
     """A constant made out of `source`. A large one lies in a file beside that of `source`, where that is external."""
-    made = numpy_helper.from_array(values, name)
-    if is_external(source) and may_lie_outside(made):
+    tensor = numpy_helper.from_array(values, name)
+    if is_external(source) and may_lie_outside(tensor):
         file = Path(place_of(source)[0]).with_name(f"{LOOSE}{secrets.token_hex(8)}")
-        file.write_bytes(made.raw_data)
-        set_place(made, str(file), 0, len(made.raw_data))
-    return made
+        file.write_bytes(tensor.raw_data)
+        set_place(tensor, str(file), 0, len(tensor.raw_data))
+    return tensor
 
 
 def without_weights(model: ModelProto) -> ModelProto:
     """A copy in which large weights are inputs, for what needs no values: shape inference, and onnx's checker, both of
     which copy their argument several times, and look for external files. The weights themselves are not copied."""
-    whole, given = model.graph, {value.name for value in model.graph.input}
+    whole, input_names = model.graph, {value.name for value in model.graph.input}
     graph = GraphProto(**{field.name: value for field, value in whole.ListFields() if field.name != "initializer"})
     graph.initializer.extend(item for item in whole.initializer if not _is_large(item))
     graph.input.extend(
         helper.make_tensor_value_info(item.name, item.data_type, item.dims)
         for item in whole.initializer
-        if _is_large(item) and item.name not in given
+        if _is_large(item) and item.name not in input_names
     )
     rest = {field.name: value for field, value in model.ListFields() if field.name != "graph"}
     return ModelProto(graph=graph, **rest)
@@ -196,8 +196,8 @@ def without_weights(model: ModelProto) -> ModelProto:
 def with_weights(light: ModelProto, model: ModelProto) -> ModelProto:
     """A copy that `without_weights` made of `model`, in place, with the weights again."""
     outside = {item.name: item for item in model.graph.initializer if _is_large(item)}
-    given = {value.name for value in model.graph.input}
-    inputs = [value for value in light.graph.input if value.name not in outside or value.name in given]
+    input_names = {value.name for value in model.graph.input}
+    inputs = [value for value in light.graph.input if value.name not in outside or value.name in input_names]
     del light.graph.input[:]
     light.graph.input.extend(inputs)
     light.graph.initializer.extend(outside.values())
@@ -250,21 +250,23 @@ def dequantize_stored_weights(model: ModelProto) -> int:
     graph = model.graph
     if max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0) < _PER_AXIS:
         return 0
-    given = {item.name: item for item in graph.initializer}
-    written = dict[str, list[NodeProto]]()
-    taken = set[str]()
-    for cast, scaling in _find_stored(graph, given):
-        weight, last = given[cast.input[0]], scaling or cast
-        scale = numpy_helper.to_array(given[_scale_of(scaling, cast)]) if scaling else np.ones((), np.float32)
+    constants = {item.name: item for item in graph.initializer}
+    dequantize_nodes = dict[str, list[NodeProto]]()
+    absorbed_names = set[str]()
+    for cast, scaling in _find_stored(graph, constants):
+        weight, last = constants[cast.input[0]], scaling or cast
+        scale = numpy_helper.to_array(constants[_scale_of(scaling, cast)]) if scaling else np.ones((), np.float32)
         values = numpy_helper.from_array(_flat(scale), f"{last.output[0]}/scale")
         graph.initializer.append(values)
-        written[last.output[0]] = [*_nodes(weight.name, values.name, last.output[0], _axis(scale), _kind(cast))]
-        taken |= {cast.output[0]} if scaling else set()
-    nodes = [node for node in graph.node if not taken.intersection(node.output)]
+        dequantize_nodes[last.output[0]] = [
+            *_nodes(weight.name, values.name, last.output[0], _axis(scale), _kind(cast))
+        ]
+        absorbed_names |= {cast.output[0]} if scaling else set()
+    nodes = [node for node in graph.node if not absorbed_names.intersection(node.output)]
     del graph.node[:]
     for node in nodes:
-        graph.node.extend(written.get(node.output[0], [node]))
-    return len(written)
+        graph.node.extend(dequantize_nodes.get(node.output[0], [node]))
+    return len(dequantize_nodes)
 
 
 def _find_stored(graph: GraphProto, given: dict[str, TensorProto]) -> Iterator[tuple[NodeProto, NodeProto | None]]:

@@ -58,9 +58,9 @@ class BoundGraph:
         Raises ModelError, naming the node, for what the library refuses.
         """
         values: Values = dict(given)
-        for name, known in self._known.items():
-            if known is not None:
-                values[name] = Known(known.numbers, known.dtype, given.get(name))
+        for name, constant in self._known.items():
+            if constant is not None:
+                values[name] = Known(constant.numbers, constant.dtype, given.get(name))
             elif name not in given:
                 values[name] = lookups.xp.asarray(self.constants[name])
         _run(self._steps, values, lookups, set(self.outputs))
@@ -91,12 +91,12 @@ class Step:
 
     def _result(self, inputs: Sequence[Value | None], lookups: Lookups) -> Result:
         if self._on_numbers and all(isinstance(value, Known) for value in inputs if value is not None):
-            made = self._on_numbers(lookups.xp, *inputs, **self._attributes)
-            if made is not None and made.numbers.size <= MOST_NUMBERS:
-                return made
+            folded_result = self._on_numbers(lookups.xp, *inputs, **self._attributes)
+            if folded_result is not None and folded_result.numbers.size <= MOST_NUMBERS:
+                return folded_result
         lookups.node = self.node.name or self.node.outputs[0]
-        given = {"opset": self._opset, "outputs": len(self.node.outputs), "lookups": lookups}
-        special = {name: given[name] for name in self._row.special}
+        special_arguments = {"opset": self._opset, "outputs": len(self.node.outputs), "lookups": lookups}
+        special = {name: special_arguments[name] for name in self._row.special}
         return self._row.run(lookups.xp, *self._row.arguments(inputs, lookups.xp), **self._attributes, **special)
 
 
@@ -137,28 +137,28 @@ AnyStep = Step | Branch
 
 def _fold(steps: list[AnyStep], constants: dict[str, NumpyArray], xp: ArrayLibrary, most: int) -> list[AnyStep]:
     """The steps without those that read small constants only, which are run; their results are added to `constants`."""
-    left = []
+    remaining_steps = []
     for step in steps:
-        read = step.node.reads()
-        if read <= constants.keys() and sum(constants[name].size for name in read) <= most:
-            values = {name: _value(constants[name], xp) for name in read}
+        operand_names = step.node.reads()
+        if operand_names <= constants.keys() and sum(constants[name].size for name in operand_names) <= most:
+            values = {name: _value(constants[name], xp) for name in operand_names}
             step.run(values, Lookups(xp, clamped=False))
-            made = {name: _to_numpy(values[name], xp) for name in step.node.outputs if name in values}
-            if sum(array.size for array in made.values()) <= most:
-                constants.update(made)
+            folded_arrays = {name: _to_numpy(values[name], xp) for name in step.node.outputs if name in values}
+            if sum(array.size for array in folded_arrays.values()) <= most:
+                constants.update(folded_arrays)
                 continue
-        left.append(step)
-    return left
+        remaining_steps.append(step)
+    return remaining_steps
 
 
 def _steps(body: Body, xp: ArrayLibrary) -> list[AnyStep]:
     """A graph's nodes, each bound to its operator. Raises ModelError for one that is not in the table."""
     steps: list[AnyStep] = [_step(node, body.opset, xp) for node in body.nodes]
-    seen: set[str] = set()
+    later_names: set[str] = set()
     for step in reversed(steps):
         names = step.node.reads() | {name for name in step.node.outputs if name}
-        step.last_use = tuple(names - seen)
-        seen |= names
+        step.last_use = tuple(names - later_names)
+        later_names |= names
     return steps
 
 

@@ -58,8 +58,8 @@ class Body:
 
     def free(self) -> set[str]:
         """The names that it reads from around it."""
-        made = {name for node in self.nodes for name in node.outputs} | set(self.inputs) | set(self.constants)
-        return set(self.outputs).union(*(node.reads() for node in self.nodes)) - made
+        bound_names = {name for node in self.nodes for name in node.outputs} | set(self.inputs) | set(self.constants)
+        return set(self.outputs).union(*(node.reads() for node in self.nodes)) - bound_names
 
 
 def read(path: Path, known: Collection[str]) -> Body:

@@ -94,8 +94,8 @@ class ArrayLibrary:
     def __getattr__(self, name: str) -> Callable[..., Array]:
         for module in self._modules:
             if hasattr(module, name):
-                setattr(self, name, found := getattr(module, name))
-                return found  # type: ignore[no-any-return]
+                setattr(self, name, function := getattr(module, name))
+                return function  # type: ignore[no-any-return]
         raise AttributeError(f"the conversion to {self.name} has no {name}")
 
 
@@ -183,8 +183,8 @@ class Lookups:
         """Indices into an axis of that size, with negative ones, which count from its end, made positive."""
         indices = self.xp.astype(indices, self.xp.int64)
         self._expect("an index is out of range", (indices >= -size) & (indices < size))
-        found = self.xp.where(indices < 0, indices + size, indices)
-        return self.xp.clip(found, 0, size - 1) if self.clamped else found
+        positions = self.xp.where(indices < 0, indices + size, indices)
+        return self.xp.clip(positions, 0, size - 1) if self.clamped else positions
 
     def divisor(self, numbers: Array) -> Array:
         """Integers to divide by."""
@@ -290,10 +290,10 @@ def _declare_operator(name: str, run: Callable[..., Result]) -> Operator:
 
 def _kind(hint: Any) -> Any:
     """`Array`, `Numbers` or `Value`: an annotation without its `| None`."""
-    given = [part for part in typing.get_args(hint) if part is not type(None)]
+    members = [part for part in typing.get_args(hint) if part is not type(None)]
     if hint in (Numbers, Array):
         return hint
-    return given[0] if len(given) == 1 else Value
+    return members[0] if len(members) == 1 else Value
 
 
 def _as(kind: Any, value: Value | None, xp: ArrayLibrary) -> Any:

@@ -130,8 +130,8 @@ def scan(step: Callable[[Where, Where], tuple[Where, Tensor]], state: Where, xs:
 
 def cut(x: Tensor, axis: int, start: Any, end: Any, step: int = 1) -> Tensor:
     """A slice along an axis, with Python's rules."""
-    made: Tensor = torch.ops.aten.slice(x, axis, start, end, step)
-    return made
+    view: Tensor = torch.ops.aten.slice(x, axis, start, end, step)
+    return view
 
 
 def pad_axes(x: Tensor, widths: Sequence[tuple[Any, Any]], value: float) -> Tensor:
@@ -156,8 +156,8 @@ def take(x: Tensor, indices: Tensor, axis: int) -> Tensor:
     """Numpy's take. Indices are from 0 on."""
     if axis == 0 and x.dim() == 2 and x.is_floating_point():
         return F.embedding(indices, x)
-    taken = x.index_select(axis, indices.reshape(-1))
-    return taken.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
+    selection = x.index_select(axis, indices.reshape(-1))
+    return selection.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
 
 
 def take_along(x: Tensor, indices: Tensor, axis: int) -> Tensor:
@@ -224,10 +224,10 @@ def conv_transpose(
     run = _TRANSPOSED[_rank(x)]
     if before == after and all(more < max(s, d) for more, s, d in zip(extra, strides, dilations, strict=True)):
         return run(x, weight, bias, strides, before, extra, group, dilations)
-    made = run(x, weight, None, strides, 0, 0, group, dilations)
+    output = run(x, weight, None, strides, 0, 0, group, dilations)
     first, last = [-width for width in before], [more - width for more, width in zip(extra, after, strict=True)]
-    made = _spatially_padded(made, first, last)
-    return made if bias is None else made + bias.reshape([-1, *[1] * (x.dim() - 2)])
+    output = _spatially_padded(output, first, last)
+    return output if bias is None else output + bias.reshape([-1, *[1] * (x.dim() - 2)])
 
 
 def max_pool(x: Tensor, kernel: Sizes, strides: Sizes, before: Sizes, after: Sizes, dilations: Sizes) -> Tensor:

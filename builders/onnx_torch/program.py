@@ -52,14 +52,14 @@ class OnnxModule(torch.nn.Module):
         """Run the graph on tensors in the order of its inputs. Raises ModelError for another number of them."""
         if len(inputs) != len(self._program.inputs):
             raise ModelError(f"the model takes {len(self._program.inputs)} inputs, not {len(inputs)}")
-        given = {name: getattr(self, plain) for name, plain in self._attribute_of.items()}
-        given.update(zip(self._program.inputs, inputs, strict=True))
-        device = next((tensor.device for tensor in given.values()), torch.device("cpu"))
+        tensors = {name: getattr(self, plain) for name, plain in self._attribute_of.items()}
+        tensors.update(zip(self._program.inputs, inputs, strict=True))
+        device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
         lookups = Lookups(TORCH, self._clamped)
         with nullcontext() if device.type == "cpu" else device:
-            made: Sequence[Tensor] = self._program.run(given, lookups)  # type: ignore[assignment]
+            outputs: Sequence[Tensor] = self._program.run(tensors, lookups)  # type: ignore[assignment]
         self._told.faults = tuple(lookups.faults)
-        return (*made, torch.stack(lookups.inside)) if lookups.inside else tuple(made)  # type: ignore[arg-type]
+        return (*outputs, torch.stack(lookups.inside)) if lookups.inside else tuple(outputs)  # type: ignore[arg-type]
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -128,18 +128,18 @@ _DTYPES: dict[str, torch.dtype] = {
 
 def ranges_of(request: BuildRequest) -> dict[str, tuple[int, int]]:
     """Dim -> its least and greatest size over all profiles. Raises ModelError for a dim of an input without any."""
-    found: dict[str, list[int]] = {}
+    dim_ends: dict[str, list[int]] = {}
     specs = {spec.name: spec for spec in request.inputs}
     for profile in request.profiles:
         for name, low, _, high in profile.inputs:
             for dim, *ends in zip(specs[name].shape, low, high, strict=True):
                 if isinstance(dim, str):
-                    found.setdefault(dim, []).extend(ends)
+                    dim_ends.setdefault(dim, []).extend(ends)
     for spec in request.inputs:
         for dim in spec.shape:
-            if isinstance(dim, str) and dim not in found:
+            if isinstance(dim, str) and dim not in dim_ends:
                 raise ModelError(f"input {spec.name!r}: dim {dim!r} has no range; add dims.{dim}.max")
-    return {dim: (min(ends), max(ends)) for dim, ends in found.items()}
+    return {dim: (min(ends), max(ends)) for dim, ends in dim_ends.items()}
 
 
 def examples(request: BuildRequest) -> tuple[Tensor, ...]:
@@ -160,9 +160,11 @@ def order_as_requested(body: Body, request: BuildRequest) -> Body:
     """The graph with its inputs and outputs in the request's order. Raises ModelError where they are not the same."""
     inputs = tuple(spec.name for spec in request.inputs)
     outputs = tuple(spec.name for spec in request.outputs)
-    for kind, asked, have in (("inputs", inputs, body.inputs), ("outputs", outputs, body.outputs)):
-        if sorted(asked) != sorted(have):
-            raise ModelError(f"the model has the {kind} {sorted(have)}, the request {sorted(asked)}; plan it again")
+    for kind, request_names, have in (("inputs", inputs, body.inputs), ("outputs", outputs, body.outputs)):
+        if sorted(request_names) != sorted(have):
+            raise ModelError(
+                f"the model has the {kind} {sorted(have)}, the request {sorted(request_names)}; plan it again"
+            )
     return replace(body, inputs=inputs, outputs=outputs)
 
 

@@ -219,13 +219,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         gc.set_threshold(10_000, 20, 20)
     signal.signal(signal.SIGTERM, _interrupt)
     code = 0
-    chosen: dict[str, str] = {}
+    settings: dict[str, str] = {}
     try:
         # Not standalone: click then returns the code of ctx.exit() instead of leaving by itself.
-        code = enginesmith(arguments, standalone_mode=False, obj=chosen) or 0
+        code = enginesmith(arguments, standalone_mode=False, obj=settings) or 0
     except (click.Abort, KeyboardInterrupt):
-        kept = "" if chosen.get(_COMMAND) in _KEEP_NOTHING else "; what was finished is kept, and is not done again"
-        _say_last(chosen, "interrupted", [f"interrupted{kept}"])
+        resume_note = (
+            "" if settings.get(_COMMAND) in _KEEP_NOTHING else "; what was finished is kept, and is not done again"
+        )
+        _say_last(settings, "interrupted", [f"interrupted{resume_note}"])
         leave(130)
     except click.ClickException as error:
         with suppress(OSError):
@@ -237,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         say(f"error: {remedy}")
         leave(3)
     except EnginesmithError as error:
-        _say_last(chosen, "error", _entries(error))
+        _say_last(settings, "error", _entries(error))
         leave(error.exit_code)
     except SystemExit as ended:
         leave(int(ended.code or 0))
@@ -248,11 +250,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _entries(error: EnginesmithError) -> list[str]:
     """What is wrong, an entry for each mistake: each starts with 'error: ', and its further lines are indented."""
-    found = []
+    entries = []
     for entry in error.lines if isinstance(error, SpecError) else [str(error)]:
         first, *rest = f"error: {entry}".split("\n")
-        found.append("\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)]))
-    return found
+        entries.append("\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)]))
+    return entries
 
 
 def _say_last(chosen: Mapping[str, str], event: str, entries: Sequence[str]) -> None:

@@ -57,8 +57,8 @@ def check_layout(context: click.Context, layout: str) -> None:
     """Raise click's usage error for an option of another layout."""
     for names, owner in ((_FOR_TRITON, "triton"), (_FOR_KSERVE, "kserve")):
         for name in names:
-            given = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
-            if given and layout != owner:
+            is_explicit = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+            if is_explicit and layout != owner:
                 raise click.UsageError(f"--{name.replace('_', '-')} goes with --layout {owner}")
 
 
@@ -84,8 +84,8 @@ def write_objects(
     from enginesmith.exchange.kserve import Deployment
 
     asked = VersionLocator(client.store, checked=True).locate(parse_reference(reference))
-    located, (found,) = rank_each(client.store, asked, [machine], client.policy, Triton())
-    engine, manifest = found.resolution().chosen, located.manifest
+    located, (ranking,) = rank_each(client.store, asked, [machine], client.policy, Triton())
+    engine, manifest = ranking.resolution().chosen, located.manifest
     deployment = Deployment(
         manifest,
         engine,

@@ -49,10 +49,10 @@ class Duration(click.ParamType[timedelta]):
         """The duration. Raises click's usage error for another text."""
         if isinstance(value, timedelta):
             return value
-        found = re.fullmatch(r"([0-9]{1,6})([dhms])", str(value))
-        if found is None:
+        match = re.fullmatch(r"([0-9]{1,6})([dhms])", str(value))
+        if match is None:
             self.fail(f"{value!r} is no duration; give a number and d, h, m or s, as in 7d", param, ctx)
-        lasts = timedelta(**{_UNITS[found[2]]: int(found[1])})
+        lasts = timedelta(**{_UNITS[match[2]]: int(match[1])})
         if lasts > LONGEST:
             self.fail(f"{value!r} is longer than {LONGEST.days}d", param, ctx)
         return lasts
@@ -83,10 +83,10 @@ class Size(click.ParamType[int]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The bytes. Raises click's usage error for another text."""
-        found = re.fullmatch(r"([0-9]{1,12})(B|KiB|MiB|GiB|TiB)?", str(value))
-        if found is None or not int(found[1]):
+        match = re.fullmatch(r"([0-9]{1,12})(B|KiB|MiB|GiB|TiB)?", str(value))
+        if match is None or not int(match[1]):
             self.fail(f"{value!r} is no size; give a number and KiB, MiB, GiB or TiB, as in 100GiB", param, ctx)
-        return int(found[1]) << 10 * ("B", "KiB", "MiB", "GiB", "TiB").index(found[2] or "B")
+        return int(match[1]) << 10 * ("B", "KiB", "MiB", "GiB", "TiB").index(match[2] or "B")
 
 
 class ShortTime(click.ParamType[float]):
@@ -101,10 +101,10 @@ class ShortTime(click.ParamType[float]):
         """Seconds. Raises click's usage error for another text."""
         if isinstance(value, float):
             return value
-        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(us|µs|ms|s)", str(value))
-        if found is None:
+        match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(us|µs|ms|s)", str(value))
+        if match is None:
             self.fail(f"{value!r} is no time; give a number and us, ms or s, as in 50ms", param, ctx)
-        seconds = float(found[1]) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]]
+        seconds = float(match[1]) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
         if seconds < self._least or (self._above and seconds <= self._least):
             self.fail(f"{value!r}: must be above {self._least:g} s", param, ctx)
         return seconds
@@ -119,10 +119,10 @@ class Percent(click.ParamType[float]):
         """The share. Raises click's usage error for another text."""
         if isinstance(value, float):
             return value
-        found = re.fullmatch(r"(\d{1,2}(?:\.\d{1,6})?)%", str(value))
-        if found is None:
+        match = re.fullmatch(r"(\d{1,2}(?:\.\d{1,6})?)%", str(value))
+        if match is None:
             self.fail(f"{value!r} is no share from 0% to below 100%; give such as 20%", param, ctx)
-        return float(found[1]) / 100.0
+        return float(match[1]) / 100.0
 
 
 def _argument(name: str, metavar: str, meaning: str, **settings: Any) -> Callable[[Callback], Callback]:
@@ -453,8 +453,8 @@ accept_loss_option = click.option(
 def log_format() -> str:
     """The format of stderr that the running command was asked for: 'text' or 'json'."""
     context = click.get_current_context(silent=True)
-    chosen = context.find_object(dict) if context else None
-    return str((chosen or {}).get(LOG_FORMAT, "text"))
+    settings = context.find_object(dict) if context else None
+    return str((settings or {}).get(LOG_FORMAT, "text"))
 
 
 def progress_speaker(quiet: bool) -> Callable[[str], object]:

@@ -231,8 +231,8 @@ def follow(client: "Client", references: tuple[str, ...], options: PullOptions, 
         say("stopped")
         return
     if as_json and (swaps or not one):
-        found = [{**swap.facts(), "swapped": swap.swapped, "origin": swap.origin} for swap in swaps]
-        emit_json(found[0] if one else found)
+        swap_rows = [{**swap.facts(), "swapped": swap.swapped, "origin": swap.origin} for swap in swaps]
+        emit_json(swap_rows[0] if one else swap_rows)
 
 
 def refuse_without_follow(context: click.Context) -> None:
@@ -298,8 +298,8 @@ def pull(
 def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:
     """Print what fits each machine, as one document in JSON, and exit."""
     if as_json:
-        found = [answer.to_json() for answer in answers]
-        emit_json(found if len(found) > 1 else found[0])
+        rankings = [answer.to_json() for answer in answers]
+        emit_json(rankings if len(rankings) > 1 else rankings[0])
     else:
         for answer in answers:
             _show(answer)

@@ -55,17 +55,20 @@ def mirror(
     references: tuple[str, ...], dest: str, with_channels: bool, trust: Path | None, registry: str, as_json: bool
 ) -> None:
     """Copy the version of each REF to the registry DEST (a path or URI, as for --registry), verified."""
-    wanted = [parse_reference(text) for text in references]
+    source_references = [parse_reference(text) for text in references]
     source, target = open_store(registry), open_store(dest, create=True)
-    found = copy(source, wanted, target, with_channels=with_channels, trust=trust, by=user())
+    copy_report = copy(source, source_references, target, with_channels=with_channels, trust=trust, by=user())
     if as_json:
-        emit_json({"dest": target.uri, **asdict(found)})
+        emit_json({"dest": target.uri, **asdict(copy_report)})
         return
-    for name in found.versions:
+    for name in copy_report.versions:
         echo(name)
-    for name in found.moved:
+    for name in copy_report.moved:
         echo(f"channel {name}")
-    echo(f"{pluralize(found.copied, 'blob')} copied ({format_bytes(found.size_bytes)}), {found.present} already there")
+    echo(
+        f"{pluralize(copy_report.copied, 'blob')} copied ({format_bytes(copy_report.size_bytes)}), "
+        f"{copy_report.present} already there"
+    )
 
 
 @command("export")
@@ -85,13 +88,15 @@ def export_oci(
     """Write the engines of REF to the OCI image layout DEST: one image per engine, and an index of all."""
     store = open_store(registry)
     located = locate(store, parse_reference(reference))
-    found = write(store, located, dest, proven_only=proven_only, triton=layout == "triton", trust=trust)
+    image_export = write(store, located, dest, proven_only=proven_only, triton=layout == "triton", trust=trust)
     if as_json:
-        emit_json({"path": str(found.path), "tags": list(found.tags)})
+        emit_json({"path": str(image_export.path), "tags": list(image_export.tags)})
         return
-    for tag in found.tags:
-        echo(f"oci:{found.path}:{tag}")
-    say(f"push one with: skopeo copy --all --preserve-digests oci:{found.path}:{found.tags[0]} docker://HOST/NAME:TAG")
+    for tag in image_export.tags:
+        echo(f"oci:{image_export.path}:{tag}")
+    say(
+        f"push one with: skopeo copy --all --preserve-digests oci:{image_export.path}:{image_export.tags[0]} docker://HOST/NAME:TAG"
+    )
 
 
 # The command that KServe calls as a storage initializer: source URIs and folders, in pairs.
@@ -107,8 +112,8 @@ def initialize(pairs: tuple[str, ...], registry: str) -> None:
     """
     if len(pairs) % 2:
         raise click.UsageError(f"{pairs[-1]!r} has no folder: give SRC and DEST in pairs")
-    asked = [pull_arguments(uri) for uri in pairs[::2]]
-    for uri, arguments, dest in zip(pairs[::2], asked, pairs[1::2], strict=True):
+    argument_lists = [pull_arguments(uri) for uri in pairs[::2]]
+    for uri, arguments, dest in zip(pairs[::2], argument_lists, pairs[1::2], strict=True):
         named = [] if "--registry" in arguments else ["--registry", registry]
         try:
             pull.pull.main([*arguments, *named, "--dest", dest, "--quiet"], standalone_mode=False)
@@ -192,19 +197,19 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
 def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
     """Show what nothing needs any more. With --delete, mark it, and delete what was marked at least --grace ago."""
     rules = Rules(keep_versions, keep_moves)
-    found = collect(open_store(registry), rules, grace, delete=delete, say=lambda name: say(f"deleting {name}"))
+    gc_report = collect(open_store(registry), rules, grace, delete=delete, say=lambda name: say(f"deleting {name}"))
     if not as_json:
-        _print(found)
+        _print(gc_report)
         return
-    items = [{**asdict(item), "due": item.due.isoformat() if item.due else None} for item in found.items]
+    items = [{**asdict(item), "due": item.due.isoformat() if item.due else None} for item in gc_report.items]
     emit_json(
         {
-            "acted": found.acted,
+            "acted": gc_report.acted,
             "items": items,
-            "kept": {name: list(why) for name, why in found.kept.items()},
-            "leases": list(found.leases),
-            "deleted_bytes": found.size_bytes("deleted"),
-            "waiting_bytes": found.size_bytes("new", "waiting", "due", "held"),
+            "kept": {name: list(why) for name, why in gc_report.kept.items()},
+            "leases": list(gc_report.leases),
+            "deleted_bytes": gc_report.size_bytes("deleted"),
+            "waiting_bytes": gc_report.size_bytes("new", "waiting", "due", "held"),
         }
     )
 
@@ -251,9 +256,9 @@ def _print(found: Collected) -> None:
         print_table(("kind", "name", "size", "state", "due", "why"), rows)
     for lease in found.leases:
         echo(f"writing now: {lease}")
-    gone, left = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
+    gone, garbage_bytes = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
     kept = pluralize(len(found.kept), "version")
-    echo(f"{kept} kept; {format_bytes(gone)} deleted, {format_bytes(left)} marked or to mark")
+    echo(f"{kept} kept; {format_bytes(gone)} deleted, {format_bytes(garbage_bytes)} marked or to mark")
     if rows and not found.acted:
         say("nothing was changed; add --delete to mark what is new and to delete what is due")
 

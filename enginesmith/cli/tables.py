@@ -56,11 +56,11 @@ def _columns(width: int) -> "list[ProgressColumn]":
             return Text("" if speed is None else f"{speed / (1 << 20):.1f} MiB/s", style="progress.data.speed")
 
     size = DownloadColumn(binary_units=True, table_column=whole())
-    left = TimeRemainingColumn(table_column=whole())
+    remaining_time = TimeRemainingColumn(table_column=whole())
     bar = min(_WIDEST_BAR, width - _BYTES - _SPEED - _LEFT - 1)
     if bar >= _SHORTEST_BAR:
-        return [BarColumn(bar), size, Speed(whole()), left]
-    return [size, left] if width >= _BYTES + _LEFT else [TaskProgressColumn(table_column=whole())]
+        return [BarColumn(bar), size, Speed(whole()), remaining_time]
+    return [size, remaining_time] if width >= _BYTES + _LEFT else [TaskProgressColumn(table_column=whole())]
 
 
 # Output of commands for people: lines, and tables that are readable at any width.
@@ -131,13 +131,13 @@ def print_table(
 
 def _least_widths(headings: "Cells", rows: "Sequence[Cells]") -> list[int]:
     """The least width of each column."""
-    found = []
+    widths = []
     for index, heading in enumerate(headings):
         cells = [row[index] for row in rows]
         widest = max(_width(cell) for cell in (heading, *cells))
         prose = any(_width(cell) > _LEAST_PROSE and " " in cell.plain for cell in cells)
-        found.append(max(_LEAST_PROSE, _width(heading)) if prose else widest)
-    return found
+        widths.append(max(_LEAST_PROSE, _width(heading)) if prose else widest)
+    return widths
 
 
 def _format_needed(widths: Sequence[int]) -> int:

@@ -56,15 +56,15 @@ class DocumentMemory:
         """A document's content, None if it is absent; one conditional request."""
         name = digest_of_bytes(f"{store.uri} {key}".encode())
         tag, before = self.known.get(name) or self._load(name)
-        data, found = store.read_if_changed(key, tag)
-        if found and data is None:
+        data, new_tag = store.read_if_changed(key, tag)
+        if new_tag and data is None:
             self.known[name] = tag, before
             return before
         if data is None:
             self.known.pop(name, None)
             return None
-        self.known[name] = found, data
-        self._keep(name, found, data)
+        self.known[name] = new_tag, data
+        self._keep(name, new_tag, data)
         return data
 
     def _load(self, name: str) -> tuple[str, bytes]:
@@ -194,25 +194,25 @@ def rank_located(
 
         return measured_speeds(documents, located.manifest, machine, engines)
 
-    found = rank_engines(entries, machine, policy, what, timed)
+    ranking = rank_engines(entries, machine, policy, what, timed)
     if not (sure or store.near or located.manifest.graphs):
-        return located, found
-    lost = find_lost_engines(store, [candidate.entry for candidate in found.candidates])
+        return located, ranking
+    lost = find_lost_engines(store, [candidate.entry for candidate in ranking.candidates])
     reasons = {digest: str(loss) for digest, loss in lost.items()}
     if located.manifest.graphs:
-        sound = [item.entry for item in found.candidates if item.entry.digest not in lost]
+        sound = [item.entry for item in ranking.candidates if item.entry.digest not in lost]
         reasons |= _find_lost_graphs(store, located.manifest, sound)
-    return located, found.without(reasons)
+    return located, ranking.without(reasons)
 
 
 def _find_lost_graphs(store: Store, manifest: Manifest, entries: Sequence[EngineEntry]) -> dict[str, str]:
     """Engines of an ensemble of which an engine of a graph is lost: digest -> which, and why."""
-    found: dict[str, str] = {}
+    loss_reasons: dict[str, str] = {}
     for entry in entries:
         engines = {str(item.digest): (graph.name, item) for graph, _, item in pinned_engines(store, manifest, entry)}
         for digest, loss in find_lost_engines(store, [item for _, item in engines.values()]).items():
-            found[str(entry.digest)] = f"graph {engines[digest][0]!r}: {loss}"
-    return found
+            loss_reasons[str(entry.digest)] = f"graph {engines[digest][0]!r}: {loss}"
+    return loss_reasons
 
 
 def locate_engines(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:

@@ -150,8 +150,8 @@ class BlobFetcher:
             return self._download(store, blob, size_bytes, partial)
 
         try:
-            with cache.hold_verified(blob, bring, rehash=self.rehash) as (held, found):
-                _place(held, found, dest, cache.verifications)
+            with cache.hold_verified(blob, bring, rehash=self.rehash) as (cached_file, cached_digest):
+                _place(cached_file, cached_digest, dest, cache.verifications)
                 return origin[0]
         except OSError as error:
             if error.errno not in _UNUSABLE:
@@ -176,7 +176,7 @@ class BlobFetcher:
         Other bytes are downloaded again from the start, as `list_sources` says; then IntegrityError is raised.
         """
         for source in list_sources(store):
-            found = download(
+            actual_digest = download(
                 partial,
                 blob,
                 size_bytes,
@@ -185,11 +185,12 @@ class BlobFetcher:
                 beside=self.beside,
             )
             journal_of(partial).unlink()
-            if found == blob.expected:
-                return found
+            if actual_digest == blob.expected:
+                return actual_digest
             partial.unlink()
         raise IntegrityError(
-            f"blob {blob.digest} of {store.uri} holds other bytes (their {blob.algorithm} is {found}, and should be "
+            f"blob {blob.digest} of {store.uri} holds other bytes (their {blob.algorithm} is "
+            f"{actual_digest}, and should be "
             f"{blob.expected}); run `enginesmith registry fsck --repair`, then build again"
         )
 
@@ -322,20 +323,20 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
         "manifest": manifest.digest,
     }
     weights = weights_name(manifest, engine)
-    found: dict[str, object] = {"weights": weights} if weights else {}
+    description: dict[str, object] = {"weights": weights} if weights else {}
     if shards := shards_of(manifest, engine):
-        found["shards"] = sorted(shards)
+        description["shards"] = sorted(shards)
     request = with_int8_states(make_request(engine))
     if states := states_of(manifest.spec):
-        found |= {
+        description |= {
             "state": [encode(state) for state in states],
             "ends": state_ends(request.inputs, states, request.profiles),
         }
     if (padding := padding_of(manifest.spec)).inputs:
-        found["padding"] = encode(padding)
+        description["padding"] = encode(padding)
     if engine.quantized_states:
         engine = replace(engine, inputs=request.inputs, outputs=request.outputs, profiles=request.profiles)
-    return origin | found | {key: value for key, value in encode(engine).items() if key != "checks"}
+    return origin | description | {key: value for key, value in encode(engine).items() if key != "checks"}
 
 
 # Of a file of a function's code.
@@ -507,9 +508,9 @@ def _download_graphs(
             if not place.is_file() or digest_of_file(place) != digest:
                 there = False
                 write_whole(place, store.read_blob(digest, MOST_CODE_BYTES))
-    found = {**describe(located, whole, path.name), "graphs": graphs}
-    found |= {"functions": encode(functions)} if functions else {}
-    data = as_json(found)
+    description = {**describe(located, whole, path.name), "graphs": graphs}
+    description |= {"functions": encode(functions)} if functions else {}
+    data = as_json(description)
     there = there and path.is_file() and path.read_bytes() == data
     if not there:
         write_whole(path, data)
@@ -519,9 +520,11 @@ def _download_graphs(
 def _check_owner(description: Path, manifest: Manifest) -> None:
     """Raise InputError where another version's description has this name: 'a-1' of version 2 and 'a' of '1-2' have."""
     with suppress(OSError, IntegrityError):
-        found = parse_json(description.read_bytes(), MAX_BYTES)
-        if (found.get("model"), found.get("version")) != (manifest.model, manifest.version):
-            raise InputError(f"{description} is of {found.get('model')}@{found.get('version')}; give another folder")
+        document = parse_json(description.read_bytes(), MAX_BYTES)
+        if (document.get("model"), document.get("version")) != (manifest.model, manifest.version):
+            raise InputError(
+                f"{description} is of {document.get('model')}@{document.get('version')}; give another folder"
+            )
 
 
 # The attachments of a version: those that fit the machine come into the folder `attachments` beside the engine.

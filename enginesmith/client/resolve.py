@@ -100,9 +100,9 @@ class EngineRanking:
 
     def rejecting(self, reasons: Mapping[str, str]) -> "EngineRanking":
         """The ranking without engines that a server cannot open. reasons: engine's digest -> reason."""
-        left = tuple(item for item in self.candidates if item.entry.digest not in reasons)
-        gone = tuple((c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in left)
-        return replace(self, candidates=left, rejected=(*self.rejected, *gone))
+        survivors = tuple(item for item in self.candidates if item.entry.digest not in reasons)
+        gone = tuple((c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in survivors)
+        return replace(self, candidates=survivors, rejected=(*self.rejected, *gone))
 
     def resolution(self) -> "Resolution":
         """The best engine with the reasons. Raises UnknownNameError with every rejection when no engine is compatible,
@@ -113,14 +113,14 @@ class EngineRanking:
             what = f"every engine of {self.what} that fits {self.machine.name} is lost"
             raise IntegrityError("\n".join([f"{what}; {remedy}:", *lines]))
         if not self.candidates:
-            wanted = self.machine.name + (f" in {self.policy.precision}" if self.policy.precision else "")
+            target_text = self.machine.name + (f" in {self.policy.precision}" if self.policy.precision else "")
             kind = "engine"
             lines = [f"  {unit}: {reason}" for unit, reason in self.rejected] or ["  it has no engines at all"]
             remedy = "add the target to the spec and build, or choose"
             if any(reason.startswith(_UNPROVEN) for _, reason in self.rejected):
                 kind = "proven engine"
                 remedy = f"`enginesmith validate {self.what}` on such a machine proves what never ran there; or choose"
-            raise UnknownNameError("\n".join([f"{self.what} has no {kind} for {wanted}; {remedy}:", *lines]))
+            raise UnknownNameError("\n".join([f"{self.what} has no {kind} for {target_text}; {remedy}:", *lines]))
         ranked = tuple(candidate.entry for candidate in self.candidates)
         remarks = self.candidates[0].remarks
         return Resolution(ranked[0], _why(self.candidates), ranked, self.rejected, remarks, self.lost)
@@ -180,9 +180,9 @@ def rank_engines(
 
 def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | None:
     """The reason why an engine is incompatible with the machine or the policy; None if it is compatible."""
-    unmet = [found for found in evaluate(entry.requires, machine) if found.rules_out]
+    unmet = [finding for finding in evaluate(entry.requires, machine) if finding.rules_out]
     processor = hardware_of(entry.requires)
-    if wrong := next((found for found in unmet if found.requirement is processor), None):
+    if wrong := next((finding for finding in unmet if finding.requirement is processor), None):
         return wrong.words
     if policy.precision is not None and entry.precision != policy.precision:
         return f"{entry.precision}, and {policy.precision} was asked for"
@@ -199,7 +199,7 @@ def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | Non
 
 def remarks(entry: EngineEntry, machine: Machine, speed: "MeasuredSpeed | None" = None) -> tuple[str, ...]:
     """Remarks on a compatible engine: what could not be checked, or differs without rejecting it."""
-    words = [found.words for found in evaluate(entry.requires, machine) if not found.rules_out]
+    words = [finding.words for finding in evaluate(entry.requires, machine) if not finding.rules_out]
     if _is_foreign(entry, machine):
         words.append(f"{entry.status} on {entry.hardware.sm}, and not tried on {machine.target.sm}")
     if speed and speed.busy:
@@ -294,8 +294,8 @@ def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
     own = " by their runtime alone" if best.speed and best.speed.timed == "runtime" else ""
     lead = "the fastest" if len(slower) == len(alike) else "faster"
     said = [f"{lead} as timed on such a machine{own}: {join_first(times, 3)}"] if times else []
-    if left := [item.entry.unit for item in alike if item.entry.unit not in slower and _is_wider(best, item)]:
-        said.append(f"more accurate than {join_first(left, 3)}, not shown to be faster on such a machine")
+    if wider_units := [item.entry.unit for item in alike if item.entry.unit not in slower and _is_wider(best, item)]:
+        said.append(f"more accurate than {join_first(wider_units, 3)}, not shown to be faster on such a machine")
     return "; ".join(said) or None
 
 

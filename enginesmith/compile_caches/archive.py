@@ -125,8 +125,8 @@ def _digest_class(kind: type) -> str:
 
 
 def _describe_tensors(model: "torch.nn.Module") -> dict[str, str]:
-    known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" for name, value in known.items()}
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" for name, value in tensors.items()}
 
 
 # The zip. Members that lead elsewhere are refused before anything is written.
@@ -151,9 +151,9 @@ def pack(folder: Path, recipe: CacheRecipe, path: Path) -> None:
 
 
 def _member(name: str) -> zipfile.ZipInfo:
-    found = zipfile.ZipInfo(name, _DATE)
-    found.compress_type = zipfile.ZIP_DEFLATED
-    return found
+    member_info = zipfile.ZipInfo(name, _DATE)
+    member_info.compress_type = zipfile.ZIP_DEFLATED
+    return member_info
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
@@ -230,15 +230,15 @@ def use_probes(known: Mapping[str, bool]) -> None:
 def _answer_probes(known: Mapping[str, bool]) -> dict[str, bool]:
     from torch._inductor.cpu_vec_isa import VecISA
 
-    made, probe = dict(known), getattr(VecISA, _PROBE, None)
+    probe_answers, probe = dict(known), getattr(VecISA, _PROBE, None)
     if probe is None:  # a torch that probes in another way does so
-        return made
+        return probe_answers
 
     def answer(self: object, library: str) -> bool:
         name = Path(library).name
-        if name not in made:
-            made[name] = bool(probe(self, library))
-        return made[name]
+        if name not in probe_answers:
+            probe_answers[name] = bool(probe(self, library))
+        return probe_answers[name]
 
     setattr(VecISA, _PROBE, answer)
-    return made
+    return probe_answers

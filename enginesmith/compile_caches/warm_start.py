@@ -161,9 +161,9 @@ def check_fresh(requires: tuple[Requirement, ...], name: str) -> None:
     """Raise StaleCacheError where this machine or installation is not the one that a cache was made for."""
     for_gpu = isinstance(hardware_of(requires), Gpu)
     machine = (Machine.from_name() if for_gpu else cpu_here()).with_installed(requires)
-    for found in evaluate(requires, machine):
-        if found.state != "met" and found.words:
-            raise StaleCacheError(f"{name}: {found.words}; pull the one that fits, or make it here")
+    for finding in evaluate(requires, machine):
+        if finding.state != "met" and finding.words:
+            raise StaleCacheError(f"{name}: {finding.words}; pull the one that fits, or make it here")
 
 
 def count_misses() -> dict[str, int]:

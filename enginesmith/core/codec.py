@@ -162,10 +162,10 @@ def _reader(kind: object) -> _Reader:
 
 
 def _limited_reader(kind: object) -> _Reader:
-    read, limits = _reader(get_args(kind)[0]), [rule for rule, _ in rules(kind)]
+    base_reader, limits = _reader(get_args(kind)[0]), [rule for rule, _ in rules(kind)]
 
     def read_limited(data: object) -> object:
-        value = read(data)
+        value = base_reader(data)
         return value if all(rule(value) for rule in limits) else _refuse(data, kind)
 
     return read_limited
@@ -174,11 +174,11 @@ def _limited_reader(kind: object) -> _Reader:
 def _read_float(data: object) -> float:
     if type(data) is float:
         return data
-    found = float(data) if isinstance(data, str) and data in _NOT_JSON else _unmark(data)
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    number = float(data) if isinstance(data, str) and data in _NOT_JSON else _unmark(data)
+    if isinstance(number, bool) or not isinstance(number, int | float):
         return _refuse(data, float)
     with suppress(OverflowError):
-        return float(found)
+        return float(number)
     return _refuse("a huge number", float)
 
 
@@ -227,14 +227,14 @@ def _tagged_reader(kinds: Sequence[Any], tag: str) -> _Reader:
     keys = {word: {_key(item) for item in dataclasses.fields(each)} for word, each in members.items()}
 
     def read_tagged(data: object) -> object:
-        given = _as(dict, data, dict)
-        if type(word := given.get(tag)) is not str:
-            raise _Mismatch(f".{tag}{_say(word, str) if tag in given else ' is missing'}")
-        if other and given.keys() != keys.get(word):
-            return other.decode_json(given)
+        mapping = _as(dict, data, dict)
+        if type(word := mapping.get(tag)) is not str:
+            raise _Mismatch(f".{tag}{_say(word, str) if tag in mapping else ' is missing'}")
+        if other and mapping.keys() != keys.get(word):
+            return other.decode_json(mapping)
         if word not in members:
             raise _Mismatch(f".{tag}{_say(word, Literal[tuple(members)])}")
-        return _reader(members[word])(given)
+        return _reader(members[word])(mapping)
 
     return read_tagged
 
@@ -243,22 +243,22 @@ def _list_reader(item: object) -> _Reader:
     accepts = (lambda data: type(data) is float) if item is float else acceptor(item)
 
     def read_list(data: object) -> list[Any]:
-        given = _as(list, data, list)
-        if accepts and all(map(accepts, given)):
-            return list(given)
-        return _read_each(given, [_reader(item)] * len(given))
+        elements = _as(list, data, list)
+        if accepts and all(map(accepts, elements)):
+            return list(elements)
+        return _read_each(elements, [_reader(item)] * len(elements))
 
     return read_list
 
 
 def _read_each(given: Sequence[object], readers: Sequence[_Reader]) -> list[Any]:
-    found = list[Any]()
+    elements = list[Any]()
     try:
         for reader, each in zip(readers, given, strict=True):
-            found.append(reader(each))
+            elements.append(reader(each))
     except _Mismatch as error:
-        raise type(error)(f"[{len(found)}]{error}") from error
-    return found
+        raise type(error)(f"[{len(elements)}]{error}") from error
+    return elements
 
 
 def _tuple_reader(kind: object) -> _Reader:
@@ -276,19 +276,19 @@ def _mapping_reader(key: object, item: object) -> _Reader:
     accepts_key, accepts = acceptor(key), acceptor(item)
 
     def read_mapping(data: object) -> dict[str, Any]:
-        given = _as(dict, data, dict)
-        for name in given:
+        mapping = _as(dict, data, dict)
+        for name in mapping:
             if accepts_key and not accepts_key(name):
                 raise _Mismatch(f" has the key {name!r:.80}; it must be {describe(key)}")
-        if accepts and all(map(accepts, given.values())):
-            return dict(given)
-        found, reader = dict[str, Any](), _reader(item)
+        if accepts and all(map(accepts, mapping.values())):
+            return dict(mapping)
+        decoded_map, reader = dict[str, Any](), _reader(item)
         try:
-            for name, each in given.items():
-                found[name] = reader(each)
+            for name, each in mapping.items():
+                decoded_map[name] = reader(each)
         except _Mismatch as error:
             raise type(error)(f".{name if name.isprintable() else ascii(name)!s:.80}{error}") from error
-        return found
+        return decoded_map
 
     return read_mapping
 
@@ -309,15 +309,19 @@ class _Plan:
     @classmethod
     def of(cls, kind: "type[DataclassInstance]") -> "_Plan":
         """The plan of a class, whose annotations can be resolved."""
-        known = {_key(item): item for item in dataclasses.fields(kind)}
-        hints = {key: _hints(kind)[item.name] for key, item in known.items() if item.init}
+        fields_by_key = {_key(item): item for item in dataclasses.fields(kind)}
+        hints = {key: _hints(kind)[item.name] for key, item in fields_by_key.items() if item.init}
         notes = ((key, note) for key, hint in hints.items() for note in get_args(hint))
         formats = {key: note.newest for key, note in notes if isinstance(note, Format)}
         missing, complete = dataclasses.MISSING, issubclass(kind, Complete)
-        needed = [key for key in hints if complete or known[key].default is known[key].default_factory is missing]
+        needed = [
+            key
+            for key in hints
+            if complete or fields_by_key[key].default is fields_by_key[key].default_factory is missing
+        ]
         plain = {key: hint if hint in (str, int, bool, float) else None for key, hint in hints.items()}
-        readers = {key: (known[key].name, plain[key], _reader(hint)) for key, hint in hints.items()}
-        return cls(readers, formats, [*formats, *needed], None if issubclass(kind, Excerpt) else known.keys())
+        readers = {key: (fields_by_key[key].name, plain[key], _reader(hint)) for key, hint in hints.items()}
+        return cls(readers, formats, [*formats, *needed], None if issubclass(kind, Excerpt) else fields_by_key.keys())
 
     def check(self, given: Mapping[str, object]) -> None:
         """Raise _Newer for a newer format, _Mismatch for an unknown key and for a missing one."""
@@ -326,8 +330,10 @@ class _Plan:
                 raise _Newer(f".{key} is {stated}; this enginesmith reads {newest}: upgrade enginesmith")
         if self.known is not None and not given.keys() <= self.known:
             name = min(map(str, given.keys() - self.known))
-            known = ", ".join(sorted(self.known))
-            raise _Mismatch(f" has no field {name!r:.80}; known: {known:.400}; a newer enginesmith may have written it")
+            field_names = ", ".join(sorted(self.known))
+            raise _Mismatch(
+                f" has no field {name!r:.80}; known: {field_names:.400}; a newer enginesmith may have written it"
+            )
         for key in self.needed:
             if key not in given:
                 raise _Mismatch(f".{key} is missing")
@@ -341,18 +347,18 @@ def _dataclass_reader(kind: "type[DataclassInstance]") -> _Reader:
     def read_fields(data: object) -> object:
         nonlocal plan
         plan = plan or _Plan.of(kind)  # not before the first value: a class may hold its own type
-        given, found, key, readers = _as(dict, data, dict), dict[str, object](), "", plan.readers
-        if plan.formats or given.keys() != readers.keys():
-            plan.check(given)
+        mapping, field_values, key, readers = _as(dict, data, dict), dict[str, object](), "", plan.readers
+        if plan.formats or mapping.keys() != readers.keys():
+            plan.check(mapping)
         try:
-            for key, item in given.items():
-                if known := readers.get(key):
-                    name, plain, reader = known
-                    found[name] = item if type(item) is plain else reader(item)
+            for key, item in mapping.items():
+                if field_reader := readers.get(key):
+                    name, plain, reader = field_reader
+                    field_values[name] = item if type(item) is plain else reader(item)
         except _Mismatch as error:
             raise type(error)(f".{key}{error}") from error
         try:
-            value = make(**found)
+            value = make(**field_values)
             if checks:
                 value.check_fields()
         except (TypeError, ValueError, LookupError, ArithmeticError, EnginesmithError) as error:  # they do not fit

@@ -109,18 +109,18 @@ class StepError(EnginesmithError):
 
 def error_to_json(error: EnginesmithError) -> dict[str, object]:
     """An error's class and constructor arguments as JSON; of a class of another module, its nearest base class here."""
-    known = next(cls for cls in type(error).__mro__ if cls.__module__ == __name__)
-    arguments = error.__reduce__()[1] if type(error) is known else (str(error),)
-    return {"error": known.__name__, "arguments": arguments}
+    error_class = next(cls for cls in type(error).__mro__ if cls.__module__ == __name__)
+    arguments = error.__reduce__()[1] if type(error) is error_class else (str(error),)
+    return {"error": error_class.__name__, "arguments": arguments}
 
 
 def error_from_json(data: Mapping[str, object]) -> EnginesmithError:
     """The error that `error_to_json` wrote."""
     arguments = data.get("arguments")
-    made: EnginesmithError = globals()[str(data.get("error"))](
+    error: EnginesmithError = globals()[str(data.get("error"))](
         *(arguments if isinstance(arguments, list | tuple) else ())
     )
-    return made
+    return error
 
 
 # Where a server listens, and what it wants to be shown.
@@ -203,7 +203,7 @@ def check_digest(digest: str) -> str:
 
 def digests_in(data: bytes) -> Iterator[str]:
     """Every run of exactly 64 hexadecimal digits in a document: each may be a digest."""
-    return (found.decode() for found in _IN_BYTES.findall(data))
+    return (raw_digest.decode() for raw_digest in _IN_BYTES.findall(data))
 
 
 def canonical_json(value: object) -> bytes:

@@ -98,11 +98,13 @@ def parse_channel(text: str, default: str | None = None) -> tuple[str, str]:
 
     Raises UnknownNameError.
     """
-    found = parse_reference(text)
-    channel = default if found.version is None and found.channel is None else found.channel
+    reference = parse_reference(text)
+    channel = default if reference.version is None and reference.channel is None else reference.channel
     if channel is None:
-        raise UnknownNameError(f"{text!r} names no channel; give {found.model}:CHANNEL, such as {found.model}:{STABLE}")
-    return found.model, channel
+        raise UnknownNameError(
+            f"{text!r} names no channel; give {reference.model}:CHANNEL, such as {reference.model}:{STABLE}"
+        )
+    return reference.model, channel
 
 
 def channel_of(model: str, text: str) -> str:

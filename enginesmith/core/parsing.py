@@ -163,12 +163,12 @@ def _check_depth(value: object) -> None:
 
 def without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """An object of JSON. Raises ValueError for a key given twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twin = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+    unique_pairs = dict(pairs)
+    if len(unique_pairs) < len(pairs):
+        previous_keys: set[str] = set()
+        twin = next(key for key, _ in pairs if key in previous_keys or previous_keys.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"key {twin[:80]!r} is given twice")
-    return found
+    return unique_pairs
 
 
 def _finite(text: str) -> float:
@@ -200,10 +200,10 @@ def stamp(moment: datetime) -> str:
 @lru_cache(1024)
 def read_stamp(text: str) -> datetime:
     """The time that `stamp` wrote. Raises ValueError, also for a time without a time zone."""
-    found = datetime.fromisoformat(text)
-    if found.tzinfo is None or found.year not in _YEARS:
+    timestamp = datetime.fromisoformat(text)
+    if timestamp.tzinfo is None or timestamp.year not in _YEARS:
         raise ValueError(f"{text[:80]!r} is not {TIME}")
-    return found
+    return timestamp
 
 
 def is_time(text: str) -> bool:

@@ -59,8 +59,12 @@ def acceptor(kind: object) -> Accepts | None:
     if origin is Annotated and (inner := acceptor(arguments[0])):
         return _both(inner, [rule for rule, _ in rules(kind)])
     members = [acceptor(each) for each in arguments] if origin in UNIONS else []
-    known = [accepts for accepts in members if accepts]
-    return (lambda data: any(accepts(data) for accepts in known)) if known and len(known) == len(members) else None
+    acceptors = [accepts for accepts in members if accepts]
+    return (
+        (lambda data: any(accepts(data) for accepts in acceptors))
+        if acceptors and len(acceptors) == len(members)
+        else None
+    )
 
 
 def _both(first: Accepts, rules: Sequence[Accepts]) -> Accepts:

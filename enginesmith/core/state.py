@@ -39,18 +39,18 @@ class State:
 
 def without_states(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tuple[TensorSpec, ...]:
     """The inputs that a caller gives in each step, in order."""
-    held = {state.input for state in states}
-    return tuple(spec for spec in inputs if spec.name not in held)
+    state_inputs = {state.input for state in states}
+    return tuple(spec for spec in inputs if spec.name not in state_inputs)
 
 
 def step_inputs(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tuple[TensorSpec, ...]:
     """What a step adds to the inputs that a caller gives: of one that covers what states hold too, as an attention mask
     over `past + tokens`, the rest of the sum."""
-    given = without_states(inputs, states)
-    axes = grown_axes(given)
+    stateless_inputs = without_states(inputs, states)
+    axes = grown_axes(stateless_inputs)
     return tuple(
         replace(spec, shape=tuple(axes.get((spec.name, axis), size) for axis, size in enumerate(spec.shape)))
-        for spec in given
+        for spec in stateless_inputs
     )
 
 
@@ -58,27 +58,29 @@ def grown_axes(given: Sequence[TensorSpec]) -> dict[tuple[str, int], int | str]:
     """(input, axis) of each axis that grows with the states: its size is a sum with a dim that is no axis of any input
     that a caller gives. And what is left of the sum without such dims."""
     own = {size for item in given for size in item.shape}
-    found: dict[tuple[str, int], int | str] = {}
+    axis_sizes: dict[tuple[str, int], int | str] = {}
     for spec, axis, total in list_sums(given):
-        left = [term for term in total.split(PLUS) if term.isdecimal() or term in own]
-        if len(left) < len(total.split(PLUS)):
-            found[spec.name, axis] = sum(map(int, left)) if all(map(str.isdecimal, left)) else PLUS.join(left)
-    return found
+        base_terms = [term for term in total.split(PLUS) if term.isdecimal() or term in own]
+        if len(base_terms) < len(total.split(PLUS)):
+            axis_sizes[spec.name, axis] = (
+                sum(map(int, base_terms)) if all(map(str.isdecimal, base_terms)) else PLUS.join(base_terms)
+            )
+    return axis_sizes
 
 
 def state_ends(
     inputs: Sequence[TensorSpec], states: Sequence[State], profiles: Sequence[ShapeProfile]
 ) -> dict[str, tuple[int, int]]:
     """The least and the greatest size, over all profiles, of dims that states alone have, as a cache that grows."""
-    given = {dim for spec in without_states(inputs, states) for dim in spec.shape}
+    input_dims = {dim for spec in without_states(inputs, states) for dim in spec.shape}
     shapes = {spec.name: spec.shape for spec in inputs}
-    found: dict[str, tuple[int, int]] = {}
+    dim_ranges: dict[str, tuple[int, int]] = {}
     for name, low, _, high in (ranges for profile in profiles for ranges in profile.inputs):
         for dim, least, most in zip(shapes.get(name, ()), low, high, strict=False):
-            if isinstance(dim, str) and dim not in given:
-                before = found.get(dim, (least, most))
-                found[dim] = min(least, before[0]), max(most, before[1])
-    return found
+            if isinstance(dim, str) and dim not in input_dims:
+                before = dim_ranges.get(dim, (least, most))
+                dim_ranges[dim] = min(least, before[0]), max(most, before[1])
+    return dim_ranges
 
 
 def with_int8_states(request: BuildRequest) -> BuildRequest:
@@ -107,8 +109,8 @@ class _StatefulSpec(Excerpt):
 
 def states_of(spec: Mapping[str, object]) -> tuple[State, ...]:
     """The states of a version, from the spec that its manifest holds. Raises `parsing.Malformed` for what is none."""
-    found = decode(spec, _StatefulSpec, "spec").state
-    return tuple(State(name, item.output, item.initial, item.places) for name, item in found.items())
+    state_specs = decode(spec, _StatefulSpec, "spec").state
+    return tuple(State(name, item.output, item.initial, item.places) for name, item in state_specs.items())
 
 
 # Ensembles: several graphs, each a version of a model of its own, that make one. Standard library only.
@@ -206,8 +208,8 @@ def _make_function(
         tuple(TensorSpec(key, tensor.dtype, tensor.shape) for key, tensor in tensors.items())
         for tensors in (item.inputs, item.outputs)
     )
-    given = {spec.name: connections.get(f"{name}.{spec.name}", f"{name}.{spec.name}") for spec in inputs}
-    return EnsembleFunction(name, file, function, inputs, outputs, given, files)
+    input_sources = {spec.name: connections.get(f"{name}.{spec.name}", f"{name}.{spec.name}") for spec in inputs}
+    return EnsembleFunction(name, file, function, inputs, outputs, input_sources, files)
 
 
 def parts_folder(model: str, version: str) -> str:
@@ -220,23 +222,23 @@ def order_nodes(
 ) -> dict[str, Mapping[str, str]]:
     """Graphs, in their order, and functions where they are run, each with what gives its inputs. Of functions that take
     from each other in a circle one comes before what it takes."""
-    found: dict[str, Mapping[str, str]] = {}
+    ordered_nodes: dict[str, Mapping[str, str]] = {}
 
     def place(name: str, waiting: tuple[str, ...] = ()) -> None:
-        for source in functions[name].values() if name not in (*found, *waiting) else ():
+        for source in functions[name].values() if name not in (*ordered_nodes, *waiting) else ():
             if (giver := source.partition(".")[0]) in functions:
                 place(giver, (*waiting, name))
         if name not in waiting:
-            found.setdefault(name, functions[name])
+            ordered_nodes.setdefault(name, functions[name])
 
     for graph, sources in graphs.items():
         for giver in (source.partition(".")[0] for source in sources.values()):
             if giver in functions:
                 place(giver)
-        found[graph] = sources
+        ordered_nodes[graph] = sources
     for name in sorted(functions):
         place(name)
-    return found
+    return ordered_nodes
 
 
 def split_source(source: str, before: Container[str]) -> tuple[str, str] | None:
@@ -248,14 +250,14 @@ def split_source(source: str, before: Container[str]) -> tuple[str, str] | None:
 
 def list_inputs(wiring: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple[str, str]]]:
     """The inputs of the whole, in order, each with the (graph, input) that take it. wiring: of the graphs in order."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    consumers: dict[str, list[tuple[str, str]]] = {}
     before: list[str] = []
     for graph, inputs in wiring.items():
         for name, source in inputs.items():
             if split_source(source, before) is None:
-                found.setdefault(source, []).append((graph, name))
+                consumers.setdefault(source, []).append((graph, name))
         before.append(graph)
-    return found
+    return consumers
 
 
 def name_dims(inputs: Sequence[TensorSpec], sources: Mapping[str, str], whole: Sequence[TensorSpec]) -> dict[str, str]:
@@ -263,8 +265,8 @@ def name_dims(inputs: Sequence[TensorSpec], sources: Mapping[str, str], whole: S
     inputs of the graph.  whole: the inputs of the whole."""
     named = {spec.name: spec.shape for spec in whole}
     pairs = (zip(spec.shape, named.get(sources[spec.name], ()), strict=False) for spec in inputs)
-    found = ((own, name) for axes in pairs for own, name in axes if isinstance(own, str) and PLUS not in own)
-    return {own: str(name) for own, name in found}
+    dim_pairs = ((own, name) for axes in pairs for own, name in axes if isinstance(own, str) and PLUS not in own)
+    return {own: str(name) for own, name in dim_pairs}
 
 
 def name_states(
@@ -332,8 +334,8 @@ class _PaddedSpec(Excerpt):
 
 def padding_of(spec: Mapping[str, object]) -> Padding:
     """The padding of a version, from the spec that its manifest holds. Raises `parsing.Malformed` for what is none."""
-    found = decode(spec, _PaddedSpec, "spec")
-    padding = Padding({name: item.pad for name, item in found.inputs.items() if item.pad})
-    dims = ((name, found.dims[name]) for name in sorted(padding.dims & found.dims.keys()))
+    padded_spec = decode(spec, _PaddedSpec, "spec")
+    padding = Padding({name: item.pad for name, item in padded_spec.inputs.items() if item.pad})
+    dims = ((name, padded_spec.dims[name]) for name in sorted(padding.dims & padded_spec.dims.keys()))
     edges = {name: decode(dim, _PaddedDim, f"spec.dims.{name}").buckets for name, dim in dims}
     return replace(padding, edges={name: sizes for name, sizes in edges.items() if sizes})

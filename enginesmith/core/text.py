@@ -61,7 +61,7 @@ def run_command(
 def _read_output(process: "subprocess.Popen[bytes]", end: float, timeout_s: float) -> bytes:
     """What a command prints until it has ended. end: the latest time of it, by the monotonic clock. Raises
     TimeoutExpired."""
-    found = bytearray()
+    buffer = bytearray()
     with selectors.DefaultSelector() as selector:
         if process.stdout:
             selector.register(process.stdout, selectors.EVENT_READ)
@@ -70,9 +70,9 @@ def _read_output(process: "subprocess.Popen[bytes]", end: float, timeout_s: floa
                 raise subprocess.TimeoutExpired(process.args, timeout_s)
             if not (data := os.read(process.stdout.fileno(), MOST_BYTES)):
                 break
-            found += data[: MOST_BYTES - len(found)]
+            buffer += data[: MOST_BYTES - len(buffer)]
     process.wait(max(0.0, end - time.monotonic()))
-    return bytes(found)
+    return bytes(buffer)
 
 
 # Text for messages and documents: suggestions, shortened lists, sizes, counts, the time, and safe text.
@@ -104,8 +104,8 @@ def suggest(word: str, known: Iterable[str], otherwise: str | None = None) -> st
 
 def join_first(items: Sequence[str], most: int = 3, separator: str = ", ") -> str:
     """'a, b and 3 more': the first `most` of the items, and how many are left. With '; ' it is 'a; b; and 3 more'."""
-    shown, rest = separator.join(items[:most]), len(items) - most
-    return f"{shown}{separator.rstrip(', ')} and {rest} more" if rest > 0 else shown
+    head, rest = separator.join(items[:most]), len(items) - most
+    return f"{head}{separator.rstrip(', ')} and {rest} more" if rest > 0 else head
 
 
 def format_bytes(size: float | None) -> str:
@@ -180,8 +180,8 @@ def precise_now() -> str:
 
 def format_line(event: str, level: str = "info", **fields: object) -> str:
     """One line: a JSON object with the time, the level, the event and the fields that are not None."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    line = {"time": precise_now(), "level": level, "event": event, **given}
+    present_fields = {name: value for name, value in fields.items() if value is not None}
+    line = {"time": precise_now(), "level": level, "event": event, **present_fields}
     return visible_json(json.dumps(line, ensure_ascii=False))
 
 

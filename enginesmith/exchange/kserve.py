@@ -65,15 +65,15 @@ def pull_arguments(uri: str) -> list[str]:
     if scheme != SCHEME or not separator:
         raise InputError(f"{uri!r}: give a URI such as {SCHEME}://digits@3?target=l4")
     text, _, query = rest.partition("?")
-    found = [str(parse_reference(unquote(text).strip("/")))]
-    given = parse_qsl(query, keep_blank_values=True)
-    for name, value in given:
+    arguments = [str(parse_reference(unquote(text).strip("/")))]
+    query_pairs = parse_qsl(query, keep_blank_values=True)
+    for name, value in query_pairs:
         if name not in (*_OPTIONS, *_FLAGS):
             raise InputError(f"{uri!r} has {name!r}; it can have {', '.join((*_OPTIONS, *_FLAGS))}")
         if name in _FLAGS and value not in ("", "true"):
             raise InputError(f"{uri!r}: {name} has no value; leave it out, or write {name} alone")
-        found += [f"--{name}"] if name in _FLAGS else [f"--{name}", value]
-    return found if any(name == "layout" for name, _ in given) else [*found, "--layout", "triton"]
+        arguments += [f"--{name}"] if name in _FLAGS else [f"--{name}", value]
+    return arguments if any(name == "layout" for name, _ in query_pairs) else [*arguments, "--layout", "triton"]
 
 
 @dataclass(frozen=True)

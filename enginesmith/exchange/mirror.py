@@ -68,11 +68,11 @@ def mirror(
     """
     if source.uri == dest.uri:
         raise InputError(f"{dest.uri} is the registry itself; name another one")
-    found = [locate(source, reference) for reference in references]
-    vouched = [require(source, located.manifest, trust) for located in found]
+    versions = [locate(source, reference) for reference in references]
+    vouched = [require(source, located.manifest, trust) for located in versions]
     sizes: dict[str, int | None] = {}
     moved = []
-    for located, trusted in zip(found, vouched, strict=True):
+    for located, trusted in zip(versions, vouched, strict=True):
         manifest = located.manifest
         models = [manifest.model, *(graph.model for graph in manifest.graphs)]
         with hold_change(dest, models, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
@@ -80,9 +80,9 @@ def mirror(
             refresh_version(guard, manifest)
         if with_channels and located.channel is not None:
             moved.append(_move(source, located.channel, manifest, dest, by, trusted.counts))
-    for model in dict.fromkeys(located.manifest.model for located in found):
+    for model in dict.fromkeys(located.manifest.model for located in versions):
         merge_series(source, dest, model)
-    names = tuple(dict.fromkeys(version_name(item.manifest.model, item.manifest.version) for item in found))
+    names = tuple(dict.fromkeys(version_name(item.manifest.model, item.manifest.version) for item in versions))
     copied = [size for size in sizes.values() if size is not None]
     return Mirrored(names, len(copied), len(sizes) - len(copied), sum(copied), tuple(moved))
 
@@ -121,13 +121,13 @@ def _copy_version(
     blobs, documents = _list_contents(source, manifest)
     guard.secure([name, *blobs])
     data = source.read(key)
-    theirs = dest.read(key)
-    if data is None or (theirs is not None and theirs != data):
+    dest_data = dest.read(key)
+    if data is None or (dest_data is not None and dest_data != data):
         raise ConflictError(f"{dest.uri} has another {name}; versions never change: mirror it to another registry")
     with tempfile.TemporaryDirectory(prefix="enginesmith-mirror-") as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
-        wanted = [digest for digest in blobs if sizes.get(digest) is None]
-        done = pool.map(lambda digest: _copy_blob(source, digest, dest, Path(folder)), wanted)
-        for digest, size in zip(wanted, done, strict=True):
+        pending_blobs = [digest for digest in blobs if sizes.get(digest) is None]
+        done = pool.map(lambda digest: _copy_blob(source, digest, dest, Path(folder)), pending_blobs)
+        for digest, size in zip(pending_blobs, done, strict=True):
             say(digest)
             sizes[digest] = size
     # The last moment to stop: the lease must still be held, and every blob be there.
@@ -157,10 +157,10 @@ def _copy_document(source: Store, key: str, dest: Store, *, page: bool) -> None:
     """Copy a document unless it is there. Raises ConflictError for another one, but not for another page, which is for
     people only, nor for another signature by the same key."""
     data = source.read(key)
-    if data is None or dest.create(key, data) or page or (theirs := dest.read(key)) == data:
+    if data is None or dest.create(key, data) or page or (dest_data := dest.read(key)) == data:
         return
     with suppress(Malformed):  # unless both are signatures
-        one, other = read_bundle(theirs or b""), read_bundle(data)
+        one, other = read_bundle(dest_data or b""), read_bundle(data)
         if (one.key_id, one.file, one.digest) == (other.key_id, other.file, other.digest):
             return
     raise ConflictError(f"{dest.locator(key)} is another document; one of the two was edited by hand")

@@ -98,24 +98,26 @@ def export_oci(
     _check_owner(dest, before, named, manifest)
     write_whole(dest / "oci-layout", LAYOUT)
     others = [item for item in before if _annotations(item).get(REF_NAME) not in named]
-    mine = [{**item, "annotations": {**_annotations(item), REF_NAME: name}} for name, item in named.items()]
-    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*others, *mine]}
+    new_manifests = [{**item, "annotations": {**_annotations(item), REF_NAME: name}} for name, item in named.items()]
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*others, *new_manifests]}
     write_whole(dest / "index.json", canonical_json(index))
     return OciExport(dest, tuple(named))
 
 
 def _check_owner(dest: Path, before: Sequence[Json], named: Collection[str], manifest: Manifest) -> None:
     """Raise InputError where another version has one of these tags: 'a-1' of version 2 and 'a' of '1-2' would."""
-    for found in map(_annotations, before):
-        owner = found.get(f"{PREFIX}model"), found.get(f"{PREFIX}version")
-        if found.get(REF_NAME) in named and owner != (manifest.model, manifest.version):
-            raise InputError(f"{dest}: the tag {found[REF_NAME]} is of {owner[0]}@{owner[1]}; name another folder")
+    for annotations in map(_annotations, before):
+        owner = annotations.get(f"{PREFIX}model"), annotations.get(f"{PREFIX}version")
+        if annotations.get(REF_NAME) in named and owner != (manifest.model, manifest.version):
+            raise InputError(
+                f"{dest}: the tag {annotations[REF_NAME]} is of {owner[0]}@{owner[1]}; name another folder"
+            )
 
 
 def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str]:
     """The annotations by which an engine's image is chosen: strings by name, as the format asks."""
     capability = entry.compute_capability
-    found = {
+    annotations = {
         "target": entry.target,
         "compute-capability": f"{capability[0]}.{capability[1]}" if capability else None,
         "product": entry.product,
@@ -128,7 +130,10 @@ def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str
         "engine-bytes": str(manifest.size_of(entry)),
         "report": f"sha256:{entry.report}",
     }
-    return {**_version_annotations(manifest), **{f"{PREFIX}{key}": value for key, value in found.items() if value}}
+    return {
+        **_version_annotations(manifest),
+        **{f"{PREFIX}{key}": value for key, value in annotations.items() if value},
+    }
 
 
 def _find_servable(manifest: Manifest, entries: Sequence[EngineEntry]) -> list[EngineEntry]:
@@ -155,8 +160,8 @@ def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry
             (folder / f"{stem}.json").write_bytes(description)
             return
         what = f"{manifest.model}@{manifest.version}"
-        chosen = (EngineCandidate(entry, "named"),)
-        ranking = EngineRanking(what, Machine(entry.compute_capability), Policy(), chosen, ())
+        candidates = (EngineCandidate(entry, "named"),)
+        ranking = EngineRanking(what, Machine(entry.compute_capability), Policy(), candidates, ())
         place = Triton().at(folder / CAR, manifest.model)
         place.swap(store, located, [ranking], BlobFetcher(), keep=1)
 
@@ -242,12 +247,12 @@ def _read_index(dest: Path) -> list[Json]:
             )
         data = (dest / "index.json").read_bytes()
     try:
-        found: list[Json] = [{**item} for item in parse_as(data, MAX_INDEX_BYTES, _Index).manifests]
-        for item in found:
+        descriptors: list[Json] = [{**item} for item in parse_as(data, MAX_INDEX_BYTES, _Index).manifests]
+        for item in descriptors:
             _annotations(item)
     except Malformed as error:
         raise InputError(f"{dest / 'index.json'} is damaged ({error}); name a new folder") from error
-    return found
+    return descriptors
 
 
 def _annotations(descriptor: Json) -> dict[str, object]:

@@ -54,8 +54,8 @@ class JsonLinesReader:
             self._hash.update(line)
             if len(line) > self._most:
                 raise self.error(number, f"is longer than {self._most} bytes")
-            if line.strip() and (found := self._read(line, number)) is not None:
-                yield number, found
+            if line.strip() and (record := self._read(line, number)) is not None:
+                yield number, record
 
     def error(self, number: int, what: str) -> DataError:
         """The error to raise about a line."""
@@ -63,16 +63,16 @@ class JsonLinesReader:
 
     def _read(self, line: bytes, number: int) -> Record | None:
         try:
-            found = json.loads(line, parse_constant=_refuse, object_pairs_hook=parsing.without_twins)
+            record = json.loads(line, parse_constant=_refuse, object_pairs_hook=parsing.without_twins)
         except (ValueError, RecursionError) as error:
             wrong = type(error) is ValueError  # of a key or a number that is there, however the line ends
             if not line.endswith(b"\n") and not wrong:  # its writer was killed
                 self.cut = True
                 return None
             raise self.error(number, f"is not JSON ({str(error)[:120]}); remove the line") from None
-        if not isinstance(found, dict):
-            raise self.error(number, f"is {type(found).__name__}; an object is needed")
-        return found
+        if not isinstance(record, dict):
+            raise self.error(number, f"is {type(record).__name__}; an object is needed")
+        return record
 
 
 def number_in(record: Record, name: str, *, above: float = -math.inf, most: float = math.inf) -> float:
@@ -146,11 +146,11 @@ class LineFile:
             if self._pid != os.getpid():  # a child must not share its parent's lock
                 self._pid, self._fd, self._appended = os.getpid(), self._open(), 0
             try:
-                kept = self._append(data)
+                is_appended = self._append(data)
             except OSError as error:
                 raise UnavailableError(f"writing {self.path}: {error.strerror or error}") from error
-            self._appended += kept
-            return kept
+            self._appended += is_appended
+            return is_appended
 
     def close(self) -> None:
         """Close the file; what was appended stays."""
@@ -172,9 +172,9 @@ class LineFile:
             data = data if size else self._header + data
             if size + len(data) > self._most:
                 return False
-            if (written := os.write(self._fd, data)) != len(data):
+            if (byte_count := os.write(self._fd, data)) != len(data):
                 os.ftruncate(self._fd, size)
-                raise OSError(f"only {written} of {len(data)} bytes were written; is the disk full?")
+                raise OSError(f"only {byte_count} of {len(data)} bytes were written; is the disk full?")
             return True
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -188,8 +188,8 @@ def _cut_half_line(fd: int) -> int:
     end = size
     while end > 0:
         start = max(0, end - (1 << 16))
-        if (found := os.pread(fd, end - start, start).rfind(b"\n")) >= 0:
-            end = start + found + 1
+        if (newline_index := os.pread(fd, end - start, start).rfind(b"\n")) >= 0:
+            end = start + newline_index + 1
             break
         end = start
     os.ftruncate(fd, end)

@@ -43,13 +43,13 @@ class _Log:
 
     def _append(self, make: Callable[[], dict[str, object]]) -> bool:
         try:
-            kept = self._file.append(make())
+            is_appended = self._file.append(make())
         except (EnginesmithError, ValueError, TypeError, AttributeError, OSError) as error:
-            self.failure, kept = f"{type(error).__name__}: {error}", False
+            self.failure, is_appended = f"{type(error).__name__}: {error}", False
         else:
-            self.full = not kept
-        self.kept, self.lost = self.kept + kept, self.lost + (not kept)
-        return kept
+            self.full = not is_appended
+        self.kept, self.lost = self.kept + is_appended, self.lost + (not is_appended)
+        return is_appended
 
     def close(self) -> None:
         """Close the file; what was appended stays."""
@@ -148,8 +148,8 @@ class ObservationLog(_Log):
         def line() -> dict[str, object]:
             extra = {"request": request, "score": score, "size": size, "error": str(error or "")[:1000] or None}
             answer = {"output": None if outputs is None else digest_of_outputs(outputs)}
-            known = {key: value for key, value in (extra | answer).items() if value is not None}
-            return {"time": float(when), "latency": float(latency), "ok": bool(ok), **known}
+            answer_fields = {key: value for key, value in (extra | answer).items() if value is not None}
+            return {"time": float(when), "latency": float(latency), "ok": bool(ok), **answer_fields}
 
         return self._append(line)
 
@@ -179,17 +179,17 @@ def end_of(requests: int, died: str = "") -> dict[str, object]:
 
 def header_of(identity: Mapping[str, object], planned: int | None = None) -> dict[str, object]:
     """The first line of a file of observations. planned: the number of requests to come, where that is known."""
-    known = {name: identity[name] for name in IDENTITY if identity.get(name) is not None}
-    return {"format": FORMAT, "kind": OBSERVATIONS, **known, **({"planned": planned} if planned else {})}
+    identity_fields = {name: identity[name] for name in IDENTITY if identity.get(name) is not None}
+    return {"format": FORMAT, "kind": OBSERVATIONS, **identity_fields, **({"planned": planned} if planned else {})}
 
 
 def _read_description(path: Path | str | None) -> dict[str, object]:
     if path is None:
         return {}
     try:
-        found = parsing.load_json(Path(path).read_bytes())
+        description = parsing.load_json(Path(path).read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as the description of an engine: {error}") from None
-    if not isinstance(found, dict) or not {"model", "version", "manifest", "digest"} <= found.keys():
+    if not isinstance(description, dict) or not {"model", "version", "manifest", "digest"} <= description.keys():
         raise DataError(f"{path} is not the description of an engine; give the JSON that `enginesmith pull` wrote")
-    return {**found, "engine": found.get("digest")}
+    return {**description, "engine": description.get("digest")}

@@ -85,15 +85,15 @@ class RecordedTraffic:
 
 def encode_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
     """Inputs as JSON, byte for byte. Raises DataError for a dtype that traffic cannot hold."""
-    found: dict[str, object] = {}
+    encoded_inputs: dict[str, object] = {}
     for name, value in inputs.items():
         array = np.ascontiguousarray(value)
         if array.dtype.name not in DTYPES:
             raise DataError(f"input {name!r} is {array.dtype}; numbers and truth values can be recorded")
         data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         shape = list(np.asarray(value).shape)
-        found[name] = {"dtype": array.dtype.name, "shape": shape, "data": base64.b64encode(data).decode()}
-    return found
+        encoded_inputs[name] = {"dtype": array.dtype.name, "shape": shape, "data": base64.b64encode(data).decode()}
+    return encoded_inputs
 
 
 def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOST_BYTES) -> RecordedTraffic:
@@ -102,58 +102,61 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
     Generated traffic holds all arrays of its file of samples; those that are no inputs are left out.
     Raises DataError naming the line for a record that does not fit, and for more than `most_bytes` of inputs.
     """
-    sampling, made, model, cut = 1.0, "", "", False
+    sampling, origin, model, cut = 1.0, "", "", False
     surplus: dict[str, None] = {}
-    known = {spec.name for spec in inputs}
+    input_names = {spec.name for spec in inputs}
     if path.suffix == ".npz":
-        found = list(_read_npz(path, inputs))
+        recorded_requests = list(_read_npz(path, inputs))
     else:
         lines = JsonLinesReader(path, MOST_LINE_BYTES)
-        found, size = [], 0
+        recorded_requests, size = [], 0
         for number, record in lines:
             try:
                 if "kind" in record:
-                    sampling, made, model = _read_head(record)
+                    sampling, origin, model = _read_head(record)
                     continue
-                if made and isinstance(given := record.get("inputs"), dict):
-                    surplus |= dict.fromkeys(name for name in given if name not in known)
-                    record = {**record, "inputs": {name: value for name, value in given.items() if name in known}}
-                found.append(_read_request(record, inputs))
-                if math.isnan(found[-1].at) != math.isnan(found[0].at):
+                if origin and isinstance(record_inputs := record.get("inputs"), dict):
+                    surplus |= dict.fromkeys(name for name in record_inputs if name not in input_names)
+                    record = {
+                        **record,
+                        "inputs": {name: value for name, value in record_inputs.items() if name in input_names},
+                    }
+                recorded_requests.append(_read_request(record, inputs))
+                if math.isnan(recorded_requests[-1].at) != math.isnan(recorded_requests[0].at):
                     raise ValueError("at is given for some requests only; give it for all of them, or for none")
-                size += sum(array.nbytes for array in found[-1].inputs.values())
+                size += sum(array.nbytes for array in recorded_requests[-1].inputs.values())
                 if size > most_bytes:
                     raise ValueError(f"more than {most_bytes} bytes of inputs so far; split the file")
             except (ValueError, TypeError, OverflowError, EnginesmithError) as error:
                 raise lines.error(number, str(error)) from None
         cut = lines.cut
-    if not found:
+    if not recorded_requests:
         raise DataError(f"{path} holds no requests; `enginesmith traffic record` records them")
-    timed = not math.isnan(found[0].at)
-    found.sort(key=lambda request: request.at if timed else 0.0)
-    start = found[0].at if timed else 0.0
-    requests = tuple(replace(one, at=one.at - start if timed else 0.0) for one in found)
-    return RecordedTraffic(requests, digest_of_file(path), sampling, cut, made, tuple(surplus), timed, start, model)
+    timed = not math.isnan(recorded_requests[0].at)
+    recorded_requests.sort(key=lambda request: request.at if timed else 0.0)
+    start = recorded_requests[0].at if timed else 0.0
+    requests = tuple(replace(one, at=one.at - start if timed else 0.0) for one in recorded_requests)
+    return RecordedTraffic(requests, digest_of_file(path), sampling, cut, origin, tuple(surplus), timed, start, model)
 
 
 def _read_head(record: Record) -> tuple[float, str, str]:
     """The share of the traffic that was recorded, how it was generated ('' if not), and the model that was asked (''
     where that is not said). Raises ValueError."""
     if record.get("kind") != TRAFFIC or record.get("format") != FORMAT:
-        found = f"{str(record.get('kind'))[:60]!r} of format {str(record.get('format'))[:20]}"
-        raise ValueError(f"is the head of {found}; traffic of format {FORMAT} is needed")
+        head_text = f"{str(record.get('kind'))[:60]!r} of format {str(record.get('format'))[:20]}"
+        raise ValueError(f"is the head of {head_text}; traffic of format {FORMAT} is needed")
     sampling = number_in(record, "sampling", above=0.0) if "sampling" in record else 1.0
     return sampling, text_in(record, "made", 200), text_in(record, "model", 200)
 
 
 def _read_request(record: Record, specs: Sequence[TensorSpec]) -> RecordedRequest:
-    known = {spec.name: spec for spec in specs}
+    specs_by_name = {spec.name: spec for spec in specs}
     at = _check_time(number_in(record, "at")) if record.get("at") is not None else math.nan
     latency = number_in(record, "latency", above=0.0) if record.get("latency") is not None else None
     inputs = record.get("inputs")
     if not isinstance(inputs, dict):
         raise ValueError("inputs is missing, or not an object")
-    arrays = {name: decode_input(name, value, known.get(name)) for name, value in inputs.items()}
+    arrays = {name: decode_input(name, value, specs_by_name.get(name)) for name, value in inputs.items()}
     _check(arrays, specs)
     return RecordedRequest(at, arrays, latency)
 
@@ -256,8 +259,8 @@ def difference(candidate: Tensors, baseline: Tensors) -> Difference:
     in validation, and left out of the sums."""
     if candidate.keys() != baseline.keys() or not baseline:
         return Difference(UNLIKE_DB, True)
-    found = [_difference(np.asarray(candidate[name]), np.asarray(baseline[name])) for name in baseline]
-    return Difference(min(item.sqnr_db for item in found), any(item.flipped for item in found))
+    differences = [_difference(np.asarray(candidate[name]), np.asarray(baseline[name])) for name in baseline]
+    return Difference(min(item.sqnr_db for item in differences), any(item.flipped for item in differences))
 
 
 def _difference(ours: np.ndarray, theirs: np.ndarray) -> Difference:

@@ -68,16 +68,16 @@ def collect(
     the garbage marks that cannot be read, since these may refer to anything.
     """
     if not delete:
-        found, state = find_garbage(store, rules or Rules()), read_state(store)
-        return _summarize(store, found, grace, state, read_shards(store, state.shards))
+        garbage, state = find_garbage(store, rules or Rules()), read_state(store)
+        return _summarize(store, garbage, grace, state, read_shards(store, state.shards))
     with hold_claim(store) as claim:
         sweep = Sweep(claim, rules or Rules(), grace, say)
-        found = latest = sweep.run()
+        garbage = latest = sweep.run()
         if not grace and any(shard.waiting for shard in sweep.shards.values()):
             latest = sweep.run()  # what was just marked is due; only what was marked before a sweep began is deleted
         _clean_up(sweep, latest)
         claim.release(shard for shard, marks in sweep.shards.items() if marks == MarkShard())
-    return _summarize(store, found, grace, claim.state, sweep.shards, sweep.gone)
+    return _summarize(store, garbage, grace, claim.state, sweep.shards, sweep.gone)
 
 
 def _clean_up(sweep: Sweep, found: Garbage) -> None:
@@ -94,10 +94,10 @@ def _clean_up(sweep: Sweep, found: Garbage) -> None:
                 sweep.gone[key] = "series"
     now = store.now()
     over = [lease for lease in leases.list_leases(store) if not lease.is_held(now)]
-    left = [listed.without(sweep.gone) for listed in found.listed]
+    remaining_models = [listed.without(sweep.gone) for listed in found.listed]
     changed = [model for lease in over for model in lease.changes]
     refresh_models(store, changed)
-    heal_index(store, left, changed)
+    heal_index(store, remaining_models, changed)
     for lease in over:
         store.remove(lease_key(lease.id))
     build_history.remove_stale_locks(store)
@@ -119,8 +119,8 @@ def _summarize(
     """
     acted, gone, now = gone is not None, gone or {}, store.now()
     marks = {name: mark for shard in shards.values() for name, mark in (*shard.waiting.items(), *shard.going.items())}
-    held = [lease for lease in leases.list_leases(store) if lease.is_held(now)]
-    oldest = min((lease.seen for lease in held), default=None)
+    active_leases = [lease for lease in leases.list_leases(store) if lease.is_held(now)]
+    oldest = min((lease.seen for lease in active_leases), default=None)
     dues: dict[datetime, datetime] = {}
 
     def item(kind: str, name: str, why: str, size: int) -> GarbageItem:
@@ -140,6 +140,6 @@ def _summarize(
     items += [GarbageItem("series", key, "its model has no version left", 0, "deleted") for key in series]
     old, state = (prune(store), "deleted") if acted else (surplus(store), "due")
     items += [GarbageItem("run", run, "newer runs are kept", 0, state) for run in old]
-    kept = {f"{model}@{version}": why for (model, version), why in found.kept.items()}
-    writers = tuple(f"{lease.what} ({lease.holder}, until {stamp(lease.expires)})" for lease in held)
-    return Collected(tuple(items), kept, writers, acted)
+    keep_reasons = {f"{model}@{version}": why for (model, version), why in found.kept.items()}
+    writers = tuple(f"{lease.what} ({lease.holder}, until {stamp(lease.expires)})" for lease in active_leases)
+    return Collected(tuple(items), keep_reasons, writers, acted)

@@ -76,8 +76,8 @@ class LatencySeries:
     def with_reference(self, version: str) -> "LatencySeries":
         """The series with another reference. Its level is the median of the newest points of that version, else of all:
         the reference that is lost cannot be run against it."""
-        known = [point for point in self.points if point.relative is not None]
-        own = [point for point in known if point.version == version] or known
+        relative_points = [point for point in self.points if point.relative is not None]
+        own = [point for point in relative_points if point.version == version] or relative_points
         levels = [point.relative for point in own[-LEVEL_POINTS:] if point.relative is not None]
         return replace(self, reference=version, base=median(levels) if levels else 1.0)
 
@@ -90,14 +90,14 @@ def append_point(store: Store, series: LatencySeries, point: SeriesPoint) -> Lat
     """
 
     def add(data: bytes | None) -> bytes:
-        known = parse_series(data, series.key) if data else replace(series, points=())
-        return merged(replace(known, reference=series.reference, base=series.base), (point,))
+        stored_series = parse_series(data, series.key) if data else replace(series, points=())
+        return merged(replace(stored_series, reference=series.reference, base=series.base), (point,))
 
     def contains(data: bytes | None, _: bytes) -> bool:
         return data is not None and point in parse_series(data, series.key).points
 
-    written = change(store, series.key, add, contains)
-    return parse_series(written or b"", series.key)
+    series_bytes = change(store, series.key, add, contains)
+    return parse_series(series_bytes or b"", series.key)
 
 
 def merge_series(source: Store, dest: Store, model: str) -> int:
@@ -115,8 +115,8 @@ def merge_series(source: Store, dest: Store, model: str) -> int:
 
 def merged(series: LatencySeries, points: tuple[SeriesPoint, ...]) -> bytes:
     """The document with these points too, each once, in the order of time, the newest MOST_POINTS of all."""
-    known = {(point.at, point.engine, point.median_s): point for point in (*series.points, *points)}
-    ordered = [point for _, point in sorted(known.items(), key=lambda item: item[0])]
+    points_by_key = {(point.at, point.engine, point.median_s): point for point in (*series.points, *points)}
+    ordered = [point for _, point in sorted(points_by_key.items(), key=lambda item: item[0])]
     return canonical_json(encode(replace(series, points=tuple(ordered[-MOST_POINTS:]))))
 
 
@@ -128,8 +128,8 @@ def read_series(store: Store, series: LatencySeries) -> LatencySeries:
 
 def list_series(store: Store, model: str) -> list[LatencySeries]:
     """All series of a model, in `order_of`. Raises IntegrityError for one that cannot be read."""
-    found = ((key, store.read(key)) for key in store.list(f"{SERIES}{model}/"))
-    return sorted((parse_series(data, key) for key, data in found if data), key=order_of)
+    documents = ((key, store.read(key)) for key in store.list(f"{SERIES}{model}/"))
+    return sorted((parse_series(data, key) for key, data in documents if data), key=order_of)
 
 
 def order_of(series: LatencySeries) -> tuple[object, ...]:
@@ -139,16 +139,18 @@ def order_of(series: LatencySeries) -> tuple[object, ...]:
 
 def models_with_series(store: Store) -> list[str]:
     """The models that have series, whether or not they have versions."""
-    found = {key.removeprefix(SERIES).partition("/")[0] for key in store.list(SERIES)}
-    return sorted(filter(is_name, found))
+    models = {key.removeprefix(SERIES).partition("/")[0] for key in store.list(SERIES)}
+    return sorted(filter(is_name, models))
 
 
 def parse_series(data: bytes, key: str) -> LatencySeries:
     """A document of a series. Raises IntegrityError where it is none, or not the one that its key says."""
     try:
-        found = parse_as(data, MAX_BYTES, LatencySeries)
+        series = parse_as(data, MAX_BYTES, LatencySeries)
     except IntegrityError as error:
         raise IntegrityError(f"{key} is no series of latencies: {error}; move it away, and a new one begins") from error
-    if found.key != key:
-        raise IntegrityError(f"{key} is the series of something else ({found.key}); move it away, and a new one begins")
-    return found
+    if series.key != key:
+        raise IntegrityError(
+            f"{key} is the series of something else ({series.key}); move it away, and a new one begins"
+        )
+    return series

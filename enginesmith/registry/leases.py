@@ -132,10 +132,10 @@ def shard_of(name: str) -> str:
 
 def by_shard(names: Iterable[str]) -> dict[str, frozenset[str]]:
     """Shard -> those of the names whose marks it holds."""
-    found: dict[str, set[str]] = {}
+    shard_names: dict[str, set[str]] = {}
     for name in names:
-        found.setdefault(shard_of(name), set()).add(name)
-    return {shard: frozenset(here) for shard, here in sorted(found.items())}
+        shard_names.setdefault(shard_of(name), set()).add(name)
+    return {shard: frozenset(here) for shard, here in sorted(shard_names.items())}
 
 
 def read_state(store: Store) -> MarkState:
@@ -151,9 +151,9 @@ def update_state(store: Store, change: Callable[[MarkState], MarkState]) -> Mark
     """
 
     def make(data: bytes | None) -> bytes | None:
-        known = _parse_state(data)
-        after = change(known)
-        return None if after == known else canonical_json(encode(after))
+        state = _parse_state(data)
+        after = change(state)
+        return None if after == state else canonical_json(encode(after))
 
     return _parse_state(base.change(store, MARK_STATE, make))
 
@@ -169,9 +169,9 @@ def update_shard(store: Store, shard: str, change: Callable[[MarkShard], MarkSha
     key = mark_shard_key(shard)
 
     def make(data: bytes | None) -> bytes | None:
-        known = _parse_shard(key, data)
-        after = change(known)
-        return None if after == known else canonical_json(encode(after))
+        shard_marks = _parse_shard(key, data)
+        after = change(shard_marks)
+        return None if after == shard_marks else canonical_json(encode(after))
 
     return _parse_shard(key, base.change(store, key, make))
 
@@ -182,9 +182,9 @@ def unmark(store: Store, names: Iterable[str]) -> None:
     Raises ConflictError when one of the names is going.
     """
     marked = read_state(store).shards
-    wanted = {shard: here for shard, here in by_shard(names).items() if shard in marked}
+    shard_names = {shard: here for shard, here in by_shard(names).items() if shard in marked}
     for _ in side_by_side(
-        lambda shard: update_shard(store, shard, lambda known: known.without(wanted[shard])), list(wanted)
+        lambda shard: update_shard(store, shard, lambda known: known.without(shard_names[shard])), list(shard_names)
     ):
         pass
 
@@ -259,25 +259,25 @@ class Lease(Complete):
 
 def take_lease(store: Store, what: str, lasts: timedelta = PUBLISHING, changes: tuple[str, ...] = ()) -> Lease:
     """Write a lease and return it. The generation is read first: one that is too low is safe, one too high is not."""
-    seen, began = read_state(store).generation, store.now()
+    generation, began = read_state(store).generation, store.now()
     holder = f"{socket.gethostname()} {os.getpid()}"
-    lease = Lease(secrets.token_hex(16), what, holder, began, began + lasts, seen, changes)
+    lease = Lease(secrets.token_hex(16), what, holder, began, began + lasts, generation, changes)
     store.create(lease_key(lease.id), canonical_json(encode(lease)))
     return lease
 
 
 def list_leases(store: Store) -> list[Lease]:
     """All leases, held or expired. Raises IntegrityError for one that cannot be read, as it may protect anything."""
-    found: list[Lease] = []
+    leases: list[Lease] = []
     for key, data in side_by_side(store.read, list(store.list(LEASES))):
         try:
             if data is not None:
-                found.append(lease := parse_as(data, LEASE_MAX_BYTES, Lease))
+                leases.append(lease := parse_as(data, LEASE_MAX_BYTES, Lease))
                 if lease_key(lease.id) != key:
                     raise Malformed(f"is that of lease {lease.id[:80]!r}: it was moved by hand")
         except EnginesmithError as error:
             raise IntegrityError(f"{key}: {error}; delete it when nobody publishes") from error
-    return found
+    return leases
 
 
 @dataclass(frozen=True)

@@ -207,18 +207,20 @@ class Manifest:
 
     def with_blake3(self, known: Mapping[str, str | None]) -> "Manifest":
         """A copy with the BLAKE3 of blobs added. known: SHA-256 -> BLAKE3; None values are left out."""
-        found = {digest: blake3 for digest, blake3 in known.items() if blake3}
-        return replace(self, blake3={**self.blake3, **found})
+        blake3_digests = {digest: blake3 for digest, blake3 in known.items() if blake3}
+        return replace(self, blake3={**self.blake3, **blake3_digests})
 
     def blobs(self) -> dict[str, str]:
         """All blobs that this version refers to: digest -> description."""
-        found = {digest: f"source {name}" for name, digest in self.sources.items()}
+        blob_roles = {digest: f"source {name}" for name, digest in self.sources.items()}
         for entry in self.engines:
-            found |= {entry.report: f"report of {entry.unit}"} if entry.report else {}
-            found |= {entry.digest: f"engine {entry.unit}"} if entry.digest else {}
+            blob_roles |= {entry.report: f"report of {entry.unit}"} if entry.report else {}
+            blob_roles |= {entry.digest: f"engine {entry.unit}"} if entry.digest else {}
         for whole, shards in self.shards.items():
-            found |= {shard: f"shard of {found.get(whole, whole)}" for shard in shards if shard not in found}
-        return found | ({self.report: "report"} if self.report else {})
+            blob_roles |= {
+                shard: f"shard of {blob_roles.get(whole, whole)}" for shard in shards if shard not in blob_roles
+            }
+        return blob_roles | ({self.report: "report"} if self.report else {})
 
 
 def parse(data: bytes, *, model: str | None = None, version: str | None = None, place: str = "") -> Manifest:
@@ -370,8 +372,10 @@ def pinned_engines(
     named = read_engines(store, str(entry.digest))
     for graph in manifest.graphs:
         pinned = load_pinned(store, graph)
-        wanted = named.get(graph.name)
+        engine_digest = named.get(graph.name)
         engines = {NamedEngine(item.unit, item.digest): item for item in pinned.engines if item.digest}
-        if wanted is None or wanted not in engines:
-            raise IntegrityError(f"graph {graph.name!r}: {graph.reference} lacks {wanted}; build the ensemble again")
-        yield graph, pinned, engines[wanted]
+        if engine_digest is None or engine_digest not in engines:
+            raise IntegrityError(
+                f"graph {graph.name!r}: {graph.reference} lacks {engine_digest}; build the ensemble again"
+            )
+        yield graph, pinned, engines[engine_digest]

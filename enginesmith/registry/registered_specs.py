@@ -114,37 +114,37 @@ def addresses(store: Store) -> list[str]:
     One that cannot be read gets an address without a digest: it fails when it is used, and the others do not.
     """
     names = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
-    found = []
+    spec_addresses = []
     for model in sorted(name for name in names if is_name(name)):
         try:
-            found += [item.address for item in registrations(store, model)[-1:]]
+            spec_addresses += [item.address for item in registrations(store, model)[-1:]]
         except IntegrityError:
-            found.append(f"registered:{model}")
-    return found
+            spec_addresses.append(f"registered:{model}")
+    return spec_addresses
 
 
 def find(store: Store, model: str, digest: str | None = None) -> Registration:
     """A model's registration by its bundle's digest, or the newest. Raises UnknownNameError."""
-    found = registrations(store, model)
-    chosen = [item for item in found if digest in (None, item.bundle.digest)]
-    if not chosen:
+    entries = registrations(store, model)
+    matches = [item for item in entries if digest in (None, item.bundle.digest)]
+    if not matches:
         what = f"{model}@{digest}" if digest else model
-        known = ", ".join(item.bundle.digest[:12] for item in found) or "nothing"
+        digest_list = ", ".join(item.bundle.digest[:12] for item in entries) or "nothing"
         raise UnknownNameError(
-            f"{what} is not registered in {store.uri}, which has {known} of {model} (the last {KEPT} are kept); "
+            f"{what} is not registered in {store.uri}, which has {digest_list} of {model} (the last {KEPT} are kept); "
             "`enginesmith prefect register SPEC` registers it"
         )
-    return chosen[-1]
+    return matches[-1]
 
 
 def parse(data: bytes | None, model: str) -> list[Registration]:
     """Read a model's document. Raises IntegrityError."""
 
     try:
-        found = parse_as(data, MAX_BYTES, _Document).registered if data is not None else ()
-        if wrong := [item.bundle.model for item in found if item.bundle.model != model]:
+        entries = parse_as(data, MAX_BYTES, _Document).registered if data is not None else ()
+        if wrong := [item.bundle.model for item in entries if item.bundle.model != model]:
             raise Malformed(f"a bundle is of {wrong[0]}; it was edited")
-        return list(found)
+        return list(entries)
     except Malformed as error:
         raise IntegrityError(f"{registered_key(model)}: {error}; delete it and register again") from error
 

@@ -214,10 +214,10 @@ class Batcher:
         return join
 
     def _work(self) -> None:
-        while (taken := self._take()) is not None:
+        while (batch := self._take()) is not None:
             started = time.perf_counter()
-            self._running = taken
-            running = [request for request in taken if request.future.set_running_or_notify_cancel()]
+            self._running = batch
+            running = [request for request in batch if request.future.set_running_or_notify_cancel()]
             try:
                 for request, answer in zip(running, self._run(running), strict=True):
                     request.future.set_result(answer)
@@ -232,8 +232,8 @@ class Batcher:
         with self._changed:
             self._ended, self._closed = f"the batcher ended: {describe_error(error)}", True
             waiting = list(self._running)
-            while (found := self._queues.take(math.inf, all_ready=True)) is not None:
-                waiting += found[1]
+            while (queue_batch := self._queues.take(math.inf, all_ready=True)) is not None:
+                waiting += queue_batch[1]
         for request in waiting:
             if not request.future.done():
                 with suppress(BaseException):  # of a callback of the future
@@ -244,8 +244,8 @@ class Batcher:
         with self._changed:
             while True:
                 now = time.perf_counter()
-                if (found := self._queues.take(now, all_ready=self._closed)) is not None:
-                    return found[1]
+                if (queue_batch := self._queues.take(now, all_ready=self._closed)) is not None:
+                    return queue_batch[1]
                 if self._closed:
                     return None
                 ready_at = self._queues.ready_at()
@@ -260,15 +260,15 @@ class Batcher:
             return [requests[0].join.plan.crop(self._call(requests, padded[0]))]
         names = [spec.name for spec in self._session.inputs]
         joined = {name: np.concatenate([each[name] for each in padded], self._axes[name]) for name in names}
-        outputs, found, begin = self._call(requests, joined), list[Answer](), 0
+        outputs, answers, begin = self._call(requests, joined), list[Answer](), 0
         total = sum(request.join.samples for request in requests)
         if wrong := [name for name, array in outputs.items() if array.shape[self._axes.get(name, 0)] != total]:
             raise EnginesmithError(f"output {wrong[0]!r} of {total} samples has no entry for each along the batch dim")
         for request in requests:
             part = slice(begin, begin := begin + request.join.samples)
             own = {name: array[(slice(None),) * self._axes.get(name, 0) + (part,)] for name, array in outputs.items()}
-            found.append(request.join.plan.crop(own))
-        return found
+            answers.append(request.join.plan.crop(own))
+        return answers
 
     def _call(self, requests: Sequence[_Waiting], inputs: Tensors) -> Answer:
         if isinstance(self._session, Router):

@@ -69,13 +69,13 @@ class EngineBucket:
 
     def fit(self, sizes: Sizes) -> dict[str, int] | None:
         """The sizes that a request's dims become in this bucket; None where it does not hold them."""
-        found: dict[str, int] = {}
+        bucket_sizes: dict[str, int] = {}
         for dim, size in sizes.items():
             bounds = self.bounds.get(dim)
             if (fitted := size if bounds is None else bounds.fit(size)) is None:
                 return None
-            found[dim] = fitted
-        return found
+            bucket_sizes[dim] = fitted
+        return bucket_sizes
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,15 @@ class Route:
 
 def list_buckets(engines: Sequence[RoutedEngine], padding: Padding) -> tuple[EngineBucket, ...]:
     """The buckets of engines, in the engines' order."""
-    found = []
+    buckets = []
     for rank, engine in enumerate(engines):
         for bounds in _bounds_of(engine):
             parts = [list(_cut(dim, item, padding)) for dim, item in bounds.items()]
             for cut in itertools.product(*parts):
                 inside = dict(zip(bounds, cut, strict=True))
                 words = ", ".join(f"{dim} {_words(item)}" for dim, item in inside.items())
-                found.append(EngineBucket(engine, rank, inside, f"{engine.name}: {words}" if words else engine.name))
-    return tuple(found)
+                buckets.append(EngineBucket(engine, rank, inside, f"{engine.name}: {words}" if words else engine.name))
+    return tuple(buckets)
 
 
 def _bounds_of(engine: RoutedEngine) -> Iterator[dict[str, DimBounds]]:
@@ -114,13 +114,13 @@ def _bounds_of(engine: RoutedEngine) -> Iterator[dict[str, DimBounds]]:
         yield {dim: DimBounds(0, UNBOUNDED) for dim in sorted(named)}
     shapes = {spec.name: spec.shape for spec in engine.inputs}
     for profile in engine.profiles:
-        multiples, found = dict(profile.multiples), dict[str, DimBounds]()
+        multiples, dim_bounds = dict(profile.multiples), dict[str, DimBounds]()
         for name, low, _, high in profile.inputs:
             steps = multiples.get(name, (1,) * len(low))
             for dim, least, most, step in zip(shapes.get(name, ()), low, high, steps, strict=False):
                 if dim in named:
-                    found[str(dim)] = DimBounds(least, most, step)
-        yield found
+                    dim_bounds[str(dim)] = DimBounds(least, most, step)
+        yield dim_bounds
 
 
 def _cut(dim: str, bounds: DimBounds, padding: Padding) -> Iterator[DimBounds]:
@@ -172,9 +172,9 @@ class _Held:
 
 def make_route(buckets: Sequence[EngineBucket], sizes: Sizes, padding: Padding) -> Route | None:
     """The route of requests of some sizes: the cheapest bucket that holds them; None where none does."""
-    if (found := cheapest(buckets, sizes)) is None:
+    if (cheapest_fit := cheapest(buckets, sizes)) is None:
         return None
-    number, padded = found
+    number, padded = cheapest_fit
     engine = buckets[number].engine
     plan = plan_padding(engine.inputs, engine.outputs, padding, sizes, padded)
     return Route(number, padded, plan, engine.run)
@@ -187,9 +187,13 @@ def converting(
 ) -> Callable[[Tensors], Tensors]:
     """A call of an engine (`run`, with `own` inputs and outputs) on tensors in the dtypes of `common`: floats are
     converted both ways. `run` itself where all dtypes are the same."""
-    wanted, given = ({spec.name: spec.dtype for spec in specs} for specs in (own[0], common[1]))
-    takes = {spec.name: wanted[spec.name] for spec in common[0] if _differ(spec.dtype, wanted.get(spec.name, ""))}
-    gives = {spec.name: given[spec.name] for spec in own[1] if _differ(spec.dtype, given.get(spec.name, ""))}
+    input_dtypes, output_dtypes = ({spec.name: spec.dtype for spec in specs} for specs in (own[0], common[1]))
+    takes = {
+        spec.name: input_dtypes[spec.name] for spec in common[0] if _differ(spec.dtype, input_dtypes.get(spec.name, ""))
+    }
+    gives = {
+        spec.name: output_dtypes[spec.name] for spec in own[1] if _differ(spec.dtype, output_dtypes.get(spec.name, ""))
+    }
     if not takes and not gives:
         return run
 
@@ -211,7 +215,7 @@ def measured_seconds(
     """The 95 % interval of a call's time by the medians of a latency report, linear in the elements of the inputs
     between the sizes that were timed, as of the least below them, and in proportion above; None for a report with a
     bucket without interval. timed: see `timed_alike`."""
-    known: dict[int, Interval] = {}
+    intervals: dict[int, Interval] = {}
     for bucket in report.buckets:
         try:
             elements = sum(math.prod(spec.at(bucket.sizes)) for spec in inputs)
@@ -219,11 +223,11 @@ def measured_seconds(
             continue  # of a model with other dims
         if (interval := bucket.interval(timed)) is None:
             return None
-        known[elements] = interval
-    if not known:
+        intervals[elements] = interval
+    if not intervals:
         return None
-    places = sorted(known)
-    lows, highs = ([known[place][end] for place in places] for end in (0, 1))
+    places = sorted(intervals)
+    lows, highs = ([intervals[place][end] for place in places] for end in (0, 1))
 
     def seconds(sizes: Sizes) -> Interval:
         elements = sum(math.prod(spec.at(sizes)) for spec in inputs)

@@ -153,12 +153,12 @@ class JustInTime:
         """The runner for these sizes; None while it is compiled, which begins with this call."""
         key = tuple(sizes.items())
         with self._changed:
-            if (found := self._ready.get(key)) is not None:
+            if (runner := self._ready.get(key)) is not None:
                 self._ready.move_to_end(key)
             elif key not in self._failed and len(self._waiting) < self._most:
                 with suppress(EnginesmithError):  # other engines answer meanwhile
                     self._ask(key)
-            return found
+            return runner
 
     def wait(self, sizes: Mapping[str, int]) -> Runner:
         """The runner for these sizes, compiled before this returns. Raises EnginesmithError with the compiler's reason,

@@ -226,9 +226,9 @@ class DriftEvent:
         from urllib.request import Request, urlopen
 
         headers = {"Content-Type": "application/json", **_credentials()}
-        asked = Request(f"{self._server}/events", json.dumps(body).encode(), headers)  # noqa: S310 - checked
+        http_request = Request(f"{self._server}/events", json.dumps(body).encode(), headers)  # noqa: S310 - checked
         try:
-            with urlopen(asked, timeout=self.timeout_s):  # noqa: S310 - the scheme was checked
+            with urlopen(http_request, timeout=self.timeout_s):  # noqa: S310 - the scheme was checked
                 return None
         except HTTPError as error:
             error.close()

@@ -60,11 +60,11 @@ def families(counts: RouterCounts, model: str) -> Iterator["MetricFamily"]:
         "drifted": ((), [((), counts.drift is not None)]),
     }
     for name, (kind, meaning) in ROUTER_METRICS.items():
-        labels, found = rows[name.removeprefix("enginesmith_router_")]
+        labels, samples = rows[name.removeprefix("enginesmith_router_")]
         family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
             name, meaning, labels=("model", *labels)
         )
-        for values, value in found:
+        for values, value in samples:
             family.add_metric((model, *values), float(value))
         yield family
 

@@ -94,10 +94,10 @@ class OrtCompiler:
 
     def _compile(self, file: Path, sizes: Mapping[str, int]) -> Untyped:
         options = self._session_options(sizes)
-        with start_atomic_write(file.parent) as written:
-            options.optimized_model_filepath = str(written.path)
+        with start_atomic_write(file.parent) as new_file:
+            options.optimized_model_filepath = str(new_file.path)
             session = self._open(options)
-            written.commit(file)
+            new_file.commit(file)
         return session
 
     def _open(self, options: Untyped) -> Untyped:

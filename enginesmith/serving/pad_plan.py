@@ -59,18 +59,18 @@ class PadPlan:
         """The inputs at the padded sizes; arrays that are not padded are the given ones."""
         if not self.inputs:
             return inputs
-        found = dict(inputs)
+        padded_inputs = dict(inputs)
         for item in self.inputs:
-            found[item.name] = item.pad(found[item.name])
-        return found
+            padded_inputs[item.name] = item.pad(padded_inputs[item.name])
+        return padded_inputs
 
     def crop(self, outputs: Tensors) -> dict[str, Array]:
         """The outputs at the request's own sizes: views of the given arrays."""
-        found = dict(outputs)
+        cropped_outputs = dict(outputs)
         for name, places in self.crops.items():
-            if name in found:
-                found[name] = found[name][places]
-        return found
+            if name in cropped_outputs:
+                cropped_outputs[name] = cropped_outputs[name][places]
+        return cropped_outputs
 
 
 def plan_padding(
@@ -98,13 +98,13 @@ def _plan_array(
     before, after = spec.at(sizes), spec.at(padded)
     fills = []
     reached = [slice(0, size) for size in before]
-    for axis, (given, size, dim) in enumerate(zip(before, after, spec.shape, strict=True)):
-        if size == given:
+    for axis, (old_size, size, dim) in enumerate(zip(before, after, spec.shape, strict=True)):
+        if size == old_size:
             continue
         value = rules[str(dim)]
-        reached[axis] = slice(given, size)
+        reached[axis] = slice(old_size, size)
         into = tuple(reached)
-        source = (*into[:axis], slice(given - 1, given), *into[axis + 1 :]) if value == REPEAT else None
+        source = (*into[:axis], slice(old_size - 1, old_size), *into[axis + 1 :]) if value == REPEAT else None
         fills.append(_Fill(into, None if isinstance(value, str) else np.array(value, dtype_of(spec.dtype)), source))
         reached[axis] = slice(0, size)
     own = tuple(slice(0, size) for size in before)

@@ -84,10 +84,10 @@ def _try(name: str, run: Callable[[Tensors], Tensors], inputs: Tensors, reasons:
 
 def describe_miss(sizes: Sizes, buckets: Sequence[EngineBucket]) -> str:
     """That no bucket holds a request, with its sizes and those that the buckets take."""
-    given = ", ".join(f"{dim} {size}" for dim, size in sizes.items()) or "inputs of fixed sizes"
+    sizes_text = ", ".join(f"{dim} {size}" for dim, size in sizes.items()) or "inputs of fixed sizes"
     names = [bucket.name for bucket in buckets]
-    shown = "; ".join(names[:4]) + (f"; and {len(names) - 4} more" if len(names) > 4 else "")
-    return f"no bucket holds a request of {given}; buckets are {shown or 'none'}"
+    bucket_list = "; ".join(names[:4]) + (f"; and {len(names) - 4} more" if len(names) > 4 else "")
+    return f"no bucket holds a request of {sizes_text}; buckets are {bucket_list or 'none'}"
 
 
 # Opens pulled engines for a router, as the JSON beside each describes it.
@@ -137,18 +137,18 @@ def open_described(
     were published, and what `opens` raises.
     """
     path = Path(description)
-    found = read_description(path)
+    document = read_description(path)
     try:
-        if "state" in found or "graphs" in found:
+        if "state" in document or "graphs" in document:
             kind, other = (
-                ("state", "enginesmith.Streams") if "state" in found else ("several graphs", "enginesmith.Ensemble")
+                ("state", "enginesmith.Streams") if "state" in document else ("several graphs", "enginesmith.Ensemble")
             )
             raise DataError(f"{path.name} describes a model with {kind}, which no router runs; use {other}")
-        stated = decode(found, _RoutedDescription, "")
+        stated = decode(document, _RoutedDescription, "")
     except IntegrityError as error:
         raise DataError(f"{description} describes no engine: {error}") from error
-    file = find_engine(path, found)
-    run = opens(check_engine(path, found)) if opens else open_onnx(path)
+    file = find_engine(path, document)
+    run = opens(check_engine(path, document)) if opens else open_onnx(path)
     seconds = measured_seconds(latency, stated.inputs, timed) if latency else None
     name = f"{stated.target} {stated.precision} {stated.backend}"
     engine = RoutedEngine(name, run, stated.inputs, stated.outputs, stated.profiles, seconds)
@@ -200,11 +200,11 @@ class Router(Session):
         if not first:
             raise InputError("a router has no engine; give at least one, or a fallback")
         self.inputs, self.outputs = first[0].inputs, first[0].outputs
-        known = [self._alike(engine) for engine in engines]
+        routed_engines = [self._alike(engine) for engine in engines]
         self.padding = padding or Padding()
-        self.buckets: tuple[EngineBucket, ...] = list_buckets(known, self.padding)
+        self.buckets: tuple[EngineBucket, ...] = list_buckets(routed_engines, self.padding)
         self._fallbacks = FallbackChain([self._alike(engine) for engine in fallbacks], compiled)
-        names = [*(engine.name for engine in known), *self._fallbacks.names]
+        names = [*(engine.name for engine in routed_engines), *self._fallbacks.names]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise InputError(f"two engines of a router are called {twice!r}; give each a name of its own")
         self._compiled, self._on_drift, self._closed = compiled, on_drift, False
@@ -240,16 +240,16 @@ class Router(Session):
         """
         _check_pulled(pulled)
         timed = timed_alike(each.latency for each in pulled if each.latency)
-        found = [open_described(each.description, opens, each.latency, timed) for each in pulled]
-        graph = next((each for each in found if not each.bounded and each.file.suffix == ".onnx"), None)
+        engines = [open_described(each.description, opens, each.latency, timed) for each in pulled]
+        graph = next((each for each in engines if not each.bounded and each.file.suffix == ".onnx"), None)
         if compiles is None and graph and cache is not None:
             compiles = OrtCompiler(graph.file, graph.digest, Path(cache))
             if why := compiles.why_unusable():
                 warnings.warn(f"{why}; no sizes are compiled, other fallbacks answer", RuntimeWarning, stacklevel=2)
         return cls(
-            [each.engine for each in found if each.bounded],
-            next((each.padding for each in found if each.padding.inputs), None),
-            fallbacks=[each.engine for each in found if not each.bounded],
+            [each.engine for each in engines if each.bounded],
+            next((each.padding for each in engines if each.padding.inputs), None),
+            fallbacks=[each.engine for each in engines if not each.bounded],
             compiled=JustInTime(compiles, most_compiled) if compiles else None,
             reference_rate=reference_rate,
             on_drift=on_drift,
@@ -382,10 +382,12 @@ def _check_arguments(
     engines: object, padding: object, fallbacks: object, reference_rate: object, on_drift: object
 ) -> None:
     """Raise InputError for arguments of a router of another kind."""
-    for name, found in (("engines", engines), ("fallbacks", fallbacks)):
-        if not isinstance(found, Sequence) or isinstance(found, str):
-            raise InputError(f"{name} is a {type(found).__name__}; give a list of RoutedEngine, or use Router.opened")
-        for item in found:
+    for name, argument in (("engines", engines), ("fallbacks", fallbacks)):
+        if not isinstance(argument, Sequence) or isinstance(argument, str):
+            raise InputError(
+                f"{name} is a {type(argument).__name__}; give a list of RoutedEngine, or use Router.opened"
+            )
+        for item in argument:
             if not isinstance(item, RoutedEngine):
                 raise InputError(f"{name} has a {type(item).__name__}; give RoutedEngine, or use Router.opened")
     if padding is not None and not isinstance(padding, Padding):

@@ -51,12 +51,12 @@ class MessageChannel:
 
         Raises OSError when the other end is closed.
         """
-        given = arrays or {}
-        dtypes = ((name, array.dtype, array.shape) for name, array in given.items())
+        payload_arrays = arrays or {}
+        dtypes = ((name, array.dtype, array.shape) for name, array in payload_arrays.items())
         # Only its name tells a dtype of ml_dtypes.
         layout = {name: (dtype.name if dtype.kind == "V" else dtype.str, shape) for name, dtype, shape in dtypes}
         self._send(_Message(value=encode(value), arrays=layout))
-        for array in given.values():
+        for array in payload_arrays.values():
             self._connection.send_bytes(b"" if array.dtype.hasobject else array.tobytes())
 
     def answer(self, compute: Callable[[], tuple[object, Mapping[str, Array]]]) -> None:
@@ -131,11 +131,11 @@ class CallFunction:
     def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed. Raises EOFError then, and ModelError for code that cannot be read."""
         with importing_from(self.root, self.file):
-            found = find_function(self.root, self.file, self.function)
+            callee = find_function(self.root, self.file, self.function)
             channel.send(CallOnce())
             while True:
                 _, arrays = channel.receive(CallOnce)
-                channel.answer(partial(self._answer, found, arrays))
+                channel.answer(partial(self._answer, callee, arrays))
 
     def _answer(self, function: Callable[..., Any], arrays: Arrays) -> tuple[CallOnce, Mapping[str, Array]]:
         return CallOnce(), call(function, arrays, self.node, self.root)
@@ -172,9 +172,9 @@ def load_function(
     """
     with importing_published(root, file, files) as module:
         try:
-            found = find_function(root, file, function, module)
+            callee = find_function(root, file, function, module)
         except ModelError:
             raise
         except (Exception, SystemExit) as error:
             raise ModelError(f"{root / file} cannot be imported: {reason(error)}") from error
-    return lambda arrays: call(found, arrays, function, root)
+    return lambda arrays: call(callee, arrays, function, root)

@@ -50,10 +50,10 @@ class SeenModel:
 
 def describe_program(exported: "torch.export.ExportedProgram", outputs: Sequence[str]) -> SeenModel:
     """What a captured program says. Raises ModelError for inputs that are no tensors."""
-    wanted, ranges = set(exported.graph_signature.user_inputs), dict[str, tuple[int, int | None]]()
+    input_names, ranges = set(exported.graph_signature.user_inputs), dict[str, tuple[int, int | None]]()
     inputs = []
     for node in exported.graph.nodes:
-        if node.op != "placeholder" or node.name not in wanted:
+        if node.op != "placeholder" or node.name not in input_names:
             continue
         value = node.meta.get("val")
         if not hasattr(value, "dtype"):
@@ -71,10 +71,10 @@ def _axis(size: Any, exported: "torch.export.ExportedProgram", ranges: dict[str,
     if not symbol.is_symbol:
         return "?"
     name = str(symbol)
-    if (found := exported.range_constraints.get(symbol)) is not None:
+    if (value_range := exported.range_constraints.get(symbol)) is not None:
         # The greatest size may be an infinity, or a number that stands for one.
-        bounded = found.upper.is_finite and found.upper < sys.maxsize - 1
-        ranges[name] = int(found.lower), int(found.upper) if bounded else None
+        bounded = value_range.upper.is_finite and value_range.upper < sys.maxsize - 1
+        ranges[name] = int(value_range.lower), int(value_range.upper) if bounded else None
     return name
 
 
@@ -92,11 +92,11 @@ def describe_module(
     heavy = (torch.nn.Linear, torch.nn.Embedding, torch.nn.RNNBase, torch.nn.MultiheadAttention)
     is_heavy = any(isinstance(part, heavy) or "Conv" in type(part).__name__ for part in module.modules())
     parameters = inspect.signature(module.forward).parameters.values()
-    known = [item.name for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)]
-    needed = [item.name for item in parameters if item.name in known and item.default is item.empty]
-    if not known:
+    parameter_names = [item.name for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)]
+    needed = [item.name for item in parameters if item.name in parameter_names and item.default is item.empty]
+    if not parameter_names:
         raise ModelError(f"{entry[0]}: the model is called as forward() without named inputs; give its inputs names")
-    example = _find_example(root, entry, known)
+    example = _find_example(root, entry, parameter_names)
     if example is not None:
         name, tensors = example
         # One leading size for all is the batch's; several are what they are.
@@ -111,15 +111,15 @@ def describe_module(
             for key, value in tensors.items()
         )
         return SeenModel(inputs, is_heavy=is_heavy)
-    needed = [name for name in known if name in needed or name in requests]
-    optional = [name for name in known if name not in needed] if needed else known[1:]
+    needed = [name for name in parameter_names if name in needed or name in requests]
+    optional = [name for name in parameter_names if name not in needed] if needed else parameter_names[1:]
     notes = (f"inputs that forward() has defaults for are left out: {', '.join(optional)}",) if optional else ()
     dtype, shape, why = _first_layer(module)
     # One layer says what one input is; token ids, their mask and their types are alike.
     if len(needed) > 1 and dtype != "int64":
         dtype, shape, why = "", None, "the inputs are several, and no layer says which is which"
     any_rank = why.endswith((": Linear", ": LayerNorm"))
-    inputs = tuple(SeenInput(name, dtype, shape, why, any_rank) for name in needed or known[:1])
+    inputs = tuple(SeenInput(name, dtype, shape, why, any_rank) for name in needed or parameter_names[:1])
     return SeenModel(inputs, is_heavy=is_heavy, notes=notes)
 
 
@@ -132,12 +132,12 @@ def _find_example(
     name = next((name for name in EXAMPLES if callable(getattr(loaded, name, None))), None)
     if name is None:
         return None
-    given = call_entry_point(root, file, name, {}, module)
+    example = call_entry_point(root, file, name, {}, module)
     try:
-        return name, _by_name(next(given) if isinstance(given, Iterator) else given, names)
+        return name, _by_name(next(example) if isinstance(example, Iterator) else example, names)
     except Exception as error:
-        wanted = f"give a dict of tensors by name, or a tuple in the order of {', '.join(names)}"
-        raise ModelError(f"{root / file}: {name}() gives no inputs: {reason(error)}; {wanted}") from error
+        remedy = f"give a dict of tensors by name, or a tuple in the order of {', '.join(names)}"
+        raise ModelError(f"{root / file}: {name}() gives no inputs: {reason(error)}; {remedy}") from error
 
 
 def _by_name(given: object, names: Sequence[str]) -> dict[str, "torch.Tensor"]:
@@ -145,15 +145,15 @@ def _by_name(given: object, names: Sequence[str]) -> dict[str, "torch.Tensor"]:
     import torch
 
     if isinstance(given, Mapping):
-        found = {str(name): torch.as_tensor(value) for name, value in given.items()}
+        tensors = {str(name): torch.as_tensor(value) for name, value in given.items()}
     else:
         values = given if isinstance(given, list | tuple) else [given]
         if len(values) > len(names):
             raise ValueError(f"{len(values)} values")
-        found = {name: torch.as_tensor(value) for name, value in zip(names, values, strict=False)}
-    if not found or (unknown := [name for name in found if name not in names]):
-        raise ValueError(f"names {', '.join(unknown) if found else 'none'}")
-    return found
+        tensors = {name: torch.as_tensor(value) for name, value in zip(names, values, strict=False)}
+    if not tensors or (unknown := [name for name in tensors if name not in names]):
+        raise ValueError(f"names {', '.join(unknown) if tensors else 'none'}")
+    return tensors
 
 
 def _first_layer(module: "torch.nn.Module") -> tuple[str, tuple[int | str, ...] | None, str]:

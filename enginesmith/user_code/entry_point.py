@@ -44,21 +44,21 @@ def source_files(root: Path, entry: Path, module: str = "") -> tuple[Path, ...]:
     Raises ModelError for a file that is missing, outside `root`, or not Python.
     """
     folders = _search_folders(root, entry, module)
-    found: set[Path] = set()
+    source_paths: set[Path] = set()
     waiting = [entry, *(_module_files(root, module) if module else ())]
     while waiting:
-        given = waiting.pop()
-        file = given.resolve()
+        path = waiting.pop()
+        file = path.resolve()
         if not file.is_relative_to(root.resolve()):
             raise ModelError(
-                f"source file {str(given)!r} is outside the spec's folder {str(root.resolve())!r}; move it inside"
+                f"source file {str(path)!r} is outside the spec's folder {str(root.resolve())!r}; move it inside"
             )
         if not file.is_file():
-            raise ModelError(f"source file {str(given)!r} does not exist; correct source.torch in the spec")
-        if file not in found:
-            found.add(file)
+            raise ModelError(f"source file {str(path)!r} does not exist; correct source.torch in the spec")
+        if file not in source_paths:
+            source_paths.add(file)
             waiting += _local_imports(file, folders)
-    return tuple(sorted(found))
+    return tuple(sorted(source_paths))
 
 
 def missing_function(file: Path, function: str) -> str:
@@ -137,9 +137,9 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
     function is missing, is not Python or raises.
     """
     try:
-        found = find_function(root, file, function, module)
-        _check_call(found, f"{root / file}: {function}", arguments)
-        return found(**arguments)
+        callee = find_function(root, file, function, module)
+        _check_call(callee, f"{root / file}: {function}", arguments)
+        return callee(**arguments)
     except ModelError:
         raise
     except (Exception, SystemExit) as error:
@@ -154,12 +154,12 @@ def find_function(root: Path, file: str, function: str, module: str = "") -> Cal
     """Import a file and return its function; inside `importing_from`. Arguments as of `call_entry_point`. Raises
     ModelError where there is none, and whatever importing it raises."""
     loaded = _import(root / file, module)
-    found = getattr(loaded, function, None)
-    if not callable(found):
+    callee = getattr(loaded, function, None)
+    if not callable(callee):
         own = [name for name, value in vars(loaded).items() if inspect.isfunction(value)]
         hint = suggest(function, own, f"its functions: {', '.join(own) or 'none'}")
         raise ModelError(f"{loaded.__file__} has no function {function!r}; {hint}")
-    checked: Callable[..., Any] = found
+    checked: Callable[..., Any] = callee
     return checked
 
 
@@ -266,7 +266,7 @@ def _read_state_dict(path: Path) -> dict[str, "torch.Tensor"]:
 
     try:
         with warnings.catch_warnings(action="ignore"):
-            found: object = torch.load(path, map_location="cpu", weights_only=True)
+            state_dict: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle's errors and torch's share no base class
         if "TorchScript" in str(error):
             raise ModelError(f"{path} is a TorchScript program and no state dict; {_REMEDY}") from error
@@ -274,15 +274,15 @@ def _read_state_dict(path: Path) -> dict[str, "torch.Tensor"]:
             what = f"holds objects of {needed[1]}, whose code would run as they are read"
             raise ModelError(f"{path} is no plain state dict: it {what}; {_REMEDY}") from error
         raise ModelError(f"{path} cannot be read as a state dict ({reason(error)[:160]}); {_REMEDY}") from error
-    if not isinstance(found, Mapping):
-        raise ModelError(f"{path} holds a {type(found).__name__} and no state dict; {_REMEDY}")
-    for name, value in found.items():
+    if not isinstance(state_dict, Mapping):
+        raise ModelError(f"{path} holds a {type(state_dict).__name__} and no state dict; {_REMEDY}")
+    for name, value in state_dict.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-            raise ModelError(_describe_other(path, found, name, value))
+            raise ModelError(_describe_other(path, state_dict, name, value))
         if value.layout != torch.strided or value.is_quantized:
             kind = "a quantized" if value.is_quantized else "a sparse"
             raise ModelError(f"{path}: {name} is {kind} tensor; save it as a dense one of floats")
-    return dict(found)
+    return dict(state_dict)
 
 
 def _describe_other(path: Path, found: Mapping[object, object], name: object, value: object) -> str:

@@ -61,16 +61,16 @@ class SampleGenerator:
         with importing_from(self.root, self.file):
             channel.send(Sample(is_end=True))
             while True:
-                asked, _ = channel.receive(NextSample)
-                if asked.pass_number not in passes:
-                    passes[asked.pass_number] = self._pass()
-                channel.answer(partial(next, passes[asked.pass_number], (Sample(is_end=True), {})))
+                request, _ = channel.receive(NextSample)
+                if request.pass_number not in passes:
+                    passes[request.pass_number] = self._pass()
+                channel.answer(partial(next, passes[request.pass_number], (Sample(is_end=True), {})))
 
     def _pass(self) -> Iterator[tuple[Sample, Arrays]]:
-        made = sample_items(lambda: call_entry_point(self.root, self.file, self.function, {}), self.name)
-        for index, item in enumerate(made):
-            given = {str(name): value for name, value in item.items() if value is not None}
-            yield Sample(), {name: self._array(value, index, name) for name, value in given.items()}
+        sample_stream = sample_items(lambda: call_entry_point(self.root, self.file, self.function, {}), self.name)
+        for index, item in enumerate(sample_stream):
+            fields = {str(name): value for name, value in item.items() if value is not None}
+            yield Sample(), {name: self._array(value, index, name) for name, value in fields.items()}
 
     def _array(self, value: object, index: int, name: str) -> Array:
         try:
@@ -154,8 +154,8 @@ class TorchProgram:
                 program = from_entry_point(self.root, entry, self.weights, self.inputs, self.dims)
             channel.send(Captured(program.outputs, program.notes))
             while True:
-                asked, arrays = channel.receive(Asked)
-                channel.answer(partial(self._answer, program, asked, arrays))
+                request, arrays = channel.receive(Asked)
+                channel.answer(partial(self._answer, program, request, arrays))
 
     def _answer(self, program: Program, asked: Asked, arrays: Arrays) -> tuple[Answered, Arrays]:
         if asked.onnx is None:

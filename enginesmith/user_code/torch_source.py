@@ -43,8 +43,8 @@ class Program:
         import torch
         from torch.utils import _pytree as pytree
 
-        found = self.exported.graph_signature.user_outputs
-        stand_ins = [torch.empty(0) if isinstance(name, str) else name for name in found]
+        user_outputs = self.exported.graph_signature.user_outputs
+        stand_ins = [torch.empty(0) if isinstance(name, str) else name for name in user_outputs]
         return tuple(named_outputs(pytree.tree_unflatten(stand_ins, self.exported.call_spec.out_spec)))
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
@@ -127,12 +127,12 @@ def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
     exported = load_pt2(path)
     _check_finite({**dict(exported.named_parameters()), **dict(exported.named_buffers())})
     own = [str(name) for name in exported.graph_signature.user_inputs]
-    wanted = [spec.name for spec in inputs]
-    if len(own) != len(wanted):
-        raise ModelError(f"{path.name} takes {len(own)} inputs ({', '.join(own)}), the spec names {len(wanted)}")
-    same = set(own) == set(wanted)
-    names = tuple(own if same else wanted)
-    notes = () if same else (f"inputs matched by position: {', '.join(own)} are called {', '.join(wanted)}",)
+    spec_names = [spec.name for spec in inputs]
+    if len(own) != len(spec_names):
+        raise ModelError(f"{path.name} takes {len(own)} inputs ({', '.join(own)}), the spec names {len(spec_names)}")
+    same = set(own) == set(spec_names)
+    names = tuple(own if same else spec_names)
+    notes = () if same else (f"inputs matched by position: {', '.join(own)} are called {', '.join(spec_names)}",)
     module = exported.module()
 
     def call(tensors: Mapping[str, "torch.Tensor"]) -> Any:
@@ -165,7 +165,7 @@ def load_pt2(path: Path) -> "torch.export.ExportedProgram":
         raise ModelError(
             f"{path} cannot be loaded by torch {torch.__version__} ({reason(error)}); save it again with this version"
         ) from error
-    if fixed := [given for given in exported.graph_signature.user_inputs if not isinstance(given, str)]:
+    if fixed := [user_input for user_input in exported.graph_signature.user_inputs if not isinstance(user_input, str)]:
         raise ModelError(
             f"{path.name} was exported with arguments that are no tensors ({', '.join(map(repr, fixed))}), which no "
             "engine takes; leave them to their defaults in the call of torch.export.export, or fix them in the module"
@@ -175,10 +175,10 @@ def load_pt2(path: Path) -> "torch.export.ExportedProgram":
 
 def load_weights(module: "torch.nn.Module", path: Path) -> None:
     """Load weights into a module: every name and shape must match. Raises ModelError naming those that do not."""
-    given = read_weights(path)
-    if wrong := join_first([*_mismatches(module.state_dict(keep_vars=True), given)], 5, "; "):
+    state_dict = read_weights(path)
+    if wrong := join_first([*_mismatches(module.state_dict(keep_vars=True), state_dict)], 5, "; "):
         raise ModelError(f"{path} does not fit the module: {wrong}; save the weights of this model")
-    module.load_state_dict(given, strict=False)
+    module.load_state_dict(state_dict, strict=False)
 
 
 def _check_finite(tensors: Mapping[str, "torch.Tensor"]) -> None:
@@ -220,11 +220,14 @@ def capture(
 
     names = [spec.name for spec in inputs]
     parameters = inspect.signature(module.forward).parameters.values()
-    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p.name for p in parameters if p.name in known and p.default is p.empty]
-    if wrong := [name for name in names if name not in known] + [name for name in needed if name not in names]:
+    parameter_names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in parameters if p.name in parameter_names and p.default is p.empty]
+    if wrong := [name for name in names if name not in parameter_names] + [
+        name for name in needed if name not in names
+    ]:
         raise ModelError(
-            f"the spec's inputs are {', '.join(names)}, but the model is called as forward({', '.join(known)}): "
+            f"the spec's inputs are {', '.join(names)}, but the model is called as "
+            f"forward({', '.join(parameter_names)}): "
             f"{', '.join(wrong)} does not match; use the parameters' names"
         )
     sizes = {dim.name: dim.max if dim.static else max(TRACE_AT_LEAST, dim.opt) for dim in dims}

@@ -90,13 +90,13 @@ def missed_version(store: Store, model: str, channel: str, target: Target, grace
     never served, where there is no verdict of it against what the channel serves now. Raises IntegrityError for
     a damaged registry.
     """
-    serving, found = (
+    serving, versions = (
         state.read_channel(store, check_model(model), check_channel(channel)),
         lookup.versions(store, model),
     )
-    if serving is None or not found:
+    if serving is None or not versions:
         return None
-    newest = lookup.load(store, model, found[-1])
+    newest = lookup.load(store, model, versions[-1])
     if any(move.manifest == newest.digest for move in read_history(store, serving).moves):
         return None
     if verdict_on(canary_target(target), serving.manifest, canaries(store, newest)):

@@ -66,17 +66,17 @@ class FetchedEnsemble:
         from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows, function_node
         from enginesmith.user_code.channel import load_function
 
-        found = dict[str, EnsembleGraph]()
+        graphs = dict[str, EnsembleGraph]()
         with ExitStack() as stack:
             for name, engine in self.engines.items():
                 own, request = stack.enter_context(open_engine(engine)), engine.request
                 rows = call_rows(own.inputs, own.outputs, request.profiles)
-                found[name] = EnsembleGraph(own.run, own.inputs, self.sources[name], own.outputs, rows)
+                graphs[name] = EnsembleGraph(own.run, own.inputs, self.sources[name], own.outputs, rows)
             for item, folder in self.functions:
                 run = load_function(folder, item.file, item.function, item.files)
-                found[item.name] = function_node(item.name, run, item.inputs, item.outputs, item.sources)
+                graphs[item.name] = function_node(item.name, run, item.inputs, item.outputs, item.sources)
             order = order_nodes(self.sources, {item.name: item.sources for item, _ in self.functions})
-            yield Ensemble({name: found[name] for name in order}, self.inputs, self.outputs)
+            yield Ensemble({name: graphs[name] for name in order}, self.inputs, self.outputs)
 
 
 def fetch_ensemble(store: Store, manifest: Manifest, entry: EngineEntry, folder: Path) -> FetchedEnsemble:
@@ -214,8 +214,8 @@ def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[Is
     role: 'candidate' or 'baseline', for messages.  thread_safe: whether several threads may run one session at once.
     Raises the EnginesmithError that `opener` raises, and one for whatever else ends the opening.
     """
-    ours, theirs = get_context("spawn").Pipe()
-    process = get_context("spawn").Process(target=_serve, args=(theirs, opener, thread_safe), daemon=True)
+    ours, child_end = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=_serve, args=(child_end, opener, thread_safe), daemon=True)
     # Ctrl-C goes to every process of the terminal; only the canary itself answers it. Starting the tracker unblocks it.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -223,18 +223,18 @@ def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[Is
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    theirs.close()
+    child_end.close()
     try:
         try:
-            found: Sequence[TensorSpec] | EnginesmithError = ours.recv()
+            startup_message: Sequence[TensorSpec] | EnginesmithError = ours.recv()
         except EOFError:
             raise EnginesmithError(
                 f"the {role}'s engine ended its process while it was opened: {_describe_end(process)}; it serves "
                 "nothing here"
             ) from None
-        if isinstance(found, EnginesmithError):
-            raise found
-        yield IsolatedSession(process, ours, found)
+        if isinstance(startup_message, EnginesmithError):
+            raise startup_message
+        yield IsolatedSession(process, ours, startup_message)
     finally:
         ours.close()
         process.join(JOIN_S)
@@ -254,19 +254,19 @@ def _serve(connection: Connection, opener: Opener, thread_safe: bool) -> None:
         connection.send(list(session.inputs))
         workers: Workers | None = None
         while True:
-            asked = connection.recv()
-            if isinstance(asked, Prepare):
+            message = connection.recv()
+            if isinstance(message, Prepare):
                 if not thread_safe:
                     stack.close()  # each thread opens its own, and the memory is wanted for those
-                workers = Workers(opener, session, thread_safe, asked.in_flight, asked.warmup)
+                workers = Workers(opener, session, thread_safe, message.in_flight, message.warmup)
                 connection.send(workers.failure)
-            elif isinstance(asked, TrafficSegment) and workers:
-                answers = workers.serve_segment(asked)
+            elif isinstance(message, TrafficSegment) and workers:
+                answers = workers.serve_segment(message)
                 connection.send(len(answers))
                 while answers:
                     connection.send(answers.popleft())
             else:
-                connection.send(serve(session, asked, ReplayClock()))
+                connection.send(serve(session, message, ReplayClock()))
 
 
 class Workers:
@@ -292,14 +292,14 @@ class Workers:
 
     def serve_segment(self, segment: TrafficSegment) -> deque[Timed]:
         """The answers to the requests after `segment.lead`, in order; nothing else refers to them."""
-        found: list[Timed | None] = [None] * len(segment)
+        answer_slots: list[Timed | None] = [None] * len(segment)
         begun = ReplayClock().now() + LEAD_S
         for _ in range(self._count):
-            self._jobs.put((segment, found, begun))
+            self._jobs.put((segment, answer_slots, begun))
         for _ in range(self._count):
             self._done.get()
-        answers = deque(timed for timed in found[segment.lead :] if timed is not None)
-        found.clear()
+        answers = deque(timed for timed in answer_slots[segment.lead :] if timed is not None)
+        answer_slots.clear()
         return answers
 
     def _run(self) -> None:
@@ -314,8 +314,8 @@ class Workers:
             serve(session, inputs, clock)
         self._done.put(None)
         while True:
-            segment, found, begun = self._jobs.get()
-            serve_requests(session, segment, found, clock, begun)
+            segment, answer_slots, begun = self._jobs.get()
+            serve_requests(session, segment, answer_slots, clock, begun)
             self._done.put(None)
 
 
@@ -362,10 +362,10 @@ class ChosenEngine:
 
 def choose(store: Store, reference: Reference, target: Target, precision: str | None) -> ChosenEngine:
     """As `choose_unrun`, for running it here. Raises InputError when its hardware or runtime is not here."""
-    chosen = choose_unrun(store, reference, target, precision)
-    entry = chosen.entry
+    engine = choose_unrun(store, reference, target, precision)
+    entry = engine.entry
     # `target` and not the engine's own: one that is compatible with this kind of machine may be built for another.
-    manifest = chosen.manifest
+    manifest = engine.manifest
     if manifest.graphs:
         reason = why_graph_not_here(store, manifest, entry, target)
     else:
@@ -373,7 +373,7 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
     if reason:
         what = f"{manifest.model}@{manifest.version}"
         raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run this on a node that has it")
-    return chosen
+    return engine
 
 
 def choose_unrun(store: Store, reference: Reference, target: Target, precision: str | None) -> ChosenEngine:

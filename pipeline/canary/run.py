@@ -90,10 +90,10 @@ def in_flight_of(
         alone = statistics.median(serve(baseline, request.inputs, clock).service for request in warmup)
         source = f"the most if each took {format_plain(alone)} s, as the baseline's do by themselves"
         spans = [(at, alone) for at, _ in sent]
-    found = max(1, peak([at for at, _ in spans], [latency for _, latency in spans]))
-    if found > MOST_IN_FLIGHT:
-        return InFlight(MOST_IN_FLIGHT, f"{source} is {found}, and {MOST_IN_FLIGHT} is the most that is replayed")
-    return InFlight(found, source)
+    peak_count = max(1, peak([at for at, _ in spans], [latency for _, latency in spans]))
+    if peak_count > MOST_IN_FLIGHT:
+        return InFlight(MOST_IN_FLIGHT, f"{source} is {peak_count}, and {MOST_IN_FLIGHT} is the most that is replayed")
+    return InFlight(peak_count, source)
 
 
 @dataclass(frozen=True)
@@ -191,28 +191,30 @@ class CanaryExecution:
 
         However it ends, each file of observations ends with a line that says how its engine was stopped.
         """
-        wanted = self._wanted
-        self._in_flight = in_flight_of(self._traffic, wanted.pace, wanted.observed, baseline, clock or ReplayClock())
-        with reachable(f"writing {wanted.out}"):
-            make_folder(wanted.out)
+        canary_run = self._wanted
+        self._in_flight = in_flight_of(
+            self._traffic, canary_run.pace, canary_run.observed, baseline, clock or ReplayClock()
+        )
+        with reachable(f"writing {canary_run.out}"):
+            make_folder(canary_run.out)
         # Fewer looks where each would see hardly anything.
-        looks = max(1, min(wanted.looks, self._planned // LEAST_PER_LOOK))
+        looks = max(1, min(canary_run.looks, self._planned // LEAST_PER_LOOK))
         stops, sessions = {self._planned * look // looks for look in range(1, looks + 1)}, (candidate, baseline)
         with ExitStack() as stack:
             files = [
                 stack.enter_context(
-                    closing(LineFile(seen.path, header_of(encode(seen.identity), self._planned), MOST_BYTES))
+                    closing(LineFile(table.path, header_of(encode(table.identity), self._planned), MOST_BYTES))
                 )
-                for seen in self._seen
+                for table in self._seen
             ]
             stack.callback(self._end, files, sessions)
             for pair in self._pairs(candidate, baseline, stops, clock):
                 self._lines = pair.lines()
-                for file, seen, line in zip(files, self._seen, self._lines, strict=True):
+                for file, table, line in zip(files, self._seen, self._lines, strict=True):
                     file.append(line)
-                    add_to(seen, line)
-                if (self._is_over(sessions) or len(self._seen[0]) in stops) and (written := self._look(sessions)):
-                    return written
+                    add_to(table, line)
+                if (self._is_over(sessions) or len(self._seen[0]) in stops) and (report_files := self._look(sessions)):
+                    return report_files
         raise InputError("the traffic gives no request within this duration; give a longer one")
 
     def _is_over(self, sessions: Sessions) -> bool:
@@ -250,22 +252,22 @@ class CanaryExecution:
         """Judge what is there; the report where that decides, else None. The report is written at each look, so that
         an interrupted run can go on from it."""
         seed, quality = self._wanted.pace.seed, self._limits.quality or QualityThresholds()
-        for seen, session in zip(self._seen, sessions, strict=True):
-            seen.accounted, seen.died = len(seen), _death(session)
-        ours, theirs = self._seen
-        evidence, notes = evidence_of(ours, theirs, quality.sqnr_db)
+        for table, session in zip(self._seen, sessions, strict=True):
+            table.accounted, table.died = len(table), _death(session)
+        ours, baseline_table = self._seen
+        evidence, notes = evidence_of(ours, baseline_table, quality.sqnr_db)
         judgement = judge(evidence, self._limits, self._looks, seed=seed)
-        for seen in self._seen:
-            seen.digest = digest_of_file(seen.path)
+        for table in self._seen:
+            table.digest = digest_of_file(table.path)
         target = self._wanted.target
         ran_on = this_kind().name if target.is_cpu else target.sm
-        known = circumstances(self._source, [*notes, *self._remarks()], self._about_traffic(), ran_on)
-        report = make_report(judgement, self._limits, self._looks, ours, theirs, evidence, known, seed)
-        written = write_report(report, self._wanted.out)
+        conditions = circumstances(self._source, [*notes, *self._remarks()], self._about_traffic(), ran_on)
+        report = make_report(judgement, self._limits, self._looks, ours, baseline_table, evidence, conditions, seed)
+        report_files = write_report(report, self._wanted.out)
         done = len(ours)
         self._say(f"look at {done} of {self._planned} requests: {judgement.verdict}: {judgement.reason}")
         self._looks = replace(self._looks, before=(*self._looks.before, done))
-        return written if judgement.verdict != "INSUFFICIENT" or done == self._planned else None
+        return report_files if judgement.verdict != "INSUFFICIENT" or done == self._planned else None
 
     def _about_traffic(self) -> TrafficReplayed:
         pace, traffic = self._wanted.pace, self._traffic
@@ -282,17 +284,17 @@ class CanaryExecution:
 
     def _remarks(self) -> list[str]:
         """Notes of the report on the traffic."""
-        found, traffic = [], self._traffic
+        remarks, traffic = [], self._traffic
         if traffic.made:
-            found.append(f"this traffic was made up: {traffic.made}")
+            remarks.append(f"this traffic was made up: {traffic.made}")
         if traffic.surplus:
-            found.append(f"no inputs, and left out: {', '.join(traffic.surplus)}")
+            remarks.append(f"no inputs, and left out: {', '.join(traffic.surplus)}")
         if (share := traffic.sampling) < 1.0 and self._wanted.pace.scale == 1.0:
-            found.append(f"the traffic is a sample of {share:g}; --scale {1 / share:g} replays it as dense as it was")
+            remarks.append(f"the traffic is a sample of {share:g}; --scale {1 / share:g} replays it as dense as it was")
         if traffic.cut:
-            found.append("half a line at the end of the traffic was left out")
-        found.append(f"requests in flight: {self._in_flight.count}; {self._in_flight.source}")
-        return found
+            remarks.append("half a line at the end of the traffic was left out")
+        remarks.append(f"requests in flight: {self._in_flight.count}; {self._in_flight.source}")
+        return remarks
 
 
 def _death(session: Session | RemoteSession) -> str:

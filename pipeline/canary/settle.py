@@ -84,10 +84,10 @@ def targets_that_count(store: Store, channel: Channel) -> tuple[str, ...]:
 
 def target_verdicts(store: Store, candidate: Manifest, channel: Channel) -> list[TargetVerdict]:
     """The verdict on each target that counts, of the candidate against what the channel serves now."""
-    found = canaries(store, candidate)
+    verdicts = canaries(store, candidate)
     served_now = lookup.load(store, channel.model, channel.version)
     sides = [_targets(store, manifest, channel.proven_only) for manifest in (candidate, served_now)]
-    return [_target_verdict(name, candidate, channel, found, sides) for name in targets_that_count(store, channel)]
+    return [_target_verdict(name, candidate, channel, verdicts, sides) for name in targets_that_count(store, channel)]
 
 
 def _target_verdict(
@@ -138,15 +138,15 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
     Raises IntegrityError for a report that is lost or damaged, InputError for one about another model, UntrustedError
     where the trust policy asks for more.
     """
-    found = read_report(store.read_blob(report, MOST_BYTES))
-    if (about := found.candidate.model) != model:
+    canary_report = read_report(store.read_blob(report, MOST_BYTES))
+    if (about := canary_report.candidate.model) != model:
         raise InputError(f"canary report {report} is about {about}, not about {model}; no channel was moved")
-    ran_on = attach(store, found, report).target
+    ran_on = attach(store, canary_report, report).target
     serving = state.read_channel(store, check_model(model), check_channel(channel))
     if serving is None:
         return f"{model}:{channel} serves nothing; there is nothing to move"
-    candidate = lookup.load(store, model, str(found.candidate.version))
-    if found.verdict == "FAIL" and serving.manifest == candidate.digest:
+    candidate = lookup.load(store, model, str(canary_report.candidate.version))
+    if canary_report.verdict == "FAIL" and serving.manifest == candidate.digest:
         counting = targets_that_count(store, serving)
         if any(covers(ran_on, target) for target in counting):
             return _roll_back(store, report, channel)
@@ -163,17 +163,17 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
     Raises UnknownNameError for no such model, UntrustedError as `settle`.
     """
     serving = state.read_channel(store, check_model(model), check_channel(channel))
-    found = lookup.versions(store, model)
-    if not found:
+    versions = lookup.versions(store, model)
+    if not versions:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginesmith list` shows what there is")
     if serving is None:
         return f"{model}:{channel} serves nothing; there is nothing to move"
     failed = _find_fail(store, serving)
-    told = _roll_back(store, failed.report, channel) if failed else ""
+    rollback_text = _roll_back(store, failed.report, channel) if failed else ""
     if failed and state.read_channel(store, model, channel) != serving:
-        return told
-    advanced = _advance(store, lookup.load(store, model, found[-1]), serving, say)
-    return f"{told}; {advanced}" if told else advanced
+        return rollback_text
+    advanced = _advance(store, lookup.load(store, model, versions[-1]), serving, say)
+    return f"{rollback_text}; {advanced}" if rollback_text else advanced
 
 
 def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
@@ -185,13 +185,13 @@ def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
     if history.previous() is None:
         return None
     *before, promoted = history.active_promotions()
-    found = canaries(store, lookup.load(store, serving.model, serving.version))
-    counting = targets_that_count(store, serving) if found else ()
-    attached = dict(store.stamps(evidence_prefix("canaries", serving.model, serving.version))) if found else {}
+    verdicts = canaries(store, lookup.load(store, serving.model, serving.version))
+    counting = targets_that_count(store, serving) if verdicts else ()
+    attached = dict(store.stamps(evidence_prefix("canaries", serving.model, serving.version))) if verdicts else {}
     since = parse_time(promoted.at)
     failed = [
         item
-        for item in found
+        for item in verdicts
         if item.verdict == "FAIL"
         and attached[canary_key(serving.model, serving.version, item.target, item.report)] >= since
         and item.baseline in {move.manifest for move in before}
@@ -216,14 +216,16 @@ def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> s
     tried = {item.version: item.state for item in history.rollouts}
     if state := running.state if running and running.version == version else tried.get(version):
         return f"{where} was not moved: a rollout of {version} is {state}; a person starts another one"
-    found = target_verdicts(store, candidate, serving)
-    lacking = [item for item in found if item.verdict != "PASS"]
-    if lacking or not found:
+    verdicts = target_verdicts(store, candidate, serving)
+    lacking = [item for item in verdicts if item.verdict != "PASS"]
+    if lacking or not verdicts:
         worst = min((item.verdict for item in lacking), key=("FAIL", "INSUFFICIENT", MISSING).index, default=MISSING)
-        passed = [f"{item.target} PASS" for item in found if item.verdict == "PASS"]
-        told = "; ".join([*map(str, lacking), *passed]) or f"{serving.version} serves no engine that could be compared"
-        return f"{worst}: {where} was not moved to {version}: {told}"
-    return _promote(store, candidate, serving, [str(item.report) for item in found], say)
+        passed = [f"{item.target} PASS" for item in verdicts if item.verdict == "PASS"]
+        verdict_text = (
+            "; ".join([*map(str, lacking), *passed]) or f"{serving.version} serves no engine that could be compared"
+        )
+        return f"{worst}: {where} was not moved to {version}: {verdict_text}"
+    return _promote(store, candidate, serving, [str(item.report) for item in verdicts], say)
 
 
 def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[str], say: Say) -> str:

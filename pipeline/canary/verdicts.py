@@ -67,21 +67,25 @@ def judge_files(candidate: Path, baseline: Path, asked: JudgeOptions, out: Path)
 
     Raises DataError for a file that is not in order, InputError for looks that do not fit the plan.
     """
-    ours, theirs = read_both(candidate, baseline)
-    looks = continue_looks(asked.previous, ours, theirs) if asked.previous else Looks(asked.planned or ours.planned)
+    ours, baseline_table = read_both(candidate, baseline)
+    looks = (
+        continue_looks(asked.previous, ours, baseline_table) if asked.previous else Looks(asked.planned or ours.planned)
+    )
     if asked.previous and asked.previous.thresholds != asked.limits:
         raise InputError("the earlier look had other thresholds; they may not change between looks")
     quality = asked.limits.quality or QualityThresholds()
-    evidence, notes = evidence_of(ours, theirs, quality.sqnr_db, ignore_missing=asked.ignore_missing)
+    evidence, notes = evidence_of(ours, baseline_table, quality.sqnr_db, ignore_missing=asked.ignore_missing)
     judgement = judge(evidence, asked.limits, looks, seed=asked.seed)
-    if ours.identity.engine and ours.identity.engine == theirs.identity.engine:
+    if ours.identity.engine and ours.identity.engine == baseline_table.identity.engine:
         notes = (*notes, "both sides are the same engine")
     target = None
     # The target that the engine was built for: observations do not say which kind of CPU served it.
     with suppress(UnknownNameError):
         target = canary_target(parse_targets(ours.identity.target)[0]) if ours.identity.target else None
-    known = circumstances(asked.source, notes, TrafficReplayed(), target)
-    return write_report(make_report(judgement, asked.limits, looks, ours, theirs, evidence, known, asked.seed), out)
+    conditions = circumstances(asked.source, notes, TrafficReplayed(), target)
+    return write_report(
+        make_report(judgement, asked.limits, looks, ours, baseline_table, evidence, conditions, asked.seed), out
+    )
 
 
 def circumstances(source: str, notes: Sequence[str], traffic: TrafficReplayed, target: str | None) -> Circumstances:
@@ -96,10 +100,10 @@ def circumstances(source: str, notes: Sequence[str], traffic: TrafficReplayed, t
 
 def write_report(report: CanaryReport, out: Path) -> WrittenReport:
     """Write report.json and report.html into a folder, each whole or not at all. Raises UnavailableError."""
-    written = WrittenReport(report, out / "report.json", out / "report.html")
-    write_whole(written.json, report.to_bytes())
-    write_whole(written.page, render(report).encode())
-    return written
+    report_files = WrittenReport(report, out / "report.json", out / "report.html")
+    write_whole(report_files.json, report.to_bytes())
+    write_whole(report_files.page, render(report).encode())
+    return report_files
 
 
 def read_report_file(path: Path) -> CanaryReport:
@@ -118,11 +122,11 @@ class _Judged(Excerpt):
 def thresholds_of(manifest: Manifest) -> tuple[Thresholds, str]:
     """The thresholds of a version's spec, else the defaults, and which of the two in words. Raises InputError for a
     value that is no threshold."""
-    held = manifest.spec if manifest.graphs else manifest.spec.get("validation") or {}
-    given = decode(held, _Judged, "spec" if manifest.graphs else "spec.validation").canary
-    if given is None:
+    spec_section = manifest.spec if manifest.graphs else manifest.spec.get("validation") or {}
+    canary_terms = decode(spec_section, _Judged, "spec" if manifest.graphs else "spec.validation").canary
+    if canary_terms is None:
         return Thresholds(), DEFAULTS
-    return Thresholds.from_json(given), f"the spec of {manifest.model}@{manifest.version}"
+    return Thresholds.from_json(canary_terms), f"the spec of {manifest.model}@{manifest.version}"
 
 
 def spec_thresholds(path: Path) -> tuple[Thresholds, str]:
@@ -131,8 +135,8 @@ def spec_thresholds(path: Path) -> tuple[Thresholds, str]:
 
     loaded = load_any(path)
     terms = loaded.spec.canary if isinstance(loaded, LoadedEnsemble) else loaded.validation.canary
-    given = terms.model_dump(mode="json", exclude_unset=True)
-    return Thresholds.from_json(given), f"the spec {path.name}"
+    terms_json = terms.model_dump(mode="json", exclude_unset=True)
+    return Thresholds.from_json(terms_json), f"the spec {path.name}"
 
 
 def promotion_refusal(report: CanaryReport, manifest: Manifest, channel: Channel | None) -> str | None:
@@ -192,8 +196,8 @@ def canary_passes(
         passes.append(CanaryPass(digest_of_bytes(texts[-1]), engine, baseline, report.target or ""))
         words.append(str(report.digest)[:12])
     covered = {item.engine for item in passes}
-    if left := [entry.unit for entry in manifest.engines if entry.digest and entry.digest not in covered]:
-        say(f"no canary ran {len(left)} of the engines: {join_first(left, 5)}")
+    if uncovered_units := [entry.unit for entry in manifest.engines if entry.digest and entry.digest not in covered]:
+        say(f"no canary ran {len(uncovered_units)} of the engines: {join_first(uncovered_units, 5)}")
     for text in texts:
         store.put_bytes(text)
     return f"canary PASS {', '.join(words)}", passes

@@ -139,11 +139,11 @@ class Forecaster:
     def forecast(self, timed: Sequence[TimedEngineKind], engines: Sequence[JudgedEntry]) -> CapacityForecast:
         """The forecast. timed: engines with each machine that they were timed on.  engines: all that may be pulled."""
         rows = [*map(self._said_row, timed), *self._not_timed(timed, engines)]
-        found = CapacityForecast(
+        capacity_forecast = CapacityForecast(
             self.reference, self.demand, self.limit, self.asked.words, tuple(rows),
             self.prices.currency if self.prices else "",
         )  # fmt: skip
-        return self._with_mix(found) if self.prices else found
+        return self._with_mix(capacity_forecast) if self.prices else capacity_forecast
 
     def _said_row(self, timed: TimedEngineKind) -> EngineCapacity:
         self.say(f"simulating {timed.entry.unit} on {timed.machine.title}")
@@ -213,9 +213,9 @@ class Forecaster:
 
     def _times(self, timed: TimedEngineKind, batch: str | None, sizes: Mapping[str, int], most: int) -> BatchTimes:
         least = next((dim.min for dim in self.dims if dim.name == batch), 1)
-        found = batch_times(timed.buckets, batch, sizes, most, least)
+        times = batch_times(timed.buckets, batch, sizes, most, least)
         adds = self.serving.server
-        return found.with_overhead(adds.batch_s, adds.request_s) if adds else found
+        return times.with_overhead(adds.batch_s, adds.request_s) if adds else times
 
     def _cost(self, price: str | None, machines: MachineCount) -> FleetCost | None:
         if price is None or self.prices is None:
@@ -227,15 +227,17 @@ class Forecaster:
 
     def _not_timed(self, timed: Sequence[TimedEngineKind], engines: Sequence[JudgedEntry]) -> Iterator[EngineCapacity]:
         """A row for each engine on each wanted kind of machine that it was not timed on."""
-        wanted = list(self.prices.machines) if self.prices else []
+        machine_names = list(self.prices.machines) if self.prices else []
         for entry in engines:
-            seen = any(each.entry.digest == entry.digest for each in timed)
-            names = names_not_timed(entry, wanted, timed) or ([] if seen or self.prices else [entry.target])
+            is_timed = any(each.entry.digest == entry.digest for each in timed)
+            names = names_not_timed(entry, machine_names, timed) or ([] if is_timed or self.prices else [entry.target])
             for name in names:
                 command = f"enginesmith validate {self.reference} --target {entry.target}"
                 reason = f"not measured; on such a machine: {command}"
-                yield EngineCapacity(entry.unit, name, entry.digest, name if name in wanted else None, reason=reason)
-        for name in wanted:
+                yield EngineCapacity(
+                    entry.unit, name, entry.digest, name if name in machine_names else None, reason=reason
+                )
+        for name in machine_names:
             if not any(fits(entry, name) for entry in engines) and not any(name in one.machine.names for one in timed):
                 yield EngineCapacity("", name, None, name, reason=f"{self.reference} has no engine for {name}")
 
@@ -401,9 +403,9 @@ def prepare(
             f"{reference} has no engine{words} that was timed, on any machine; time its engines where they run:"
             f" enginesmith validate {reference}"
         )
-    asked = _asked(spec, leading_dim(timed[0].entry.inputs), terms)
+    workload = _asked(spec, leading_dim(timed[0].entry.inputs), terms)
     forecaster = Forecaster(
-        reference, terms.demand, terms.limit, asked, terms.serving, spec.named_dims(), prices, counts, say
+        reference, terms.demand, terms.limit, workload, terms.serving, spec.named_dims(), prices, counts, say
     )
     return PreparedForecast(forecaster, timed, manifest, store, terms.precision)
 
@@ -443,10 +445,10 @@ def _counts(fleet: Fleet, prices: MachinePrices | None) -> Mapping[str, int]:
         machine = group.machine
         names = (machine.cpu or "cpu", "cpu") if machine.is_cpu else (hardware.product or "", machine.target.sm)
         if (name := prices.name_of(names)) is None:
-            wanted = next(name for name in names if name)
+            unpriced_name = next(name for name in names if name)
             raise InputError(
-                f"{prices.source} has no price for {wanted}, of which {fleet.source} has {group.nodes};"
-                f" add `{wanted}: {{per_hour: ...}}`"
+                f"{prices.source} has no price for {unpriced_name}, of which {fleet.source} has {group.nodes};"
+                f" add `{unpriced_name}: {{per_hour: ...}}`"
             )
         counts[name] += group.nodes if machine.is_cpu else group.gpus
     return counts

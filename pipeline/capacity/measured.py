@@ -56,9 +56,9 @@ def timed_engines(store: Store, manifest: Manifest) -> list[TimedEngineKind]:
     Raises IntegrityError for a damaged report.
     """
     entries = {entry.digest: entry for entry in judge_entries(store, manifest) if entry.usable and entry.digest}
-    found: dict[tuple[str, MachineKind], list[LatencyReport]] = {}
+    reports_by_engine: dict[tuple[str, MachineKind], list[LatencyReport]] = {}
     for report in sorted(latency_reports(store, manifest), key=lambda report: report.created_at):
-        found.setdefault((report.engine, report.machine), []).append(report)
+        reports_by_engine.setdefault((report.engine, report.machine), []).append(report)
     return [
         TimedEngineKind(
             entry,
@@ -67,7 +67,7 @@ def timed_engines(store: Store, manifest: Manifest) -> list[TimedEngineKind]:
             any(report.busy for report in reports),
         )
         for digest, entry in entries.items()
-        for (engine, machine), reports in found.items()
+        for (engine, machine), reports in reports_by_engine.items()
         if engine == digest
     ]
 
@@ -80,8 +80,8 @@ def usable_engines(store: Store, manifest: Manifest) -> list[JudgedEntry]:
 def names_not_timed(entry: EngineEntry, wanted: Iterable[str], timed: Sequence[TimedEngineKind]) -> list[str]:
     """Of the names of machines in `wanted`, those that the engine was built for and was not timed on. timed: all of the
     version."""
-    mine = {name for each in timed if each.entry.digest == entry.digest for name in each.machine.names}
-    return [name for name in wanted if name not in mine and fits(entry, name)]
+    timed_names = {name for each in timed if each.entry.digest == entry.digest for name in each.machine.names}
+    return [name for name in wanted if name not in timed_names and fits(entry, name)]
 
 
 def fits(entry: EngineEntry, name: str) -> bool:
@@ -97,8 +97,8 @@ def _name(entry: EngineEntry, machine: MachineKind) -> MachineName:
         return MachineName(f"{machine.kind}, {machine.cores} cores", (machine.kind, "cpu"))
     labels = [gpu.strip().replace(" ", "-") for gpu in machine.gpus]
     for generation in GENERATIONS:
-        for product, known in generation.products.items():
-            if set(labels) & set(known):
+        for product, product_labels in generation.products.items():
+            if set(labels) & set(product_labels):
                 return MachineName(product, (product, generation.sm))
     own = generation_of(entry.compute_capability)
     names = (own.sm,) if own else (entry.target,)
@@ -147,11 +147,11 @@ class PriceFile(SpecPart):
 def _why_no_machine(name: str) -> str:
     """Why a name stands for no one kind of machine; '' where it does."""
     try:
-        found = parse_targets(name)
+        targets = parse_targets(name)
     except UnknownNameError as error:
         return str(error)
-    several = ", ".join(target.name for target in found)
-    return f"{name} is several: {several}; give each its price" if len(found) > 1 else ""
+    several = ", ".join(target.name for target in targets)
+    return f"{name} is several: {several}; give each its price" if len(targets) > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,9 @@ def read_prices(path: Path) -> MachinePrices:
 
     Raises SpecError with a line for each mistake.
     """
-    found, _ = load_document(path, KIND)
-    machines = {parse_targets(name)[0].name: price for name, price in found.__pydantic_extra__.items()}
-    return MachinePrices(machines, found.currency, str(path))
+    price_document, _ = load_document(path, KIND)
+    machines = {parse_targets(name)[0].name: price for name, price in price_document.__pydantic_extra__.items()}
+    return MachinePrices(machines, price_document.currency, str(path))
 
 
 # What one machine is asked to do: workloads from Poisson or recorded arrivals, and which sizes of other dims run.

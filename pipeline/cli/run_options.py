@@ -106,9 +106,9 @@ def target_names(manifest: "Manifest", text: str) -> set[str]:
     """The names of a version's targets that names separated by commas stand for; of one that it has not, its own."""
     from enginesmith.core.hardware.machine import match_targets, parse_targets
 
-    known = [entry.hardware for entry in manifest.engines]
-    found = (match_targets(name, known) or parse_targets(name) for name in text.split(","))
-    return {target.name for targets in found for target in targets}
+    hardware_targets = [entry.hardware for entry in manifest.engines]
+    target_groups = (match_targets(name, hardware_targets) or parse_targets(name) for name in text.split(","))
+    return {target.name for targets in target_groups for target in targets}
 
 
 @contextmanager
@@ -136,6 +136,6 @@ def published_engine(
     from pipeline.canary.engines import choose
 
     store = open_store(registry)
-    chosen = choose(store, parse_reference(reference), target_named(choice.target), choice.precision)
+    engine_choice = choose(store, parse_reference(reference), target_named(choice.target), choice.precision)
     with local_context(store, quiet) as context:
-        yield chosen, context
+        yield engine_choice, context

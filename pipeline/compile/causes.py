@@ -59,11 +59,11 @@ class _LatestBuilds:
 
 def recall_builds(model: str, context: RunContext) -> dict[str, LastBuild]:
     """The last build of each unit of a model that has one."""
-    known = context.recall("latest-builds", {"model": model}, _LatestBuilds) or _LatestBuilds({}, {})
+    latest_builds = context.recall("latest-builds", {"model": model}, _LatestBuilds) or _LatestBuilds({}, {})
     return {
-        unit: LastBuild(found.request, known.from_[found.from_])
-        for unit, found in known.units.items()
-        if found.from_ in known.from_
+        unit: LastBuild(unit_build.request, latest_builds.from_[unit_build.from_])
+        for unit, unit_build in latest_builds.units.items()
+        if unit_build.from_ in latest_builds.from_
     }
 
 
@@ -80,15 +80,15 @@ def remember_builds(
     reads: see `Exported`.  read_sources: reads the files; called only for a version that is new, or where a request or
     `reads` is another than at the last build.
     """
-    known = recall_builds(model, context)
-    before = [known.get(request.unit) for request in built]
+    previous_builds = recall_builds(model, context)
+    before = [previous_builds.get(request.unit) for request in built]
     if not new and all(
         last and (last.request, last.sources.reads) == (request, reads)
         for last, request in zip(before, built, strict=True)
     ):
         return
     sources = read_sources()
-    builds = {**known, **{request.unit: LastBuild(request, sources) for request in built}}
+    builds = {**previous_builds, **{request.unit: LastBuild(request, sources) for request in built}}
     named = {unit: (last, digest_of(encode(last.sources))) for unit, last in sorted(builds.items())}
     units = {unit: _NamedBuild(last.request, name) for unit, (last, name) in named.items()}
     value = _LatestBuilds(units, {name: last.sources for last, name in named.values()})
@@ -134,13 +134,13 @@ def inputs_of(work: Work) -> Inputs:
 def _export_inputs(work: Work) -> dict[str, str]:
     spec = work.spec
     try:
-        read = source_digests(spec, work.context)
+        input_digests = source_digests(spec, work.context)
     except NotOnRecord:  # a large ONNX file that changed: what else it names shows when it is read
-        read = {"files": {spec.source_file: digest_of_file(spec.file(spec.source_file))}, "packages": {}}
+        input_digests = {"files": {spec.source_file: digest_of_file(spec.file(spec.source_file))}, "packages": {}}
     return {
-        **{_name_file(place, spec): digest for place, digest in read["files"].items()},
+        **{_name_file(place, spec): digest for place, digest in input_digests["files"].items()},
         **_flatten(spec.model_dump(mode="json", include={"source", "inputs", "outputs", "dims"})),
-        **_name_versions(read["packages"]),
+        **_name_versions(input_digests["packages"]),
         **_code(*WRITE_MODEL),
     }
 
@@ -148,9 +148,9 @@ def _export_inputs(work: Work) -> dict[str, str]:
 def _code(*roots: Root, without: Collection[str] = ()) -> dict[str, str]:
     """What requests can reach, by module, and the versions of the packages that they import. without: as in
     `code_key`."""
-    found = find_code(*roots)
-    modules = {f"{_CODE}{module}": digest for module, digest in found.modules.items()}
-    packages = [package for package in found.packages if package not in without]
+    closure = find_code(*roots)
+    modules = {f"{_CODE}{module}": digest for module, digest in closure.modules.items()}
+    packages = [package for package in closure.packages if package not in without]
     return {**_name_versions(package_versions(*packages)), **modules}
 
 
@@ -170,14 +170,14 @@ def _name_file(place: str, spec: ModelSpec) -> str:
 
 def _flatten(value: Json, prefix: str = "") -> dict[str, str]:
     """The leaves of a part of a spec, by their dotted names; what is not set is left out."""
-    found: dict[str, str] = {}
+    flat_values: dict[str, str] = {}
     for name, item in value.items():
         if isinstance(item, dict):
-            found |= _flatten(item, f"{prefix}{name}.")
+            flat_values |= _flatten(item, f"{prefix}{name}.")
         elif item is not None:
             text = item if isinstance(item, str) else json.dumps(item)
-            found[f"{prefix}{name}"] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-    return found
+            flat_values[f"{prefix}{name}"] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return flat_values
 
 
 def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
@@ -186,21 +186,21 @@ def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
     A file that is not read any more is left out: what used to name it changed as well. Modules of Enginesmith stand in
     one line: 'code of validation.comparison.sessions and validation.metrics.drift changed'.
     """
-    names, found = sorted(before.keys() | now.keys()), list[str]()
+    names, changes = sorted(before.keys() | now.keys()), list[str]()
     if code := [name for name in names if name.startswith(_CODE) and before.get(name) != now.get(name)]:
         named = [name.removeprefix(_CODE) for name in code[:_MOST_MODULES]]
         if more := len(code) - len(named):
             named.append(pluralize(more, "other module"))
-        found.append(f"{_CODE}{' and '.join(filter(None, (', '.join(named[:-1]), named[-1])))} changed")
+        changes.append(f"{_CODE}{' and '.join(filter(None, (', '.join(named[:-1]), named[-1])))} changed")
     for name in (name for name in names if not name.startswith(_CODE)):
         old, new = before.get(name), now.get(name)
         if old == new or (new is None and is_digest(str(old))):
             continue
         if is_digest(str(new)):
-            found.append(f"{name} is new" if old is None else f"{name} changed")
+            changes.append(f"{name} is new" if old is None else f"{name} changed")
         else:
-            found.append(f"{name}: {'none' if old is None else old} -> {'none' if new is None else new}")
-    return found
+            changes.append(f"{name}: {'none' if old is None else old} -> {'none' if new is None else new}")
+    return changes
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,10 @@ class Causes:
     def list_changes(self, unit: str, *stages: str) -> list[str]:
         """What differs from what these stages read at the unit's last build; nothing where there was none."""
         before = self.before.get(unit)
-        found = [differences(before.sources.inputs[stage], self.inputs[stage]) for stage in stages] if before else []
-        return list(dict.fromkeys(cause for causes in found for cause in causes))
+        change_groups = (
+            [differences(before.sources.inputs[stage], self.inputs[stage]) for stage in stages] if before else []
+        )
+        return list(dict.fromkeys(cause for causes in change_groups for cause in causes))
 
     def of_build(self, request: BuildRequest, onnx: str) -> str:
         """Why an engine has to be built. onnx: digest of the exported model."""

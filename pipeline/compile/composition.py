@@ -138,11 +138,11 @@ class Run(Work):
         """The units of each batch of graphs, each unit once; those whose int8 graph missed its limits come last, with
         the graph that a search puts in its place. Where the spec requires a unit that is not the exported model itself,
         no batch comes before that one: it may turn out to be refused, and then nothing is to be built."""
-        known = set[str]()
+        unit_names = set[str]()
         for batch in _merge(graphs) if self._waits else graphs:
             for ready in self._plan_batch(batch):
-                units = tuple(unit for unit in ready.plan.units if unit.name not in known)
-                known |= {unit.name for unit in units}
+                units = tuple(unit for unit in ready.plan.units if unit.name not in unit_names)
+                unit_names |= {unit.name for unit in units}
                 yield replace(ready, plan=replace(ready.plan, units=units))
 
     def build_and_prove(self, plan: Iterable[Prepared]) -> Judged:
@@ -247,9 +247,9 @@ class Run(Work):
         return self.runner.map(validate, built, batch.exported, self)
 
     def _in_order(self, units: Sequence[Unit]) -> BuildPlan:
-        known = {unit.name: unit for unit in units}
-        names = [item.unit for item in candidates(self.spec, self.selection) if item.unit in known]
-        return BuildPlan(self.spec.model, tuple(known[name] for name in names))
+        units_by_name = {unit.name: unit for unit in units}
+        names = [item.unit for item in candidates(self.spec, self.selection) if item.unit in units_by_name]
+        return BuildPlan(self.spec.model, tuple(units_by_name[name] for name in names))
 
 
 def compile_model(run: Run) -> Outcome:
@@ -268,5 +268,5 @@ def list_graphs(plan: Iterable[Prepared]) -> tuple[Graph, ...]:
 
 def _merge(batches: Iterable[Quantized]) -> list[Quantized]:
     """Batches as one."""
-    found = list(batches)
-    return [replace(found[-1], graphs=tuple(graph for batch in found for graph in batch.graphs))]
+    batch_list = list(batches)
+    return [replace(batch_list[-1], graphs=tuple(graph for batch in batch_list for graph in batch.graphs))]

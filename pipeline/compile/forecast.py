@@ -72,8 +72,8 @@ class _Recalling(InProcess):
         """The values that are on record. Raises NotOnRecord for other steps than that of a graph."""
         if step.__name__ != quantize.__name__:
             return super().map(step, items, *arguments, **named)
-        found = [self._recall(step, item, *arguments, **named) for item in items]
-        return [value for values in found for value in values]
+        value_lists = [self._recall(step, item, *arguments, **named) for item in items]
+        return [value for values in value_lists for value in values]
 
     def _recall(
         self, step: Callable[Concatenate[Item, P], Value], item: Item, *arguments: P.args, **named: P.kwargs
@@ -102,12 +102,12 @@ def on_record(run: Run) -> OnRecord:
     except NotOnRecord as step:
         missing.append(str(step))
     ranges = batches[-1].ranges if batches else None
-    known = OnRecord(
+    record_state = OnRecord(
         exported,
         tuple(graph for batch in batches for graph in batch.graphs),
         tuple(dict.fromkeys([*missing, *recalling.missing])),
     )
-    return _search_on_record(known, exported, None if isinstance(ranges, StepFailure) else ranges, run)
+    return _search_on_record(record_state, exported, None if isinstance(ranges, StepFailure) else ranges, run)
 
 
 def _search_on_record(known: OnRecord, exported: Exported, ranges: Observed | None, run: Run) -> OnRecord:
@@ -202,8 +202,8 @@ def foresee(known: OnRecord, run: Run, made: Collection[str] = ()) -> Forecast:
     if known.exported is not None:
         plan = plan_builds(known.exported, known.graphs, run)
         planned = {unit.name: unit for unit in plan.units}
-    wanted = candidates(run.spec, run.selection)
-    units = tuple(_foresee_unit(item, planned.get(item.unit), known, causes, run) for item in wanted)
+    unit_candidates = candidates(run.spec, run.selection)
+    units = tuple(_foresee_unit(item, planned.get(item.unit), known, causes, run) for item in unit_candidates)
     forecast = Forecast(run.spec.model, units, (), known.missing)
     return replace(forecast, changes=tuple(_changes(forecast, known, causes, (*made, *known.missing))))
 
@@ -239,17 +239,17 @@ def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> st
 def _changes(forecast: Forecast, known: OnRecord, causes: Causes, made: Sequence[str]) -> list[ForecastChange]:
     """Each change once, with what follows from it as far as that is known. made: steps that are not on record; a graph
     that is written for new units alone follows from no change."""
-    found: dict[str, str] = {}
+    effects: dict[str, str] = {}
     before = [unit.item for unit in forecast.units if unit.item.unit in causes.before]
-    written = {f"write {item.variant.name}" for item in before}
+    write_steps = {f"write {item.variant.name}" for item in before}
     if any(unit.action == "unknown" and unit.item in before for unit in forecast.units):
-        written.add("quantize")
-    made = [name for name in made if name in written or not name.startswith(("write ", "quantize"))]
+        write_steps.add("quantize")
+    made = [name for name in made if name in write_steps or not name.startswith(("write ", "quantize"))]
     for stage in ("export", "calibration", "golden", "proof"):
         for unit in forecast.units:
             for what in causes.list_changes(unit.item.unit, stage):
-                found.setdefault(what, _follows(what, stage, forecast, known, causes, made))
-    return [ForecastChange(what, follows) for what, follows in found.items()]
+                effects.setdefault(what, _follows(what, stage, forecast, known, causes, made))
+    return [ForecastChange(what, follows) for what, follows in effects.items()]
 
 
 def _follows(what: str, stage: str, forecast: Forecast, known: OnRecord, causes: Causes, made: Sequence[str]) -> str:

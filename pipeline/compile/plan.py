@@ -74,8 +74,8 @@ def describe_narrowing(spec: ModelSpec, selection: Selection) -> str | None:
 
 def buildable_variants(spec: ModelSpec, selection: Selection, exported: Exported) -> tuple[GraphVariant, ...]:
     """The graph variants of the candidates, each once, without those that are refused whatever their graph is."""
-    found = (item.variant for item in candidates(spec, selection) if _refuse_shards(exported, item.backend) is None)
-    return tuple(dict.fromkeys(found))
+    variants = (item.variant for item in candidates(spec, selection) if _refuse_shards(exported, item.backend) is None)
+    return tuple(dict.fromkeys(variants))
 
 
 def _refuse_shards(exported: Exported, backend: Backend) -> str | None:
@@ -86,8 +86,8 @@ def _refuse_shards(exported: Exported, backend: Backend) -> str | None:
 def find_unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
     """The targets asked for that no backend of the spec builds for. Raises InputError where that is all of them."""
     served = {item.target for item in candidates(spec, selection)}
-    asked = [target for target in spec.target_list() if not selection.targets or target in selection.targets]
-    missing = tuple(target.name for target in asked if target not in served)
+    spec_targets = [target for target in spec.target_list() if not selection.targets or target in selection.targets]
+    missing = tuple(target.name for target in spec_targets if target not in served)
     if not served:
         names = [name for name in spec.backends if not selection.backends or name in selection.backends]
         raise InputError(
@@ -139,13 +139,13 @@ def _unit(exported: Exported, item: PlanCandidate, graph: Graph, causes: Causes,
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         failure = f"not built: its graph failed: {describe(failed[0])}{more}"
         return Unit(request, graph, "failed", f"{failure}{searched}", required)
-    known = recall_engine(request, context)
-    if known is None and (reduced := recall_reduced(request, context)):
+    stored_engine = recall_engine(request, context)
+    if stored_engine is None and (reduced := recall_reduced(request, context)):
         option = backends.capabilities_of(request.backend).options.workspace_mib
         before, now = (dict(each.options)[option] for each in (request, reduced))
         aside = f"{aside}; with {option} {now}, because a build with {before} ran out of memory"
-        request, known = reduced, recall_engine(reduced, context)
-    if known:
+        request, stored_engine = reduced, recall_engine(reduced, context)
+    if stored_engine:
         reason = f"an engine with this build key is in the registry{aside}"
         return Unit(request, graph, "cached", reason, required)
     return Unit(request, graph, "build", causes.of_build(request, exported.model.digest) + aside, required)
@@ -219,8 +219,13 @@ class MissedGraphs:
 
 def search_follows(spec: ModelSpec) -> bool:
     """Whether int8 is searched where plain ranges miss the limits."""
-    asked = spec.quantization
-    return "int8" in spec.precisions and asked.search == "when-needed" and not asked.searches and bool(spec.calibration)
+    quantization = spec.quantization
+    return (
+        "int8" in spec.precisions
+        and quantization.search == "when-needed"
+        and not quantization.searches
+        and bool(spec.calibration)
+    )
 
 
 def find_missed(plan: BuildPlan, spec: ModelSpec, exported: Exported) -> tuple[MissedGraphs, ...]:
@@ -229,11 +234,11 @@ def find_missed(plan: BuildPlan, spec: ModelSpec, exported: Exported) -> tuple[M
     if not search_follows(spec) or exported.proof.failed or exported.model.shards:
         return ()
     failed = {unit.graph.variant: unit.graph for unit in plan.units if unit.action == "failed"}
-    found: dict[Searched, list[Graph]] = {}
+    graphs_by_kind: dict[Searched, list[Graph]] = {}
     for variant, graph in failed.items():
         if variant.searched and graph.recipe and not any(check.name in _BEYOND for check in graph.proof.failed):
-            found.setdefault(variant.searched, []).append(graph)
-    return tuple(MissedGraphs(kind, tuple(graphs)) for kind, graphs in found.items())
+            graphs_by_kind.setdefault(variant.searched, []).append(graph)
+    return tuple(MissedGraphs(kind, tuple(graphs)) for kind, graphs in graphs_by_kind.items())
 
 
 def search_missed(
@@ -249,16 +254,16 @@ def search_missed(
     try:
         choices = search_for_limits([item.kind for item in missed], exported, ranges, work)
         pairs = [(item, graph) for item in missed for graph in item.graphs]
-        made = [(item, quantize(graph.variant, exported, ranges, choices, work)) for item, graph in pairs]
+        new_graphs = [(item, quantize(graph.variant, exported, ranges, choices, work)) for item, graph in pairs]
         beside = describe_deciding(work.spec)
-        return tuple(_describe_search(graph, item.why, choices[item.kind], beside) for item, graph in made)
+        return tuple(_describe_search(graph, item.why, choices[item.kind], beside) for item, graph in new_graphs)
     except EnginesmithError as error:
         if stops_run(error):
             raise
         names = " and ".join(item.name for item in missed)
         work.context.progress.emit(Finished(f"search {names}", "failed", str(error)))
-        told = f"the search that followed failed: {error}"
-        return tuple(replace(graph, searched=told) for item in missed for graph in item.graphs)
+        failure_text = f"the search that followed failed: {error}"
+        return tuple(replace(graph, searched=failure_text) for item in missed for graph in item.graphs)
 
 
 def describe_deciding(spec: ModelSpec) -> str:
@@ -273,7 +278,9 @@ def describe_deciding(spec: ModelSpec) -> str:
 def _describe_search(graph: Graph, why: str, choice: SearchResult, beside: str = "") -> Graph:
     """The graph with what came of the search that made it. beside: what else is to be said of it."""
     share = f"{100 * choice.share:.1f} % of the multiplications with weights"
-    left = f"{pluralize(len(choice.left), 'node')} left in float" if choice.left else "no node left in float by it"
+    float_text = (
+        f"{pluralize(len(choice.left), 'node')} left in float" if choice.left else "no node left in float by it"
+    )
     ended = f"; it {choice.ended}: timeouts.quantization_s gives it longer" if choice.ended else ""
-    searched = f"searched, because {why}: {share} in int8, {left}{ended}{beside}"
+    searched = f"searched, because {why}: {share} in int8, {float_text}{ended}{beside}"
     return replace(graph, searched=searched, notes=(searched, *graph.notes))

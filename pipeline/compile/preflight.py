@@ -36,8 +36,8 @@ Mistake = tuple[Loc, str]
 
 def check_files(spec: ModelSpec) -> None:
     """Raise SpecError, a line for each mistake, where the files that a spec names do not fit it or each other."""
-    if found := list(_find_mistakes(spec)):
-        raise locate_mistakes(spec, found)
+    if mistakes := list(_find_mistakes(spec)):
+        raise locate_mistakes(spec, mistakes)
 
 
 def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
@@ -52,9 +52,9 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
         except ModelError as error:
             yield ("source", spec.source.kind), str(error)
     if header is not None:
-        given = spec.source.arguments
-        yield from ((("source", "arguments", name), text) for name, text in wrong_arguments(header.inputs, given))
-        header = replace(header, inputs=tuple(item for item in header.inputs if item.name not in given))
+        arguments = spec.source.arguments
+        yield from ((("source", "arguments", name), text) for name, text in wrong_arguments(header.inputs, arguments))
+        header = replace(header, inputs=tuple(item for item in header.inputs if item.name not in arguments))
         yield from _compare(spec, header)
         yield from _weights_too_large(spec)
         yield from _memory_too_small(spec)
@@ -87,12 +87,12 @@ def _inputs_too_large(spec: ModelSpec) -> Iterator[Mistake]:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     sizes = {dim.name: dim.max for dim in spec.named_dims()}
     for item in spec.tensors():
-        held = math.prod(item.at(sizes)) * np.dtype(item.dtype).itemsize
-        if held > memory:
+        size_bytes = math.prod(item.at(sizes)) * np.dtype(item.dtype).itemsize
+        if size_bytes > memory:
             remedy = "lower the max of its dims"
             yield (
                 ("inputs", item.name),
-                f"takes {format_bytes(held)} at its largest, more than this machine has; {remedy}",
+                f"takes {format_bytes(size_bytes)} at its largest, more than this machine has; {remedy}",
             )
 
 
@@ -196,8 +196,8 @@ def _wrong_samples(
 
     if inputs:
         try:
-            found = Samples.find_mistakes(path, inputs, spec.named_dims(), extra, others)
-            yield from ((loc, text) for text in found)
+            mistakes = Samples.find_mistakes(path, inputs, spec.named_dims(), extra, others)
+            yield from ((loc, text) for text in mistakes)
         except EnginesmithError as error:
             yield loc, str(error)
 

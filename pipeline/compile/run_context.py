@@ -63,15 +63,15 @@ class RunContext:
 
         sizes: of blobs in bytes by digest, as `records.recall` takes them.
         """
-        found = list[Recalled]()
+        decoded_values = list[Recalled]()
 
         def measure(value: dict[str, object]) -> Mapping[str, int]:
-            found.append(decode(value, result))
-            return sizes(found[0]) if sizes else {}
+            decoded_values.append(decode(value, result))
+            return sizes(decoded_values[0]) if sizes else {}
 
         with suppress(IntegrityError):
-            known = recall_from(self.copies or StoredRecords(self.store), kind, digest_of(key), measure)
-            return found[0] if known is not None else None
+            stored_record = recall_from(self.copies or StoredRecords(self.store), kind, digest_of(key), measure)
+            return decoded_values[0] if stored_record is not None else None
         return None
 
     def remember(self, kind: str, key: Mapping[str, object], value: Mapping[str, object], blobs: list[str]) -> None:
@@ -92,9 +92,9 @@ class RunContext:
         blobs: digests of the blobs that a result names.  run: instead of `run_job` on this host, for a step that may be
         carried out elsewhere.
         """
-        if (known := self.recall(kind, key, result_type(job.request))) is not None:
+        if (record_value := self.recall(kind, key, result_type(job.request))) is not None:
             self.progress.emit(Finished(name, "cached"))
-            return known
+            return record_value
         value = (run or self.run_job)(self.local, name, job)
         self.remember(kind, key, encode_fields(value), list(blobs(value)))
         self.progress.emit(Finished(name))  # only now: what is said to be done survives a kill
@@ -117,8 +117,8 @@ class Work:
 
 def versions(*distributions: str) -> dict[str, str]:
     """Versions as installed now; 'absent' for what is not installed."""
-    known = versions_of(*distributions)
-    return {name: known.get(name, "absent") for name in distributions}
+    package_versions = versions_of(*distributions)
+    return {name: package_versions.get(name, "absent") for name in distributions}
 
 
 def version_of(name: str) -> str:
@@ -131,7 +131,10 @@ def version_of(name: str) -> str:
 
 def import_versions(*packages: str) -> dict[str, str]:
     """Installed versions of packages by the name that `import` takes, which may not be the distribution's."""
-    return {name: found if (found := version_of(name)) != "absent" else _find_distributions(name) for name in packages}
+    return {
+        name: package_version if (package_version := version_of(name)) != "absent" else _find_distributions(name)
+        for name in packages
+    }
 
 
 def _find_distributions(package: str) -> str:

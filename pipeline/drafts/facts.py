@@ -32,12 +32,12 @@ def fixed_axes(graph: onnx.GraphProto) -> dict[tuple[str, int], int]:
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         users.setdefault(node.input[0] if node.input else "", []).append(node)
-    found: dict[tuple[str, int], int] = {}
+    axis_sizes: dict[tuple[str, int], int] = {}
     for value in graph.input:
         axes = range(len(value.type.tensor_type.shape.dim))
         for axis, size in _sizes(value.name, [*axes], users, weights):
-            found.setdefault((value.name, axis), size)
-    return found
+            axis_sizes.setdefault((value.name, axis), size)
+    return axis_sizes
 
 
 def _sizes(
@@ -128,8 +128,8 @@ class FoundModel:
                 )
             why = f"{dim.why}; requests have {size}"
             opt = dim.opt if is_batch(name) else size
-            held = replace(dim, min=min(dim.min, size), opt=opt, max=max(dim.max, size), why=why)
-            dims[name] = FoundDim(size, size, size, why) if dim.guessed else held
+            wider_dim = replace(dim, min=min(dim.min, size), opt=opt, max=max(dim.max, size), why=why)
+            dims[name] = FoundDim(size, size, size, why) if dim.guessed else wider_dim
         return self.with_dims(dims)
 
 
@@ -151,7 +151,7 @@ def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     `batch` for axis 0, `height` and `width` of [n, c, h, w], `length` of a sequence; with the input's name before it
     where that name is taken. A sum of other dims of the model stays one.
     """
-    taken: dict[str, str] = {}
+    names_by_dim: dict[str, str] = {}
     named = []
     first = {spec.shape[0] for spec in inputs if spec.shape}
     every = {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)}
@@ -160,20 +160,20 @@ def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         for axis, dim in enumerate(spec.shape):
             if isinstance(dim, int) or _terms(dim, every):
                 shape.append(dim)
-            elif dim != "?" and dim in taken:
-                shape.append(taken[dim])
+            elif dim != "?" and dim in names_by_dim:
+                shape.append(names_by_dim[dim])
             else:
                 own = _identifier(dim) if dim != "?" else None
                 if own and is_batch(own) and "batch" not in own.lower() and dim not in first:
                     own = None  # an n that is no axis 0 counts samples of a signal, or points
-                name = _free(own or _usual_name(spec, axis), spec.name, taken)
-                taken[dim if dim != "?" else f"{spec.name}\0{axis}"] = name
+                name = _free(own or _usual_name(spec, axis), spec.name, names_by_dim)
+                names_by_dim[dim if dim != "?" else f"{spec.name}\0{axis}"] = name
                 shape.append(name)
         named.append(replace(spec, shape=tuple(shape)))
 
     def rename(dim: int | str) -> int | str:
         terms = () if isinstance(dim, int) else _terms(dim, every)
-        return PLUS.join(taken.get(term, term) for term in terms) if terms else dim
+        return PLUS.join(names_by_dim.get(term, term) for term in terms) if terms else dim
 
     return tuple(replace(spec, shape=tuple(map(rename, spec.shape))) for spec in named)
 
@@ -183,8 +183,10 @@ def _terms(dim: str, every: Collection[str]) -> list[str]:
     the total of two, 'total_length'; else none."""
     whole = re.fullmatch(r"total_(\w+)", dim)
     terms = [f"past_{whole[1]}", whole[1]] if whole else re.split(r"\s*\+\s*", dim)
-    known = [term for term in terms if term in every and term != dim]
-    return terms if known and all(term in known or re.fullmatch("[1-9][0-9]{,8}", term) for term in terms) else []
+    dim_terms = [term for term in terms if term in every and term != dim]
+    return (
+        terms if dim_terms and all(term in dim_terms or re.fullmatch("[1-9][0-9]{,8}", term) for term in terms) else []
+    )
 
 
 def _identifier(text: str) -> str | None:
@@ -232,23 +234,25 @@ def find_states(
     A mask (bool) is none, nor is an input that the model hands on as it is: it would stay as it began. sources: by
     output, the input that it is (`find_source`), where it is one.
     """
-    found = []
-    for given in inputs:
-        alike = [item for item in outputs if stem_of(item.name) == stem_of(given.name) and _can_meet(given, item)]
-        rivals = [item for item in inputs if stem_of(item.name) == stem_of(given.name)]
-        changes = given.dtype != "bool" and all(sources.get(item.name) != given.name for item in alike)
-        if stem_of(given.name) and len(alike) == len(rivals) == 1 and alike[0].name != given.name and changes:
-            found.append(State(given.name, alike[0].name))
-    return tuple(found) if len(found) < len(inputs) else ()
+    states = []
+    for input_spec in inputs:
+        alike = [
+            item for item in outputs if stem_of(item.name) == stem_of(input_spec.name) and _can_meet(input_spec, item)
+        ]
+        rivals = [item for item in inputs if stem_of(item.name) == stem_of(input_spec.name)]
+        changes = input_spec.dtype != "bool" and all(sources.get(item.name) != input_spec.name for item in alike)
+        if stem_of(input_spec.name) and len(alike) == len(rivals) == 1 and alike[0].name != input_spec.name and changes:
+            states.append(State(input_spec.name, alike[0].name))
+    return tuple(states) if len(states) < len(inputs) else ()
 
 
 def begin_empty(found: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
     """The same with 0 as the least size of dims that states alone have and that grow: the output does not give its axis
     the input's name."""
-    given = {dim for spec in without_states(found.inputs, found.states) for dim in spec.shape}
+    input_dims = {dim for spec in without_states(found.inputs, found.states) for dim in spec.shape}
     into, out = ({spec.name: spec.shape for spec in specs} for specs in (found.inputs, outputs))
     axes = (zip(into[state.input], out[state.output], strict=True) for state in found.states)
-    grown = {dim for pairs in axes for dim, after in pairs if isinstance(dim, str) and after != dim} - given
+    grown = {dim for pairs in axes for dim, after in pairs if isinstance(dim, str) and after != dim} - input_dims
     why = "what calls have left; none before the first"
     dims = {name: replace(dim, min=0, multiple=1, why=why) for name, dim in found.dims.items() if name in grown}
     return found.with_dims({**found.dims, **dims})
@@ -257,15 +261,15 @@ def begin_empty(found: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
 def as_inputs(found: FoundModel, chosen: Collection[State] | None = None) -> FoundModel:
     """The same with its states, or the chosen ones, as inputs like others, which are never empty: as in requests that
     hold them."""
-    left = tuple(state for state in found.states if chosen is not None and state not in chosen)
-    names = {state.input for state in left}
-    held = {dim for spec in found.inputs if spec.name in names for dim in spec.shape}
+    remaining_states = tuple(state for state in found.states if chosen is not None and state not in chosen)
+    names = {state.input for state in remaining_states}
+    state_dims = {dim for spec in found.inputs if spec.name in names for dim in spec.shape}
     empty = {
         name: replace(dim, min=1, why="what calls have left")
         for name, dim in found.dims.items()
-        if not dim.min and name not in held
+        if not dim.min and name not in state_dims
     }
-    return replace(found, states=left).with_dims({**found.dims, **empty})
+    return replace(found, states=remaining_states).with_dims({**found.dims, **empty})
 
 
 def stem_of(name: str) -> tuple[str, ...]:
@@ -306,8 +310,8 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
             continue
         if image and last == 4 and "box" in name.lower():
             scores = next((other.name for other in outputs if "score" in other.name.lower()), None)
-            chosen = {"scores": scores, "least_score": 0.25} if scores else {}
-            yield {"name": "detection", "output": name, **chosen, "floor": 0.95}
+            score_options = {"scores": scores, "least_score": 0.25} if scores else {}
+            yield {"name": "detection", "output": name, **score_options, "floor": 0.95}
         elif image and len(shape) == 3 and _is_head(shape, image):
             head = {"form": "cxcywh", "head": True, "least_score": 0.25, "nms": 0.45}
             yield {"name": "detection", "output": name, **head, "floor": 0.95}
@@ -326,8 +330,8 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
 
 def _find_token_ids(inputs: Sequence[TensorSpec]) -> str | None:
     """The input of token ids, by its name and integers; None where there is not one alone."""
-    found = [spec.name for spec in inputs if spec.dtype in ("int64", "int32") and _IDS.search(spec.name)]
-    return found[0] if len(found) == 1 else None
+    id_names = [spec.name for spec in inputs if spec.dtype in ("int64", "int32") and _IDS.search(spec.name)]
+    return id_names[0] if len(id_names) == 1 else None
 
 
 def _is_head(shape: Sequence[int | str], images: Sequence[TensorSpec]) -> bool:
@@ -337,5 +341,7 @@ def _is_head(shape: Sequence[int | str], images: Sequence[TensorSpec]) -> bool:
     if isinstance(places, str):
         return isinstance(rows, int) and rows > 4 and "floor" in places
     sizes = [[size for size in spec.shape[2:] if isinstance(size, int)] for spec in images]
-    known = {sum((size[0] // step) * (size[1] // step) for step in (8, 16, 32)) for size in sizes if len(size) == 2}
-    return isinstance(rows, int) and rows > 4 and places in known
+    anchor_counts = {
+        sum((size[0] // step) * (size[1] // step) for step in (8, 16, 32)) for size in sizes if len(size) == 2
+    }
+    return isinstance(rows, int) and rows > 4 and places in anchor_counts

@@ -49,12 +49,12 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
     """
     model = load_onnx(path, path.resolve().parent)
     left_out = _find_left_out(model)
-    kept = dict.fromkeys(value.name for value in model.graph.output if value.name not in left_out)
-    if not kept:
+    output_names = dict.fromkeys(value.name for value in model.graph.output if value.name not in left_out)
+    if not output_names:
         raise ModelError("; ".join(left_out.values()))
-    outputs = choose_outputs(model, [*kept])
-    given = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in given]
+    outputs = choose_outputs(model, [*output_names])
+    initializer_names = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in initializer_names]
     unknown = {value.name: "the model does not say how many axes it has" for value in inputs if _is_unranked(value)}
     # Without all ranks it has no canonical form, and cannot be run.
     tidy = model if unknown else canonical(model)
@@ -62,7 +62,7 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
     if not inputs:
         raise ModelError("the model takes no inputs, so that what it computes is constant; there is nothing to build")
     counts = Counter(node.op_type for node in all_nodes(tidy))
-    found = FoundModel(
+    model_facts = FoundModel(
         name=_name(path),
         source={"onnx": shown},
         inputs=name_axes(tuple(_read_input(value, fixed) for value in inputs)),
@@ -74,29 +74,29 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
         metric=_suggest_metric(tidy, outputs),
     )
     if unknown:
-        return found
+        return model_facts
     results = [spec_of(value, "output") for value in tidy.graph.output]
-    found = find_dims(found, lambda: open_graph(tidy, path, found.name))
-    states = find_states(found.inputs, results, _sources(tidy))
-    return begin_empty(replace(found, states=states), results)
+    model_facts = find_dims(model_facts, lambda: open_graph(tidy, path, model_facts.name))
+    states = find_states(model_facts.inputs, results, _sources(tidy))
+    return begin_empty(replace(model_facts, states=states), results)
 
 
 def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:
     """The task metric that the shapes of these outputs make evident, of what a caller gives and gets; empty where
     nothing is known of them."""
-    given = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in given]
-    found = [value for value in model.graph.output if value.name in outputs]
-    if any(map(_is_unranked, (*inputs, *found))):
+    initializer_names = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in initializer_names]
+    output_values = [value for value in model.graph.output if value.name in outputs]
+    if any(map(_is_unranked, (*inputs, *output_values))):
         return {}
-    takes, gives = [spec_of(value, "input") for value in inputs], [spec_of(value, "output") for value in found]
+    takes, gives = [spec_of(value, "input") for value in inputs], [spec_of(value, "output") for value in output_values]
     states = find_states(takes, gives, _sources(model))
     handed_on = {state.output for state in states}
-    chosen = suggest_metric(without_states(takes, states), [spec for spec in gives if spec.name not in handed_on])
-    if chosen and any(node.op_type == "NonMaxSuppression" for node in all_nodes(model)):
+    metric = suggest_metric(without_states(takes, states), [spec for spec in gives if spec.name not in handed_on])
+    if metric and any(node.op_type == "NonMaxSuppression" for node in all_nodes(model)):
         # Boxes of nearly equal scores change places, and others are selected, with any rounding.
-        chosen["decides"] = ["fp32", "fp16", "int8"]
-    return chosen
+        metric["decides"] = ["fp32", "fp16", "int8"]
+    return metric
 
 
 def _sources(model: onnx.ModelProto) -> dict[str, str]:
@@ -112,9 +112,9 @@ def _name(path: Path) -> str:
 def _find_left_out(model: onnx.ModelProto) -> dict[str, str]:
     """The outputs that no spec can have, and why."""
     inputs = {value.name for value in model.graph.input}
-    found = {value.name: why_no_tensor(value) for value in model.graph.output}
-    found |= {name: "is an input that is passed on as it is" for name in found if name in inputs}
-    return {name: f"output {name!r} {reason}" for name, reason in found.items() if reason}
+    reasons = {value.name: why_no_tensor(value) for value in model.graph.output}
+    reasons |= {name: "is an input that is passed on as it is" for name in reasons if name in inputs}
+    return {name: f"output {name!r} {reason}" for name, reason in reasons.items() if reason}
 
 
 def _is_unranked(value: onnx.ValueInfoProto) -> bool:
@@ -158,18 +158,18 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str
 def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
     """The scalar inputs that conditions of Ifs are computed from, where nothing else is."""
     makers = {name: node for node in model.graph.node for name in node.output}
-    given = {tensor.name for tensor in model.graph.initializer}
-    inputs = {value.name: value.type.tensor_type for value in model.graph.input if value.name not in given}
-    found = set[str]()
+    initializer_names = {tensor.name for tensor in model.graph.initializer}
+    inputs = {value.name: value.type.tensor_type for value in model.graph.input if value.name not in initializer_names}
+    deciding_names = set[str]()
     for node in (node for node in model.graph.node if node.op_type == "If"):
-        read, unread = set[str](), {node.input[0]}
+        visited_names, unread = set[str](), {node.input[0]}
         while unread:
             name = unread.pop()
-            read.add(name)
-            unread |= {*makers[name].input} - read if name in makers else set()
-        reached = read & inputs.keys()
-        found |= reached if all(_is_scalar(inputs[name]) for name in reached) else set()
-    return found
+            visited_names.add(name)
+            unread |= {*makers[name].input} - visited_names if name in makers else set()
+        reached = visited_names & inputs.keys()
+        deciding_names |= reached if all(_is_scalar(inputs[name]) for name in reached) else set()
+    return deciding_names
 
 
 def _is_scalar(tensor: onnx.TypeProto.Tensor) -> bool:
@@ -195,8 +195,8 @@ def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str
         names = " and ".join(sorted(onnx.helper.tensor_dtype_to_np_dtype(kind).name for kind in others))
         return (("fp32", f"the graph as it is: its weights are {names}"),)
     heavy = sum(counts[name] for name in _HEAVY)
-    chosen = [("fp32", "the graph as it is"), ("fp16", "half the size; for GPUs")]
-    return tuple(chosen if heavy else chosen[:1])
+    precisions = [("fp32", "the graph as it is"), ("fp16", "half the size; for GPUs")]
+    return tuple(precisions if heavy else precisions[:1])
 
 
 # A look at Triton's `config.pbtxt`: the model that it serves, and what the configuration says of it.
@@ -215,29 +215,31 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
     if config.stat().st_size > LARGEST_BYTES:
         raise InputError(f"{config} is over {LARGEST_BYTES} bytes; a configuration is a short text")
     try:
-        told = parse(config.read_text(encoding="utf-8"))
+        config_message = parse(config.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise InputError(f"{config} is no protobuf text: {error}") from error
-    platform = told.text("backend") or told.text("platform") or "onnxruntime"
+    platform = config_message.text("backend") or config_message.text("platform") or "onnxruntime"
     if not platform.startswith("onnxruntime"):
         raise InputError(
             f"{config} is of the platform {platform!r}; configurations of onnxruntime are read: name the model"
         )
-    name = told.text("default_model_filename") or "model.onnx"
-    served = told.message("version_policy").message("specific").numbers("versions")
+    name = config_message.text("default_model_filename") or "model.onnx"
+    served = config_message.message("version_policy").message("specific").numbers("versions")
     versions = sorted(config.parent.glob(f"[0-9]*/{name}"), key=lambda path: (_version(path) in served, _version(path)))
     places = [config.parent / name, *versions]
     model = next((place for place in reversed(places) if place.is_file()), None)
     if model is None:
         raise InputError(f"{config}: no {name} beside it, nor in a folder of a version; put it there")
-    found = look_at_onnx(model, str(model.resolve().relative_to(folder.resolve())))
+    model_facts = look_at_onnx(model, str(model.resolve().relative_to(folder.resolve())))
     notes = (
-        *found.notes,
-        f"{config.name}: max_batch_size {told.text('max_batch_size') or '0'}",
-        *(f"{config.name}: {wrong}" for wrong in _find_unfit(found, told)),
+        *model_facts.notes,
+        f"{config.name}: max_batch_size {config_message.text('max_batch_size') or '0'}",
+        *(f"{config.name}: {wrong}" for wrong in _find_unfit(model_facts, config_message)),
     )
-    found = replace(found, name=model_name(told.text("name") or config.resolve().parent.name), notes=notes)
-    return _take_kinds(_take_batch(_take_sizes(found, told), told), told)
+    model_facts = replace(
+        model_facts, name=model_name(config_message.text("name") or config.resolve().parent.name), notes=notes
+    )
+    return _take_kinds(_take_batch(_take_sizes(model_facts, config_message), config_message), config_message)
 
 
 def _version(path: Path) -> int:
@@ -250,13 +252,13 @@ def _is_batched(told: ProtoMessage) -> bool:
 
 def _find_unfit(found: FoundModel, told: ProtoMessage) -> Iterator[str]:
     """What the configuration says of inputs that the model does not have so, and that is not taken."""
-    known = {spec.name: len(spec.shape) - _is_batched(told) for spec in found.inputs}
+    ranks = {spec.name: len(spec.shape) - _is_batched(told) for spec in found.inputs}
     for item in told.messages("input"):
         name, served = item.text("name"), len(_served_shape(item))
-        if name not in known:
-            yield f"input {name!r}, which the model does not have; it has {', '.join(known)}"
-        elif served != known[name]:
-            yield f"input {name!r} has {pluralize(served, 'size')}, and the model takes {known[name]}: not taken"
+        if name not in ranks:
+            yield f"input {name!r}, which the model does not have; it has {', '.join(ranks)}"
+        elif served != ranks[name]:
+            yield f"input {name!r} has {pluralize(served, 'size')}, and the model takes {ranks[name]}: not taken"
 
 
 def _take_sizes(found: FoundModel, told: ProtoMessage) -> FoundModel:
@@ -272,12 +274,12 @@ def _take_sizes(found: FoundModel, told: ProtoMessage) -> FoundModel:
         for axis, size in zip(axes, served, strict=True):
             if isinstance(axis, str) and axis in found.dims:
                 sizes.setdefault(axis, set()).add(size)
-    held = {
+    served_dims = {
         name: FoundDim(min(all_of), max(all_of), max(all_of), f"served at {' and '.join(map(str, sorted(all_of)))}")
         for name, all_of in sizes.items()
         if min(all_of) > 0
     }
-    return replace(found, dims={**found.dims, **held})
+    return replace(found, dims={**found.dims, **served_dims})
 
 
 def _served_shape(item: ProtoMessage) -> tuple[int, ...]:

@@ -79,15 +79,15 @@ def _hold_edges(
 ) -> dict[str, FoundDim]:
     """The dims, narrowed towards `sizes` until the graph runs at every edge that a build tries: each bound was found
     with the other dims at these."""
-    found = dict(dims)
+    narrow_dims = dict(dims)
     while True:
-        spec_dims = [Dim(name, dim.min, dim.opt, dim.max, multiple=dim.multiple) for name, dim in found.items()]
+        spec_dims = [Dim(name, dim.min, dim.opt, dim.max, multiple=dim.multiple) for name, dim in narrow_dims.items()]
         edge = next((edge for edge in edge_sizes(inputs, spec_dims) if not probe.runs(edge)), {})
         names = sorted(edge, key=lambda name: edge[name] > sizes[name])
         name = next((name for name in names if probe.runs({**edge, name: sizes[name]})), None)
         if name is None or probe.is_over:  # none fails, none helps alone, or nothing more is known
-            return found
-        dim, at = found[name], sizes[name]
+            return narrow_dims
+        dim, at = narrow_dims[name], sizes[name]
         low, high = dim.min, dim.max
         if edge[name] < at:
             tried = (edge[name] << power for power in range(1, 20))
@@ -95,21 +95,21 @@ def _hold_edges(
         else:
             high = at
         why = f"with all sizes of the others the graph ran at {low} and {high}"
-        found[name] = replace(dim, min=low, opt=min(max(dim.opt, low), high), max=high, why=why)
+        narrow_dims[name] = replace(dim, min=low, opt=min(max(dim.opt, low), high), max=high, why=why)
 
 
 def _fit_memory(dims: Mapping[str, FoundDim], inputs: Sequence[TensorSpec]) -> dict[str, FoundDim]:
     """The dims, the largest halved until inputs of all of the largest sizes together have `_MOST_ELEMENTS` at most:
     each size was tried with the other dims small."""
-    found = dict(dims)
-    while _count_elements(inputs, {name: dim.max for name, dim in found.items()}) > _MOST_ELEMENTS:
-        name, dim = max(found.items(), key=lambda item: item[1].max // item[1].min)
+    bounded_dims = dict(dims)
+    while _count_elements(inputs, {name: dim.max for name, dim in bounded_dims.items()}) > _MOST_ELEMENTS:
+        name, dim = max(bounded_dims.items(), key=lambda item: item[1].max // item[1].min)
         half = max(dim.min, dim.max // 2 // dim.multiple * dim.multiple)
         if half == dim.max:
             break
         why = f"{dim.why.partition(';')[0]}; more would be too large with the other dims"
-        found[name] = replace(dim, opt=min(dim.opt, half), max=half, why=why)
-    return found
+        bounded_dims[name] = replace(dim, opt=min(dim.opt, half), max=half, why=why)
+    return bounded_dims
 
 
 def _count_elements(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:
@@ -199,8 +199,8 @@ def _candidates(names: Sequence[str]) -> Iterator[dict[str, int]]:
     others = [name for name in names if name not in batches]
     ones = dict.fromkeys(names, 1)
     for count in range(len(others), 0, -1):
-        for chosen in itertools.combinations(others, count):
-            yield from ({**ones, **dict.fromkeys(chosen, size)} for size in _SIZES[:-1])
+        for name_group in itertools.combinations(others, count):
+            yield from ({**ones, **dict.fromkeys(name_group, size)} for size in _SIZES[:-1])
     yield ones
     yield from ({**dict.fromkeys(others, _SIZES[0]), **dict.fromkeys(batches, size)} for size in _BATCHES if batches)
     for sizes in itertools.product(_SIZES[:8], repeat=len(others)):

@@ -69,8 +69,8 @@ def read_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim],
     elif kind == ".parquet":
         return _read_parquet(path, inputs)
     elif kind not in _ARRAYS:
-        known = ", ".join(sorted(FILES | _ARRAYS))
-        raise InputError(f"{path} has the ending {kind or 'none'}; files of requests are {known}, or a folder")
+        endings = ", ".join(sorted(FILES | _ARRAYS))
+        raise InputError(f"{path} has the ending {kind or 'none'}; files of requests are {endings}, or a folder")
     return (request for _, request in Samples.open(path, inputs, dims).runs())
 
 
@@ -89,14 +89,14 @@ def _read_json(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
     if (size := path.stat().st_size) > MOST_JSON_BYTES:
         raise DataError(f"{path} has {format_bytes(size)}, and is read in one piece; {remedy}")
     try:
-        found = parsing.load_json(path.read_text(encoding="utf-8"))
+        document = parsing.load_json(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
         raise DataError(f"{path} is no JSON ({error}); {remedy}") from error
-    for number, item in enumerate(found if isinstance(found, list) else [found]):
-        given = item.get("inputs", item) if isinstance(item, dict) else None
-        if not isinstance(given, dict):
+    for number, item in enumerate(document if isinstance(document, list) else [document]):
+        tensors = item.get("inputs", item) if isinstance(item, dict) else None
+        if not isinstance(tensors, dict):
             raise DataError(f"{path}: entry {number} is no object of inputs by name; give a list of such objects")
-        yield _as_arrays(given, inputs, f"{path}: entry {number}")
+        yield _as_arrays(tensors, inputs, f"{path}: entry {number}")
 
 
 def _read_parquet(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
@@ -198,18 +198,18 @@ class RequestInput:
 def observe_requests(path: Path) -> dict[str, RequestInput]:
     """The inputs in a file or folder of requests, by name; the single array of an .npy file is named ''. Empty where
     nothing is said, as by images, or of differing names or numbers of axes."""
-    found: dict[str, RequestInput] = {}
+    request_inputs: dict[str, RequestInput] = {}
     for request in itertools.islice(_observe(path), _MOST):
-        if found and found.keys() != request.keys():
+        if request_inputs and request_inputs.keys() != request.keys():
             return {}
         for name, item in request.items():
-            before = found.get(name, item)
+            before = request_inputs.get(name, item)
             if len(before.sizes) != len(item.sizes):
                 return {}
             pairs = zip(before.sizes, item.sizes, strict=True)
             sizes = tuple((min(one[0], other[0]), max(one[1], other[1])) for one, other in pairs)
-            found[name] = RequestInput(item.dtype, item.kind, sizes, item.stacked)
-    return found
+            request_inputs[name] = RequestInput(item.dtype, item.kind, sizes, item.stacked)
+    return request_inputs
 
 
 def _observe(path: Path) -> Iterator[dict[str, RequestInput]]:
@@ -231,23 +231,23 @@ def _observe(path: Path) -> Iterator[dict[str, RequestInput]]:
                 if "kind" not in record:
                     yield _observe_json(record)
         elif kind == ".json" and path.stat().st_size <= MOST_JSON_BYTES:
-            read = json.loads(path.read_text(encoding="utf-8"))
-            yield from (_observe_json(item) for item in (read if isinstance(read, list) else [read]))
+            document = json.loads(path.read_text(encoding="utf-8"))
+            yield from (_observe_json(item) for item in (document if isinstance(document, list) else [document]))
     except (EnginesmithError, ValueError, TypeError, AttributeError, OSError, RecursionError):
         return
 
 
 def _observe_json(record: Mapping[str, object]) -> dict[str, RequestInput]:
-    given = record.get("inputs", record)
-    if not isinstance(given, Mapping):
+    tensors = record.get("inputs", record)
+    if not isinstance(tensors, Mapping):
         raise DataError("no inputs by name")
-    found = {}
-    for name, value in given.items():
+    request_inputs = {}
+    for name, value in tensors.items():
         typed = isinstance(value, dict)
         array: Array = decode_input(name, value, None) if typed else np.asarray(value)
         sizes = tuple((size, size) for size in array.shape)
-        found[name] = RequestInput(array.dtype.name if typed else "", array.dtype.kind, sizes, False)
-    return found
+        request_inputs[name] = RequestInput(array.dtype.name if typed else "", array.dtype.kind, sizes, False)
+    return request_inputs
 
 
 @dataclass(frozen=True)
@@ -264,10 +264,10 @@ class Reading:
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
         """The least and the greatest size of each dim."""
-        found: dict[str, tuple[int, int]] = {}
+        size_ranges: dict[str, tuple[int, int]] = {}
         for spec, sizes in zip(self.inputs, self.sizes, strict=True):
-            found |= {dim: pair for dim, pair in zip(spec.shape, sizes, strict=True) if isinstance(dim, str)}
-        return found
+            size_ranges |= {dim: pair for dim, pair in zip(spec.shape, sizes, strict=True) if isinstance(dim, str)}
+        return size_ranges
 
 
 def list_readings(
@@ -343,12 +343,12 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     inputs, for NaN and infinities, and for fewer than two different requests.
     """
     some: dict[_Shapes, dict[str, Tensors]] = {}
-    seen, counts, count = set[str](), Counter[_Shapes](), 0
+    request_digests, counts, count = set[str](), Counter[_Shapes](), 0
     samples = read_samples(path, inputs, dims, scaling)
     for request in itertools.islice(samples, MOST_READ):
         digest, count = _digest(request), count + 1
-        if digest not in seen:
-            seen.add(digest)
+        if digest not in request_digests:
+            request_digests.add(digest)
             shapes = tuple((name, array.shape) for name, array in sorted(request.items()))
             counts[shapes] += 1
             _keep(some.setdefault(shapes, {}), digest, request)
@@ -356,20 +356,22 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
         raise DataError(f"{path} holds no requests; give at least two")
     usual, most = counts.most_common(1)[0]
     if most < 2:
-        held = f"{pluralize(count, 'request')}, {most} of equal sizes that differ"
-        raise DataError(f"{path} holds {held}; two are the least: give a list or a folder of them")
-    kept = [request for _, request in sorted(some[usual].items(), key=lambda item: item[0])]
+        request_text = f"{pluralize(count, 'request')}, {most} of equal sizes that differ"
+        raise DataError(f"{path} holds {request_text}; two are the least: give a list or a folder of them")
+    usual_requests = [request for _, request in sorted(some[usual].items(), key=lambda item: item[0])]
     golden = max(1, min(MOST_GOLDEN, int(most * SHARE)))
-    rest = kept[golden : golden + MOST_CALIBRATION]
-    left = [
-        (count - len(seen), "equal to others"),
-        (len(seen) - most, f"of other sizes than {_format(usual)}"),
+    rest = usual_requests[golden : golden + MOST_CALIBRATION]
+    drop_counts = [
+        (count - len(request_digests), "equal to others"),
+        (len(request_digests) - most, f"of other sizes than {_format(usual)}"),
         (most - golden - len(rest), f"beyond {MOST_CALIBRATION} for calibration"),
     ]
-    notes = [f"{pluralize(number, 'request')} left out: {why}" for number, why in left if number]
+    notes = [f"{pluralize(number, 'request')} left out: {why}" for number, why in drop_counts if number]
     if count == MOST_READ and next(samples, None) is not None:
         notes.append(f"only the first {MOST_READ} requests were read")
-    return SplitRequests(tuple(rest), tuple(kept[:golden]), tuple(notes), check_inputs(inputs, kept[0]))
+    return SplitRequests(
+        tuple(rest), tuple(usual_requests[:golden]), tuple(notes), check_inputs(inputs, usual_requests[0])
+    )
 
 
 def _keep(some: dict[str, Tensors], digest: str, request: Tensors) -> None:
@@ -392,8 +394,8 @@ def read_samples(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], 
         except DataError as error:
             raise DataError(f"{where}: {error}") from error
         for name, array in request.items():
-            if array.dtype.kind == "f" and (held := describe_nonfinite(array)):
-                raise DataError(f"{where}: input {name!r} holds {held}; remove or repair that request")
+            if array.dtype.kind == "f" and (nonfinite := describe_nonfinite(array)):
+                raise DataError(f"{where}: input {name!r} holds {nonfinite}; remove or repair that request")
         if not single or batch is None:
             yield request
             continue

@@ -145,19 +145,21 @@ def _steps(graph: FoundGraph) -> tuple[TensorSpec, ...]:
 
 def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
     """What gives each input that takes an output of a graph before it, or shares an input of the whole with one."""
-    found = list[FoundConnection]()
+    connections = list[FoundConnection]()
     for index, graph in enumerate(graphs):
         for item in _steps(graph):
             key = f"{graph.key}.{item.name}"
-            given = _find_giver(graph, item, graphs[:index])
+            giver = _find_giver(graph, item, graphs[:index])
             shared = _find_shared(item, graphs[:index])
             if shared is not None:
                 name = re.sub(r"[^A-Za-z0-9_-]+", "_", shared[1])[:64]
                 first = FoundConnection(f"{shared[0]}.{shared[1]}", name, "an input of the whole that goes to several")
-                found += [first] * (first not in found) + [FoundConnection(key, name, "the same, by name and shape")]
-            elif given is not None:
-                found.append(FoundConnection(key, *given))
-    return found
+                connections += [first] * (first not in connections) + [
+                    FoundConnection(key, name, "the same, by name and shape")
+                ]
+            elif giver is not None:
+                connections.append(FoundConnection(key, *giver))
+    return connections
 
 
 def find_unconnected(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
@@ -173,18 +175,20 @@ def connect_states(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
     The output's name says so, and it is no state of its own graph. Where it is one too (`hidden` and `hidden_out` in
     both), it says so of graphs that nothing else connects; then it is no state of either.
     """
-    found = list(graphs)
-    for index, graph in enumerate(found):
-        before = found[:index]
+    new_graphs = list(graphs)
+    for index, graph in enumerate(new_graphs):
+        before = new_graphs[:index]
         states = {state: _find_namesake(graph, state.input, before) for state in graph.model.states}
         free = {state for state, giver in states.items() if giver and not _own_state(giver)}
         alone = not free and not any(_find_named(item, before) for item in _steps(graph))
         shared = {state: giver for state, giver in states.items() if giver and _own_state(giver) and alone}
-        found[index] = _without(graph, {*free, *shared})
+        new_graphs[index] = _without(graph, {*free, *shared})
         for other, out in shared.values():
-            at = next(at for at, each in enumerate(found) if each.key == other.key)
-            found[at] = _without(found[at], {state for state in found[at].model.states if state.output == out})
-    return found
+            at = next(at for at, each in enumerate(new_graphs) if each.key == other.key)
+            new_graphs[at] = _without(
+                new_graphs[at], {state for state in new_graphs[at].model.states if state.output == out}
+            )
+    return new_graphs
 
 
 def _without(graph: FoundGraph, states: Collection[State]) -> FoundGraph:
@@ -198,10 +202,10 @@ def _own_state(giver: tuple[FoundGraph, str]) -> bool:
 def _find_namesake(graph: FoundGraph, name: str, before: Sequence[FoundGraph]) -> tuple[FoundGraph, str] | None:
     """The one output of a graph before it that an input of a graph has the name of."""
     item = next(spec for spec in graph.model.inputs if spec.name == name)
-    found = [
+    namesakes = [
         (other, out.name) for other in before for out in other.gives if _fits(out, item) and _alike(other, out, item)
     ]
-    return found[0] if len(found) == 1 else None
+    return namesakes[0] if len(namesakes) == 1 else None
 
 
 def _alike(graph: FoundGraph, out: HeaderTensor, item: TensorSpec) -> bool:
@@ -217,16 +221,16 @@ def _find_giver(graph: FoundGraph, item: TensorSpec, before: Sequence[FoundGraph
 
     What another input of the graph takes by its name is none that type and shape alone say.
     """
-    shown = f"{item.dtype} {format_shape(item.shape)}"
+    tensor_text = f"{item.dtype} {format_shape(item.shape)}"
     if named := _find_named(item, before):
         own = next((out.name for out in graph.gives if _fits(out, item) and _alike(graph, out, item)), None)
         other = f"; it could be a state that takes {graph.key}.{own}" if own else ""
-        return named, f"by name and shape, {shown}{other}"
-    taken = {_find_named(other, before) for other in _steps(graph)}
+        return named, f"by name and shape, {tensor_text}{other}"
+    named_sources = {_find_named(other, before) for other in _steps(graph)}
     pairs = [f"{each.key}.{out.name}" for each in before for out in each.gives if _fits(out, item)]
-    fitting = [pair for pair in pairs if pair not in taken] if _says_much(item) else []
+    fitting = [pair for pair in pairs if pair not in named_sources] if _says_much(item) else []
     if len(fitting) == 1:
-        return fitting[0], f"the only output of this type and shape, {shown}"
+        return fitting[0], f"the only output of this type and shape, {tensor_text}"
     return (None, f"one of {', '.join(fitting)}, or an input of the whole") if fitting else None
 
 
@@ -235,8 +239,8 @@ def _find_named(item: TensorSpec, before: Sequence[FoundGraph]) -> str | None:
     fitting = [(graph, out) for graph in before for out in graph.gives if _fits(out, item)]
     same = [pair for pair in fitting if pair[1].name == item.name]
     alike = [(graph, out) for graph, out in fitting if _alike(graph, out, item)]
-    chosen = next((pairs for pairs in (same, alike) if len(pairs) == 1), ())
-    return next((f"{graph.key}.{out.name}" for graph, out in chosen), None)
+    candidates = next((pairs for pairs in (same, alike) if len(pairs) == 1), ())
+    return next((f"{graph.key}.{out.name}" for graph, out in candidates), None)
 
 
 def _fits(out: HeaderTensor, item: TensorSpec) -> bool:
@@ -302,8 +306,8 @@ def _sections_ensemble(whole: str, graphs: Sequence[FoundGraph], files: Mapping[
 
 def _suggest_metric(last: FoundGraph) -> Iterator[str]:
     """A task metric of the whole, that of its last graph."""
-    if found := last.model.metric:
-        metric = {key: f"{last.key}.{text}" if key in _OUTPUTS else text for key, text in found.items()}
+    if suggestion := last.model.metric:
+        metric = {key: f"{last.key}.{text}" if key in _OUTPUTS else text for key, text in suggestion.items()}
         yield "# in golden, with right answers, which alone show a connection to a wrong output:"
         yield f"#   labels: ARRAY, metric: {quote(metric)}"
 
@@ -316,13 +320,13 @@ def _list(tensors: Sequence[TensorSpec] | Sequence[HeaderTensor]) -> str:
 
 def _wanted(graphs: Sequence[FoundGraph], sources: Mapping[str, str]) -> list[str]:
     """The inputs of the whole: name, type and shape, each once."""
-    found = dict[str, str]()
+    input_lines = dict[str, str]()
     for graph in graphs:
         for item in _steps(graph):
             source = sources.get(f"{graph.key}.{item.name}", f"{graph.key}.{item.name}")
             if source == f"{graph.key}.{item.name}" or "." not in source:
-                found.setdefault(source, f"{source}: {item.dtype} {format_shape(item.shape)}")
-    return [*found.values()]
+                input_lines.setdefault(source, f"{source}: {item.dtype} {format_shape(item.shape)}")
+    return [*input_lines.values()]
 
 
 def check_unknown(graphs: Sequence[FoundGraph]) -> None:

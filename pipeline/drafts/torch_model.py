@@ -31,14 +31,14 @@ def look_at_pt2(folder: Path, file: str) -> FoundModel:
     """
     task = Task(LookAtModel("pt2", folder.resolve(), file))
     with start_user_process(task) as process:
-        seen, _ = process.ask(task, SeenModel)
-    named, kept = name_axes(_tensors(seen)), dict[str, FoundDim]()
-    for own, spec in zip(_tensors(seen), named, strict=True):
+        program_facts, _ = process.ask(task, SeenModel)
+    named, dims_by_name = name_axes(_tensors(program_facts)), dict[str, FoundDim]()
+    for own, spec in zip(_tensors(program_facts), named, strict=True):
         for old, new in zip(own.shape, spec.shape, strict=True):
             if isinstance(new, str):
-                kept.setdefault(new, _dim(new, seen, str(old)))
-    found = _found(seen, Path(file).stem, {"pt2": file})
-    return replace(found, inputs=named, dims=kept)
+                dims_by_name.setdefault(new, _dim(new, program_facts, str(old)))
+    model_facts = _found(program_facts, Path(file).stem, {"pt2": file})
+    return replace(model_facts, inputs=named, dims=dims_by_name)
 
 
 def look_at_module(folder: Path, entry: str, requests: Path | None = None) -> FoundModel:
@@ -55,29 +55,33 @@ def look_at_module(folder: Path, entry: str, requests: Path | None = None) -> Fo
     file = source.file_in(folder)
     if not (folder / file).is_file():
         raise InputError(f"{entry}: {file} does not exist in {folder.resolve()}, the folder of the spec; use --out")
-    held = observe_requests(requests) if requests else {}
-    task = Task(LookAtModel("torch", folder.resolve(), file, source.function, source.module, tuple(held)))
+    request_inputs = observe_requests(requests) if requests else {}
+    task = Task(LookAtModel("torch", folder.resolve(), file, source.function, source.module, tuple(request_inputs)))
     with start_user_process(task) as process:
-        seen, _ = process.ask(task, SeenModel)
+        module_facts, _ = process.ask(task, SeenModel)
         outputs = list[tuple[str, ...]]()
 
         def run(inputs: Tensors) -> None:
             answer, _ = process.ask(RunOnce(), RanOnce, inputs)
             outputs[:] = [answer.outputs]
 
-        found = _found(seen, _name(source, folder, file), {"torch": entry})
+        model_facts = _found(module_facts, _name(source, folder, file), {"torch": entry})
         notes = (
-            *found.notes,
+            *model_facts.notes,
             "weights: `source: {..., weights: weights.pt}` loads them; here they are what build() gives",
         )
-        found = replace(found, inputs=name_axes(_tensors(seen)), notes=notes)
-        reading, sizes, refused = _read_requests(seen, held, requests, run) if requests else (None, {}, "")
+        model_facts = replace(model_facts, inputs=name_axes(_tensors(module_facts)), notes=notes)
+        reading, sizes, refused = (
+            _read_requests(module_facts, request_inputs, requests, run) if requests else (None, {}, "")
+        )
         if reading:
-            found = _as_requested(found, reading)
+            model_facts = _as_requested(model_facts, reading)
         elif refused:
-            found = replace(found, refused=refused, notes=(*found.notes, refused))
-        found = found if found.unknown else _try_out(found, run, sizes, reading.ranges if reading else {})
-    return replace(found, outputs=outputs[0] if outputs else ())
+            model_facts = replace(model_facts, refused=refused, notes=(*model_facts.notes, refused))
+        model_facts = (
+            model_facts if model_facts.unknown else _try_out(model_facts, run, sizes, reading.ranges if reading else {})
+        )
+    return replace(model_facts, outputs=outputs[0] if outputs else ())
 
 
 def _read_requests(
@@ -88,10 +92,10 @@ def _read_requests(
     refused = ""
     guesses = [TensorSpec(item.name, item.dtype, item.shape or ()) for item in seen.inputs]
     for reading in list_readings(guesses, held, any(item.any_rank for item in seen.inputs)):
-        found = reading.named()
-        dims = [Dim(name, 1, 1, MOST) for name in found.ranges]
+        named_reading = reading.named()
+        dims = [Dim(name, 1, 1, MOST) for name in named_reading.ranges]
         try:
-            request = next(read_samples(requests, found.inputs, dims, "bytes"))
+            request = next(read_samples(requests, named_reading.inputs, dims, "bytes"))
             run(request)
         except (DataError, ModelError) as error:
             is_model = isinstance(error, ModelError)
@@ -99,7 +103,7 @@ def _read_requests(
             continue
         except StopIteration:
             continue
-        return found, check_inputs(found.inputs, request), ""
+        return named_reading, check_inputs(named_reading.inputs, request), ""
     wrong = find_wrong_names(held, [spec.name for spec in guesses], requests) if held else iter(())
     return None, {}, refused or next(wrong, "")
 
@@ -110,8 +114,8 @@ def _as_requested(found: FoundModel, reading: Reading) -> FoundModel:
         f"input {spec.name}: {spec.dtype} {format_shape(spec.shape)}, as in the requests" for spec in reading.inputs
     ]
     names = {f"input {spec.name}:" for spec in reading.inputs}
-    kept = [note for note in found.notes if not any(map(note.startswith, names)) and FILL_IN not in note]
-    return replace(found, inputs=reading.inputs, unknown={}, notes=(*said, *kept))
+    other_notes = [note for note in found.notes if not any(map(note.startswith, names)) and FILL_IN not in note]
+    return replace(found, inputs=reading.inputs, unknown={}, notes=(*said, *other_notes))
 
 
 def _try_out(found: FoundModel, run: Run, known: Mapping[str, int], held: Mapping[str, tuple[int, int]]) -> FoundModel:

@@ -107,7 +107,7 @@ KIND = Kind(CatalogFile, "a catalog", "serve, runtimes, planned", "docs/guides/f
 
 def load_catalog(path: Path) -> Catalog:
     """Read a catalog. Raises SpecError with one line per mistake."""
-    found, _ = load_document(path, KIND)
+    document, _ = load_document(path, KIND)
     demands = tuple(
         Demand(
             Reference(item.model, item.version, item.channel),
@@ -115,9 +115,9 @@ def load_catalog(path: Path) -> Catalog:
             item.precisions,
             item.proven,
         )
-        for item in found.serve
+        for item in document.serve
     )
-    return Catalog(demands, tuple(found.runtimes.items()), tuple(found.planned.items()), str(path))
+    return Catalog(demands, tuple(document.runtimes.items()), tuple(document.planned.items()), str(path))
 
 
 def whole_registry(store: Store) -> Catalog:
@@ -156,9 +156,9 @@ class Served:
 
     def find_speeds(self, machine: Machine, engines: Sequence[EngineEntry]) -> dict[str, MeasuredSpeed]:
         """Speeds of engines on machines of this kind, as a pull there ranks them."""
-        wanted = {entry.digest for entry in engines}
+        engine_digests = {entry.digest for entry in engines}
         newest = newest_on(self.reports(), machine)
-        return speeds_of({digest: report for digest, report in newest.items() if digest in wanted})
+        return speeds_of({digest: report for digest, report in newest.items() if digest in engine_digests})
 
     @property
     def name(self) -> str:
@@ -176,8 +176,8 @@ def read_served(store: Store, demands: Sequence[Demand]) -> tuple[Served, ...]:
     references = list(dict.fromkeys(demand.reference for demand in demands))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         look = map if len(references) < 2 else pool.map  # the pool starts its threads when it has work
-        found = dict(zip(references, look(lambda item: _look(store, Demand(item)), references), strict=True))
-    return tuple(replace(found[demand.reference], demand=demand) for demand in demands)
+        served_models = dict(zip(references, look(lambda item: _look(store, Demand(item)), references), strict=True))
+    return tuple(replace(served_models[demand.reference], demand=demand) for demand in demands)
 
 
 def _look(store: Store, demand: Demand) -> Served:
@@ -189,9 +189,9 @@ def _look(store: Store, demand: Demand) -> Served:
         return Served(demand, problem=str(error))
     manifest = located.manifest
     targets = parse_spec_targets(manifest.spec.get("targets"))
-    found = manifest.spec.get("precisions")
-    precisions = tuple(map(str, found)) if isinstance(found, list | tuple) else None
-    kept = store.read(registered_key(manifest.model)) is not None
+    spec_precisions = manifest.spec.get("precisions")
+    precisions = tuple(map(str, spec_precisions)) if isinstance(spec_precisions, list | tuple) else None
+    is_registered = store.read(registered_key(manifest.model)) is not None
 
     @cache
     def read_reports() -> Mapping[str, list[LatencyReport]]:
@@ -207,7 +207,7 @@ def _look(store: Store, demand: Demand) -> Served:
         located.proven_only,
         targets,
         precisions,
-        registered=kept,
+        registered=is_registered,
         reports=read_reports,
     )
 

@@ -94,7 +94,7 @@ def list_coverage(
     known: results of earlier calls with the same `served` and catalog; new ones are added.
     """
     known = {} if known is None else known
-    found = []
+    coverages = []
     for index, item in enumerate(served):
         for group in groups:
             if not item.demand.wants(group.hardware):
@@ -103,8 +103,8 @@ def list_coverage(
                 key = (index, group.machine, precision)
                 if key not in known:
                     known[key] = judge(item, group, precision, dict(catalog.planned))
-                found.append(replace(known[key], group=group))
-    return tuple(found)
+                coverages.append(replace(known[key], group=group))
+    return tuple(coverages)
 
 
 def find_unwanted_groups(groups: Sequence[NodeGroup], demands: Sequence[Demand]) -> tuple[NodeGroup, ...]:
@@ -121,36 +121,36 @@ def judge(served: Served, group: NodeGroup, precision: Precision | None, planned
     missing, machine = Coverage(served, group, precision, "missing"), group.machine
     if served.problem:
         return replace(missing, reason=served.problem)
-    wanted = Policy(precision, proven_only=missing.only_proven)
-    now = rank_engines(served.engines, machine, wanted, served.name, partial(served.find_speeds, machine))
+    policy = Policy(precision, proven_only=missing.only_proven)
+    now = rank_engines(served.engines, machine, policy, served.name, partial(served.find_speeds, machine))
     if not now.candidates:
-        return _explain_lack(missing, now, wanted)
+        return _explain_lack(missing, now, policy)
     best = now.candidates[0]
-    found = replace(missing, state="covered", engine=best.entry, fit=best.fit, remarks=best.remarks)
+    coverage = replace(missing, state="covered", engine=best.entry, fit=best.fit, remarks=best.remarks)
     if not machine.is_cpu and planned:
         after = machine.with_facts(runtimes={name: text for name, text in planned.items() if name != "driver"})
         if driver := planned.get("driver"):  # the newest CUDA version is the old driver's; the new one's is not known
             after = replace(after, driver=driver, cuda=None)
-        then = rank_engines(served.engines, after, wanted, served.name)
+        then = rank_engines(served.engines, after, policy, served.name)
         if not then.candidates:
-            return replace(found, state="breaking", reason=_find_reason(then, best.entry))
+            return replace(coverage, state="breaking", reason=_find_reason(then, best.entry))
     if best.entry.status != "proven":
-        return replace(found, state="unproven", reason=best.entry.reason)
-    return found
+        return replace(coverage, state="unproven", reason=best.entry.reason)
+    return coverage
 
 
 def _explain_lack(missing: Coverage, now: EngineRanking, wanted: Policy) -> Coverage:
     """The coverage where no engine will do: engines are ranked again without one condition after the other."""
     served, machine, any_proof = missing.served, missing.group.machine, replace(wanted, proven_only=False)
-    if wanted.proven_only and (found := rank_engines(served.engines, machine, any_proof, served.name).candidates):
-        best = found[0]
+    if wanted.proven_only and (candidates := rank_engines(served.engines, machine, any_proof, served.name).candidates):
+        best = candidates[0]
         ranked = replace(missing, engine=best.entry, fit=best.fit, remarks=best.remarks)
         return replace(ranked, state="unproven", reason=best.entry.reason)
     unversioned = replace(machine, runtimes={})
     for too_old, then in ((False, unversioned), (True, replace(unversioned, driver=None, cuda=None))):
-        if found := rank_engines(served.engines, then, any_proof, served.name).candidates:
-            entry, reason = found[0].entry, _find_reason(now, found[0].entry)
-            return replace(missing, state="broken", engine=entry, fit=found[0].fit, reason=reason, too_old=too_old)
+        if candidates := rank_engines(served.engines, then, any_proof, served.name).candidates:
+            entry, reason = candidates[0].entry, _find_reason(now, candidates[0].entry)
+            return replace(missing, state="broken", engine=entry, fit=candidates[0].fit, reason=reason, too_old=too_old)
     return replace(missing, reason=_list_reasons(served, now, machine))
 
 
@@ -212,10 +212,10 @@ class Hours:
 def total(forecasts: Iterable[Expectation | None]) -> Hours:
     """The sum of predictions; None is a unit without one."""
     items = list(forecasts)
-    known = [(item.seconds, item.builds) for item in items if item is not None and item.seconds is not None]
-    builds = [count for _, count in known] or [0]
-    hours = sum(seconds for seconds, _ in known) / 3600
-    return Hours(hours, len(known), min(builds), max(builds), len(items) - len(known))
+    predictions = [(item.seconds, item.builds) for item in items if item is not None and item.seconds is not None]
+    builds = [count for _, count in predictions] or [0]
+    hours = sum(seconds for seconds, _ in predictions) / 3600
+    return Hours(hours, len(predictions), min(builds), max(builds), len(items) - len(predictions))
 
 
 def predictor(store: Store) -> Predictor:
@@ -290,11 +290,13 @@ class FleetWork:
 def work_for(coverage: Iterable[Coverage], predict: Predictor) -> tuple[FleetWork, ...]:
     """All units to build or prove. First those that can be done now; then by the number of nodes that wait, the most
     first; then `stable` before other channels; then the shortest."""
-    found: dict[WantedUnit, list[Coverage]] = {}
+    coverage_by_unit: dict[WantedUnit, list[Coverage]] = {}
     for item in coverage:
         if item.state not in ("covered", "breaking"):
-            found.setdefault(_find_unit(item), []).append(item)
-    return tuple(sorted((_describe_work(unit, waiting, predict) for unit, waiting in found.items()), key=_order))
+            coverage_by_unit.setdefault(_find_unit(item), []).append(item)
+    return tuple(
+        sorted((_describe_work(unit, waiting, predict) for unit, waiting in coverage_by_unit.items()), key=_order)
+    )
 
 
 def _find_unit(item: Coverage) -> WantedUnit:
@@ -326,9 +328,9 @@ def _list_similar(item: Coverage, target: Target) -> Iterator[EngineEntry]:
         return not same, not entry.usable, entry.status != "proven", accuracy_order(entry.precision), entry.unit
 
     entries = (entry for entry in item.served.engines if item.precision in (None, entry.precision))
-    wanted = sorted((entry for entry in entries if entry.hardware.is_cpu == target.is_cpu), key=sort_key)
-    yield from (entry for entry in wanted if not _explain_refusal(entry, target))
-    yield from wanted
+    sorted_entries = sorted((entry for entry in entries if entry.hardware.is_cpu == target.is_cpu), key=sort_key)
+    yield from (entry for entry in sorted_entries if not _explain_refusal(entry, target))
+    yield from sorted_entries
 
 
 def _describe_work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predictor) -> FleetWork:
@@ -365,9 +367,9 @@ def _find_prerequisite(item: Coverage, unit: WantedUnit) -> str:
     if lacks:
         return f"add {' and '.join(lacks)} to its spec, and register it again"
     if item.state == "missing":
-        wanted = (item.group.machine.compute_capability, unit.target.is_cpu, unit.precision)
+        hardware_key = (item.group.machine.compute_capability, unit.target.is_cpu, unit.precision)
         for entry in served.engines:
-            if (entry.compute_capability, entry.hardware.is_cpu, entry.precision) == wanted:
+            if (entry.compute_capability, entry.hardware.is_cpu, entry.precision) == hardware_key:
                 fate = "failed" if entry.status == "failed" else "was refused"
                 return f"it {fate} when the version was built; the same spec would give the same"
     return "" if served.registered else "register its spec: `enginesmith prefect register SPEC`"
@@ -398,8 +400,8 @@ def _request_for(entry: EngineEntry, target: Target) -> BuildRequest | None:
 
 
 def _rank(channel: str | None) -> tuple[int, str]:
-    known = channel in DEFAULT_CHANNELS
-    return DEFAULT_CHANNELS.index(str(channel)) if known else len(DEFAULT_CHANNELS), channel or ""
+    is_default = channel in DEFAULT_CHANNELS
+    return DEFAULT_CHANNELS.index(str(channel)) if is_default else len(DEFAULT_CHANNELS), channel or ""
 
 
 def _order(work: FleetWork) -> tuple[Any, ...]:

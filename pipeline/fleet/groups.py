@@ -124,13 +124,13 @@ class Fleet:
 
     def with_groups(self, groups: Iterable[NodeGroup]) -> "Fleet":
         """The same fleet with other groups, of which those of the same hardware become one."""
-        found: dict[Hardware, NodeGroup] = {}
+        groups_by_hardware: dict[Hardware, NodeGroup] = {}
         for group in groups:
-            if one := found.get(group.hardware):
+            if one := groups_by_hardware.get(group.hardware):
                 numbers = (one.nodes + group.nodes, one.gpus + group.gpus)
                 group = NodeGroup(one.hardware, *numbers, one.remarks + group.remarks)
-            found[group.hardware] = group
-        return replace(self, groups=tuple(sorted(found.values(), key=_order)))
+            groups_by_hardware[group.hardware] = group
+        return replace(self, groups=tuple(sorted(groups_by_hardware.values(), key=_order)))
 
 
 def group_nodes(parts: Iterable[GpuPart], left_out: Iterable[LeftOut] = (), source: str = "") -> Fleet:
@@ -139,11 +139,13 @@ def group_nodes(parts: Iterable[GpuPart], left_out: Iterable[LeftOut] = (), sour
     for part in parts:
         members.setdefault(part.hardware, []).append(part)
     groups = []
-    for hardware, found in members.items():
-        counts = Counter(remark for part in found for remark in part.remarks)
+    for hardware, group_parts in members.items():
+        counts = Counter(remark for part in group_parts for remark in part.remarks)
         remarks = tuple(f"{count} {remark}" for remark, count in sorted(counts.items()))
         groups.append(
-            NodeGroup(hardware, len({part.node for part in found}), sum(part.gpus for part in found), remarks)
+            NodeGroup(
+                hardware, len({part.node for part in group_parts}), sum(part.gpus for part in group_parts), remarks
+            )
         )
     return Fleet((), tuple(left_out), source).with_groups(groups)
 
@@ -198,8 +200,8 @@ class NodeLabels:
 
     def number(self, name: str) -> int | None:
         """A label as a whole number; None where it is none."""
-        found = self.text(name)
-        return int(found) if found.isascii() and found.isdecimal() and len(found) <= 12 else None
+        digits = self.text(name)
+        return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= 12 else None
 
     def version(self, full: str, *spellings: Sequence[str]) -> str | None:
         """A version from one label, else from its parts, of the first spelling that is there; None without any."""
@@ -207,8 +209,8 @@ class NodeLabels:
             return self.text(full)
         for names in spellings:
             numbers = takewhile(lambda name: self.number(name) is not None, names)
-            if found := ".".join(map(self.text, numbers)):
-                return found
+            if version_text := ".".join(map(self.text, numbers)):
+                return version_text
         return None
 
 
@@ -230,7 +232,7 @@ def parts_of(node: Mapping[str, object]) -> Iterator[GpuPart | LeftOut]:
         yield GpuPart(name, Hardware(Machine()), 0, _remarks(node))
         return
     reason = "its labels count no GPU, whole or sliced; look at its device plugin"
-    found: list[GpuPart] = []
+    gpu_parts: list[GpuPart] = []
     if "MIG-INVALID" in labels.text("gpu.product"):
         reason = (
             "its MIG slices are not all alike (product '...-MIG-INVALID'); cut them alike, or use MIG strategy mixed"
@@ -238,9 +240,9 @@ def parts_of(node: Mapping[str, object]) -> Iterator[GpuPart | LeftOut]:
     elif _capability(labels) is None:
         reason = "has an NVIDIA GPU and no labels of GPU feature discovery (nvidia.com/gpu.compute.major); install it"
     else:
-        found += _parts(name, labels, capacity, _remarks(node))
-    yield from found
-    if not found:
+        gpu_parts += _parts(name, labels, capacity, _remarks(node))
+    yield from gpu_parts
+    if not gpu_parts:
         yield LeftOut(name, reason)
 
 
@@ -287,17 +289,17 @@ def _capability(labels: NodeLabels) -> tuple[int, int] | None:
 def _remarks(node: Mapping[str, object]) -> tuple[str, ...]:
     """What keeps pods away from a node: not ready, cordoned, and taints, which GPU pods may tolerate."""
     spec, conditions = _read_mapping(node.get("spec")), _read_mapping(node.get("status")).get("conditions")
-    found = []
+    remarks = []
     states = [item.get("status") for item in _mappings(conditions) if item.get("type") == "Ready"]
     if states and states[-1] != "True":
-        found.append("not ready")
+        remarks.append("not ready")
     if spec.get("unschedulable") is True:
-        found.append("cordoned")
+        remarks.append("cordoned")
     for taint in _mappings(spec.get("taints")):
         if not str(taint.get("key", "")).startswith(_LIFECYCLE):
             value = f"={taint['value']}" if taint.get("value") else ""
-            found.append(f"tainted {taint.get('key')}{value}:{taint.get('effect')}"[:MOST_TEXT])
-    return tuple(found)
+            remarks.append(f"tainted {taint.get('key')}{value}:{taint.get('effect')}"[:MOST_TEXT])
+    return tuple(remarks)
 
 
 def _read_mapping(value: object) -> Mapping[str, object]:

@@ -129,13 +129,13 @@ class Written(Closed):
                 if self.product in labels and stated in (None, generation.compute_capability):
                     return generation.compute_capability, product, str(self.product)
         if self.product is None or stated is not None:
-            known = generation_of(stated) if stated else None
-            named = self.product if known and self.product in known.products else None
+            gpu_generation = generation_of(stated) if stated else None
+            named = self.product if gpu_generation and self.product in gpu_generation.products else None
             return stated, named, self.product or "unknown"
-        found = parse_targets(self.product)
-        if len(found) > 1:
+        targets = parse_targets(self.product)
+        if len(targets) > 1:
             raise UnknownNameError(f"product {self.product!r} is several; give the capability, too")
-        return found[0].compute_capability, found[0].product, self.product
+        return targets[0].compute_capability, targets[0].product, self.product
 
 
 class NodeInventory(Closed):
@@ -162,9 +162,9 @@ def read_inventory(path: Path) -> Fleet:
         raise InputError(f"{name}: has {len(text)} characters and is no JSON of `kubectl get nodes -o json`")
     if re.search(r"^kind: *(List|NodeList)\b", text, re.MULTILINE):
         raise InputError(f"{name}: is a list of nodes as YAML; use `kubectl get nodes -o json`")
-    found, _ = parse_document(Path(name), text, KIND)
+    document, _ = parse_document(Path(name), text, KIND)
     groups = []
-    for item in found.groups:
+    for item in document.groups:
         hardware = item.hardware()
         gpus = 0 if hardware.machine.is_cpu else item.count
         groups.append(NodeGroup(hardware, item.count, gpus if item.gpus is None else item.gpus))
@@ -173,9 +173,9 @@ def read_inventory(path: Path) -> Fleet:
 
 def fleet_of_nodes(nodes: Iterable[Mapping[str, object]], source: str) -> Fleet:
     """The fleet of these nodes of the Kubernetes API."""
-    found = [item for node in nodes for item in parts_of(node)]
-    parts = [item for item in found if isinstance(item, GpuPart)]
-    return group_nodes(parts, [item for item in found if isinstance(item, LeftOut)], source)
+    node_parts = [item for node in nodes for item in parts_of(node)]
+    parts = [item for item in node_parts if isinstance(item, GpuPart)]
+    return group_nodes(parts, [item for item in node_parts if isinstance(item, LeftOut)], source)
 
 
 def _read(path: Path, name: str) -> str:
@@ -243,8 +243,8 @@ class Access:
     @property
     def in_cluster(self) -> bool:
         """Whether a pod's own account is used."""
-        chosen = self.kubeconfig or self.context or os.environ.get("KUBECONFIG")
-        return not chosen and _IN_CLUSTER in os.environ
+        config_source = self.kubeconfig or self.context or os.environ.get("KUBECONFIG")
+        return not config_source and _IN_CLUSTER in os.environ
 
 
 def read_cluster(access: Access) -> Fleet:
@@ -296,16 +296,16 @@ def connection_to(access: Access) -> Untyped:
 def _nodes_cluster(api: Untyped, host: str, timeout_s: float) -> Iterator[Mapping[str, object]]:
     """Every node. A list that expired while its pages were read is read again from its start."""
     for _ in range(_RESTARTS):
-        found: list[Mapping[str, object]] = []
+        cluster_nodes: list[Mapping[str, object]] = []
         token = None
         while True:
             page = _read_page(api, token, host, timeout_s)
             if page is None:
                 break
-            found += read(page, "items", list)
+            cluster_nodes += read(page, "items", list)
             token = find(page, "metadata.continue", str, None)
             if not token:
-                yield from found
+                yield from cluster_nodes
                 return
     raise UnavailableError(f"{host}: its list of nodes keeps changing while it is read; run again")
 
@@ -315,9 +315,11 @@ def _read_page(api: Untyped, token: str | None, host: str, timeout_s: float) -> 
     import urllib3
     from kubernetes.client.exceptions import ApiException
 
-    chosen = {"_continue": token} if token else {}
+    page_options = {"_continue": token} if token else {}
     try:
-        answer = api.list_node(limit=_PAGE, _preload_content=False, _request_timeout=(timeout_s, timeout_s), **chosen)
+        answer = api.list_node(
+            limit=_PAGE, _preload_content=False, _request_timeout=(timeout_s, timeout_s), **page_options
+        )
         page = json.loads(answer.data)
     except ApiException as error:
         if error.status == _GONE:

@@ -89,24 +89,24 @@ def make_plan(
 ) -> FleetPlan:
     """Compare the fleet with what it would be. Raises InputError for more nodes to remove than there are."""
     today = replace(catalog, planned=())
-    kept: Sequence[NodeGroup] = fleet.groups
+    remaining_groups: Sequence[NodeGroup] = fleet.groups
     for target, count in change.remove:
-        kept = tuple(_remove_nodes(kept, target, count))
-    changed = [change.apply(group) for group in kept]
+        remaining_groups = tuple(_remove_nodes(remaining_groups, target, count))
+    changed = [change.apply(group) for group in remaining_groups]
     added = []
     for target, count in change.add:
         hardware = Hardware(Machine.of(target), target.name, target.product)
         group = NodeGroup(hardware, count, 0 if target.is_cpu else count).with_versions(runtimes=dict(catalog.runtimes))
         added.append(replace(change, on=()).apply(group))
     then = fleet.with_groups([*changed, *added])
-    known: Known = {}
+    coverage_cache: Known = {}
 
     def judge_groups(groups: Sequence[NodeGroup]) -> tuple[Coverage, ...]:
-        return list_coverage(groups, served, today, known)
+        return list_coverage(groups, served, today, coverage_cache)
 
     now, after = judge_groups(fleet.groups), judge_groups(then.groups)
     # Before groups that became alike are merged, so that both have the same number of results in the same order.
-    pairs = zip(judge_groups(kept), judge_groups(changed), strict=True)
+    pairs = zip(judge_groups(remaining_groups), judge_groups(changed), strict=True)
     dying = tuple(new for old, new in pairs if old.serves and not new.serves)
     was_bad = {(id(item.served), item.group.hardware, item.precision) for item in dying}
     waiting = tuple(
@@ -126,10 +126,10 @@ def _remove_nodes(groups: Sequence[NodeGroup], target: Target, count: int) -> It
     there = sum(group.nodes for group in groups if group.hardware.is_one_of([target]))
     if count > there:
         raise InputError(f"--remove {target.name}={count}: there are {there} nodes of {target.name}")
-    left = count
+    remaining_count = count
     for group in groups:
-        gone = min(left, group.nodes) if group.hardware.is_one_of([target]) else 0
-        left -= gone
+        gone = min(remaining_count, group.nodes) if group.hardware.is_one_of([target]) else 0
+        remaining_count -= gone
         if gone < group.nodes:
             gpus = group.gpus * (group.nodes - gone) // group.nodes
             yield replace(group, nodes=group.nodes - gone, gpus=gpus) if gone else group
@@ -137,11 +137,11 @@ def _remove_nodes(groups: Sequence[NodeGroup], target: Target, count: int) -> It
 
 def _idle(before: Sequence[Coverage], after: Sequence[Coverage]) -> tuple[Idle, ...]:
     needed = {item.engine.digest for item in after if item.engine}
-    found: dict[str, set[str]] = {}
+    models_by_unit: dict[str, set[str]] = {}
     for item in before:
         if item.serves and item.engine and item.engine.digest not in needed:
-            found.setdefault(item.engine.unit, set()).add(item.served.name)
-    return tuple(Idle(unit, tuple(sorted(models))) for unit, models in sorted(found.items()))
+            models_by_unit.setdefault(item.engine.unit, set()).add(item.served.name)
+    return tuple(Idle(unit, tuple(sorted(models))) for unit, models in sorted(models_by_unit.items()))
 
 
 def parse_nodes(text: str) -> tuple[Target, int]:
@@ -149,7 +149,7 @@ def parse_nodes(text: str) -> tuple[Target, int]:
     name, equals, count = text.partition("=")
     if not (equals and count.isascii() and count.isdecimal() and 0 < int(count) <= 1_000_000):
         raise InputError(f"{text[:80]!r} is not PRODUCT=NODES, as in b200=16")
-    found = parse_targets(name)
-    if len(found) > 1:
-        raise InputError(f"{name!r} is several: {', '.join(target.name for target in found)}; name one")
-    return found[0], int(count)
+    targets = parse_targets(name)
+    if len(targets) > 1:
+        raise InputError(f"{name!r} is several: {', '.join(target.name for target in targets)}; name one")
+    return targets[0], int(count)

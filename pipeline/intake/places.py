@@ -176,17 +176,18 @@ class Bucket:
         from enginesmith.registry.store.objects.api import objects_below
 
         bucket = bucket_at(self.uri)
-        found = {item.name: item for item in objects_below(bucket) if is_path(item.name)}
-        size = sum(item.size for item in found.values())
-        if len(found) > MOST_OBJECTS or size > self.most_bytes:
+        bucket_objects = {item.name: item for item in objects_below(bucket) if is_path(item.name)}
+        size = sum(item.size for item in bucket_objects.values())
+        if len(bucket_objects) > MOST_OBJECTS or size > self.most_bytes:
             raise InputError(
-                f"{bucket.place.locator('')} holds {len(found)} objects with {size} bytes; at most {MOST_OBJECTS} with "
+                f"{bucket.place.locator('')} holds {len(bucket_objects)} objects with {size} bytes; "
+                f"at most {MOST_OBJECTS} with "
                 f"{self.most_bytes} are copied: name a prefix of its own for the specs"
             )
-        for name in self._known.keys() - found.keys():
+        for name in self._known.keys() - bucket_objects.keys():
             (self.folder / name).unlink(missing_ok=True)
             del self._known[name]
-        for name, item in found.items():
+        for name, item in bucket_objects.items():
             if self._known.get(name) != item.tag:
                 self._fetch(name)
                 self._known[name] = item.tag
@@ -268,8 +269,8 @@ def spec_at(address: "str | Path | Found", registry: str | None) -> Iterator[Fou
         yield address
     elif text.startswith(SCHEME) or is_in_bucket(text):
         uri = registry or os.environ.get(REGISTRY_VARIABLE)
-        with _open_registered(text, uri) if text.startswith(SCHEME) else _in_bucket(text) as found:
-            yield found
+        with _open_registered(text, uri) if text.startswith(SCHEME) else _in_bucket(text) as spec_place:
+            yield spec_place
     else:
         yield Found(text, Path(address))
 
@@ -281,8 +282,8 @@ def registry_of(spec: "ModelSpec | EnsembleSpec | Found | Path | str | None", as
     if named := asked or os.environ.get(REGISTRY_VARIABLE):
         return named
     if isinstance(spec, str | Path | Found):
-        with spec_at(spec, None) as found:
-            loaded = load_any(found.path, found.address)
+        with spec_at(spec, None) as spec_place:
+            loaded = load_any(spec_place.path, spec_place.address)
             return registry_of(loaded if isinstance(loaded, ModelSpec) else loaded.spec, None)
     own = spec.publication.registry if spec else None
     return str(spec.file(own)) if spec and own and "://" not in own else own or DEFAULT_REGISTRY
@@ -302,8 +303,8 @@ def _open_registered(address: str, registry: str | None) -> Iterator[Found]:
         raise SpecError([f"{address}: lies in a registry; say in which (--registry, {REGISTRY_VARIABLE})"])
     model, _, digest = address.removeprefix(SCHEME).partition("@")
     store = open_store(registry)
-    found = find(store, check_model(model), check_digest(digest) if digest else None)
-    bundle = found.bundle
+    registration = find(store, check_model(model), check_digest(digest) if digest else None)
+    bundle = registration.bundle
     with workdir() as folder:
         for name, file_digest in bundle.files.items():
             path = folder / "spec" / name
@@ -313,7 +314,7 @@ def _open_registered(address: str, registry: str | None) -> Iterator[Found]:
                 short = bundle.digest[:12]
                 raise IntegrityError(f"{name} of the registered {bundle.model} ({short}) is lost; register it again")
             store.fetch(file_digest, path)
-        yield Found(found.address, folder / "spec" / bundle.spec)
+        yield Found(registration.address, folder / "spec" / bundle.spec)
 
 
 @contextmanager

@@ -55,8 +55,8 @@ class AttributionAnswer:
 
     def to_json(self) -> dict[str, object]:
         """An item of `enginesmith debug attribute --json`."""
-        found = encode_document(self.found) if self.found else None
-        return {**encode(self.attributed), "attribution": found, "failed": self.failed}
+        attribution_json = encode_document(self.found) if self.found else None
+        return {**encode(self.attributed), "attribution": attribution_json, "failed": self.failed}
 
 
 def attribute_version(
@@ -73,17 +73,17 @@ def attribute_version(
             yield AttributionAnswer(item)
             continue
         done = attribute(item, manifest.onnx, manifest.golden, Work(spec, context))
-        found = read_attribution(context.store, done.digest) if done.digest else None
-        yield AttributionAnswer(done, found, failed=found is None)
+        attribution = read_attribution(context.store, done.digest) if done.digest else None
+        yield AttributionAnswer(done, attribution, failed=attribution is None)
 
 
 def _choose(manifest: Manifest, targets: Collection[str], precision: str | None) -> list[EngineEntry]:
     have = [entry for entry in manifest.engines if entry.status != "refused"]
     fits = [entry for entry in have if entry.target in targets and precision in (None, entry.precision)]
     if not fits:
-        asked = f"{', '.join(sorted(targets))}{f' in {precision}' if precision else ''}"
+        request_text = f"{', '.join(sorted(targets))}{f' in {precision}' if precision else ''}"
         units = ", ".join(entry.unit for entry in have) or "none"
-        raise UnknownNameError(f"{manifest.model}@{manifest.version} has no engine for {asked}; it has: {units}")
+        raise UnknownNameError(f"{manifest.model}@{manifest.version} has no engine for {request_text}; it has: {units}")
     return fits
 
 
@@ -95,8 +95,8 @@ def _suspects(
     graphs: dict[str, Suspect] = {}
     for entry, built in units:
         if entry.graph != manifest.onnx:
-            known = graphs.setdefault(built.unit.request.model, Suspect("quantization", built, ()))
-            graphs[built.unit.request.model] = replace(known, units=(*known.units, entry.unit))
+            suspect = graphs.setdefault(built.unit.request.model, Suspect("quantization", built, ()))
+            graphs[built.unit.request.model] = replace(suspect, units=(*suspect.units, entry.unit))
     yield from graphs.values()
     for entry, built in units:
         if reason := _why_not(built, entry):
@@ -184,22 +184,24 @@ class FuzzEngine:
         from validation.limits.budget import default_budget
         from validation.limits.noise_floor import DoubleSession
 
-        place, workdir, wanted = open_store(context.store), context.workdir, self.engine.request
+        place, workdir, request = open_store(context.store), context.workdir, self.engine.request
         frozen, cases = golden_set(place, self.golden, workdir), self._cases()
-        source = fetch_graph(place, wanted.model, workdir / "graph.onnx")
-        graph = runnable(source, wanted.precision)
-        documented = default_budget("engine", wanted.precision).override(self.limits)
+        source = fetch_graph(place, request.model, workdir / "graph.onnx")
+        graph = runnable(source, request.precision)
+        documented = default_budget("engine", request.precision).override(self.limits)
 
         def run_in_float64(inputs: "Tensors") -> "Tensors":
             return DoubleSession(source).run(inputs)
 
         with ReferenceSession(graph) as expected, open_session(place, self.engine, workdir) as actual:
             # The graph in float64 is opened for a case that fails, and not before.
-            exact = run_in_float64 if wanted.precision == "fp32" else None
-            held = CompiledLimits(graph, wanted, self.limits, workdir)(expected, frozen)
-            sides = FuzzSides(expected, actual, wanted.precision, held, documented, exact, golden_drifts(frozen))
-            found = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(frozen), sides, self.terms.seed)
-        return found.report(lambda case: shlex.join([*self.terms.command, "--only", str(case)]))
+            exact = run_in_float64 if request.precision == "fp32" else None
+            staged_limits = CompiledLimits(graph, request, self.limits, workdir)(expected, frozen)
+            sides = FuzzSides(
+                expected, actual, request.precision, staged_limits, documented, exact, golden_drifts(frozen)
+            )
+            fuzz_run = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(frozen), sides, self.terms.seed)
+        return fuzz_run.report(lambda case: shlex.join([*self.terms.command, "--only", str(case)]))
 
     def _cases(self) -> "Sequence[FuzzCase]":
         from validation.fuzz.cases import VALUES, draw, parse_histogram, parse_only
@@ -291,9 +293,9 @@ def golden_of(store: Store, text: str) -> str:
             raise UnknownNameError(f"no golden set {text} in {store.uri}")
         return text
     if len(text) >= SHORTEST and set(text) <= set("0123456789abcdef"):
-        found = sorted(digest for digest in _uses(store) if digest.startswith(text))
-        if len(found) == 1:
-            return found[0]
+        matches = sorted(digest for digest in _uses(store) if digest.startswith(text))
+        if len(matches) == 1:
+            return matches[0]
     manifest = locate(store, parse_reference(text)).manifest
     require_model(manifest)
     return manifest.golden
@@ -348,9 +350,9 @@ def _with_frozen(text: str, digest: str) -> str | None:
     golden = next((value for key, value in pairs if key.value == "golden"), None)
     if not isinstance(golden, yaml.MappingNode) or not golden.value:
         return None
-    known = next((value for key, value in golden.value if key.value == "frozen"), None)
-    if known is not None:
-        return f'{text[: known.start_mark.index]}"{digest}"{text[known.end_mark.index :]}'
+    yaml_node = next((value for key, value in golden.value if key.value == "frozen"), None)
+    if yaml_node is not None:
+        return f'{text[: yaml_node.start_mark.index]}"{digest}"{text[yaml_node.end_mark.index :]}'
     first = golden.value[0][0].start_mark
     if golden.flow_style:
         return f'{text[: first.index]}frozen: "{digest}", {text[first.index :]}'
@@ -359,9 +361,9 @@ def _with_frozen(text: str, digest: str) -> str | None:
 
 def _uses(store: Store) -> dict[str, list[str]]:
     """The versions that use each golden set."""
-    found: dict[str, list[str]] = {}
+    versions_by_digest: dict[str, list[str]] = {}
     for model in models(store):
         for version in versions(store, model):
             if digest := load(store, model, version).sources.get("golden"):
-                found.setdefault(digest, []).append(f"{model}@{version}")
-    return found
+                versions_by_digest.setdefault(digest, []).append(f"{model}@{version}")
+    return versions_by_digest

@@ -67,25 +67,25 @@ class RefitEngine:
         from builders.onnx_graphs.structure import differs
 
         place, workdir = open_store(context.store), context.workdir
-        old, wanted = self.before, self.request
-        backend = discovery.configure(wanted.backend, dict(wanted.options))
-        discovery.check_toolchain(backend, wanted)
+        old, request = self.before, self.request
+        backend = discovery.configure(request.backend, dict(request.options))
+        discovery.check_toolchain(backend, request)
         refitter = get_refitting(backend)
         if refitter is None:
-            raise InputError(f"engines of {wanted.backend} cannot be refitted")
+            raise InputError(f"engines of {request.backend} cannot be refitted")
         enter_phase("fetching")
-        model = fetch_graph(place, wanted.model, workdir / "new.onnx")
+        model = fetch_graph(place, request.model, workdir / "new.onnx")
         if reason := differs(fetch_graph(place, old.request.model, workdir / "old.onnx"), model):
             raise ModelError(f"the models differ in more than their weights: {reason}; build the engine again")
         enter_phase("refitting")
         begun = time.monotonic()
-        made = refitter.refit(fetch_engine(place, old, workdir), model, wanted, workdir)
+        new_engine = refitter.refit(fetch_engine(place, old, workdir), model, request, workdir)
         seconds = round(time.monotonic() - begun, 3)
         enter_phase("storing")
-        stripped = any(isinstance(item, Weights) for item in made.requires)
+        stripped = any(isinstance(item, Weights) for item in new_engine.requires)
         how = "weights left to the ONNX model" if stripped else "weights replaced"
         note = f"refitted from {self.origin}, engine {old.digest[:12]}: {how}, kernels kept"
-        engine = replace(made, request=wanted, notes=(*made.notes, note))
+        engine = replace(new_engine, request=request, notes=(*new_engine.notes, note))
         return record_engine(place, engine, seconds, {}, refitted_from=old.digest)
 
 
@@ -134,11 +134,11 @@ def refit_units(wanted: Iterable[BuildRequest], base: Manifest, work: Work) -> l
 
 def foresee_refits(wanted: Iterable[BuildRequest], base: Manifest) -> list[Refit]:
     """What `refit_units` would try to refit, as far as the manifest tells, and why not the others; nothing is done."""
-    entries, found = {entry.unit: entry for entry in base.engines if entry.usable}, []
+    entries, refits = {entry.unit: entry for entry in base.engines if entry.usable}, []
     for request in wanted:
         entry = entries.get(request.unit)
-        found.append(Refit(request, entry.digest if entry else None, reason=cannot(request, entry, base) or ""))
-    return found
+        refits.append(Refit(request, entry.digest if entry else None, reason=cannot(request, entry, base) or ""))
+    return refits
 
 
 def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> str | None:
@@ -202,7 +202,7 @@ class WantedRefit:
 
 def wanted_of(base: Manifest, other: Manifest) -> tuple[list[WantedRefit], list[Refit]]:
     """The engines of `base` to refit, and those for which the other version has no graph, with the reason."""
-    found, without = [], []
+    refit_items, without = [], []
     for entry in filter(lambda each: each.usable, base.engines):
         before, donor = request_of(entry), _find_donor(entry, other)
         if donor is None:
@@ -213,8 +213,8 @@ def wanted_of(base: Manifest, other: Manifest) -> tuple[list[WantedRefit], list[
             without.append(Refit(before, entry.digest, reason=reason))
             continue
         changes = {"model": donor.graph, "inputs": donor.inputs, "outputs": donor.outputs}
-        found.append(WantedRefit(replace(before, **changes), donor))  # type: ignore[arg-type]
-    return found, without
+        refit_items.append(WantedRefit(replace(before, **changes), donor))  # type: ignore[arg-type]
+    return refit_items, without
 
 
 def publish_refitted(
@@ -225,7 +225,7 @@ def publish_refitted(
     done: each refitted engine with what was wanted.  channel: the one to move to the new version.
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
-    judged = [_judge(wanted, other, context) for _, wanted in done]
+    judged = [_judge(refit_item, other, context) for _, refit_item in done]
     approved, others = _keep(other, {item.built.unit.name for item in judged}, context)
     for item in judged:
         if item.report and (proof := approve(item.report)):

@@ -87,10 +87,10 @@ def entries_of(
     manifest: Manifest, store: Store, targets: Collection[str] | None, engines: Collection[str] | None
 ) -> Iterator[EngineEntry]:
     """A version's engines as this kind of machine sees them. targets, engines: names and digests; None for all."""
-    for known in judge_entries(store, manifest):
-        entry = known.on_cpu(this_kind().name)
-        wanted = targets is None or entry.target in targets
-        if entry.digest is not None and wanted and (engines is None or entry.digest in engines):
+    for judged_entry in judge_entries(store, manifest):
+        entry = judged_entry.on_cpu(this_kind().name)
+        is_selected = targets is None or entry.target in targets
+        if entry.digest is not None and is_selected and (engines is None or entry.digest in engines):
             yield entry
 
 
@@ -314,10 +314,10 @@ def list_pending(store: Store, only: str | None = None, on: Target | None = None
     A version that cannot be read is left out with a warning; `enginesmith registry fsck` names it too.
     """
     for model in lookup.models(store) if only is None else [check_model(only)]:
-        found = lookup.versions(store, model)
+        versions = lookup.versions(store, model)
         channel_list = (state.read_channel(store, model, name) for name in lookup.channel_names(store, model))
         served = {channel.version for channel in channel_list if channel}
-        for version in sorted({*found[-1:], *(served & set(found))}, key=version_order):
+        for version in sorted({*versions[-1:], *(served & set(versions))}, key=version_order):
             try:
                 pending = pending_of(store, model, version, on=on)
             except EnginesmithError as error:
@@ -369,8 +369,8 @@ def _select_entries(store: Store, manifest: Manifest, target: str | None) -> lis
     entries = [entry.on_cpu(this_kind().name) for entry in judge_entries(store, manifest)]
     if target is None:
         return [*entries]
-    wanted = parse_targets(target)
-    names, generations = {item.name for item in wanted}, {item.sm for item in wanted if item.product is None}
+    targets = parse_targets(target)
+    names, generations = {item.name for item in targets}, {item.sm for item in targets if item.product is None}
     return [entry for entry in entries if entry.target in names or entry.hardware.sm in generations]
 
 
@@ -385,7 +385,7 @@ def _why_not(store: Store, manifest: Manifest, entry: EngineEntry, on: Target | 
         return unknown
     if on is None:
         return ensemble_not_here(store, manifest, entry) if manifest.graphs else why_not_here(entry)
-    wanted = entry.hardware
-    if wanted.compute_capability == on.compute_capability and wanted.product in (None, on.product):
+    hardware = entry.hardware
+    if hardware.compute_capability == on.compute_capability and hardware.product in (None, on.product):
         return None
     return f"an unproven engine is for {entry.target}, and these workers have {on.name}"

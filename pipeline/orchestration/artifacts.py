@@ -44,15 +44,15 @@ def show_document(document: "VersionDocument | CanaryReport", page: str | None) 
     """Post the report of a version or a canary; the keys of its artifacts. page: address of its HTML, None for none."""
     from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-    found = list(artifacts_of(document, page))
-    for item in found:
+    artifacts = list(artifacts_of(document, page))
+    for item in artifacts:
         if item.link:
             create_link_artifact(item.link, link_text=item.description, key=item.key)
         elif item.markdown:
             create_markdown_artifact(item.markdown, key=item.key, description=item.description)
         else:
             create_table_artifact([dict(row) for row in item.table], key=item.key, description=item.description)
-    return [item.key for item in found]
+    return [item.key for item in artifacts]
 
 
 def artifacts_of(document: "VersionDocument | CanaryReport", page: str | None) -> Iterator[Artifact]:
@@ -104,23 +104,25 @@ def version_markdown(document: "VersionDocument", page: str | None) -> str:
     """The report of a version as markdown: verdict, task metrics, failures, drift by stage, attribution, latency."""
     from validation.reporting.html import overview
 
-    seen = overview(document, pictures=False)
-    lines = [f"# {plain_text(seen.reference)}: {seen.verdict.text}", ""]
+    page_view = overview(document, pictures=False)
+    lines = [f"# {plain_text(page_view.reference)}: {page_view.verdict.text}", ""]
     for name, values in document.metrics.items():
         lines.append(f"- {plain_text(name)}: {plain_text(format_metrics(values))}")
     failed = [engine for engine in document.engines if engine.status == "failed"]
     lines += [f"- **failed**: {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in failed]
-    waived = [row.entry for row in seen.engines if any(check.waived is not None for check in row.checks)]
+    waived = [row.entry for row in page_view.engines if any(check.waived is not None for check in row.checks)]
     lines += [f"- {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in waived]
     lines += [f"- page: `{page}`"] if page else []
     if rows := drift_rows(document):
         lines += ["", "## Drift by stage", "", *_table(rows)]
-    if seen.attributions:
+    if page_view.attributions:
         lines += ["", "## Which node drifted", ""]
-        for item in seen.attributions:
+        for item in page_view.attributions:
             lines.append(f"- {plain_text(item.name)}: {plain_text(item.headline)}")
             lines += _code(item.snippet)
-    if rows := [{"engine": item.name, **row, "machine": item.machine} for item in seen.latencies for row in item.rows]:
+    if rows := [
+        {"engine": item.name, **row, "machine": item.machine} for item in page_view.latencies for row in item.rows
+    ]:
         lines += ["", "## Latency", "", *_table(rows)]
     return "\n".join(lines)
 
@@ -131,10 +133,10 @@ def _code(snippet: str) -> list[str]:
     if not snippet:
         return []
     fence = "`" * (3 + max(map(len, re.findall("`+", snippet)), default=0))
-    told = "it passes with this in the spec, in place of quantization.overrides:"
+    intro = "it passes with this in the spec, in place of quantization.overrides:"
     return [
         "",
-        told,
+        intro,
         "",
         f"{fence}yaml",
         *(visible(line).replace("<", "\\u003c") for line in snippet.splitlines()),
@@ -236,8 +238,8 @@ def description(one: RunView) -> str:
     lines = [f"{plain_text(one.run.model)}: {one.state}, {one.counts or 'preparing'}"]
     for item in one.run.units:
         if item.state == "running":
-            told = "; ".join(part for part in (item.phase, item.where, one.describe(item)) if part)
-            lines.append(f"- {plain_text(item.name)}: {plain_text(told)}")
+            item_text = "; ".join(part for part in (item.phase, item.where, one.describe(item)) if part)
+            lines.append(f"- {plain_text(item.name)}: {plain_text(item_text)}")
     return "\n".join(lines)
 
 

@@ -65,11 +65,11 @@ def compile_any(
 
     Raises what `compile_once` raises.
     """
-    with spec_at(address, options.registry) as found:
-        if not is_ensemble(found.path):
-            return compile_once(found, options, runner, progress, executors)
+    with spec_at(address, options.registry) as spec_place:
+        if not is_ensemble(spec_place.path):
+            return compile_once(spec_place, options, runner, progress, executors)
         with nullcontext(executors) if executors else start_executors(options) as both:
-            return _compile_ensemble(found, options, runner, progress, both)
+            return _compile_ensemble(spec_place, options, runner, progress, both)
 
 
 def _compile_ensemble(
@@ -110,8 +110,8 @@ def wanted_of(
     spec: ModelSpec, selection: Selection, options: RunOptions
 ) -> tuple[Sequence[Target], Sequence[Precision]]:
     """The targets and precisions of a graph that a run of the whole asks for. selection: of the graph's own options."""
-    asked = split_names(options.precisions) or spec.precision_list()
-    precisions = [precision for precision in spec.precision_list() if precision in asked]
+    precision_names = split_names(options.precisions) or spec.precision_list()
+    precisions = [precision for precision in spec.precision_list() if precision in precision_names]
     return selection.targets or spec.target_list(), precisions
 
 
@@ -124,7 +124,11 @@ def own_options(spec: ModelSpec, loaded: LoadedEnsemble, options: RunOptions) ->
         if text is None:
             return None
         names = split_names(text)
-        own = [name for name in names if name in have[spec.model] or not any(name in found for found in have.values())]
+        own = [
+            name
+            for name in names
+            if name in have[spec.model] or not any(name in option_names for option_names in have.values())
+        ]
         return ",".join(own) or instead or text
 
     precisions = {graph.model: {str(item) for item in graph.precision_list()} for graph in graphs}
@@ -151,12 +155,12 @@ def foresee_spec(
 
     tell: called with what the plan leaves out, and what is done first. Raises as `open_run`, and what a step raises.
     """
-    with spec_at(address, options.registry) as found:
-        if is_ensemble(found.path):
-            loaded = load_ensemble(found.path, found.address)
+    with spec_at(address, options.registry) as spec_place:
+        if is_ensemble(spec_place.path):
+            loaded = load_ensemble(spec_place.path, spec_place.address)
             return foresee_ensemble(loaded, options, progress, no_export, tell)
         asked = _Asked(options, progress, no_export, tell)
-        return _foresee_model(found.load(), asked).forecast
+        return _foresee_model(spec_place.load(), asked).forecast
 
 
 def foresee_ensemble(
@@ -170,8 +174,10 @@ def foresee_ensemble(
 
         def foresee_graph(spec: ModelSpec, lacking: str | None) -> ForecastGraph:
             own = own_options(spec, loaded, replace(options, registry=uri))
-            found = _foresee_model(spec, _Asked(own, progress, no_export, tell), executors, lacking)
-            return ForecastGraph(found.forecast, found.exported, wanted_of(spec, select(spec, own), options))
+            graph_forecast = _foresee_model(spec, _Asked(own, progress, no_export, tell), executors, lacking)
+            return ForecastGraph(
+                graph_forecast.forecast, graph_forecast.exported, wanted_of(spec, select(spec, own), options)
+            )
 
         if executors is None:
             return Assembly(loaded, records, folder).plan(foresee_graph, records)
@@ -199,16 +205,16 @@ def _foresee_model(
     if no_export and left_out:
         tell(f"left out, since no backend of the spec builds for it: {', '.join(left_out)}")
     recorded = Run(spec, open_records(store_named(registry_of(spec, options.registry))), selection)
-    known = OnRecord(missing=(lacking,)) if lacking else on_record(recorded)
-    if known.missing and not no_export:
-        runs = "is missing and runs" if len(known.missing) == 1 else "are missing and run"
-        tell(f"{', '.join(known.missing)} {runs} first (--no-export answers from what is on record)")
+    record_state = OnRecord(missing=(lacking,)) if lacking else on_record(recorded)
+    if record_state.missing and not no_export:
+        runs = "is missing and runs" if len(record_state.missing) == 1 else "are missing and run"
+        tell(f"{', '.join(record_state.missing)} {runs} first (--no-export answers from what is on record)")
     steps = _StepsMade()
     if not no_export:
         with open_loaded(spec, options, together(asked.progress, steps), executors, keep_state=False) as run:
             batches = list(run.prepare())
-        known = OnRecord(batches[-1].exported, list_graphs(batches))
-    return ForecastGraph(foresee(known, recorded, steps.names), known.exported, ((), ()))
+        record_state = OnRecord(batches[-1].exported, list_graphs(batches))
+    return ForecastGraph(foresee(record_state, recorded, steps.names), record_state.exported, ((), ()))
 
 
 class _StepsMade(Progress):
@@ -260,10 +266,10 @@ def gather_specs(specs: str, registry: str | None) -> Iterator[Sequence[str | Fo
     of the newest registered spec of each model. Raises InputError where there is none, UnavailableError."""
     if specs == SCHEME.removesuffix(":"):
         uri = registry_of(None, registry)
-        found = addresses(open_store(uri))
-        if not found:
+        spec_addresses = addresses(open_store(uri))
+        if not spec_addresses:
             raise InputError(f"no spec is registered in {uri}; `enginesmith prefect register SPEC` registers one")
-        yield found
+        yield spec_addresses
         return
     with place_at(specs) as place:
         place.refresh()
@@ -420,10 +426,12 @@ def _plan_share(addresses: Sequence[str | Found], options: RunOptions) -> list[P
 
 def _plan_row(address: str | Found, options: RunOptions, listings: Listings) -> PlannedSpec:
     try:
-        with spec_at(address, options.registry) as found:
-            if is_ensemble(found.path):
-                return replace(_plan_ensemble(load_ensemble(found.path, found.address), options), spec=str(address))
-            spec = found.load()
+        with spec_at(address, options.registry) as spec_place:
+            if is_ensemble(spec_place.path):
+                return replace(
+                    _plan_ensemble(load_ensemble(spec_place.path, spec_place.address), options), spec=str(address)
+                )
+            spec = spec_place.load()
             return replace(plan_spec(spec, options, listings.of(spec, options)), spec=str(address))
     except EnginesmithError as error:
         return PlannedSpec(str(address), None, reason=str(error))
@@ -431,11 +439,11 @@ def _plan_row(address: str | Found, options: RunOptions, listings: Listings) -> 
 
 def _plan_ensemble(loaded: LoadedEnsemble, options: RunOptions) -> PlannedSpec:
     """What a build of an ensemble would do by the records of its registry: units of its graphs and of the whole."""
-    found = foresee_ensemble(loaded, options, Progress(), no_export=True)
-    units = Counter(unit.action for unit in found.units)
-    for graph in found.graphs.values():
+    forecast = foresee_ensemble(loaded, options, Progress(), no_export=True)
+    units = Counter(unit.action for unit in forecast.units)
+    for graph in forecast.graphs.values():
         units.update(unit.action for unit in graph.units)
-    missing = dict.fromkeys(f"{name}: {step}" for name, graph in found.graphs.items() for step in graph.missing)
+    missing = dict.fromkeys(f"{name}: {step}" for name, graph in forecast.graphs.items() for step in graph.missing)
     return PlannedSpec(loaded.spec.address, loaded.model, dict(units), tuple(missing))
 
 
@@ -447,13 +455,13 @@ def plan_spec(spec: ModelSpec, options: RunOptions, listing: StoreListing) -> Pl
     selection, copies = select(spec, options), RecordCopies(listing, spec.model)
     context = replace(open_records(listing.store), copies=copies)
     run = Run(spec, context, selection)
-    known, units = on_record(run), Counter[str]()
-    if known.exported is not None:
-        plan = plan_builds(known.exported, known.graphs, run)
+    record_state, units = on_record(run), Counter[str]()
+    if record_state.exported is not None:
+        plan = plan_builds(record_state.exported, record_state.graphs, run)
         units.update(unit.action for unit in plan.units)
     units[_UNKNOWN] += len(candidates(spec, selection)) - units.total()
     _save(copies)
-    return PlannedSpec(spec.address, spec.model, dict(+units), known.missing)
+    return PlannedSpec(spec.address, spec.model, dict(+units), record_state.missing)
 
 
 def _save(copies: RecordCopies) -> None:

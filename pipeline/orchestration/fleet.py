@@ -54,14 +54,14 @@ def messages(work: Iterable[FleetWork], registry: str) -> tuple[Message, ...]:
         elif unit.version and item.engine:
             proofs.setdefault((unit.model, unit.version, unit.target.sm), []).append(item.engine)
     by = "enginesmith fleet"
-    found = []
+    event_messages = []
     for model, units in builds.items():
         payload = {"spec": f"registered:{model}", "registry": registry, "units": units, "by": by}
-        found.append(Message(REGISTERED, model, payload))
+        event_messages.append(Message(REGISTERED, model, payload))
     for (model, version, target), engines in proofs.items():
         payload = {"version": version, "target": target, "engines": engines, "registry": registry, "by": by}
-        found.append(Message(UNPROVEN, model, payload))
-    return tuple(found)
+        event_messages.append(Message(UNPROVEN, model, payload))
+    return tuple(event_messages)
 
 
 def send(message: Message) -> str:
@@ -89,16 +89,16 @@ class FleetSources:
 
         Raises as `read_inventory` and `read_cluster`.
         """
-        found = read_inventory(self.inventory) if self.inventory else read_cluster(self.access)
+        base_fleet = read_inventory(self.inventory) if self.inventory else read_cluster(self.access)
         stated = {**dict(catalog.runtimes), **self.runtimes}
-        return found.with_groups(
-            group.with_versions(runtimes={**stated, **group.machine.runtimes}) for group in found.groups
+        return base_fleet.with_groups(
+            group.with_versions(runtimes={**stated, **group.machine.runtimes}) for group in base_fleet.groups
         )
 
     def wanted(self, store: Store) -> Catalog:
         """The catalog, with the runtimes that the options state. Raises SpecError."""
-        found = load_catalog(self.catalog) if self.catalog else whole_registry(store)
-        return replace(found, runtimes=tuple({**dict(found.runtimes), **self.runtimes}.items()))
+        base_catalog = load_catalog(self.catalog) if self.catalog else whole_registry(store)
+        return replace(base_catalog, runtimes=tuple({**dict(base_catalog.runtimes), **self.runtimes}.items()))
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class Reconciled:
     @property
     def counts(self) -> dict[str, int]:
         """Number of standings by state, from worst to best."""
-        found = Counter(item.state for item in self.standings)
-        return {state: found[state] for state in STATES if found[state]}
+        state_counts = Counter(item.state for item in self.standings)
+        return {state: state_counts[state] for state in STATES if state_counts[state]}
 
     @property
     def unwanted(self) -> tuple[NodeGroup, ...]:
@@ -158,5 +158,5 @@ def reconcile(store: Store, sources: FleetSources, predict: Predictor) -> Reconc
     Raises InputError and SpecError for what cannot be read, UnavailableError for what is out of reach.
     """
     fleet, served, catalog = compare_deployments(store, sources)
-    found = list_coverage(fleet.groups, served, catalog)
-    return Reconciled(fleet, catalog, found, work_for(found, predict), store.uri)
+    coverage = list_coverage(fleet.groups, served, catalog)
+    return Reconciled(fleet, catalog, coverage, work_for(coverage, predict), store.uri)

@@ -64,10 +64,10 @@ def canary_on_worker(wanted: CanaryRequest, context: RunContext, say: Callable[[
     sides = sides_of(context.store, wanted)
     if isinstance(sides, str):
         return CanaryOutcome(sides)
-    found = _run(f"canary {wanted.model}@{wanted.version} on {on.name}", RunCanary(wanted), on, context)
-    for line in found.said:
+    worker_outcome = _run(f"canary {wanted.model}@{wanted.version} on {on.name}", RunCanary(wanted), on, context)
+    for line in worker_outcome.said:
         say(line)
-    return found.outcome
+    return worker_outcome.outcome
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class RunCanary:
     def run(self, context: WorkerContext) -> CanaryOnWorker:
         """The verdict; its report is in the registry."""
         said: list[str] = []
-        found = canary(open_store(context.store), self.wanted, said.append)
-        return CanaryOnWorker(found, tuple(said))
+        canary_outcome = canary(open_store(context.store), self.wanted, said.append)
+        return CanaryOnWorker(canary_outcome, tuple(said))
 
 
 def _run(name: str, request: Request[Result], on: Target, context: RunContext) -> Result:

@@ -62,12 +62,12 @@ def answer_drift(
     if traffic is None:
         return DriftAnswer("no recorded traffic is named; `enginesmith prefect deploy --traffic PLACE` names it")
     try:
-        with place_at(traffic) as place, spec_at(f"{SCHEME}{check_model(model)}", registry) as found:
+        with place_at(traffic) as place, spec_at(f"{SCHEME}{check_model(model)}", registry) as spec_place:
             names = [f"{model}{suffix}" for suffix in SUFFIXES if place.has(f"{model}{suffix}")]
             if not names:
                 return DriftAnswer(f"{traffic} has no traffic of {model} ({model}.jsonl or {model}.npz)")
             place.refresh()
-            spec = found.load()
+            spec = spec_place.load()
             recorded = read_place(place.folder / names[0], spec.tensors(), model)
             return _answer(asked, spec, recorded, progress, executors, say)
     except UnknownNameError as error:
@@ -98,9 +98,9 @@ def _answer(
     if not grown and (small := _too_small(advice)):
         return DriftAnswer(small, edges)
     write_buckets(spec.path, edges)
-    item, known = register(open_store(asked.registry), load_spec(spec.path, spec.address))
+    item, is_registered = register(open_store(asked.registry), load_spec(spec.path, spec.address))
     words = "; ".join(f"{dim}: {', '.join(map(str, sizes))}" for dim, sizes in edges.items())
-    return DriftAnswer(f"{'already registered' if known else 'registered'} with buckets {words}", edges, item)
+    return DriftAnswer(f"{'already registered' if is_registered else 'registered'} with buckets {words}", edges, item)
 
 
 def needed_edge(dim: Dim, recorded: TrafficAtPlace) -> int:
@@ -113,8 +113,8 @@ def default_dims(spec: ModelSpec, grown: Mapping[str, int]) -> tuple[str, ...]:
     """The dims to choose buckets for: those that have some or grew, else all but the batch, which () stands for; else
     the batch, where nothing else is dynamic."""
     named = [dim for dim in spec.named_dims() if not dim.static]
-    found = tuple(dim.name for dim in named if dim.name in grown or len(dim.edges) > 1)
-    return found or (tuple(dim.name for dim in named) if len(named) == 1 else ())
+    dim_names = tuple(dim.name for dim in named if dim.name in grown or len(dim.edges) > 1)
+    return dim_names or (tuple(dim.name for dim in named) if len(named) == 1 else ())
 
 
 def _too_small(advice: BucketAdvice) -> str:
@@ -131,5 +131,5 @@ def _too_small(advice: BucketAdvice) -> str:
 
 
 def _edges(spec: ModelSpec, dim: str) -> tuple[int, ...]:
-    found = next(each for each in spec.named_dims() if each.name == dim)
-    return found.edges or (found.max,)
+    spec_dim = next(each for each in spec.named_dims() if each.name == dim)
+    return spec_dim.edges or (spec_dim.max,)

@@ -98,10 +98,10 @@ def compile_locked(run: Run, options: RunOptions) -> Outcome:
 def compile_from_records(address: Path | str | Found, options: RunOptions) -> Outcome | None:
     """The outcome of a run that has nothing to do, without starting a server, a cluster or a process; else None, and
     for an ensemble."""
-    with spec_at(address, options.registry) as found:
-        if is_ensemble(found.path):
+    with spec_at(address, options.registry) as spec_place:
+        if is_ensemble(spec_place.path):
             return None
-        spec = found.load()
+        spec = spec_place.load()
         store = open_store(registry_of(spec, options.registry), create=True)
         tracker = new_tracker(new_run(spec.model, spec.address, store))
         try:
@@ -139,9 +139,9 @@ def lock_names(run: Run, options: RunOptions) -> tuple[str, str]:
 @contextmanager
 def build_lock(run: Run, names: tuple[str, ...]) -> Iterator[None]:
     """Hold the build locks of these names, in this order; while another process holds one, show the wait."""
-    with ExitStack() as held:
+    with ExitStack() as lock_stack:
         for name in names:
-            held.enter_context(hold_lock(run.context, name, f"compiling {run.spec.model}"))
+            lock_stack.enter_context(hold_lock(run.context, name, f"compiling {run.spec.model}"))
         yield
 
 
@@ -274,15 +274,15 @@ def select(spec: ModelSpec, options: RunOptions) -> Selection:
 
 
 def _select_targets(spec: ModelSpec, text: str | None) -> tuple[Target, ...]:
-    known, wanted = spec.target_list(), set[Target]()
+    spec_targets, selection = spec.target_list(), set[Target]()
     for name in _require_names("targets", text):
-        found = set(match_targets(name, known))
-        if not found:
+        matches = set(match_targets(name, spec_targets))
+        if not matches:
             raise UnknownNameError(
                 f"targets {name}: not in the spec, which has {', '.join(spec.targets)}; add it there"
             )
-        wanted |= found
-    return tuple(target for target in known if target in wanted)
+        selection |= matches
+    return tuple(target for target in spec_targets if target in selection)
 
 
 def select_precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...]:

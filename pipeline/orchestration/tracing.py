@@ -31,19 +31,19 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 @contextmanager
 def spans(environment: Mapping[str, str] = os.environ) -> Iterator["Spans | None"]:
     """The listener that makes a run's spans, or None where traces are not asked for; all are sent at the end."""
-    found = _tracer(environment)
-    if found is None:
+    tracer_pair = _tracer(environment)
+    if tracer_pair is None:
         yield None
         return
-    tracer, close = found
-    made = Spans(tracer)
+    tracer, close = tracer_pair
+    run_spans = Spans(tracer)
     try:
-        yield made
+        yield run_spans
     except BaseException as error:
-        made.close(error)
+        run_spans.close(error)
         raise
     finally:
-        made.close(None)
+        run_spans.close(None)
         close()
 
 
@@ -112,9 +112,9 @@ class Spans(events.Progress):
     def close(self, error: BaseException | None) -> None:
         """Close all open spans. error: what ended the run, None for nothing."""
         with self._lock:
-            left, self._open = list(self._open.values()), {}
+            open_spans, self._open = list(self._open.values()), {}
         run, self._run = self._run, None
-        for span in (*left, run):
+        for span in (*open_spans, run):
             if span:
                 _end(span, None if error is None else str(error) or type(error).__name__)
 

@@ -110,7 +110,7 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
     if run is not None and run.flow_run is not None:  # the flow run that sends it
         about = {"prefect.resource.id": f"prefect.flow-run.{run.flow_run.id}", "prefect.resource.role": "flow-run"}
         related = [RelatedResource(about)]
-    made = Event(
+    prefect_event = Event(
         event=event,
         resource=Resource({"prefect.resource.id": f"enginesmith.model.{model}", "prefect.resource.name": model}),
         related=related,
@@ -119,13 +119,13 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
     try:
         with get_client(sync_client=True) as client:
             # Not `emit_event`: a thread sends its queue, and says nothing of events that did not arrive.
-            client.request("POST", "/events", json=[made.model_dump(mode="json")])
+            client.request("POST", "/events", json=[prefect_event.model_dump(mode="json")])
     except (httpx.HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
         raise UnavailableError(
             f"{event} did not reach the Prefect server at {server} ({error or type(error).__name__}); start it, or "
             "correct PREFECT_API_URL, and run this again"
         ) from error
-    return SentEvent(str(made.id), event, server)
+    return SentEvent(str(prefect_event.id), event, server)
 
 
 # Watching a place for specs: one whose content is new is registered, and its event is sent to Prefect once.
@@ -207,9 +207,9 @@ class Watch:
         digest = bundle_of(spec, self._digest).digest
         if self._taken.get(path) == digest:
             return
-        kept = registrations(self._store, spec.model)
+        entries = registrations(self._store, spec.model)
         # A bundle that was sent before and is not the newest is one that somebody changed back to: it is sent again.
-        newest = bool(kept) and kept[-1].bundle.digest == digest
+        newest = bool(entries) and entries[-1].bundle.digest == digest
         if not (newest and was_sent(self._store, REGISTERED, digest)):
             item, _ = register(self._store, spec)
             sent = send_registered(self._store, item)
@@ -220,10 +220,10 @@ class Watch:
 
     def _digest(self, path: Path) -> str:
         """A file's digest. The file is read again only when its stamp changed."""
-        stamp, known = _stamp(path), self._digests.get(path)
-        if known is None or known[0] != stamp:
-            known = self._digests[path] = (stamp, digest_of_file(path))
-        return known[1]
+        stamp, digest_entry = _stamp(path), self._digests.get(path)
+        if digest_entry is None or digest_entry[0] != stamp:
+            digest_entry = self._digests[path] = (stamp, digest_of_file(path))
+        return digest_entry[1]
 
     def _complain(self, name: str, reason: str) -> None:
         if self._complaints.get(name) != reason:
@@ -232,5 +232,5 @@ class Watch:
 
 
 def _stamp(path: Path) -> Stamp:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    file_stat = path.stat()
+    return file_stat.st_size, file_stat.st_mtime_ns, file_stat.st_ino

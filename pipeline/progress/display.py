@@ -46,8 +46,8 @@ class StepClock:
     @property
     def text(self) -> str:
         """'30 s, compiling, ~40 s left (predicted from 3 builds of this unit)'."""
-        left = self.expectation.describe_left(self.elapsed_s) if self.expectation else ""
-        return ", ".join(part for part in (f"{self.elapsed_s:.0f} s", self.phase, left) if part)
+        remaining_text = self.expectation.describe_left(self.elapsed_s) if self.expectation else ""
+        return ", ".join(part for part in (f"{self.elapsed_s:.0f} s", self.phase, remaining_text) if part)
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,12 @@ class Clocks:
 
     def waits(self) -> list[tuple[list[str], str]]:
         """What waits now, together where the reason is the same, and why."""
-        found: dict[str, tuple[list[str], str]] = {}
+        waits_by_reason: dict[str, tuple[list[str], str]] = {}
         with self._lock:
             for name, wait in self._waits.items():
-                names, _ = found.setdefault(wait.reason, ([], wait.why))
+                names, _ = waits_by_reason.setdefault(wait.reason, ([], wait.why))
                 names.append(name)
-        return list(found.values())
+        return list(waits_by_reason.values())
 
     def start(self, name: str) -> None:
         """Start its clock, afresh after a retry."""
@@ -110,16 +110,16 @@ class Clocks:
     def phase(self, name: str, phase: str) -> None:
         """Note its phase."""
         with self._lock:
-            if known := self._running.get(name):
-                self._running[name] = replace(known, phase=phase)
+            if step_clock := self._running.get(name):
+                self._running[name] = replace(step_clock, phase=phase)
 
     def stop(self, name: str) -> float | None:
         """Stop its clock; how long it ran, None when it did not."""
         with self._lock:
-            known = self._running.pop(name, None)
+            step_clock = self._running.pop(name, None)
             self._expected.pop(name, None)
             self._waits.pop(name, None)
-        return known.elapsed_s if known else None
+        return step_clock.elapsed_s if step_clock else None
 
     def of(self, name: str) -> StepClock | None:
         """Its clock while it runs."""
@@ -167,8 +167,8 @@ class JsonLines(events.Progress):
             case events.RunBegan():  # model and run stand on the line
                 self.tell("began")
             case events.Planned(plan):
-                found = Counter(unit.action for unit in plan.units)
-                counts = {action: found[action] for action in ("build", "cached", "refused", "failed")}
+                action_counts = Counter(unit.action for unit in plan.units)
+                counts = {action: action_counts[action] for action in ("build", "cached", "refused", "failed")}
                 self.tell("planned", "info", **counts)
             case events.RunConcluded(outcome):
                 level = "error" if outcome.version is None or outcome.failed else "info"
@@ -180,8 +180,8 @@ class JsonLines(events.Progress):
                 level, why = _LEVELS.get(state, "info"), reason or None
                 self.tell("finished", level, unit=name, state=state, outcome=event.outcome, reason=why)
             case events.VerdictReached(name, verdict, reason):
-                told = {"unit": name, "state": verdict, "outcome": event.outcome, "reason": reason}
-                self.tell("verdict", _LEVELS.get(verdict, "info"), **told)
+                verdict_fields = {"unit": name, "state": verdict, "outcome": event.outcome, "reason": reason}
+                self.tell("verdict", _LEVELS.get(verdict, "info"), **verdict_fields)
             case _:
                 self._tell_on_the_way(event)
 
@@ -322,8 +322,8 @@ class LiveTable(events.Progress):
         for clock in self._clocks.list_running():
             table.add_row(Spinner("dots"), _plain(clock.name), f"[dim]{_plain(clock.text)}[/dim]")
         for names, why in self._clocks.waits():
-            told = f"{join_first(names)}: waiting: {why}"
-            table.add_row("…", f"[dim]{_plain(told)}[/dim]", "")
+            wait_text = f"{join_first(names)}: waiting: {why}"
+            table.add_row("…", f"[dim]{_plain(wait_text)}[/dim]", "")
         return table
 
 

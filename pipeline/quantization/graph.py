@@ -36,14 +36,14 @@ def tidy(model: ModelProto) -> ModelProto:
     graph = copy.graph
     _lift_constants(graph)
     # An input to which an initializer gives a default is a constant: a compiled model has no such inputs.
-    given = constants(graph)
-    _replace(graph.input, [value for value in graph.input if value.name not in given])
-    taken: set[str] = set()
+    initializers = constants(graph)
+    _replace(graph.input, [value for value in graph.input if value.name not in initializers])
+    node_names: set[str] = set()
     for node in graph.node:
         stem = node.name or f"{node.op_type}_{next((name for name in node.output if name), '')}"
         names = itertools.chain([stem], (f"{stem}_{count}" for count in itertools.count(2)))
-        node.name = next(name for name in names if name not in taken)
-        taken.add(node.name)
+        node.name = next(name for name in names if name not in node_names)
+        node_names.add(node.name)
     sort_nodes(graph)
     return copy
 
@@ -65,20 +65,22 @@ def finish(model: ModelProto) -> ModelProto:
     """
     graph = model.graph
     sort_nodes(graph)
-    read = {name for node in graph.node for name in list_reads(node)} | {output.name for output in graph.output}
-    _replace(graph.initializer, [item for item in graph.initializer if item.name in read])
+    operand_names = {name for node in graph.node for name in list_reads(node)} | {
+        output.name for output in graph.output
+    }
+    _replace(graph.initializer, [item for item in graph.initializer if item.name in operand_names])
     stated = {value.name: value for value in graph.value_info}
     del graph.value_info[:]
     try:
         inferred = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
-        if known := list(_kept_shapes(stated, inferred)):
-            graph.value_info.extend(known)
+        if shape_infos := list(_kept_shapes(stated, inferred)):
+            graph.value_info.extend(shape_infos)
             inferred = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
-        found = inferred.graph
+        inferred_graph = inferred.graph
         for field, items in (
-            (graph.node, found.node),
-            (graph.output, found.output),
-            (graph.value_info, found.value_info),
+            (graph.node, inferred_graph.node),
+            (graph.output, inferred_graph.output),
+            (graph.value_info, inferred_graph.value_info),
         ):
             del field[:]
             field.extend(items)
@@ -131,11 +133,11 @@ def constants(graph: GraphProto) -> dict[str, TensorProto]:
 
 def consumers(graph: GraphProto) -> dict[str, list[NodeProto]]:
     """The nodes that read each tensor, in graph order; control flow reads what its bodies capture."""
-    found: dict[str, list[NodeProto]] = {}
+    readers_by_name: dict[str, list[NodeProto]] = {}
     for node in graph.node:
         for name in list_reads(node):
-            found.setdefault(name, []).append(node)
-    return found
+            readers_by_name.setdefault(name, []).append(node)
+    return readers_by_name
 
 
 def element_types(model: ModelProto) -> dict[str, int]:
@@ -153,8 +155,10 @@ def static_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
 def shapes_of(graph: GraphProto) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors of an inferred graph whose rank is known; 0 where a size is open."""
     values = (*graph.value_info, *graph.input, *graph.output)
-    known = [(value.name, value.type.tensor_type.shape) for value in values if value.type.tensor_type.HasField("shape")]
-    return {name: tuple(dim.dim_value for dim in shape.dim) for name, shape in known}
+    tensor_shapes = [
+        (value.name, value.type.tensor_type.shape) for value in values if value.type.tensor_type.HasField("shape")
+    ]
+    return {name: tuple(dim.dim_value for dim in shape.dim) for name, shape in tensor_shapes}
 
 
 def shapes_for(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -191,19 +195,19 @@ def _without_weights(model: ModelProto) -> ModelProto:
     graph.input.extend(whole.input)
     graph.output.extend(whole.output)
     graph.value_info.extend(whole.value_info)
-    given = {value.name for value in whole.input}
+    input_names = {value.name for value in whole.input}
     for item in whole.initializer:
         if math.prod(item.dims) <= _SMALL_CONSTANT:
             graph.initializer.add().CopyFrom(item)
-        elif item.name not in given:
+        elif item.name not in input_names:
             graph.input.append(helper.make_tensor_value_info(item.name, item.data_type, item.dims))
     return light
 
 
 def attribute_of(node: NodeProto, name: str, default: T) -> T:
     """Value of a node's attribute, of the type of `default`; `default` where the node has none of that name."""
-    found = next((item for item in node.attribute if item.name == name), None)
-    return default if found is None else cast("T", helper.get_attribute_value(found))
+    attribute = next((item for item in node.attribute if item.name == name), None)
+    return default if attribute is None else cast("T", helper.get_attribute_value(attribute))
 
 
 def unused_name(name: str, taken: Container[str]) -> str:
@@ -234,13 +238,13 @@ def sort_nodes(graph: GraphProto) -> None:
     for i, before in enumerate(waits):
         for j in before:
             followers.setdefault(j, []).append(i)
-    left = [len(before) for before in waits]
-    ready, order = [i for i, count in enumerate(left) if count == 0], []
+    wait_counts = [len(before) for before in waits]
+    ready, order = [i for i, count in enumerate(wait_counts) if count == 0], []
     while ready:
         order.append(heappop(ready))
         for j in followers.get(order[-1], ()):
-            left[j] -= 1
-            if left[j] == 0:
+            wait_counts[j] -= 1
+            if wait_counts[j] == 0:
                 heappush(ready, j)
     if len(order) < len(nodes):
         raise ModelError("the graph has a cycle; export the model again")
@@ -252,7 +256,7 @@ def sort_nodes(graph: GraphProto) -> None:
 
 def _lift_constants(graph: GraphProto) -> None:
     """Turn Constant nodes with numbers into initializers, where weights are looked for."""
-    left = []
+    other_nodes = []
     for node in graph.node:
         attribute = node.attribute[0] if node.op_type == "Constant" else None
         if attribute is not None and attribute.name == "value":
@@ -261,10 +265,10 @@ def _lift_constants(graph: GraphProto) -> None:
             values = np.asarray(helper.get_attribute_value(attribute), kind)
             graph.initializer.append(numpy_helper.from_array(values))
         else:
-            left.append(node)
+            other_nodes.append(node)
             continue
         graph.initializer[-1].name = node.output[0]
-    _replace(graph.node, left)
+    _replace(graph.node, other_nodes)
 
 
 def _replace(field: Any, items: list[Any]) -> None:

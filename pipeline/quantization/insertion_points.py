@@ -37,20 +37,20 @@ def fold_computed_weights(model: ModelProto, readers: Collection[str]) -> int:
     Gives how many. The nodes that computed them are removed where nothing else reads them.
     """
     graph = model.graph
-    given, made, outside = constants(graph), _find_computing(graph), find_external(graph)
+    initializers, producers, outside = constants(graph), _find_computing(graph), find_external(graph)
     outputs = {value.name for value in graph.output}
-    names = {node.name for node in made.values()}
-    taken = {name for node in graph.node for name in node.output} | given.keys()
+    names = {node.name for node in producers.values()}
+    tensor_names = {name for node in graph.node for name in node.output} | initializers.keys()
     folded = 0
-    for name in dict.fromkeys(_list_wanted(graph, made, readers)):
-        values = None if name in outputs else _compute(model, name, given, made)
+    for name in dict.fromkeys(_list_wanted(graph, producers, readers)):
+        values = None if name in outputs else _compute(model, name, initializers, producers)
         if values is None or values.dtype != np.float32:
             continue
-        taken.add(fresh := unused_name(name, taken))
-        results = made.pop(name).output
+        tensor_names.add(fresh := unused_name(name, tensor_names))
+        results = producers.pop(name).output
         results[[*results].index(name)] = fresh
-        given[name] = from_array(values, name, outside)
-        graph.initializer.append(given[name])
+        initializers[name] = from_array(values, name, outside)
+        graph.initializer.append(initializers[name])
         folded += 1
     if folded:
         _remove_unread(graph, names)
@@ -59,13 +59,13 @@ def fold_computed_weights(model: ModelProto, readers: Collection[str]) -> int:
 
 def _find_computing(graph: GraphProto) -> dict[str, NodeProto]:
     """The nodes that depend on constants alone, by their results."""
-    known, found = {*constants(graph)}, dict[str, NodeProto]()
+    constant_names, producers = {*constants(graph)}, dict[str, NodeProto]()
     for node in graph.node:
         stays = node.op_type.startswith(_STAYING) or node.domain not in ("", "ai.onnx") or list_bodies(node)
-        if not stays and known.issuperset(filter(None, node.input)):
-            known.update(node.output)
-            found |= dict.fromkeys(filter(None, node.output), node)
-    return found
+        if not stays and constant_names.issuperset(filter(None, node.input)):
+            constant_names.update(node.output)
+            producers |= dict.fromkeys(filter(None, node.output), node)
+    return producers
 
 
 def _list_wanted(graph: GraphProto, made: Mapping[str, NodeProto], readers: Collection[str]) -> Iterator[str]:
@@ -79,35 +79,35 @@ def _compute(
     model: ModelProto, name: str, given: Mapping[str, TensorProto], made: Mapping[str, NodeProto]
 ) -> Array | None:
     """The values of a tensor that nodes make out of constants; None where they do not run."""
-    read, unread, needed = set[str](), {name}, set[str]()
+    visited_names, unread, needed = set[str](), {name}, set[str]()
     while unread:
-        read.add(found := unread.pop())
-        if found in made:
-            needed.add(made[found].name)
-            unread |= {*filter(None, made[found].input)} - read
+        visited_names.add(tensor_name := unread.pop())
+        if tensor_name in made:
+            needed.add(made[tensor_name].name)
+            unread |= {*filter(None, made[tensor_name].input)} - visited_names
     nodes = [node for node in model.graph.node if node.name in needed]
-    held = {item: given[item] for item in sorted(read & given.keys())}
-    inputs = [helper.make_tensor_value_info(item, tensor.data_type, tensor.dims) for item, tensor in held.items()]
+    operands = {item: given[item] for item in sorted(visited_names & given.keys())}
+    inputs = [helper.make_tensor_value_info(item, tensor.data_type, tensor.dims) for item, tensor in operands.items()]
     graph = helper.make_graph(nodes, "weight", inputs, [ValueInfoProto(name=name)])
     part = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
     try:
         session = open_interpreter(part.SerializeToString(), f"weight {name!r}", threads=1)
-        return np.asarray(session.run([name], {item: to_array(tensor) for item, tensor in held.items()})[0])
+        return np.asarray(session.run([name], {item: to_array(tensor) for item, tensor in operands.items()})[0])
     except Exception:  # the interpreter's errors share no base class; what it cannot compute stays in float
         return None
 
 
 def _remove_unread(graph: GraphProto, names: Collection[str]) -> None:
     """Remove, in place, those of the nodes called `names` that nothing reads any more."""
-    left = list[NodeProto]()
-    read = {value.name for value in graph.output}
+    reversed_nodes = list[NodeProto]()
+    live_names = {value.name for value in graph.output}
     for node in reversed(graph.node):
-        if node.name not in names or read.intersection(node.output):
-            left.append(node)
-            read.update(list_reads(node))
-    kept = left[::-1]
+        if node.name not in names or live_names.intersection(node.output):
+            reversed_nodes.append(node)
+            live_names.update(list_reads(node))
+    live_nodes = reversed_nodes[::-1]
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(live_nodes)
 
 
 # Where int8 goes in a graph: the nodes that can take it, what else gets Q/DQ beside them, and the tensors to measure.
@@ -182,22 +182,22 @@ def prepare_model(model: ModelProto) -> ModelProto:
 def find_sites(model: ModelProto) -> tuple[tuple[Site, ...], tuple[FloatNode, ...]]:
     """The sites of a prepared model, and the other nodes that multiply, each with the reason why it is none."""
     graph, types = model.graph, element_types(model)
-    given, readers = constants(graph), consumers(graph)
+    initializers, readers = constants(graph), consumers(graph)
     outputs = {value.name for value in graph.output}
     sites = []
-    kept = [FloatNode(node.name, node.op_type, reason) for node in graph.node if (reason := _out_of_reach(node))]
+    float_nodes = [FloatNode(node.name, node.op_type, reason) for node in graph.node if (reason := _out_of_reach(node))]
     for node in graph.node:
         if node.op_type not in OP_TYPES or node.domain not in ("", "ai.onnx"):
             continue
-        if reason := _obstacle(node, given, types):
-            kept.append(FloatNode(node.name, node.op_type, reason))
+        if reason := _obstacle(node, initializers, types):
+            float_nodes.append(FloatNode(node.name, node.op_type, reason))
             continue
         result, fused = node.output[0], None
         after = readers.get(result, [])
-        if len(after) == 1 and result not in outputs and _saturates_around_zero(after[0], given):
+        if len(after) == 1 and result not in outputs and _saturates_around_zero(after[0], initializers):
             result, fused = after[0].output[0], after[0].name
         sites.append(Site(node.name, node.op_type, node.input[0], node.input[1], _channel_axis(node), result, fused))
-    return tuple(sites), tuple(kept)
+    return tuple(sites), tuple(float_nodes)
 
 
 def _out_of_reach(node: NodeProto) -> str | None:
@@ -267,29 +267,29 @@ def residuals(model: ModelProto, convolutions: Iterable[str]) -> tuple[Residual,
 
     Of two convolutions the larger one takes the Add in: the smaller is the shortcut's projection.
     """
-    given, readers = constants(model.graph), consumers(model.graph)
+    initializers, readers = constants(model.graph), consumers(model.graph)
     outputs = {value.name for value in model.graph.output}
-    chosen = set(convolutions)
-    made = {node.output[0]: node for node in model.graph.node if node.name in chosen}
-    found = []
+    convolution_names = set(convolutions)
+    producers = {node.output[0]: node for node in model.graph.node if node.name in convolution_names}
+    residual_nodes = []
     for node in model.graph.node:
-        if node.op_type == "Add" and not any(name in given for name in node.input):
-            own = [name in made and len(readers[name]) == 1 and name not in outputs for name in node.input]
+        if node.op_type == "Add" and not any(name in initializers for name in node.input):
+            own = [name in producers and len(readers[name]) == 1 and name not in outputs for name in node.input]
             if any(own) and node.input[0] != node.input[1]:
                 main = own.index(True)
                 if all(own):
-                    weights = [given.get(made[name].input[1]) for name in node.input]
+                    weights = [initializers.get(producers[name].input[1]) for name in node.input]
                     sizes = [prod(weight.dims) if weight else 1 for weight in weights]
                     main = sizes.index(max(sizes))
-                found.append(Residual(node.name, 1 - main, node.input[1 - main]))
-    return tuple(found)
+                residual_nodes.append(Residual(node.name, 1 - main, node.input[1 - main]))
+    return tuple(residual_nodes)
 
 
 def find_joins(model: ModelProto, written: Iterable[str]) -> tuple[JoinNode, ...]:
     """The nodes all of whose inputs are quantized, given the tensors that integer kernels write; in graph order."""
     readers = consumers(model.graph)
     outputs = {value.name for value in model.graph.output}
-    quantized, found = set(written), []
+    quantized, joins = set(written), []
     for node in model.graph.node:
         single = node.domain in ("", "ai.onnx") and len([name for name in node.output if name]) == 1
         if node.op_type not in _JOINING or not single or not all(name in quantized for name in node.input):
@@ -302,8 +302,8 @@ def find_joins(model: ModelProto, written: Iterable[str]) -> tuple[JoinNode, ...
         elif len(after) == 1 and after[0].op_type == "Relu" and result not in outputs:
             join = JoinNode(node.name, after[0].output[0], after[0].name)
         quantized.add(join.result)
-        found.append(join)
-    return tuple(found)
+        joins.append(join)
+    return tuple(joins)
 
 
 def taps(sites: Sequence[Site]) -> tuple[str, ...]:
@@ -324,10 +324,10 @@ def tensors_to_measure(model: ModelProto) -> tuple[str, ...]:
 def activations(model: ModelProto) -> tuple[str, ...]:
     """Every float activation of a model: what to measure so that the fp16 cast knows all ranges, not only int8's."""
     prepared = prepare_model(model)
-    types, given = element_types(prepared), constants(prepared.graph)
+    types, initializers = element_types(prepared), constants(prepared.graph)
     names = [value.name for value in prepared.graph.input]
     names += [name for node in prepared.graph.node for name in node.output]
-    return tuple(sorted(name for name in names if types.get(name) == TensorProto.FLOAT and name not in given))
+    return tuple(sorted(name for name in names if types.get(name) == TensorProto.FLOAT and name not in initializers))
 
 
 # Which nodes of a model compute in int8 because its author quantized it, without Q/DQ nodes that a compiler reads.
@@ -362,10 +362,10 @@ def scale_states(states: Sequence[State], ranges: Ranges | None) -> tuple[Quanti
 
 
 def _scale(state: State, ranges: Ranges | None) -> float:
-    seen = [ranges.reach(name) or 0.0 for name in (state.input, state.output)] if ranges else [0.0]
-    if not 0.0 < max(seen) < np.inf:
+    magnitudes = [ranges.reach(name) or 0.0 for name in (state.input, state.output)] if ranges else [0.0]
+    if not 0.0 < max(magnitudes) < np.inf:
         raise DataError(
             f"state.{state.input}.dtype: calibration samples do not show how large {state.input!r} becomes; give "
             "sequences of several steps, or remove dtype"
         )
-    return float(np.float32(max(seen) / _LEVELS))
+    return float(np.float32(max(magnitudes) / _LEVELS))

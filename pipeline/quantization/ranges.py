@@ -39,7 +39,7 @@ def _explain_idle(lines: Sequence[str]) -> str:
     for line in lines[1:]:
         if line.startswith(_LEFT):
             by_reason[line.partition("): ")[2]].append(line)
-    reasons = [found[0] for found in sorted(by_reason.values(), key=len, reverse=True)]
+    reasons = [reason_group[0] for reason_group in sorted(by_reason.values(), key=len, reverse=True)]
     return "; ".join([lines[0], *reasons[:2], *(["..."] if reasons[2:] else [])])
 
 
@@ -71,8 +71,10 @@ class CastNotes:
         head = f"{_count_computing(self.cast)} {self.precision}, {pluralize(len(self.kept), 'stays', 'stay')} in fp32"
         zeros = [f"{name}: {n} of {size} values underflow to 0" for name, n, size in self.underflowed]
         if self.floored_scales:
-            shown = join_first(self.floored_scales, 3)
-            zeros.append(f"{len(self.floored_scales)} Q/DQ scales were raised to the smallest normal number: {shown}")
+            scale_names = join_first(self.floored_scales, 3)
+            zeros.append(
+                f"{len(self.floored_scales)} Q/DQ scales were raised to the smallest normal number: {scale_names}"
+            )
         return (head, *_kept_lines(self.kept, "fp32"), *zeros)
 
 
@@ -104,8 +106,8 @@ class QuantizationNotes:
         """The notes as sentences."""
         if self.passed_through:
             return ("the model already carries quantized nodes and passed through untouched",)
-        left = pluralize(len(self.kept), "candidate stays", "candidates stay")
-        head = f"{_count_computing(len(self.quantized))} {self.precision}, {left} in float"
+        float_text = pluralize(len(self.kept), "candidate stays", "candidates stay")
+        head = f"{_count_computing(len(self.quantized))} {self.precision}, {float_text} in float"
         rest = self.cast.lines() if self.cast else ()
         return (head, *_kept_lines(self.kept, "float"), *rest)
 
@@ -154,8 +156,8 @@ class Ranges:
 
     def reach(self, tensor: str) -> float | None:
         """Largest magnitude that was seen of a tensor, clipped or not, or None where it was not measured."""
-        found = self.sources[tensor].seen if tensor in self.sources else self.tensors.get(tensor)
-        return None if found is None else max(abs(found[0]), abs(found[1]))
+        value_range = self.sources[tensor].seen if tensor in self.sources else self.tensors.get(tensor)
+        return None if value_range is None else max(abs(value_range[0]), abs(value_range[1]))
 
     def to_json(self) -> dict[str, object]:
         """A JSON object that `from_json` reads back."""
@@ -171,24 +173,24 @@ class Ranges:
     def from_json(cls, data: Mapping[str, object]) -> "Ranges":
         """Read what `to_json` wrote. Raises DataError for anything else, a reversed or a non-finite range included."""
         try:
-            found = decode(dict(data), _RangesDocument)
+            document = decode(dict(data), _RangesDocument)
         except IntegrityError as error:
             raise DataError(f"ranges: not a ranges file ({error}); calibrate again") from error
-        if found.format != FORMAT:
-            raise DataError(f"ranges: format {found.format!r} is not {FORMAT}; calibrate again")
-        for name, item in found.tensors.items():
+        if document.format != FORMAT:
+            raise DataError(f"ranges: format {document.format!r} is not {FORMAT}; calibrate again")
+        for name, item in document.tensors.items():
             for low, high in filter(None, (item.range, item.seen)):
                 if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                     raise DataError(
                         f"ranges: tensor {name!r} has the range [{low}, {high}]; it must be finite and rising"
                     )
-        tensors = {name: item.range for name, item in found.tensors.items()}
+        tensors = {name: item.range for name, item in document.tensors.items()}
         sources = {
             name: RangeSource(item.seen, item.histogram, item.clipped)
-            for name, item in found.tensors.items()
+            for name, item in document.tensors.items()
             if item.seen
         }
-        return cls(tensors, found.method, found.dataset, found.samples, sources)
+        return cls(tensors, document.method, document.dataset, document.samples, sources)
 
     def _described(self, name: str) -> dict[str, object]:
         item: dict[str, object] = {"range": list(self.tensors[name])}

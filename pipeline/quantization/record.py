@@ -136,8 +136,8 @@ class _PairReader:
             )
 
     def _constant(self, node: NodeProto, index: int) -> NDArray[np.float64] | None:
-        found = self.given.get(node.input[index]) if len(node.input) > index else None
-        return None if found is None else to_array(found).astype(np.float64)
+        initializer = self.given.get(node.input[index]) if len(node.input) > index else None
+        return None if initializer is None else to_array(initializer).astype(np.float64)
 
     def _before(self, tensor: str) -> Iterator[str]:
         """A tensor, and those that it is a moved or converted copy of."""
@@ -156,19 +156,19 @@ class _PairReader:
 
 def _describe_activation(pair: _QdqPair, evidence: Evidence) -> QuantizedTensor:
     name = next((name for name in pair.names if name in evidence.ranges.tensors), pair.names[-1])
-    seen = evidence.smoothed.get(name) or evidence.seen.tensors.get(name)
+    observation = evidence.smoothed.get(name) or evidence.seen.tensors.get(name)
     levels = Levels.of(pair.element_type, float(pair.scales), pair.zero_point)
     item = QuantizedTensor(name, "activation", pair.format, pair.readers, levels.span, float(pair.scales))
-    if seen is None or not seen.finite:
+    if observation is None or not observation.finite:
         return item
-    extremes = (seen.low, seen.high)
-    if seen.histogram is None or not seen.histogram.total:
+    extremes = (observation.low, observation.high)
+    if observation.histogram is None or not observation.histogram.total:
         return replace(item, seen=extremes)
     return replace(
         item,
         seen=extremes,
-        clipped=levels.clipped(seen.histogram, extremes),
-        sqnr_db=_finite(levels.sqnr_db(seen.histogram, extremes)),
+        clipped=levels.clipped(observation.histogram, extremes),
+        sqnr_db=_finite(levels.sqnr_db(observation.histogram, extremes)),
         measured="rows" if name in evidence.smoothed else "histogram",
     )
 
@@ -177,23 +177,23 @@ def _add_histograms(activations: Sequence[QuantizedTensor], evidence: Evidence) 
     """The activations, the worst with histograms over all that was seen and all that the format holds."""
     worst = [item.name for item in _sort_worst_first(activations) if item.sqnr_db is not None][:PICTURES]
     for item in activations:
-        seen = evidence.smoothed.get(item.name) or evidence.seen.tensors.get(item.name)
-        if item.name in worst and seen is not None and seen.histogram is not None:
-            low, high = min(seen.low, item.range[0]), max(seen.high, item.range[1])
-            counts = tuple(rebin(seen.histogram, low, high, BINS))
+        observation = evidence.smoothed.get(item.name) or evidence.seen.tensors.get(item.name)
+        if item.name in worst and observation is not None and observation.histogram is not None:
+            low, high = min(observation.low, item.range[0]), max(observation.high, item.range[1])
+            counts = tuple(rebin(observation.histogram, low, high, BINS))
             yield replace(item, histogram=TensorHistogram((low, high), counts))
         else:
             yield item
 
 
 def _describe_weights(graph: ModelProto, pairs: Sequence[_QdqPair], evidence: Evidence) -> Iterator[QuantizedTensor]:
-    given = constants(graph.graph)
+    initializers = constants(graph.graph)
     by_node = {node.name: node for node in graph.graph.node}
     for pair in pairs:
-        if any(name in given and given[name].data_type in NAMES for name in pair.names):
+        if any(name in initializers and initializers[name].data_type in NAMES for name in pair.names):
             continue  # the model came with it stored so
         readers = [by_node[name] for name in pair.readers if name in by_node and len(by_node[name].input) > 1]
-        float_weight = given.get(readers[0].input[1]) if readers else None
+        float_weight = initializers.get(readers[0].input[1]) if readers else None
         if float_weight is None or float_weight.data_type != TensorProto.FLOAT:
             continue
         values = to_array(float_weight).astype(np.float64)

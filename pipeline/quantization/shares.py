@@ -62,30 +62,30 @@ def find_own_narrow(graph: GraphProto) -> set[str]:
     in a model that rounds activations too, or in integers."""
     makers = {name: node for node in graph.node for name in node.output}
     rounds = any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in graph.node)
-    found = {node.name for node in graph.node if node.op_type in INTEGER_OPS}
+    narrow_nodes = {node.name for node in graph.node if node.op_type in INTEGER_OPS}
     for node in graph.node if rounds else ():
         maker = makers.get(node.input[1]) if node.op_type in _WEIGHTED and len(node.input) > 1 else None
         while maker is not None and maker.op_type in _MOVING:
             maker = makers.get(maker.input[0])
         if maker is not None and maker.op_type == "DequantizeLinear":
-            found.add(node.name)
-    return found
+            narrow_nodes.add(node.name)
+    return narrow_nodes
 
 
 def count_multiplications(
     model: ModelProto, inputs: Mapping[str, Shape], elements: Mapping[str, float]
 ) -> dict[str, float]:
     """Multiplications with weights in a run, by node of the main graph; control flow has those of its bodies."""
-    inferred, held = _infer(model, inputs), constants(model.graph)
+    inferred, initializers = _infer(model, inputs), constants(model.graph)
     graph = inferred.graph
-    shapes = shapes_of(graph) | {name: tuple(item.dims) for name, item in held.items()}
+    shapes = shapes_of(graph) | {name: tuple(item.dims) for name, item in initializers.items()}
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
-    kinds |= {name: item.data_type for name, item in held.items()}
+    kinds |= {name: item.data_type for name, item in initializers.items()}
     both = [name for name in elements if name in shapes and 0 not in shapes[name]]
     at_inputs = sum(math.prod(shapes[name]) for name in both)
     scale = sum(elements[name] for name in both) / at_inputs if at_inputs else 1.0
-    trips = {name: int(to_array(item)) for name, item in held.items() if item.data_type == 7 and not item.dims}
-    scope = _Scope(inferred, shapes, kinds, frozenset(_list_fixed(graph, held)), elements, scale, trips)
+    trips = {name: int(to_array(item)) for name, item in initializers.items() if item.data_type == 7 and not item.dims}
+    scope = _Scope(inferred, shapes, kinds, frozenset(_list_fixed(graph, initializers)), elements, scale, trips)
     return {node.name: count for node in graph.node if (count := scope.count(node))}
 
 
@@ -99,15 +99,15 @@ def _infer(model: ModelProto, inputs: Mapping[str, Shape]) -> ModelProto:
 
 def _list_fixed(graph: GraphProto, given: Collection[str]) -> Iterator[str]:
     """Names of a graph that depend on the names `given` alone."""
-    known = set(given)
-    yield from known
+    fixed_names = set(given)
+    yield from fixed_names
     for node in graph.node:
         if (
             not list_bodies(node)
             and not node.op_type.startswith("Random")
-            and known.issuperset(filter(None, node.input))
+            and fixed_names.issuperset(filter(None, node.input))
         ):
-            known.update(node.output)
+            fixed_names.update(node.output)
             yield from node.output
 
 
@@ -140,12 +140,12 @@ class _Scope:
         dims = self.shapes[weight]
         if node.op_type in _WEIGHTED:
             values = self._values(node.input[0] if node.op_type in TRANSPOSED_CONVOLUTIONS else node.output[0])
-            left = bool(attribute_of(node, "transB", 0)) or weight == node.input[0]
-            return math.prod(dims) if values is None else values * per_value(node.op_type, dims, left)
+            is_transposed = bool(attribute_of(node, "transB", 0)) or weight == node.input[0]
+            return math.prod(dims) if values is None else values * per_value(node.op_type, dims, is_transposed)
         shapes = [self.shapes.get(name) for name in node.input]
         outputs = [self.shapes[name] for name in node.output if name in self.shapes]
-        found = multiplications(node.op_type, shapes, outputs, attribute_of(node, "equation", b"").decode())
-        return 0.0 if found is None else found * self.scale or math.prod(dims)
+        product_count = multiplications(node.op_type, shapes, outputs, attribute_of(node, "equation", b"").decode())
+        return 0.0 if product_count is None else product_count * self.scale or math.prod(dims)
 
     def _count_recurrent(self, node: NodeProto) -> float:
         """Each step of each sequence is multiplied by both weights."""
@@ -172,11 +172,14 @@ class _Scope:
         as it is."""
         if node.op_type != "Loop":
             return body
-        graph, kept = GraphProto(), {name: self.shapes[name] for name in list_captured(node) if name in self.shapes}
+        graph, outer_shapes = (
+            GraphProto(),
+            {name: self.shapes[name] for name in list_captured(node) if name in self.shapes},
+        )
         graph.CopyFrom(body)
         begins = dict(zip((value.name for value in graph.input[2:]), node.input[2:], strict=False))
-        states = {name: self.shapes[given] for name, given in begins.items() if given in self.shapes}
-        outside = {name: shape for name, shape in kept.items() if self.kinds.get(name)}
+        states = {name: self.shapes[source_name] for name, source_name in begins.items() if source_name in self.shapes}
+        outside = {name: shape for name, shape in outer_shapes.items() if self.kinds.get(name)}
         graph.input.extend(
             helper.make_tensor_value_info(name, self.kinds[name], shape) for name, shape in outside.items()
         )
@@ -188,9 +191,9 @@ class _Scope:
         if node.op_type == "Loop" and node.input[0] in self.trips:
             return self.trips[node.input[0]]
         if node.op_type == "Scan":
-            taken = attribute_of(node, "num_scan_inputs", 1)
-            axes = attribute_of(node, "scan_input_axes", [0] * taken)
-            shape = self.shapes.get(node.input[len(node.input) - taken], ())
+            scan_count = attribute_of(node, "num_scan_inputs", 1)
+            axes = attribute_of(node, "scan_input_axes", [0] * scan_count)
+            shape = self.shapes.get(node.input[len(node.input) - scan_count], ())
             return max(1, shape[axes[0]] if len(shape) > axes[0] else 1)
         first = len(body.input) - 2  # behind the states come what is gathered over all iterations
         lengths = [self.shapes[name][0] for name in node.output[first:] if self.shapes.get(name)]

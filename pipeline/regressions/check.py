@@ -31,8 +31,8 @@ def judge_units(judged: Sequence[JudgedUnit]) -> Iterator[Finding]:
     for item in judged:
         if item.entry.status == "failed":
             broken = [describe(check) for check in item.report.checks if not check.passed] if item.report else []
-            told = join_first(broken, 2, "; ") if broken else item.entry.reason.splitlines()[0]
-            yield Finding("failed", "error", f"failed: {told}", item.built.unit.name)
+            failure_text = join_first(broken, 2, "; ") if broken else item.entry.reason.splitlines()[0]
+            yield Finding("failed", "error", f"failed: {failure_text}", item.built.unit.name)
 
 
 def judge_coverage(
@@ -101,9 +101,9 @@ def _judge_times(pair: EnginePair, options: CheckOptions) -> Iterator[Finding]:
         if times.ratio is None or times.low is None or times.high is None:
             noisy.append(f"{times.bucket} (too few runs)")
         elif times.low > 1 + options.slower:
-            told = f"{seconds_text(times.new_s)}, {seconds_text(times.served_s)} as served ({pair.against})"
+            time_text = f"{seconds_text(times.new_s)}, {seconds_text(times.served_s)} as served ({pair.against})"
             interval = f"{times.ratio:.3f} times the time (95 %: {times.low:.3f} to {times.high:.3f})"
-            message = f"{told}: {interval}; over {1 + options.slower:.3g} is a regression"
+            message = f"{time_text}: {interval}; over {1 + options.slower:.3g} is a regression"
             yield Finding("latency", "error", message, pair.unit, times.bucket)
         elif times.high > 1 + options.slower:
             noisy.append(f"{times.bucket} (up to {times.high:.3f} times)")

@@ -150,7 +150,7 @@ class RegressionCheck:
     @property
     def errors(self) -> tuple[Finding, ...]:
         """The regressions."""
-        return tuple(found for found in self.findings if found.level == "error")
+        return tuple(finding for finding in self.findings if finding.level == "error")
 
     @property
     def verdict(self) -> str:
@@ -160,7 +160,7 @@ class RegressionCheck:
         if self.passed:
             return f"{self.model}: no regression shown {beside}"
         count = len(self.errors)
-        if all(found.rule == "spec" for found in self.errors):
+        if all(finding.rule == "spec" for finding in self.errors):
             return f"{self.model}: not checked, {count} mistake{'s' if count > 1 else ''}"
         return f"{self.model}: {count} regression{'s' if count > 1 else ''} {beside}"
 
@@ -214,13 +214,15 @@ def find_served(store: Store, model: str, reference: str | None, machine: Machin
         located = locate(store, named)
         manifest = located.manifest
         require_model(manifest)
-        known = judge_entries(store, manifest, require(store, manifest).counts)
+        entries = judge_entries(store, manifest, require(store, manifest).counts)
         timed = partial(measured_speeds, store, manifest, machine)
         policy = Policy(proven_only=located.proven_only)
-        pulled = rank_engines(known, machine, policy, version_name(model, manifest.version), timed).resolution().chosen
+        pulled = (
+            rank_engines(entries, machine, policy, version_name(model, manifest.version), timed).resolution().chosen
+        )
     except UnknownNameError as error:
         raise UnknownNameError(f"{error}\n  --against {NONE} checks a spec of which nothing is served here") from None
-    served = list_served([entry.on_cpu(this_kind().name) for entry in known], located.proven_only)
+    served = list_served([entry.on_cpu(this_kind().name) for entry in entries], located.proven_only)
     here = {entry.unit: entry for entry in served if why_not_here(entry) is None}
     if pulled.unit not in here:
         raise InputError(

@@ -72,9 +72,9 @@ class CheckOptions:
     def allowed_loss(self, name: str, served: float) -> float:
         """The greatest loss of a task metric that passes. name: 'accuracy', or 'accuracy of logits'."""
         value = name.partition(" of ")[0]
-        for known in (name, value, ""):
-            if known in self.worse:
-                return self.worse[known]
+        for metric_name in (name, value, ""):
+            if metric_name in self.worse:
+                return self.worse[metric_name]
         if value.endswith("_db"):
             return LOSS_DB
         return LOSS_PERPLEXITY * abs(served) if value == "perplexity" else LOSS
@@ -83,8 +83,8 @@ class CheckOptions:
 def check_losses(worse: Mapping[str, float], metrics: Sequence[TaskMetric]) -> None:
     """Raise InputError where a loss is stated for a task metric that the spec does not have."""
     values = {(value, item.output) for item in metrics for value in item.values}
-    known = {name for value, output in values for name in (value, f"{value} of {output}")}
-    if unknown := sorted(name for name in worse if name and name not in known):
+    metric_names = {name for value, output in values for name in (value, f"{value} of {output}")}
+    if unknown := sorted(name for name in worse if name and name not in metric_names):
         have = ", ".join(sorted({value for value, _ in values})) or "none"
         raise InputError(f"--worse {unknown[0]}: the spec has no such task metric; it has {have}")
 
@@ -146,10 +146,10 @@ def _measure(session: Session, golden: "GoldenSet", metrics: Sequence[TaskMetric
     from validation.comparison.tasks import task_checks
 
     try:
-        found = name_task_checks(task_checks(session, golden, metrics))
+        metric_checks = name_task_checks(task_checks(session, golden, metrics))
     except EnginesmithError:
         return {}
-    return {name: check.value for name, check in found.items()}
+    return {name: check.value for name, check in metric_checks.items()}
 
 
 def worst_of(checks: Sequence[Check]) -> list[AnswerDrift]:
@@ -183,7 +183,7 @@ _LINE = re.compile(r"^(?P<path>.*?):(?P<line>\d+): (?P<text>.*)$", re.DOTALL)
 def find_lines(spec: ModelSpec, findings: Sequence[Finding]) -> dict[Finding, int]:
     """The line of each finding: of its precision or target, of the golden set for what is about answers."""
     _, root = load_document(spec.path, KIND)
-    return {found: line_of(root, key_of(spec, found)) for found in findings}
+    return {finding: line_of(root, key_of(spec, finding)) for finding in findings}
 
 
 def key_of(spec: ModelSpec, found: Finding) -> Key:
@@ -195,8 +195,8 @@ def key_of(spec: ModelSpec, found: Finding) -> Key:
     target, _, rest = found.unit.partition(" ")
     precision = rest.partition(" ")[0]
     if found.rule != "coverage" and precision in spec.precision_list():
-        given = list(spec.precisions) if isinstance(spec.precisions, tuple | list) else []
-        return ("precisions", given.index(precision)) if precision in given else ("precisions",)
+        precision_list = list(spec.precisions) if isinstance(spec.precisions, tuple | list) else []
+        return ("precisions", precision_list.index(precision)) if precision in precision_list else ("precisions",)
     named = list(spec.targets)
     return ("targets", named.index(target)) if target in named else ("targets",)
 
@@ -204,9 +204,9 @@ def key_of(spec: ModelSpec, found: Finding) -> Key:
 def findings_of(error: EnginesmithError) -> Iterator[Finding]:
     """A finding for each mistake that ended a check, with its line where it says one."""
     for entry in error.lines if isinstance(error, SpecError) else [str(error)]:
-        found = _LINE.match(entry)
-        if isinstance(error, SpecError) and found:
-            yield Finding("spec", "error", found["text"], line=int(found["line"]))
+        match = _LINE.match(entry)
+        if isinstance(error, SpecError) and match:
+            yield Finding("spec", "error", match["text"], line=int(match["line"]))
         else:
             yield Finding("spec", "error", entry)
 
@@ -255,7 +255,9 @@ class PairMeasurement:
         blobs = new.built.blob, engine_of(entry)
         remarks: list[str] = []
         answers = self._compare_answers(unit, blobs, remarks)
-        times = [found for sizes in self._sizes(remarks) if (found := self._time(unit, blobs, sizes, remarks))]
+        times = [
+            bucket_times for sizes in self._sizes(remarks) if (bucket_times := self._time(unit, blobs, sizes, remarks))
+        ]
         return EnginePair(
             unit,
             against,
@@ -275,37 +277,39 @@ class PairMeasurement:
         name = f"answers of {unit}"
         job = Job(name, request, self.work.context.store.uri, engine_limits(self.work.spec, "proof"))
         try:
-            found = self.work.context.run_job(self.work.context.local, name, job)
+            answer_comparison = self.work.context.run_job(self.work.context.local, name, job)
         except EnginesmithError as error:
             remarks.append(self._remark(name, error))
             return None
         self.work.context.progress.emit(Finished(name))
-        return found
+        return answer_comparison
 
     def _pair_metrics(self, answers: ComparedAnswers) -> list[MetricPair]:
-        found = []
+        metric_pairs = []
         for name, new in answers.new.items():
             served = answers.served.get(name)
-            found.append(MetricPair(name, new, served, self.options.allowed_loss(name, served or 0.0)))
-        return found
+            metric_pairs.append(MetricPair(name, new, served, self.options.allowed_loss(name, served or 0.0)))
+        return metric_pairs
 
     def _sizes(self, remarks: list[str]) -> list[Mapping[str, int]]:
         """The sizes to time at: those asked for that the served engine takes, too."""
         from validation.latency.measurement.loop import parse_sizes, sizes_of_buckets
 
-        dims, asked = self.work.spec.named_dims(), self.options.buckets
-        wanted = (
-            sizes_of_buckets(dims, asked) if isinstance(asked, str) else [parse_sizes(text, dims) for text in asked]
+        dims, bucket_choice = self.work.spec.named_dims(), self.options.buckets
+        size_choices = (
+            sizes_of_buckets(dims, bucket_choice)
+            if isinstance(bucket_choice, str)
+            else [parse_sizes(text, dims) for text in bucket_choice]
         )
         before = {dim.name: dim for dim in spec_of(self.served.manifest).named_dims()}
-        kept: list[Mapping[str, int]] = []
-        for sizes in wanted:
+        fitting_sizes: list[Mapping[str, int]] = []
+        for sizes in size_choices:
             if all(name in before and size in before[name].sizes for name, size in sizes.items()):
-                kept.append(sizes)
+                fitting_sizes.append(sizes)
             else:
                 name = " ".join(f"{dim}={size}" for dim, size in sizes.items())
                 remarks.append(f"{name} is not served by {self.served.name}, so it was timed against nothing")
-        return kept
+        return fitting_sizes
 
     def _time(
         self, unit: str, blobs: tuple[EngineBlob, EngineBlob], sizes: Mapping[str, int], remarks: list[str]
@@ -319,12 +323,12 @@ class PairMeasurement:
             name, request, self.work.context.store.uri, engine_limits(self.work.spec, "latency"), Needs(alone=True)
         )
         try:
-            found = self.work.context.run_job(self.work.context.local, name, job)
+            benchmark = self.work.context.run_job(self.work.context.local, name, job)
         except EnginesmithError as error:
             remarks.append(self._remark(name, error))
             return None
-        self.work.context.progress.emit(Finished(name, words=found.verdict))
-        return times_of(found)
+        self.work.context.progress.emit(Finished(name, words=benchmark.verdict))
+        return times_of(benchmark)
 
     def _remark(self, name: str, error: EnginesmithError) -> str:
         if stops_run(error):
@@ -349,8 +353,8 @@ def changed_interface(request: BuildRequest, entry: EngineEntry) -> str | None:
             {spec.name: f"{_plain(spec.dtype)} of {len(spec.shape)} axes" for spec in each} for each in (new, old)
         ]
         if sides[0] != sides[1]:
-            told = [", ".join(f"{name}: {kind}" for name, kind in side.items()) for side in sides]
-            return f"its {what} are {told[0]}; the served engine's are {told[1]}"
+            side_texts = [", ".join(f"{name}: {kind}" for name, kind in side.items()) for side in sides]
+            return f"its {what} are {side_texts[0]}; the served engine's are {side_texts[1]}"
     return None
 
 

@@ -23,14 +23,18 @@ def to_junit(check: RegressionCheck) -> bytes:
     """One suite, named after the model."""
     suite = TestSuite(f"enginesmith check {check.model}")
     suite.timestamp = check.created_at
-    left = list(check.findings)
+    open_findings = list(check.findings)
     for unit, name, rules, bucket in _list_cases(check):
-        mine = [found for found in left if found.unit == unit and found.rule in rules and found.bucket in (bucket, "")]
-        left = [found for found in left if found not in mine]
-        suite.add_testcase(_case(unit, name, mine))
-    for found in left:
-        where = f" at {found.bucket}" if found.bucket else ""
-        suite.add_testcase(_case(found.unit or check.model, RULES[found.rule].rstrip(".") + where, [found]))
+        unit_findings = [
+            finding
+            for finding in open_findings
+            if finding.unit == unit and finding.rule in rules and finding.bucket in (bucket, "")
+        ]
+        open_findings = [finding for finding in open_findings if finding not in unit_findings]
+        suite.add_testcase(_case(unit, name, unit_findings))
+    for finding in open_findings:
+        where = f" at {finding.bucket}" if finding.bucket else ""
+        suite.add_testcase(_case(finding.unit or check.model, RULES[finding.rule].rstrip(".") + where, [finding]))
     xml = JUnitXml("enginesmith check")
     xml.add_testsuite(suite)
     return bytes(xml.tostring())  # type: ignore[no-untyped-call]
@@ -53,12 +57,12 @@ def _list_cases(check: RegressionCheck) -> Iterator[tuple[str, str, tuple[Rule, 
 
 def _case(unit: str, name: str, findings: list[Finding]) -> TestCase:
     case = TestCase(name, classname=unit)
-    errors = [found for found in findings if found.level == "error"]
+    errors = [finding for finding in findings if finding.level == "error"]
     if errors:
-        texts = [visible(found.text) for found in errors]
+        texts = [visible(finding.text) for finding in errors]
         case.result = [Failure(texts[0].splitlines()[0], errors[0].rule)]
         case.result[0].text = "\n".join(texts)
-    if others := [f"{found.level}: {visible(found.text)}" for found in findings if found.level != "error"]:
+    if others := [f"{finding.level}: {visible(finding.text)}" for finding in findings if finding.level != "error"]:
         case.system_out = "\n".join(others)
     return case
 
@@ -79,12 +83,18 @@ def _list_rows_of(check: RegressionCheck, pair: EnginePair) -> list[list[str]]:
     head = [pair.unit + (" (what is pulled here)" if pair.pulled else ""), pair.against]
     if pair.same:
         return [[*head, "bytes", "", "", "equal"]]
-    bad = {(found.rule, found.bucket) for found in check.findings if found.unit == pair.unit and found.level == "error"}
+    bad = {
+        (finding.rule, finding.bucket)
+        for finding in check.findings
+        if finding.unit == pair.unit and finding.level == "error"
+    }
     rows = [[*head, item.name, *_values(item), "worse" if ("metric", "") in bad else "kept"] for item in pair.metrics]
     broken = [item for item in pair.drift if not item.passed]
     if pair.drift:
-        held = f"other in {len(broken)} of {len(pair.drift)} cases" if broken else f"alike in {len(pair.drift)} cases"
-        rows.append([*head, "answers", "", "", held])
+        answer_text = (
+            f"other in {len(broken)} of {len(pair.drift)} cases" if broken else f"alike in {len(pair.drift)} cases"
+        )
+        rows.append([*head, "answers", "", "", answer_text])
     for times in pair.times:
         rows.append([*head, f"latency at {times.bucket}", *_times(times), describe_ratio(times, check.slower)])
     return rows
@@ -110,8 +120,8 @@ def describe_ratio(times: BucketTimes, slower: float) -> str:
 def to_markdown(check: RegressionCheck) -> str:
     """A heading with the verdict, the findings, and a table of what was measured."""
     lines = [f"### enginesmith check: {_plain(check.verdict)}", ""]
-    for found in check.findings:
-        lines.append(f"- **{MARKS[found.level]}** ({found.rule}): {_plain(found.text)}")
+    for finding in check.findings:
+        lines.append(f"- **{MARKS[finding.level]}** ({finding.rule}): {_plain(finding.text)}")
     if check.findings:
         lines.append("")
     if rows := list_rows(check):
@@ -170,12 +180,12 @@ _SEVERITIES = {"error": "major", "warning": "minor", "note": "info"}
 def to_commands(check: RegressionCheck) -> list[str]:
     """A workflow command for each finding, as in '::error file=digits.yaml,line=20,title=latency::...'."""
     lines = []
-    for found in check.findings:
-        at = f",line={found.line}" if found.line else ""
+    for finding in check.findings:
+        at = f",line={finding.line}" if finding.line else ""
         place = (
-            f"file={_escape_property(path_of(check.spec))}{at},title={_escape_property(f'enginesmith {found.rule}')}"
+            f"file={_escape_property(path_of(check.spec))}{at},title={_escape_property(f'enginesmith {finding.rule}')}"
         )
-        lines.append(f"::{_COMMANDS[found.level]} {place}::{_escape(visible(found.text))}")
+        lines.append(f"::{_COMMANDS[finding.level]} {place}::{_escape(visible(finding.text))}")
     return lines
 
 
@@ -192,13 +202,13 @@ def to_code_quality(check: RegressionCheck) -> str:
     """GitLab's code quality report: a list of issues with path, line, severity and fingerprint."""
     issues = [
         {
-            "description": found.text,
-            "check_name": found.rule,
-            "fingerprint": fingerprint(check.model, found),
-            "severity": _SEVERITIES[found.level],
-            "location": {"path": path_of(check.spec), "lines": {"begin": found.line or 1}},
+            "description": finding.text,
+            "check_name": finding.rule,
+            "fingerprint": fingerprint(check.model, finding),
+            "severity": _SEVERITIES[finding.level],
+            "location": {"path": path_of(check.spec), "lines": {"begin": finding.line or 1}},
         }
-        for found in check.findings
+        for finding in check.findings
     ]
     return json.dumps(issues, indent=2, ensure_ascii=True) + "\n"
 
@@ -214,7 +224,7 @@ def to_sarif(check: RegressionCheck) -> str:
     names = list(RULES)
     rules = [{"id": name, "shortDescription": {"text": text}} for name, text in RULES.items()]
     driver = {"name": "enginesmith", "version": version("enginesmith"), "rules": rules}
-    results = [_result(check, found, names.index(found.rule)) for found in check.findings]
+    results = [_result(check, finding, names.index(finding.rule)) for finding in check.findings]
     run = {"tool": {"driver": driver}, "results": results, "columnKind": "unicodeCodePoints"}
     log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(log, indent=2, ensure_ascii=True) + "\n"

@@ -90,10 +90,10 @@ def find_reference(store: Store, series: LatencySeries, new: EngineEntry) -> Eng
     try:
         manifest = load_if_there(store, series.model, series.reference)
         entries = manifest.engines if manifest else ()
-        found = next((item for item in entries if item.unit == series.unit and item.usable), None)
-        if found is None or not store.has(str(found.digest)) or why_not_here(found):
+        reference_entry = next((item for item in entries if item.unit == series.unit and item.usable), None)
+        if reference_entry is None or not store.has(str(reference_entry.digest)) or why_not_here(reference_entry):
             return None
-        return None if changed_interface(request_of(new), found) else found
+        return None if changed_interface(request_of(new), reference_entry) else reference_entry
     except (IntegrityError, UnknownNameError):
         return None
 
@@ -114,14 +114,14 @@ def _time_against(
     name = f"{report.unit} against its reference at {bucket.name}"
     job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     try:
-        found = context.run_job(context.local, name, job)
+        benchmark = context.run_job(context.local, name, job)
     except EnginesmithError as error:
         if stops_run(error):
             raise
         context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
         return None
     context.progress.emit(Finished(name))
-    return next(item for item in found.ratios if item.p == 0.5)
+    return next(item for item in benchmark.ratios if item.p == 0.5)
 
 
 def _scaled(value: float | None, base: float) -> float | None:
@@ -178,14 +178,14 @@ def find_trend(series: LatencySeries) -> Trend:
 
 
 def _changes_of(series: LatencySeries, value: Value) -> Iterator[TrendChange]:
-    known = [
+    numbered_points = [
         (index, point, number)
         for index, point in enumerate(series.points)
         if (number := value_of(point, value)) is not None and number > 0
     ]
-    for change in find_changes([number for _, _, number in known]):
-        index, point, _ = known[change.index]
-        before = known[change.index - 1][1]
+    for change in find_changes([number for _, _, number in numbered_points]):
+        index, point, _ = numbered_points[change.index]
+        before = numbered_points[change.index - 1][1]
         yield TrendChange(value, index, point.at, change.ratio, change.z, tuple(list_differences(before, point)))
 
 
@@ -198,16 +198,16 @@ def value_of(point: SeriesPoint, value: Value) -> float | None:
 
 def list_differences(before: SeriesPoint, after: SeriesPoint) -> list[str]:
     """What differs between two points, in words; nothing where the change came with nothing that is recorded."""
-    found = [f"version {before.version} -> {after.version}"] if before.version != after.version else []
-    if before.engine != after.engine and not found:
-        found.append("engine rebuilt")
+    differences = [f"version {before.version} -> {after.version}"] if before.version != after.version else []
+    if before.engine != after.engine and not differences:
+        differences.append("engine rebuilt")
     for name in sorted({*before.toolchain, *after.toolchain}):
         pair = before.toolchain.get(name, "none"), after.toolchain.get(name, "none")
         if pair[0] != pair[1]:
-            found.append(f"{name} {pair[0]} -> {pair[1]}")
+            differences.append(f"{name} {pair[0]} -> {pair[1]}")
     if before.driver != after.driver:
-        found.append(f"driver {before.driver or 'none'} -> {after.driver or 'none'}")
-    return found
+        differences.append(f"driver {before.driver or 'none'} -> {after.driver or 'none'}")
+    return differences
 
 
 def describe_change(change: TrendChange) -> str:
@@ -229,23 +229,25 @@ _LEVEL = "the median between changes"
 def draw_trend(trend: Trend, *, standalone: bool = False) -> str:
     """The picture of a series as SVG: of the ratio to the reference where there is one, else of the medians."""
     value: Value = "relative" if any(point.relative for point in trend.series.points) else "median"
-    known = [(i, point, number) for i, point in enumerate(trend.series.points) if (number := _number(point, value))]
+    numbered_points = [
+        (i, point, number) for i, point in enumerate(trend.series.points) if (number := _number(point, value))
+    ]
     changes = [change for change in trend.changes or () if change.value == value]
     last = max(len(trend.series.points) - 1, 1)
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        for i, point, number in known:
+        for i, point, number in numbered_points:
             _draw_point(axes, i, point, number, value)
-        _draw_levels(axes, known, changes)
-        ends = span([number for _, _, number in known], pad=0.12, least=0.02 if value == "relative" else 0.0)
+        _draw_levels(axes, numbered_points, changes)
+        ends = span([number for _, _, number in numbered_points], pad=0.12, least=0.02 if value == "relative" else 0.0)
         name = "times the reference" if value == "relative" else "median"
         set_axis(axes, "y", ends, name, text=(lambda number: f"{number:.3f}") if value == "relative" else seconds_text)
         places = sorted({0, last // 2, len(trend.series.points) - 1})
         ticks = [(float(i), trend.series.points[i].at[:10]) for i in places]
         set_axis(axes, "x", (-0.02 * last, 1.02 * last), ticks=ticks)
 
-    words = f"{trend.series.model} {trend.series.unit} at {trend.series.bucket}: {len(known)} points"
+    words = f"{trend.series.model} {trend.series.unit} at {trend.series.bucket}: {len(numbered_points)} points"
     return draw_svg("trend", words, draw, SIZE, standalone=standalone)
 
 

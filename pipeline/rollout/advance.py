@@ -72,18 +72,18 @@ def judge_gates(
 ) -> tuple[GateResult, ...]:
     """What each gate of the open wave says. verdicts: all canaries of the version."""
     gates, moment = rollout.plan.gates, moment_of(rollout, now)
-    found = list[GateResult]()
+    gate_results = list[GateResult]()
     if gates.health_ppm is not None:
-        found.append(_health(rollout, heard, moment, gates.health_ppm))
+        gate_results.append(_health(rollout, heard, moment, gates.health_ppm))
     if gates.errors_ppm is not None:
-        found.append(_errors(heard.reports, moment, gates.errors_ppm))
+        gate_results.append(_errors(heard.reports, moment, gates.errors_ppm))
     if gates.canary:
-        found.append(_canary(rollout, verdicts))
+        gate_results.append(_canary(rollout, verdicts))
     if gates.approve:
         done = rollout.approved > rollout.wave
         why = "approved" if done else f"waits for `enginesmith rollout resume {rollout.where}`"
-        found.append(GateResult("person", "pass" if done else "wait", why))
-    return tuple(map(_waive, found)) if rollout.waived > rollout.wave else tuple(found)
+        gate_results.append(GateResult("person", "pass" if done else "wait", why))
+    return tuple(map(_waive, gate_results)) if rollout.waived > rollout.wave else tuple(gate_results)
 
 
 def _waive(gate: GateResult) -> GateResult:
@@ -98,19 +98,19 @@ def _health(rollout: Rollout, heard: Heard, moment: Moment, least_ppm: int) -> G
     if count == 0:
         return GateResult("health", "wait", "no reports: no node that was reached has said how it is")
     bound, over = rates.lower(len(failing), count, moment.level), f"at most {limit:.4g} may"
-    told = f"{len(failing)} of {count} nodes that report fail"
+    failing_text = f"{len(failing)} of {count} nodes that report fail"
     all_fail = len(failing) == count >= LEAST_ALL and limit**count <= ALL_ALPHA
     too_many = len(failing) > limit * count
     if failing and (bound > limit or all_fail or (moment.is_over and too_many)):
         said = join_first([f"{report.node} {report.failure}: {report.detail}" for report in failing], 3, "; ")
-        return GateResult("health", "fail", f"{told}, {over}: {said}")
+        return GateResult("health", "fail", f"{failing_text}, {over}: {said}")
     if count < rollout.plan.gates.least_reports:
-        return GateResult("health", "wait", f"{told}; {rollout.plan.gates.least_reports} must report")
+        return GateResult("health", "wait", f"{failing_text}; {rollout.plan.gates.least_reports} must report")
     if too_many:
-        return GateResult("health", "wait", f"{told}, {over}: the wave's end decides, or more reports")
+        return GateResult("health", "wait", f"{failing_text}, {over}: the wave's end decides, or more reports")
     if silent > limit * count:
-        return GateResult("health", "wait", f"{told}, and {pluralize(silent, 'node')} went silent; {over}")
-    return GateResult("health", "pass", told)
+        return GateResult("health", "wait", f"{failing_text}, and {pluralize(silent, 'node')} went silent; {over}")
+    return GateResult("health", "pass", failing_text)
 
 
 def _errors(reports: Sequence[NodeReport], moment: Moment, most_ppm: int) -> GateResult:
@@ -121,11 +121,11 @@ def _errors(reports: Sequence[NodeReport], moment: Moment, most_ppm: int) -> Gat
     failed, limit = sum(min(count, total) for count, total in counted), most_ppm / 1e6
     effect = design_effect([(min(count, total), total) for count, total in counted])
     bound = rates.lower(failed / effect, requests / effect, moment.level)
-    told = f"{failed} of {requests} requests failed on {pluralize(len(counted), 'node')}; at most {limit:.4g} may"
+    error_text = f"{failed} of {requests} requests failed on {pluralize(len(counted), 'node')}; at most {limit:.4g} may"
     too_many = failed > limit * requests
     if failed and (bound > limit or (moment.is_over and too_many)):
-        return GateResult("errors", "fail", told)
-    return GateResult("errors", "wait" if too_many else "pass", told)
+        return GateResult("errors", "fail", error_text)
+    return GateResult("errors", "wait" if too_many else "pass", error_text)
 
 
 def design_effect(counted: Sequence[tuple[int, int]]) -> float:
@@ -139,11 +139,11 @@ def design_effect(counted: Sequence[tuple[int, int]]) -> float:
 
 
 def _canary(rollout: Rollout, verdicts: Sequence[CanaryVerdict]) -> GateResult:
-    mine = [item for item in verdicts if item.baseline == rollout.base_manifest]
-    for item in mine:
+    base_verdicts = [item for item in verdicts if item.baseline == rollout.base_manifest]
+    for item in base_verdicts:
         if item.verdict == "FAIL":
             return GateResult("canary", "fail", f"FAIL on {item.target} against {item.against}: {item.reason}")
-    passed = [item.target for item in mine if item.verdict == "PASS"]
+    passed = [item.target for item in base_verdicts if item.verdict == "PASS"]
     if passed:
         return GateResult("canary", "pass", f"PASS on {', '.join(passed)}")
     return GateResult("canary", "wait", f"there is no PASS of {rollout.version} against {rollout.base}")
@@ -183,19 +183,21 @@ def advance(store: Store, model: str, channel: str, by: str = CONTROLLER) -> Adv
         clear_marks(store, model, channel)
         return None
     now = store.now()  # after the rollout was read (`count_time`)
-    found = _decide(store, before, now, by)
-    if found.rollout != before:
+    decision = _decide(store, before, now, by)
+    if decision.rollout != before:
         try:
-            if found.action == "done" and (refusal := _promote(store, before, found, by)):
-                found = _halt(before, now, by, f"the promotion was refused: {refusal}", found.gates, found.heard)
-            if found.action != "done":
-                change_rollout(store, before, found.rollout)
+            if decision.action == "done" and (refusal := _promote(store, before, decision, by)):
+                decision = _halt(
+                    before, now, by, f"the promotion was refused: {refusal}", decision.gates, decision.heard
+                )
+            if decision.action != "done":
+                change_rollout(store, before, decision.rollout)
         except ConflictError:
             current = read_rollout(store, before.model, before.channel) or before
             return Advance(current, "beaten", f"another writer was faster: {current.history[-1].what}")
-        found = replace(found, made=found.rollout.history != before.history)
+        decision = replace(decision, made=decision.rollout.history != before.history)
     clear_marks(store, model, channel)
-    return found
+    return decision
 
 
 def _promote(store: Store, before: Rollout, found: Advance, by: str) -> str:
@@ -308,9 +310,13 @@ def _with_reporters(rollout: Rollout, ppm: int) -> Rollout:
 def passes_of(store: Store, rollout: Rollout) -> list[CanaryPass]:
     """The canaries that a version passed against what the channel serves, for the policy and the channel's history."""
     manifest = lookup.load(store, rollout.model, rollout.version)
-    found = [item for item in canaries(store, manifest) if item.baseline == rollout.base_manifest]
-    failed = {item.target for item in found if item.verdict == "FAIL"}
-    return [canary_pass(store, item.report) for item in found if item.verdict == "PASS" and item.target not in failed]
+    base_verdicts = [item for item in canaries(store, manifest) if item.baseline == rollout.base_manifest]
+    failed = {item.target for item in base_verdicts if item.verdict == "FAIL"}
+    return [
+        canary_pass(store, item.report)
+        for item in base_verdicts
+        if item.verdict == "PASS" and item.target not in failed
+    ]
 
 
 # Follows rollouts: looks at each again and again, and says what was done. A model that is damaged stops no other.
@@ -339,16 +345,16 @@ class RolloutFollower:
         going = False
         for where in self.chosen or running_rollouts(self.store):
             try:
-                found = advance(self.store, *where)
+                decision = advance(self.store, *where)
             except EnginesmithError as error:
                 going = True
                 self._tell(where, f"not looked at: {error}")
                 self.failed[where] = str(error)
                 continue
             self.failed.pop(where, None)
-            if found is not None:
-                going = going or not found.rollout.is_finished
-                self._take(where, found)
+            if decision is not None:
+                going = going or not decision.rollout.is_finished
+                self._take(where, decision)
         return going
 
     def _take(self, where: Where, found: Advance) -> None:

@@ -114,16 +114,16 @@ def _least_total(count: int, share: float) -> int:
 def with_limits(rollout: Rollout, heard_of: int) -> Rollout:
     """A rollout whose waves are limits: of the nodes that its plan says, else of those that were heard of, if those are
     enough; else shares on average. Raises InputError for a plan whose waves cannot be limits."""
-    given, waves = rollout.plan.nodes, rollout.plan.waves
-    if given is None and not heard_of:
+    plan_nodes, waves = rollout.plan.nodes, rollout.plan.waves
+    if plan_nodes is None and not heard_of:
         return rollout
     try:
-        shares = limit_waves(waves, given or heard_of)
+        shares = limit_waves(waves, plan_nodes or heard_of)
     except InputError:
-        if given:
+        if plan_nodes:
             raise
         return rollout
-    return replace(rollout, nodes=given or heard_of, shares_ppm=shares)
+    return replace(rollout, nodes=plan_nodes or heard_of, shares_ppm=shares)
 
 
 # What a person does to a rollout: start, pause, resume, abort. Each is one write by compare-and-swap, or an error that
@@ -252,8 +252,8 @@ def plan_of(store: Store, model: str, channel: str, given: RolloutPlan | None) -
             f"the policy of {where} says how versions come to it; give no waves, or change it: `enginesmith registry "
             "policy set`"
         )
-    if found := ruled or given:
-        return found
+    if plan := ruled or given:
+        return plan
     raise InputError(
         f"no waves: give --wave 1% --wave 100%, or set them with `enginesmith registry policy set {where} --wave`"
     )
@@ -261,12 +261,12 @@ def plan_of(store: Store, model: str, channel: str, given: RolloutPlan | None) -
 
 def pause(store: Store, model: str, channel: str, who: Operator) -> Rollout:
     """Stop a rollout where it is: no further wave opens; gates that fail still halt it."""
-    found = _unfinished(store, model, channel)
-    if found.state != "running":
-        raise InputError(f"the rollout of {found.where} is {found.state}, not running; there is nothing to pause")
-    begun = found.paused or format_time(who.at)
-    after = found.decide(who.at, "paused", who.by, who.why, state="paused", paused=begun)
-    return _write(store, found, after)
+    rollout = _unfinished(store, model, channel)
+    if rollout.state != "running":
+        raise InputError(f"the rollout of {rollout.where} is {rollout.state}, not running; there is nothing to pause")
+    begun = rollout.paused or format_time(who.at)
+    after = rollout.decide(who.at, "paused", who.by, who.why, state="paused", paused=begun)
+    return _write(store, rollout, after)
 
 
 def resume(store: Store, model: str, channel: str, who: Operator, *, without_data: bool = False) -> Rollout:
@@ -275,17 +275,17 @@ def resume(store: Store, model: str, channel: str, who: Operator, *, without_dat
     without_data: approve the open wave whatever its gates wait for; those that fail still halt the rollout. Raises
     InputError where there is nothing to resume or to approve.
     """
-    found = _unfinished(store, model, channel)
+    rollout = _unfinished(store, model, channel)
     if without_data:
-        return _waive_data(store, found, who)
-    if found.state == "paused":
-        after = found.decide(who.at, "resumed", who.by, who.why, state="running")
-        return _write(store, found, after)
-    if found.state == "running" and found.plan.gates.approve and found.approved <= found.wave:
-        after = found.decide(who.at, "approved", who.by, who.why, approved=found.wave + 1)
-        return _write(store, found, after)
+        return _waive_data(store, rollout, who)
+    if rollout.state == "paused":
+        after = rollout.decide(who.at, "resumed", who.by, who.why, state="running")
+        return _write(store, rollout, after)
+    if rollout.state == "running" and rollout.plan.gates.approve and rollout.approved <= rollout.wave:
+        after = rollout.decide(who.at, "approved", who.by, who.why, approved=rollout.wave + 1)
+        return _write(store, rollout, after)
     raise InputError(
-        f"the rollout of {found.where} is {found.state} and waits for nobody; there is nothing to resume "
+        f"the rollout of {rollout.where} is {rollout.state} and waits for nobody; there is nothing to resume "
         "(--without-data approves its open wave though gates lack data)"
     )
 
@@ -301,8 +301,8 @@ def _waive_data(store: Store, found: Rollout, who: Operator) -> Rollout:
 
 def abort(store: Store, model: str, channel: str, who: Operator) -> Rollout:
     """End a rollout: every node returns to what the channel serves."""
-    found = _unfinished(store, model, channel)
-    return _write(store, found, found.decide(who.at, "aborted", who.by, who.why, state="aborted"))
+    rollout = _unfinished(store, model, channel)
+    return _write(store, rollout, rollout.decide(who.at, "aborted", who.by, who.why, state="aborted"))
 
 
 def _write(store: Store, before: Rollout, after: Rollout) -> Rollout:
@@ -314,13 +314,13 @@ def _write(store: Store, before: Rollout, after: Rollout) -> Rollout:
 def _unfinished(store: Store, model: str, channel: str) -> Rollout:
     """The rollout that runs. Raises UnknownNameError where there never was one, InputError where it is finished."""
     serving = read_channel(store, model, channel)
-    found = serving.rollout if serving else None
-    if found is None:
+    rollout = serving.rollout if serving else None
+    if rollout is None:
         raise UnknownNameError(f"{model}:{channel} has no rollout; `enginesmith rollout start REF {model}:{channel}`")
-    if found.is_finished:
-        last = found.history[-1]
-        raise InputError(f"the last rollout of {found.where} is {found.state} since {last.at}: {last.why}")
-    return found
+    if rollout.is_finished:
+        last = rollout.history[-1]
+        raise InputError(f"the last rollout of {rollout.where} is {rollout.state} since {last.at}: {last.why}")
+    return rollout
 
 
 # A rollout for people and programs: its waves, what nodes report, what it waits for, what was decided.
@@ -338,16 +338,16 @@ class RolloutStatus:
 
     def to_json(self) -> dict[str, object]:
         """For programs."""
-        found = self.heard.reports
-        failing = [encode(report) for report in found if report.failure]
-        regions = Counter(report.region for report in found)
+        node_reports = self.heard.reports
+        failing = [encode(report) for report in node_reports if report.failure]
+        regions = Counter(report.region for report in node_reports)
         reports = {
             "nodes": self.heard.nodes,
-            "read": len(found),
-            "well": len(found) - len(failing),
+            "read": len(node_reports),
+            "well": len(node_reports) - len(failing),
             "failing": failing[:50],
             "regions": dict(sorted(regions.items())),
-            "silent": sum(report.is_silent(self.now) for report in found),
+            "silent": sum(report.is_silent(self.now) for report in node_reports),
         }
         gates = [encode(gate) for gate in self.gates]
         earlier = encode(self.earlier)

@@ -89,8 +89,8 @@ class ReportReceiver:
     def _admit(self, rollout: Rollout) -> bool:
         """Count one more node of the rollout; False where there are too many."""
         with self._lock:
-            known, count = self._counts.get((rollout.model, rollout.channel), ("", 0))
-            if known != rollout.id:
+            rollout_id, count = self._counts.get((rollout.model, rollout.channel), ("", 0))
+            if rollout_id != rollout.id:
                 count = sum(1 for _ in self.store.list(serving_prefix(rollout.model, rollout.channel, rollout.id)))
             self._counts[rollout.model, rollout.channel] = rollout.id, count + (count < MOST_NODES)
             return count < MOST_NODES

@@ -113,8 +113,8 @@ def _engines_of(facts: Facts) -> set[str]:
 def _compare_section(
     title: str, before: Mapping[str, Fact], after: Mapping[str, Fact], engines: set[str]
 ) -> ComparedSection:
-    known = {**before, **after}
-    names = [name for name in dict.fromkeys([*after, *before]) if known[name].engine in engines]
+    facts = {**before, **after}
+    names = [name for name in dict.fromkeys([*after, *before]) if facts[name].engine in engines]
     changed = [
         ComparedRow(name, _text(before.get(name)), _text(after.get(name)), _change(before.get(name), after.get(name)))
         for name in names
@@ -251,7 +251,7 @@ class ReadChannel:
 
 def read_channels(store: Store, model: str, names: tuple[str, ...]) -> tuple[ReadChannel, ...]:
     """The channels of a model, in this order; those that were deleted meanwhile are left out."""
-    found = []
+    channels = []
     for name in names:
         problems: list[str] = []
         channel = _try(partial(state.read_channel, store, model, name), None, problems)
@@ -260,8 +260,8 @@ def read_channels(store: Store, model: str, names: tuple[str, ...]) -> tuple[Rea
         )
         policy = _try(partial(policies.of_channel, store, model, name), ChannelPolicy(), problems)
         if channel or problems:
-            found.append(ReadChannel(name, channel, policy, history, "; ".join(problems)))
-    return tuple(found)
+            channels.append(ReadChannel(name, channel, policy, history, "; ".join(problems)))
+    return tuple(channels)
 
 
 def read_version(store: Store, model: str, version: str, trust: Path | None = None) -> ReadVersion:
@@ -302,15 +302,15 @@ def _view(document: VersionDocument) -> tuple[VersionDocument, VersionPage]:
 
 def _bare_document(store: Store, manifest: Manifest, problems: list[str]) -> VersionDocument:
     """What can be read beside a manifest whose report.json is lost or damaged."""
-    known = {item.name: getattr(manifest, item.name) for item in dataclasses.fields(Manifest)}
-    document = VersionDocument(**known)
+    manifest_fields = {item.name: getattr(manifest, item.name) for item in dataclasses.fields(Manifest)}
+    document = VersionDocument(**manifest_fields)
     document = replace(document, engines=_try(lambda: judge_entries(store, manifest), manifest.engines, problems))
     timed: dict[str, list[LatencyReport]] = _try(lambda: latencies(store, manifest), {}, problems)
-    seen: tuple[CanaryVerdict, ...] = _try(lambda: tuple(canaries(store, manifest)), (), problems)
+    canary_verdicts: tuple[CanaryVerdict, ...] = _try(lambda: tuple(canaries(store, manifest)), (), problems)
     return replace(
         document,
-        latencies={engine: tuple(found) for engine, found in timed.items()},
-        canaries=seen,
+        latencies={engine: tuple(engine_reports) for engine, engine_reports in timed.items()},
+        canaries=canary_verdicts,
     )
 
 
@@ -319,17 +319,17 @@ def _signatures(store: Store, manifest: Manifest, trust: Path | None) -> Signatu
     signed = next(iter(store.children(prefix)), None) is not None
     names = store.children(f"{prefix}{digest_of_bytes(manifest.to_bytes())}/") if signed else ()
     keys = (name.removesuffix(".sig.json") for name in names if name.endswith(".sig.json"))
-    found = Signatures(tuple(key[:16] for key in keys if is_digest(key)))
+    signatures = Signatures(tuple(key[:16] for key in keys if is_digest(key)))
     if trust is None:
-        return found
+        return signatures
     from enginesmith.registry.trust import require
 
     try:
-        return replace(found, signed_by=require(store, manifest, trust).signers)
+        return replace(signatures, signed_by=require(store, manifest, trust).signers)
     except UnavailableError:
         raise
     except EnginesmithError as error:
-        return replace(found, signed_by=(), refusal=str(error))
+        return replace(signatures, signed_by=(), refusal=str(error))
 
 
 def _try(read: Callable[[], T], otherwise: T, problems: list[str]) -> T:

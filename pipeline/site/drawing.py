@@ -58,17 +58,17 @@ def draw(template: str, path: str, **values: object) -> bytes:
 def _templates() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    known = report_templates()
+    base_templates = report_templates()
     environment = Environment(
         loader=PackageLoader("pipeline.site", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=known.finalize,
+        finalize=base_templates.finalize,
         auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= known.filters | {
+    environment.filters |= base_templates.filters | {
         "anchor": engine_anchor,
         "interval": describe_interval,
         "line": line_of,
@@ -156,16 +156,16 @@ class ModelSite:
         """Its versions with their engines by status, oldest first; those alone that have a page, since one may come or
         go while the site is made."""
         try:
-            found = list_versions(self.store, self.model)
+            all_versions = list_versions(self.store, self.model)
         except UnknownNameError:
             return ()
-        return tuple(item for item in found if item.version in self.versions)
+        return tuple(item for item in all_versions if item.version in self.versions)
 
     @cached_property
     def rollouts(self) -> tuple[ShownRollout, ...]:
         """The rollouts of its channels, also those that are finished."""
-        found = (show_rollout(item.channel, item.history) for item in self.channels if item.channel)
-        return tuple(item for item in found if item)
+        rollout_views = (show_rollout(item.channel, item.history) for item in self.channels if item.channel)
+        return tuple(item for item in rollout_views if item)
 
     @cached_property
     def series(self) -> tuple[ShownSeries, ...]:
@@ -176,8 +176,8 @@ class ModelSite:
     def usual(self) -> str:
         """The version that a reference without channel means: that of stable, else candidate, else the newest."""
         serving = {channel.name: channel.version for channel in self.channels}
-        found = (serving[name] for name in DEFAULT_CHANNELS if serving.get(name) in self.versions)
-        return next(found, None) or self.versions[-1]
+        channel_versions = (serving[name] for name in DEFAULT_CHANNELS if serving.get(name) in self.versions)
+        return next(channel_versions, None) or self.versions[-1]
 
     def read(self, version: str) -> ReadVersion:
         """A version, read once."""
@@ -200,13 +200,13 @@ class ModelSite:
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """Pairs of an older and a newer version that have a page: each with the one before, and with each channel's."""
         order = {version: index for index, version in enumerate(self.versions)}
-        found = dict.fromkeys(zip(self.versions, self.versions[1:], strict=False))
+        version_pairs = dict.fromkeys(zip(self.versions, self.versions[1:], strict=False))
         for served in (channel.version for channel in self.channels if channel.version in order):
             for version in self.versions:
                 if version != served:
                     older, newer = sorted((str(served), version), key=order.__getitem__)
-                    found[older, newer] = None
-        return tuple(found)
+                    version_pairs[older, newer] = None
+        return tuple(version_pairs)
 
     def compared_with(self, version: str) -> tuple[tuple[str, str], ...]:
         """The other versions that a version is compared with, newest first, each with what it is: 'the one before',
@@ -227,14 +227,14 @@ class ModelSite:
 
     def moves(self) -> list[ShownMove]:
         """The moves of all channels, newest first."""
-        found = []
+        move_views = []
         for channel in self.channels:
             before: str | None = None
             for move in channel.history.moves:
-                shown = tuple((digest, digest in self.canary_reports) for digest in move.canary)
-                found.append(ShownMove(channel.name, move, before, shown))
+                canary_links = tuple((digest, digest in self.canary_reports) for digest in move.canary)
+                move_views.append(ShownMove(channel.name, move, before, canary_links))
                 before = move.version
-        return sorted(found, key=lambda item: item.move.at, reverse=True)
+        return sorted(move_views, key=lambda item: item.move.at, reverse=True)
 
     @cached_property
     def canary_reports(self) -> set[str]:
@@ -373,14 +373,14 @@ def _rollouts(site: ModelSite) -> list[RolloutNote]:
 
 def _canaries(site: ModelSite) -> list[CanaryNote]:
     """The newest verdicts of a model, newest first."""
-    found: list[CanaryNote] = []
+    canary_notes: list[CanaryNote] = []
     for version in site.versions if site.keys.canaries else ():
         try:
             manifest = lookup.load(site.store, site.model, version)
             verdicts = canaries(site.store, manifest)
         except EnginesmithError:  # the version's own page says so
             continue
-        found += [
+        canary_notes += [
             CanaryNote(
                 version=version,
                 target=item.target,
@@ -393,4 +393,4 @@ def _canaries(site: ModelSite) -> list[CanaryNote]:
             )
             for item in verdicts
         ]
-    return sorted(found, key=lambda item: item["at"], reverse=True)[:MOST_OF_MODEL]
+    return sorted(canary_notes, key=lambda item: item["at"], reverse=True)[:MOST_OF_MODEL]

@@ -67,10 +67,10 @@ class SiteFolder:
 
     def read_overview(self) -> dict[str, dict[str, object]]:
         """What the last run noted of each model; empty where there is nothing that can be read."""
-        found = self._read_state(_OVERVIEW)
-        models = found.get("models") if found.get("format") == FORMAT else None
-        known = models.items() if isinstance(models, dict) else ()
-        return {name: note for name, note in known if isinstance(note, dict) and isinstance(note.get("key"), str)}
+        state = self._read_state(_OVERVIEW)
+        models = state.get("models") if state.get("format") == FORMAT else None
+        note_items = models.items() if isinstance(models, dict) else ()
+        return {name: note for name, note in note_items if isinstance(note, dict) and isinstance(note.get("key"), str)}
 
     def sweep(self) -> None:
         """Delete what killed runs left half written."""
@@ -80,7 +80,11 @@ class SiteFolder:
     def keep(self, models: Mapping[str, Mapping[str, object]]) -> None:
         """Sync the pages that were written, then note them, and what is known of each model."""
         notes = {**self._notes, _OVERVIEW: {"format": FORMAT, "models": models}}
-        new = {name: json.dumps(found, separators=(",", ":")).encode() for name, found in notes.items() if found}
+        new = {
+            name: json.dumps(model_notes, separators=(",", ":")).encode()
+            for name, model_notes in notes.items()
+            if model_notes
+        }
         changed = {name: data for name, data in new.items() if data != self._read_bytes(name)}
         if changed:
             _sync(self._unsynced)
@@ -97,14 +101,14 @@ class SiteFolder:
         before = self._keys(group)
         after: dict[str, list[str]] = {}
         for page in pages:
-            known = before.get(page.path)
-            if known and page.key and known[0] == page.key and (self.root / page.path).is_file():
-                after[page.path] = known
+            page_entry = before.get(page.path)
+            if page_entry and page.key and page_entry[0] == page.key and (self.root / page.path).is_file():
+                after[page.path] = page_entry
                 continue
             data = page.draw()
             self.done.drawn += 1
             digest = digest_of_bytes(data)
-            if not known or known[1] != digest or not (self.root / page.path).is_file():
+            if not page_entry or page_entry[1] != digest or not (self.root / page.path).is_file():
                 self._write(page.path, data)
                 self.done.written += 1
                 self._unsynced.append(self.root / page.path)
@@ -131,24 +135,26 @@ class SiteFolder:
                     if folder == self.root or any(folder.iterdir()):
                         break
                     folder.rmdir()
-        left = {path: known for path, known in self._keys(group).items() if path not in gone}
-        self._notes[f"{group}.json"] = {"format": FORMAT, "pages": left} if left else None
+        remaining_pages = {path: page_entry for path, page_entry in self._keys(group).items() if path not in gone}
+        self._notes[f"{group}.json"] = {"format": FORMAT, "pages": remaining_pages} if remaining_pages else None
 
     def _keys(self, group: str) -> dict[str, list[str]]:
-        found = self._read_state(f"{group}.json")
-        pages = found.get("pages") if found.get("format") == FORMAT else None
+        state = self._read_state(f"{group}.json")
+        pages = state.get("pages") if state.get("format") == FORMAT else None
         if not isinstance(pages, dict):
             return {}
-        return {path: known for path, known in pages.items() if is_path(path) and isinstance(known, list)}
+        return {
+            path: page_entry for path, page_entry in pages.items() if is_path(path) and isinstance(page_entry, list)
+        }
 
     def _read_state(self, name: str) -> Mapping[str, object]:
         if name in self._notes:
             return self._notes[name] or {}
         try:
-            found = json.loads(self._read_bytes(name) or b"")
+            state = json.loads(self._read_bytes(name) or b"")
         except (ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return state if isinstance(state, dict) else {}
 
     def _write(self, path: str, data: bytes) -> None:
         """Write a file that appears whole or not at all, without a sync. What a killed run leaves of one lies beside
@@ -214,28 +220,29 @@ def read_models(store: Store, salt: str = "") -> list[ModelKeys]:
 
     Raises UnavailableError when the registry is out of reach.
     """
-    found: dict[str, list[tuple[str, int]]] = {}
+    keys_by_model: dict[str, list[tuple[str, int]]] = {}
     for key, size in store.sizes(MODELS):
         model, _, rest = key.removeprefix(MODELS).partition("/")
         if is_name(model) and rest:
-            found.setdefault(model, []).append((rest, size))
+            keys_by_model.setdefault(model, []).append((rest, size))
     beside = _read_beside(store)
     shared = [salt, *(digest_of_bytes(store.read(key) or b"") for key, _ in sorted(store.sizes("policies/")))]
     models = (
-        _model(store, model, sorted(keys), shared, beside.get(model, ())) for model, keys in sorted(found.items())
+        _model(store, model, sorted(keys), shared, beside.get(model, ()))
+        for model, keys in sorted(keys_by_model.items())
     )
     return [model for model in models if model.versions]
 
 
 def _read_beside(store: Store) -> dict[str, list[str]]:
     """By model a line for each document that its pages show and that lies elsewhere, or is replaced."""
-    found: dict[str, list[str]] = {}
+    lines_by_model: dict[str, list[str]] = {}
     for key, size in sorted(store.sizes(SERIES)):
-        found.setdefault(key.removeprefix(SERIES).partition("/")[0], []).append(f"{key} {size}")
+        lines_by_model.setdefault(key.removeprefix(SERIES).partition("/")[0], []).append(f"{key} {size}")
     for model, channel in running_rollouts(store):
         data = store.read(channel_key(model, channel)) or b""
-        found.setdefault(model, []).append(f"rollout {channel} {digest_of_bytes(data)}")
-    return found
+        lines_by_model.setdefault(model, []).append(f"rollout {channel} {digest_of_bytes(data)}")
+    return lines_by_model
 
 
 def _model(

@@ -85,24 +85,24 @@ def _model(site: ModelSite, path: str) -> bytes:
 
 
 def _version(site: ModelSite, path: str, version: str) -> bytes:
-    read = site.read(version)
+    version_view = site.read(version)
     rows: Sequence[MachineRow] = ()
-    if read.document:
-        targets = read.document.spec.get("targets")
-        rows = machine_rows(served_version(site.model, version, read.document.engines, targets), site.known)
+    if version_view.document:
+        targets = version_view.document.spec.get("targets")
+        rows = machine_rows(served_version(site.model, version, version_view.document.engines, targets), site.known)
     return draw(
         "version",
         path,
         site=site,
         version=version,
-        read=read,
-        page=read.page,
+        read=version_view,
+        page=version_view.page,
         channels=site.channels_at(version),
         pairs=site.compared_with(version),
-        order={known: index for index, known in enumerate(site.versions)},
+        order={version_name: index for index, version_name in enumerate(site.versions)},
         machines=rows,
         report=_report_page(site, version, "") is not None,
-        spec=json.dumps(read.document.spec, indent=2, ensure_ascii=False) if read.document else "",
+        spec=json.dumps(version_view.document.spec, indent=2, ensure_ascii=False) if version_view.document else "",
     )
 
 
@@ -144,20 +144,20 @@ def overview_pages(store: Store, notes: Mapping[str, ModelNote], known: KnownMac
     yield Page("runs.html", "", lambda: _runs(store, notes, failed))
     pages = max(1, -(-len(names) // PER_PAGE))
     for number in range(pages, 0, -1):
-        shown = names[(number - 1) * PER_PAGE : number * PER_PAGE]
+        page_names = names[(number - 1) * PER_PAGE : number * PER_PAGE]
         path = index_path(number)
-        yield Page(path, "", partial(_index, path, shown, notes, number))
+        yield Page(path, "", partial(_index, path, page_names, notes, number))
 
 
 def _failed(store: Store) -> dict[str, list[str]]:
     """Each model that has a report of engines that failed, with the sizes of its files: the page, and its data, in
     which the digests of all reports are."""
-    found: dict[str, list[str]] = {}
+    sizes_by_model: dict[str, list[str]] = {}
     for key, size in sorted(store.sizes(FAILED)):
         model = key.removeprefix(FAILED).partition("/")[0]
         if is_name(model):
-            found.setdefault(model, []).append(f"{key} {size}")
-    return {model: sizes for model, sizes in found.items() if len(sizes) == 2}
+            sizes_by_model.setdefault(model, []).append(f"{key} {size}")
+    return {model: sizes for model, sizes in sizes_by_model.items() if len(sizes) == 2}
 
 
 def index_path(number: int) -> str:
@@ -201,9 +201,11 @@ def _index(path: str, shown: Sequence[str], notes: Mapping[str, ModelNote], numb
 
 
 def _canaries(notes: Mapping[str, ModelNote]) -> bytes:
-    found = [(name, item) for name, note in notes.items() for item in note["canaries"]]
-    found.sort(key=lambda item: item[1]["at"], reverse=True)
-    return draw("canaries", "canaries.html", rows=found[:MOST_CANARIES], more=max(0, len(found) - MOST_CANARIES))
+    canary_rows = [(name, item) for name, note in notes.items() for item in note["canaries"]]
+    canary_rows.sort(key=lambda item: item[1]["at"], reverse=True)
+    return draw(
+        "canaries", "canaries.html", rows=canary_rows[:MOST_CANARIES], more=max(0, len(canary_rows) - MOST_CANARIES)
+    )
 
 
 def _fleet(notes: Mapping[str, ModelNote], known: KnownMachines) -> bytes:
@@ -221,7 +223,7 @@ def _fleet(notes: Mapping[str, ModelNote], known: KnownMachines) -> bytes:
         "fleet",
         "fleet.html",
         known=known,
-        groups={group: dict(found) for group, found in counts.items()},
+        groups={group: dict(state_counts) for group, state_counts in counts.items()},
         not_asked=NOT_ASKED,
         nodes=sum(group.nodes for group in known.groups),
         states=STATES,
@@ -245,15 +247,15 @@ def _spans(run: RunState, at: str | None) -> bool:
 
 def _runs(store: Store, notes: Mapping[str, ModelNote], failed: Collection[str]) -> bytes:
     ids = run_ids(store)
-    found = view_runs(store, read_runs(store, ids[:MOST_RUNS]))
+    run_views = view_runs(store, read_runs(store, ids[:MOST_RUNS]))
     # Only what runs has a time that goes on, so the page of a registry where nothing runs stays as it is.
-    live = [run for run in found if run.state == "running"]
+    live = [run for run in run_views if run.state == "running"]
     more = max(0, len(ids) - MOST_RUNS)
-    written = {model: _written_at(store, model) for model in failed}
-    failing = [view.run for view in found if view.state == "failed" and not view.run.version]
-    reports = {run.id for run in failing if _spans(run, written.get(run.model))}
+    write_times = {model: _written_at(store, model) for model in failed}
+    failing = [view.run for view in run_views if view.state == "failed" and not view.run.version]
+    reports = {run.id for run in failing if _spans(run, write_times.get(run.model))}
     at = now() if live else ""
-    return draw("runs", "runs.html", live=live, runs=found, models=notes, more=more, at=at, reports=reports)
+    return draw("runs", "runs.html", live=live, runs=run_views, models=notes, more=more, at=at, reports=reports)
 
 
 # Writes a registry's site into a folder: models whose keys changed since the last time, then the pages over all.
@@ -283,7 +285,7 @@ def write_site(
     """
     folder.done = Written()
     folder.sweep()
-    known = known_machines(sources.inventory, sources.catalog)
+    machines = known_machines(sources.inventory, sources.catalog)
     salt = _salt(sources)
     notes = cast("dict[str, ModelNote]", folder.read_overview())
     keys = _with_graphs({item.model: item for item in read_models(store, salt)}, notes)
@@ -293,7 +295,7 @@ def write_site(
     gone: dict[str, list[str]] = {}
     unfinished: dict[str, ModelNote] = {}
     for number, item in enumerate(changed, 1):
-        if paths := _write_model(folder, ModelSite(store, item, known, sources.trust, salt), notes):
+        if paths := _write_model(folder, ModelSite(store, item, machines, sources.trust, salt), notes):
             gone[_group(item.model)] = paths
             unfinished[item.model] = {**notes[item.model], "key": ""}
         if number % _NOTED_EVERY == 0:
@@ -302,7 +304,7 @@ def write_site(
     for model in [name for name in notes if name not in keys]:
         unfinished[model] = notes.pop(model)
         gone[_group(model)] = folder.pages_of(_group(model))
-    gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, known, salt))
+    gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, machines, salt))
     _keep(folder, {**notes, **unfinished})
     for group, paths in gone.items():
         folder.delete(group, paths)
@@ -354,5 +356,5 @@ def _code() -> str:
         resources.files("pipeline.site") / "templates",
         resources.files("validation.reporting"),
     )
-    found = (item for part in parts for item in sorted(part.iterdir(), key=lambda item: item.name))
-    return digest_lines(digest_of_bytes(item.read_bytes()) for item in found if item.is_file())
+    code_files = (item for part in parts for item in sorted(part.iterdir(), key=lambda item: item.name))
+    return digest_lines(digest_of_bytes(item.read_bytes()) for item in code_files if item.is_file())

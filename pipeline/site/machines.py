@@ -58,7 +58,7 @@ class MachineRow:
 
 def known_machines(inventory: Path | None = None, catalog: Path | None = None) -> KnownMachines:
     """The machines of an inventory file, or of every product. Raises as `read_inventory` and `load_catalog`."""
-    wanted = load_catalog(catalog) if catalog else Catalog(())
+    base_catalog = load_catalog(catalog) if catalog else Catalog(())
     if inventory is None:
         targets = (
             Target(product, item.compute_capability, product) for item in GENERATIONS for product in item.products
@@ -67,9 +67,9 @@ def known_machines(inventory: Path | None = None, catalog: Path | None = None) -
         source = ""
     else:
         groups, source = read_inventory(inventory).groups, inventory.name
-    stated = dict(wanted.runtimes)
+    stated = dict(base_catalog.runtimes)
     groups = tuple(group.with_versions(runtimes={**stated, **group.machine.runtimes}) for group in groups)
-    return KnownMachines(groups, wanted, source)
+    return KnownMachines(groups, base_catalog, source)
 
 
 def _hardware(target: Target) -> Hardware:
@@ -111,16 +111,16 @@ def _is_asked(item: Coverage, known: KnownMachines) -> bool:
     ensemble, which has none: those of its engines)."""
     if known.source or known.catalog.demands:
         return True
-    wanted = item.served.targets or parse_spec_targets([entry.target for entry in item.served.engines])
-    return wanted is None or item.group.hardware.is_one_of(wanted)
+    target_list = item.served.targets or parse_spec_targets([entry.target for entry in item.served.engines])
+    return target_list is None or item.group.hardware.is_one_of(target_list)
 
 
 def _row(served: Served, items: list[Coverage], state: str, why: str) -> MachineRow:
     names = tuple(dict.fromkeys(_name(item.group) for item in items))
     first = items[0]
     nodes = sum(item.group.nodes for item in items)
-    asked = (str(served.demand.reference), served.version or "")
-    return MachineRow(names, nodes, state, first.engine, first.serves, why, first.precision or "", *asked)
+    demand_fields = (str(served.demand.reference), served.version or "")
+    return MachineRow(names, nodes, state, first.engine, first.serves, why, first.precision or "", *demand_fields)
 
 
 def _name(group: NodeGroup) -> str:
@@ -264,8 +264,8 @@ class ShownSeries:
 
 def read_all_series(store: Store, model: str) -> tuple[ShownSeries, ...]:
     """Every series of a model, by unit, bucket and machine."""
-    found = (_read(store, key) for key in store.list(f"{SERIES}{model}/"))
-    return tuple(sorted((item for item in found if item), key=_order))
+    all_series = (_read(store, key) for key in store.list(f"{SERIES}{model}/"))
+    return tuple(sorted((item for item in all_series if item), key=_order))
 
 
 def _order(shown: ShownSeries) -> tuple[object, ...]:
@@ -286,13 +286,13 @@ def _read(store: Store, key: str) -> ShownSeries | None:
 
 def _show(name: str, series: LatencySeries) -> ShownSeries:
     value: Value = "relative" if any(point.relative for point in series.points) else "median"
-    known = [(index, point, _number(point, value)) for index, point in enumerate(series.points)]
-    numbers = [number for *_, number in known if number is not None]
+    indexed_points = [(index, point, _number(point, value)) for index, point in enumerate(series.points)]
+    numbers = [number for *_, number in indexed_points if number is not None]
     low, high = min(numbers, default=0.0), max(numbers, default=0.0)
     trend, last = find_trend(series), max(len(series.points) - 1, 1)
     points = tuple(
         ShownPoint(_across(index, last), _down(number, low, high), bool(point.busy), _title(point, number, value))
-        for index, point, number in known
+        for index, point, number in indexed_points
         if number is not None
     )
     changes = trend.changes or ()

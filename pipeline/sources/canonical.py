@@ -44,9 +44,9 @@ def limit_memory(extra_bytes: int) -> Iterator[None]:
     if not statm.exists():
         yield
         return
-    wanted = int(statm.read_text().split()[0]) * resource.getpagesize() + extra_bytes
-    known = [limit for limit in (wanted, soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(known), hard))
+    target_bytes = int(statm.read_text().split()[0]) * resource.getpagesize() + extra_bytes
+    limits = [limit for limit in (target_bytes, soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:
         yield
     finally:
@@ -151,13 +151,13 @@ def _keep_names(passed_on: Mapping[ir.Value, str | None], outputs: Sequence[str]
 def _take_inputs(graph: ir.Graph, specs: Sequence[TensorSpec]) -> None:
     """Give the inputs the spec's order and shapes, and the outputs' shapes the spec's names of dims."""
     values = {value.name: value for value in graph.inputs}
-    wanted = [spec.name for spec in specs]
-    check_names([str(name) for name in values], wanted)
+    input_names = [spec.name for spec in specs]
+    check_names([str(name) for name in values], input_names)
     names: dict[str, int | str] = {}
     for spec in specs:
         names |= _match(values[spec.name], spec)
         values[spec.name].shape = ir.Shape(spec.shape)
-    graph.inputs[:] = [values[name] for name in wanted]
+    graph.inputs[:] = [values[name] for name in input_names]
     for value in graph.outputs:
         if value.shape is not None:
             value.shape = ir.Shape([_rename(dim, names) for dim in value.shape])
@@ -279,8 +279,12 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     except _REFUSALS as error:
         raise ModelError(f"the model is not valid ONNX: {_reason(error)}; correct or export it again") from error
     inferred.graph.value_info.sort(key=lambda value: value.name)
-    graph, found = model.graph, inferred.graph
-    for field, items in ((graph.node, found.node), (graph.output, found.output), (graph.value_info, found.value_info)):
+    graph, inferred_graph = model.graph, inferred.graph
+    for field, items in (
+        (graph.node, inferred_graph.node),
+        (graph.output, inferred_graph.output),
+        (graph.value_info, inferred_graph.value_info),
+    ):
         del field[:]
         field.extend(items)
     return model

@@ -66,10 +66,10 @@ def _settle_sizes(graph: ir.Graph) -> int:
         for at, value in enumerate(node.inputs):
             if at < _TAKE_SIZES[node.op_type] or value is None or value.producer() is None:
                 continue
-            found = None if ir.convenience.get_const_tensor(value) is not None else _evaluate(value, _DEEPEST)
-            if found is not None and found.dtype == np.int64 and not np.ma.is_masked(found):
+            size_array = None if ir.convenience.get_const_tensor(value) is not None else _evaluate(value, _DEEPEST)
+            if size_array is not None and size_array.dtype == np.int64 and not np.ma.is_masked(size_array):
                 settled += 1
-                constant = ir.Value(name=f"{value.name}_{node.op_type}_{at}", const_value=ir.tensor(found.data))
+                constant = ir.Value(name=f"{value.name}_{node.op_type}_{at}", const_value=ir.tensor(size_array.data))
                 while constant.name in graph.initializers:
                     constant.name = f"{constant.name}_"
                 graph.register_initializer(constant)
@@ -87,8 +87,8 @@ def _fold(graph: ir.Graph) -> int:
     for node in [node for node in graph if node.op_type == "If" and node.domain == ""]:
         condition = None if node.inputs[0] is None else _evaluate(node.inputs[0], _DEEPEST)
         if condition is not None and condition.size == 1 and not np.ma.is_masked(condition):
-            taken = "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"
-            _inline(graph, node, node.attributes[taken].as_graph())
+            branch_name = "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"
+            _inline(graph, node, node.attributes[branch_name].as_graph())
             folded += 1
     return folded
 
@@ -105,13 +105,13 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
     nodes = list(branch)
     branch.remove(nodes)
     graph.insert_before(node, nodes)
-    given, copies = list[ir.Value](), list[ir.Node]()
+    branch_inputs, copies = list[ir.Value](), list[ir.Node]()
     for value in results:
-        if value.producer() not in nodes or value in given:  # captured from outside, a constant, or given twice
+        if value.producer() not in nodes or value in branch_inputs:  # captured from outside, a constant, or given twice
             copies.append(ir.node("Identity", [value]))
             value = copies[-1].outputs[0]
-        given.append(value)
-    ir.convenience.replace_nodes_and_values(graph, node, [node], copies, list(node.outputs), given)
+        branch_inputs.append(value)
+    ir.convenience.replace_nodes_and_values(graph, node, [node], copies, list(node.outputs), branch_inputs)
 
 
 def _evaluate(value: ir.Value, left: int) -> _Known | None:
@@ -130,13 +130,13 @@ def _evaluate(value: ir.Value, left: int) -> _Known | None:
     if node.op_type not in (*_COMPARING, *_MOVES):
         return None
     operands = [None if each is None else _evaluate(each, left - 1) for each in node.inputs]
-    known = [each for each in operands if each is not None]
-    if len(known) < len(operands):
+    operand_values = [each for each in operands if each is not None]
+    if len(operand_values) < len(operands):
         return None
     try:
         if node.op_type in _COMPARING:
-            return np.ma.asarray(_COMPARING[node.op_type](*known))
-        return _MOVES[node.op_type](node, known)
+            return np.ma.asarray(_COMPARING[node.op_type](*operand_values))
+        return _MOVES[node.op_type](node, operand_values)
     except (IndexError, TypeError, ValueError):  # a malformed node, of which the checker speaks
         return None
 
@@ -144,8 +144,8 @@ def _evaluate(value: ir.Value, left: int) -> _Known | None:
 def _dims(value: ir.Value, left: int) -> _Known | None:
     """The dims of a tensor, those that are not known masked; None where its rank is not known."""
     if value.shape is None:
-        found = _evaluate(value, left - 1)
-        return None if found is None else np.ma.asarray(np.array(found.shape, np.int64))
+        array = _evaluate(value, left - 1)
+        return None if array is None else np.ma.asarray(np.array(array.shape, np.int64))
     dims = list(value.shape)
     unknown = [not isinstance(dim, int) for dim in dims]
     return np.ma.array([dim if isinstance(dim, int) else 0 for dim in dims], mask=unknown, dtype=np.int64)
@@ -188,8 +188,10 @@ def _constant_of_shape(node: ir.Node, operands: Sequence[_Known]) -> _Known:
 
 
 def _reshape(node: ir.Node, operands: Sequence[_Known]) -> _Known:
-    sizes, kept = [int(size) for size in _whole(operands[1])], not _integer(node, "allowzero", 0)
-    return operands[0].reshape([operands[0].shape[at] if kept and not size else size for at, size in enumerate(sizes)])
+    sizes, is_zero_copy = [int(size) for size in _whole(operands[1])], not _integer(node, "allowzero", 0)
+    return operands[0].reshape(
+        [operands[0].shape[at] if is_zero_copy and not size else size for at, size in enumerate(sizes)]
+    )
 
 
 def _slice(operands: Sequence[_Known]) -> _Known:

@@ -136,8 +136,8 @@ def export(
             checks += free_running_checks("export", None, rolled, sequences.golden, allowed, along)
         answers = recorded.save(workdir / "answers.safetensors", rolled)
     notes = *source.notes, *_list_notes(golden, random=not samples)
-    found = checks, notes, spreads.at("export"), answers, along.at("export")
-    return ExportResult(model_file, golden_file, golden_digest, *found)
+    evidence = checks, notes, spreads.at("export"), answers, along.at("export")
+    return ExportResult(model_file, golden_file, golden_digest, *evidence)
 
 
 def _list_notes(golden: GoldenSet, random: bool) -> Iterator[str]:
@@ -162,9 +162,9 @@ def _with_states(
     `export`."""
     stateful = StateModel(source.run, request.inputs, request.dims, request.states, order[1])
     if samples is None:
-        drawn = [*random_groups(step_inputs(request.inputs, request.states), request.dims)]
-        groups = stateful.complete_random(drawn)
-        return groups, stateful.sequences(None, None, drawn[: len(groups)]), labels
+        random_inputs = [*random_groups(step_inputs(request.inputs, request.states), request.dims)]
+        groups = stateful.complete_random(random_inputs)
+        return groups, stateful.sequences(None, None, random_inputs[: len(groups)]), labels
     return stateful.freeze(samples, order[0], labels)
 
 
@@ -190,8 +190,8 @@ def _torch_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
 
     Raises ModelError naming the user's file and line, and StepError when the user's code ends its process.
     """
-    known = {field.name for field in fields(TorchProgram)}
-    task = Task(TorchProgram(**{name: value for name, value in vars(request).items() if name in known}))
+    field_names = {field.name for field in fields(TorchProgram)}
+    task = Task(TorchProgram(**{name: value for name, value in vars(request).items() if name in field_names}))
     with start_user_process(task) as process:
         captured, _ = process.ask(task, Captured)
         names = request.outputs or captured.outputs
@@ -221,12 +221,12 @@ def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
     model = load_onnx(request.root / request.file, request.root, request.most_embedded_bytes)
     fix_inputs(model, request.arguments)
     names = choose_outputs(model, request.outputs)
-    given = request.root / request.file
-    if not _is_as_given(model, given):
-        given = workdir / "source.onnx"
-        save_onnx(model, given)
-    threads = threads_for(given, True) if request.states else 0
-    with ReferenceSession(given, threads=threads, name=str(request.root / request.file)) as session:
+    source_path = request.root / request.file
+    if not _is_as_given(model, source_path):
+        source_path = workdir / "source.onnx"
+        save_onnx(model, source_path)
+    threads = threads_for(source_path, True) if request.states else 0
+    with ReferenceSession(source_path, threads=threads, name=str(request.root / request.file)) as session:
         yield _Source(lambda: model, names, session.run)
     (workdir / "source.onnx").unlink(missing_ok=True)
 
@@ -249,10 +249,10 @@ def choose_outputs(model: onnx.ModelProto, names: Sequence[str] | None) -> tuple
     own = {value.name: value for value in model.graph.output}
     if wrong := next(wrong_outputs(own, names), None):
         raise ModelError(wrong[1])
-    chosen = [own[name] for name in names or own]
+    output_values = [own[name] for name in names or own]
     del model.graph.output[:]
-    model.graph.output.extend(chosen)
-    return tuple(value.name for value in chosen)
+    model.graph.output.extend(output_values)
+    return tuple(value.name for value in output_values)
 
 
 def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[dict[str, Array]]:
@@ -266,8 +266,8 @@ def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[
         group = {}
         for spec in specs:
             shape, floats = spec.at(sizes), np.dtype(spec.dtype).kind == "f"
-            drawn = generator.standard_normal(shape) if floats else generator.integers(0, 2, shape)
-            array = np.asarray(drawn, spec.dtype)  # for a shape of no axes numpy draws a number
+            random_values = generator.standard_normal(shape) if floats else generator.integers(0, 2, shape)
+            array = np.asarray(random_values, spec.dtype)  # for a shape of no axes numpy draws a number
             if array.ndim and array.dtype.kind in "iu":
                 array[..., :1] = 1
             group[spec.name] = array

@@ -72,16 +72,16 @@ def measure_noise(
     if has_shards(model):
         return Noise(reason="its weights lie in shards, and are not all held in float64")
     if isinstance(golden, GoldenSequences):
-        chosen = GoldenSet((), sequences=golden)
+        noise_cases = GoldenSet((), sequences=golden)
     else:
         edges = sorted(golden.of_kind("edge"), key=lambda case: sum(array.size for array in case.inputs.values()))
         ends = [edges[0], edges[-1]] if edges else []
         singles = _singles(golden.of_kind("golden"), inputs, dims), _singles(ends, inputs, dims)
-        chosen = GoldenSet(tuple(chain(*singles)))
+        noise_cases = GoldenSet(tuple(chain(*singles)))
     limits = ProcessLimits(MOST_S, noise_memory_mib(model))
     with TemporaryDirectory(dir=workdir) as name:
         folder = Path(name).resolve()
-        chosen.save(folder / "cases.safetensors")
+        noise_cases.save(folder / "cases.safetensors")
         try:
             request = MeasureNoise(model.resolve(), folder / "cases.safetensors")
             return run_job(Job("the float64 run", request, limits=limits), folder, start=start)
@@ -115,11 +115,11 @@ def _singles(cases: Iterable[Case], inputs: Sequence[TensorSpec], dims: Sequence
 
 def _resized(cases: Iterable[Case], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Case]:
     batch = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
-    seen = set[tuple[tuple[str, int], ...]]()
+    size_keys = set[tuple[tuple[str, int], ...]]()
     for case in cases:
         sizes = sizes_of(case.inputs, inputs) | ({batch.name: batch.min} if batch else {})
         key = tuple(sorted(sizes.items()))
-        if key not in seen or case.kind == "golden":
-            seen.add(key)
+        if key not in size_keys or case.kind == "golden":
+            size_keys.add(key)
             resized: Tensors = resize(case.inputs, inputs, sizes)
             yield replace(case, inputs=resized, expected={})

@@ -64,21 +64,22 @@ def wrong_inputs(header: GraphHeader, specs: Sequence[TensorSpec]) -> Iterator[t
     The rules are those of `canonical`, which has the last word.
     """
     own = {item.name: item for item in header.inputs}
-    wanted = {spec.name for spec in specs}
-    for name in own.keys() - wanted:
+    input_names = {spec.name for spec in specs}
+    for name in own.keys() - input_names:
         yield "", f"the model's input {name!r} is missing; its inputs are {', '.join(own)}: add it"
     for spec in specs:
-        found = own.get(spec.name)
-        if found is None:
+        header_tensor = own.get(spec.name)
+        if header_tensor is None:
             yield spec.name, f"the model has no such input; its inputs are {', '.join(own) or 'none'}"
             continue
-        if found.dtype != spec.dtype:
-            kind = found.dtype or "no tensor"
+        if header_tensor.dtype != spec.dtype:
+            kind = header_tensor.dtype or "no tensor"
             yield spec.name, f"is {kind} in the model and {spec.dtype} in the spec; correct the spec"
-        if found.shape is not None and not _fits(found.shape, spec.shape):
+        if header_tensor.shape is not None and not _fits(header_tensor.shape, spec.shape):
             yield (
                 spec.name,
-                f"is {format_shape(found.shape)} in the model and {format_shape(spec.shape)} in the spec; correct the "
+                f"is {format_shape(header_tensor.shape)} in the model and {format_shape(spec.shape)} "
+                f"in the spec; correct the "
                 "spec, or export the model with that axis dynamic",
             )
 
@@ -102,22 +103,22 @@ def format_shape(shape: Sequence[int | str]) -> str:
 
 
 def _read_graph(data: mmap.mmap) -> GraphHeader:
-    inputs, outputs, given = list[HeaderTensor](), list[HeaderTensor](), set[str]()
-    found = False
+    inputs, outputs, initializer_names = list[HeaderTensor](), list[HeaderTensor](), set[str]()
+    has_graph = False
     for graph in fields(data, 0, len(data)):
         if graph.number != _GRAPH:
             continue
-        found = True
+        has_graph = True
         for field in fields(data, graph.begin, graph.end):
             if field.number == _INPUT:
                 inputs.append(_read_tensor(data, field))
             elif field.number == _OUTPUT:
                 outputs.append(_read_tensor(data, field))
             elif field.number == _INITIALIZER:
-                given.add(inner_text(data, field, _TENSOR_NAME))
-    if not found or not outputs:
+                initializer_names.add(inner_text(data, field, _TENSOR_NAME))
+    if not has_graph or not outputs:
         raise ValueError("there is no graph")
-    return GraphHeader(tuple(item for item in inputs if item.name not in given), tuple(outputs))
+    return GraphHeader(tuple(item for item in inputs if item.name not in initializer_names), tuple(outputs))
 
 
 def _read_tensor(data: mmap.mmap, value: Field) -> HeaderTensor:
@@ -182,13 +183,13 @@ def fix_inputs(model: "onnx.ModelProto", arguments: Mapping[str, Scalar]) -> Non
 
     from pipeline.sources.onnx_model import specs_of
 
-    found = {spec.name: HeaderTensor(spec.name, spec.dtype, spec.shape) for spec in specs_of(model)[0]}
-    if wrong := next(wrong_arguments(found.values(), arguments), None):
+    tensors_by_name = {spec.name: HeaderTensor(spec.name, spec.dtype, spec.shape) for spec in specs_of(model)[0]}
+    if wrong := next(wrong_arguments(tensors_by_name.values(), arguments), None):
         raise ModelError(f"source.arguments.{wrong[0]}: {wrong[1]}")
     for name, value in arguments.items():
-        shape = [int(size) for size in found[name].shape or ()]
-        array = np.full(shape, value, found[name].dtype)
+        shape = [int(size) for size in tensors_by_name[name].shape or ()]
+        array = np.full(shape, value, tensors_by_name[name].dtype)
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    kept = [item for item in model.graph.input if item.name not in arguments]
+    free_inputs = [item for item in model.graph.input if item.name not in arguments]
     del model.graph.input[:]
-    model.graph.input.extend(kept)
+    model.graph.input.extend(free_inputs)

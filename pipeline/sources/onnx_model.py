@@ -57,7 +57,7 @@ def list_external(model: onnx.ModelProto, path: Path) -> list[External]:
 
     Raises ModelError for a file outside of the model's folder, and one that is too short.
     """
-    found = []
+    external_tensors = []
     for tensor in all_tensors(model):
         if is_external(tensor):
             name, offset, length = place_of(tensor)
@@ -69,8 +69,8 @@ def list_external(model: onnx.ModelProto, path: Path) -> list[External]:
                     f"{path}: tensor {tensor.name[:80]!r} ends at byte {offset + length} of {file.name}, which has "
                     f"{size}; the file is truncated or belongs to another model: copy both again"
                 )
-            found.append((tensor, file, offset, length))
-    return found
+            external_tensors.append((tensor, file, offset, length))
+    return external_tensors
 
 
 def embed_all(tensors: Sequence[External], path: Path) -> None:
@@ -86,9 +86,9 @@ def check_places(external: Sequence[External], path: Path) -> None:
     """Raise ModelError where tensors overlap, so that their shards would be larger than the files, or where a tensor's
     bytes are not as many as its shape says."""
     places = {(file.resolve(), offset, length) for _, file, offset, length in external}
-    held = sum(file.stat().st_size for file in {file for file, *_ in places})
-    if sum(length for *_, length in places) > held:
-        raise ModelError(f"{path}: tensors overlap in its external data files ({held} bytes); export it again")
+    file_bytes = sum(file.stat().st_size for file in {file for file, *_ in places})
+    if sum(length for *_, length in places) > file_bytes:
+        raise ModelError(f"{path}: tensors overlap in its external data files ({file_bytes} bytes); export it again")
     for tensor, _, _, length in external:
         if length != bytes_of(tensor):
             raise ModelError(f"{path}: {wrong_length(tensor)}")
@@ -130,8 +130,8 @@ def check_weights(model: onnx.ModelProto) -> None:
     """Raise ModelError for a constant with NaN, and for one with an infinity that nodes multiply with. A NaN scalar,
     which may mark a missing value, is refused only where nodes multiply with it."""
     weights = {name for node in all_nodes(model) if node.op_type in _WEIGHTED for name in node.input}
-    found = nonfinite_constants(model)
-    check_finite((name, array if name in weights else _drop_infinities(array)) for name, array in found)
+    constant_arrays = nonfinite_constants(model)
+    check_finite((name, array if name in weights else _drop_infinities(array)) for name, array in constant_arrays)
 
 
 def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
@@ -185,8 +185,8 @@ def load_onnx(path: Path, root: Path, most_embedded_bytes: int = MOST_EMBEDDED_B
 
 def _drop_unread(graph: onnx.GraphProto) -> None:
     """In place: leave out the weights that nothing reads."""
-    read = {name for node in graph.node for name in list_reads(node)} | {value.name for value in graph.output}
-    for tensor in [tensor for tensor in graph.initializer if tensor.name not in read]:
+    operand_names = {name for node in graph.node for name in list_reads(node)} | {value.name for value in graph.output}
+    for tensor in [tensor for tensor in graph.initializer if tensor.name not in operand_names]:
         graph.initializer.remove(tensor)
 
 

@@ -58,28 +58,28 @@ class StateModel:
         bound of a cache takes, if two do."""
         steps = step_inputs(self.inputs, self.states)
         numbered = ((at, {spec.name: group[spec.name] for spec in steps}) for at, group in enumerate(groups, 1))
-        found: list[dict[str, Array]] = []
+        complete_inputs: list[dict[str, Array]] = []
         try:
-            found.extend(inputs for _, inputs in roll_out(numbered, self.streams))
+            complete_inputs.extend(inputs for _, inputs in roll_out(numbered, self.streams))
         except DataError:
-            if len(found) < 2:
+            if len(complete_inputs) < 2:
                 raise
-        return found
+        return complete_inputs
 
     def sequences(self, samples: Samples | None, order: Array | None, groups: Sequence[Tensors]) -> GoldenSequences:
         """The sequences that the model is run through with its own states; of random inputs (`groups`) one."""
         steps = [spec.name for spec in step_inputs(self.inputs, self.states)]
         if samples is None:
-            found: list[list[Tensors]] = [[{name: group[name] for name in steps} for group in groups]]
+            sequence_steps: list[list[Tensors]] = [[{name: group[name] for name in steps} for group in groups]]
         else:
-            found = [self._read(sequence) for sequence in islice(split(samples, order), MOST_SEQUENCES)]
-        if samples and max(map(_count_steps, found)) == 1:
+            sequence_steps = [self._read(sequence) for sequence in islice(split(samples, order), MOST_SEQUENCES)]
+        if samples and max(map(_count_steps, sequence_steps)) == 1:
             raise DataError(
                 f"{samples.name}: the sequences have one step each, so that no state is handed on; store sequences of "
                 "several steps, and in the array that golden.sequence names one number for all steps of a sequence"
             )
-        cases = [self._case(f"sequence {index}", sequence) for index, sequence in enumerate(found)]
-        if samples and (streams := self._side_by_side(found)):
+        cases = [self._case(f"sequence {index}", sequence) for index, sequence in enumerate(sequence_steps)]
+        if samples and (streams := self._side_by_side(sequence_steps)):
             cases.append(self._case(SIDE_BY_SIDE, streams))
         return GoldenSequences(self.states, self.ends, GoldenSet(tuple(cases)), dim=self._dim)
 
@@ -114,12 +114,16 @@ class StateModel:
         row of the batch are found by nothing else. A step ends where one of any stream does. Of a single sequence its
         halves; empty where no dim, which a state
         has too, is an axis of each input of a step, or where it holds no two of them."""
-        given = step_inputs(self.inputs, self.states)
-        held = {axis for spec in self.inputs if spec not in given for axis in spec.shape}
-        shared = [dim for dim in self.dims if dim.name in held and all(s.shape.count(dim.name) == 1 for s in given)]
+        input_specs = step_inputs(self.inputs, self.states)
+        state_axes = {axis for spec in self.inputs if spec not in input_specs for axis in spec.shape}
+        shared = [
+            dim
+            for dim in self.dims
+            if dim.name in state_axes and all(s.shape.count(dim.name) == 1 for s in input_specs)
+        ]
         if not shared:
             return []
-        axes = {spec.name: spec.shape.index(shared[0].name) for spec in given}
+        axes = {spec.name: spec.shape.index(shared[0].name) for spec in input_specs}
         half = len(sequences[0]) // 2
         streams = sequences if len(sequences) > 1 else (sequences[0][:half], sequences[0][half:])
         name, axis = next(iter(axes.items()))
@@ -146,21 +150,25 @@ def check_states(states: Sequence[State], model: ModelProto) -> None:
     """Raise ModelError for a state whose output is not there, is its input handed on, or whose dtype or shape its input
     cannot take. model: its weights are not read."""
     inputs, outputs = specs_of(model)
-    own, given = {spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs}
+    own, outputs_by_name = {spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs}
     for state in states:
-        spec, found = own[state.input], given.get(state.output)
+        spec, output_spec = own[state.input], outputs_by_name.get(state.output)
         where = f"state.{state.input}"
-        if found is None:
-            raise ModelError(f"{where}: the model has no output {state.output!r}; its outputs are {', '.join(given)}")
-        if found.dtype != spec.dtype:
-            raise ModelError(f"{where} is {spec.dtype}, and {state.output!r} is {found.dtype}; they must be the same")
+        if output_spec is None:
+            raise ModelError(
+                f"{where}: the model has no output {state.output!r}; its outputs are {', '.join(outputs_by_name)}"
+            )
+        if output_spec.dtype != spec.dtype:
+            raise ModelError(
+                f"{where} is {spec.dtype}, and {state.output!r} is {output_spec.dtype}; they must be the same"
+            )
         if find_source(model.graph, state.output) == state.input:
             raise ModelError(
                 f"{where}: output {state.output!r} is the input itself, handed on, so that the state would stay as it "
                 "began; take it out of state, and give it as an input"
             )
-        sizes = zip(spec.shape, found.shape, strict=False)
+        sizes = zip(spec.shape, output_spec.shape, strict=False)
         both = [pair for pair in sizes if all(isinstance(size, int) for size in pair)]
-        if len(spec.shape) != len(found.shape) or any(left != right for left, right in both):
-            shapes = f"{format_shape(spec.shape)}, and {state.output!r} is {format_shape(found.shape)}"
+        if len(spec.shape) != len(output_spec.shape) or any(left != right for left, right in both):
+            shapes = f"{format_shape(spec.shape)}, and {state.output!r} is {format_shape(output_spec.shape)}"
             raise ModelError(f"{where} is {shapes}; an input can take a tensor of its own shape alone")

@@ -47,13 +47,13 @@ class UserProcess:
 @contextmanager
 def start_user_process(task: Task) -> Iterator[UserProcess]:
     """A process for the user's code that `task` names; `task` must be its first question. It ends with the context."""
-    ours, theirs = socket.socketpair()
-    with theirs:
+    ours, child_socket = socket.socketpair()
+    with child_socket:
         process = subprocess.Popen(
-            [*PYTHON, "-m", "enginesmith.user_code", str(theirs.fileno())],
+            [*PYTHON, "-m", "enginesmith.user_code", str(child_socket.fileno())],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": module_path()},
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(child_socket.fileno(),),
         )
     try:
         with MessageChannel(ours.detach()) as channel:

@@ -75,11 +75,11 @@ class _Mistake:
 
 def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kind[M]) -> list[str]:
     """What pydantic found wrong, in the words of the file: one line for each mistake, each once."""
-    found = [_Mistake(**item) for item in error.errors(include_url=False)]
-    inside = {item.loc[:depth] for item in found for depth in range(len(item.loc))}
+    mistakes = [_Mistake(**item) for item in error.errors(include_url=False)]
+    inside = {item.loc[:depth] for item in mistakes for depth in range(len(item.loc))}
     kinds: dict[Loc, list[str]] = {}
     out: dict[tuple[Loc, str], str] = {}
-    for item in found:
+    for item in mistakes:
         if item.type == "too_short" and item.loc in inside:
             continue  # it only counts the items that are wrong
         loc, cause = _without_union_tags(root, item.loc), item.ctx.get("error")
@@ -112,10 +112,10 @@ def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
     node: yaml.Node | None = root
     out: list[int | str] = []
     for part in loc:
-        found = _child(node, part) if node else None
-        if found is None and isinstance(part, str) and (part in tags or "[" in part):
+        child_pair = _child(node, part) if node else None
+        if child_pair is None and isinstance(part, str) and (part in tags or "[" in part):
             continue
-        node = found[1] if found else None
+        node = child_pair[1] if child_pair else None
         out.append(part)
     return tuple(out)
 
@@ -130,8 +130,8 @@ def _explain(item: _Mistake, loc: Loc, kind: Kind[M]) -> str:
     if mistake == "missing":
         return f"is missing; add it ({kind.help})"
     if mistake == "literal_error":
-        known = [word.strip("'") for word in str(context.get("expected")).replace(" or ", ", ").split(", ")]
-        return f"{format_value(value)} is not known; {suggest(str(value), known)}"
+        valid_words = [word.strip("'") for word in str(context.get("expected")).replace(" or ", ", ").split(", ")]
+        return f"{format_value(value)} is not known; {suggest(str(value), valid_words)}"
     if mistake == "value_error":
         message = str(context.get("error"))
         said = isinstance(value, (Mapping, BaseModel)) or format_value(value) in message
@@ -176,8 +176,8 @@ def _tagged(here: object, tag: int | str) -> object:
     for part in typing.get_args(here):
         if any(isinstance(item, Tag) and item.tag == tag for item in getattr(part, "__metadata__", ())):
             return part.__origin__
-        if found := _tagged(part, tag):
-            return found
+        if model_type := _tagged(part, tag):
+            return model_type
     return None
 
 
@@ -185,10 +185,10 @@ def line_of(root: yaml.Node, loc: Loc) -> int:
     """The line of the deepest part of `loc` that the file really has, counted from 1."""
     node, line = root, root.start_mark.line
     for part in loc:
-        found = _child(node, part)
-        if found is None:
+        child_pair = _child(node, part)
+        if child_pair is None:
             break
-        key, node = found
+        key, node = child_pair
         line = key.start_mark.line
     return int(line) + 1
 
@@ -273,8 +273,8 @@ def _compose(path: Path, text: str, kind: Kind[M]) -> yaml.Node:
     except (yaml.YAMLError, RecursionError) as error:
         raise SpecError([f"{path}: is not YAML: {str(error).splitlines()[0]}"]) from None
     if not isinstance(root, yaml.MappingNode):
-        found = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
-        raise SpecError([f"{path}: holds {found}; {kind.name} is a mapping of keys such as {kind.keys}"])
+        root_text = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
+        raise SpecError([f"{path}: holds {root_text}; {kind.name} is a mapping of keys such as {kind.keys}"])
     if duplicates := list(_duplicate_keys(path, root)):
         raise SpecError(duplicates)
     return root
@@ -299,11 +299,11 @@ def _quickly_composed(text: str) -> yaml.Node | None:
 def _duplicate_keys(path: Path, root: yaml.Node) -> Iterator[str]:
     """A message for each key given twice; walks the tree as its aliases expand, and stops at `MOST_NODES` or a loop."""
     pending: list[tuple[yaml.Node, tuple[int, ...]]] = [(root, ())]
-    seen = 0
+    node_count = 0
     while pending:
         node, above = pending.pop()
-        seen += 1
-        if seen > MOST_NODES or id(node) in above:
+        node_count += 1
+        if node_count > MOST_NODES or id(node) in above:
             yield f"{path}:{node.start_mark.line + 1}: aliases expand to more than {MOST_NODES} values; write them out"
             return
         line = (*above, id(node))

@@ -124,14 +124,14 @@ def _wrong_sums(spec: SpecSections, axes: Collection[str]) -> Iterator[tuple[Loc
 def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """States that are no input, that no output gives, or that leave nothing for a caller to give, and dims that are
     empty in something else than a state: (key, message)."""
-    outputs, taken = list(spec.outputs or ()), {name: item.output for name, item in spec.state.items()}
+    outputs, state_outputs = list(spec.outputs or ()), {name: item.output for name, item in spec.state.items()}
     for name, item in spec.state.items():
         if name not in spec.inputs:
             yield ("state", name), f"state {name!r} is not one of the inputs {list(spec.inputs)}; add it there"
         if outputs and item.output not in outputs:
             text = f"state {name!r} takes {item.output!r}, which is not one of the outputs {outputs}; add it"
             yield ("state", name, "output"), text
-        twin = next(other for other, output in taken.items() if output == item.output)
+        twin = next(other for other, output in state_outputs.items() if output == item.output)
         if twin != name:
             text = f"state {name!r} takes {item.output!r}, as state {twin!r} does; name the output that is its own"
             yield ("state", name, "output"), text
@@ -152,8 +152,8 @@ def _wrong_int8_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     for state in spec.int8_states():
         place: Loc = ("state", state.input, "dtype")
         where = ".".join(map(str, place))
-        if state.input in spec.inputs and (found := spec.inputs[state.input].dtype) != "float32":
-            yield place, f"{where} is int8, which stands for float32, and the input is {found}; remove it"
+        if state.input in spec.inputs and (input_dtype := spec.inputs[state.input].dtype) != "float32":
+            yield place, f"{where} is int8, which stands for float32, and the input is {input_dtype}; remove it"
         if state.initial:
             yield place, f"{where} is int8, and its initial value {state.initial:g}, not 0; remove dtype"
         if not set(QUANTIZED).intersection(spec.precisions):
@@ -164,7 +164,7 @@ def _wrong_int8_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 def _wrong_places(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Places along an axis that has no fixed size, or at an input of no integers: (key, message)."""
-    given = {dim for name, item in spec.inputs.items() if name not in spec.state for dim in item.shape}
+    input_dims = {dim for name, item in spec.inputs.items() if name not in spec.state for dim in item.shape}
     for name, item in spec.state.items():
         if name not in spec.inputs or (places := item.places) is None:
             continue
@@ -174,7 +174,7 @@ def _wrong_places(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
             yield (*place, "axis"), text
         if at is None or not at.dtype.startswith(("int", "uint")):
             yield (*place, "at"), f"places.at {places.at!r} is no input of integers; name the one that says where"
-        if places.count and places.count not in given:
+        if places.count and places.count not in input_dims:
             yield (*place, "count"), f"places.count {places.count!r} is no dim that a caller gives; name one"
 
 
@@ -194,13 +194,13 @@ def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 def _wrong_steps(spec: SpecSections, place: Loc, dim: str) -> Iterator[tuple[Loc, str]]:
     """A dim that samples of a step cannot be joined along: (key, message)."""
     where = ".".join(map(str, place))
-    held = any(dim in item.shape for name, item in spec.inputs.items() if name in spec.state)
-    given = any(dim in item.shape for name, item in spec.inputs.items() if name not in spec.state)
+    is_state_dim = any(dim in item.shape for name, item in spec.inputs.items() if name in spec.state)
+    is_input_dim = any(dim in item.shape for name, item in spec.inputs.items() if name not in spec.state)
     if not spec.state:
         yield place, f"{where} is for models with state; add state, or remove it"
-    elif not given:
+    elif not is_input_dim:
         yield place, f"{where} joins samples along {dim!r}, which no input has that a caller gives; name one of theirs"
-    elif held:
+    elif is_state_dim:
         yield place, f"{where} joins samples along {dim!r}, which states have too; name a dim of a step alone"
 
 
@@ -219,9 +219,9 @@ def _broken_contract(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 def matches_unit(pattern: str, unit: str) -> bool:
     """Whether 'sm_89 int8' covers the unit 'sm_89 int8 tensorrt-rtx'."""
-    wanted, have = pattern.split(), unit.split()
-    names = {target.name for target in machine.parse_targets(wanted[0])}
-    return have[0] in names and wanted[1:] == have[1 : len(wanted)]
+    pattern_words, have = pattern.split(), unit.split()
+    names = {target.name for target in machine.parse_targets(pattern_words[0])}
+    return have[0] in names and pattern_words[1:] == have[1 : len(pattern_words)]
 
 
 # The spec of one model: what its sections demand of each other, and how its file is read.

@@ -80,22 +80,24 @@ class Calibration(SequenceArrays):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        found: list[tuple[Loc, str]] = []
+        mistakes: list[tuple[Loc, str]] = []
         if self.percentile is not None and self.method != "percentile":
-            found.append(
+            mistakes.append(
                 (("percentile",), f"method {self.method} has no percentile; remove it, or use method percentile")
             )
         if self.parts > 1 and self.function:
-            found.append((("parts",), "a generator cannot be divided into parts; remove parts, or store the samples"))
+            mistakes.append(
+                (("parts",), "a generator cannot be divided into parts; remove parts, or store the samples")
+            )
         if self.sequence and self.function:
             text = "the samples of a generator are the steps of one sequence; remove sequence, or store the samples"
-            found.append((("sequence",), text))
+            mistakes.append((("sequence",), text))
         if self.steps and self.function:
-            found.append((("steps",), "a generator gives whole steps, of any size; remove steps"))
+            mistakes.append((("steps",), "a generator gives whole steps, of any size; remove steps"))
         if self.labels and self.function:
-            found.append((("labels",), "a generator gives no labels; remove labels, or store the samples"))
-        if found:
-            raise Mistakes(found)
+            mistakes.append((("labels",), "a generator gives no labels; remove labels, or store the samples"))
+        if mistakes:
+            raise Mistakes(mistakes)
         return self
 
     @property
@@ -168,12 +170,12 @@ class Quantization(SpecPart):
     @property
     def searches(self) -> tuple[str, ...]:
         """The keys by which int8 is chosen by trial (`pipeline.quantization.search`); empty when it is not."""
-        asked = {
+        search_flags = {
             "smoothing": self.smoothing != "none",
             "floor": self.floor is not None,
             "latency": self.latency == "measure",
         }
-        return tuple(key for key, wanted in asked.items() if wanted)
+        return tuple(key for key, is_set in search_flags.items() if is_set)
 
     @model_validator(mode="after")
     def _searched_or_not(self) -> Self:

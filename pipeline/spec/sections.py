@@ -60,17 +60,17 @@ class MeasuredData(SpecPart):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        found: list[tuple[Loc, str]] = []
-        seen: set[tuple[str, str]] = set()
+        mistakes: list[tuple[Loc, str]] = []
+        metric_keys: set[tuple[str, str]] = set()
         for loc, item in self.named_metrics():
             if not self.labels and (item.against == "labels" or item.name == "accuracy"):
                 text = f"metric {item.name} needs labels; name the array that holds them"
-                found.append((loc, f"{text}, or take top_k" if item.name == "accuracy" else text))
-            if (item.name, item.output) in seen:
-                found.append((loc, f"there is a metric {item.name} of {item.output!r} before it; leave one out"))
-            seen.add((item.name, item.output))
-        if found:
-            raise Mistakes(found)
+                mistakes.append((loc, f"{text}, or take top_k" if item.name == "accuracy" else text))
+            if (item.name, item.output) in metric_keys:
+                mistakes.append((loc, f"there is a metric {item.name} of {item.output!r} before it; leave one out"))
+            metric_keys.add((item.name, item.output))
+        if mistakes:
+            raise Mistakes(mistakes)
         return self
 
 
@@ -244,8 +244,8 @@ class SpecSections(SpecFile):
 
     def target_list(self) -> tuple[Target, ...]:
         """Targets with groups resolved, each once, in the spec's order."""
-        found = [target for name in self.targets for target in machine.parse_targets(name)]
-        return tuple(dict.fromkeys(found))
+        targets = [target for name in self.targets for target in machine.parse_targets(name)]
+        return tuple(dict.fromkeys(targets))
 
     def precision_list(self) -> tuple[Precision, ...]:
         """Precisions, each once, from wide to narrow."""

@@ -145,10 +145,10 @@ class SpecPart(BaseModel):
 
     @model_serializer(mode="wrap")
     def _omit_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields, written = type(self).model_fields, write(self)
+        fields, field_values = type(self).model_fields, write(self)
         return {
             key: value
-            for key, value in written.items()
+            for key, value in field_values.items()
             if key not in self.omitted or getattr(self, key) != fields[key].default
         }
 
@@ -209,12 +209,12 @@ class Source(SpecPart):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = [name for name in ("torch", "pt2", "onnx") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"needs exactly one of torch, pt2, onnx; found {', '.join(given) or 'none'}")
+        source_keys = [name for name in ("torch", "pt2", "onnx") if getattr(self, name) is not None]
+        if len(source_keys) != 1:
+            raise ValueError(f"needs exactly one of torch, pt2, onnx; found {', '.join(source_keys) or 'none'}")
         homeless = {"weights": self.torch is None, "arguments": self.pt2 is not None}
-        if given := [key for key in homeless if homeless[key] and getattr(self, key)]:
-            raise Mistakes([((key,), f"{key} belongs to a torch source; remove it") for key in given])
+        if source_keys := [key for key in homeless if homeless[key] and getattr(self, key)]:
+            raise Mistakes([((key,), f"{key} belongs to a torch source; remove it") for key in source_keys])
         return self
 
     @property
@@ -329,8 +329,13 @@ class DimRange(SpecPart):
         return self
 
     def _check_multiples(self) -> None:
-        given = [("min", self.min), ("opt", self.opt), ("max", self.max), *(("buckets", x) for x in self.buckets or ())]
-        wrong = [f"{key} {size}" for key, size in given if size is not None and size % self.multiple]
+        size_settings = [
+            ("min", self.min),
+            ("opt", self.opt),
+            ("max", self.max),
+            *(("buckets", x) for x in self.buckets or ()),
+        ]
+        wrong = [f"{key} {size}" for key, size in size_settings if size is not None and size % self.multiple]
         if wrong:
             raise ValueError(f"takes multiples of {self.multiple} alone, which {', '.join(wrong)} is not; change it")
 

@@ -91,14 +91,14 @@ def _for_each(record: Recorded | None, engine: EngineBlob) -> float | None:
 def recorded_report(chosen: ChosenEngine, context: RunContext) -> LatencyReport:
     """The newest latency report of an engine of a version. Raises InputError without one."""
     manifest, entry = chosen.manifest, chosen.entry
-    found = latencies(context.store, manifest).get(str(entry.digest), [])
-    if not found:
+    reports = latencies(context.store, manifest).get(str(entry.digest), [])
+    if not reports:
         what = f"{manifest.model}@{manifest.version}"
         raise InputError(
             f"{what}: no latency report of {entry.unit} is on record; ask for one with validation.latency in the spec, "
             f"or time the engine now: --engine {what}"
         )
-    return found[0]
+    return reports[0]
 
 
 # From a spec and traffic to the buckets that cost least: the engine is timed, or its times are read, and compared.
@@ -221,10 +221,10 @@ def write_buckets(path: Path, edges: Mapping[str, Sequence[int]]) -> None:
 
 def _rest(spec: ModelSpec, edges: Mapping[str, Sequence[int]]) -> dict[str, object]:
     """All that a spec says, with buckets of these edges."""
-    found = spec.model_dump()
+    spec_fields = spec.model_dump()
     for dim, sizes in edges.items():
-        found["dims"][dim] |= {"opt": None, "max": None, "buckets": tuple(sizes)}
-    return found
+        spec_fields["dims"][dim] |= {"opt": None, "max": None, "buckets": tuple(sizes)}
+    return spec_fields
 
 
 def _with_buckets(text: str, dim: str, sizes: Sequence[int], path: Path) -> str:
@@ -235,12 +235,12 @@ def _with_buckets(text: str, dim: str, sizes: Sequence[int], path: Path) -> str:
         node = next((value for name, value in pairs if name.value == key), None)
     if not isinstance(node, yaml.MappingNode):
         raise _misplaced(path, {dim: sizes})
-    found = {key.value: (key, value) for key, value in node.value}
-    placed = next((name for name in _REPLACED if name in found), None)
+    yaml_entries = {key.value: (key, value) for key, value in node.value}
+    placed = next((name for name in _REPLACED if name in yaml_entries), None)
     if placed is None:
         raise _misplaced(path, {dim: sizes})
-    changes = [(*_span(*found[placed]), f"buckets: [{', '.join(map(str, sizes))}]")]
-    changes += [(*_removed(text, node, name), "") for name in _REPLACED if name in found and name != placed]
+    changes = [(*_span(*yaml_entries[placed]), f"buckets: [{', '.join(map(str, sizes))}]")]
+    changes += [(*_removed(text, node, name), "") for name in _REPLACED if name in yaml_entries and name != placed]
     for begin, end, fresh in sorted(changes, reverse=True):
         text = text[:begin] + fresh + text[end:]
     return text

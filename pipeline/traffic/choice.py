@@ -75,14 +75,14 @@ def choose_buckets(
     _measure_missing(timed, [size for edges in OTHERS.values() for size in _sizes_used(task, edges(task))], measure)
     for _ in range(_TIMINGS):
         times = _times(task, timed)
-        found, _ = search_buckets(task, times, most, price)
-        if not _measure_missing(timed, _sizes_used(task, edges_of(task.grid, found.partitions)), measure):
+        partition, _ = search_buckets(task, times, most, price)
+        if not _measure_missing(timed, _sizes_used(task, edges_of(task.grid, partition.partitions)), measure):
             break
     times = _times(task, timed)
     _, served = search_buckets(task, times, most, price)
     served = _least_cost([served, *_serve_others(task, times).values()], most, price)
-    chosen = {dim: edges for dim, edges in served.edges.items() if dim in task.chosen}
-    return BucketChoice(chosen, len(timed), compare_plans(task, times, served, price / len(task.grid)))
+    bucket_edges = {dim: edges for dim, edges in served.edges.items() if dim in task.chosen}
+    return BucketChoice(bucket_edges, len(timed), compare_plans(task, times, served, price / len(task.grid)))
 
 
 def search_buckets(task: BucketTask, times: RunTimes, most: int, price: float) -> tuple[Partitioned, ServedTrace]:
@@ -99,16 +99,16 @@ def search_buckets(task: BucketTask, times: RunTimes, most: int, price: float) -
     table = times.table(grid.edges, task.most_samples)
     axes = [grid.dims.index(name) for name in task.chosen]
     best: tuple[float, Partitioned, ServedTrace] | None = None
-    seen = set()
+    visited_partitions = set()
     for _ in range(_ROUNDS):
-        found = partition_grid(CostModel(grid, table, growth), axes, most, price)
-        if found.partitions in seen:
+        partition = partition_grid(CostModel(grid, table, growth), axes, most, price)
+        if partition.partitions in visited_partitions:
             break
-        seen.add(found.partitions)
-        served = serve_trace(grid, edges_of(grid, found.partitions), times, policy)
+        visited_partitions.add(partition.partitions)
+        served = serve_trace(grid, edges_of(grid, partition.partitions), times, policy)
         cost = float(served.seconds.sum()) + price * served.profiles
         if best is None or cost < best[0]:
-            best = cost, found, served
+            best = cost, partition, served
         if growth is None or served.service is None:
             break
         growth = growth.after(served.service)

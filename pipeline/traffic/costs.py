@@ -57,8 +57,8 @@ class BatchGrowth:
         np.minimum.at(bins, served.batch_of, self.bin_of)
         waits = self.waits.copy()
         for index in range(len(self.seconds)):
-            if (chosen := firsts[bins == index]).size:
-                waits[index] = np.quantile(chosen, _WAITS)
+            if (bin_waits := firsts[bins == index]).size:
+                waits[index] = np.quantile(bin_waits, _WAITS)
         return BatchGrowth(self.most, self.bin_of, self.seconds, waits)
 
     @cached_property
@@ -85,8 +85,8 @@ class BatchGrowth:
         place = self._place(rates[..., None] * self.waits)
         sizes = self.tables(np.arange(1.0, self.most + 1))
         took = _between(seconds, place, np.arange(len(seconds))[:, None, None])
-        held = _between(sizes[None], place, np.zeros((1, 1, 1), np.int64))
-        return np.asarray((counts * took.mean(-1) / held.mean(-1)).sum((-1, -2)))
+        batch_sizes = _between(sizes[None], place, np.zeros((1, 1, 1), np.int64))
+        return np.asarray((counts * took.mean(-1) / batch_sizes.mean(-1)).sum((-1, -2)))
 
     @staticmethod
     def _place(means: Array) -> Array:
@@ -166,10 +166,10 @@ class CostModel:
 
 def per_requests(times: Array, samples: float, most: int) -> Array:
     """Seconds of 1 to `most` requests with so many samples each, [..., most], of those of 1, 2, ... samples."""
-    wanted = np.minimum(np.arange(1, most + 1) * samples, times.shape[-1]) - 1
-    low = np.minimum(wanted.astype(np.int64), max(times.shape[-1] - 2, 0))
+    sample_places = np.minimum(np.arange(1, most + 1) * samples, times.shape[-1]) - 1
+    low = np.minimum(sample_places.astype(np.int64), max(times.shape[-1] - 2, 0))
     high = np.minimum(low + 1, times.shape[-1] - 1)
-    return np.asarray(times[..., low] + (wanted - low) * (times[..., high] - times[..., low]))
+    return np.asarray(times[..., low] + (sample_places - low) * (times[..., high] - times[..., low]))
 
 
 def _alone(below: Array, times: Array) -> Array:
@@ -225,13 +225,13 @@ def partition_dim(costs: Array, most: int) -> list[tuple[float, Partition]]:
     count = len(costs) - 1
     best = costs[0].copy()
     before: list[Array] = []
-    found: list[tuple[float, Partition]] = [(float(best[count]), (count - 1,))]
+    partitions: list[tuple[float, Partition]] = [(float(best[count]), (count - 1,))]
     for _ in range(1, min(most, count)):
         sums = best[:, None] + costs
         before.append(sums.argmin(0))
         best = sums.min(0)
-        found.append((float(best[count]), _trace_back(before, count)))
-    return found
+        partitions.append((float(best[count]), _trace_back(before, count)))
+    return partitions
 
 
 def _trace_back(before: Sequence[Array], count: int) -> Partition:
@@ -255,15 +255,19 @@ def partition_grid(model: CostModel, chosen: Sequence[int], most: int, price: fl
     alone = [partition_dim(each, most) for each in costs]
     nowhere = total_of(costs[0], whole[chosen[0]])
     counts = min(
-        (each for each in itertools.product(*(range(1, len(found) + 1) for found in alone)) if math.prod(each) <= most),
+        (
+            each
+            for each in itertools.product(*(range(1, len(dim_partitions) + 1) for dim_partitions in alone))
+            if math.prod(each) <= most
+        ),
         key=lambda each: (
-            sum(found[count - 1][0] - nowhere for found, count in zip(alone, each, strict=True))
+            sum(dim_partitions[count - 1][0] - nowhere for dim_partitions, count in zip(alone, each, strict=True))
             + price * fixed * math.prod(each)
         ),
     )
     now = list(whole)
-    for axis, found, count in zip(chosen, alone, counts, strict=True):
-        now[axis] = found[count - 1][1]
+    for axis, dim_partitions, count in zip(chosen, alone, counts, strict=True):
+        now[axis] = dim_partitions[count - 1][1]
     seconds = total_of(model.intervals(chosen[0], now), now[chosen[0]])
     return Partitioned(tuple(now), seconds, seconds + price * count_profiles(now))
 
@@ -361,10 +365,10 @@ def resample_plans(plans: Sequence[ServedTrace], seed: int = 0) -> Array:
     length = block_length(*(plan.seconds for plan in plans))
     starts = np.arange(0, count, length)
     blocks = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, count)))
-    drawn = rng.multinomial(len(starts), np.full(len(starts), 1 / len(starts)), RESAMPLES).astype(float)
-    requests = drawn @ np.bincount(blocks)
+    block_draws = rng.multinomial(len(starts), np.full(len(starts), 1 / len(starts)), RESAMPLES).astype(float)
+    requests = block_draws @ np.bincount(blocks)
     errors: dict[tuple[int, ...], Array] = {}
-    found = []
+    plan_means = []
     for plan in plans:
         shape = (len(starts), len(plan.sizes))
         flat = np.ravel_multi_index((blocks, plan.bucket_of), shape)
@@ -373,8 +377,8 @@ def resample_plans(plans: Sequence[ServedTrace], seed: int = 0) -> Array:
         for key in keys:
             errors.setdefault(key, rng.standard_normal(RESAMPLES))
         factors = np.exp(plan.log_sd[:, None] * np.stack([errors[key] for key in keys]))
-        found.append(np.einsum("rb,bk,kr->r", drawn, seconds, factors, optimize=True) / requests)
-    return np.stack(found)
+        plan_means.append(np.einsum("rb,bk,kr->r", block_draws, seconds, factors, optimize=True) / requests)
+    return np.stack(plan_means)
 
 
 def interval_of(value: float, resamples: Array) -> Interval95:

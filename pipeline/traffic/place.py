@@ -82,17 +82,17 @@ def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> Tr
     another model, and for files that do not belong together.
     """
     files = _files_of(place)
-    found: list[tuple[RecordedTraffic, Trace]] = []
+    traffic_parts: list[tuple[RecordedTraffic, Trace]] = []
     for file in files:
         check_model(file, model)
         traffic = read_traffic(file, inputs)
         # The inputs are let go: only their sizes are needed.
-        found.append((replace(traffic, requests=traffic.requests[:1]), trace_of(traffic, inputs)))
-    heads = [head for head, _ in found]
+        traffic_parts.append((replace(traffic, requests=traffic.requests[:1]), trace_of(traffic, inputs)))
+    heads = [head for head, _ in traffic_parts]
     _check_alike(files, heads)
     cut = tuple(file for file, head in zip(files, heads, strict=True) if head.cut)
-    made = next((head.made for head in heads if head.made), "")
-    return TrafficAtPlace(_merge([trace for _, trace in found]), files, heads[0].sampling, cut, made)
+    origin = next((head.made for head in heads if head.made), "")
+    return TrafficAtPlace(_merge([trace for _, trace in traffic_parts]), files, heads[0].sampling, cut, origin)
 
 
 def check_model(file: Path, model: str) -> None:
@@ -213,55 +213,59 @@ def plan_task(
     Raises InputError for options that the model or its traffic has nothing for.
     """
     batch = _batch_dim(inputs, dims, options)
-    chosen = _choose_dims(dims, batch, options)
+    bucket_dims = _choose_dims(dims, batch, options)
     policy, remarks = _policy(batch, within, options)
     at = _arrivals(traffic, within, options)
     tops = {dim.name: _top(dim, within, options.shrink) for dim in dims}
-    grid = grid_of(within, dims, batch.name if batch else None, chosen, tops=tops, at=at)
+    grid = grid_of(within, dims, batch.name if batch else None, bucket_dims, tops=tops, at=at)
     if at is None and options.most is None:
         raise InputError("without times of arrival a profile has no price for each request; give --most, or --rate")
-    for name in chosen:
+    for name in bucket_dims:
         count = len(np.unique(within.sizes[name]))
-        if len(chosen) == 1 and options.most is not None and options.most > len(grid.edges_of(name)):
+        if len(bucket_dims) == 1 and options.most is not None and options.most > len(grid.edges_of(name)):
             remarks += (f"{name} has {count} distinct sizes in the traffic: more buckets than that save nothing",)
-    return BucketTask(tuple(dims), chosen, batch, policy, grid, remarks)
+    return BucketTask(tuple(dims), bucket_dims, batch, policy, grid, remarks)
 
 
 def _batch_dim(inputs: Sequence[TensorSpec], dims: Sequence[Dim], options: BucketOptions) -> Dim | None:
     name = leading_dim(inputs)
-    found = next((dim for dim in dims if dim.name == name), None)
-    if found is None or found.name not in options.dims:
-        return found
+    named_dim = next((dim for dim in dims if dim.name == name), None)
+    if named_dim is None or named_dim.name not in options.dims:
+        return named_dim
     if options.batch and options.batch > 1:
-        raise InputError(f"{found.name} gets no buckets of its own where requests are put together; leave out --batch")
+        raise InputError(
+            f"{named_dim.name} gets no buckets of its own where requests are put together; leave out --batch"
+        )
     return None
 
 
 def _choose_dims(dims: Sequence[Dim], batch: Dim | None, options: BucketOptions) -> tuple[str, ...]:
-    known = {dim.name: dim for dim in dims}
+    dims_by_name = {dim.name: dim for dim in dims}
     for name in options.dims:
-        if name not in known:
-            raise InputError(f"dim {name!r} is no dynamic dim of the model; {suggest(name, known)}")
-        if known[name].static:
-            raise InputError(f"dim {name!r} has the size {known[name].min} alone, so there is nothing to choose")
-    chosen = options.dims or tuple(dim.name for dim in dims if dim is not batch and not dim.static)
-    if not chosen:
+        if name not in dims_by_name:
+            raise InputError(f"dim {name!r} is no dynamic dim of the model; {suggest(name, dims_by_name)}")
+        if dims_by_name[name].static:
+            raise InputError(f"dim {name!r} has the size {dims_by_name[name].min} alone, so there is nothing to choose")
+    bucket_dims = options.dims or tuple(dim.name for dim in dims if dim is not batch and not dim.static)
+    if not bucket_dims:
         raise InputError("the model has no dynamic dim but the batch; --dim names a dim that shall get buckets")
-    if len(chosen) > 3:
-        raise InputError(f"{', '.join(chosen)} are {len(chosen)} dims, and 3 at most are chosen at once; give --dim")
-    return chosen
+    if len(bucket_dims) > 3:
+        raise InputError(
+            f"{', '.join(bucket_dims)} are {len(bucket_dims)} dims, and 3 at most are chosen at once; give --dim"
+        )
+    return bucket_dims
 
 
 def _policy(batch: Dim | None, within: Trace, options: BucketOptions) -> tuple[BatchPolicy | None, tuple[str, ...]]:
-    asked = (options.batch or 0) > 1 or options.wait_s > 0
+    is_batched = (options.batch or 0) > 1 or options.wait_s > 0
     if batch is None:
-        if asked:
+        if is_batched:
             raise InputError("requests cannot be put together: the model has no dim that all inputs begin with")
         return None, ()
     if options.batch is not None and options.batch > batch.max:
         raise InputError(f"--batch {options.batch} is more than dims.{batch.name} takes ({batch.words})")
     if not within.timed and options.rate is None:
-        if asked:
+        if is_batched:
             raise DataError(
                 "the traffic has no times of arrival, so how batches form is not known; record it with `at`, "
                 "or give --rate"

@@ -65,23 +65,23 @@ def grid_of(
     Candidates of a chosen dim are all sizes that occur, as multiples of the dim's; where these are more than MOST_ALONE
     (MOST_EACH of several dims), as many of them at equal shares of the requests.
     """
-    kept = _stretches(len(trace))
+    request_indices = _stretches(len(trace))
     axes = [dim for dim in dims if dim.name != batch]
     most = MOST_ALONE if len(chosen) == 1 else MOST_EACH
     edges, places, sizes = [], [], []
     for dim in axes:
-        found = trace.sizes[dim.name][kept]
-        rounded = np.ceil(found / dim.multiple).astype(np.int64) * dim.multiple
+        dim_sizes = trace.sizes[dim.name][request_indices]
+        rounded = np.ceil(dim_sizes / dim.multiple).astype(np.int64) * dim.multiple
         if dim.name in chosen:
             candidates = _thin(np.append(rounded, tops[dim.name]), most)
         else:
             candidates = np.array([high for _, _, high in dim.buckets()], np.int64)
         edges.append(candidates)
         places.append(np.searchsorted(candidates, rounded))
-        sizes.append(found)
-    count = len(kept)
-    samples = trace.sizes[batch][kept] if batch else np.ones(count, np.int64)
-    when = None if at is None else _close_gaps(at, kept)
+        sizes.append(dim_sizes)
+    count = len(request_indices)
+    samples = trace.sizes[batch][request_indices] if batch else np.ones(count, np.int64)
+    when = None if at is None else _close_gaps(at, request_indices)
     shape = (count, len(axes))
     placed, sized = (np.stack(rows, 1) if rows else np.zeros(shape, np.int64) for rows in (places, sizes))
     return RequestGrid(tuple(dim.name for dim in axes), tuple(edges), placed, sized, samples, when)
@@ -190,6 +190,6 @@ def edges_to_time(edges: Mapping[str, Sequence[int]], batch: Dim | None, most: i
 
 def spread(edges: Array, count: int) -> list[int]:
     """At most `count` of the edges at about equal ratios, both ends among them."""
-    wanted = np.geomspace(edges[0], edges[-1], count) if edges[0] > 0 else np.linspace(edges[0], edges[-1], count)
-    nearest = np.abs(edges[:, None] - wanted).argmin(0)
+    target_sizes = np.geomspace(edges[0], edges[-1], count) if edges[0] > 0 else np.linspace(edges[0], edges[-1], count)
+    nearest = np.abs(edges[:, None] - target_sizes).argmin(0)
     return [int(size) for size in np.unique(edges[nearest])]

@@ -158,15 +158,15 @@ def _split_hours(traffic: TrafficAtPlace, dims: Sequence[Dim]) -> "list[HourOfTr
     hours = np.floor((first + trace.at) / HOUR_S).astype(np.int64)
     by_day = traffic.absolute and hours[-1] - hours[0] >= MOST_HOURS
     keys = hours % 24 if by_day else hours
-    found = []
+    traffic_hours = []
     for key in np.unique(keys):
-        chosen = keys == key
+        hour_mask = keys == key
         seconds = _seconds_in(int(key), first + float(trace.at[-1]), by_day) - _seconds_in(int(key), first, by_day)
         name = f"{key:02}:00" if by_day else _name_hour(int(key), traffic.absolute)
-        sizes = {dim.name: count_sizes(trace.sizes[dim.name][chosen]) for dim in dims}
-        rate = float(chosen.sum()) / max(seconds, _LEAST_S) / traffic.sampling
-        found.append(HourOfTraffic(name, int(chosen.sum()), rate, sizes))
-    return found
+        sizes = {dim.name: count_sizes(trace.sizes[dim.name][hour_mask]) for dim in dims}
+        rate = float(hour_mask.sum()) / max(seconds, _LEAST_S) / traffic.sampling
+        traffic_hours.append(HourOfTraffic(name, int(hour_mask.sum()), rate, sizes))
+    return traffic_hours
 
 
 def _name_hour(hour: int, absolute: bool) -> str:
@@ -266,11 +266,11 @@ def _bar_edges(low: float, top: float, log: bool) -> Array:
 def _apart(ends: Sequence[int], low: float, top: float, log: bool) -> list[int]:
     """Those of the edges that have room for their labels, from the greatest down."""
     room = (math.log(top / low) if log else top - low) / (WIDTH / 34)
-    kept: list[int] = []
+    label_ends: list[int] = []
     for end in sorted(ends, reverse=True):
-        if not kept or (math.log(kept[-1] / end) if log else kept[-1] - end) >= room:
-            kept.append(end)
-    return kept
+        if not label_ends or (math.log(label_ends[-1] / end) if log else label_ends[-1] - end) >= room:
+            label_ends.append(end)
+    return label_ends
 
 
 def _draw_rates(axes: "Axes", summary: TrafficSummary) -> str:
@@ -369,9 +369,9 @@ def _parts(sizes: "np.ndarray", counts: "np.ndarray") -> "np.ndarray":
 def describe_traffic(summary: TrafficSummary) -> Iterator[str]:
     """Sentences on arrivals and on what lies beyond the spec."""
     recorded = f" in {pluralize(summary.files, 'file')}" if summary.files > 1 else ""
-    made = f" (made: {summary.made})" if summary.made else ""
+    origin_note = f" (made: {summary.made})" if summary.made else ""
     share = f", {100 * summary.sampling:g} % of the traffic" if summary.sampling < 1 else ""
-    yield f"{pluralize(summary.requests, 'request')}{recorded}{share}{made}"
+    yield f"{pluralize(summary.requests, 'request')}{recorded}{share}{origin_note}"
     if summary.seconds is None or summary.per_second is None or summary.bursts is None:
         yield "no times of arrival, or all of them the same: no rates, no hours"
     else:

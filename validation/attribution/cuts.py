@@ -61,9 +61,9 @@ def list_shared(reference: Sequence[GraphStep], candidate: Sequence[GraphStep]) 
 
     A weight that a rewrite converts is none of them: it is part of the segment that reads it.
     """
-    known = {name for step in candidate for name in step.makes}
+    candidate_names = {name for step in candidate for name in step.makes}
     activations = (step for step in reference if step.reads or step.op_type not in ADDED)
-    return [name for step in activations for name in step.makes if name in known]
+    return [name for step in activations for name in step.makes if name in candidate_names]
 
 
 def exclude_joined(tensors: Sequence[str], steps: Sequence[GraphStep]) -> list[str]:
@@ -75,9 +75,9 @@ def exclude_joined(tensors: Sequence[str], steps: Sequence[GraphStep]) -> list[s
     maker = {name: step for step in steps for name in step.makes}
 
     def inside(name: str) -> bool:
-        found = readers.get(name, [])
+        consumers = readers.get(name, [])
         heavy = any(kind in maker[name].op_type for kind in WEIGHTED)
-        return heavy and len(found) == 1 and found[0].op_type in JOINED
+        return heavy and len(consumers) == 1 and consumers[0].op_type in JOINED
 
     return [name for name in tensors if not inside(name)]
 
@@ -86,18 +86,18 @@ def segments(steps: Sequence[GraphStep], cuts: Collection[str], targets: Sequenc
     """The segment of each target tensor, given all cuts."""
     maker = {name: index for index, step in enumerate(steps) for name in step.makes}
     for target in targets:
-        chosen, boundary, waiting = set[int](), list[str](), [target]
+        step_indices, boundary, waiting = set[int](), list[str](), [target]
         while waiting:
             index = maker[waiting.pop()]
-            if index in chosen:
+            if index in step_indices:
                 continue
-            chosen.add(index)
+            step_indices.add(index)
             for name in steps[index].reads:
                 if name in cuts or name not in maker:
                     boundary.append(name)
                 else:
                     waiting.append(name)
-        yield GraphSegment(target, tuple(sorted(set(boundary))), tuple(steps[index] for index in sorted(chosen)))
+        yield GraphSegment(target, tuple(sorted(set(boundary))), tuple(steps[index] for index in sorted(step_indices)))
 
 
 def spread(tensors: Sequence[str], most: int) -> list[str]:
@@ -113,14 +113,14 @@ def windows(found: Sequence[GraphSegment], size: Mapping[str, int], most: int) -
     size: bytes of each tensor by name.
     """
     window: list[GraphSegment] = []
-    held: set[str] = set()
+    window_tensors: set[str] = set()
     for segment in found:
-        grown = held | {segment.target, *segment.boundary}
+        grown = window_tensors | {segment.target, *segment.boundary}
         if window and sum(size.get(name, 0) for name in grown) > most:
             yield window
             window, grown = [], {segment.target, *segment.boundary}
         window.append(segment)
-        held = grown
+        window_tensors = grown
     if window:
         yield window
 
@@ -163,15 +163,15 @@ def reduce(
     most of its runs; the same subset is tested once. After `most_runs` runs, or once `stop` returns true, the result is
     the smallest set so far.
     """
-    known: dict[tuple[int, ...], bool] = {}
+    outcomes: dict[tuple[int, ...], bool] = {}
 
     def test(chosen: Sequence[int]) -> bool:
         key = tuple(sorted(chosen))
-        if key not in known:
-            if len(known) >= most_runs or stop():
+        if key not in outcomes:
+            if len(outcomes) >= most_runs or stop():
                 raise _Spent
-            known[key] = passes([items[index] for index in key])
-        return known[key]
+            outcomes[key] = passes([items[index] for index in key])
+        return outcomes[key]
 
     best: list[int] | None = None
     minimal, spent, parts = False, False, 2
@@ -179,8 +179,8 @@ def reduce(
         best = _first_that_passes(len(items), test)
         while best and len(best) > 1:
             parts = min(parts, len(best))
-            if found := _smaller(best, parts, test):
-                best, parts = found
+            if smaller_split := _smaller(best, parts, test):
+                best, parts = smaller_split
             elif parts == len(best):
                 break
             else:
@@ -188,7 +188,7 @@ def reduce(
         minimal = best is not None
     except _Spent:
         spent = True
-    return Reduction(None if best is None else tuple(items[index] for index in best), len(known), minimal, spent)
+    return Reduction(None if best is None else tuple(items[index] for index in best), len(outcomes), minimal, spent)
 
 
 def _first_that_passes(count: int, test: Callable[[Sequence[int]], bool]) -> list[int] | None:

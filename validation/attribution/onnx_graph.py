@@ -57,8 +57,8 @@ def is_of_the_cut(local: TensorError, inherited: TensorError) -> bool:
     Its own error is part of the whole's there, so the cut made the runtime choose another kernel: for one, for a
     product whose activation is no longer dequantized before it.
     """
-    known = not (local.note or inherited.note or local.nonfinite or inherited.nonfinite)
-    return known and local.sqnr_db < inherited.sqnr_db - HONEST_DB
+    is_measured = not (local.note or inherited.note or local.nonfinite or inherited.nonfinite)
+    return is_measured and local.sqnr_db < inherited.sqnr_db - HONEST_DB
 
 
 def explain_blame(local: TensorError, budget: Budget) -> str:
@@ -176,10 +176,10 @@ class OnnxGraph:
 
         model = deepcopy(self._model)
         have = {value.name: value for value in model.graph.output}
-        wanted = [*(self.outputs if whole else ()), *tensors]
+        output_names = [*(self.outputs if whole else ()), *tensors]
         # A name alone is enough: the runtime infers type and shape.
-        values = [have.get(name, ValueInfoProto(name=name)) for name in dict.fromkeys(wanted)]
-        _set(model.graph, None if whole else _select_needed(model.graph, wanted, frozenset()), values)
+        values = [have.get(name, ValueInfoProto(name=name)) for name in dict.fromkeys(output_names)]
+        _set(model.graph, None if whole else _select_needed(model.graph, output_names, frozenset()), values)
         return self._open(model)
 
     def shapes(self, tensors: Sequence[str], inputs: Tensors) -> Mapping[str, tuple[int, ...]]:
@@ -191,8 +191,8 @@ class OnnxGraph:
         nodes += [helper.make_node("Shape", [name], [f"{name}{SHAPE}"]) for name in tensors]
         _set(model.graph, nodes, [ValueInfoProto(name=f"{name}{SHAPE}") for name in tensors])
         with self._open(model) as session:
-            found = run(session, {spec.name: inputs[spec.name] for spec in session.inputs})
-        return {name: tuple(int(size) for size in found[f"{name}{SHAPE}"]) for name in tensors}
+            shape_outputs = run(session, {spec.name: inputs[spec.name] for spec in session.inputs})
+        return {name: tuple(int(size) for size in shape_outputs[f"{name}{SHAPE}"]) for name in tensors}
 
     def open_segment(self, tensors: Sequence[str], given: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
         """The graph cut at `given`. A tensor that is both given and computed is an output named NAME@local."""
@@ -204,9 +204,9 @@ class OnnxGraph:
             for index, name in enumerate(node.output):
                 node.output[index] = f"{name}{LOCAL}" if name in given else name
         values = [ValueInfoProto(name=f"{name}{LOCAL}" if name in given else name) for name in tensors]
-        read = {name for node in nodes for name in list_reads(node)}
+        operand_names = {name for node in nodes for name in list_reads(node)}
         _set(model.graph, nodes, values)
-        model.graph.input.extend(_input(spec) for name, spec in given.items() if name in read)
+        model.graph.input.extend(_input(spec) for name, spec in given.items() if name in operand_names)
         return self._open(model)
 
     def _open(self, model: "ModelProto") -> AbstractContextManager[Session]:
@@ -228,36 +228,36 @@ def _zero(node: "NodeProto", scalars: "Mapping[str, TensorProto]") -> float | No
     if node.op_type != "QuantizeLinear":
         return None
     point = node.input[2] if len(node.input) > 2 else ""
-    found = scalars.get(point)
-    return None if point and not found else float(numpy_helper.to_array(found).item()) if found else 0.0
+    zero_point = scalars.get(point)
+    return None if point and not zero_point else float(numpy_helper.to_array(zero_point).item()) if zero_point else 0.0
 
 
 def _select_needed(graph: "GraphProto", tensors: Sequence[str], given: frozenset[str]) -> list["NodeProto"]:
     """The nodes that compute `tensors` from `given`, inputs and constants, in the graph's order."""
     maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    chosen, waiting = set[int](), [name for name in tensors if name in maker]
+    node_indices, waiting = set[int](), [name for name in tensors if name in maker]
     while waiting:
         index = maker[waiting.pop()]
-        if index not in chosen:
-            chosen.add(index)
+        if index not in node_indices:
+            node_indices.add(index)
             waiting += [name for name in list_reads(graph.node[index]) if name in maker and name not in given]
-    return [graph.node[index] for index in sorted(chosen)]
+    return [graph.node[index] for index in sorted(node_indices)]
 
 
 def _set(graph: "GraphProto", nodes: "list[NodeProto] | None", outputs: "Sequence[ValueInfoProto]") -> None:
     """Replace a graph's outputs and, if any are given, its nodes; constants and inputs that these do not read go."""
-    kept = [deepcopy(value) for value in outputs]
+    new_outputs = [deepcopy(value) for value in outputs]
     del graph.output[:]
-    graph.output.extend(kept)
+    graph.output.extend(new_outputs)
     if nodes is None:
         return
-    chosen = [deepcopy(node) for node in nodes]
+    new_nodes = [deepcopy(node) for node in nodes]
     del graph.node[:]
-    graph.node.extend(chosen)
-    read = {name for node in chosen for name in list_reads(node)} | {value.name for value in kept}
+    graph.node.extend(new_nodes)
+    operand_names = {name for node in new_nodes for name in list_reads(node)} | {value.name for value in new_outputs}
     del graph.value_info[:]
     for field in (graph.initializer, graph.input):
-        used = [deepcopy(item) for item in field if item.name in read]
+        used = [deepcopy(item) for item in field if item.name in operand_names]
         del field[:]
         field.extend(used)
 

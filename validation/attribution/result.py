@@ -175,7 +175,7 @@ def attach_attribution(store: Store, manifest: Manifest, found: NamedAttribution
 
 def attributions(store: Store, manifest: Manifest) -> dict[str, NamedAttribution]:
     """The attributions of a version by the name of their graph or unit. Raises IntegrityError."""
-    found = {}
+    entries = {}
     for key in store.list(evidence_prefix("attributions", manifest.model, manifest.version)):
         try:
             item = decode(parsing.parse_json(store.read(key) or b"", MAX_BYTES), NamedAttribution)
@@ -183,8 +183,8 @@ def attributions(store: Store, manifest: Manifest) -> dict[str, NamedAttribution
                 raise IntegrityError("it is not the attribution its name says: it was edited by hand or moved")
         except IntegrityError as error:
             raise IntegrityError(f"{key} of {store.uri}: {error}; delete it, and build again") from error
-        found[item.name] = item
-    return dict(sorted(found.items()))
+        entries[item.name] = item
+    return dict(sorted(entries.items()))
 
 
 def read_attribution(store: Store, digest: str) -> Attribution:
@@ -271,8 +271,8 @@ def describe_proposal(proposal: Proposal) -> Iterator[str]:
         )
         return
     sure = "without any one of them it fails" if proposal.minimal else "the runs ended before it was minimal"
-    kept = f"{len(proposal.leave)} of {proposal.groups} groups"
-    yield f"leave {kept} in float and it passes ({proposal.runs} graphs run; {sure})"
+    group_text = f"{len(proposal.leave)} of {proposal.groups} groups"
+    yield f"leave {group_text} in float and it passes ({proposal.runs} graphs run; {sure})"
     for change in proposal.quality or ():
         after = change.after.value if change.after else None
         yield f"  {describe(change.before)} -> {'not measured' if after is None else f'{after:.4g}'}"

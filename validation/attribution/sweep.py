@@ -68,13 +68,13 @@ class Apart:
         except EnginesmithError as error:
             if len(self.window) == 1:
                 return {self.window[0].target: (None, str(error))}
-        found: dict[str, tuple[Array | None, str]] = {}
+        target_outputs: dict[str, tuple[Array | None, str]] = {}
         for segment in self.window:
             try:
-                found[segment.target] = self._run([segment], values)[segment.target], ""
+                target_outputs[segment.target] = self._run([segment], values)[segment.target], ""
             except EnginesmithError as error:
-                found[segment.target] = None, str(error)
-        return found
+                target_outputs[segment.target] = None, str(error)
+        return target_outputs
 
     def _run(self, window: Sequence[GraphSegment], values: Tensors) -> dict[str, Array]:
         names = tuple(segment.target for segment in window)
@@ -154,8 +154,8 @@ class Sweep:
         """A row for each cut. Only segments that were not measured yet are run; once the time is over, no more than the
         first window, and the segments behind it have no row."""
         order = [name for step in self.candidate.steps for name in step.makes if name in cuts]
-        found = list(segments(self.candidate.steps, cuts, order))
-        new = [segment for segment in found if (segment.target, segment.boundary) not in self.known]
+        cut_segments = list(segments(self.candidate.steps, cuts, order))
+        new = [segment for segment in cut_segments if (segment.target, segment.boundary) not in self.known]
         if unknown := [name for name in order if name not in self.held]:
             inputs = (item.case.inputs for item in self.cases)
             largest = max(inputs, key=lambda arrays: sum(array.size for array in arrays.values()))
@@ -167,7 +167,7 @@ class Sweep:
                 break
             self._measure(window, cuts)
         origin = {item.target: item for item in segments(self.reference.steps, cuts, order)}
-        measured = [segment for segment in found if (segment.target, segment.boundary) in self.known]
+        measured = [segment for segment in cut_segments if (segment.target, segment.boundary) in self.known]
         return [self._row(segment, origin[segment.target]) for segment in measured]
 
     def finer(self, rows: Sequence[SegmentRow], points: Sequence[str], cuts: set[str]) -> set[str]:
@@ -176,17 +176,17 @@ class Sweep:
         inner = {row.tensor: self._inside(row, points, cuts) for row in ranked}
         blamed = [row.tensor for row in ranked if row.blamed and inner[row.tensor]]
         worst = [row.tensor for row in ranked[:REFINED] if inner[row.tensor]]
-        chosen = blamed[:REFINED] or ([] if any(row.blamed for row in rows) else worst)
-        return {name for target in chosen for name in spread(inner[target], max(1, self.size.cuts // len(chosen)))}
+        targets = blamed[:REFINED] or ([] if any(row.blamed for row in rows) else worst)
+        return {name for target in targets for name in spread(inner[target], max(1, self.size.cuts // len(targets)))}
 
     def taps(self) -> Taps:
         """Whether the runs that gave inner tensors had the outputs of the unchanged candidate, bit for bit."""
         return Taps(self.compared, {name: describe_drift(drift) for name, drift in self.changed.items()})
 
     def _inside(self, row: SegmentRow, points: Sequence[str], cuts: set[str]) -> list[str]:
-        wanted = {*row.computed_by}
-        made = {name for step in self.candidate.steps if step.name in wanted for name in step.makes}
-        return [name for name in points if name in made and name not in cuts]
+        node_names = {*row.computed_by}
+        inner_tensors = {name for step in self.candidate.steps if step.name in node_names for name in step.makes}
+        return [name for name in points if name in inner_tensors and name not in cuts]
 
     def _row(self, segment: GraphSegment, origin: GraphSegment) -> SegmentRow:
         """The row of a candidate's segment. origin: the reference's segment of the same target."""
@@ -210,28 +210,28 @@ class Sweep:
         """Run one window: reference and candidate with the targets as outputs, then the candidate's segments apart."""
         targets = [segment.target for segment in window]
         inside = list(dict.fromkeys(name for segment in window for name in segment.boundary if name in cuts))
-        given = {name: self.kinds[name][1] for name in inside}
-        found = {name: (_TensorDrift(), _TensorDrift()) for name in targets}
+        boundary_specs = {name: self.kinds[name][1] for name in inside}
+        drifts = {name: (_TensorDrift(), _TensorDrift()) for name in targets}
         with (
             self.reference.open_tapped(list(dict.fromkeys([*targets, *inside])), whole=False) as expected,
             self.candidate.open_tapped(targets, whole=True) as actual,
-            Apart(self.candidate, window, given) as apart,
+            Apart(self.candidate, window, boundary_specs) as apart,
         ):
             for item in self.cases:
                 inputs, note = item.case.inputs, ""
-                wanted = run(expected, {spec.name: inputs[spec.name] for spec in expected.inputs})
+                expected_values = run(expected, {spec.name: inputs[spec.name] for spec in expected.inputs})
                 try:
                     tapped = run(actual, inputs)
                 except EnginesmithError as error:
                     tapped, note = {}, str(error)
                 else:
                     self._compare_taps(item.outputs or {}, tapped)
-                own = apart.run({**inputs, **{name: wanted[name] for name in inside}})
-                for name, parts in found.items():
+                own = apart.run({**inputs, **{name: expected_values[name] for name in inside}})
+                for name, parts in drifts.items():
                     values = own[name], (tapped.get(name), note)
                     for part, (value, why) in zip(parts, values, strict=True):
-                        part.add(wanted[name], value, why, self.zeros.get(name))
-        self.known |= {(segment.target, segment.boundary): found[segment.target] for segment in window}
+                        part.add(expected_values[name], value, why, self.zeros.get(name))
+        self.known |= {(segment.target, segment.boundary): drifts[segment.target] for segment in window}
 
     def _compare_taps(self, untouched: Tensors, tapped: Tensors) -> None:
         for name, value in untouched.items():
@@ -269,9 +269,9 @@ def _mask_infinite(expected: Array, actual: Array | None) -> tuple[Array, Array 
     mask = np.abs(expected) >= MASK
     if not mask.any():
         return expected, actual
-    kept = mask & (np.abs(actual) >= LEAST_MASK) & (np.sign(actual) == np.sign(expected))
+    shared_mask = mask & (np.abs(actual) >= LEAST_MASK) & (np.sign(actual) == np.sign(expected))
     infinite = np.copysign(np.inf, expected)
-    return np.where(mask, infinite, expected), np.where(kept, infinite, actual)
+    return np.where(mask, infinite, expected), np.where(shared_mask, infinite, actual)
 
 
 def _can_cut(left: TensorSpec, right: TensorSpec, quantized: bool) -> bool:
@@ -335,11 +335,11 @@ def attribute(
         rows = blame_slice(rows, budget)
     if failed and stage == "engine" and not any(row.blamed for row in rows):
         rows = blame_lone(rows)
-    found: Finding = "nothing-failed" if not failed else "blamed" if any(row.blamed for row in rows) else "spread"
+    finding: Finding = "nothing-failed" if not failed else "blamed" if any(row.blamed for row in rows) else "spread"
     return Attribution(
         stage=stage,
         precision=precision,
-        finding=found,
+        finding=finding,
         rows=rank_segments(rows),
         taps=work.taps(),
         failed=tuple(failed),
@@ -389,21 +389,33 @@ def _worst_cases(
     """The cases on which the outputs differ most. most: how many, or more until they hold `samples` samples, which a
     slice needs to be judged.  stop: whether the time is over; the first case is run all the same.  answered: as in
     `attribute`."""
-    found: list[tuple[tuple[float, ...], int, SweepCase]] = []
+    case_ranking: list[tuple[tuple[float, ...], int, SweepCase]] = []
     counts: dict[int, int] = {}
     with nullcontext() if answered else reference.whole() as expected, candidate.whole() as actual:
         for index, case in enumerate(golden.cases):
-            if found and stop():
+            if case_ranking and stop():
                 break
-            wanted = run(expected, case.inputs) if expected else case.expected
+            expected_outputs = run(expected, case.inputs) if expected else case.expected
             try:
-                given: Tensors | None = run(actual, case.inputs)
+                actual_outputs: Tensors | None = run(actual, case.inputs)
             except EnginesmithError:
-                given = None
-            errors = (describe_drift(*measure_pair(wanted[name], (given or {}).get(name))) for name in wanted)
+                actual_outputs = None
+            errors = (
+                describe_drift(*measure_pair(expected_outputs[name], (actual_outputs or {}).get(name)))
+                for name in expected_outputs
+            )
             rank = min((error.rank for error in errors), default=())
-            counts[index] = min((samples_of(case.inputs.values(), array) for array in wanted.values()), default=1)
-            found = sorted([*found, (rank, index, SweepCase(case, given))], key=lambda item: item[:2])
-            held = accumulate(counts[place] for _, place, _ in found)
-            found = found[: max(most, next((end for end, count in enumerate(held, 1) if count >= samples), len(found)))]
-    return [chosen for _, _, chosen in found]
+            counts[index] = min(
+                (samples_of(case.inputs.values(), array) for array in expected_outputs.values()), default=1
+            )
+            case_ranking = sorted(
+                [*case_ranking, (rank, index, SweepCase(case, actual_outputs))], key=lambda item: item[:2]
+            )
+            sample_totals = accumulate(counts[place] for _, place, _ in case_ranking)
+            case_ranking = case_ranking[
+                : max(
+                    most,
+                    next((end for end, count in enumerate(sample_totals, 1) if count >= samples), len(case_ranking)),
+                )
+            ]
+    return [sweep_case for _, _, sweep_case in case_ranking]

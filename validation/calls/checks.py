@@ -93,10 +93,10 @@ def size_checks(
 ) -> Iterator[Check]:
     """One check over sizes that the golden set lacks; none where it has all. groups: real inputs for their values."""
     specs, dims = shapes
-    known = {tuple(sizes.items()) for sizes in edge_sizes(specs, dims)}
-    of = math.prod(_lengths(dims)) - len(known) if dims else 0
+    edge_points = {tuple(sizes.items()) for sizes in edge_sizes(specs, dims)}
+    of = math.prod(_lengths(dims)) - len(edge_points) if dims else 0
     start, more, outcomes = allowance.clock(), allowance.sizes(of), list[FuzzOutcome]()
-    for sizes in inner_sizes(dims, known, seed):
+    for sizes in inner_sizes(dims, edge_points, seed):
         if not more(len(outcomes)):
             break
         case = FuzzCase(tuple(sizes.items()))
@@ -113,12 +113,12 @@ def inner_sizes(
     All of them where the dims combine to MOST_ENUMERATED or fewer.
     """
     generator = np.random.default_rng(seed)
-    seen = {tuple(size for _, size in sizes) for sizes in known}
+    visited_points = {tuple(size for _, size in sizes) for sizes in known}
     for block in (_latin, _rest):
         for row in block(_lengths(dims), generator).tolist():
             point = tuple(dim.sizes[place] for dim, place in zip(dims, row, strict=True))
-            if point not in seen:
-                seen.add(point)
+            if point not in visited_points:
+                visited_points.add(point)
                 yield {dim.name: size for dim, size in zip(dims, point, strict=True)}
 
 
@@ -252,14 +252,14 @@ def padding_checks(
 
 def next_sizes(request: BuildRequest, padding: Padding, sizes: Mapping[str, int]) -> dict[str, int] | None:
     """The sizes that a case of these sizes is padded to; None where no profile holds any such."""
-    found = dict(sizes)
+    grown_sizes = dict(sizes)
     for dim in sorted(padding.dims & sizes.keys()):
         step = request.multiples.get(dim, 1)
         larger = (edge for edge in padding.edges.get(dim, (sizes[dim] + step,)) if edge > sizes[dim])
-        raised = {**found, dim: next(larger, sizes[dim])}
+        raised = {**grown_sizes, dim: next(larger, sizes[dim])}
         if _is_held(request, raised):
-            found = raised
-    return found if found != sizes else None
+            grown_sizes = raised
+    return grown_sizes if grown_sizes != sizes else None
 
 
 def _is_held(request: BuildRequest, sizes: Mapping[str, int]) -> bool:

@@ -84,9 +84,9 @@ def pool_of(
     """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from."""
     edges = sorted(edge_sizes(specs, dims), key=lambda sizes: _elements(specs, sizes))
     own = sizes_of(groups[0], specs)
-    chosen = [own, *islice((sizes for sizes in edges if sizes != own), MOST_EDGES)]
+    size_choices = [own, *islice((sizes for sizes in edges if sizes != own), MOST_EDGES)]
     halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
-    return [item for sizes in chosen for item in _two(sizes, halves, (specs, groups, precision))]
+    return [item for sizes in size_choices for item in _two(sizes, halves, (specs, groups, precision))]
 
 
 def _elements(specs: Sequence[TensorSpec], sizes: dict[str, int]) -> int:
@@ -101,19 +101,19 @@ def _two(
     Where all MOST_DRAWS are equal, the second has half of each float; where there are none either, there is one set.
     """
     specs, groups, precision = of
-    drawn = (FuzzCase(tuple(sizes.items()), draw=nth) for nth in range(MOST_DRAWS))
-    made = [(str(case), make(case, specs, groups, SEED, precision)) for case in drawn]
-    name, first = made[0]
+    cases = (FuzzCase(tuple(sizes.items()), draw=nth) for nth in range(MOST_DRAWS))
+    named_inputs = [(str(case), make(case, specs, groups, SEED, precision)) for case in cases]
+    name, first = named_inputs[0]
     halved = {key: array / 2 if array.dtype.kind == "f" else array for key, array in first.items()}
-    made.append((f"{name} halved", halved))
-    taken: list[RepeatedInputs] = []
-    for name, inputs in made:
+    named_inputs.append((f"{name} halved", halved))
+    distinct_inputs: list[RepeatedInputs] = []
+    for name, inputs in named_inputs:
         kinds = {key: np.dtype(np.float16) if key in halves else array.dtype for key, array in inputs.items()}
         arrays = {key: np.array(array, kinds[key], order="C") for key, array in inputs.items()}
-        found = RepeatedInputs(name, arrays, _elements(specs, sizes))
-        if not taken or found.copies != taken[0].copies:
-            taken.append(found)
-    yield from taken[:2]
+        candidate = RepeatedInputs(name, arrays, _elements(specs, sizes))
+        if not distinct_inputs or candidate.copies != distinct_inputs[0].copies:
+            distinct_inputs.append(candidate)
+    yield from distinct_inputs[:2]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class _Kept:
     @property
     def size(self) -> int:
         """Bytes of all copies."""
-        return sum(len(held.data) for held in self.held.values())
+        return sum(len(bits.data) for bits in self.held.values())
 
 
 @dataclass
@@ -177,8 +177,8 @@ class RepeatedCalls:
             self._call(item)
         while self._kept:
             self._look_again(self._kept.popleft())
-        for kept in self._firsts:
-            self._look_again(kept)
+        for first_call in self._firsts:
+            self._look_again(first_call)
         if not (self.answers.count or self.outputs.count or self.inputs.count):  # else these would fail with them
             self._refill(pool)
             if self.shared:
@@ -228,30 +228,30 @@ class RepeatedCalls:
         if isinstance(outputs, str):
             self.answers.add(where, outputs)
             return
-        held = {name: Bits.of(array) for name, array in outputs.items()}
+        output_bits = {name: Bits.of(array) for name, array in outputs.items()}
         if item.first is None:
-            item.first = held
-            self._firsts.append(_Kept(self.calls, item.name, outputs, held))
+            item.first = output_bits
+            self._firsts.append(_Kept(self.calls, item.name, outputs, output_bits))
             return
-        if held == item.first:
-            held = item.first  # one copy of the bytes
-        elif summary := self._differs(item, held):
+        if output_bits == item.first:
+            output_bits = item.first  # one copy of the bytes
+        elif summary := self._differs(item, output_bits):
             self.answers.add(where, summary)
-        kept = _Kept(self.calls, item.name, outputs, held)
-        self._kept.append(kept)
-        self._kept_bytes += kept.size
+        stored_call = _Kept(self.calls, item.name, outputs, output_bits)
+        self._kept.append(stored_call)
+        self._kept_bytes += stored_call.size
         while len(self._kept) > MOST_KEPT or (len(self._kept) > 1 and self._kept_bytes > MOST_KEPT_BYTES):
             self._look_again(self._kept.popleft())
 
     def _answer(self, arrays: dict[str, Array]) -> dict[str, Array] | str:
         """The session's outputs; or in words its error, or what it returns instead of arrays by name."""
         try:
-            found: Any = self.session.run(arrays)
+            answer: Any = self.session.run(arrays)
         except Exception as error:  # a runtime behind a session raises whatever it has
             return f"{type(error).__name__}: {error}"
-        if not isinstance(found, Mapping) or not all(isinstance(value, np.ndarray) for value in found.values()):
-            return f"answers with a {type(found).__name__} that does not hold an array per output"
-        return dict(found)
+        if not isinstance(answer, Mapping) or not all(isinstance(value, np.ndarray) for value in answer.values()):
+            return f"answers with a {type(answer).__name__} that does not hold an array per output"
+        return dict(answer)
 
     def _differs(self, item: RepeatedInputs, now: Mapping[str, Bits]) -> str:
         """How outputs differ from the first ones by more than they may; empty where they do not."""
@@ -262,7 +262,7 @@ class RepeatedCalls:
             return f"outputs are {_form(now)}, and were {_form(first)}"
         self._other_bits = True
         exact = self.bits()
-        for name in (name for name, held in now.items() if held != first[name]):
+        for name in (name for name, bits in now.items() if bits != first[name]):
             pair = first[name].array(), now[name].array()
             if exact:
                 return f"{_unequal(*pair)} of {pair[0].size} elements of {name} have other bits than at first"

@@ -118,26 +118,26 @@ def read_observations(path: Path, size: int | None = None) -> ObservationTable:
 
     Raises DataError with the line, what is wrong and what is needed.
     """
-    found, lines = ObservationTable(path), JsonLinesReader(path, MOST_LINE_BYTES, size)
+    observations, lines = ObservationTable(path), JsonLinesReader(path, MOST_LINE_BYTES, size)
     for number, record in lines:
         try:
             if record.get("kind") == END:
-                add_end(found, record)
+                add_end(observations, record)
             elif "kind" in record:
-                found.identity = _identity(record, found)
+                observations.identity = _identity(record, observations)
             else:
-                add_to(found, record)
+                add_to(observations, record)
         except (ValueError, OverflowError) as error:
             raise lines.error(number, str(error)) from None
-        if len(found) > MOST_OBSERVATIONS:
+        if len(observations) > MOST_OBSERVATIONS:
             raise lines.error(number, f"more than {MOST_OBSERVATIONS} observations; judge a part of them")
-    if not len(found):
+    if not len(observations):
         raise DataError(f"{path} holds no observations; `enginesmith.ObservationLog` writes them")
-    names = Counter(name for name in found.request if name is not None)
+    names = Counter(name for name in observations.request if name is not None)
     if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
         raise DataError(f"{path}: request {str(twice)[:60]!r} was observed twice; each needs a name of its own")
-    found.cut, found.digest = lines.cut, lines.digest
-    return found
+    observations.cut, observations.digest = lines.cut, lines.digest
+    return observations
 
 
 def read_head(path: Path) -> EngineIdentity:

@@ -55,8 +55,8 @@ def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
     highs = [
         math.inf if item.high is None else item.high / scale for (item, _), scale in zip(items, scales, strict=True)
     ]
-    known = [at for at, (item, _) in enumerate(items) if not item.note]
-    low, high = span([-0.4, 1.4, *(end for at in known for end in (lows[at], highs[at]))])
+    row_indices = [at for at, (item, _) in enumerate(items) if not item.note]
+    low, high = span([-0.4, 1.4, *(end for at in row_indices for end in (lows[at], highs[at]))])
     low, high = max(low, -MOST_MARGINS), min(high, MOST_MARGINS)
 
     def draw(figure: "Figure") -> None:
@@ -68,7 +68,7 @@ def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
             y = float(len(items) - 1 - at)
             annotate(axes, item.name, (low, y), (2, 9), color=COLOURS["ink"], weight="bold")
             annotate(axes, words, (high, y), (-2, 9), ha="right")
-            if at not in known:
+            if at not in row_indices:
                 continue
             gid = tag("span", f"{item.name}: {words}")
             axes.plot([max(lows[at], low), min(highs[at], high)], [y, y], color=COLOURS["ink"], linewidth=2.5, gid=gid)
@@ -160,7 +160,7 @@ def differences_svg(rows: Sequence[QuantileSlowdown], margins: Mapping[float, fl
 
 def render(report: CanaryReport) -> str:
     """The HTML page of a report, as `validation.canary.report.make_report` makes it."""
-    seen = report.view
+    figures = report.view
     margins = {probability(name): margin for name, margin in report.thresholds.latency.items()}
     rows = [(item, *_numbers(item), describe_power(item)) for item in report.criteria]
     sides = {"candidate": report.candidate, "baseline": report.baseline}
@@ -177,12 +177,12 @@ def render(report: CanaryReport) -> str:
         names=names,
         criteria=rows,
         criteria_picture=criteria_svg([(item, interval) for item, _, interval, _, _ in rows]),
-        seen=seen,
-        apart=[row for row in seen.worst if row.sqnr_db < EQUAL_DB],
+        seen=figures,
+        apart=[row for row in figures.worst if row.sqnr_db < EQUAL_DB],
         again=_describe_replay(report),
-        ecdf=ecdf_svg(seen.ecdf),
-        over_time=over_time_svg(seen.over_time),
-        differences=differences_svg(seen.quantiles, margins),
+        ecdf=ecdf_svg(figures.ecdf),
+        over_time=over_time_svg(figures.over_time),
+        differences=differences_svg(figures.quantiles, margins),
     )
 
 

@@ -120,15 +120,15 @@ class ReplayedPair:
         """The observations of candidate and baseline, as JSON objects."""
 
         def line(answer: ReplayAnswer) -> dict[str, object]:
-            known = {"time": self.at, "latency": answer.latency, "ok": answer.ok, "request": self.request}
+            shared_fields = {"time": self.at, "latency": answer.latency, "ok": answer.ok, "request": self.request}
             others = {
                 "size": self.size or None,
                 "service": answer.service,
                 "output": answer.output,
                 "error": answer.error or None,
             }
-            found: dict[str, object] = {**known, **others, "segment": self.segment}
-            return {key: value for key, value in found.items() if value is not None}
+            all_fields: dict[str, object] = {**shared_fields, **others, "segment": self.segment}
+            return {key: value for key, value in all_fields.items() if value is not None}
 
         ours = line(self.candidate)
         if self.difference:
@@ -180,8 +180,8 @@ def pair_of(
         digest = None if outputs is None else digest_of_outputs(outputs)
         return ReplayAnswer(max(timed.latency, 1e-9), max(service, 1e-9), error, digest)
 
-    ours, theirs = candidate.served.outputs, baseline.served.outputs
-    unlike = None if ours is None or theirs is None else difference(ours, theirs)
+    ours, baseline_outputs = candidate.served.outputs, baseline.served.outputs
+    unlike = None if ours is None or baseline_outputs is None else difference(ours, baseline_outputs)
     return ReplayedPair(
         index, at, answer(candidate), answer(baseline), unlike, ("candidate", "baseline")[first], segment
     )
@@ -363,11 +363,11 @@ def _pairs(
         arrivals, inputs = [at - part[0][0] for at, _ in part], [request.inputs for _, request in part]
         return sessions[turn].serve_segment(TrafficSegment(arrivals, inputs, lead, HELD_BYTES))
 
-    held = deque(answers(first))
-    for offset, theirs in enumerate(answers(1 - first)):
-        if not held:
+    answer_queue = deque(answers(first))
+    for offset, other_answer in enumerate(answers(1 - first)):
+        if not answer_queue:
             continue  # they are sent again with the next segment
-        ours, theirs = (theirs, held.popleft()) if first else (held.popleft(), theirs)
+        ours, other_answer = (other_answer, answer_queue.popleft()) if first else (answer_queue.popleft(), other_answer)
         at, request = part[lead + offset]
-        found = pair_of(index + offset, at, ours, theirs, first, number)
+        found = pair_of(index + offset, at, ours, other_answer, first, number)
         yield replace(found, size=elements(request.inputs))

@@ -149,28 +149,28 @@ def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: C
 
 def mann_whitney(candidate: Array, baseline: Array) -> MannWhitney | None:
     """Mann & Whitney's test of two sides' latencies (seconds, [requests]); None where a side has none."""
-    ours, theirs = len(candidate), len(baseline)
-    if not ours or not theirs:
+    ours, baseline_count = len(candidate), len(baseline)
+    if not ours or not baseline_count:
         return None
     ranks, counts = mean_ranks(np.concatenate([candidate, baseline]))
     u = float(ranks[:ours].sum()) - ours * (ours + 1) / 2.0
-    total = ours + theirs
+    total = ours + baseline_count
     ties = float(np.sum(counts.astype(float) ** 3 - counts)) / (total * (total - 1.0)) if total > 1 else 0.0
-    spread = math.sqrt(max(ours * theirs / 12.0 * (total + 1.0 - ties), 0.0))
-    z = (u - ours * theirs / 2.0) / spread if spread > 0 else 0.0
-    return MannWhitney(u, z, 2.0 * (1.0 - NORMAL.cdf(abs(z))), u / (ours * theirs))
+    spread = math.sqrt(max(ours * baseline_count / 12.0 * (total + 1.0 - ties), 0.0))
+    z = (u - ours * baseline_count / 2.0) / spread if spread > 0 else 0.0
+    return MannWhitney(u, z, 2.0 * (1.0 - NORMAL.cdf(abs(z))), u / (ours * baseline_count))
 
 
 def _quantiles(evidence: CanaryEvidence, sides: tuple[Array, Array], seed: int) -> Iterator[QuantileSlowdown]:
     count = min(map(len, sides))
-    known = [p for p in PROBABILITIES if count * min(p, 1 - p) >= 5]
-    effects = quantile_effects(sides, known, seed, REPLICATES, evidence.design_block)
+    probabilities = [p for p in PROBABILITIES if count * min(p, 1 - p) >= 5]
+    effects = quantile_effects(sides, probabilities, seed, REPLICATES, evidence.design_block)
     z = NORMAL.inv_cdf(1.0 - INTERVAL_LEVEL)
-    for p, effect in zip(known, effects, strict=True):
+    for p, effect in zip(probabilities, effects, strict=True):
         if math.isfinite(effect.error):
-            ours, theirs = (float(np.quantile(side, p, method="inverted_cdf")) for side in sides)
+            ours, baseline_quantile = (float(np.quantile(side, p, method="inverted_cdf")) for side in sides)
             ratios = (effect.log_ratio, effect.log_ratio - z * effect.error, effect.log_ratio + z * effect.error)
-            yield QuantileSlowdown(p, ours, theirs, *map(math.expm1, ratios))
+            yield QuantileSlowdown(p, ours, baseline_quantile, *map(math.expm1, ratios))
 
 
 def _curve(values: Array) -> tuple[tuple[float, float], ...]:
@@ -178,8 +178,8 @@ def _curve(values: Array) -> tuple[tuple[float, float], ...]:
         return ()
     shares = 1.0 - np.geomspace(1.0, max(0.5 / len(values), 1e-5), CURVE_POINTS)
     shares = np.unique(np.concatenate([np.linspace(0.0, 1.0, CURVE_POINTS // 2), shares]))
-    found = np.quantile(values, shares, method="inverted_cdf")
-    return tuple((float(x), float(p)) for x, p in zip(found, shares, strict=True))
+    curve_values = np.quantile(values, shares, method="inverted_cdf")
+    return tuple((float(x), float(p)) for x, p in zip(curve_values, shares, strict=True))
 
 
 def _windows(side: Side) -> Iterator[tuple[float, float, float]]:
@@ -206,12 +206,12 @@ def _count_errors(candidate: ObservationTable, baseline: ObservationTable) -> tu
 
 
 def _worst(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[UnlikeAnswers]:
-    theirs = {name: index for index, name in enumerate(baseline.request) if name is not None}
+    baseline_rows = {name: index for index, name in enumerate(baseline.request) if name is not None}
     distance = np.asarray(candidate.sqnr_db)
     order = [index for index in np.argsort(distance, kind="stable") if not np.isnan(distance[index])]
     for index in order[:MOST_WORST]:
         name, flipped = candidate.request[index], candidate.flipped[index]
-        if (other := theirs.get(name)) is not None:
+        if (other := baseline_rows.get(name)) is not None:
             took = (candidate.latency[index], baseline.latency[other])
             yield UnlikeAnswers(
                 str(name), float(distance[index]), flipped, *(value if is_finite(value) else None for value in took)
@@ -391,11 +391,11 @@ def read_report(data: bytes) -> CanaryReport:
             "damaged; judge the observations again"
         )
     try:
-        found = replace(decode(document, CanaryReport), digest=actual)
-        _check(found)
+        report = replace(decode(document, CanaryReport), digest=actual)
+        _check(report)
     except (IntegrityError, ValueError) as error:
         raise IntegrityError(f"the canary report is not whole ({error}); judge the observations again") from None
-    return found
+    return report
 
 
 def continue_looks(previous: CanaryReport, candidate: ObservationTable, baseline: ObservationTable) -> Looks:

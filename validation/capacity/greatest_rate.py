@@ -69,8 +69,8 @@ class BatchTimes:
 def merge_buckets(reports: Iterable[Sequence[BucketLatency]]) -> list[BucketLatency]:
     """The times of several reports of one engine on one kind of machine. reports: oldest first; of a size that was
     timed again the newer one counts."""
-    found = {tuple(sorted(bucket.sizes.items())): bucket for buckets in reports for bucket in buckets}
-    return list(found.values())
+    buckets_by_size = {tuple(sorted(bucket.sizes.items())): bucket for buckets in reports for bucket in buckets}
+    return list(buckets_by_size.values())
 
 
 def batch_times(
@@ -205,8 +205,8 @@ def poisson_workload(seed: int, count: int = REQUESTS, shapes: tuple[Array, Arra
     at = np.cumsum(rng.exponential(1.0, count))
     if shapes is None:
         return Workload(at - at[0], np.ones(count, np.int64), np.zeros(count, np.int64))
-    drawn = rng.integers(len(shapes[0]), size=count)
-    return Workload(at - at[0], shapes[0][drawn], shapes[1][drawn])
+    kind_indices = rng.integers(len(shapes[0]), size=count)
+    return Workload(at - at[0], shapes[0][kind_indices], shapes[1][kind_indices])
 
 
 def recorded_workload(at: Array, samples: Array, queues: Array, seed: int, count: int = REQUESTS) -> Workload:
@@ -236,14 +236,14 @@ def find_greatest_rate(
     near, policy = choose_policy(first, times, limit, policies)
     if near <= 0.0:
         return None
-    found = [_search(work, times, limit, policy, near, seed=seed) for seed, work in enumerate(workloads)]
-    if min(found) <= 0.0:
+    rates = [_search(work, times, limit, policy, near, seed=seed) for seed, work in enumerate(workloads)]
+    if min(rates) <= 0.0:
         return None
     slow, fast = (_search(first, times, limit, policy, near, sign) for sign in (1.0, -1.0))
-    logs = np.log(found)
+    logs = np.log(rates)
     value, noise = math.exp(float(logs.mean())), _half_of_mean(logs)
-    down = math.hypot(noise, math.log(found[0] / slow)) if slow > 0.0 else math.inf
-    up = math.hypot(noise, math.log(max(fast, found[0]) / found[0]))
+    down = math.hypot(noise, math.log(rates[0] / slow)) if slow > 0.0 else math.inf
+    up = math.hypot(noise, math.log(max(fast, rates[0]) / rates[0]))
     ran = simulate_batching(first.at / value, first.samples, first.queues, _curves(times, 0.0), policy)
     rate = Estimate(value, value * math.exp(-down), value * math.exp(up))
     return GreatestRate(rate, policy, ran.utilization, float(ran.batches.mean()))
@@ -258,13 +258,13 @@ def choose_policy(
     """
     few = work.head(FEW_REQUESTS)
     rates = [_search(few, times, limit, policy, step=_COARSE_STEP) for policy in policies]
-    seen = set[int]()
+    visited_indices = set[int]()
     while True:
         at = next(index for index, rate in enumerate(rates) if rate >= 0.99 * max(rates))
-        if at in seen:
+        if at in visited_indices:
             return rates[at], policies[at]
         rates[at] = _held_from_below(few, times, limit, policies[at], rates[at])
-        seen.add(at)
+        visited_indices.add(at)
 
 
 def policies_to_try(limit: LatencyLimit, mosts: Sequence[int], wait_s: float | None) -> list[BatchPolicy]:

@@ -73,24 +73,24 @@ def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_state
         min(offer.count if offer.count is not None else MOST_MACHINES, int(need / offer.rate) + 1) for offer in order
     ]
     costs, rates = np.zeros(1), np.zeros(1)
-    taken: list[tuple[Array, Array]] = []
+    step_choices: list[tuple[Array, Array]] = []
     for place, offer in enumerate(order):
         parents, numbers = _more(costs, rates, offer, most[place], need, bound * (1.0 - _PRECISION))
         cost, total = costs[parents] + numbers * offer.per_hour, rates[parents] + numbers * offer.rate
         least = cost + _fractional_cost(order[place + 1 :], most[place + 1 :], need - total)
-        kept = np.flatnonzero(least < bound * (1.0 - _PRECISION))
-        kept = kept[_undominated(cost[kept], np.minimum(total[kept], need))]
-        if most_states is not None and len(kept) > most_states:
-            kept = kept[np.argpartition(least[kept], most_states)[:most_states]]
-        taken.append((parents[kept], numbers[kept]))
-        costs, rates = cost[kept], total[kept]
+        state_indices = np.flatnonzero(least < bound * (1.0 - _PRECISION))
+        state_indices = state_indices[_undominated(cost[state_indices], np.minimum(total[state_indices], need))]
+        if most_states is not None and len(state_indices) > most_states:
+            state_indices = state_indices[np.argpartition(least[state_indices], most_states)[:most_states]]
+        step_choices.append((parents[state_indices], numbers[state_indices]))
+        costs, rates = cost[state_indices], total[state_indices]
     if not (rates >= need).any():
         return None
     at = int(np.where(rates >= need, costs, np.inf).argmin())
-    chosen: dict[str, int] = {}
-    for offer, (parents, numbers) in zip(reversed(order), reversed(taken), strict=True):
-        chosen[offer.name], at = int(numbers[at]), int(parents[at])
-    return _mix({name: number for name, number in reversed(chosen.items()) if number}, order)
+    machine_counts: dict[str, int] = {}
+    for offer, (parents, numbers) in zip(reversed(order), reversed(step_choices), strict=True):
+        machine_counts[offer.name], at = int(numbers[at]), int(parents[at])
+    return _mix({name: number for name, number in reversed(machine_counts.items()) if number}, order)
 
 
 def _more(costs: Array, rates: Array, offer: MachineOffer, most: int, need: float, bound: float) -> tuple[Array, Array]:

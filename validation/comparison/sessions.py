@@ -54,9 +54,9 @@ class Constancy:
         rows = output if output.ndim and samples == output.shape[0] else output[None]
         first = self._first = np.array(rows[0]) if self._first is None else self._first
         single = rows.shape[1:] != first.shape
-        wanted = first.flat[0] if single else first
+        constant = first.flat[0] if single else first
         parts = (rows[1:2], *(rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)))
-        if (single and not (first == wanted).all()) or not all((part == wanted).all() for part in parts):
+        if (single and not (first == constant).all()) or not all((part == constant).all() for part in parts):
             self.constant, self._first = False, None
 
 
@@ -133,30 +133,30 @@ class StageComparison:
 
     def _check_measured(self) -> Iterator[Check]:
         """Failed checks of outputs whose expected values are all infinite, and of a stage without any element."""
-        known = {
-            name: [part for part in (found.golden, *found.edges.values()) if part]
-            for name, found in self.outputs.items()
+        drift_parts = {
+            name: [part for part in (comparison.golden, *comparison.edges.values()) if part]
+            for name, comparison in self.outputs.items()
         }
-        for name, parts in known.items():
+        for name, parts in drift_parts.items():
             if any(part.infinite for part in parts) and not any(part.count or part.nonfinite for part in parts):
                 note = "nothing was measured: every expected value is infinite"
                 yield Check(self.stage, "measured", name, "golden", 0.0, None, False, note)
-        if known and all(_is_empty(part) for parts in known.values() for part in parts):
+        if drift_parts and all(_is_empty(part) for parts in drift_parts.values() for part in parts):
             note = "nothing was measured: every output is empty; give golden data with answers"
             yield Check(self.stage, "measured", "", "golden", 0.0, None, False, note)
 
     def _golden(self, name: str, output: OutputComparison, limits: OutputLimits) -> Iterator[Check]:
         if output.golden is None:
             return
-        held = limits.at(name, "golden", output.golden.count)
-        found = _measure_drift(self.stage, output.dtype, of_golden(output.golden), None, held)
-        varies = not output.expected.constant and (found.drift.mismatches is not None or found.moves)
+        limit_pair = limits.at(name, "golden", output.golden.count)
+        measured_drift = _measure_drift(self.stage, output.dtype, of_golden(output.golden), None, limit_pair)
+        varies = not output.expected.constant and (measured_drift.drift.mismatches is not None or measured_drift.moves)
         if varies and output.actual.constant:
             note = "the same for every sample, where the expected output differs"
             yield Check(self.stage, "constant", name, "golden", None, None, False, note)
-        for value in found.values():
+        for value in measured_drift.values():
             note = limits.budgets.notes.get((name, "golden"), value.note) if value.name in NOTED else value.note
-            note = "nothing was measured: it is empty" if _is_empty(found.drift) else note
+            note = "nothing was measured: it is empty" if _is_empty(measured_drift.drift) else note
             yield check_of(self.stage, name, "golden", replace(value, note=note))
 
     def _edges(self, name: str, output: OutputComparison, limits: OutputLimits) -> Iterator[Check]:
@@ -164,8 +164,8 @@ class StageComparison:
         usual = of_golden(output.golden) if output.golden else None
         columns: dict[str, dict[str, Value]] = {}
         for case, drift in output.edges.items():
-            held = limits.at(name, "edge", drift.count)
-            for value in _measure_drift(self.stage, output.dtype, drift, usual, held).values():
+            limit_pair = limits.at(name, "edge", drift.count)
+            for value in _measure_drift(self.stage, output.dtype, drift, usual, limit_pair).values():
                 columns.setdefault(value.name, {})[case] = value
         for metric, values in columns.items():
             worst = min(values, key=lambda case: (_passes(values[case]), _goodness(values[case])))
@@ -181,12 +181,12 @@ def golden_drifts(golden: GoldenSet) -> dict[str, Drift]:
 
     Cases beside the golden set are judged by it (`edge_checks`).
     """
-    found: dict[str, Drift] = {}
+    drifts: dict[str, Drift] = {}
     for case in golden.of_kind("golden"):
         for name, value in case.expected.items():
             drift = measure(value, value, samples=samples_of(case.inputs.values(), value))
-            found[name] = found[name].merge(drift) if name in found else drift
-    return {name: of_golden(drift) for name, drift in found.items()}
+            drifts[name] = drifts[name].merge(drift) if name in drifts else drift
+    return {name: of_golden(drift) for name, drift in drifts.items()}
 
 
 def edge_checks(
@@ -287,8 +287,8 @@ def drift_checks(
     candidate are failed checks; those of the reference raise. spreads: is filled with how the errors spread.  usual: is
     filled with the drift of the golden cases by output.
     """
-    held = StagedLimits.of(limits)
-    found = StageComparison(stage, spreads, {spec.name: spec.dtype for spec in candidate.outputs})
+    staged_limits = StagedLimits.of(limits)
+    comparison = StageComparison(stage, spreads, {spec.name: spec.dtype for spec in candidate.outputs})
     for index, case in enumerate(golden.cases):
         expected = case.expected if reference is None else run(reference, case.inputs)
         again = run(reference, case.inputs) if index == 0 and reference is not None else None
@@ -296,15 +296,15 @@ def drift_checks(
             actual = run(candidate, case.inputs)
             twice = run(candidate, case.inputs) if index == 0 and reference is None else None
         except EnginesmithError as error:
-            found.fail("runs", "", case.name, str(error))
+            comparison.fail("runs", "", case.name, str(error))
             continue
-        found.add(case, expected, actual)
+        comparison.add(case, expected, actual)
         for first, second in ((expected, again), (actual, twice)):
             if second is not None:
-                found.failures += _check_repeats(stage, case, first, second, held)
+                comparison.failures += _check_repeats(stage, case, first, second, staged_limits)
     if usual is not None:
-        usual.update(found.usual())
-    return held.judge(found.checks)
+        usual.update(comparison.usual())
+    return staged_limits.judge(comparison.checks)
 
 
 def expected_checks(
@@ -350,8 +350,8 @@ def case_checks(
     stage: str, case: str, output: str, expected: Array, actual: Array, budget: Budget
 ) -> tuple[Check, ...]:
     """The checks of one output of one case against a budget. Raises ValueError when shapes or kinds differ."""
-    found = MeasuredDrift(measure(expected, actual, decisions=True), budget)
-    return tuple(check_of(stage, output, case, value) for value in found.values())
+    measured_drift = MeasuredDrift(measure(expected, actual, decisions=True), budget)
+    return tuple(check_of(stage, output, case, value) for value in measured_drift.values())
 
 
 def limited_checks(
@@ -387,21 +387,23 @@ def decision_checks(
     if DECISIONS in limits:
         return []
     named = {metric.output: metric.name in ("accuracy", "top_k") for metric in metrics}
-    found = list[Check]()
+    golden_checks = list[Check]()
     for output, drift in drifts.items():
         rows = drift.rows
         if rows is None or not named.get(output, True):
             continue
         if drift.mismatches is not None:  # their number has a limit of its own (`NearTies`)
-            found += _check_classes(output, rows) if len(rows.named) > 1 else ()
+            golden_checks += _check_classes(output, rows) if len(rows.named) > 1 else ()
         elif rows.classes < 2:
             continue
         elif decides(drift) or named.get(output):
-            found += _check_decisions(output, rows, _rms_error(drift))
+            golden_checks += _check_decisions(output, rows, _rms_error(drift))
         else:
             note = "not judged: most rows name no class clearly; golden.metric accuracy says that they are classes"
-            found.append(Check("quantization", CHANGED, output, "golden", 1 - rows.argmax_agreement, None, True, note))
-    return found
+            golden_checks.append(
+                Check("quantization", CHANGED, output, "golden", 1 - rows.argmax_agreement, None, True, note)
+            )
+    return golden_checks
 
 
 def decides(drift: Drift) -> bool:

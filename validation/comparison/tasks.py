@@ -56,8 +56,8 @@ def unmeasured_checks(
             if dependences.get(name, "computed") == "computed":
                 samples = samples_of(case.inputs.values(), value)
                 outputs.setdefault(name, _Variation(value.dtype)).add(value, samples)
-    for name, found in outputs.items():
-        if reason := found.why_unmeasured():
+    for name, variation in outputs.items():
+        if reason := variation.why_unmeasured():
             yield unmeasured(STAGE, name, "golden", f"{reason}; {_REMEDY}")
     for metric in metrics:
         if reason := _why_no_answers(golden, metric):
@@ -81,8 +81,8 @@ class _Variation:
         self.constancy.add(value, samples)
         same = value.size and (value == value.flat[0]).all()
         self.number = float(value.flat[0]) if same else None
-        found = measure(value, value, samples=samples)
-        self.drift = self.drift.merge(found) if self.drift else found
+        drift = measure(value, value, samples=samples)
+        self.drift = self.drift.merge(drift) if self.drift else drift
 
     def why_unmeasured(self) -> str:
         """Why the output is not measured; '' where it is. A single sample varies by its elements, and a single number
@@ -155,10 +155,12 @@ def free_running_checks(
     along: takes the drift along the sequences. The check of an output's SQNR, or of its agreement, notes the worst."""
     along = along or Along()
     checks = drift_checks(stage, reference, candidate, sequences, limits, along)
-    told = {found.output: found.text for found in along.at(stage)}
+    drift_texts = {course.output: course.text for course in along.at(stage)}
 
     def note(check: Check) -> str:
-        return "; ".join(filter(None, [told.get(check.output), check.note])) if check.name in NOTED else check.note
+        return (
+            "; ".join(filter(None, [drift_texts.get(check.output), check.note])) if check.name in NOTED else check.note
+        )
 
     return tuple(replace(check, case=_case(check.case), note=note(check)) for check in checks)
 
@@ -197,8 +199,8 @@ def check_free_running(
             yield FreeRunningSession(session, sequences)
 
     expected, actual = pair[0].free_running(sequences), FreeRunningSession(pair[1], sequences)
-    held = limits(expected, sequences.golden, rolled)
-    return free_running_checks(stage, expected, actual, sequences.golden, held, along)
+    free_limits = limits(expected, sequences.golden, rolled)
+    return free_running_checks(stage, expected, actual, sequences.golden, free_limits, along)
 
 
 # Whether a few golden cases alone show that a candidate breaks the limits of all: most trials of a search do, by far.
@@ -228,14 +230,14 @@ def find_broken(
     cases: with the expected outputs.  whole: of all golden cases, the drift without an error (`golden_drifts`).
     None also where the candidate cannot be run or compared, which the checks of all cases explain.
     """
-    found: dict[str, Drift] = defaultdict(Drift)
+    drifts: dict[str, Drift] = defaultdict(Drift)
     try:
         for case in cases:
             actual = run(candidate, case.inputs)
             for name in {output for output, *_ in limits}:
-                found[name] = found[name].merge(measure(case.expected[name], actual[name]))
+                drifts[name] = drifts[name].merge(measure(case.expected[name], actual[name]))
             for name, metric, limit in limits:
-                value = _value_at_best(metric, whole[name], found[name])
+                value = _value_at_best(metric, whole[name], drifts[name])
                 if not within(metric, value, limit):
                     return Check("quantization", metric, name, "golden", value, limit, False, "of some cases")
     except (EnginesmithError, KeyError, ValueError):
@@ -279,18 +281,18 @@ class _Measured:
 
     def add(self, case: Case, outputs: Tensors) -> None:
         """Take what the candidate gave for a case. Raises what is wrong with the original model's own outputs."""
-        wanted = self.score.read_wanted(case.expected)
-        count, before = len(wanted), self.answers
+        expected_answers = self.score.read_wanted(case.expected)
+        count, before = len(expected_answers), self.answers
         self.answers += count
         labels = None if self.labels is None else self.labels[before : self.answers]
         if labels is not None and len(labels) != count:  # too few labels, which `_measure_original` says
             return
         try:
-            wanted = wanted if labels is None else self.score.join(wanted, labels)
-            found = self.score.read_answers(outputs)
-            if len(found) != count:
-                raise DataError(f"it gives {len(found)} answers where the original model gives {count}")
-            self.score.add(wanted, found)
+            expected_answers = expected_answers if labels is None else self.score.join(expected_answers, labels)
+            answers = self.score.read_answers(outputs)
+            if len(answers) != count:
+                raise DataError(f"it gives {len(answers)} answers where the original model gives {count}")
+            self.score.add(expected_answers, answers)
         except EnginesmithError as error:
             self.failure = self.failure or str(error)
 
@@ -311,12 +313,14 @@ def task_checks(session: Session, golden: GoldenSet, metrics: Sequence[TaskMetri
     """
     labelled = [_read_labels(golden, metric) for metric in metrics]
     originals = [_measure_original(golden, *pair) for pair in zip(metrics, labelled, strict=True)]
-    found = [_Measured(*pair) for pair in zip(metrics, labelled, strict=True)]
+    golden_sides = [_Measured(*pair) for pair in zip(metrics, labelled, strict=True)]
     edges = [_Measured(metric) for metric in metrics if metric.decides]
-    for kind, sides in (("golden", found), ("edge", edges)):
+    for kind, sides in (("golden", golden_sides), ("edge", edges)):
         for case in golden.of_kind("golden" if kind == "golden" else "edge") if sides else ():
             _add(case, session, sides)
-    checks = [check for side, own in zip(found, originals, strict=True) for check in _checks(side, "golden", own)]
+    checks = [
+        check for side, own in zip(golden_sides, originals, strict=True) for check in _checks(side, "golden", own)
+    ]
     return checks + [check for side in edges if side.answers for check in _checks(side, "edges", None)]
 
 
@@ -337,13 +341,13 @@ def _read_labels(golden: GoldenSet, metric: TaskMetric) -> Any:
     if golden.labels is None:
         raise DataError("the golden set has no labels; name them in golden.labels")
     score, labels = score_of(metric), np.atleast_1d(golden.labels)
-    found, case = score.read_labels(labels), next(iter(golden.of_kind("golden")), None)
+    metric_labels, case = score.read_labels(labels), next(iter(golden.of_kind("golden")), None)
     count = score.count_classes(case.expected) if case else None
     is_beyond = labels.size and (labels.max() >= (count or 0) or (labels.min() < 0 and not score.takes_negative))
     if count is not None and is_beyond:
         have = f"labels are {labels.min():g}..{labels.max():g}, the output has {count} classes"
         raise DataError(f"metric {metric.name}: {have}, which are 0..{count - 1}")
-    return found
+    return metric_labels
 
 
 def _measure_original(golden: GoldenSet, metric: TaskMetric, labels: Any) -> _Measured | None:
@@ -416,13 +420,13 @@ def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[
     """
     if not any(metric.decides for metric in metrics):
         return list(checks)
-    found = list(checks)
+    all_checks = list(checks)
     deciding = [metric for metric in metrics if metric.decides]
-    counts = {_sizes(check) for check in found for metric in deciding if check.output == metric.output}
+    counts = {_sizes(check) for check in all_checks for metric in deciding if check.output == metric.output}
     boxes = {output for metric in deciding for output in metric.sets}
     return [
         _lift(check) if _is_lifted(check) or (check.output in boxes and _sizes(check) in counts - {None}) else check
-        for check in found
+        for check in all_checks
     ]
 
 

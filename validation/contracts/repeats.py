@@ -44,10 +44,10 @@ class Forecasts:
 
     def losses(self, answers: Array) -> Array:
         """The Brier loss of each row. answers: (n,), a class each; one that is no class counts as all classes wrong."""
-        known = (answers >= 0) & (answers < self.probabilities.shape[1])
-        at = np.where(known, answers, 0).astype(np.int64)[:, None]
-        given = np.take_along_axis(self.probabilities, at, axis=1)[:, 0] * known
-        return np.asarray(np.square(self.probabilities).sum(axis=1) - 2 * given + 1)
+        valid_mask = (answers >= 0) & (answers < self.probabilities.shape[1])
+        at = np.where(valid_mask, answers, 0).astype(np.int64)[:, None]
+        answer_probabilities = np.take_along_axis(self.probabilities, at, axis=1)[:, 0] * valid_mask
+        return np.asarray(np.square(self.probabilities).sum(axis=1) - 2 * answer_probabilities + 1)
 
 
 class CalibrationSums:
@@ -104,8 +104,8 @@ class Likeness:
         """Take the outputs of the graph and of the engine in a case."""
         if self.failure is not None:
             return
-        if told := self._unfit(case, graph, engine):
-            self.failure = Check("engine", "contract output", self.output, case.name, None, None, False, told)
+        if fault_text := self._unfit(case, graph, engine):
+            self.failure = Check("engine", "contract output", self.output, case.name, None, None, False, fault_text)
             return
         original, *sides = (as_logits(item[self.output], self.limits.values) for item in (case.expected, engine, graph))
         forecasts = [Forecasts(_softmax(item)) for item in (original, *sides)]
@@ -129,20 +129,20 @@ class Likeness:
             return
         labelled = self.labels is not None and self.rows == self.labels.size
         engine, graph = ({**side.values(), **self._calibration(side, labelled)} for side in self.sides.values())
-        for name, (value, place, told) in engine.items():
+        for name, (value, place, figure_text) in engine.items():
             limit: float | None = getattr(self.limits, name)
             if limit is None:
                 continue
             alone = graph[name][0]
-            parts = (told, f"the graph alone has {alone:.3g}", "" if alone <= limit else "so it is the graph's")
+            parts = (figure_text, f"the graph alone has {alone:.3g}", "" if alone <= limit else "so it is the graph's")
             note = ", ".join(part for part in parts if part)
             yield Check("engine", f"contract {name}", self.output, place, value, limit, value <= limit, note)
 
     def _unfit(self, case: Case, graph: Tensors, engine: Tensors) -> str:
         """Why the output has no distributions that can be compared; '' where it has."""
-        found = [item.get(self.output) for item in (case.expected, graph, engine)]
-        arrays = [item for item in found if item is not None]
-        if len(arrays) < len(found):
+        outputs = [item.get(self.output) for item in (case.expected, graph, engine)]
+        arrays = [item for item in outputs if item is not None]
+        if len(arrays) < len(outputs):
             return "there is no such output"
         if len({item.shape for item in arrays}) > 1:
             return f"the original has the shape {arrays[0].shape}, the engine {arrays[2].shape}"
@@ -156,12 +156,12 @@ class Likeness:
         """By how much ece and brier of a side differ from the original's, or are worse where there are labels."""
         before, after = self.calibration[labelled], side.calibration[labelled]
         what = "labels" if labelled else "the original's decisions"
-        found = {}
+        calibration = {}
         for name in ("ece", "brier"):
             old, new = getattr(before, name), getattr(after, name)
             worse = new - old if not labelled or math.isnan(new - old) else max(0.0, new - old)
-            found[name] = (abs(worse), "golden", f"{new:.4f} against {old:.4f} by {what}")
-        return found
+            calibration[name] = (abs(worse), "golden", f"{new:.4f} against {old:.4f} by {what}")
+        return calibration
 
 
 class _Side:
@@ -175,12 +175,16 @@ class _Side:
     def see(self, case: Case, original: Array, logits: Array) -> None:
         """Take the logits (rows, classes) of a case."""
         k = min(TOP_K, logits.shape[1] - 1)  # all of them are always the same ones
-        found = measure_rows(original, logits, k)
-        js = found.js_max if found.finite == found.count else math.nan
+        row_statistics = measure_rows(original, logits, k)
+        js = row_statistics.js_max if row_statistics.finite == row_statistics.count else math.nan
         if not js <= self.worst[0] and not math.isnan(self.worst[0]):
-            self.worst = (js, case.name, f"row {found.worst[0]}" if found.worst else "a row is not finite")
+            self.worst = (
+                js,
+                case.name,
+                f"row {row_statistics.worst[0]}" if row_statistics.worst else "a row is not finite",
+            )
         if case.kind == "golden":
-            self.rows = self.rows.merge(found)
+            self.rows = self.rows.merge(row_statistics)
 
     def values(self) -> Mapping[str, tuple[float, str, str]]:
         """(value, case, note) by the name of the limit."""
@@ -233,12 +237,14 @@ def repeat_checks(
 ) -> Iterator[Check]:
     """Checks of each output: equal digests over runs, then batch size and position. batch: the inputs' dim in front."""
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
-    seen: dict[str, list[tuple[str, int, str]]] = {}
+    case_digests: dict[str, list[tuple[str, int, str]]] = {}
     for case in cases:
-        found = [{name: digest(array) for name, array in run(session, case.inputs).items()} for _ in range(wanted.runs)]
-        for output, first in found[0].items():
-            seen.setdefault(output, []).append((case.name, len({item[output] for item in found}), first))
-    for output, items in seen.items():
+        run_digests = [
+            {name: digest(array) for name, array in run(session, case.inputs).items()} for _ in range(wanted.runs)
+        ]
+        for output, first in run_digests[0].items():
+            case_digests.setdefault(output, []).append((case.name, len({item[output] for item in run_digests}), first))
+    for output, items in case_digests.items():
         name, count, first = max(items, key=lambda item: item[1])
         note = f"{wanted.runs} runs of {len(items)} cases; {first}" if count == 1 else f"answers of {wanted.runs} runs"
         yield Check("engine", "contract bitwise", output, name, float(count), 1.0, count == 1, note)
@@ -366,12 +372,12 @@ def reproducibility(built: Sequence[EngineRebuild], budgets: Budgets) -> Reprodu
     failed = [check for check in checks if not check.passed]
     outputs = {
         output: OutputSpread(
-            distinct=len(found),
-            bit_equal=len(found) == 1,
+            distinct=len(output_digests),
+            bit_equal=len(output_digests) == 1,
             sqnr_db=min(_finite(checks, output, "sqnr_db"), default=None),
             max_abs=max(_finite(checks, output, "max_abs"), default=None),
         )
-        for output, found in distinct.items()
+        for output, output_digests in distinct.items()
     }
     counts = {name: engines.count(name) for name in dict.fromkeys(engines)}
     return Reproducibility(len(built), len(set(engines)) == 1, counts, outputs, not failed, tuple(failed))

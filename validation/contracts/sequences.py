@@ -65,8 +65,8 @@ def up_to(sequence: Array, token: int) -> Array:
 
 def _ends(side: Array, token: int) -> Array:
     """The place of the first `token` of each sequence (m,); -1 without one."""
-    found = np.pad(rows_of(side) == token, ((0, 0), (0, 1)))  # an empty sequence has no greatest place
-    return np.where(found.any(axis=1), found.argmax(axis=1), -1)
+    token_mask = np.pad(rows_of(side) == token, ((0, 0), (0, 1)))  # an empty sequence has no greatest place
+    return np.where(token_mask.any(axis=1), token_mask.argmax(axis=1), -1)
 
 
 def _first_difference(left: Array, right: Array) -> int:
@@ -141,12 +141,16 @@ class _Image:
 def _matches(candidate: _Image, reference: _Image, least: float) -> Iterator[tuple[int, int]]:
     """(index in the candidate, index in the reference) of each match."""
     equal = (candidate.corners[:, None] == reference.corners[None]).all(axis=-1)  # of boxes without area, too
-    found = np.where(equal, 1.0, overlaps(candidate.corners, reference.corners))
-    found[candidate.classes[:, None] != reference.classes[None]] = -1
+    overlap_matrix = np.where(equal, 1.0, overlaps(candidate.corners, reference.corners))
+    overlap_matrix[candidate.classes[:, None] != reference.classes[None]] = -1
     for index in np.argsort(-candidate.scores, kind="stable"):
-        if not found.shape[1] or (best := int(found[index].argmax())) < 0 or found[index, best] < least:
+        if (
+            not overlap_matrix.shape[1]
+            or (best := int(overlap_matrix[index].argmax())) < 0
+            or overlap_matrix[index, best] < least
+        ):
             continue
-        found[:, best] = -1
+        overlap_matrix[:, best] = -1
         yield int(index), best
 
 
@@ -216,8 +220,10 @@ def _count_other_sizes(actual: tuple[int, ...], shape: tuple[int | str, ...], si
     """How many axes have another size than declared; all for another rank. A dim that no input has may be any size."""
     if len(actual) != len(shape):
         return float(max(len(actual), len(shape)))
-    wanted = (sizes.get(dim, size) if isinstance(dim, str) else dim for dim, size in zip(shape, actual, strict=True))
-    return float(sum(one != other for one, other in zip(wanted, actual, strict=True)))
+    expected_shape = (
+        sizes.get(dim, size) if isinstance(dim, str) else dim for dim, size in zip(shape, actual, strict=True)
+    )
+    return float(sum(one != other for one, other in zip(expected_shape, actual, strict=True)))
 
 
 def _share_differing(expected: Array, actual: Array, token: int) -> float:

@@ -79,13 +79,15 @@ def p_value(expected: Array, actual: Array, permutations: int) -> float:
     sides = np.concatenate([np.full(len(expected), 1 / len(expected)), np.full(len(actual), -1 / len(actual))])
     sides = sides.astype(np.float32)
     observed = float(sides @ kernel @ sides)
-    larger, left = 0, permutations
-    while left:
-        count = min(left, AT_ONCE)
+    larger, remaining_count = 0, permutations
+    while remaining_count:
+        count = min(remaining_count, AT_ONCE)
         signs = generator.permuted(np.broadcast_to(sides, (count, len(sides))), axis=1)
-        found = np.einsum("ij,ij->i", signs @ kernel, signs)
-        larger += int((found >= observed * (1 - 1e-5)).sum())  # equal arrangements are summed in another order
-        left -= count
+        test_statistics = np.einsum("ij,ij->i", signs @ kernel, signs)
+        larger += int(
+            (test_statistics >= observed * (1 - 1e-5)).sum()
+        )  # equal arrangements are summed in another order
+        remaining_count -= count
     return (1 + larger) / (1 + permutations)
 
 
@@ -115,16 +117,17 @@ def _draw_inputs(wanted: Seeds, inputs: Tensors, generator: np.random.Generator)
 
 def _unfit(expected: Sequence[Array | None], actual: Sequence[Array | None]) -> str:
     """Why two samples of an output cannot be compared; '' where they can."""
-    known = [item for item in (*expected, *actual) if item is not None]
-    if len(known) < len(expected) + len(actual):
+    arrays = [item for item in (*expected, *actual) if item is not None]
+    if len(arrays) < len(expected) + len(actual):
         return "there is no such output"
-    if len({item.shape for item in known}) > 1:
+    if len({item.shape for item in arrays}) > 1:
         return "its shape is another one from draw to draw"
-    if not all(np.isfinite(item).all() for item in known):
-        side = "the graph" if not all(np.isfinite(item).all() for item in known[: len(expected)]) else "the engine"
+    if not all(np.isfinite(item).all() for item in arrays):
+        side = "the graph" if not all(np.isfinite(item).all() for item in arrays[: len(expected)]) else "the engine"
         return f"{side} gave a number that is not finite"
     still = [
-        all(np.array_equal(item, side[0]) for item in side) for side in (known[: len(expected)], known[-len(actual) :])
+        all(np.array_equal(item, side[0]) for item in side)
+        for side in (arrays[: len(expected)], arrays[-len(actual) :])
     ]
     if still[0]:
         return "the graph gives the same in every draw; name the input that is the seed in seeds.vary"

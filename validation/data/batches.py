@@ -33,17 +33,17 @@ def enough_samples(
     if batch is None or batch not in sizes or any(batch in spec.shape[1:] for spec in specs):
         return first
     name = specs[0].name
-    taken, count, wanted = [first], len(first[name]), sizes[batch]
+    batch_groups, count, batch_size = [first], len(first[name]), sizes[batch]
     for step in range(1, len(groups)):
-        if count >= wanted:
+        if count >= batch_size:
             break
         group = groups[(start + step) % len(groups)]
         if all(group[spec.name].shape[1:] == first[spec.name].shape[1:] for spec in specs):
-            taken.append(group)
+            batch_groups.append(group)
             count += len(group[name])
-    if len(taken) == 1:
+    if len(batch_groups) == 1:
         return first
-    return {spec.name: np.concatenate([group[spec.name] for group in taken]) for spec in specs}
+    return {spec.name: np.concatenate([group[spec.name] for group in batch_groups]) for spec in specs}
 
 
 def _is_full(group: Tensors) -> bool:

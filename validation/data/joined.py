@@ -90,17 +90,17 @@ def join(samples: Sequence[Tensors], dim: str, inputs: Sequence[TensorSpec]) -> 
     """One step's inputs: those with the dim joined along it, the others as all samples have them. Raises DataError
     where these differ."""
     first, *others = samples
-    found = dict(first)
+    arrays = dict(first)
     for spec in inputs if others else ():
         parts = [sample[spec.name] for sample in samples]
         if dim in spec.shape:
-            found[spec.name] = np.concatenate(parts, spec.shape.index(dim))
+            arrays[spec.name] = np.concatenate(parts, spec.shape.index(dim))
         elif not all(np.array_equal(part, parts[0]) for part in parts):
             raise DataError(
                 f"samples of one step differ in input {spec.name!r}, which has no dim {dim!r} to join them along; "
                 "give them the same, or number the steps apart"
             )
-    return found
+    return arrays
 
 
 class GrownInputs:
@@ -112,11 +112,11 @@ class GrownInputs:
 
     def take(self, step: Tensors) -> dict[str, Array]:
         """The whole inputs of the next step."""
-        found = dict(step)
+        step_arrays = dict(step)
         for name, axis in self._axes:
             before = [self._held[name]] if name in self._held else []
-            found[name] = self._held[name] = np.concatenate([*before, step[name]], axis)
-        return found
+            step_arrays[name] = self._held[name] = np.concatenate([*before, step[name]], axis)
+        return step_arrays
 
 
 def read_steps(
@@ -136,10 +136,10 @@ def read_steps(
     begins = np.append(True, numbers[1:] != numbers[:-1])
     if order is not None:
         begins[1:] |= order[1:] != order[:-1]
-    found = Steps(begins, steps[0], samples.inputs)
+    sequence_steps = Steps(begins, steps[0], samples.inputs)
     dim = next(dim for dim in dims if dim.name == steps[0])
-    _check_sizes(samples, found, dim, name)
-    return found
+    _check_sizes(samples, sequence_steps, dim, name)
+    return sequence_steps
 
 
 def _check_sizes(samples: Samples, steps: Steps, dim: Dim, name: str) -> None:
@@ -200,13 +200,13 @@ def golden_digests(groups: Iterable[Tensors], complete: bool) -> bytes:
 def window_digests(sequences: Iterable[Iterable[Tensors]]) -> bytes:
     """The digests of the steps of sequences, in order and joined, each with up to `WINDOW` - 1 steps before it: a step
     alone, such as one token, is in many sequences."""
-    found = list[bytes]()
+    digests = list[bytes]()
     for sequence in sequences:
         window = deque[bytes](maxlen=WINDOW)
         for inputs in sequence:
             window.append(_digest(inputs))
-            found.append(hashlib.sha256(b"".join(window)).digest()[:_DIGEST_BYTES])
-    return b"".join(found)
+            digests.append(hashlib.sha256(b"".join(window)).digest()[:_DIGEST_BYTES])
+    return b"".join(digests)
 
 
 def merge_digests(parts: Iterable[bytes]) -> bytes:
@@ -216,8 +216,8 @@ def merge_digests(parts: Iterable[bytes]) -> bytes:
 
 def overlap_check(golden: bytes, calibration: bytes) -> Check:
     """The check of the share of golden samples that are calibration samples too. Both are given as joined digests."""
-    known, samples = set(_split(calibration)), _split(golden)
-    count = sum(sample in known for sample in samples)
+    calibration_digests, samples = set(_split(calibration)), _split(golden)
+    count = sum(sample in calibration_digests for sample in samples)
     share = count / max(len(samples), 1)
     text = (
         f"{'all' if share == 1 else count or 'none'} of the {len(samples)} golden samples are calibration samples too"
@@ -242,11 +242,11 @@ def _digests(groups: Iterable[Tensors], complete: bool) -> Iterator[bytes]:
 
 
 def _digest(inputs: Tensors) -> bytes:
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, array in sorted(inputs.items()):
-        found.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.digest()[:_DIGEST_BYTES]
+        hasher.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        hasher.update(np.ascontiguousarray(array).data)
+    return hasher.digest()[:_DIGEST_BYTES]
 
 
 # Samples of a model with state: steps, in order, each completed with what the model gave in the step before.
@@ -306,9 +306,9 @@ def read_order(samples: Samples, name: str | None) -> Array | None:
     if order.ndim != 1:
         raise DataError(f"{samples.name}: array {name!r} has the shape {order.shape}; store one number for each step")
     begun = np.append(0, np.flatnonzero(order[1:] != order[:-1]) + 1)
-    found, counts = np.unique(order[begun], return_counts=True)
+    sequence_numbers, counts = np.unique(order[begun], return_counts=True)
     if (counts > 1).any():
-        again = found[counts > 1][0]
+        again = sequence_numbers[counts > 1][0]
         places = begun[order[begun] == again][:2]
         raise DataError(
             f"{samples.name}: {name!r} has {again} from step {places[0]} and again from step {places[1]}, behind other "
@@ -341,12 +341,12 @@ def split(steps: SampleSource, order: Array | None, stop: int | None = None) -> 
 def roll_out(steps: Iterable[Run], streams: Streams) -> Iterator[Run]:
     """The steps of one sequence, each with the states that those before it left. The last is not run."""
     streams.reset()
-    held, grown = dict[str, Array](), GrownInputs(streams.inputs)
+    step_arrays, grown = dict[str, Array](), GrownInputs(streams.inputs)
     for end, inputs in steps:
-        if held:
-            streams.run(held)
-        held = grown.take(inputs)
-        yield end, streams.complete(held)
+        if step_arrays:
+            streams.run(step_arrays)
+        step_arrays = grown.take(inputs)
+        yield end, streams.complete(step_arrays)
 
 
 def stack(

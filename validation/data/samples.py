@@ -92,22 +92,24 @@ class Samples:
         extra: as in `open`, of whole numbers.  ignored: arrays that are right, and of which nothing else is known.
         """
         try:
-            found = find_arrays(path, [spec.name for spec in inputs], most_files=MOST_HEADERS)
+            stored_arrays = find_arrays(path, [spec.name for spec in inputs], most_files=MOST_HEADERS)
         except DataError as error:
             yield str(error)
             return
-        if list(found) == [""] and len(inputs) + len(extra) == 1:
-            found = {inputs[0].name: found[""]}
-        found = {name: array for name, array in found.items() if name not in ignored}
-        wrong_names = list(find_wrong_names(found, [spec.name for spec in inputs], path, extra))
+        if list(stored_arrays) == [""] and len(inputs) + len(extra) == 1:
+            stored_arrays = {inputs[0].name: stored_arrays[""]}
+        stored_arrays = {name: array for name, array in stored_arrays.items() if name not in ignored}
+        wrong_names = list(find_wrong_names(stored_arrays, [spec.name for spec in inputs], path, extra))
         yield from wrong_names
-        arrays = {name: array for name, array in found.items() if name in {*(spec.name for spec in inputs), *extra}}
+        arrays = {
+            name: array for name, array in stored_arrays.items() if name in {*(spec.name for spec in inputs), *extra}
+        }
         there = [spec for spec in inputs if spec.name in arrays]
         if not there:
             return
         wrong = list(_wrong_layout([arrays[spec.name] for spec in there], there))
         wrong += _wrong_counts(arrays)
-        wrong += [told for name in extra if name in arrays and (told := _wrong_labels(arrays[name]))]
+        wrong += [mistake for name in extra if name in arrays and (mistake := _wrong_labels(arrays[name]))]
         ranked = [spec for spec in there if len(arrays[spec.name].shape) - len(spec.shape) in (0, 1)]
         alike = {len(arrays[spec.name].shape) - len(spec.shape) for spec in ranked}
         if len(alike) == 1:
@@ -119,7 +121,7 @@ class Samples:
                 except DataError as error:
                     wrong.append(str(error))
         else:
-            wrong += [told for spec in there if (told := _wrong_dtype(arrays[spec.name], spec))]
+            wrong += [mistake for spec in there if (mistake := _wrong_dtype(arrays[spec.name], spec))]
         yield from wrong
 
     @cached_property
@@ -177,7 +179,7 @@ class Samples:
 
     def _wrong_arrays(self) -> Iterator[str]:
         """Dtypes and sizes that do not fit the inputs. Raises DataError for a dim that is not declared."""
-        seen: dict[str, int] = {}
+        dim_lengths: dict[str, int] = {}
         for spec in self.inputs:
             array = self.arrays[spec.name]
             if wrong := _wrong_dtype(array, spec):
@@ -193,16 +195,16 @@ class Samples:
                 if length not in dim.sizes:
                     remedy = f"crop or pad it, or widen dims.{declared}"
                     yield f"{here}, outside {dim.words}; {remedy}"
-                if seen.setdefault(declared, length) != length:
-                    yield f"{here} and {seen[declared]} elsewhere; make equal"
-        yield from self._wrong_sums(seen)
+                if dim_lengths.setdefault(declared, length) != length:
+                    yield f"{here} and {dim_lengths[declared]} elsewhere; make equal"
+        yield from self._wrong_sums(dim_lengths)
 
     def _wrong_sums(self, sizes: Mapping[str, int]) -> Iterator[str]:
         """Axes that are not as long as the sum that they have in the spec, where its terms are known."""
         for spec, axis, total in list_sums(self.inputs):
             length = self.arrays[spec.name].shape[axis + 1 if self.complete else axis]
-            known = all(term.isdecimal() or term in sizes for term in total.split(PLUS))
-            if known and (size := size_of(total, sizes)) != length:
+            has_sizes = all(term.isdecimal() or term in sizes for term in total.split(PLUS))
+            if has_sizes and (size := size_of(total, sizes)) != length:
                 yield f"{self.arrays[spec.name]} has {length} along {total!r}, which is {size}; make it so long"
 
     def _axes(self, spec: TensorSpec) -> Iterator[tuple[int, int, int | str]]:
@@ -213,10 +215,10 @@ class Samples:
                 yield axis, length, dim
 
     def _dim(self, name: str) -> Dim:
-        found = next((dim for dim in self.dims if dim.name == name), None)
-        if found is None:
+        declared_dim = next((dim for dim in self.dims if dim.name == name), None)
+        if declared_dim is None:
             raise DataError(f"{self.path}: dim {name!r} of the inputs is not declared; add dims.{name}")
-        return found
+        return declared_dim
 
     def _sizes(self, wanted: int | None, among: int | None = None) -> list[int]:
         """The number of entries of axis 0 in each run, of `among` entries (default all). wanted: as in `batches`."""
@@ -263,20 +265,20 @@ def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, in
 
     Dims that `sizes` lacks keep their length. Raises DataError where an axis to be filled is empty.
     """
-    found = {}
+    new_tensors = {}
     whole = {**sizes_of(tensors, specs), **sizes} if any(list_sums(specs)) else sizes
     for spec in specs:
         tensor, sums = tensors[spec.name], dict(spec.sums)
         for axis, dim in enumerate(spec.shape):
             length = tensor.shape[axis]
-            wanted = size_of(sums[axis], whole) if axis in sums else sizes.get(str(dim), length)
-            if wanted != length:
+            target_length = size_of(sums[axis], whole) if axis in sums else sizes.get(str(dim), length)
+            if target_length != length:
                 if length == 0:
-                    missing = f"there is nothing to fill {wanted} from"
+                    missing = f"there is nothing to fill {target_length} from"
                     raise DataError(f"tensor {spec.name!r} is empty along {dim!r}; {missing}")
-                tensor = np.take(tensor, np.arange(wanted) % length, axis)
-        found[spec.name] = tensor
-    return found
+                tensor = np.take(tensor, np.arange(target_length) % length, axis)
+        new_tensors[spec.name] = tensor
+    return new_tensors
 
 
 def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
@@ -308,17 +310,17 @@ def _name_arrays(
     found: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra: Sequence[str], path: Path
 ) -> dict[str, Stored]:
     """The arrays of the inputs and of `extra` by name, which must be exactly those found."""
-    wanted = [*(spec.name for spec in inputs), *extra]
-    if list(found) == [""] and len(wanted) == 1:
-        return {wanted[0]: found[""]}
+    array_names = [*(spec.name for spec in inputs), *extra]
+    if list(found) == [""] and len(array_names) == 1:
+        return {array_names[0]: found[""]}
     _raise_first(find_wrong_names(found, [spec.name for spec in inputs], path, extra))
-    return {name: found[name] for name in wanted}
+    return {name: found[name] for name in array_names}
 
 
 def _raise_first(wrong: Iterator[str]) -> None:
     """Raise DataError with the first of these, if there is one."""
-    if (told := next(wrong, None)) is not None:
-        raise DataError(told)
+    if (mistake := next(wrong, None)) is not None:
+        raise DataError(mistake)
 
 
 def find_wrong_names(
@@ -328,17 +330,17 @@ def find_wrong_names(
     extra: names that are wanted beside those of the inputs."""
     beside = f", and beside them {', '.join(extra)}" if extra else ""
     both = f"it holds {', '.join(found) or 'none'}; the model wants {', '.join(inputs)}{beside}"
-    wanted = [*inputs, *extra]
+    expected_names = [*inputs, *extra]
     if list(found) == [""]:
-        yield f"{path} holds a single array; {', '.join(wanted)} are needed: save them with numpy.savez"
+        yield f"{path} holds a single array; {', '.join(expected_names)} are needed: save them with numpy.savez"
         return
-    for name in wanted:
+    for name in expected_names:
         if name not in found:
             remedy = f"{suggest(name, found, '')} rename the array, or correct the name in the spec".lstrip()
             yield f"{path} has no array {name!r}: {both}; {remedy}"
     for name in found:
-        if name not in wanted:
-            remedy = f"{suggest(name, wanted, '')} leave it out, or name it in the spec".lstrip()
+        if name not in expected_names:
+            remedy = f"{suggest(name, expected_names, '')} leave it out, or name it in the spec".lstrip()
             yield f"{path} has an array {name!r} that nothing asks for: {both}; {remedy}"
 
 

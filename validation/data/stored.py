@@ -98,17 +98,17 @@ def _in_folder(path: Path, inputs: Sequence[str], most_files: int | None) -> dic
 
 def _describe_missing(path: Path, inputs: Sequence[str]) -> str:
     """What was looked for in a folder, and what to do with what is there instead."""
-    wanted = (
+    remedy = (
         f"{path} must hold {join_first([f'{name}.npy' for name in inputs])}, or a folder of .npy files for each of "
     )
-    wanted += join_first(inputs) if len(inputs) > 1 else f"{inputs[0]}, or just .npy files, one for each sample"
+    remedy += join_first(inputs) if len(inputs) > 1 else f"{inputs[0]}, or just .npy files, one for each sample"
     there = sorted(file.name for file in path.iterdir())
     arrays = [name for name in there if name.endswith((".npz", ".safetensors"))]
     if arrays:
-        return f"{wanted}; it holds {join_first(arrays)}: name that file, {path.name}/{arrays[0]}"
+        return f"{remedy}; it holds {join_first(arrays)}: name that file, {path.name}/{arrays[0]}"
     if any(Path(name).suffix.lower() in REQUESTS for name in there):
-        return f"{wanted}; it holds {join_first(there)}: {FROM_REQUESTS.format(path)}"
-    return f"{wanted}; it holds {join_first(there) or 'nothing'}"
+        return f"{remedy}; it holds {join_first(there)}: {FROM_REQUESTS.format(path)}"
+    return f"{remedy}; it holds {join_first(there) or 'nothing'}"
 
 
 def _series(path: Path, most_files: int | None) -> FileSeries:
@@ -142,16 +142,16 @@ def _in_safetensors(path: Path) -> dict[str, StoredArray]:
             text = stream.read(size) if size <= LARGEST_HEADER else b""
         header = parsing.load_json(text)
         header.pop("__metadata__", None)
-        found = {name: _tensor(path, name, decode(item, _SafetensorsEntry), 8 + size) for name, item in header.items()}
+        arrays = {name: _tensor(path, name, decode(item, _SafetensorsEntry), 8 + size) for name, item in header.items()}
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give the path of a safetensors file") from None
     except (OSError, IntegrityError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as safetensors ({error!r}); write it again") from error
-    last = max((item.offset for item in found.values()), default=0)
-    for item in found.values():
+    last = max((item.offset for item in arrays.values()), default=0)
+    for item in arrays.values():
         if item.offset == last:
             check_complete(item, path.stat().st_size)
-    return found
+    return arrays
 
 
 def _tensor(path: Path, name: str, item: "_SafetensorsEntry", start: int) -> StoredArray:

@@ -96,16 +96,18 @@ def just_outside(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
 
 def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
     """The case that a report writes as 'batch=5 values=ones'. Raises InputError for text that is none of this model."""
-    given = dict(_ONLY.findall(text))
+    case_fields = dict(_ONLY.findall(text))
     rest = _ONLY.sub("", text).replace(",", " ").strip()
-    values, nth = given.pop("values", "realistic"), given.pop("draw", "0")
-    if rest or values not in VALUES or set(given) != {dim.name for dim in dims}:
-        wanted = " ".join([*(f"{dim.name}={dim.opt}" for dim in dims), f"values={'|'.join(VALUES)}"])
-        raise InputError(f"case {text!r} is not one of this model; write it as '{wanted}'")
+    values, nth = case_fields.pop("values", "realistic"), case_fields.pop("draw", "0")
+    if rest or values not in VALUES or set(case_fields) != {dim.name for dim in dims}:
+        usage = " ".join([*(f"{dim.name}={dim.opt}" for dim in dims), f"values={'|'.join(VALUES)}"])
+        raise InputError(f"case {text!r} is not one of this model; write it as '{usage}'")
     least = {dim.name: min(dim.min, 1) for dim in dims}
-    if not (nth.isdecimal() and all(size.isdecimal() and int(size) >= least[name] for name, size in given.items())):
+    if not (
+        nth.isdecimal() and all(size.isdecimal() and int(size) >= least[name] for name, size in case_fields.items())
+    ):
         raise InputError(f"case {text!r}: sizes are whole numbers from 1 up, and a draw is one from 0")
-    sizes = tuple((dim.name, int(given[dim.name])) for dim in dims)
+    sizes = tuple((dim.name, int(case_fields[dim.name])) for dim in dims)
     outside = any(size not in dim.sizes for dim, (_, size) in zip(dims, sizes, strict=True))
     return FuzzCase(sizes, values, outside, int(nth))
 
@@ -113,8 +115,8 @@ def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
 def parse_histogram(data: object) -> dict[str, dict[int, float]]:
     """A histogram of traffic, {dim: {size: count}}, from JSON. Raises InputError for anything else."""
     try:
-        wanted = decode(data, dict[str, dict[str, float]])
-        return {name: {int(size): count for size, count in counts.items()} for name, counts in wanted.items()}
+        histogram = decode(data, dict[str, dict[str, float]])
+        return {name: {int(size): count for size, count in counts.items()} for name, counts in histogram.items()}
     except (IntegrityError, ValueError) as error:
         raise InputError(
             f"a histogram is {{dim: {{size: count}}}}, such as {{'batch': {{'8': 120}}}}: {error}"
@@ -122,11 +124,13 @@ def parse_histogram(data: object) -> dict[str, dict[int, float]]:
 
 
 def _check_histogram(histogram: Histogram, dims: Sequence[Dim]) -> None:
-    known = {dim.name: dim for dim in dims}
+    dims_by_name = {dim.name: dim for dim in dims}
     for name, counts in histogram.items():
-        if name not in known:
-            raise InputError(f"histogram: dim {name!r} is not one of the model's: {', '.join(known) or 'it has none'}")
-        dim = known[name]
+        if name not in dims_by_name:
+            raise InputError(
+                f"histogram: dim {name!r} is not one of the model's: {', '.join(dims_by_name) or 'it has none'}"
+            )
+        dim = dims_by_name[name]
         wrong = [size for size in counts if size not in dim.sizes]
         if wrong:
             raise InputError(f"histogram: {name} = {wrong[0]} is outside {dim.words}; widen dims.{name}")
@@ -163,11 +167,11 @@ def make(
     """The inputs of a case by name. golden: groups of real inputs, from which values and ranges of integers come."""
     generator = np.random.default_rng([seed, VALUES.index(case.values), case.draw, *(size for _, size in case.sizes)])
     sizes = dict(case.sizes)
-    known = enough_samples(golden, int(generator.integers(len(golden))), specs, sizes)
+    golden_samples = enough_samples(golden, int(generator.integers(len(golden))), specs, sizes)
     if leading_dim(specs) is not None:  # real samples in another order
-        order = generator.permutation(len(known[specs[0].name]))
-        known = {spec.name: known[spec.name][order] for spec in specs}
-    real = resize(known, specs, sizes)
+        order = generator.permutation(len(golden_samples[specs[0].name]))
+        golden_samples = {spec.name: golden_samples[spec.name][order] for spec in specs}
+    real = resize(golden_samples, specs, sizes)
     if case.values == "realistic":
         return real
     if case.values in MOVED:

@@ -151,8 +151,8 @@ def _checks(
             text = f"expected {value.dtype} {value.shape}, got {actual[output].dtype} {actual[output].shape}"
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, text))
         elif real:
-            named, held = (str(case), inputs.values()), limits.at(output, "edge", value.size)
-            checks += edge_checks("engine", named, output, (value, actual[output]), sides.usual.get(output), held)
+            named, limit_pair = (str(case), inputs.values()), limits.at(output, "edge", value.size)
+            checks += edge_checks("engine", named, output, (value, actual[output]), sides.usual.get(output), limit_pair)
         elif case.values in MOVED:
             if not is_exact(value) and (budget := _loosen(limits, output, sides)):
                 judged = _mask_unjudged(value, actual[output], sides)
@@ -275,8 +275,8 @@ def fuzz(
     for item in outcomes:
         if item.verdict == "failed":
             firsts.setdefault((item.case.values, item.case.outside), item)
-    chosen = list(firsts.values())[:MOST_SHRUNK]
-    return FuzzRun(seed, outcomes, tuple((item.case, shrink(item, specs, dims, attempt)) for item in chosen))
+    failures = list(firsts.values())[:MOST_SHRUNK]
+    return FuzzRun(seed, outcomes, tuple((item.case, shrink(item, specs, dims, attempt)) for item in failures))
 
 
 def shrink(
@@ -292,8 +292,8 @@ def shrink(
         for case in _smaller(smallest.case, specs, dims):
             if next(tries, None) is None:
                 return smallest
-            if (found := attempt(case)).verdict == "failed":
-                smallest = found
+            if (outcome := attempt(case)).verdict == "failed":
+                smallest = outcome
                 break
     return smallest
 

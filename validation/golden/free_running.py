@@ -49,18 +49,18 @@ class Roller:
         """
         same = {name: array for name, array in inputs.items() if name not in self.steps}
         streams = Streams(run, self.inputs, self.states, self.ends)
-        found: dict[str, list[Array]] = {}
+        step_outputs: dict[str, list[Array]] = {}
         steps, grown = list(self._steps(inputs)), GrownInputs(streams.inputs)
         for step in steps:
             answer = streams.run({**same, **grown.take(step)})
-            left = {state.output for state in self.states} if len(answer) > len(self.states) else set()
+            state_outputs = {state.output for state in self.states} if len(answer) > len(self.states) else set()
             for name, array in answer.items():
-                kept = found.setdefault(name, [])
-                if name in left:
-                    kept.clear()
-                kept.append(array)
+                output_steps = step_outputs.setdefault(name, [])
+                if name in state_outputs:
+                    output_steps.clear()
+                output_steps.append(array)
         sizes = [self._size(step) for step in steps]
-        return {name: stack_steps(cut_places(arrays, sizes)) for name, arrays in found.items()}
+        return {name: stack_steps(cut_places(arrays, sizes)) for name, arrays in step_outputs.items()}
 
     def _steps(self, inputs: Tensors) -> Iterator[dict[str, Array]]:
         """What each step gives. Raises DataError where there is none."""
@@ -69,9 +69,11 @@ class Roller:
         if not count:
             raise DataError("a sequence without steps; give at least one")
         firsts = np.flatnonzero(inputs[BEGINS][:count]) if BEGINS in inputs else np.arange(count)
-        given = [spec for spec in step_inputs(self.inputs, self.states) if spec.name in names]
+        input_specs = [spec for spec in step_inputs(self.inputs, self.states) if spec.name in names]
         for begin, end in pairwise([*firsts.tolist(), count]):
-            yield join([{name: inputs[name][at, ...] for name in names} for at in range(begin, end)], self.dim, given)
+            yield join(
+                [{name: inputs[name][at, ...] for name in names} for at in range(begin, end)], self.dim, input_specs
+            )
 
     def _size(self, step: Tensors) -> int:
         """The size of a step along `dim`; 0 without one."""
@@ -88,8 +90,10 @@ class FreeRunningSession(Session):
         states, steps = sequences.states, tuple(next(iter(sequences.golden.cases)).inputs)
         self._halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
         self._session, self.outputs = session, [_stacked(spec) for spec in session.outputs]
-        given = without_states(session.inputs, states)
-        self.inputs: Sequence[TensorSpec] = [_stacked(spec) if spec.name in steps else spec for spec in given]
+        stateless_inputs = without_states(session.inputs, states)
+        self.inputs: Sequence[TensorSpec] = [
+            _stacked(spec) if spec.name in steps else spec for spec in stateless_inputs
+        ]
         self.roller = Roller(tuple(session.inputs), states, sequences.ends, steps, sequences.dim)
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
@@ -155,9 +159,9 @@ class RecordedSession(Session):
         """The recorded answer, or one of its own. Raises as the session does."""
         name = _digest_inputs(inputs)
         place = self._places.pop(name, None)
-        known = {} if place is None else dict(self._known.cases[place].expected)
-        if known and known.keys() == {spec.name for spec in self.outputs}:
-            return known
+        stored_outputs = {} if place is None else dict(self._known.cases[place].expected)
+        if stored_outputs and stored_outputs.keys() == {spec.name for spec in self.outputs}:
+            return stored_outputs
         answer = self._session.run(inputs)
         if name not in self._fresh and len(self._fresh) < self._cases and self._bytes <= MOST_BYTES:
             self._fresh[name] = answer
@@ -180,8 +184,8 @@ class RecordedSession(Session):
 
 
 def _digest_inputs(inputs: Tensors) -> str:
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, array in sorted(inputs.items()):
-        found.update(repr((name, str(array.dtype), array.shape)).encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()
+        hasher.update(repr((name, str(array.dtype), array.shape)).encode())
+        hasher.update(np.ascontiguousarray(array).data)
+    return hasher.hexdigest()

@@ -105,20 +105,20 @@ class GoldenSet:
 
     def of_kind(self, kind: CaseKind) -> Iterator[Case]:
         """The golden cases, or the edge cases, in order."""
-        return (self.cases[index] for index, found in enumerate(case_kinds(self)) if found == kind)
+        return (self.cases[index] for index, case_kind in enumerate(case_kinds(self)) if case_kind == kind)
 
     @property
     def real_inputs(self) -> Tensors:
         """The inputs of the first golden case of which none is empty, as states of first steps can be; of the first
         case where all have an empty one. Raises DataError without any case."""
-        found = None
+        first_inputs = None
         for case in self.of_kind("golden"):
             if all(array.size for array in case.inputs.values()):
                 return case.inputs
-            found = found or case.inputs
-        if found is None:
+            first_inputs = first_inputs or case.inputs
+        if first_inputs is None:
             raise DataError("the golden set has no golden case; freeze it again")
-        return found
+        return first_inputs
 
     def save(self, path: Path) -> str:
         """Write a safetensors file, the same bytes for the same set, and return its digest."""
@@ -138,14 +138,16 @@ class GoldenSet:
                 labels = file.get_tensor("labels") if "labels" in names else None
             if isinstance(header, dict) and (stated := header.get("format", _FORMAT)) != _FORMAT:
                 raise ValueError(f"format {str(stated)[:40]}; this version reads {_FORMAT}")
-            read = decode(header, _GoldenHeader)
+            golden_header = decode(header, _GoldenHeader)
         except (SafetensorError, *_NO_GOLDEN) as error:
             raise DataError(f"{path} is not a golden set ({str(error)[:300]}); freeze it again") from error
         sequences = None
-        if found := read.sequences:
-            inner = GoldenSet(_StoredCases(path, found.cases, names, _SEQUENCES), noise=found.noise)
-            sequences = GoldenSequences(found.states, found.ends, inner, found.places, found.dim)
-        return cls(_StoredCases(path, read.cases, names), labels, path, read.noise, sequences)
+        if sequence_header := golden_header.sequences:
+            inner = GoldenSet(_StoredCases(path, sequence_header.cases, names, _SEQUENCES), noise=sequence_header.noise)
+            sequences = GoldenSequences(
+                sequence_header.states, sequence_header.ends, inner, sequence_header.places, sequence_header.dim
+            )
+        return cls(_StoredCases(path, golden_header.cases, names), labels, path, golden_header.noise, sequences)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,12 +220,12 @@ def edge_sizes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[st
     if not used:
         return []
     corners = sizes_product(used, {dim.name: sorted({dim.min, dim.max}) for dim in used})
-    found: dict[tuple[int, ...], dict[str, int]] = {}
+    distinct_sizes: dict[tuple[int, ...], dict[str, int]] = {}
     for sizes in chain(corners, sizes_product(used, {dim.name: dim.test_sizes() for dim in used})):
-        found.setdefault(tuple(sizes.values()), sizes)
-        if len(found) == MAX_EDGE_CASES:
+        distinct_sizes.setdefault(tuple(sizes.values()), sizes)
+        if len(distinct_sizes) == MAX_EDGE_CASES:
             break
-    return list(found.values())
+    return list(distinct_sizes.values())
 
 
 def _case(name: str, kind: CaseKind, inputs: Tensors, run: Callable[[Tensors], Tensors]) -> Case:
@@ -277,11 +279,11 @@ class _StoredCases(Sequence[Case]):
 
     @cached_property
     def _by_prefix(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        names_by_prefix: dict[str, list[str]] = {}
         for name in (name for name in self.names if name.startswith(self.root)):
             index, _, rest = name.removeprefix(self.root).partition("/")
-            found.setdefault(f"{self.root}{index}/{rest.partition('/')[0]}/", []).append(name)
-        return found
+            names_by_prefix.setdefault(f"{self.root}{index}/{rest.partition('/')[0]}/", []).append(name)
+        return names_by_prefix
 
 
 def _encode(golden: GoldenSet) -> bytes:
@@ -303,11 +305,13 @@ def _names(golden: GoldenSet) -> tuple[_CaseName, ...]:
 
 
 def _tensors(golden: GoldenSet) -> dict[str, Array]:
-    found: dict[str, Array] = {}
+    tensors: dict[str, Array] = {}
     for index, case in enumerate(golden.cases):
         for side, arrays in (("in", case.inputs), ("out", case.expected)):
-            found |= {golden_prefix(index, side) + name: np.asarray(value, order="C") for name, value in arrays.items()}
-    return found
+            tensors |= {
+                golden_prefix(index, side) + name: np.asarray(value, order="C") for name, value in arrays.items()
+            }
+    return tensors
 
 
 @dataclass(frozen=True)
@@ -406,8 +410,8 @@ def _describe(output: str, difference: float, case: str) -> str:
 
 
 def _sequences(golden: GoldenSet) -> tuple[object, ...]:
-    held = golden.sequences
-    return (held.states, held.ends, held.golden.digest) if held else ()
+    sequences = golden.sequences
+    return (sequences.states, sequences.ends, sequences.golden.digest) if sequences else ()
 
 
 def _equal(left: Tensors, right: Tensors) -> bool:

@@ -58,10 +58,10 @@ def _names(known: Collection[str]) -> Callable[[str], list[str]]:
     """A parser of lists of known names, separated by commas; 'none' is the empty list."""
 
     def parse(text: str) -> list[str]:
-        found = [] if text == "none" else _words(text)
-        if unknown := [name for name in found if name not in known]:
+        names = [] if text == "none" else _words(text)
+        if unknown := [name for name in names if name not in known]:
             raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
-        return found
+        return names
 
     return parse
 
@@ -69,12 +69,12 @@ def _names(known: Collection[str]) -> Callable[[str], list[str]]:
 def _seconds(text: str) -> float:
     """Parse a finite number of seconds above 0."""
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
-    return found
+    return seconds
 
 
 def _words(text: str) -> list[str]:
@@ -82,13 +82,16 @@ def _words(text: str) -> list[str]:
 
 
 def _run(given: argparse.Namespace) -> int:
-    asked = KitOptions(**{name: value for name, value in vars(given).items() if name != "out"})
+    options = KitOptions(**{name: value for name, value in vars(given).items() if name != "out"})
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    found = run_kit(asked, lambda line: print(line, file=sys.stderr, flush=True), partial(_keep, given.out))
+    results = run_kit(options, lambda line: print(line, file=sys.stderr, flush=True), partial(_keep, given.out))
     # Engines for this very device must pass; those for other generations, and PyTorch, are experiments.
-    own = [*(item for item in found.tries if item.kind == "engine"), *found.carried]
+    own = [*(item for item in results.tries if item.kind == "engine"), *results.carried]
     bad = sum(item.outcome not in _PASSING for item in own)
-    print(f"{given.out}: {len(found.tries)} tried, {len(found.skipped)} not, {len(found.carried)} carried; {bad} bad")
+    print(
+        f"{given.out}: {len(results.tries)} tried, {len(results.skipped)} not, {len(results.carried)} "
+        f"carried; {bad} bad"
+    )
     return 1 if bad else 0
 
 

@@ -126,9 +126,9 @@ def load_cases(folder: Path) -> tuple[GoldenSet, str]:
             raise ValueError("cases.npz was changed on the way")
         arrays = {name: stored.whole() for name, stored in stored_arrays(path).items()}
         cases, sequences = _cases(header.cases, arrays), None
-        if told := header.sequences:
-            inner = GoldenSet(_cases(told.cases, arrays, _SEQUENCES))
-            sequences = GoldenSequences(told.states, told.ends, inner, dim=told.dim)
+        if sequence_header := header.sequences:
+            inner = GoldenSet(_cases(sequence_header.cases, arrays, _SEQUENCES))
+            sequences = GoldenSequences(sequence_header.states, sequence_header.ends, inner, dim=sequence_header.dim)
     except _BROKEN as error:
         raise IntegrityError(f"{folder} holds no golden cases ({str(error)[:200]}); carry it anew") from error
     return GoldenSet(cases, sequences=sequences), header.digest
@@ -238,8 +238,8 @@ class ProveBundled:
 
     def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
         """Versions, answers and times, or what went wrong."""
-        wanted, opens = self.engine.request, partial(discovery.open_engine, _carried(self.engine))
-        backend = discovery.configure(wanted.backend, dict(wanted.options))
+        request, opens = self.engine.request, partial(discovery.open_engine, _carried(self.engine))
+        backend = discovery.configure(request.backend, dict(request.options))
         golden, _ = load_cases(self.cases)
         answers: dict[str, dict[str, PackedArray]] = {}
         trial = TrialOutcome(versions=dict(discovery.toolchain_of(backend)), answers=answers)
@@ -353,8 +353,8 @@ def _time(opens: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcom
         # Inputs of each distinct size of the cases, smallest first.
         sizes: dict[tuple[tuple[int, ...], ...], Tensors] = {}
         for case in golden.cases:
-            given = _narrow(session, case.inputs)
-            sizes.setdefault(tuple(array.shape for array in given.values()), given)
+            session_inputs = _narrow(session, case.inputs)
+            sizes.setdefault(tuple(array.shape for array in session_inputs.values()), session_inputs)
         rows = _attempt("run failed", lambda: tuple(_row(session, sizes[key], terms) for key in sorted(sizes)))
     return replace(trial, load_again_s=again_s, latency=rows)
 
@@ -371,17 +371,17 @@ def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
     series = latencies(lambda: session.run(inputs), terms.seconds)
     busy = monitor.stop().busy
     discarded, steady = warm_up(series)
-    kept, device = series[discarded:], None
-    if taken := session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10):
-        low, median, high = (float(np.quantile(taken, share)) for share in (0.1, 0.5, 0.9))
-        device = DeviceLatency(len(taken), median, low, high)
+    steady_series, device = series[discarded:], None
+    if device_times := session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10):
+        low, median, high = (float(np.quantile(device_times, share)) for share in (0.1, 0.5, 0.9))
+        device = DeviceLatency(len(device_times), median, low, high)
     return BatchLatency(
         batch=_batch(inputs),
         shapes={name: array.shape for name, array in inputs.items()},
-        runs=len(kept),
+        runs=len(steady_series),
         steady=steady,
-        median_s=float(np.median(kept)),
-        quantiles=quantiles(kept),
+        median_s=float(np.median(steady_series)),
+        quantiles=quantiles(steady_series),
         busy=tuple(busy),
         device=device,
     )
@@ -406,11 +406,18 @@ def _compare(
         pairs = run_interleaved(
             (opens, lambda: nullcontext(session)), inputs, terms.seconds * 2 * _OPENINGS, 0, _OPENINGS
         )
-        found = compare_times(pairs)
+        time_comparison = compare_times(pairs)
     except Exception as error:
         return PeerComparison(peer, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return PeerComparison(
-        peer, None, _batch(inputs), found.verdict, found.ratios, found.medians_s, found.runs, found.openings
+        peer,
+        None,
+        _batch(inputs),
+        time_comparison.verdict,
+        time_comparison.ratios,
+        time_comparison.medians_s,
+        time_comparison.runs,
+        time_comparison.openings,
     )
 
 

@@ -70,8 +70,8 @@ def find_device(kind: str) -> KitDevice:
     if kind == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return KitDevice("cpu", platform.processor() or platform.machine(), memory_bytes=memory)
-    found = cuda.gpus()
-    if not found:
+    devices = cuda.gpus()
+    if not devices:
         raise UnavailableError(
             "no NVIDIA GPU on this machine, or no driver; run the kit with --device cpu to try it out"
         )
@@ -81,7 +81,7 @@ def find_device(kind: str) -> KitDevice:
         raise UnavailableError(
             f"torch {torch.__version__} does not see the GPU; install a build of torch for CUDA {cuda.cuda_version()}"
         )
-    gpu = found[0]
+    gpu = devices[0]
     label, capability = gpu.name.replace(" ", "-"), gpu.compute_capability
     versions = driver_version(), cuda.cuda_version() or ""
     product = product_of(capability, label)
@@ -91,23 +91,23 @@ def find_device(kind: str) -> KitDevice:
 def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
     """The version of the NVIDIA driver's kernel module; '' where it is not known."""
     try:
-        found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", path.read_text())
+        match = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", path.read_text())
     except OSError:
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""
 
 
 def software() -> dict[str, str]:
     """Versions of Python, the system and the packages that measure."""
-    found = {"python": platform.python_version(), "system": platform.platform()}
+    versions = {"python": platform.python_version(), "system": platform.platform()}
     for name in _DISTRIBUTIONS:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
     if torch := sys.modules.get("torch"):
-        found["torch"] = str(torch.__version__)
-    return found
+        versions["torch"] = str(torch.__version__)
+    return versions
 
 
 # Published engines in a folder, to be run on a machine without the registry and judged on another one.
@@ -199,21 +199,21 @@ class OfflineBundle:
 
     def engine(self, node: BundledNode) -> BundledEngine:
         """The engine of a graph. Raises IntegrityError where its folder does not have it."""
-        for found in self.graphs[node.name].engines:
-            if found.digest == node.engine:
-                return found
+        for entry in self.graphs[node.name].engines:
+            if entry.digest == node.engine:
+                return entry
         raise IntegrityError(f"{self.folder} lacks engine {node.engine} of graph {node.name!r}; carry it anew")
 
     @classmethod
     def load(cls, folder: Path) -> "OfflineBundle":
         """Read a folder and check its engines' digests. Raises IntegrityError for other or damaged files."""
         try:
-            found = decode(parsing.load_json((folder / "carry.json").read_bytes()), _BundleDocument)
-            engines = tuple(_check_engine(item, folder) for item in found.engines)
-            names = {node.name for ensemble in found.ensembles for node in ensemble.nodes}
+            document = decode(parsing.load_json((folder / "carry.json").read_bytes()), _BundleDocument)
+            engines = tuple(_check_engine(item, folder) for item in document.engines)
+            names = {node.name for ensemble in document.ensembles for node in ensemble.nodes}
             graphs = {name: cls.load(folder / "graphs" / name) for name in sorted(names)}
-            about = found.model, found.version, found.manifest, found.golden
-            return cls(*about, engines, folder, found.ensembles, graphs)
+            about = document.model, document.version, document.manifest, document.golden
+            return cls(*about, engines, folder, document.ensembles, graphs)
         except (OSError, ValueError, IntegrityError, ModelError, RecursionError) as error:
             raise IntegrityError(
                 f"{folder} was not written by `enginesmith validate --carry` ({str(error)[:200]}); carry it anew"
@@ -264,13 +264,13 @@ class RecordingSession(Session):
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """Run, and keep the outputs."""
-        asked = question(inputs, self._scope)
-        if self._follow and asked in self.answers:
-            return {name: unpack(value) for name, value in self.answers[asked].items()}
-        found, only = self._session.run(inputs), self._only
-        kept = {name: array for name, array in found.items() if only is None or name in only}
-        self.answers.setdefault(asked, {name: pack(array) for name, array in kept.items()})
-        return found
+        question_key = question(inputs, self._scope)
+        if self._follow and question_key in self.answers:
+            return {name: unpack(value) for name, value in self.answers[question_key].items()}
+        outputs, only = self._session.run(inputs), self._only
+        recorded_outputs = {name: array for name, array in outputs.items() if only is None or name in only}
+        self.answers.setdefault(question_key, {name: pack(array) for name, array in recorded_outputs.items()})
+        return outputs
 
 
 class ReplaySession(Session):
@@ -284,12 +284,12 @@ class ReplaySession(Session):
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """The answer that was recorded for these inputs."""
-        found = self._answers.get(question(inputs, self._scope))
-        if found is None:
+        answer = self._answers.get(question(inputs, self._scope))
+        if answer is None:
             raise IntegrityError(
                 "no answer to it was recorded; carry the version anew, and run the kit with that folder"
             )
-        return {name: unpack(value) for name, value in found.items()}
+        return {name: unpack(value) for name, value in answer.items()}
 
 
 def record_answers(session: Session, golden: GoldenSet, answers: dict[str, dict[str, PackedArray]]) -> None:
@@ -333,13 +333,13 @@ def unpack(value: PackedArray) -> Array:
         dtype, shape = np.dtype(value.dtype), value.shape
         if dtype.kind not in _KINDS or dtype.hasobject or any(size < 0 for size in shape):
             raise ValueError(f"an array of {dtype}, {shape}")
-        wanted = math.prod(shape) * dtype.itemsize
-        if wanted > MAX_BYTES:
-            raise ValueError(f"an array of {wanted} bytes")
+        array_bytes = math.prod(shape) * dtype.itemsize
+        if array_bytes > MAX_BYTES:
+            raise ValueError(f"an array of {array_bytes} bytes")
         packed = base64.b64decode(value.data, validate=True)
-        data = zlib.decompressobj().decompress(packed, wanted + 1)
-        if len(data) != wanted:
-            raise ValueError(f"{len(data)} bytes where {wanted} belong")
+        data = zlib.decompressobj().decompress(packed, array_bytes + 1)
+        if len(data) != array_bytes:
+            raise ValueError(f"{len(data)} bytes where {array_bytes} belong")
     except (TypeError, ValueError, OverflowError, zlib.error) as error:
         raise IntegrityError(f"a recorded answer is damaged: {str(error)[:120]}") from error
     return np.frombuffer(data, dtype).reshape(shape)

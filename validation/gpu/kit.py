@@ -110,18 +110,20 @@ class _Bench:
         workdir.mkdir()
         limits = ProcessLimits(self.asked.timeout_s, _MEMORY_MIB)
         try:
-            found: Result | TrialOutcome = run_job(Job(name, request, limits=limits), workdir)
+            run_outcome: Result | TrialOutcome = run_job(Job(name, request, limits=limits), workdir)
         except EnginesmithError as error:
-            found = _describe_end(error)
-        outcome, reason = (found.outcome, found.reason) if isinstance(found, TrialOutcome) else ("done", None)
+            run_outcome = _describe_end(error)
+        outcome, reason = (
+            (run_outcome.outcome, run_outcome.reason) if isinstance(run_outcome, TrialOutcome) else ("done", None)
+        )
         self.say(f"{name}: {outcome}" + (f", {reason}" if reason else ""))
-        return found
+        return run_outcome
 
     def try_(self, name: str, request: Request[TrialOutcome]) -> TrialOutcome:
         """The outcome of a try, with its name and time."""
         begun = time.perf_counter()
-        found = self.run(name, request)
-        return replace(found, name=name, took_s=round(time.perf_counter() - begun, 3))
+        trial_outcome = self.run(name, request)
+        return replace(trial_outcome, name=name, took_s=round(time.perf_counter() - begun, 3))
 
     def add(self, rows: list[T], item: T) -> None:
         """Add a row, and hand the results so far to `keep`."""
@@ -185,8 +187,8 @@ def _try_all(bench: _Bench, carried: Sequence[OfflineBundle]) -> None:
         for proven in _prove_folder(bench, item):
             bench.add(bench.carried, proven)
     if bench.asked.peaks:
-        found = bench.run("peaks", MeasurePeaks(bench.device.device))
-        bench.peaks = found if isinstance(found, Peaks) else None
+        peaks_outcome = bench.run("peaks", MeasurePeaks(bench.device.device))
+        bench.peaks = peaks_outcome if isinstance(peaks_outcome, Peaks) else None
     models = list(_models(bench))
     bench.models.extend(_count_costs(model, bench.peaks) for model in models)
     only, halves = bench.asked.backends, next((model for model in models if model.precision == "fp16"), None)
@@ -209,14 +211,14 @@ def _try_all(bench: _Bench, carried: Sequence[OfflineBundle]) -> None:
 def _models(bench: _Bench) -> Iterator[KitModel]:
     """Write the models, and for each a set of golden cases, answered in float64, that all precisions share."""
     for name in bench.asked.models:
-        made = [write(name, precision, bench.asked.size, bench.folder) for precision in bench.asked.precisions]
+        kit_models = [write(name, precision, bench.asked.size, bench.folder) for precision in bench.asked.precisions]
         folder = bench.folder / f"cases-{name}"
         folder.mkdir()
         model = write(name, "fp32", bench.asked.size, folder)
         exact = DoubleSession(model.path)
         golden = freeze([model.sample(model.batch.opt)], model.inputs, [model.batch], exact.run)
         save_cases(golden, digest_of({"kit": digest_of_file(model.path)}), folder)
-        for item in made:
+        for item in kit_models:
             bench.cases[model_key(item)] = folder
             yield item
 
@@ -227,10 +229,14 @@ def _count_costs(model: KitModel, roofs: Peaks | None) -> ModelCosts:
     for batch in sorted({model.batch.min, model.batch.opt, model.batch.max}):
         costs = graph_costs(model.path, model.inputs, {"batch": batch})
         operations = 2 * sum(cost.macs for cost in costs.costs)
-        made = {name for node in costs.nodes for name in node.makes}
-        read = {name: size for node in costs.nodes for name, size in node.reads.items() if name not in made}
-        written = {name: size for node in costs.nodes for name, size in node.makes.items() if name in costs.outputs}
-        moved = sum(read.values()) + sum(written.values())
+        produced_names = {name for node in costs.nodes for name in node.makes}
+        input_bytes = {
+            name: size for node in costs.nodes for name, size in node.reads.items() if name not in produced_names
+        }
+        output_bytes = {
+            name: size for node in costs.nodes for name, size in node.makes.items() if name in costs.outputs
+        }
+        moved = sum(input_bytes.values()) + sum(output_bytes.values())
         least = roofs.least_s(operations, moved, _KINDS[model.precision]) if roofs else None
         rows.append(BatchCosts(batch, operations, moved, least))
     return ModelCosts(model_key(model), tuple(rows))
@@ -243,9 +249,11 @@ def _peers_for(bench: _Bench) -> list[Peer]:
 def _try_peer(bench: _Bench, peer: Peer, model: KitModel) -> KitTrial:
     target, key = bench.device.target, model_key(model)
     request = BuildRequest("", model.precision, target, "torch", model.inputs, model.outputs, (model.profile,))
-    found = bench.try_(f"{PEERS[peer]}, {key}", TryPeer(peer, request, model.path, bench.cases[key], bench.terms()))
+    trial_outcome = bench.try_(
+        f"{PEERS[peer]}, {key}", TryPeer(peer, request, model.path, bench.cases[key], bench.terms())
+    )
     return KitTrial(
-        **vars(found),
+        **vars(trial_outcome),
         kind="peer",
         model=key,
         precision=model.precision,
@@ -260,11 +268,17 @@ def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
     compared: Sequence[Peer] = list(dict.fromkeys([*peers[:1], *peers[-1:]])) if kind == "engine" else ()
     portable, place = kind == ANY_GENERATION, (task.model.path, bench.cases[key])
     trial = TryEngine(request, dict(task.options), bench.device.target, *place, bench.terms(compared), portable)
-    found = replace(bench.try_(task.name, trial), versions=dict(request.toolchain))
+    trial_outcome = replace(bench.try_(task.name, trial), versions=dict(request.toolchain))
     built_for = ANY_GENERATION if portable else request.target.name
     precision, backend, options = request.precision, request.backend, dict(task.options)
     return KitTrial(
-        **vars(found), kind=kind, model=key, precision=precision, backend=backend, built_for=built_for, options=options
+        **vars(trial_outcome),
+        kind=kind,
+        model=key,
+        precision=precision,
+        backend=backend,
+        built_for=built_for,
+        options=options,
     )
 
 
@@ -302,11 +316,11 @@ def _prove_one(
     name, begun = f"{carried.model}@{carried.version} {engine[2]}", now()
     if reason:
         bench.say(f"{name}: skipped, {reason}")
-        found = TrialOutcome(outcome="skipped", reason=reason)
+        trial_outcome = TrialOutcome(outcome="skipped", reason=reason)
     else:
-        found = bench.try_(name, proof)
+        trial_outcome = bench.try_(name, proof)
     return OfflineTrial(
-        **vars(found),
+        **vars(trial_outcome),
         model=carried.model,
         version=carried.version,
         manifest=carried.manifest,

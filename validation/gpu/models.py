@@ -66,13 +66,13 @@ class KitModel:
 
 def write(name: str, precision: Precision, size: Size, folder: Path) -> KitModel:
     """Write `folder`/NAME.PRECISION.onnx. The same arguments give the same bytes everywhere."""
-    drawn = _Drawn(_DTYPES[precision])
-    shape, batch = MODELS[name](drawn, size)
-    spec = TensorSpec("x", drawn.dtype, ("batch", *shape))
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(drawn.dtype))
-    out = TensorSpec("y", drawn.dtype, ("batch", *drawn.out))
-    given, gives = (helper.make_tensor_value_info(item.name, kind, list(item.shape)) for item in (spec, out))
-    graph = helper.make_graph(drawn.nodes, name, [given], [gives], drawn.weights)
+    network = _Drawn(_DTYPES[precision])
+    shape, batch = MODELS[name](network, size)
+    spec = TensorSpec("x", network.dtype, ("batch", *shape))
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(network.dtype))
+    out = TensorSpec("y", network.dtype, ("batch", *network.out))
+    input_info, gives = (helper.make_tensor_value_info(item.name, kind, list(item.shape)) for item in (spec, out))
+    graph = helper.make_graph(network.nodes, name, [input_info], [gives], network.weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
     onnx.checker.check_model(model, full_check=True)
     path = folder / f"{name}.{precision}.onnx"
@@ -194,8 +194,8 @@ def _attention(net: _Drawn, x: str, length: int, width: int, heads: int) -> str:
     query, value = (net.op("Transpose", part, perm=[0, 2, 1, 3]) for part in (query, value))
     scores = net.op("MatMul", query, net.op("Transpose", key, perm=[0, 2, 3, 1]))
     weights = net.op("Softmax", net.op("Mul", scores, net.constant(1.0 / np.sqrt(each))), axis=-1)
-    seen = net.op("Transpose", net.op("MatMul", weights, value), perm=[0, 2, 1, 3])
-    return net.dense(net.op("Reshape", seen, net.sizes(0, length, width)), width, width)
+    context = net.op("Transpose", net.op("MatMul", weights, value), perm=[0, 2, 1, 3])
+    return net.dense(net.op("Reshape", context, net.sizes(0, length, width)), width, width)
 
 
 def _normalize(net: _Drawn, x: str, width: int) -> str:

@@ -46,8 +46,8 @@ class TorchSession(Session):
 
         self._check(inputs)
         with torch.no_grad():
-            found = self._module(*self._place(inputs))
-        return {spec.name: np.asarray(value.cpu().numpy()) for spec, value in zip(self.outputs, found, strict=True)}
+            tensors = self._module(*self._place(inputs))
+        return {spec.name: np.asarray(value.cpu().numpy()) for spec, value in zip(self.outputs, tensors, strict=True)}
 
     def device_seconds(self, inputs: Tensors, runs: int) -> list[float]:
         """Seconds of each of `runs` runs, copies left out."""

@@ -113,9 +113,13 @@ def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
         scale = torch.ones((), device=device)
         return lambda: torch._scaled_mm(left, right.t(), scale, scale, out_dtype=torch.bfloat16)
 
-    found = {"float32": plain(torch.float32), "float16": plain(torch.float16), "bfloat16": plain(torch.bfloat16)}
+    plain_products = {
+        "float32": plain(torch.float32),
+        "float16": plain(torch.float16),
+        "bfloat16": plain(torch.bfloat16),
+    }
     extra = {"tf32": plain(torch.float32), "fp8": eighth} if device == "cuda" else {}
-    return {**found, **extra, "int8": whole}
+    return {**plain_products, **extra, "int8": whole}
 
 
 def _with_tf32(allowed: bool, measure: Callable[[], float]) -> float:

@@ -160,8 +160,8 @@ def format_bucket(bucket: BucketLatency) -> dict[str, str]:
     rate = format_count(bucket.items_per_s)
     if bucket.streams_items_per_s is not None:
         rate += f" ({format_count(bucket.streams_items_per_s)} in {bucket.streams} streams)"
-    kept = bucket.runs - bucket.discarded
-    runs = f"{kept} (+{bucket.discarded} warm-up{'' if bucket.steady else ', not steady'})"
+    steady_runs = bucket.runs - bucket.discarded
+    runs = f"{steady_runs} (+{bucket.discarded} warm-up{'' if bucket.steady else ', not steady'})"
     memory = format_count(bucket.memory_bytes, "B")
     if bucket.device_bytes is not None:
         memory += f" (device {format_count(bucket.device_bytes, 'B')})"
@@ -182,9 +182,11 @@ def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> I
     ]
     if missing:
         yield f"too few runs for {', '.join(missing)}"
-    held = [item for item in report.buckets if item.mean_s >= HELD_UP * item.median_s]
-    if held:
-        means = (f"{format_plain(item.mean_s / item.median_s)} times the median at {item.name}" for item in held)
+    delayed_buckets = [item for item in report.buckets if item.mean_s >= HELD_UP * item.median_s]
+    if delayed_buckets:
+        means = (
+            f"{format_plain(item.mean_s / item.median_s)} times the median at {item.name}" for item in delayed_buckets
+        )
         yield f"some runs were delayed: the mean is {', '.join(means)}"
     if report.busy:
         yield f"the machine was busy: {join_reasons(report.busy)}; the times describe a busy machine"
@@ -254,13 +256,13 @@ def list_evidence(breakdown: TimeBreakdown) -> str:
     diagnosis = breakdown.diagnosis
     if diagnosis is None:
         return ""
-    known = [share for share in (diagnosis.compute, diagnosis.bandwidth, diagnosis.overhead) if share is not None]
-    if len(known) < 3:
+    shares = [share for share in (diagnosis.compute, diagnosis.bandwidth, diagnosis.overhead) if share is not None]
+    if len(shares) < 3:
         return "the machine's limits were measured slower than the run itself; time it again while the machine is quiet"
     parts = (
-        f"arithmetic at this machine's rate would take {format_share(known[0])}",
-        f"moving its bytes {format_share(known[1])}",
-        f"starting the run and its nodes {format_share(known[2])}",
+        f"arithmetic at this machine's rate would take {format_share(shares[0])}",
+        f"moving its bytes {format_share(shares[1])}",
+        f"starting the run and its nodes {format_share(shares[2])}",
     )
     outside = "" if diagnosis.outside is None else f"; {format_share(diagnosis.outside)} of it is outside of any kernel"
     weak = "" if diagnosis.clear else "; the rest is kernels far from what the machine can do, or a busy machine"
@@ -283,8 +285,8 @@ def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
         rates = [format_plain(count / seconds / 1e9) for count in counts] or ["", ""]
         bound = ""
         if diagnosis and diagnosis.bound:
-            known = diagnosis.share(diagnosis.bound)
-            bound = diagnosis.bound if known is None else f"{diagnosis.bound} {format_share(known)}"
+            bound_share = diagnosis.share(diagnosis.bound)
+            bound = diagnosis.bound if bound_share is None else f"{diagnosis.bound} {format_share(bound_share)}"
         share = format_share(seconds / profile.kernels_s) if profile.kernels_s else ""
         values = (node.name, node.op_type, seconds_text(seconds), share, *rates, bound)
         rows.append(dict(zip(NODE_COLUMNS, values, strict=True)))
@@ -318,12 +320,16 @@ _SEEN = 0.99
 
 def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
     """SVG of the distribution of latency at each bucket, on a logarithmic axis."""
-    shown = buckets[:MOST_CURVES]
-    ends = [end for bucket in shown for end in (bucket.curve[0], bucket.curve[round(_SEEN * (len(bucket.curve) - 1))])]
+    first_buckets = buckets[:MOST_CURVES]
+    ends = [
+        end
+        for bucket in first_buckets
+        for end in (bucket.curve[0], bucket.curve[round(_SEEN * (len(bucket.curve) - 1))])
+    ]
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        for index, bucket in enumerate(shown):
+        for index, bucket in enumerate(first_buckets):
             shares = [at / (len(bucket.curve) - 1) for at in range(len(bucket.curve))]
             label, gid = shorten(bucket.name), tag("curve", bucket.name)
             axes.step(bucket.curve, shares, where="post", label=label, gid=gid, **series(index))
@@ -331,7 +337,9 @@ def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
         set_axis(axes, "x", span(ends, log=True, least=0.2), label, log=True, text=seconds_text)
         set_axis(axes, "y", (0.0, 1.0), ticks=QUARTERS)
 
-    words = "; ".join(f"{bucket.name}: half of the runs within {seconds_text(bucket.median_s)}" for bucket in shown)
+    words = "; ".join(
+        f"{bucket.name}: half of the runs within {seconds_text(bucket.median_s)}" for bucket in first_buckets
+    )
     return draw_svg("ecdf", f"Share of runs answered within a time. {words}", draw)
 
 
@@ -428,8 +436,8 @@ class LatencyView:
 
 def view_latencies(latencies: Mapping[str, Sequence[LatencyReport]], pictures: bool = True) -> list[LatencyView]:
     """One section per report. latencies: by the engine's digest, as `evidence.latencies` gives them."""
-    found = [_view(report, pictures) for each in latencies.values() for report in each]
-    return sorted(found, key=lambda view: view.name)
+    views = [_view(report, pictures) for each in latencies.values() for report in each]
+    return sorted(views, key=lambda view: view.name)
 
 
 def _view(report: LatencyReport, pictures: bool) -> LatencyView:

@@ -79,10 +79,10 @@ class Budgets:
 
     def of(self, output: str, kind: str, elements: int = 0) -> Budget:
         """The budget of an output in a kind of case. elements: how many are compared, where they are integers."""
-        found = self.measured.get((output, kind), self.default)
+        budget = self.measured.get((output, kind), self.default)
         if output not in self.decisions:
-            return found
-        return replace(found, argmax_agreement=self.decisions[output].limit(kind, elements))
+            return budget
+        return replace(budget, argmax_agreement=self.decisions[output].limit(kind, elements))
 
     @property
     def tightest(self) -> Budget:
@@ -100,11 +100,11 @@ class Budgets:
         default, measured = self.default, self.measured
         if "sqnr_db" in limits:
             default, measured = default.with_sqnr(limits["sqnr_db"]), {}
-        kept = {(output, "golden") for output in decisions} | measured.keys()
+        valid_keys = {(output, "golden") for output in decisions} | measured.keys()
         return Budgets(
             default.override(limits),
             {key: budget.override(limits) for key, budget in measured.items()},
-            {key: note for key, note in self.notes.items() if key in kept},
+            {key: note for key, note in self.notes.items() if key in valid_keys},
             decisions,
         )
 
@@ -161,12 +161,12 @@ def allow_near_ties(found: Budgets, scales: Mapping[str, float], drifts: Mapping
 
 def strictest(stage: Stage, precision: Precision, noise: Noise | None) -> Budgets:
     """The limits where honest rounding adds nothing; `budgets` never gives stricter ones."""
-    found, rounded = budgets(stage, precision, noise), "fp32" if stage == "export" else precision
+    base_budgets, rounded = budgets(stage, precision, noise), "fp32" if stage == "export" else precision
     if rounded != "fp32":
-        held = _above_honest(stage, found.default, rounded, EXACT)[0]
-        return Budgets(_with_quartile(held, math.inf) if stage == "engine" else held)
-    measured = {key: _with_slices(budget, EXACT) for key, budget in found.measured.items()}
-    return Budgets(_with_slices(found.default, EXACT), measured, found.notes)
+        honest_budget = _above_honest(stage, base_budgets.default, rounded, EXACT)[0]
+        return Budgets(_with_quartile(honest_budget, math.inf) if stage == "engine" else honest_budget)
+    measured = {key: _with_slices(budget, EXACT) for key, budget in base_budgets.measured.items()}
+    return Budgets(_with_slices(base_budgets.default, EXACT), measured, base_budgets.notes)
 
 
 def _above_floor(default: Budget, rounded: str, floor: OutputFloor) -> tuple[Budget, str]:
@@ -258,13 +258,13 @@ class StagedLimits:
 
         Under other limits no check is made after one that fails, because edges take time.
         """
-        found: list[Check] = []
-        held = iter(checks(self.current))
-        while check := next(held, None):
-            found.append(check)
+        verdicts: list[Check] = []
+        check_iterator = iter(checks(self.current))
+        while check := next(check_iterator, None):
+            verdicts.append(check)
             if not check.passed and self._loosen():
-                found, held = [], iter(checks(self.current))
-        return tuple(found)
+                verdicts, check_iterator = [], iter(checks(self.current))
+        return tuple(verdicts)
 
     def loosest(self) -> OutputLimits:
         """The last of the limits."""

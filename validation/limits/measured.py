@@ -62,8 +62,8 @@ class MeasuredDrift:
 
     def _bound_rounding(self, units: float) -> float:
         """The energy of `units` units of the output's type, or of an honest kernel's rounding where that is more."""
-        made = 2 * self._per_count("error_sq", self.honest if self.rounded else None)
-        return max((units / STILL) ** 2 * self.still * self.drift.expected_sq, made)
+        rounding_error = 2 * self._per_count("error_sq", self.honest if self.rounded else None)
+        return max((units / STILL) ** 2 * self.still * self.drift.expected_sq, rounding_error)
 
     def _per_count(self, name: str, drift: Drift | None) -> float:
         """An energy of another drift, for as many elements as this one has; 0 without one."""
@@ -115,8 +115,8 @@ class MeasuredDrift:
                 if drift.samples is not None and drift.count and self.varies:  # never at an edge: few samples, tiled
                     yield Value(name, None if self._few else least, drift.quartile_sqnr_db, _FEW if self._few else "")
             elif name == "sqnr_db":
-                held = self._of_worst(least, self._sized.expected_sq)
-                yield Value(name, held, self._sized.sqnr_db, "" if held == least else _WORST)
+                worst_limit = self._of_worst(least, self._sized.expected_sq)
+                yield Value(name, worst_limit, self._sized.sqnr_db, "" if worst_limit == least else _WORST)
             elif name == "max_rel":
                 yield Value(name, least, self._sized.max_rel)
             else:
@@ -168,8 +168,8 @@ def of_edge(drift: Drift, usual: Drift | None) -> Drift:
     """
     if drift.slices is None:
         return drift
-    found = drift.slices.about(usual.slices) if usual and usual.slices else drift.slices.within()
-    return replace(_with_slices(drift, found.without_means()), samples=None)
+    edge_slices = drift.slices.about(usual.slices) if usual and usual.slices else drift.slices.within()
+    return replace(_with_slices(drift, edge_slices.without_means()), samples=None)
 
 
 def _with_slices(drift: Drift, slices: Slices) -> Drift:

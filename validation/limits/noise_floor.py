@@ -49,15 +49,17 @@ class DoubleSession:
         from onnx.reference import ReferenceEvaluator
 
         whole = load_outline(model, lists=True)
-        if drawn := random_operator(whole):
-            raise ValueError(f"{drawn} draws its result")
+        if operator_name := random_operator(whole):
+            raise ValueError(f"{operator_name} draws its result")
         if lacks_lists(whole):  # minutes and gigabytes: the evaluator makes a Python object of each number
             raise ValueError("a tree ensemble of this size is not run in float64")
         try:
             wide = without_weights(whole)
-            kept = {item.name for item in wide.graph.initializer}
+            weight_names = {item.name for item in wide.graph.initializer}
             # Beside the model, since protobuf would hold and copy them in float64.
-            self._weights = {i.name: _as_double(to_array(i)) for i in whole.graph.initializer if i.name not in kept}
+            self._weights = {
+                i.name: _as_double(to_array(i)) for i in whole.graph.initializer if i.name not in weight_names
+            }
             _widen(wide)
             self._evaluator = ReferenceEvaluator(wide, new_ops=_operators())
         except Exception as error:  # RuntimeError for an operator of this opset, NotImplementedError for another domain
@@ -65,13 +67,13 @@ class DoubleSession:
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """All outputs, float32 ones as float64. Raises ValueError with the evaluator's error where that fails."""
-        given = self._weights | {name: _as_double(array) for name, array in inputs.items()}
+        feeds = self._weights | {name: _as_double(array) for name, array in inputs.items()}
         try:
             with np.errstate(all="ignore"):
-                found = self._evaluator.run(None, given)
+                outputs = self._evaluator.run(None, feeds)
         except Exception as error:  # the evaluator raises whatever numpy and its operators do
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        return dict(zip(self._evaluator.output_names, found, strict=True))
+        return dict(zip(self._evaluator.output_names, outputs, strict=True))
 
 
 def _as_double(array: Array) -> Array:
@@ -163,8 +165,8 @@ def convolve(
         order = (0, *range(1 + len(kernel), parts.ndim), *range(1, 1 + len(kernel)))
         columns = parts.transpose(order).reshape(group, matrices.shape[2], -1)
         results.append((matrices @ columns).reshape(w.shape[0], *places))
-    found = np.stack(results) if results else np.zeros((0, w.shape[0], *([0] * len(kernel))))
-    return found if b is None else found + b.reshape(1, -1, *([1] * len(kernel)))
+    convolution = np.stack(results) if results else np.zeros((0, w.shape[0], *([0] * len(kernel))))
+    return convolution if b is None else convolution + b.reshape(1, -1, *([1] * len(kernel)))
 
 
 def windows(
@@ -193,12 +195,12 @@ def _window(
     if not auto.startswith("SAME"):
         pads = _ints((given.get("pads") if auto == "NOTSET" else None) or [0] * 2 * rank)
         return strides, dilations, [(pads[axis], pads[axis + rank]) for axis in range(rank)]
-    found = []
+    pad_pairs = []
     for size, length, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
         whole = max(0, (-(-size // stride) - 1) * stride + (length - 1) * dilation + 1 - size)
         small, large = whole // 2, whole - whole // 2
-        found.append((small, large) if auto == "SAME_UPPER" else (large, small))
-    return strides, dilations, found
+        pad_pairs.append((small, large) if auto == "SAME_UPPER" else (large, small))
+    return strides, dilations, pad_pairs
 
 
 def _ints(value: object) -> tuple[int, ...]:
@@ -230,7 +232,7 @@ def noise_floor(
     """
     floors: dict[str, dict[str, OutputFloor]] = {}
     for kind, inputs in cases.items():
-        found: dict[str, list[Drift]] = {}
+        drift_lists: dict[str, list[Drift]] = {}
         try:
             for tensors in islice(inputs, MOST_CASES):
                 wide, narrow = exact(tensors), single(tensors)
@@ -238,10 +240,10 @@ def noise_floor(
                     if not is_exact(array) and array.shape == narrow[name].shape:
                         drift = measure(array, narrow[name])
                         if drift.nonfinite == 0 and drift.count:
-                            found.setdefault(name, []).append(drift)
+                            drift_lists.setdefault(name, []).append(drift)
         except ValueError as error:
             return Noise(reason=str(error).splitlines()[0][:200])
-        for output, drifts in found.items():
+        for output, drifts in drift_lists.items():
             floor = OutputFloor(min(item.sqnr_db for item in drifts), max(item.max_rel for item in drifts))
             if math.isfinite(floor.sqnr_db) and math.isfinite(floor.max_rel):
                 floors.setdefault(output, {})[kind] = floor

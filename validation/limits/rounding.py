@@ -90,19 +90,19 @@ class Decisions:
         """
         if not self.elements:
             return 1.0
-        known = max(MARGIN * self.changed, self.changed + max(self.together, PAIR))
+        changed_bound = max(MARGIN * self.changed, self.changed + max(self.together, PAIR))
         others = upper(self.changed / self.together, self.elements / self.together, LEVEL) * self.unmeasured
-        return min(1.0, (known + others) / (self.elements + self.unmeasured))
+        return min(1.0, (changed_bound + others) / (self.elements + self.unmeasured))
 
     def _most(self, elements: int) -> int:
         """The least number of changes that a case of `elements` elements exceeds with a chance of at most LEVEL."""
         ties = math.ceil(elements / self.together)
         seldom = (beta_cdf(self.share, count + 1.0, float(ties - count)) <= LEVEL for count in range(ties))
-        return min(elements, self.together * next((count for count, found in enumerate(seldom) if found), ties))
+        return min(elements, self.together * next((count for count, is_rare in enumerate(seldom) if is_rare), ties))
 
     def __str__(self) -> str:
-        found = f"honest rounding decides {self.changed} of {self.elements} elements otherwise"
-        return f"{found}; twice that, and no less than one near tie more"
+        summary = f"honest rounding decides {self.changed} of {self.elements} elements otherwise"
+        return f"{summary}; twice that, and no less than one near tie more"
 
 
 _THOUSANDTH, _OTHER = 3.09, 1.3

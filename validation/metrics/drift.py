@@ -258,13 +258,13 @@ class SampleErrors:
     @classmethod
     def of(cls, energies: Array, exponent: int) -> "SampleErrors":
         """The histogram of the mean squared errors `energies` (samples,), given in units of 2^(2 exponent)."""
-        known = energies[(energies > 0) & np.isfinite(energies)]
-        keys = np.floor(STEPS * (np.log2(known) + 2 * exponent)).astype(np.int64)
+        positive_energies = energies[(energies > 0) & np.isfinite(energies)]
+        keys = np.floor(STEPS * (np.log2(positive_energies) + 2 * exponent)).astype(np.int64)
         least = int(keys.min(initial=0))
         counts = np.bincount(keys - least)
-        found = np.flatnonzero(counts)
+        bin_indices = np.flatnonzero(counts)
         exact = len(energies) - int(np.count_nonzero(energies))
-        return cls(dict(zip((found + least).tolist(), counts[found].tolist(), strict=True)), exact)
+        return cls(dict(zip((bin_indices + least).tolist(), counts[bin_indices].tolist(), strict=True)), exact)
 
     @property
     def samples(self) -> int:
@@ -279,9 +279,9 @@ class SampleErrors:
         """log2 of the mean squared error that `rank` samples do not exceed; -inf where they have no error."""
         if rank <= self.exact:
             return -math.inf
-        seen = self.exact
+        sample_count = self.exact
         for key in sorted(self.counts):
-            if (seen := seen + self.counts[key]) >= rank:
+            if (sample_count := sample_count + self.counts[key]) >= rank:
                 return (key + 1) / STEPS
         return math.inf
 

@@ -64,10 +64,10 @@ class FeatureSums:
         self._shift = self._shift[: self._width]
 
     def _fold_sums(self) -> Array:
-        found = self._sums
-        if found.shape[1] > self._width:
-            found = found.reshape(4, -1, self._width).sum(axis=1)
-        return np.asarray(found)
+        feature_sums = self._sums
+        if feature_sums.shape[1] > self._width:
+            feature_sums = feature_sums.reshape(4, -1, self._width).sum(axis=1)
+        return np.asarray(feature_sums)
 
     def reach(self) -> Array:
         """Per feature the greatest -e and the greatest e, as an array of (2, features)."""
@@ -286,10 +286,10 @@ def _dots(left: Array, right: Array) -> Array:
     """The sums of products along the last axis, by pieces."""
     whole = left.shape[-1] // PIECE * PIECE
     shape = (*left.shape[:-1], -1, PIECE)
-    found = np.vecdot(left[..., :whole].reshape(shape), right[..., :whole].reshape(shape)).sum(axis=-1)
+    dot_products = np.vecdot(left[..., :whole].reshape(shape), right[..., :whole].reshape(shape)).sum(axis=-1)
     if whole < left.shape[-1]:
-        found = found + np.vecdot(left[..., whole:], right[..., whole:])
-    return np.asarray(found)
+        dot_products = dot_products + np.vecdot(left[..., whole:], right[..., whole:])
+    return np.asarray(dot_products)
 
 
 def _row_energies(error: Array, width: int) -> Array:

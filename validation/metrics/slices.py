@@ -180,11 +180,11 @@ class Slices:
         if self.mean is None or self.reach is None:
             return {}
         away = np.square(np.maximum(np.maximum(self.reach[0] + self.mean, self.reach[1] - self.mean), 0.0))
-        found = {}
+        peaks = {}
         for axis, sums in self.axes.items():
             rest = tuple(at for at in range(away.ndim) if at != axis)
-            found[axis] = np.broadcast_to(away.max(axis=rest, initial=0.0), len(sums.count))
-        return found
+            peaks[axis] = np.broadcast_to(away.max(axis=rest, initial=0.0), len(sums.count))
+        return peaks
 
     def scale(self, factor: float) -> "Slices":
         """The slices of an output whose elements are times `factor`, a power of two."""
@@ -324,20 +324,22 @@ def worst_slice(
     rounding.  rounded: whether the expected output was rounded to the same precision, so that all of its variation may
     be honest rounding.  peak: the output's greatest magnitude; up to `still` of its square a variation is rounding too.
     """
-    found = []
+    worst_slices = []
     for axis, sums in slices.axes.items():
         judged = np.flatnonzero(sums.count >= FEWEST)
         if not len(judged):
             continue
         shared = _is_spread(slices if usual is None else usual, axis, len(sums.count))
-        known, made = (part.axes.get(axis) if part else None for part in (usual, honest))
-        sqnr_db, limits, lost = _values(sums, limit, known, made, (still, still * peak * peak), rounded, shared)
+        usual_sums, honest_sums = (part.axes.get(axis) if part else None for part in (usual, honest))
+        sqnr_db, limits, lost = _values(
+            sums, limit, usual_sums, honest_sums, (still, still * peak * peak), rounded, shared
+        )
         with np.errstate(invalid="ignore"):
             margins = np.where(sums.error_sq == 0, math.inf, sqnr_db - limits)
         worst = int(judged[np.argmin(margins[judged])])
-        asked = None if limit is None else float(limits[worst])
-        found.append(WorstSlice(axis, worst, float(sqnr_db[worst]), asked, bool(lost[worst])))
-    return min(found, key=lambda item: item.margin_db, default=None)
+        slice_limit = None if limit is None else float(limits[worst])
+        worst_slices.append(WorstSlice(axis, worst, float(sqnr_db[worst]), slice_limit, bool(lost[worst])))
+    return min(worst_slices, key=lambda item: item.margin_db, default=None)
 
 
 def _values(
@@ -361,13 +363,13 @@ def _values(
     sqnr_db = _decibels(signal, sums.error_sq)
     if limit is None:
         return sqnr_db, np.zeros(len(signal)), np.zeros(len(signal), bool)
-    known = np.zeros(1) if honest is None else _per_element("error_sq", honest, len(honest.count))
-    made = fit_length(known, len(signal), float(known.max(initial=0.0))) * sums.count
-    rounding = made * (HONEST_MARGIN if rounded else CAST_MARGIN)
+    error_energies = np.zeros(1) if honest is None else _per_element("error_sq", honest, len(honest.count))
+    honest_errors = fit_length(error_energies, len(signal), float(error_energies.max(initial=0.0))) * sums.count
+    rounding = honest_errors * (HONEST_MARGIN if rounded else CAST_MARGIN)
     allowed = np.maximum(signal * 10 ** (-limit / 10), rounding)
     if len(allowed) >= MANY:
         chance = np.argsort(sums.error_sq / np.maximum(allowed, np.finfo(float).tiny))[-(len(allowed) // ONE_OF) :]
-        allowed[chance] = np.maximum(allowed, CHANCE_MARGIN * made)[chance]
+        allowed[chance] = np.maximum(allowed, CHANCE_MARGIN * honest_errors)[chance]
     allowed *= 1.0 if usual is None else EDGE_MARGIN
     variation = _at_least("centered_sq", sums, usual)
     rounds = variation <= np.maximum(still[0] * energy, still[1] * sums.count)
@@ -407,5 +409,5 @@ def _per_element(name: str, sums: AxisSums | None, size: int) -> Array:
 
 def _decibels(signal: Array, error_sq: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = 10 * np.log10(signal / error_sq)
-    return np.where(error_sq == 0, math.inf, np.where(np.isnan(found), -math.inf, found))
+        sqnr_db = 10 * np.log10(signal / error_sq)
+    return np.where(error_sq == 0, math.inf, np.where(np.isnan(sqnr_db), -math.inf, sqnr_db))

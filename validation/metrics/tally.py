@@ -69,16 +69,20 @@ class OutputTally:
             self.samples += rows
             self.sqnr += [] if self.exact else quality.tolist()
         order = np.argsort(np.where(np.isnan(quality), -np.inf, quality), kind="stable")[:MOST_WORST]
-        found = [_at(case, int(row), e[row], a[row], float(quality[row]), expected.shape) for row in order]
-        self.worst = _most([*self.worst, *(item for item in found if not item.fine)])
+        worst_rows = [_at(case, int(row), e[row], a[row], float(quality[row]), expected.shape) for row in order]
+        self.worst = _most([*self.worst, *(item for item in worst_rows if not item.fine)])
 
     def spread(self, stage: str, output: str) -> Spread:
         """The spread of what was added."""
-        known = np.sort(np.array([value for value in self.sqnr if not math.isnan(value)]))
-        kept = known if len(known) <= QUANTILES else np.quantile(known, np.linspace(0, 1, QUANTILES), method="lower")
+        sqnr_values = np.sort(np.array([value for value in self.sqnr if not math.isnan(value)]))
+        quantile_values = (
+            sqnr_values
+            if len(sqnr_values) <= QUANTILES
+            else np.quantile(sqnr_values, np.linspace(0, 1, QUANTILES), method="lower")
+        )
         errors = () if self.exact else self._quantiles()
         counts = self.elements, self.samples, self.equal, self.nonfinite
-        return Spread(stage, output, *counts, errors, tuple(kept.tolist()), tuple(self.worst))
+        return Spread(stage, output, *counts, errors, tuple(quantile_values.tolist()), tuple(self.worst))
 
     def _take(self, e: Array, a: Array, golden: bool) -> Array:
         """Count rows; returns the SQNR of each in decibels (rows,), or minus its unequal elements for integers."""
@@ -123,9 +127,9 @@ class OutputTally:
         bucket = np.searchsorted(np.cumsum(self.buckets), ranks)
         lower = (bucket.astype(np.uint32) << _SHIFT).view(np.float32).astype(np.float64)
         middle = ((bucket.astype(np.uint32) << _SHIFT) | (1 << (_SHIFT - 1))).view(np.float32).astype(np.float64)
-        found = np.minimum(np.where(bucket == 0, 0.0 * lower, middle), self.greatest)
-        found[-1] = self.greatest
-        return tuple(found.tolist())
+        quantiles = np.minimum(np.where(bucket == 0, 0.0 * lower, middle), self.greatest)
+        quantiles[-1] = self.greatest
+        return tuple(quantiles.tolist())
 
 
 def samples_of(inputs: Iterable[Array], output: Array) -> int:
@@ -218,13 +222,13 @@ class Along:
         expected, actual = pair
         if not golden or samples < 2:
             return
-        found = self._outputs.setdefault(output, _Output())
-        found.decides &= is_exact(expected) or (expected.ndim > 2 and expected.shape[-1] > 1)
+        course = self._outputs.setdefault(output, _Output())
+        course.decides &= is_exact(expected) or (expected.ndim > 2 and expected.shape[-1] > 1)
         steps, energies = np.arange(len(expected)), _Energies()
-        for each in (energies, found.free):
+        for each in (energies, course.free):
             each.add(steps, expected, actual)
         level = _level(energies.signal, energies.error)
-        found.sequences.append(SequenceDrift(case, len(steps), level, _first_other(expected, actual, found.decides)))
+        course.sequences.append(SequenceDrift(case, len(steps), level, _first_other(expected, actual, course.decides)))
 
     def add_steps(self, output: str, steps: Sequence[int], pair: tuple[Array, Array]) -> None:
         """Add rows of single steps, given their places in their sequences; nothing where rows are no steps."""
@@ -235,7 +239,7 @@ class Along:
 
     def at(self, stage: str) -> tuple[FreeRunning, ...]:
         """The drift of each output that sequences gave, for a stage; numbers of four digits."""
-        return tuple(_summarize(stage, name, found) for name, found in self._outputs.items() if found.sequences)
+        return tuple(_summarize(stage, name, course) for name, course in self._outputs.items() if course.sequences)
 
 
 class StepSpreads(Spreads):

@@ -183,9 +183,9 @@ class Nodes:
 
         array = np.asarray(value, np.int64 if isinstance(value, list) else np.float32)
         item = numpy_helper.from_array(array)
-        known = self.numbers.setdefault(item.SerializeToString(), item)
-        known.name = known.name or f"{PREFIX}number {len(self.numbers)}"
-        return str(known.name)
+        constant = self.numbers.setdefault(item.SerializeToString(), item)
+        constant.name = constant.name or f"{PREFIX}number {len(self.numbers)}"
+        return str(constant.name)
 
     def draw(self, like: str, most: float) -> str:
         """The name of a tensor of random numbers between -most and most, of the shape of `like`."""
@@ -317,9 +317,9 @@ class _Rounding(Nodes):
         that are zero, as behind Relu or in a mask, lie on a number and do not change, so only the others are counted.
         """
         add, number = self.add, self.number
-        known = add("Max", add("ReduceL1", add("Sign", name), keepdims=0), number(1.0))
-        wanted = add("Max", add("Div", add("Mul", FLIPS, number(2.0)), known), number(STEP))
-        share = add("Mul", add("Min", wanted, number(0.5)), step)
+        nonzero_count = add("Max", add("ReduceL1", add("Sign", name), keepdims=0), number(1.0))
+        flip_share = add("Max", add("Div", add("Mul", FLIPS, number(2.0)), nonzero_count), number(STEP))
+        share = add("Mul", add("Min", flip_share, number(0.5)), step)
         return add("Add", name, add("Mul", self._draw(name, name, 1.0), share))
 
     def _draw(self, like: str, name: str, most: float) -> str:
@@ -428,9 +428,11 @@ def perturb_chain(
     """A chain of such graphs as one. opens: the chain with these sessions in the place of graphs, by name."""
     controls = dict[str, Array]()
     with opens({name: _Controlled(graph.session, controls) for name, graph in graphs.items()}) as chain:
-        found = graphs.values()
+        perturbations = graphs.values()
         whole = _Controls(chain, controls)
-        yield Perturbed(whole, any(graph.halves for graph in found), any(graph.grids for graph in found))
+        yield Perturbed(
+            whole, any(graph.halves for graph in perturbations), any(graph.grids for graph in perturbations)
+        )
 
 
 class _Controlled(Session):
@@ -455,6 +457,6 @@ class _Controls(Session):
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """As of the chain."""
-        given = dict(inputs)
-        self._controls.update({name: given.pop(name) for name in (SKIP, FLIPS)})
-        return self._chain.run(given)
+        model_inputs = dict(inputs)
+        self._controls.update({name: model_inputs.pop(name) for name in (SKIP, FLIPS)})
+        return self._chain.run(model_inputs)

@@ -85,10 +85,10 @@ class _Sums:
         if self.drift.slices and not is_exact(expected):
             off = np.abs(np.nan_to_num(actual.astype(np.float64) - expected, posinf=0.0, neginf=0.0))
             for axis in self.drift.slices.axes:
-                found = off.sum(axis=tuple(other for other in range(off.ndim) if other != axis))
-                before = self.magnitudes.get(axis, found[:0])
-                size = max(len(found), len(before))
-                self.magnitudes[axis] = fit_length(before, size, 0.0) + fit_length(found, size, 0.0)
+                axis_magnitudes = off.sum(axis=tuple(other for other in range(off.ndim) if other != axis))
+                before = self.magnitudes.get(axis, axis_magnitudes[:0])
+                size = max(len(axis_magnitudes), len(before))
+                self.magnitudes[axis] = fit_length(before, size, 0.0) + fit_length(axis_magnitudes, size, 0.0)
         if is_exact(expected):
             moved = np.count_nonzero((expected != actual).reshape(samples, -1), axis=1)
             self.together = max(self.together, int(moved.max(initial=0)))
@@ -150,20 +150,23 @@ def measure_rounding(
     known_so_far, bounds = Honest(), _Bounds.of(graphs)
     small = sum(map(graph_bytes, graphs)) < SMALL_BYTES
     try:
-        with perturbed as found:
+        with perturbed as perturbed_graph:
             groups = _groups(golden, small, reference, SAMPLES, whole)
-            ways = [list(_ways(found.halves, found.grids, group)) for group in groups]
+            ways = [list(_ways(perturbed_graph.halves, perturbed_graph.grids, group)) for group in groups]
             first = [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]
-            passes = [[chosen[part] for chosen in ways] for part in first]
-            for known_so_far in _measure(groups, passes, reference, found.session, bounds):
+            passes = [[group_ways[part] for group_ways in ways] for part in first]
+            for known_so_far in _measure(groups, passes, reference, perturbed_graph.session, bounds):
                 yield known_so_far
             few = groups and (not groups[0].small or groups[0].parts > len(groups[0].cases))
-            if thorough and few and (found.halves or found.grids):
+            if thorough and few and (perturbed_graph.halves or perturbed_graph.grids):
                 groups = _groups(golden, small, reference, THOROUGH_SAMPLES, whole)
-                ways = [[way for way in _ways(found.halves, found.grids, group) if not way.draw] for group in groups]
+                ways = [
+                    [way for way in _ways(perturbed_graph.halves, perturbed_graph.grids, group) if not way.draw]
+                    for group in groups
+                ]
                 draws = range(THOROUGH_DRAWS)
-                passes = [[[replace(way, draw=draw) for way in chosen] for chosen in ways] for draw in draws]
-                for known_so_far in _measure(groups, passes, reference, found.session, bounds):
+                passes = [[[replace(way, draw=draw) for way in group_ways] for group_ways in ways] for draw in draws]
+                for known_so_far in _measure(groups, passes, reference, perturbed_graph.session, bounds):
                     yield known_so_far
     except Exception as error:  # of onnx, numpy or a rewrite, too: then the documented limits count
         lines = str(error).splitlines()
@@ -178,12 +181,12 @@ def _measure(
     bounds: "_Bounds",
 ) -> Iterator[Honest]:
     """What is known after each pass. passes: for each group, the ways to round that are run on it. Raises as `_run`."""
-    known: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
-    for chosen in passes:
-        if any(chosen):
-            for group, ways, runs in zip(groups, chosen, known, strict=True):
+    group_sums: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
+    for pass_ways in passes:
+        if any(pass_ways):
+            for group, ways, runs in zip(groups, pass_ways, group_sums, strict=True):
                 runs.update(_run(group, reference, rounding, ways, bounds))
-            yield _collect_honest(groups, known)
+            yield _collect_honest(groups, group_sums)
 
 
 @dataclass(frozen=True)
@@ -209,31 +212,35 @@ class _Bounds:
 
 
 def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str, _Way], _Sums]]) -> Honest:
-    found: dict[tuple[str, str], list[Drift]] = {}
+    drift_lists: dict[tuple[str, str], list[Drift]] = {}
     golden: dict[str, dict[_Way, _Sums]] = {}
     # The size of the data that is not measured over that of the data that is.
-    left = next((max(group.parts / len(group.cases) - 1, 0.0) for group in groups if group.kind == "golden"), 0.0)
+    unmeasured_ratio = next(
+        (max(group.parts / len(group.cases) - 1, 0.0) for group in groups if group.kind == "golden"), 0.0
+    )
     for group, runs in zip(groups, known, strict=True):
         for (output, way), sums in runs.items():
             if group.kind == "golden":
                 golden.setdefault(output, {})[way] = sums
             if sums.drift.mismatches is None:
                 drift = with_chance(sums.drift, sums.filled, sums.magnitudes)
-                found.setdefault((output, group.kind), []).append(replace(drift, error_sq=drift.error_sq * way.share))
+                drift_lists.setdefault((output, group.kind), []).append(
+                    replace(drift, error_sq=drift.error_sq * way.share)
+                )
     drifts: dict[tuple[str, str], Drift] = {}
-    for (output, kind), known_drifts in found.items():
-        of_golden_cases = found.get((output, "golden"), known_drifts)
+    for (output, kind), known_drifts in drift_lists.items():
+        of_golden_cases = drift_lists.get((output, "golden"), known_drifts)
         # Edge cases hold few of the golden samples, so their drift is at least that of the golden cases.
         all_drifts = known_drifts if kind == "golden" else [*known_drifts, *of_golden_cases]
         drifts[output, kind] = greatest(all_drifts, of_golden_cases[0])
-    floats = {output: runs for output, runs in golden.items() if (output, "golden") in found}
+    floats = {output: runs for output, runs in golden.items() if (output, "golden") in drift_lists}
     decisions = {}
     for output, by_way in golden.items():
         if output not in floats:  # integers, by the way to round that changes most of them
             sums = max(
                 (sums for way, sums in by_way.items() if way.natural), key=lambda item: item.drift.mismatches or 0
             )
-            unmeasured = round(left * sums.drift.count)
+            unmeasured = round(unmeasured_ratio * sums.drift.count)
             counts = sums.drift.mismatches or 0, sums.drift.count
             decisions[output] = Decisions(*counts, max(sums.together, 1), unmeasured, sums.case)
     return Honest(drifts, {output: _most_samples(runs) for output, runs in floats.items()}, decisions)
@@ -243,8 +250,8 @@ def _most_samples(runs: Mapping[_Way, _Sums]) -> float:
     """The SQNR in dB that most samples have in the worst way to round; of few samples, that all have in every way."""
     drifts = {way: of_golden(sums.drift) for way, sums in runs.items()}
     most = [sqnr_of_most(drift) for way, drift in drifts.items() if way.natural]
-    known = [sqnr_db for sqnr_db in most if sqnr_db is not None]
-    return min(known) if known else min(map(sqnr_of_worst, drifts.values()))
+    sqnr_values = [sqnr_db for sqnr_db in most if sqnr_db is not None]
+    return min(sqnr_values) if sqnr_values else min(map(sqnr_of_worst, drifts.values()))
 
 
 def _ways(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
@@ -270,7 +277,7 @@ def _run(
 ) -> dict[tuple[str, _Way], _Sums]:
     """The drift of each output by each way to round, over the cases of a group. Raises ValueError once the runs are out
     of bounds."""
-    found: dict[tuple[str, _Way], _Sums] = {}
+    way_sums: dict[tuple[str, _Way], _Sums] = {}
     for case in group.cases:
         expected = run(reference, case.inputs)
         for way in ways:
@@ -280,8 +287,8 @@ def _run(
             for name, array in expected.items():
                 if array.size and array.shape == actual[name].shape:
                     samples = samples_of(case.inputs.values(), array)
-                    found.setdefault((name, way), _Sums()).add(array, actual[name], samples)
-    return {key: sums for key, sums in found.items() if sums.drift.count}
+                    way_sums.setdefault((name, way), _Sums()).add(array, actual[name], samples)
+    return {key: sums for key, sums in way_sums.items() if sums.drift.count}
 
 
 def _groups(golden: GoldenSet, small: bool, reference: Session, samples: int, uncut: bool) -> list[_Group]:

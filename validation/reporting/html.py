@@ -211,8 +211,10 @@ def _headline(counts: Mapping[str, int], blind: int) -> Headline:
         rest = ", ".join(f"{counts[status]} {status}" for status in USABLE if counts[status])
         return Headline("failed", f"{pluralize(failed, 'engine')} failed; {rest or 'there is none to pull'}")
     if unproven:
-        left = unproven - blind
-        said = [f"{blind} not measured in full"] * bool(blind) + [f"{left} not yet run on their hardware"] * bool(left)
+        pending_count = unproven - blind
+        said = [f"{blind} not measured in full"] * bool(blind) + [
+            f"{pending_count} not yet run on their hardware"
+        ] * bool(pending_count)
         return Headline("unproven", f"{proven} of {usable} proven, {', '.join(said)}")
     if counts[ON_RANDOM]:
         return Headline(ON_RANDOM, f"{proven} of {usable} proven, {counts[ON_RANDOM]} on random inputs")
@@ -287,13 +289,13 @@ def _tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> Iterator[T
     graphs = [(name, "graph", value) for name, value in version.metrics.items()]
     checks = {row.entry.unit: name_task_checks(row.checks) for row in engines}
     ran = [(row.entry.unit, "engine", checks[row.entry.unit]) for row in engines if row.ran]
-    known = {title: check for found in checks.values() for title, check in found.items()}
-    for title in dict.fromkeys([*(title for _, _, values in graphs for title in values), *known]):
+    checks_by_title = {title: check for title_checks in checks.values() for title, check in title_checks.items()}
+    for title in dict.fromkeys([*(title for _, _, values in graphs for title in values), *checks_by_title]):
         points = [(name, kind, values[title]) for name, kind, values in graphs if title in values]
-        engine = [(name, kind, found[title].value) for name, kind, found in ran if title in found]
+        engine = [(name, kind, title_checks[title].value) for name, kind, title_checks in ran if title in title_checks]
         points += [(name, kind, value) for name, kind, value in engine if value is not None]
         if points:
-            check = known.get(title)
+            check = checks_by_title.get(title)
             yield _task(title, check.name if check else title, check.limit if check else None, points)
 
 
@@ -328,8 +330,10 @@ def _provenance(version: VersionDocument) -> dict[str, dict[str, object]]:
         "Toolchain": version.toolchain,
         "Host": version.host,
     }
-    known = {title: {name: fact for name, fact in group.items() if fact is not None} for title, group in groups.items()}
-    return {title: group for title, group in known.items() if group}
+    fact_groups = {
+        title: {name: fact for name, fact in group.items() if fact is not None} for title, group in groups.items()
+    }
+    return {title: group for title, group in fact_groups.items() if group}
 
 
 # The HTML page of a model version: one self-contained file, without scripts or network.

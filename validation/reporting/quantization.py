@@ -78,11 +78,11 @@ def frontier_svg(search: RecordedSearch, standalone: bool = False) -> str:
     A line for what single groups predict, dots for what was run, a ring around what was chosen. standalone: for a file
     of its own, with its own colours.
     """
-    chosen, floor_db = search.chosen, search.floor_db
+    choice, floor_db = search.chosen, search.floor_db
     predicted = [(point.share, point.predicted_db) for point in search.frontier if point.predicted_db is not None]
-    runs = [(point, point.sqnr_db) for point in (*search.frontier, chosen) if point.sqnr_db is not None]
-    drawn = [max(value, LEAST_DB) for _, value in (*predicted, *runs)]
-    ends = [*drawn, *([floor_db] if floor_db is not None else [])] or [0.0]
+    runs = [(point, point.sqnr_db) for point in (*search.frontier, choice) if point.sqnr_db is not None]
+    plot_values = [max(value, LEAST_DB) for _, value in (*predicted, *runs)]
+    ends = [*plot_values, *([floor_db] if floor_db is not None else [])] or [0.0]
     accent, least = COLOURS["accent"], 10 * (min(ends) // 10)
 
     def draw(figure: "Figure") -> None:
@@ -98,10 +98,10 @@ def frontier_svg(search: RecordedSearch, standalone: bool = False) -> str:
             place = max(value, least)
             gid = tag("run", _describe(run))
             axes.plot(run.share, place, "o", color=accent, markersize=8, clip_on=False, label=label, gid=gid)
-        if chosen.sqnr_db is not None:
+        if choice.sqnr_db is not None:
             ring: Any = {"markersize": 16, "markerfacecolor": "none", "markeredgewidth": 2, "clip_on": False}
-            place, gid = max(chosen.sqnr_db, least), tag("chosen", _describe(chosen))
-            axes.plot(chosen.share, place, "o", color=COLOURS["ink"], gid=gid, **ring)
+            place, gid = max(choice.sqnr_db, least), tag("chosen", _describe(choice))
+            axes.plot(choice.share, place, "o", color=COLOURS["ink"], gid=gid, **ring)
         set_axis(axes, "x", (0.0, 1.0), "share of the multiplications in int8", ticks=QUARTERS)
         set_axis(axes, "y", (least, 10 * (max(ends) // 10 + 1)), text=db)
 
@@ -168,25 +168,29 @@ def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
     tensors = record.tensors
     rows = tuple(row(tensor) for tensor in tensors[:MOST])
     histograms = [(tensor, tensor.histogram) for tensor in tensors if tensor.histogram]
-    chosen, choice = "", record.choice
+    choice_note, choice = "", record.choice
     if choice:
-        asked = "" if choice.floor_db is None else f", where at least {number_text(choice.floor_db)} dB were asked for"
+        floor_note = (
+            "" if choice.floor_db is None else f", where at least {number_text(choice.floor_db)} dB were asked for"
+        )
         quality = decibels_text(choice.chosen.sqnr_db)
-        chosen = f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality}{asked}."
-    left: dict[str, list[str]] = {}
+        choice_note = f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality}{floor_note}."
+    float_nodes: dict[str, list[str]] = {}
     for item in record.left:
-        left.setdefault(item.reason, []).append(f"{item.node} ({item.op_type})")
+        float_nodes.setdefault(item.reason, []).append(f"{item.node} ({item.op_type})")
     return QuantizationSection(
         name,
         facts=tuple(facts(record)),
         shown=rows[:SHOWN],
         rest=rows[SHOWN:],
         omitted=max(0, len(tensors) - MOST),
-        pictures=tuple((row(tensor), histogram_svg(tensor, drawn)) for tensor, drawn in histograms[:DRAWN] if drawn),
+        pictures=tuple(
+            (row(tensor), histogram_svg(tensor, histogram)) for tensor, histogram in histograms[:DRAWN] if histogram
+        ),
         sampled=any(tensor.measured == "rows" for tensor in tensors),
         frontier=frontier_svg(record.choice) if record.choice else "",
-        chosen=chosen,
-        left=left,
+        chosen=choice_note,
+        left=float_nodes,
     )
 
 
@@ -196,9 +200,9 @@ def facts(record: QuantizationRecord) -> Iterator[tuple[str, str]]:
         yield f"{100 * record.macs_share:.1f} %", f"of the multiplications with weights in {record.precision}"
     verb = "node computes" if record.quantized == 1 else "nodes compute"
     yield str(record.quantized), f"{verb} in {record.precision}, {len(record.left)} left in float"
-    known = [tensor.sqnr_db for tensor in record.tensors if tensor.sqnr_db is not None]
-    if known:
-        yield f"{known[0]:.1f} dB", f"lowest SQNR of {len(record.tensors)} tensors"
+    sqnr_values = [tensor.sqnr_db for tensor in record.tensors if tensor.sqnr_db is not None]
+    if sqnr_values:
+        yield f"{sqnr_values[0]:.1f} dB", f"lowest SQNR of {len(record.tensors)} tensors"
     yield str(record.samples), f"calibration samples, ranges by {record.method}"
 
 

@@ -121,22 +121,24 @@ def side_by_side(reports: Sequence[Report]) -> list[DriftRow]:
         for output, cells in _cells(report):
             key = (report.precision, output, repr([cell and cell.checks for cell in cells.values()]))
             rows.setdefault(key, (cells, []))[1].append(report)
-    found = [DriftRow(output, cells, tuple(units), _cause(cells)) for (_, output, _), (cells, units) in rows.items()]
+    drift_rows = [
+        DriftRow(output, cells, tuple(units), _cause(cells)) for (_, output, _), (cells, units) in rows.items()
+    ]
     order: tuple[str, ...] = PRECISIONS
 
     def rank(row: DriftRow) -> tuple[bool, int]:
         precision = row.units[0].precision
         return not row.failed, order.index(precision) if precision in order else len(order)
 
-    return sorted(found, key=rank)
+    return sorted(drift_rows, key=rank)
 
 
 def _cells(report: Report) -> Iterator[tuple[str, Cells]]:
     """Each output that has a number at some stage, with its cell at every stage."""
     checks = [check for check in report.checks if check.stage in STAGES]
     for output in dict.fromkeys(check.output for check in checks):
-        mine = [check for check in checks if check.output == output]
-        cells = {stage: _cell([check for check in mine if check.stage == stage]) for stage in STAGES}
+        output_checks = [check for check in checks if check.output == output]
+        cells = {stage: _cell([check for check in output_checks if check.stage == stage]) for stage in STAGES}
         if any(cell and cell.shown for cell in cells.values()):
             yield output, cells
 
@@ -147,11 +149,11 @@ def _cell(checks: Sequence[Check]) -> StageCell | None:
     It shows the worst SQNR (of integers, agreement). Where that passed and another check failed, it shows the latter.
     """
     failed = [check for check in checks if not check.passed]
-    known = _worst(checks, "sqnr_db") or _worst(checks, "agreement")
-    if failed and (known is None or known.check.passed):
+    worst_check = _worst(checks, "sqnr_db") or _worst(checks, "agreement")
+    if failed and (worst_check is None or worst_check.check.passed):
         # Drift before checks of the contract, whose values are on other scales.
-        known = PlacedCheck(min(failed, key=lambda check: check.name.startswith("contract ")), 0.0, None)
-    return StageCell(known, tuple(checks)) if checks else None
+        worst_check = PlacedCheck(min(failed, key=lambda check: check.name.startswith("contract ")), 0.0, None)
+    return StageCell(worst_check, tuple(checks)) if checks else None
 
 
 def format_bound(check: Check) -> str:
@@ -173,13 +175,15 @@ def _cause(cells: Cells) -> str:
     """The first stage that fails, in words, or the one whose SQNR is `_APART_DB` below all others; '' for none."""
     if stage := _find_failed_stage(cells):
         return f"fails at {stage}"
-    shown = {stage: cell.shown.check for stage, cell in cells.items() if cell and cell.shown}
-    known = sorted(
-        (check.value, stage) for stage, check in shown.items() if check.name == "sqnr_db" and check.value is not None
+    stage_checks = {stage: cell.shown.check for stage, cell in cells.items() if cell and cell.shown}
+    stage_sqnrs = sorted(
+        (check.value, stage)
+        for stage, check in stage_checks.items()
+        if check.name == "sqnr_db" and check.value is not None
     )
-    if len(known) < 2 or known[0][0] == math.inf or known[1][0] - known[0][0] < _APART_DB:
+    if len(stage_sqnrs) < 2 or stage_sqnrs[0][0] == math.inf or stage_sqnrs[1][0] - stage_sqnrs[0][0] < _APART_DB:
         return ""
-    return f"nearly all at {known[0][1]}"
+    return f"nearly all at {stage_sqnrs[0][1]}"
 
 
 def stages(reports: Sequence[Report]) -> list[StageSection]:
@@ -215,10 +219,10 @@ def _worst(checks: Sequence[Check], name: str) -> PlacedCheck | None:
         value = -math.inf if check.value is None or math.isnan(check.value) else check.value
         return -value if name.startswith("max_") else value
 
-    found = [check for check in checks if check.name == name and check.value is not None]
-    if not found:
+    named_checks = [check for check in checks if check.name == name and check.value is not None]
+    if not named_checks:
         return None
-    worst = min(found, key=lambda check: (check.passed, check.waived is None, goodness(check)))
+    worst = min(named_checks, key=lambda check: (check.passed, check.waived is None, goodness(check)))
     return PlacedCheck(worst, _bar(worst.value), None if worst.limit is None else _bar(worst.limit))
 
 
@@ -269,18 +273,18 @@ class WorstRow:
 def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
     """The errors of the `MOST_OUTPUTS` worst outputs, the one with the lowest median SQNR first."""
     outputs: dict[str, list[_SharedSpread]] = {}
-    for found in _collect_spreads(reports):
-        if found.spread.abs_error:
-            outputs.setdefault(found.spread.output, []).append(found)
+    for shared_spread in _collect_spreads(reports):
+        if shared_spread.spread.abs_error:
+            outputs.setdefault(shared_spread.spread.output, []).append(shared_spread)
     worst = sorted(outputs, key=lambda output: min(map(_median, outputs[output])))
     return [_pictures(output, outputs[output]) for output in worst[:MOST_OUTPUTS]]
 
 
 def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
     """The worst sample of each graph and engine, worst first, then their other samples; at most `MOST_ROWS` in all."""
-    found = list(_collect_spreads(reports))
-    firsts = [_row(item, item.spread.worst[0]) for item in found if item.spread.worst]
-    others = [_row(item, worst) for item in found for worst in item.spread.worst[1:]]
+    spreads = list(_collect_spreads(reports))
+    firsts = [_row(item, item.spread.worst[0]) for item in spreads if item.spread.worst]
+    others = [_row(item, worst) for item in spreads for worst in item.spread.worst[1:]]
 
     def rank(row: WorstRow) -> tuple[float, float]:
         quality, size = row.worst.badness
@@ -303,16 +307,16 @@ def courses(reports: Sequence[Report]) -> list[CourseRow]:
     """The drift along sequences of models with state, by stage; what several engines share is shown once."""
     groups: dict[str, tuple[FreeRunning, list[Report]]] = {}
     for report in reports:
-        for found in report.free_running:
-            groups.setdefault(repr(found), (found, []))[1].append(report)
+        for course in report.free_running:
+            groups.setdefault(repr(course), (course, []))[1].append(report)
     ordered = sorted(groups.values(), key=lambda item: list(STAGES).index(item[0].stage))
     return [
         CourseRow(
-            "export" if found.stage == "export" else _name(found, units),
-            found,
-            tuple(zip(found.starts, found.free_db, found.single_db, strict=True)),
+            "export" if course.stage == "export" else _name(course, units),
+            course,
+            tuple(zip(course.starts, course.free_db, course.single_db, strict=True)),
         )
-        for found, units in ordered
+        for course, units in ordered
     ]
 
 
@@ -322,8 +326,8 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     for report in reports:
         for spread in report.spreads:
             groups.setdefault(repr(spread), (spread, []))[1].append(report)
-    found = sorted(groups.values(), key=lambda item: list(STAGES).index(item[0].stage))
-    short = Counter((spread.output, _name(spread, units)) for spread, units in found)
+    spread_groups = sorted(groups.values(), key=lambda item: list(STAGES).index(item[0].stage))
+    short = Counter((spread.output, _name(spread, units)) for spread, units in spread_groups)
     # Units of one graph have one colour, so that an engine is seen beside its graph.
     graphs = {
         report.unit: repr((report.precision, [item for item in report.spreads if item.stage == "quantization"]))
@@ -337,7 +341,7 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
         else _SharedSpread(
             spread, _name(spread, units, short[spread.output, _name(spread, units)] > 1), colours[units[0].unit]
         )
-        for spread, units in found
+        for spread, units in spread_groups
     ]
 
 
@@ -355,14 +359,14 @@ def _median(found: _SharedSpread) -> float:
 
 
 def _pictures(output: str, found: Sequence[_SharedSpread]) -> ErrorDistribution:
-    shown = sorted(sorted(found, key=_median)[:MOST_CURVES], key=lambda item: list(found).index(item))
+    curves = sorted(sorted(found, key=_median)[:MOST_CURVES], key=lambda item: list(found).index(item))
     return ErrorDistribution(
         output,
         samples=max(item.spread.samples for item in found),
         elements=max(item.spread.elements for item in found),
-        omitted=len(found) - len(shown),
-        exact=tuple(item.name for item in shown if not item.spread.abs_error[-1]),
-        pictures=tuple(_draw(output, shown)),
+        omitted=len(found) - len(curves),
+        exact=tuple(item.name for item in curves if not item.spread.abs_error[-1]),
+        pictures=tuple(_draw(output, curves)),
     )
 
 

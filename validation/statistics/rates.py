@@ -82,8 +82,8 @@ class CanaryEvidence:
     @property
     def seconds(self) -> float | None:
         """Seconds from the baseline's first arrival to its last; None where that is 0 or not known."""
-        seen = self.baseline.time[np.isfinite(self.baseline.time)]
-        span = float(np.ptp(seen)) if len(seen) else 0.0
+        finite_times = self.baseline.time[np.isfinite(self.baseline.time)]
+        span = float(np.ptp(finite_times)) if len(finite_times) else 0.0
         return span if span > 0.0 else None
 
 
@@ -139,7 +139,7 @@ def _bound_design_effect(flags: np.ndarray) -> float:
 
     Several lengths, as blocks that are shorter than a burst show only a part of it.
     """
-    values, found = flags.astype(float), 1.0
+    values, greatest_effect = flags.astype(float), 1.0
     for blocks in (100, 20):
         if 20 <= blocks <= len(flags):
             effect = estimate_design_effect(values, len(flags) // blocks)
@@ -147,8 +147,8 @@ def _bound_design_effect(flags: np.ndarray) -> float:
             chance = 1.0 + NORMAL.inv_cdf(0.99) * math.sqrt(2.0 / (blocks - 1))
             few = float(values.sum()) < FEW
             if effect > (max(chance, 1.6) if few else chance) or (blocks == 100 and not few):
-                found = max(found, effect)
-    return found
+                greatest_effect = max(greatest_effect, effect)
+    return greatest_effect
 
 
 def effective(flags: np.ndarray) -> tuple[float, float]:
@@ -289,7 +289,7 @@ def _effect(sides: tuple[Array, Array], p: float, least: int, seed: int, replica
     length = min(memory.block, count // LEAST_INDEPENDENT)
     length = max(length, *(min(memory_of(mark).block, count // LEAST_BLOCKS) for mark in marks))
     drawn = draw_block_counts(count // length, replicates, seed)
-    found = [np.log(quantile_replicates(values, [p], length, drawn)[:, 0]) for values in sides]
+    replicate_quantiles = [np.log(quantile_replicates(values, [p], length, drawn)[:, 0]) for values in sides]
     blocks, apart = drawn.shape[1], marks[0] - marks[1]
     known = math.isfinite(memory.variance)
     effect = memory.design_effect(apart) if known else estimate_design_effect(apart, length)
@@ -298,7 +298,10 @@ def _effect(sides: tuple[Array, Array], p: float, least: int, seed: int, replica
     # that error is 2 / sqrt(pi n p (1 - p)) for each side (Hall & Martin, Probability Theory and Related Fields 80,
     # 1988), as that of chi-squared with twice its inverse degrees of freedom. Two sides have twice as many.
     freedom = max(1.0, 2.0 * math.sqrt(math.pi * beyond * max(p, 1.0 - p)))
-    ratio, error = math.log(quantiles[0] / quantiles[1]), float((found[0] - found[1]).std(ddof=1))
+    ratio, error = (
+        math.log(quantiles[0] / quantiles[1]),
+        float((replicate_quantiles[0] - replicate_quantiles[1]).std(ddof=1)),
+    )
     share_error = math.sqrt(memory.variance)
     return Effect(ratio, error, blocks, count, beyond, min(blocks - 1.0, freedom), memory.block, share_error)
 
@@ -320,9 +323,15 @@ def rank_bounds(sides: tuple[Array, Array], p: float, below: float, above: float
 
     below, above: by which share of the requests it moves for the least and for the greatest.
     """
-    ours, theirs = (np.sort(values) for values in sides)
-    low = min(_edge(ours, p - below, -1) - _edge(theirs, p, 1), _edge(ours, p, -1) - _edge(theirs, p + below, 1))
-    high = max(_edge(ours, p + above, 1) - _edge(theirs, p, -1), _edge(ours, p, 1) - _edge(theirs, p - above, -1))
+    ours, baseline_values = (np.sort(values) for values in sides)
+    low = min(
+        _edge(ours, p - below, -1) - _edge(baseline_values, p, 1),
+        _edge(ours, p, -1) - _edge(baseline_values, p + below, 1),
+    )
+    high = max(
+        _edge(ours, p + above, 1) - _edge(baseline_values, p, -1),
+        _edge(ours, p, 1) - _edge(baseline_values, p - above, -1),
+    )
     return low, high
 
 

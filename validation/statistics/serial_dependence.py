@@ -101,8 +101,8 @@ _WAVES, _BLOCKS_A_WAVE = 8, 4
 def block_length(*series: np.ndarray) -> int:
     """The length of blocks for the bootstrap, of the series with the longest memory. series: float [requests] each."""
     count = min(len(one) for one in series)
-    wanted = max(math.ceil(2 * politis_white(one)) for one in series)
-    return max(1, math.ceil(count / MOST_BLOCKS), min(wanted, count // LEAST_BLOCKS))
+    dependence_length = max(math.ceil(2 * politis_white(one)) for one in series)
+    return max(1, math.ceil(count / MOST_BLOCKS), min(dependence_length, count // LEAST_BLOCKS))
 
 
 def politis_white(series: np.ndarray) -> float:
@@ -147,9 +147,11 @@ def draw_block_counts(blocks: int, replicates: int, seed: int) -> np.ndarray:
     """How often each block is drawn in each bootstrap replicate: float32 [replicates, blocks], read-only."""
     picks = np.random.default_rng((seed, 0)).integers(blocks, size=(replicates, blocks))
     picks += np.arange(replicates)[:, None] * blocks
-    found = np.bincount(picks.ravel(), minlength=replicates * blocks).reshape(replicates, blocks).astype(np.float32)
-    found.setflags(write=False)
-    return found
+    block_counts = (
+        np.bincount(picks.ravel(), minlength=replicates * blocks).reshape(replicates, blocks).astype(np.float32)
+    )
+    block_counts.setflags(write=False)
+    return block_counts
 
 
 def quantile_replicates(
@@ -162,18 +164,18 @@ def quantile_replicates(
     quantile, is counted once; a replicate's distribution function there is one row of a matrix product.
     """
     blocks = drawn_blocks.shape[1]
-    kept = values[: blocks * block]
-    ordered = np.sort(kept)
-    found = np.empty((len(drawn_blocks), len(probabilities)))
+    whole_blocks = values[: blocks * block]
+    ordered = np.sort(whole_blocks)
+    replicates = np.empty((len(drawn_blocks), len(probabilities)))
     for column, probability in enumerate(probabilities):
         grid = ordered[_ranks(len(ordered), probability)]
-        cells = np.searchsorted(grid, kept, side="left") + (len(grid) + 1) * np.repeat(np.arange(blocks), block)
+        cells = np.searchsorted(grid, whole_blocks, side="left") + (len(grid) + 1) * np.repeat(np.arange(blocks), block)
         counts = np.bincount(cells, minlength=blocks * (len(grid) + 1)).reshape(blocks, -1)[:, :-1].cumsum(1)
         below = drawn_blocks @ counts.astype(np.float32)
         reached = below >= probability * len(ordered) - 0.5
         reached[:, -1] = True
-        found[:, column] = grid[reached.argmax(1)]
-    return found
+        replicates[:, column] = grid[reached.argmax(1)]
+    return replicates
 
 
 def _ranks(count: int, probability: float) -> np.ndarray:
@@ -279,8 +281,8 @@ def _bias(lags: Any, count: int) -> Any:
 def _means(series: np.ndarray, block: int) -> np.ndarray:
     """The means of the whole blocks of a series, [blocks]."""
     blocks = len(series) // block
-    found: np.ndarray = series[: blocks * block].reshape(blocks, block).mean(1)
-    return found
+    block_means: np.ndarray = series[: blocks * block].reshape(blocks, block).mean(1)
+    return block_means
 
 
 def variance_of_mean(series: np.ndarray, block: int) -> float:

@@ -74,29 +74,29 @@ def simulate_batching(
     tables = [[curve.tolist() for curve in of_bucket] for of_bucket in curves]
     arrivals, counts, places = at.tolist(), samples.tolist(), buckets.tolist()
     queues: list[deque[int]] = [deque() for _ in tables]
-    held = [0] * len(tables)
+    queue_sizes = [0] * len(tables)
     draws = np.random.default_rng(seed).random(len(arrivals)).tolist()
     begun, service = [0.0] * len(arrivals), [0.0] * len(arrivals)
     batch_of, batches = [0] * len(arrivals), list[int]()
     now = busy = 0.0
-    following, left = 0, len(arrivals)
-    while left:
+    following, remaining_count = 0, len(arrivals)
+    while remaining_count:
         while following < len(arrivals) and arrivals[following] <= now:
             queues[places[following]].append(following)
-            held[places[following]] += counts[following]
+            queue_sizes[places[following]] += counts[following]
             following += 1
-        ready, wakes = _choose(queues, held, arrivals, policy, now)
+        ready, wakes = _choose(queues, queue_sizes, arrivals, policy, now)
         if ready is None:
             now = min(wakes, arrivals[following]) if following < len(arrivals) else wakes
             continue
-        taken = _take(queues[ready], counts, policy.most)
-        size = sum(counts[index] for index in taken)
-        held[ready] -= size
+        batch = _take(queues[ready], counts, policy.most)
+        size = sum(counts[index] for index in batch)
+        queue_sizes[ready] -= size
         seconds = _quantile(tables[ready][min(size, len(tables[ready])) - 1], draws[len(batches)])
-        for index in taken:
+        for index in batch:
             begun[index], service[index], batch_of[index] = now, seconds, len(batches)
         batches.append(size)
-        now, busy, left = now + seconds, busy + seconds, left - len(taken)
+        now, busy, remaining_count = now + seconds, busy + seconds, remaining_count - len(batch)
     waited = np.array(begun) - at
     sizes, members = np.array(batches, np.int64), np.array(batch_of, np.int64)
     return SimulatedService(waited, np.array(service), sizes, busy, now - arrivals[0], members)
@@ -124,26 +124,28 @@ def _simulate_one_queue(
 ) -> SimulatedService:
     """The same of one bucket, some times faster: one step for each batch, whose requests are consecutive."""
     table = [curve.tolist() for curve in curves]
-    arrivals, held = at.tolist(), [0, *np.cumsum(samples).tolist()]
+    arrivals, cumulative_samples = at.tolist(), [0, *np.cumsum(samples).tolist()]
     draws = np.random.default_rng(seed).random(len(arrivals)).tolist()
     ends, begun, took = [0], list[float](), list[float]()
     now = 0.0
     while (first := ends[-1]) < len(arrivals):
-        full = bisect_left(held, held[first] + policy.most, first) - 1
+        full = bisect_left(cumulative_samples, cumulative_samples[first] + policy.most, first) - 1
         ready = arrivals[first] + policy.wait_s
         if full < len(arrivals):
             ready = min(ready, max(arrivals[first], arrivals[full]))
         now = max(now, ready)
-        fits = bisect_right(held, held[first] + policy.most, first) - 1
+        fits = bisect_right(cumulative_samples, cumulative_samples[first] + policy.most, first) - 1
         end = max(min(fits, bisect_right(arrivals, now, first)), first + 1)
-        seconds = _quantile(table[min(held[end] - held[first], len(table)) - 1], draws[len(begun)])
+        seconds = _quantile(
+            table[min(cumulative_samples[end] - cumulative_samples[first], len(table)) - 1], draws[len(begun)]
+        )
         ends.append(end)
         begun.append(now)
         took.append(seconds)
         now += seconds
     count = np.diff(ends)
     waited, service = np.repeat(begun, count) - at, np.repeat(took, count)
-    batches, members = np.diff(np.array(held, np.int64)[ends]), np.repeat(np.arange(len(count)), count)
+    batches, members = np.diff(np.array(cumulative_samples, np.int64)[ends]), np.repeat(np.arange(len(count)), count)
     return SimulatedService(waited, service, batches, float(sum(took)), now - arrivals[0], members)
 
 
@@ -174,12 +176,12 @@ def _choose(
 
 def _take(queue: deque[int], counts: Sequence[int], most: int) -> list[int]:
     """Requests from the front of a queue, up to `most` samples together, at least one."""
-    taken = [queue.popleft()]
-    size = counts[taken[0]]
+    batch = [queue.popleft()]
+    size = counts[batch[0]]
     while queue and size + counts[queue[0]] <= most:
         size += counts[queue[0]]
-        taken.append(queue.popleft())
-    return taken
+        batch.append(queue.popleft())
+    return batch
 
 
 # The time of a run of an engine as a function of the sizes of its dims, from the sizes at which it was measured.
@@ -297,9 +299,9 @@ class _Kriging:
         near = _kernel(new, self.at, self.scale, self.length)
         design = _design(new, self.design.shape[1] > 1)
         values = design @ self.trend + near @ self.weights
-        left = design - near @ self.inverse @ self.design
+        residual_design = design - near @ self.inverse @ self.design
         variance = self.scale**2 - np.einsum("ij,jk,ik->i", near, self.inverse, near)
-        variance = variance + np.einsum("ij,jk,ik->i", left, self.information, left)
+        variance = variance + np.einsum("ij,jk,ik->i", residual_design, self.information, residual_design)
         return np.exp(values), np.sqrt(np.maximum(variance, 0.0))
 
 
@@ -354,14 +356,14 @@ def trace_of(traffic: RecordedTraffic, inputs: Sequence[TensorSpec]) -> Trace:
     axes = [(spec.name, axis, dim) for spec in inputs for axis, dim in enumerate(spec.shape) if _is_name(dim)]
     sizes: dict[str, list[int]] = {str(dim): [] for _, _, dim in axes}
     for number, request in enumerate(traffic.requests):
-        found: dict[str, int] = {}
+        dim_sizes: dict[str, int] = {}
         for name, axis, dim in axes:
             size = request.inputs[name].shape[axis]
-            if found.setdefault(str(dim), size) != size:
+            if dim_sizes.setdefault(str(dim), size) != size:
                 raise DataError(
-                    f"request {number}: dim {dim!r} is {found[str(dim)]} in one input and {size} in {name!r}"
+                    f"request {number}: dim {dim!r} is {dim_sizes[str(dim)]} in one input and {size} in {name!r}"
                 )
-        for dim, size in found.items():
+        for dim, size in dim_sizes.items():
             sizes[dim].append(size)
     at = np.array([request.at for request in traffic.requests], np.float64)
     return Trace(at, {dim: np.array(values, np.int64) for dim, values in sizes.items()}, traffic.start)

@@ -72,8 +72,8 @@ class AotInductor:
     compiler: str = "g++"
 
     def __post_init__(self) -> None:
-        if self.cpu not in (known := (HOST, *_INSTRUCTIONS)):
-            raise self._bad("cpu", f"{self.cpu!r} is not one of {', '.join(map(repr, known))}")
+        if self.cpu not in (cpu_levels := (HOST, *_INSTRUCTIONS)):
+            raise self._bad("cpu", f"{self.cpu!r} is not one of {', '.join(map(repr, cpu_levels))}")
         if self.threads < 0:
             raise self._bad("threads", f"{self.threads} is negative; 0 leaves it to the process that runs the engine")
 
@@ -84,8 +84,12 @@ class AotInductor:
     def versions(self) -> dict[str, str]:
         """Versions of torch and the C++ compiler, and the level of x86-64 that the code is for."""
         compiler = compiler_version(self.compiler)
-        found = versions_of("torch")
-        return found and {**found, "cpu": self._level(), **({"c++": compiler} if compiler else {})}
+        package_versions = versions_of("torch")
+        return package_versions and {
+            **package_versions,
+            "cpu": self._level(),
+            **({"c++": compiler} if compiler else {}),
+        }
 
     def scheme(self) -> QuantizationScheme:
         """That of onnxruntime, so that both compile one graph."""
@@ -94,24 +98,25 @@ class AotInductor:
     def refuses(self, request: BuildRequest) -> str | None:
         """FP8 on CPUs, GPUs where torch has no CUDA, I/O types that torch lacks, machines that are not x86-64, and
         everything without torch or a C++ compiler."""
-        found = self.versions()
-        if not found:
+        versions = self.versions()
+        if not versions:
             return f"torch is not installed; {self.install}"
         if request.target.is_cpu and request.precision == "fp8":
             return "CPUs have no FP8 arithmetic; use int8"
-        if not request.target.is_cpu and "+cpu" in found["torch"]:
+        if not request.target.is_cpu and "+cpu" in versions["torch"]:
             return (
-                f"torch {found['torch']} has no CUDA; install one that has, on a node with {request.target.name}, "
+                f"torch {versions['torch']} has no CUDA; install one that has, on a node with {request.target.name}, "
                 "or use tensorrt-rtx"
             )
         for spec in (*request.inputs, *request.outputs):
             if spec.dtype in _NO_DTYPE:
                 return f"{spec.name!r} is {spec.dtype}, which torch has no operators for; cast it to int64 or float32"
-        if found["cpu"] not in _INSTRUCTIONS:
+        if versions["cpu"] not in _INSTRUCTIONS:
             return (
-                f"the code is built for x86-64 with AVX2 at least, and this machine is {found['cpu']}; use onnxruntime"
+                f"the code is built for x86-64 with AVX2 at least, and this machine is "
+                f"{versions['cpu']}; use onnxruntime"
             )
-        if "c++" not in found:
+        if "c++" not in versions:
             return (
                 f"there is no C++ compiler {self.compiler!r}; apt-get install g++, or set backends.aotinductor.compiler"
             )
@@ -206,8 +211,8 @@ class AotInductor:
 
 def compiler_version(command: str) -> str | None:
     """The C++ compiler's own version, '12.2.0'; None where there is none of that name."""
-    found = shutil.which(command)
-    return None if found is None else _compiler_version(found, Path(found).stat().st_mtime_ns)
+    compiler_path = shutil.which(command)
+    return None if compiler_path is None else _compiler_version(compiler_path, Path(compiler_path).stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=8)
@@ -246,9 +251,9 @@ def _instructions(level: str) -> Iterator[None]:
     if level not in _INSTRUCTIONS:
         raise EnginesmithError(f"the code is built for x86-64 with AVX2 at least, and this machine is {level}")
     inductor: Untyped = cpu_vec_isa
-    chosen = getattr(inductor, _INSTRUCTIONS[level])()
+    vec_isa = getattr(inductor, _INSTRUCTIONS[level])()
     usual = inductor.valid_vec_isa_list
-    inductor.valid_vec_isa_list = lambda: [chosen]
+    inductor.valid_vec_isa_list = lambda: [vec_isa]
     try:
         yield
     finally:

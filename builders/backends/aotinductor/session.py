@@ -39,13 +39,15 @@ class PackageSession(Session):
         except RuntimeError as error:
             raise EnginesmithError(f"{self._name} failed while running: {error}") from error
         fine: list[bool] = results.pop().tolist() if self._faults else []
-        for fault, held in zip(self._faults, fine, strict=True):
-            if not held:  # an index out of range or a division by zero: the results are of other numbers
+        for fault, is_sound in zip(self._faults, fine, strict=True):
+            if not is_sound:  # an index out of range or a division by zero: the results are of other numbers
                 raise DataError(f"{fault}: the inputs hold what the model has no answer to")
-        made = {spec.name: to_array(tensor) for spec, tensor in zip(self.outputs, results, strict=True)}
+        output_arrays = {spec.name: to_array(tensor) for spec, tensor in zip(self.outputs, results, strict=True)}
         # An output that is an input would change with the caller's array.
-        shared = {name for name, array in made.items() if any(np.may_share_memory(array, x) for x in inputs.values())}
-        return {name: array.copy() if name in shared else array for name, array in made.items()}
+        shared = {
+            name for name, array in output_arrays.items() if any(np.may_share_memory(array, x) for x in inputs.values())
+        }
+        return {name: array.copy() if name in shared else array for name, array in output_arrays.items()}
 
     def _place(self, inputs: Tensors) -> list[torch.Tensor]:
         """The inputs as tensors on the device, in the package's order."""
@@ -55,13 +57,13 @@ class PackageSession(Session):
     def prepare_call(self, inputs: Tensors) -> Callable[[], object]:
         """The package's own call on tensors of its device."""
         self.run(inputs)
-        given = self._place(inputs)
+        tensors = self._place(inputs)
 
         def call() -> object:
-            found = self._model.boxed_run(list(given))
+            outputs = self._model.boxed_run(list(tensors))
             if self._device.type == "cuda":
                 torch.cuda.synchronize()
-            return found
+            return outputs
 
         return call
 

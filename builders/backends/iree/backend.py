@@ -56,9 +56,9 @@ class Iree:
     multithreaded: bool = True
 
     def __post_init__(self) -> None:
-        for option, known in _CHOICES.items():
-            if (value := getattr(self, option)) not in known:
-                raise InputError(f"backends.iree.{option}: {value!r} is not one of {', '.join(map(repr, known))}")
+        for option, choices in _CHOICES.items():
+            if (value := getattr(self, option)) not in choices:
+                raise InputError(f"backends.iree.{option}: {value!r} is not one of {', '.join(map(repr, choices))}")
 
     def serves(self, target: Target) -> bool:  # noqa: ARG002 - both kinds
         """CPUs and GPUs."""
@@ -66,8 +66,8 @@ class Iree:
 
     def versions(self) -> dict[str, str]:
         """Versions of compiler and runtime, and this CPU's level where the engine depends on it."""
-        found = versions_of(*_DISTRIBUTIONS, together=True)
-        return {**found, "cpu": host_level()} if found and self.cpu == HOST else found
+        package_versions = versions_of(*_DISTRIBUTIONS, together=True)
+        return {**package_versions, "cpu": host_level()} if package_versions and self.cpu == HOST else package_versions
 
     def scheme(self) -> QuantizationScheme:
         """Symmetric int8, biases in floating point, the rest in fp32."""

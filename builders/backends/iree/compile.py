@@ -31,7 +31,7 @@ _BEYOND = 2**31 - 1
 def rewrite(graph: "onnx.GraphProto", opset: int, outer: Scope | None = None) -> None:
     """Rewrite a graph whose shapes are inferred, inner graphs included, in place."""
     scope = (outer or Scope()).inside(graph)
-    written: list[onnx.NodeProto] = []
+    new_nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         for inner in list_bodies(node):
             rewrite(inner, opset, scope)
@@ -39,9 +39,9 @@ def rewrite(graph: "onnx.GraphProto", opset: int, outer: Scope | None = None) ->
             _state_carried(node)
         rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         new = rule(_Writer(node, opset), scope) if rule else None
-        written.extend([node] if new is None else new)
+        new_nodes.extend([node] if new is None else new)
     del graph.node[:]
-    graph.node.extend(written)
+    graph.node.extend(new_nodes)
 
 
 def _state_carried(loop: "onnx.NodeProto") -> None:
@@ -52,9 +52,9 @@ def _state_carried(loop: "onnx.NodeProto") -> None:
     """
     for body in list_bodies(loop):
         # The body takes the turn's number and the condition first, and gives the condition.
-        for taken, given in zip(body.input[2:], body.output[1:], strict=False):
-            if not given.type.tensor_type.HasField("shape") and taken.type.tensor_type.HasField("shape"):
-                given.type.tensor_type.shape.CopyFrom(taken.type.tensor_type.shape)
+        for body_input, body_output in zip(body.input[2:], body.output[1:], strict=False):
+            if not body_output.type.tensor_type.HasField("shape") and body_input.type.tensor_type.HasField("shape"):
+                body_output.type.tensor_type.shape.CopyFrom(body_input.type.tensor_type.shape)
 
 
 class _Writer:
@@ -105,13 +105,13 @@ def _begin(start: Array, step: Array, scope: Scope, data: str, axes: str) -> Arr
     axis, sizes = scope.array(axes) if axes else np.arange(start.size), scope.sizes(data)
     if axis is None or sizes is None:
         return None
-    found = start.copy()
+    clipped_start = start.copy()
     for place in np.flatnonzero((step < 0) & (start >= 0)):
         size = sizes[axis[place]]
         if size is None and start[place] < _BEYOND:
             return None
-        found[place] = -1 if start[place] >= _BEYOND or size is None else min(start[place], size - 1)
-    return found
+        clipped_start[place] = -1 if start[place] >= _BEYOND or size is None else min(start[place], size - 1)
+    return clipped_start
 
 
 def _computed_begin(write: _Writer, scope: Scope, data: str, starts: str, axes: str, steps: str) -> str:
@@ -145,10 +145,10 @@ def _clip(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":  # noq
 
 def _normalize(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     """It divides zeros by their norm of zero."""
-    given, kind = attributes_of(write.node), scope.dtype(write.node.input[0])
+    attributes, kind = attributes_of(write.node), scope.dtype(write.node.input[0])
     if kind is None:
         return None
-    value, axes, norm_of = write.node.input[0], [given.get("axis", -1)], f"ReduceL{given.get('p', 2)}"
+    value, axes, norm_of = write.node.input[0], [attributes.get("axis", -1)], f"ReduceL{attributes.get('p', 2)}"
     if write.opset < 18:
         norm = write(norm_of, value, axes=axes)
     else:
@@ -231,10 +231,10 @@ def compile_model(model: Path, workdir: Path, flags: list[str]) -> Path:
 
 def reason(said: str, names: Names) -> str:
     """The first error that the compiler printed, with the node's own name and operator where it names the node."""
-    found = _ERROR.search(said)
-    if found is None:
+    match = _ERROR.search(said)
+    if match is None:
         return " ".join(names.restore(said).split())[-_LONGEST:] or "it gave no reason"
-    node, said = found.groups()
+    node, said = match.groups()
     words = _AFTER.sub("", said)[:_LONGEST]
     return names.restore(f"{node}: {words}" if node else words)
 
@@ -318,22 +318,24 @@ class IreeSession(Session):
         """Run once. Raises DataError for arrays that fit no profile, EnginesmithError when IREE fails."""
         if self._main is None:
             raise EnginesmithError("the session of this IREE engine is closed; open it again")
-        given, sizes = optional_methods.checked_inputs(self._check, inputs)
+        device_inputs, sizes = optional_methods.checked_inputs(self._check, inputs)
         try:
-            found = self._main(*given)
+            raw_outputs = self._main(*device_inputs)
         except (ValueError, RuntimeError, IndexError) as error:
             raise EnginesmithError(f"IREE failed while running: {words(error)}") from error
         # copied: IREE's results are in memory of its own
-        results = [np.array(value.to_host()) for value in (found if isinstance(found, tuple) else (found,))]
+        results = [
+            np.array(value.to_host()) for value in (raw_outputs if isinstance(raw_outputs, tuple) else (raw_outputs,))
+        ]
         results = [_signed_as(spec, array) for spec, array in zip(self.outputs, results, strict=True)]
         return optional_methods.checked_outputs(self._request, results, sizes, "IREE")
 
 
 def _signed_as(spec: TensorSpec, array: "np.ndarray") -> "np.ndarray":
     """The array's bits in the request's dtype: IREE's integers have a width and no sign, and come as signed ones."""
-    wanted = np.dtype(spec.dtype) if spec.dtype.lstrip("u").startswith("int") else array.dtype
-    same = array.dtype.kind in "iu" and wanted.itemsize == array.dtype.itemsize
-    return array.view(wanted) if same else array
+    target_dtype = np.dtype(spec.dtype) if spec.dtype.lstrip("u").startswith("int") else array.dtype
+    same = array.dtype.kind in "iu" and target_dtype.itemsize == array.dtype.itemsize
+    return array.view(target_dtype) if same else array
 
 
 def words(error: Exception) -> str:

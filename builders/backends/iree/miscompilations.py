@@ -93,13 +93,13 @@ def wrong_loops(graph: "onnx.GraphProto", outer: frozenset[str] = frozenset()) -
 
 def wrong_scan(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     """'REASON; REMEDY' for each way in which IREE gets a Scan wrong."""
-    given = attributes_of(node)
+    attributes = attributes_of(node)
     for name in _SCAN_LISTS:
-        if any(given.get(name, ())):
+        if any(attributes.get(name, ())):
             yield (
                 f"goes forwards along axis 0 whatever {name} says; reverse or transpose the tensor outside of the Scan"
             )
-    states = len(node.input) - given["num_scan_inputs"]
+    states = len(node.input) - attributes["num_scan_inputs"]
     for name in filter(None, node.output[states:]):
         if (sizes := scope.sizes(name)) is None or None in sizes:
             yield f"collects {name} of a dynamic size, which is taken for 1; export the model with fixed sizes"
@@ -109,18 +109,18 @@ def _sure(graph: "onnx.GraphProto", outer: frozenset[str]) -> frozenset[str]:
     """Names of values in a graph that are always true, or whole numbers other than 0."""
     from onnx import TensorProto
 
-    found = {*outer, *(tensor.name for tensor in graph.initializer if _is_true(tensor))}
+    true_names = {*outer, *(tensor.name for tensor in graph.initializer if _is_true(tensor))}
     for node in graph.node:
-        known = [name in found for name in node.input]
+        input_flags = [name in true_names for name in node.input]
         attributes = {attribute.name: attribute for attribute in node.attribute}
         if (
             (node.op_type == "Constant" and "value" in attributes and _is_true(attributes["value"].t))
-            or (node.op_type in ("Identity", "And") and all(known))
-            or (node.op_type == "Or" and any(known))
-            or (node.op_type == "Cast" and attributes["to"].i == TensorProto.BOOL and all(known))
+            or (node.op_type in ("Identity", "And") and all(input_flags))
+            or (node.op_type == "Or" and any(input_flags))
+            or (node.op_type == "Cast" and attributes["to"].i == TensorProto.BOOL and all(input_flags))
         ):
-            found.add(node.output[0])
-    return frozenset(found)
+            true_names.add(node.output[0])
+    return frozenset(true_names)
 
 
 def _is_true(tensor: "onnx.TensorProto") -> bool:
@@ -140,8 +140,8 @@ def wrong_operators(graph: "onnx.GraphProto", opset: int, outer: Scope | None = 
         if node.domain in ("", "ai.onnx"):
             rules = [*_RULES.get(node.op_type, ()), *([_flattens] if opset < 13 else ())]
             for rule in rules:
-                for found in rule(node, scope):
-                    yield f"{node.name} {found}"
+                for fault in rule(node, scope):
+                    yield f"{node.name} {fault}"
         for inner in list_bodies(node):
             yield from wrong_operators(inner, opset, scope)
 
@@ -161,7 +161,7 @@ def _find_unsigned(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
 
 
 def _recurrent(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
-    given = attributes_of(node)
+    attributes = attributes_of(node)
     lengths, peepholes = (node.input[place] if len(node.input) > place else "" for place in (4, 7))
     if lengths:
         array, sizes = scope.array(lengths), scope.sizes(node.input[0])
@@ -169,22 +169,22 @@ def _recurrent(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
             yield "leaves sequence_lens out of account; mask the sequences in the model"
     if peepholes:
         yield "leaves its peephole weights out of account; export the model without them"
-    if "clip" in given:
+    if "clip" in attributes:
         yield "leaves clip out of account; export the model without it"
-    if others := [name.decode() for name in given.get("activations", ()) if name not in _ACTIVATIONS]:
+    if others := [name.decode() for name in attributes.get("activations", ()) if name not in _ACTIVATIONS]:
         yield f"computes another activation than {others[0]}; use Sigmoid, Tanh or Relu"
 
 
 def _average(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     """Averages with ceil_mode, of windows that reach beyond the padding, or begin there."""
-    given = attributes_of(node)
-    if not given.get("ceil_mode") or given.get("auto_pad", b"NOTSET") != b"NOTSET":
+    attributes = attributes_of(node)
+    if not attributes.get("ceil_mode") or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
         return
-    kernel = np.array(given["kernel_shape"])
+    kernel = np.array(attributes["kernel_shape"])
     ones = [1] * kernel.size
-    pads = np.array(given.get("pads", [0, 0] * kernel.size)).reshape(2, -1)
-    windows = (kernel - 1) * given.get("dilations", ones) + 1
-    strides = np.array(given.get("strides", ones))
+    pads = np.array(attributes.get("pads", [0, 0] * kernel.size)).reshape(2, -1)
+    windows = (kernel - 1) * attributes.get("dilations", ones) + 1
+    strides = np.array(attributes.get("strides", ones))
     sizes = (scope.sizes(node.input[0]) or [None] * (kernel.size + 2))[2:]
     # how far the last window reaches beyond the padding; a whole window beyond the entries is none
     room = windows - pads[1]
@@ -192,7 +192,7 @@ def _average(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
         min(stride, space) - 1 if size is None else -(size + sum(pad) - window) % stride
         for size, pad, window, stride, space in zip(sizes, pads.T, windows, strides, room, strict=True)
     ]
-    if max(beyond) > (0 if given.get("count_include_pad") else 1):
+    if max(beyond) > (0 if attributes.get("count_include_pad") else 1):
         yield "divides by too much where windows reach beyond the padding (ceil_mode); pad in the model instead"
     elif any(reach and reach >= space for reach, space in zip(beyond, room, strict=True)):
         yield "has windows that begin behind the last entry (ceil_mode), which are to be left out; pad in the model"

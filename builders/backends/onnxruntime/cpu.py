@@ -80,13 +80,13 @@ class OnnxRuntime:
 
     def __post_init__(self) -> None:
         if self.graph_optimization not in _LEVELS:
-            known = ", ".join(map(repr, _LEVELS))
+            choice_list = ", ".join(map(repr, _LEVELS))
             raise InputError(
-                f"backends.onnxruntime.graph_optimization: {self.graph_optimization!r} is not one of {known}"
+                f"backends.onnxruntime.graph_optimization: {self.graph_optimization!r} is not one of {choice_list}"
             )
         if self.reduced_range not in _REDUCED_RANGE:
-            known = ", ".join(map(repr, _REDUCED_RANGE))
-            raise InputError(f"backends.onnxruntime.reduced_range: {self.reduced_range!r} is not one of {known}")
+            choice_list = ", ".join(map(repr, _REDUCED_RANGE))
+            raise InputError(f"backends.onnxruntime.reduced_range: {self.reduced_range!r} is not one of {choice_list}")
         if self.intra_op_threads < 0:
             raise InputError(f"backends.onnxruntime.intra_op_threads: {self.intra_op_threads} is negative; 0 means all")
 
@@ -96,8 +96,12 @@ class OnnxRuntime:
 
     def versions(self) -> dict[str, str]:
         """ONNX Runtime's version, and the kind of CPU where the engine depends on it."""
-        found = versions_of("onnxruntime")
-        return {**found, "cpu": this_kind().name} if found and self.graph_optimization == "all" else found
+        package_versions = versions_of("onnxruntime")
+        return (
+            {**package_versions, "cpu": this_kind().name}
+            if package_versions and self.graph_optimization == "all"
+            else package_versions
+        )
 
     def scheme(self) -> QuantizationScheme:
         """Asymmetric uint8 activations, which x86's VNNI kernels take, and int32 biases; for this kind of CPU."""

@@ -73,9 +73,9 @@ def restore_names(model: onnx.ModelProto) -> None:
         names[name] = source
         if source in maker:
             names[source] = f"{source}/narrow"
-    told = [item for item in graph.value_info if item.name not in {*names, *names.values()}]
+    value_infos = [item for item in graph.value_info if item.name not in {*names, *names.values()}]
     del graph.value_info[:]
-    graph.value_info.extend(told)
+    graph.value_info.extend(value_infos)
     for body in walk_graphs(graph):
         for node in body.node:
             for field in (node.input, node.output):
@@ -108,11 +108,11 @@ def keep_narrow_weights(path: Path, source: Path) -> tuple[str, ...]:
         if is_external(tensor):
             embed(tensor)
     engine = load_graph(path)
-    before, kept = size_of(engine), restore_chains(engine, model, chains)
-    if not kept:
+    before, weight_count = size_of(engine), restore_chains(engine, model, chains)
+    if not weight_count:
         return ()
     write_graph(engine, path)
-    count = pluralize(kept, "weight is", "weights are")
+    count = pluralize(weight_count, "weight is", "weights are")
     saved = f"{size_of(engine) / 1e6:.1f} MB instead of {before / 1e6:.1f}"
     return (f"{count} stored narrow, as they came, and widened to fp32 when the engine is opened: {saved}",)
 
@@ -129,40 +129,42 @@ def note_widened(source: Path) -> tuple[str, ...]:
 
 def find_widened(model: ModelProto) -> dict[str, tuple[NodeProto, ...]]:
     """Float32 tensor -> the nodes that make it out of constants, in order, where it is larger than those."""
-    given = _constants(model)
-    made = {name: node for node in model.graph.node for name in node.output}
-    found = dict[str, tuple[NodeProto, ...]]()
+    constants = _constants(model)
+    producers = {name: node for node in model.graph.node for name in node.output}
+    chains = dict[str, tuple[NodeProto, ...]]()
     for node in model.graph.node:
-        chain = _chain(node, made, given, _LONGEST)
-        if chain and _narrows(chain, given):
-            found[node.output[0]] = chain
-    return found
+        chain = _chain(node, producers, constants, _LONGEST)
+        if chain and _narrows(chain, constants):
+            chains[node.output[0]] = chain
+    return chains
 
 
 def restore_chains(engine: ModelProto, source: ModelProto, chains: Mapping[str, tuple[NodeProto, ...]]) -> int:
     """Replace the engine's constants that chains of the source give, in place; gives how many."""
-    given, there = _constants(source), {item.name: item for item in engine.graph.initializer}
-    taken = {name for node in engine.graph.node for name in node.output} | {item.name for item in engine.graph.input}
-    nodes, kept = dict[str, NodeProto](), list[str]()
+    constants, there = _constants(source), {item.name: item for item in engine.graph.initializer}
+    engine_names = {name for node in engine.graph.node for name in node.output} | {
+        item.name for item in engine.graph.input
+    }
+    nodes, restored_names = dict[str, NodeProto](), list[str]()
     for name, chain in chains.items():
-        made = {result for node in chain for result in node.output}
-        if name not in there or made & taken or not _gives(chain, given, there[name]):
+        chain_results = {result for node in chain for result in node.output}
+        if name not in there or chain_results & engine_names or not _gives(chain, constants, there[name]):
             continue
         for node in chain:
             nodes[node.output[0]] = node
-            for read in node.input:
-                if read in given and read not in there:
-                    engine.graph.initializer.append(_renamed(given[read], read))
-                    there[read] = engine.graph.initializer[-1]
-        kept.append(name)
-    if kept:
-        left = [item for item in engine.graph.initializer if item.name not in nodes]
+            for input_name in node.input:
+                if input_name in constants and input_name not in there:
+                    engine.graph.initializer.append(_renamed(constants[input_name], input_name))
+                    there[input_name] = engine.graph.initializer[-1]
+        restored_names.append(name)
+    if restored_names:
+        initializers = [item for item in engine.graph.initializer if item.name not in nodes]
         del engine.graph.initializer[:]
-        engine.graph.initializer.extend(left)
+        engine.graph.initializer.extend(initializers)
         rest = list(engine.graph.node)
         del engine.graph.node[:]
         engine.graph.node.extend([*nodes.values(), *rest])
-    return len(kept)
+    return len(restored_names)
 
 
 def _chain(
@@ -186,16 +188,16 @@ def _chain(
 
 def _narrows(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto]) -> bool:
     """Whether the constants that a chain reads, one of them narrow, take 3/4 of its result's bytes at most."""
-    read = {name: given[name] for node in chain for name in node.input if name in given}
+    operands = {name: given[name] for node in chain for name in node.input if name in given}
     narrow = [
         item.dims
         for node in chain
-        if node.op_type == "Cast" and (item := read.get(node.input[0])) is not None and item.data_type != _FLOAT
+        if node.op_type == "Cast" and (item := operands.get(node.input[0])) is not None and item.data_type != _FLOAT
     ]
     if not narrow:
         return False
     result = 4 * max(math.prod(dims) for dims in narrow)
-    return bool(result >= _SMALLEST_BYTES and sum(map(_size_bytes, read.values())) <= 0.75 * result)
+    return bool(result >= _SMALLEST_BYTES and sum(map(_size_bytes, operands.values())) <= 0.75 * result)
 
 
 def _gives(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto], wanted: TensorProto) -> bool:
@@ -292,20 +294,20 @@ def rewrite_optimized(path: Path, *, faster: bool) -> tuple[str, ...]:
 def fuse_bias(model: ModelProto) -> int:
     """Give each integer MatMul the bias that is added behind it, in place; gives how many."""
     graph = model.graph
-    made = {name: node for node in graph.node for name in node.output}
+    producers = {name: node for node in graph.node for name in node.output}
     reads = Counter(name for node in graph.node for name in node.input)
     reads.update(value.name for value in graph.output)
-    given = {item.name: item for item in graph.initializer}
+    constants = {item.name: item for item in graph.initializer}
     folded = 0
     for node in [node for node in graph.node if node.op_type == "Add"]:
         for product, bias in (node.input, reversed(node.input)):
-            maker = made.get(product)
-            if maker and reads[product] == 1 and _takes(maker, given.get(bias), given):
+            maker = producers.get(product)
+            if maker and reads[product] == 1 and _takes(maker, constants.get(bias), constants):
                 unset = [""] * (_BIAS_INPUT - len(maker.input))
                 maker.input[:] = [*maker.input[:_BIAS_INPUT], *unset, bias]
                 maker.output[0] = node.output[0]
                 graph.node.remove(node)
-                made[node.output[0]] = maker
+                producers[node.output[0]] = maker
                 folded += 1
                 break
     return folded
@@ -323,20 +325,20 @@ def _takes(node: NodeProto, bias: TensorProto | None, given: dict[str, TensorPro
 
 def split_convolutions(model: ModelProto) -> int:
     """Split the large integer convolutions, in place; gives how many."""
-    given = {item.name: item for item in model.graph.initializer}
+    constants = {item.name: item for item in model.graph.initializer}
     nodes, split = list[NodeProto](), 0
     for node in model.graph.node:
-        width = _width(node, given)
-        nodes += _parts(model, node, width, given) if width else [node]
+        width = _width(node, constants)
+        nodes += _parts(model, node, width, constants) if width else [node]
         split += bool(width)
     if split:
         del model.graph.node[:]
         model.graph.node.extend(nodes)
-        read = {name for node in model.graph.node for name in node.input}
-        read.update(value.name for value in model.graph.output)
+        operand_names = {name for node in model.graph.node for name in node.input}
+        operand_names.update(value.name for value in model.graph.output)
         # A body within a node could read a constant too: then all stay.
         bodies = any(item.type == onnx.AttributeProto.GRAPH for node in model.graph.node for item in node.attribute)
-        for item in [] if bodies else [item for item in model.graph.initializer if item.name not in read]:
+        for item in [] if bodies else [item for item in model.graph.initializer if item.name not in operand_names]:
             model.graph.initializer.remove(item)
     return split
 
@@ -393,8 +395,8 @@ def _swap(graph: GraphProto, reads: Counter[str]) -> int:
     multiplied = {name for node in graph.node if node.op_type in _READERS for name in node.input}
     casts = [node for node in graph.node if node.op_type == "Cast" and node.output[0] in multiplied]
     pairs = [(maker.get(cast.input[0]), cast) for cast in casts]
-    found = [(transpose, cast) for transpose, cast in pairs if transpose and _moves_first_axis(transpose)]
-    for transpose, cast in found:
+    swap_pairs = [(transpose, cast) for transpose, cast in pairs if transpose and _moves_first_axis(transpose)]
+    for transpose, cast in swap_pairs:
         moved = NodeProto()
         moved.CopyFrom(transpose)
         before, result = f"{cast.output[0]}/cast_first", cast.output[0]
@@ -406,7 +408,7 @@ def _swap(graph: GraphProto, reads: Counter[str]) -> int:
             moved.name += "/cast_first"
         else:
             graph.node.remove(transpose)
-    return len(found)
+    return len(swap_pairs)
 
 
 def _moves_first_axis(node: NodeProto) -> bool:

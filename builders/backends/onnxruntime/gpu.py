@@ -121,18 +121,19 @@ def check_available(available: Sequence[str], provider: str) -> None:
 
 def _check_placed(model: Path, session: Untyped, provider: str, cpu_operators: bool) -> None:
     """Raise EnginesmithError when the session is not the provider's, or computes more than shapes on the CPU."""
-    found = session.get_providers()
-    if found[0] != provider:
+    providers = session.get_providers()
+    if providers[0] != provider:
         raise EnginesmithError(
-            f"{model.name}: {provider} did not load, and onnxruntime would run on {found[0]}; check the driver, CUDA, "
+            f"{model.name}: {provider} did not load, and onnxruntime would run on {providers[0]}; "
+            f"check the driver, CUDA, "
             "cuDNN and TensorRT against the versions that onnxruntime-gpu needs"
         )
     placed = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == CPU]
     nodes = [node for part in placed for node in part.get_nodes() if node.op_type not in _OF_SHAPES]
     if nodes and not cpu_operators:
-        shown = join_first([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN)
+        node_list = join_first([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN)
         raise EnginesmithError(
-            f"{model.name}: {len(nodes)} operators have no kernel in {provider} and would run on the CPU: {shown}; "
+            f"{model.name}: {len(nodes)} operators have no kernel in {provider} and would run on the CPU: {node_list}; "
             "use another backend, or set cpu_operators: true to accept it"
         )
 
@@ -267,9 +268,9 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
     memory_mib: int = 0
 
     def __post_init__(self) -> None:
-        if self.convolution_search not in (known := ("exhaustive", "heuristic", "default")):
+        if self.convolution_search not in (choices := ("exhaustive", "heuristic", "default")):
             raise InputError(
-                f"backends.{self.name}.convolution_search: {self.convolution_search!r} is not one of {known}"
+                f"backends.{self.name}.convolution_search: {self.convolution_search!r} is not one of {choices}"
             )
         if self.memory_mib < 0:
             raise InputError(f"backends.{self.name}.memory_mib: {self.memory_mib} is negative; 0 means no limit")

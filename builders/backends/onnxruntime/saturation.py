@@ -92,10 +92,10 @@ def make_exact(model: ModelProto) -> int:
     """Make uint8 of each int8 factor beyond 64, in place, in all graphs of a model; gives how many nodes read one. A
     constant that several nodes read, of whatever graph, is shifted once."""
     scope = _Scope.of(model.graph)
-    found = len(list(_find_saturating(scope)))
-    if found:
+    saturating_count = len(list(_find_saturating(scope)))
+    if saturating_count:
         _Rewrite(model).apply(scope)
-    return found
+    return saturating_count
 
 
 @dataclass
@@ -144,16 +144,16 @@ class _Scope:
 
     def _results(self, node: NodeProto) -> dict[str, int]:
         """Name -> element type of a node's results, where its own fields and inputs tell it."""
-        given = {item.name: item for item in node.attribute}
+        attributes = {item.name: item for item in node.attribute}
         if node.op_type == "DynamicQuantizeLinear":
             return dict.fromkeys((node.output[0], node.output[2]), TensorProto.UINT8)
         if node.op_type == "QuantizeLinear":
-            asked = given["output_dtype"].i if "output_dtype" in given else 0
-            return {node.output[0]: self.kind(_input(node, 2)) or asked or TensorProto.UINT8}
+            output_type = attributes["output_dtype"].i if "output_dtype" in attributes else 0
+            return {node.output[0]: self.kind(_input(node, 2)) or output_type or TensorProto.UINT8}
         if node.op_type == "Cast":
-            return {node.output[0]: given["to"].i}
-        if node.op_type == "Constant" and "value" in given:
-            return {node.output[0]: given["value"].t.data_type}
+            return {node.output[0]: attributes["to"].i}
+        if node.op_type == "Constant" and "value" in attributes:
+            return {node.output[0]: attributes["value"].t.data_type}
         moved = self.kind(_input(node, 0)) if node.op_type in _MOVING else 0
         return {node.output[0]: moved} if moved else {}
 
@@ -195,13 +195,13 @@ def _is_small(tensor: TensorProto | None) -> bool:
 def _list_fused(scope: _Scope) -> set[str]:
     """The dequantized weights of a graph that meet a dequantized uint8 activation: ONNX Runtime may fuse the three as
     it opens the file."""
-    found = set[str]()
+    fused_inputs = set[str]()
     for node in scope.graph.node:
         maker = scope.makers.get(node.input[0]) if node.op_type in _FUSED else None
         if maker is not None and maker.op_type == "DequantizeLinear":
             kinds = [scope.kind(_input(maker, place)) for place in (0, 2)]
-            found |= {node.input[1]} if TensorProto.UINT8 in kinds else set()
-    return found
+            fused_inputs |= {node.input[1]} if TensorProto.UINT8 in kinds else set()
+    return fused_inputs
 
 
 class _Rewrite:
@@ -224,11 +224,13 @@ class _Rewrite:
             nodes.append(node)
         del scope.graph.node[:]
         scope.graph.node.extend(nodes)
-        read = {name for node in scope.graph.node for name in list_reads(node)}
-        read |= {value.name for value in scope.graph.output}
-        left = [item for item in scope.graph.initializer if item.name in read or item.name not in scope.shifted]
+        operand_names = {name for node in scope.graph.node for name in list_reads(node)}
+        operand_names |= {value.name for value in scope.graph.output}
+        initializers = [
+            item for item in scope.graph.initializer if item.name in operand_names or item.name not in scope.shifted
+        ]
         del scope.graph.initializer[:]
-        scope.graph.initializer.extend(left)
+        scope.graph.initializer.extend(initializers)
 
     def _add_zero(self, node: NodeProto, scope: _Scope) -> str:
         """A zero point for a node without one; that of a DequantizeLinear has the shape of its scales."""
@@ -238,12 +240,12 @@ class _Rewrite:
     def _shift(self, name: str, scope: _Scope, nodes: list[NodeProto]) -> str:
         """The name of `name` plus 128, as uint8: of a constant beside it; else made by nodes that are added to
         `nodes`."""
-        if known := scope.find_shifted(name):
-            return known
+        if uint8_name := scope.find_shifted(name):
+            return uint8_name
         owner = scope.owner(name)
-        if (given := owner.constants.get(name)) is not None:
-            values = (to_array(given).astype(np.int16) + _SHIFT).astype(np.uint8)
-            owner.shifted[name] = self._add(values, f"{name} as uint8", owner, given)
+        if (constant := owner.constants.get(name)) is not None:
+            values = (to_array(constant).astype(np.int16) + _SHIFT).astype(np.uint8)
+            owner.shifted[name] = self._add(values, f"{name} as uint8", owner, constant)
             return owner.shifted[name]
         wide, moved, result = (self._name(f"{name} {part}") for part in ("widened", "moved", "as uint8"))
         amount = self._add(np.array(_SHIFT, np.int32), f"{name} shift", scope)
@@ -255,11 +257,11 @@ class _Rewrite:
 
     def _add(self, values: Array, name: str, scope: _Scope, like: TensorProto | None = None) -> str:
         """The name of a new constant of a graph. like: in whose file its values lie, where that has one."""
-        made = from_array(values, self._name(name), like or TensorProto())
-        scope.graph.initializer.append(made)
-        scope.names.add(made.name)
-        scope.constants[made.name], scope.kinds[made.name] = made, made.data_type
-        return str(made.name)
+        tensor = from_array(values, self._name(name), like or TensorProto())
+        scope.graph.initializer.append(tensor)
+        scope.names.add(tensor.name)
+        scope.constants[tensor.name], scope.kinds[tensor.name] = tensor, tensor.data_type
+        return str(tensor.name)
 
     def _name(self, name: str) -> str:
         while name in self._taken:

@@ -139,11 +139,11 @@ def open_model(model: Path, options: Untyped, name: str | None = None, source: s
 
 
 def _spec(model: Path, value: Untyped) -> TensorSpec:
-    found = re.fullmatch(r"tensor\((\w+)\)", value.type)
-    if not found:
+    match = re.fullmatch(r"tensor\((\w+)\)", value.type)
+    if not match:
         raise ModelError(f"{model.name}: {value.name!r} is a {value.type}; only tensors can be inputs and outputs")
     shape = tuple(f"{value.name}.{axis}" if dim is None else dim for axis, dim in enumerate(value.shape))
-    return TensorSpec(value.name, _FLOATS.get(found[1], found[1]), shape)
+    return TensorSpec(value.name, _FLOATS.get(match[1], match[1]), shape)
 
 
 def failures() -> tuple[type[Exception], ...]:
@@ -175,8 +175,8 @@ def why_unreadable(error: Exception, model: Path) -> str:
     old = opset is not None and opset < OLDEST_OPSET
     newer = f"export the model again with opset {OLDEST_OPSET} or later, or convert it with onnx.version_converter"
     for pattern in _UNKNOWN_OP:
-        if found := pattern.search(words):
-            groups = found.groupdict()
+        if match := pattern.search(words):
+            groups = match.groupdict()
             node, operator = groups.get("node"), groups.get("op")
             where = f" (node {node!r})" if node else ""
             if old:
@@ -194,18 +194,18 @@ def _opset(model: Path) -> int | None:
     except ImportError:  # who runs engines need not have it
         return None
     try:
-        found = onnx.load(model, load_external_data=False).opset_import
+        opset_imports = onnx.load(model, load_external_data=False).opset_import
     except (DecodeError, OSError, ValueError):
         return None
-    return max((entry.version for entry in found if entry.domain in ("", "ai.onnx")), default=None)
+    return max((entry.version for entry in opset_imports if entry.domain in ("", "ai.onnx")), default=None)
 
 
 def _without_signature(text: str) -> str:
     """A message without the signature of a C++ function at its start, if there is one."""
-    found = _FUNCTION.match(text)
-    if found is None:
+    match = _FUNCTION.match(text)
+    if match is None:
         return text
-    rest = _behind_pair(text[found.end() :])
+    rest = _behind_pair(text[match.end() :])
     while rest.startswith(("(", "::")):  # operator()(...), and lambdas in functions
         rest = _behind_pair(rest[rest.find("(") :]).removeprefix(">") if "(" in rest else ""
     rest = _BEHIND.sub("", rest).lstrip()
@@ -275,10 +275,10 @@ def profile_nodes(path: Path, inputs: "Tensors", runs: int, workdir: Path, level
 
     Raises ModelError for a model that cannot be opened, and for a trace that cannot be read.
     """
-    found = _trace_run(path, inputs, runs, workdir, session_options(level, threads))
+    run_profile = _trace_run(path, inputs, runs, workdir, session_options(level, threads))
     empty = statistics.median(node.seconds for node in _empty(workdir, session_options(level, threads)).nodes)
-    nodes = [replace(node, seconds=max(node.seconds - empty, 0.0)) for node in found.nodes]
-    return replace(found, nodes=nodes)
+    nodes = [replace(node, seconds=max(node.seconds - empty, 0.0)) for node in run_profile.nodes]
+    return replace(run_profile, nodes=nodes)
 
 
 def _trace_run(path: Path, inputs: "Tensors", runs: int, workdir: Path, options: Untyped) -> RunProfile:
@@ -292,8 +292,8 @@ def _trace_run(path: Path, inputs: "Tensors", runs: int, workdir: Path, options:
     discard = max(2, runs // 5)
     for _ in range(discard + runs):
         session.run(None, dict(inputs))
-    given = {name: (array.dtype.name, tuple(array.shape)) for name, array in inputs.items()}
-    return read_trace(Path(session.end_profiling()), executed, given, discard)
+    input_types = {name: (array.dtype.name, tuple(array.shape)) for name, array in inputs.items()}
+    return read_trace(Path(session.end_profiling()), executed, input_types, discard)
 
 
 def _empty(workdir: Path, options: Untyped) -> RunProfile:
@@ -317,31 +317,31 @@ def read_trace(path: Path, executed: Path, inputs: Mapping[str, TensorType], dis
     for a trace without a run, which means that this version of the runtime writes another form.
     """
     try:
-        found = [TraceEvent.from_json(item) for item in json.loads(path.read_bytes()) if "ts" in item]
+        trace_events = [TraceEvent.from_json(item) for item in json.loads(path.read_bytes()) if "ts" in item]
     except (OSError, ValueError, TypeError, AttributeError, DataError) as error:
         raise ModelError(f"onnxruntime's profile {path.name} cannot be read: {error}") from error
-    events = sorted(found, key=lambda item: item.begun)
+    events = sorted(trace_events, key=lambda item: item.begun)
     runs = [item for item in events if item.name == "model_run"][discard:]
     if not runs:
         raise ModelError("onnxruntime's profile holds no run; this version of onnxruntime writes another form of it")
     kernels = [item for item in events if item.category == "Node" and item.name.endswith(_END)]
-    chosen = sorted(runs, key=lambda item: item.taken)[: max(1, round(_QUICKER * len(runs)))]
-    inside = [_outermost([item for item in kernels if run.begun <= item.begun <= run.ended]) for run in chosen]
+    quickest_runs = sorted(runs, key=lambda item: item.taken)[: max(1, round(_QUICKER * len(runs)))]
+    inside = [_outermost([item for item in kernels if run.begun <= item.begun <= run.ended]) for run in quickest_runs]
     nodes = []
     for same in zip(*inside, strict=False):  # one node in all runs
         first, seconds = same[0], sum(item.taken for item in same) / len(same) * 1e-6
         nodes.append(NodeTime(first.name.removesuffix(_END), first.operator, seconds, first.inputs, first.outputs))
-    whole_s = sum(item.taken for item in chosen) / len(chosen) * 1e-6
-    return RunProfile(_with_inputs(nodes, executed, inputs), len(chosen), whole_s)
+    whole_s = sum(item.taken for item in quickest_runs) / len(quickest_runs) * 1e-6
+    return RunProfile(_with_inputs(nodes, executed, inputs), len(quickest_runs), whole_s)
 
 
 def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
     """The kernels without those of bodies, whose time is part of their If's or Loop's."""
-    kept: list[TraceEvent] = []
+    outer_events: list[TraceEvent] = []
     for item in kernels:
-        if not kept or item.ended > kept[-1].ended or item.begun > kept[-1].ended:
-            kept.append(item)
-    return kept
+        if not outer_events or item.ended > outer_events[-1].ended or item.begun > outer_events[-1].ended:
+            outer_events.append(item)
+    return outer_events
 
 
 def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str, TensorType]) -> list[NodeTime]:
@@ -349,14 +349,18 @@ def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str,
     from builders.onnx_graphs.outline import load_outline
 
     graph = load_outline(executed).graph
-    found = [(node, _take_node(node, graph, taken)) for taken in [set[int]()] for node in nodes]
-    known = {item.name: (element_name(item.data_type), tuple(item.dims)) for item in graph.initializer} | dict(inputs)
-    for node, told in found:
-        if told is not None:
-            known |= dict(zip([name for name in told.output if name], node.outputs, strict=False))
+    node_pairs = [(node, _take_node(node, graph, used_indices)) for used_indices in [set[int]()] for node in nodes]
+    tensor_types = {item.name: (element_name(item.data_type), tuple(item.dims)) for item in graph.initializer} | dict(
+        inputs
+    )
+    for node, graph_node in node_pairs:
+        if graph_node is not None:
+            tensor_types |= dict(zip([name for name in graph_node.output if name], node.outputs, strict=False))
     return [
-        replace(node, inputs=tuple(known[name] for name in told.input if name in known)) if told is not None else node
-        for node, told in found
+        replace(node, inputs=tuple(tensor_types[name] for name in graph_node.input if name in tensor_types))
+        if graph_node is not None
+        else node
+        for node, graph_node in node_pairs
     ]
 
 
@@ -367,8 +371,8 @@ def _take_node(node: NodeTime, graph: "GraphProto", taken: set[int]) -> "NodePro
     """
     alike: list[tuple[int, NodeProto]]
     alike = [(i, item) for i, item in enumerate(graph.node) if i not in taken and item.op_type == node.op_type]
-    named = [found for found in alike if found[1].name == node.name]
-    for i, item in (named or [found for found in alike if not found[1].name])[:1]:
+    named = [candidate for candidate in alike if candidate[1].name == node.name]
+    for i, item in (named or [candidate for candidate in alike if not candidate[1].name])[:1]:
         taken.add(i)
         return item
     return None

@@ -89,8 +89,8 @@ def add_profiles(builder: Untyped, config: Untyped, profiles: Iterable[ShapeProf
 
 def has_profile(name: str, profiles: Iterable[ShapeProfile]) -> bool:
     """Whether there are profiles and each has shapes for this input."""
-    found = [any(entry[0] == name for entry in shapes.inputs) for shapes in profiles]
-    return bool(found) and all(found)
+    profile_flags = [any(entry[0] == name for entry in shapes.inputs) for shapes in profiles]
+    return bool(profile_flags) and all(profile_flags)
 
 
 def monitor(trt: Untyped, asked_to_stop: Callable[[], bool], tell: Callable[[str], None]) -> Untyped:
@@ -160,10 +160,10 @@ def _set(config: Untyped, data: bytes) -> str:
     """Why TensorRT does not take `data` as the timing cache; '' when it does."""
     try:
         cache = config.create_timing_cache(data)
-        taken = cache is not None and config.set_timing_cache(cache, False)
+        is_accepted = cache is not None and config.set_timing_cache(cache, False)
     except (RuntimeError, ValueError, TypeError) as error:
         return str(error)
-    return "" if taken else "TensorRT refuses it (another version, GPU or driver, or damaged)"
+    return "" if is_accepted else "TensorRT refuses it (another version, GPU or driver, or damaged)"
 
 
 def kept_layers(

@@ -82,8 +82,8 @@ class TensorRT(TensorRTEdition):
 
     def versions(self) -> dict[str, str]:
         """Versions of the installed wheels, and the digest of each plugin library."""
-        found = super().versions()
-        return {**found, **library.digests(library.paths(self.plugins))} if found else {}
+        package_versions = super().versions()
+        return {**package_versions, **library.digests(library.paths(self.plugins))} if package_versions else {}
 
     def refuses(self, request: BuildRequest) -> str | None:
         """As the base class, and requests that its own options do not go with."""
@@ -95,13 +95,13 @@ class TensorRT(TensorRTEdition):
         Sources: NVIDIA, TensorRT 11.4 documentation, "Engine Compatibility" and "Support Matrix"; the documentation of
         `HardwareCompatibilityLevel` in the bindings. Not tried on a GPU.
         """
-        found = list(super().requires(request))
+        requirements = list(super().requires(request))
         if self.hardware_compatibility == "ampere_plus":
-            found[0] = Gpu(request.target.name, max(_AMPERE, LEAST.get(request.precision, _AMPERE)), "at_least")
+            requirements[0] = Gpu(request.target.name, max(_AMPERE, LEAST.get(request.precision, _AMPERE)), "at_least")
         if request.target.product and self.hardware_compatibility == "none":
-            found.append(Product(request.target.product, _OTHER_PRODUCT))
-        found += [Library(path, digest) for path, digest in library.on_record(dict(request.toolchain))]
-        return (*found, *([Weights(request.model)] if self.strip_weights else []))
+            requirements.append(Product(request.target.product, _OTHER_PRODUCT))
+        requirements += [Library(path, digest) for path, digest in library.on_record(dict(request.toolchain))]
+        return (*requirements, *([Weights(request.model)] if self.strip_weights else []))
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """As the base class, with the engine inspector's account of the layers as an extra file, or a note why none."""
@@ -142,8 +142,8 @@ class TensorRT(TensorRTEdition):
 
     def timing_place(self) -> tuple[str, str] | None:
         """See `TimingCached`: TensorRT tunes on the first GPU."""
-        here, found = cuda.gpus(), super().versions()
-        return (here[0].name, found.get(self.name) or max(found.values())) if here and found else None
+        here, versions = cuda.gpus(), super().versions()
+        return (here[0].name, versions.get(self.name) or max(versions.values())) if here and versions else None
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """See `TimingCached`."""
@@ -152,20 +152,20 @@ class TensorRT(TensorRTEdition):
     def _runtime(self, toolchain: Mapping[str, str]) -> Runtime:
         """As the base class; a version-compatible engine loads in later releases of its major version and in the next
         major version of `_NEXT_MAJOR`, too."""
-        found = super()._runtime(toolchain)
-        if not (self.version_compatible and (parts := numbers(found.version))):
-            return found
+        runtime = super()._runtime(toolchain)
+        if not (self.version_compatible and (parts := numbers(runtime.version))):
+            return runtime
         majors = [_NEXT_MAJOR[parts[0]]] if parts[0] in _NEXT_MAJOR else []
-        ranges = [(found.version, str(parts[0] + 1)), *((str(major), str(major + 1)) for major in majors)]
-        return replace(found, loads=tuple(ranges))
+        ranges = [(runtime.version, str(parts[0] + 1)), *((str(major), str(major + 1)) for major in majors)]
+        return replace(runtime, loads=tuple(ranges))
 
     def _prepare(self, builder: Untyped) -> None:
         self._load_plugins(builder)
 
     def _load_plugins(self, owner: Untyped) -> None:
         """Load the plugins into the registry of a builder or a runtime."""
-        if found := library.paths(self.plugins):
-            library.load(owner.get_plugin_registry(), found)
+        if plugin_paths := library.paths(self.plugins):
+            library.load(owner.get_plugin_registry(), plugin_paths)
 
     def _configure(self, trt: Untyped, config: Untyped, request: BuildRequest) -> None:
         super()._configure(trt, config, request)

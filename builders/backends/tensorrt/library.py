@@ -65,8 +65,8 @@ def builder_reason(title: str, backend: str, messages: Iterable[tuple[str, str]]
     errors = list(dict.fromkeys(clean(text) for level, text in heard if "ERROR" in level))
     words = "; ".join(errors) or "it gave no reason"
     if _find_disguised_error(heard):
-        told = next(clean(text) for _, text in heard if re.search(_TACTIC_LACKS_MEMORY, text))
-        words, remedy = f"{words} (no kernel fits the memory: {told})", dict(_REMEDIES)[_NO_MEMORY]
+        memory_message = next(clean(text) for _, text in heard if re.search(_TACTIC_LACKS_MEMORY, text))
+        words, remedy = f"{words} (no kernel fits the memory: {memory_message})", dict(_REMEDIES)[_NO_MEMORY]
     else:
         remedy = next((cure for pattern, cure in _REMEDIES if re.search(pattern, words)), _NO_REMEDY)
     return f"{title} failed: {words}; remedy: {remedy.format(backend=backend)}"
@@ -203,10 +203,10 @@ def load(registry: Untyped, libraries: Iterable[str]) -> None:
 
 def _digest(path: str) -> str:
     try:
-        found = os.stat(path)  # noqa: PTH116 - asked for every unit of a plan
+        file_stat = os.stat(path)  # noqa: PTH116 - asked for every unit of a plan
     except OSError:
         return "absent"
-    return "absent" if not stat.S_ISREG(found.st_mode) else _read(path, found.st_mtime_ns, found.st_size)
+    return "absent" if not stat.S_ISREG(file_stat.st_mode) else _read(path, file_stat.st_mtime_ns, file_stat.st_size)
 
 
 @lru_cache(64)

@@ -71,11 +71,11 @@ class Tvm:
 
     def versions(self) -> dict[str, str]:
         """Versions of compiler and runtime, of nvcc where there is one, and this CPU's level where it matters."""
-        if not (found := versions_of(*_DISTRIBUTIONS, together=True)):
+        if not (package_versions := versions_of(*_DISTRIBUTIONS, together=True)):
             return {}
         if nvcc := find_nvcc():
-            found["nvcc"] = nvcc.version
-        return {**found, "cpu": host_level()} if self.cpu == HOST else found
+            package_versions["nvcc"] = nvcc.version
+        return {**package_versions, "cpu": host_level()} if self.cpu == HOST else package_versions
 
     def scheme(self) -> QuantizationScheme:
         """Symmetric int8, biases in floating point, the rest in fp32."""
@@ -127,10 +127,13 @@ class Tvm:
 
     def timing_place(self) -> tuple[str, str] | None:
         """See `TimingCached`: what was measured on this CPU, with this TVM, for this level."""
-        found = self.versions()
-        if not (self.tune_minutes and found):
+        versions = self.versions()
+        if not (self.tune_minutes and versions):
             return None
-        return f"{cpu_name()}-{os.cpu_count()}-cores", f"tvm-{found[_DISTRIBUTIONS[0]]}-{found.get('cpu', self.cpu)}"
+        return (
+            f"{cpu_name()}-{os.cpu_count()}-cores",
+            f"tvm-{versions[_DISTRIBUTIONS[0]]}-{versions.get('cpu', self.cpu)}",
+        )
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """See `TimingCached`."""

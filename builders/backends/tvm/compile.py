@@ -102,18 +102,20 @@ def _no_empty_constants(module: Untyped, proto: Untyped, names: Names) -> None:
     from tvm import relax
     from tvm.ir.expr import GenericConst
 
-    found: list[tuple[int, ...]] = []
+    empty_shapes: list[tuple[int, ...]] = []
 
     def note(value: Untyped) -> None:
         if isinstance(value, GenericConst) and 0 in getattr(value.value, "shape", ()):
-            found.append(tuple(value.value.shape))
+            empty_shapes.append(tuple(value.value.shape))
 
     for function in module.functions.values():
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function.body, note)
-    if found:
+    if empty_shapes:
         weight = next((names.restore(item.name) for item in proto.graph.initializer if 0 in item.dims), "a constant")
-        raise ModelError(f"TVM cannot compile the model: {weight} has shape {found[0]} and so no elements; {_REMEDY}")
+        raise ModelError(
+            f"TVM cannot compile the model: {weight} has shape {empty_shapes[0]} and so no elements; {_REMEDY}"
+        )
 
 
 def _fix_sizes(proto: Untyped, request: BuildRequest, names: Names) -> None:
@@ -163,13 +165,13 @@ def check_heeded(proto: "onnx.ModelProto", names: Names) -> None:
 def _find_ignored(node: "onnx.NodeProto") -> str | None:
     from onnx import helper
 
-    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     training = node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]
-    if training or (node.op_type == "BatchNormalization" and given.get("training_mode", 0)):
+    if training or (node.op_type == "BatchNormalization" and attributes.get("training_mode", 0)):
         return "TVM ignores training_mode; export the model in evaluation mode"
-    if node.op_type == "IsInf" and 0 in (given.get("detect_positive", 1), given.get("detect_negative", 1)):
+    if node.op_type == "IsInf" and 0 in (attributes.get("detect_positive", 1), attributes.get("detect_negative", 1)):
         return "TVM finds both infinities; compare with the one that is meant, or use another backend"
-    if node.op_type == "RoiAlign" and given.get("mode", b"avg") != b"avg":
+    if node.op_type == "RoiAlign" and attributes.get("mode", b"avg") != b"avg":
         return "TVM averages, whatever the mode; use another backend"
     return None
 
@@ -184,12 +186,12 @@ def rewrite_ranges(model: "onnx.ModelProto") -> None:
     from onnx import helper, numpy_helper
 
     graph = model.graph
-    made = {name: node for node in graph.node for name in node.output}
+    producers = {name: node for node in graph.node for name in node.output}
     values = {tensor.name: tensor for tensor in graph.initializer}
     one = numpy_helper.from_array(np.array([1], np.int64))
     rewritten = []
     for node in graph.node:
-        size = _one_dimension(node, made, values)
+        size = _one_dimension(node, producers, values)
         if size is None:
             rewritten.append(node)
             continue
@@ -281,12 +283,16 @@ class TvmSession(Session):
         if self._main is None:
             raise EnginesmithError("the session of this TVM engine is closed; open it again")
         arrays, sizes = optional_methods.checked_inputs(self._check, inputs)
-        given = [tvm.runtime.tensor(array, self._device) for array in arrays]
+        device_inputs = [tvm.runtime.tensor(array, self._device) for array in arrays]
         try:
-            found = self._main(*given)
+            raw_outputs = self._main(*device_inputs)
         except (ValueError, RuntimeError, TypeError) as error:
             raise EnginesmithError(f"TVM failed while running: {words(error)}") from error
-        results = list(found) if isinstance(found, Sequence) and not isinstance(found, tvm_ffi.Shape) else [found]
+        results = (
+            list(raw_outputs)
+            if isinstance(raw_outputs, Sequence) and not isinstance(raw_outputs, tvm_ffi.Shape)
+            else [raw_outputs]
+        )
         # An output that is a shape has no `numpy`, but sizes.
         arrays = [item.numpy() if hasattr(item, "numpy") else np.array(list(item), np.int64) for item in results]
         return optional_methods.checked_outputs(self._request, arrays, sizes, "TVM")

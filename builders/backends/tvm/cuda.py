@@ -52,15 +52,25 @@ class Nvcc:
         fast_math: whether division, square roots and denormals may be approximate (nvcc's --use_fast_math).
         Raises ModelError with nvcc's words when it does not compile, EnginesmithError when something else came out.
         """
-        code, made = workdir / "kernels.cu", workdir / f"kernels.{sm}.cubin"
+        code, cubin_path = workdir / "kernels.cu", workdir / f"kernels.{sm}.cubin"
         code.write_text(source)
         fast = ["--use_fast_math"] if fast_math else []
-        command = [str(self.path), "-cubin", "-O3", f"-arch={sm}", "-std=c++17", *fast, "-o", str(made), str(code)]
+        command = [
+            str(self.path),
+            "-cubin",
+            "-O3",
+            f"-arch={sm}",
+            "-std=c++17",
+            *fast,
+            "-o",
+            str(cubin_path),
+            str(code),
+        ]
         ended = subprocess.run(command, capture_output=True, text=True, cwd=workdir, check=False)
-        if ended.returncode or not made.exists():
+        if ended.returncode or not cubin_path.exists():
             words = " ".join((ended.stderr or ended.stdout).split())[:_LONGEST]
             raise ModelError(f"nvcc {self.version} does not compile the kernels for {sm}: {words}; use another backend")
-        data = made.read_bytes()
+        data = cubin_path.read_bytes()
         if generation(data) != sm:
             raise EnginesmithError(f"nvcc {self.version} made code for {generation(data)}, not for {sm}; reinstall it")
         return data
@@ -84,8 +94,8 @@ def find_nvcc() -> Nvcc | None:
 @lru_cache
 def _query_nvcc(path: Path, _changed_ns: int) -> Nvcc | None:
     said = _run_nvcc(path, "--version")
-    found = re.search(r"release [\d.]+, V([\d.]+)", said)
-    return Nvcc(path, found[1], frozenset(_run_nvcc(path, "--list-gpu-code").split())) if found else None
+    match = re.search(r"release [\d.]+, V([\d.]+)", said)
+    return Nvcc(path, match[1], frozenset(_run_nvcc(path, "--list-gpu-code").split())) if match else None
 
 
 def _run_nvcc(path: Path, option: str) -> str:
@@ -118,9 +128,9 @@ class CubinCompiler:
             )
 
     def _compile(self, source: str) -> bytes:
-        made = self._nvcc.cubin(source, self._sm, self._workdir, fast_math=self._fast_math)
-        self.made.append(made)
-        return made
+        cubin = self._nvcc.cubin(source, self._sm, self._workdir, fast_math=self._fast_math)
+        self.made.append(cubin)
+        return cubin
 
 
 def load_cuda_runtime(workdir: Path, nvcc: Nvcc) -> None:
@@ -152,21 +162,23 @@ def _load_cudart(library: Path, nvcc: Nvcc) -> None:
     homes = [Path(entry) for entry in sys.path if entry]
     places = [place for home in homes for place in home.glob("nvidia/*/lib")]
     places += [nvcc.path.resolve().parents[1] / lib for lib in ("lib64", "lib")] + [Path("/usr/local/cuda/lib64")]
-    found = next((place / name for place in places if (place / name).exists()), name)  # else the loader says what lacks
-    ctypes.CDLL(str(found), mode=ctypes.RTLD_GLOBAL)
+    cudart_path = next(
+        (place / name for place in places if (place / name).exists()), name
+    )  # else the loader says what lacks
+    ctypes.CDLL(str(cudart_path), mode=ctypes.RTLD_GLOBAL)
 
 
 def _stand_in(library: Path, workdir: Path) -> Path:
     """A libcuda.so.1 with every function that `library` needs of it; each returns that there is no device."""
     names = sorted({*_find_names(_DRIVER_CALL, library), *_ALWAYS})
-    source, made = workdir / "no_device.c", workdir / _DRIVER
+    source, stub_path = workdir / "no_device.c", workdir / _DRIVER
     source.write_text("".join(f"int {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in names))
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "c++", "g++"))), "cc")
-    command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{_DRIVER}", "-x", "c", str(source), "-o", str(made)]
+    command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{_DRIVER}", "-x", "c", str(source), "-o", str(stub_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise EnginesmithError(f"{compiler} cannot make a library: {ended.stderr.strip()[-500:]}; install gcc")
-    return made
+    return stub_path
 
 
 def _find_names(pattern: re.Pattern[bytes], library: Path) -> list[str]:

@@ -65,21 +65,21 @@ def schedule_kernels(
     ]
     with target:
         lowered = transform.Sequential(passes)(module)
-    found = extract_tasks(lowered, target, {})
+    tasks = extract_tasks(lowered, target, {})
     fixed = sorted(
-        (task for task in found if _is_fixed(task)),
+        (task for task in tasks if _is_fixed(task)),
         key=lambda task: float(estimate_tir_flops(task.dispatched[0])) * float(task.weight),
         reverse=True,
     )
     if not fixed:
-        return lowered, (f"not tuned: all {len(found)} kernels have open sizes; give the dims one size (min = max)",)
+        return lowered, (f"not tuned: all {len(tasks)} kernels have open sizes; give the dims one size (min = max)",)
     database, how = _search_schedules(fixed, workdir, end)
     with target, database, transform.PassContext(opt_level=3):
         tuned = relax.transform.MetaScheduleApplyDatabase()(lowered)
     (workdir / GROWN).write_bytes(bundle(workdir / "tuning"))
-    known = sum(database.query_schedule(task.dispatched[0], target, task.task_name) is not None for task in fixed)
-    left = f"; {len(found) - len(fixed)} have open sizes" if len(found) > len(fixed) else ""
-    return tuned, (f"{known} of {len(found)} kernels tuned {how}{left}",)
+    tuned_count = sum(database.query_schedule(task.dispatched[0], target, task.task_name) is not None for task in fixed)
+    open_note = f"; {len(tasks) - len(fixed)} have open sizes" if len(tasks) > len(fixed) else ""
+    return tuned, (f"{tuned_count} of {len(tasks)} kernels tuned {how}{open_note}",)
 
 
 def _search_schedules(tasks: Sequence[Untyped], workdir: Path, end: float) -> tuple[Untyped, str]:
@@ -218,8 +218,8 @@ def bundle(folder: Path) -> bytes:
 
 def unbundle(data: bytes, folder: Path) -> None:
     """Write a document as the two files of `folder`. Raises EnginesmithError when `data` is no such document."""
-    found = _parse(data)
-    for name, items in zip(FILES, (found.kernels, found.measured), strict=True):
+    tuning_records = _parse(data)
+    for name, items in zip(FILES, (tuning_records.kernels, tuning_records.measured), strict=True):
         (folder / name).write_text("".join(json.dumps(item, separators=(",", ":")) + "\n" for item in items))
 
 
@@ -233,18 +233,18 @@ def merge(older: bytes, newer: bytes) -> bytes:
 def _shorten(found: TuningRecords) -> bytes:
     """The document, each kernel and measurement once, and of each kernel the quickest measurements."""
     numbers: dict[bytes, int] = {}
-    known: list[list[object]] = []
+    kernels: list[list[object]] = []
     new: list[int] = []
     for kernel in found.kernels:
         text = canonical_json(kernel)
         if text not in numbers:
-            numbers[text] = len(known)
-            known.append(kernel)
+            numbers[text] = len(kernels)
+            kernels.append(kernel)
         new.append(numbers[text])
     ran = {canonical_json(item): item for at, rest in found.measured if _seconds(item := (new[at], rest)) < _NEVER}
     best = sorted(ran.values(), key=lambda item: (item[0], _seconds(item), canonical_json(item[1])))
-    kept = [item for _, same in groupby(best, key=lambda item: item[0]) for item in islice(same, _BEST)]
-    return canonical_json(encode(TuningRecords(tuple(known), tuple(kept))))
+    best_records = [item for _, same in groupby(best, key=lambda item: item[0]) for item in islice(same, _BEST)]
+    return canonical_json(encode(TuningRecords(tuple(kernels), tuple(best_records))))
 
 
 def _seconds(item: Measured) -> float:
@@ -258,10 +258,10 @@ def _lines(path: Path) -> list[object]:
 
 def _parse(data: bytes) -> TuningRecords:
     try:
-        found = decode(json.loads(data), TuningRecords)
+        records = decode(json.loads(data), TuningRecords)
     except (ValueError, RecursionError, IntegrityError) as error:
         raise EnginesmithError(f"no records of TVM's tuning: {error}") from error
-    fine = all(0 <= at < len(found.kernels) and all(run >= 0.0 for run in rest[1]) for at, rest in found.measured)
-    if found.format != _FORMAT or not fine:
+    fine = all(0 <= at < len(records.kernels) and all(run >= 0.0 for run in rest[1]) for at, rest in records.measured)
+    if records.format != _FORMAT or not fine:
         raise EnginesmithError("no records of TVM's tuning; they are begun anew")
-    return found
+    return records

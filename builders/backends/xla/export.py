@@ -31,18 +31,18 @@ def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str
         program = BoundGraph(read(model, known_operators(JAX)), JAX, folded=sys.maxsize)
         # Arguments of the compiled function instead of parts of it.
         weights = {name: array for name, array in program.constants.items() if array.nbytes > LARGEST_CONSTANT_BYTES}
-        for kind, there, asked in (
+        for kind, there, specs in (
             ("inputs", program.inputs, request.inputs),
             ("outputs", program.outputs, request.outputs),
         ):
-            if {*there} != (names := {spec.name for spec in asked}):
+            if {*there} != (names := {spec.name for spec in specs}):
                 raise ModelError(f"{model.name} has {kind} {sorted(there)}, not {sorted(names)}; export it again")
         order = [spec.name for spec in request.inputs]
 
         def run(held: list[Untyped], given: list[Untyped]) -> list[jax.Array]:
             values = dict(zip(weights, held, strict=True)) | dict(zip(order, given, strict=True))
-            made = dict(zip(program.outputs, program.run(values, Lookups(JAX, clamped=False)), strict=True))
-            return [made[spec.name] for spec in request.outputs]
+            output_arrays = dict(zip(program.outputs, program.run(values, Lookups(JAX, clamped=False)), strict=True))
+            return [output_arrays[spec.name] for spec in request.outputs]
 
         held = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in weights.values()]
         platform = "cpu" if request.target.is_cpu else "cuda"
@@ -72,13 +72,13 @@ def input_shapes(request: BuildRequest) -> list[jax.ShapeDtypeStruct]:
     ranges, every = sizes(request), request.multiples
     # 'd0' and so on: a dim's own name may be no identifier
     symbols = {dim: f"{every[dim]}*d{at}" if dim in every else f"d{at}" for at, dim in enumerate(ranges)}
-    written = {dim: str(low) if low == high else symbols[dim] for dim, (low, high) in ranges.items()}
+    dim_texts = {dim: str(low) if low == high else symbols[dim] for dim, (low, high) in ranges.items()}
     bounds = [(f"d{at}", [end // every.get(dim, 1) for end in ends]) for at, (dim, ends) in enumerate(ranges.items())]
     limits = [f"{dim} {bound}" for dim, (low, high) in bounds for bound in (f">= {low}", f"<= {high}")]
     scope = jax.export.SymbolicScope(limits)
-    made = []
+    shape_structs = []
     for spec in request.inputs:
-        words = ", ".join(written[dim] if isinstance(dim, str) else str(dim) for dim in spec.shape)
+        words = ", ".join(dim_texts[dim] if isinstance(dim, str) else str(dim) for dim in spec.shape)
         shape = jax.export.symbolic_shape(words, scope=scope) if words else ()
-        made.append(jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype)))
-    return made
+        shape_structs.append(jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype)))
+    return shape_structs

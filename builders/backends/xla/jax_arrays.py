@@ -102,8 +102,8 @@ def truncated_quotient(a: jax.Array, b: jax.Array) -> jax.Array:
 
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
     """x @ weight^T + bias."""
-    made = jnp.matmul(x, weight.T)
-    return made if bias is None else made + bias
+    product = jnp.matmul(x, weight.T)
+    return product if bias is None else product + bias
 
 
 def cut(x: jax.Array, axis: int, start: Any, end: Any, step: int = 1) -> jax.Array:
@@ -141,8 +141,8 @@ def take_along(x: jax.Array, indices: jax.Array, axis: int) -> jax.Array:
 
 def select(x: jax.Array, axis: int, index: Any) -> jax.Array:
     """What is at one index, a negative one from the end, of an axis, which goes."""
-    found = jnp.asarray(index)
-    return take(x, jnp.where(found < 0, found + x.shape[axis], found), axis)
+    positions = jnp.asarray(index)
+    return take(x, jnp.where(positions < 0, positions + x.shape[axis], positions), axis)
 
 
 def at(x: jax.Array, where: Where) -> jax.Array:
@@ -152,8 +152,8 @@ def at(x: jax.Array, where: Where) -> jax.Array:
 
 def put(x: jax.Array, where: Where, updates: jax.Array, reduction: str) -> jax.Array:
     """The array with x[where] replaced, or with `reduction` added to and the like."""
-    made: jax.Array = getattr(x.at[where], _METHODS[reduction])(updates, mode="drop")
-    return made
+    updated_array: jax.Array = getattr(x.at[where], _METHODS[reduction])(updates, mode="drop")
+    return updated_array
 
 
 def scatter(x: jax.Array, axis: int, indices: jax.Array, updates: jax.Array, reduction: str) -> jax.Array:
@@ -190,8 +190,8 @@ def conv(
 ) -> jax.Array:  # fmt: skip
     """XLA's convolution."""
     pads = list(zip(before, after, strict=True))
-    made = lax.conv_general_dilated(x, weight, strides, pads, rhs_dilation=dilations, feature_group_count=group)
-    return _add_bias(made, bias)
+    convolution = lax.conv_general_dilated(x, weight, strides, pads, rhs_dilation=dilations, feature_group_count=group)
+    return _add_bias(convolution, bias)
 
 
 def _add_bias(x: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -211,10 +211,10 @@ def conv_transpose(
     ends = zip(reach, before, after, extra, strict=True)
     pads = [(width - first, width - last + more) for width, first, last, more in ends]
     ones = [1] * len(kernel)
-    made = lax.conv_general_dilated(
+    convolution = lax.conv_general_dilated(
         x, weight, ones, pads, lhs_dilation=strides, rhs_dilation=dilations, feature_group_count=group
     )
-    return _add_bias(made, bias)
+    return _add_bias(convolution, bias)
 
 
 def _windows(

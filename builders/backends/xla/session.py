@@ -60,38 +60,38 @@ class XlaSession(Session):
         if self._weights is None:
             raise EnginesmithError(f"{self._name}: the session is closed; open it again")
         self._check(inputs)
-        given = [np.asarray(inputs[spec.name], order="C") for spec in self.inputs]
-        executable = self._executable(tuple(array.shape for array in given))
+        host_inputs = [np.asarray(inputs[spec.name], order="C") for spec in self.inputs]
+        executable = self._executable(tuple(array.shape for array in host_inputs))
         with jax.enable_x64(True):
-            placed = [jax.device_put(array, self._device) for array in given]
-            made = executable(self._weights, placed)
-        return {spec.name: np.array(array) for spec, array in zip(self.outputs, made, strict=True)}
+            placed = [jax.device_put(array, self._device) for array in host_inputs]
+            device_outputs = executable(self._weights, placed)
+        return {spec.name: np.array(array) for spec, array in zip(self.outputs, device_outputs, strict=True)}
 
     def _executable(self, shapes: tuple[Shape, ...]) -> Untyped:
         """The program compiled for these shapes of the inputs, from the kept ones where it is there."""
         with self._lock:
-            if found := self._compiled.get(shapes):
+            if cached_executable := self._compiled.get(shapes):
                 self._compiled.move_to_end(shapes)
-                return found
+                return cached_executable
         place = jax.sharding.SingleDeviceSharding(self._device)
         dtypes = [ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype for spec in self.inputs]
-        given = [
+        input_structs = [
             jax.ShapeDtypeStruct(shape, np.dtype(dtype), sharding=place)
             for dtype, shape in zip(dtypes, shapes, strict=True)
         ]
         try:
             with jax.enable_x64(True):  # without the lock: other threads run what is compiled meanwhile
-                made = self._program.lower(self._weights, given).compile()
+                executable = self._program.lower(self._weights, input_structs).compile()
         except Exception as error:  # XLA's and JAX's classes alike
             words = str(error).strip().splitlines()[0]
             raise EnginesmithError(
                 f"{self._name}: XLA cannot compile it for {shapes}: {words}; build it again"
             ) from error
         with self._lock:
-            self._compiled[shapes] = made
+            self._compiled[shapes] = executable
             if len(self._compiled) > self._kept:
                 self._compiled.popitem(last=False)
-        return made
+        return executable
 
 
 def tuned_shapes(engine: Engine) -> list[tuple[Shape, ...]]:
@@ -100,18 +100,18 @@ def tuned_shapes(engine: Engine) -> list[tuple[Shape, ...]]:
     request = engine.request
     if not request.profiles:
         return [tuple(tuple(int(size) for size in spec.shape) for spec in request.inputs)]
-    found = []
+    best_shapes = []
     for profile in request.profiles:
         best = {name: shape for name, _, shape, _ in profile.inputs}
-        found.append(tuple(best[spec.name] for spec in request.inputs))
-    return list(dict.fromkeys(found))
+        best_shapes.append(tuple(best[spec.name] for spec in request.inputs))
+    return list(dict.fromkeys(best_shapes))
 
 
 def _device(target: Target) -> Untyped:
     if target.is_cpu:
         return jax.devices("cpu")[0]
-    wanted = "{}.{}".format(*(target.compute_capability or ()))
-    found = [device for device in jax.devices("cuda") if str(getattr(device, "compute_capability", "")) == wanted]
-    if not found:
+    capability = "{}.{}".format(*(target.compute_capability or ()))
+    devices = [device for device in jax.devices("cuda") if str(getattr(device, "compute_capability", "")) == capability]
+    if not devices:
         raise EnginesmithError(f"jax sees no {target.sm} GPU here; check CUDA_VISIBLE_DEVICES and JAX_PLATFORMS")
-    return found[0]
+    return devices[0]

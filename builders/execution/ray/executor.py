@@ -49,14 +49,14 @@ class TaskListener:
 
     def nodes(self, fresh: bool = False) -> list[RayNode]:
         """The nodes of the cluster, as they were at most `_CHECK_S` ago, or now. Raises UnavailableError."""
-        asked, found = self._nodes
-        if fresh or time.monotonic() > asked + _CHECK_S:
+        query_time, ray_nodes = self._nodes
+        if fresh or time.monotonic() > query_time + _CHECK_S:
             try:
-                found = nodes()
+                ray_nodes = nodes()
             except Exception as error:  # Ray's client raises a plain one
                 raise self.lose(error) from error
-            self._nodes = (time.monotonic(), found)
-        return found
+            self._nodes = (time.monotonic(), ray_nodes)
+        return ray_nodes
 
     def add(self, task: RayTask) -> None:
         """Listen to this task from now on. Raises UnavailableError where Ray was lost meanwhile."""
@@ -73,8 +73,8 @@ class TaskListener:
     def drop(self, task: RayTask) -> None:
         """End one task that no thread waits for any more; returns when its processes are dead."""
         with self._changed:
-            known = self._tasks.pop(task.ref, None)
-        if known and not task.over:
+            task_entry = self._tasks.pop(task.ref, None)
+        if task_entry and not task.over:
             _end([task])
 
     def lose(self, error: BaseException) -> UnavailableError:
@@ -144,8 +144,8 @@ class TaskListener:
         name, peak = task.job.name, task.peak_mib
         limits = task.job.limits
         if task.started is not None and now > task.started + limits.timeout_s + LATE_S:  # its worker hangs
-            told = f"no sign of it long after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"
-            return StepError(f"{name}: {told}", "timeout", peak_mib=peak)
+            loss_text = f"no sign of it long after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"
+            return StepError(f"{name}: {loss_text}", "timeout", peak_mib=peak)
         if task.node in alive:
             task.lost_since = None
             return None
@@ -165,17 +165,17 @@ class TaskListener:
         if find_fitting(needs, there):  # only the one to be avoided
             return StepError(f"{task.job.name}: the other nodes were lost", "node-lost", "", task.peak_mib)
         task.unplaced_since = task.unplaced_since or now
-        left = task.unplaced_since + self._wait_s - now
-        if left <= 0:
+        remaining_s = task.unplaced_since + self._wait_s - now
+        if remaining_s <= 0:
             return StepError(f"{task.job.name}: {none_fits(needs, there, self._wait_s)}", "no-node")
-        task.told.put(Waiting(task.job.name, countdown(needs, left)))
+        task.told.put(Waiting(task.job.name, countdown(needs, remaining_s)))
         return None
 
 
 def _details(error: BaseException) -> str:
     """The details of an error of gRPC, which Ray's client raises where a new head does not know it; '' for others."""
-    found = getattr(error, "details", None)
-    return str(found()) if callable(found) else ""
+    details = getattr(error, "details", None)
+    return str(details()) if callable(details) else ""
 
 
 def _ready(refs: list[Untyped]) -> list[Untyped]:
@@ -199,11 +199,11 @@ def _end(tasks: Sequence[RayTask]) -> None:
     for task in tasks:
         task.cancel(force=task.started is None)
     until = time.monotonic() + _GRACE_S
-    left = [task for task in tasks if task.started]
-    while left and time.monotonic() < until:
-        ready = set(_ready([task.ref for task in left]))
-        left = [task for task in left if task.ref not in ready or not task.take()]
-    for task in left:
+    pending_tasks = [task for task in tasks if task.started]
+    while pending_tasks and time.monotonic() < until:
+        ready = set(_ready([task.ref for task in pending_tasks]))
+        pending_tasks = [task for task in pending_tasks if task.ref not in ready or not task.take()]
+    for task in pending_tasks:
         task.cancel(force=True)
 
 
@@ -374,7 +374,7 @@ def _follow(task: RayTask, watch: Watch, listener: TaskListener) -> object:
 def _where(node: str, listener: TaskListener) -> str:
     """A node's name; its id where Ray does not know it any more."""
     for fresh in (False, True):  # one that came just now is looked for again
-        for known in listener.nodes(fresh):
-            if known.id == node:
-                return known.where
+        for candidate in listener.nodes(fresh):
+            if candidate.id == node:
+                return candidate.where
     return node

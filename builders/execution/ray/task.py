@@ -141,9 +141,11 @@ def check_reachable(address: str) -> None:
     if host in _LOOPBACK and not address.startswith("ray://"):
         from ray.util import get_node_ip_address
 
-        seen = get_node_ip_address()
-        remedy = f"start its head with --node-ip-address {seen}"
-        _connect(seen, int(port), f"the Ray cluster at {address}, which Ray looks for at {seen}", remedy)
+        node_address = get_node_ip_address()
+        remedy = f"start its head with --node-ip-address {node_address}"
+        _connect(
+            node_address, int(port), f"the Ray cluster at {address}, which Ray looks for at {node_address}", remedy
+        )
 
 
 def _connect(host: str, port: int, what: str, remedy: str) -> None:
@@ -157,7 +159,7 @@ def nodes() -> list[RayNode]:
     """The nodes that are alive, as far as Ray has noticed."""
     import ray
 
-    return [_parse_node(found) for found in ray.nodes() if read(found, "Alive", bool)]
+    return [_parse_node(node_json) for node_json in ray.nodes() if read(node_json, "Alive", bool)]
 
 
 def answers(node: RayNode) -> bool:
@@ -275,16 +277,16 @@ def work(job: Job[object], modules: tuple[str, ...]) -> Iterator[list[Event]]:
     # Ray interrupts a task as Ctrl-C would, which a Ray that was started in a shell's background has learnt to ignore.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield [Started(job.name, _node_id())]
-    told: deque[Event] = deque()
+    events: deque[Event] = deque()
     done, cancelled = threading.Event(), threading.Event()
 
     def call() -> Untyped:
         with workdir() as folder:
-            return encode(run_job(job, folder, cancelled.is_set, told.append, keep_fork_server(modules)))
+            return encode(run_job(job, folder, cancelled.is_set, events.append, keep_fork_server(modules)))
 
     def run() -> None:
         try:
-            told.append(_answer(job, call))
+            events.append(_answer(job, call))
         finally:
             done.set()
 
@@ -292,13 +294,13 @@ def work(job: Job[object], modules: tuple[str, ...]) -> Iterator[list[Event]]:
     thread.start()
     try:
         while not done.wait(_BATCH_S):
-            if told:
-                yield [told.popleft() for _ in range(len(told))]
+            if events:
+                yield [events.popleft() for _ in range(len(events))]
     except BaseException:  # interrupted: the job's processes end before this worker does
         cancelled.set()
         thread.join()
         raise
-    yield list(told)
+    yield list(events)
 
 
 def work_through(job: Job[object], modules: tuple[str, ...]) -> list[Event]:
@@ -403,8 +405,8 @@ class RayTask:
         name, words = self.job.name, str(error)
         if isinstance(error, said.OutOfMemoryError):
             reason = "killed by Ray, its node ran out of memory"
-            held = f"; it held {self.peak_mib:.0f} MiB" if self.peak_mib else ""
-            return StepError(f"{name}: {reason}{held}", "node-memory", words, self.peak_mib)
+            memory_note = f"; it held {self.peak_mib:.0f} MiB" if self.peak_mib else ""
+            return StepError(f"{name}: {reason}{memory_note}", "node-memory", words, self.peak_mib)
         if isinstance(error, said.LocalRayletDiedError | said.RaySystemError):
             return UnavailableError(f"{name}: lost the Ray cluster: {words}; start it again, then run again")
         if isinstance(error, said.TaskCancelledError):

@@ -38,15 +38,15 @@ def attention(
     factor = scale if scale is not None else 1 / math.sqrt(q.shape[-1])
     scores: Array | None = None
     if bias is None and not softcap and outputs < 4 and softmax_precision in (None, 1):
-        made = xp.attention(q, wide_k, wide_v, factor)
+        output = xp.attention(q, wide_k, wide_v, factor)
     else:
         root = math.sqrt(factor)
         product = xp.matmul(q * root, xp.swapaxes(wide_k * root, 2, 3))
         stages = _weights(xp, product, bias, softcap, softmax_precision)
-        made, scores = xp.matmul(stages[-1], wide_v), stages[qk_matmul_output_mode]
+        output, scores = xp.matmul(stages[-1], wide_v), stages[qk_matmul_output_mode]
     if flat:
-        made = xp.swapaxes(made, 1, 2).reshape((made.shape[0], made.shape[2], -1))
-    return (made, k, v, scores)[:outputs]
+        output = xp.swapaxes(output, 1, 2).reshape((output.shape[0], output.shape[2], -1))
+    return (output, k, v, scores)[:outputs]
 
 
 def _weights(
@@ -88,11 +88,11 @@ def _bias(
     ends = None if filled is None else filled.reshape((-1, 1, 1, 1))
     if ends is not None and not past:
         places = places + (ends - q.shape[2])
-    seen = [keys < ends] if ends is not None else []
-    seen += [keys <= places] if window.causal else []
-    seen += [keys >= places - window.left] if window.left >= 0 else []
-    seen += [keys <= places + window.right] if window.right >= 0 else []
-    for allowed in seen:
+    visibility_masks = [keys < ends] if ends is not None else []
+    visibility_masks += [keys <= places] if window.causal else []
+    visibility_masks += [keys >= places - window.left] if window.left >= 0 else []
+    visibility_masks += [keys <= places + window.right] if window.right >= 0 else []
+    for allowed in visibility_masks:
         bias = xp.where(allowed, zero if bias is None else bias, none)
     return bias
 
@@ -115,8 +115,8 @@ def rotary_embedding(
     a, b = (head[..., 0::2], head[..., 1::2]) if interleaved else (head[..., :half], head[..., half:])
     pair = [cos * a - sin * b, sin * a + cos * b]
     joined = xp.stack(pair, -1).reshape(head.shape) if interleaved else xp.concat(pair, -1)
-    made = xp.concat([joined, rest], -1)
-    return made.reshape(x.shape) if flat else xp.swapaxes(made, 1, 2)
+    output = xp.concat([joined, rest], -1)
+    return output.reshape(x.shape) if flat else xp.swapaxes(output, 1, 2)
 
 
 # Operators on numbers that are known while a graph is traced: sizes, axes, pads.

@@ -193,8 +193,8 @@ def hard_sigmoid(xp: ArrayLibrary, x: Array, *, alpha: float = 0.2, beta: float 
 @operator("Shrink")
 def shrink(xp: ArrayLibrary, x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
     """x moved towards zero by bias; 0 within -lambd..lambd."""
-    made = xp.where(x < -lambd, x + bias, xp.where(x > lambd, x - bias, xp.zeros_like(x)))
-    return xp.astype(made, x.dtype)
+    output = xp.where(x < -lambd, x + bias, xp.where(x > lambd, x - bias, xp.zeros_like(x)))
+    return xp.astype(output, x.dtype)
 
 
 @operator("Gelu")
@@ -212,9 +212,9 @@ def swish(xp: ArrayLibrary, x: Array, *, alpha: float = 1.0) -> Array:
 @operator("IsInf")
 def is_inf(xp: ArrayLibrary, x: Array, *, detect_negative: int = 1, detect_positive: int = 1) -> Array:
     """Whether an element is infinite, of either sign or of one."""
-    found = xp.zeros_like(x, dtype=xp.bool)
-    found = found | (x == math.inf) if detect_positive else found
-    return found | (x == -math.inf) if detect_negative else found
+    mask = xp.zeros_like(x, dtype=xp.bool)
+    mask = mask | (x == math.inf) if detect_positive else mask
+    return mask | (x == -math.inf) if detect_negative else mask
 
 
 @operator("Cast")

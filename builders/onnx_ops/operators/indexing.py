@@ -21,8 +21,8 @@ def gather(xp: ArrayLibrary, data: Array, indices: Value, *, axis: int = 0, look
         return xp.take(data, lookups.into(indices, size), axis)
     if indices.numbers.ndim == 0:
         return xp.select(data, axis, indices.first)
-    found = indices.on(xp)
-    return xp.take(data, xp.where(found < 0, found + size, found), axis)
+    positions = indices.on(xp)
+    return xp.take(data, xp.where(positions < 0, positions + size, positions), axis)
 
 
 @operator("GatherElements")
@@ -213,7 +213,7 @@ def _axes(
         sizes = [_scale_size(own, factor) for own, factor in zip(have, factors, strict=True)]
     count = len(along)
     starts, ends = (roi[:count], roi[count:]) if roi else ([0.0] * count, [1.0] * count)
-    return [_ResizedAxis(*found) for found in zip(along, have, sizes, factors, starts, ends, strict=True)]
+    return [_ResizedAxis(*axis_fields) for axis_fields in zip(along, have, sizes, factors, starts, ends, strict=True)]
 
 
 def _scale_size(size: Any, factor: Any) -> Any:
@@ -272,8 +272,8 @@ def _interpolate(
         _take_clipped(xp, wide, each, place) * xp.astype(weight.reshape(shape), wide.dtype)
         for place, weight in zip(places, weights, strict=True)
     ]
-    made = sum(parts[1:], parts[0])
-    return made if xp.is_floating(x) else xp.astype(xp.round(made), x.dtype)
+    weighted_sum = sum(parts[1:], parts[0])
+    return weighted_sum if xp.is_floating(x) else xp.astype(xp.round(weighted_sum), x.dtype)
 
 
 def _take_clipped(xp: ArrayLibrary, x: Array, each: _ResizedAxis, places: Array) -> Array:

@@ -81,9 +81,9 @@ class Recurrence:
         """given + state @ weight^T + bias of the gates first..last, each [batch, hidden]; given: [batch, gates..]."""
         hidden = int(self.weight.shape[1])
         rows = slice(first * hidden, None if last is None else last * hidden)
-        made = given[:, rows] + self.xp.matmul(state, self.weight[rows].T)
-        made = made if self.bias is None else made + self.bias[rows]
-        return [made[:, start : start + hidden] for start in range(0, int(made.shape[1]), hidden)]
+        gate_sums = given[:, rows] + self.xp.matmul(state, self.weight[rows].T)
+        gate_sums = gate_sums if self.bias is None else gate_sums + self.bias[rows]
+        return [gate_sums[:, start : start + hidden] for start in range(0, int(gate_sums.shape[1]), hidden)]
 
 
 # What the input adds to the gates [batch, gates * hidden], the state before -> the state after, the output first.
@@ -91,10 +91,10 @@ Cell = Callable[[Recurrence, Array, State], State]
 
 
 def _lstm(layer: Recurrence, given: Array, state: State) -> State:
-    gate, candidate, shown = layer.activations
+    gate, candidate, cell_activation = layer.activations
     enter, leave, keep, new = layer.add(given, state[0])
     cell = gate(keep) * state[1] + gate(enter) * candidate(new)
-    return gate(leave) * shown(cell), cell
+    return gate(leave) * cell_activation(cell), cell
 
 
 def _gru(layer: Recurrence, given: Array, state: State, reset_after: bool) -> State:
@@ -128,15 +128,15 @@ def _run(
     outputs, ends = [], []
     for at in range(int(weight.shape[0])):
         half = 0 if bias is None else int(bias.shape[1]) // 2
-        given = xp.matmul(x, weight[at].T)
-        given = given if bias is None else given + bias[at][:half]
-        chosen = functions[at * len(usual) : (at + 1) * len(usual)]
-        layer = Recurrence(xp, recurrence[at], None if bias is None else bias[at][half:], chosen)
+        gate_inputs = xp.matmul(x, weight[at].T)
+        gate_inputs = gate_inputs if bias is None else gate_inputs + bias[at][:half]
+        cell_activations = functions[at * len(usual) : (at + 1) * len(usual)]
+        layer = Recurrence(xp, recurrence[at], None if bias is None else bias[at][half:], cell_activations)
         zeros = xp.zeros((x.shape[1], recurrence.shape[2]), dtype=x.dtype)
         start = tuple(zeros if state is None else state[at] for state in starts)
         backwards = direction == "reverse" or at == 1
-        made, end = _one_way(xp, partial(cell, layer), given, start, lengths, backwards)
-        outputs.append(made)
+        hidden_states, end = _one_way(xp, partial(cell, layer), gate_inputs, start, lengths, backwards)
+        outputs.append(hidden_states)
         ends.append(end)
     every = xp.stack(outputs, 1), *(xp.stack(states, 0) for states in zip(*ends, strict=True))
     if not layout:
@@ -157,8 +157,8 @@ def _one_way(
         new = cell(now[0], state)
         if len(now) == 1:
             return new, new[0]
-        kept = tuple(xp.where(now[1], after, before) for after, before in zip(new, state, strict=True))
-        return kept, xp.where(now[1], new[0], xp.zeros_like(new[0]))
+        next_state = tuple(xp.where(now[1], after, before) for after, before in zip(new, state, strict=True))
+        return next_state, xp.where(now[1], new[0], xp.zeros_like(new[0]))
 
     end, outputs = xp.scan(step, start, tuple(xp.flip(each, (0,)) for each in steps) if backwards else tuple(steps))
     return (xp.flip(outputs, (0,)) if backwards else outputs), end
@@ -234,8 +234,8 @@ def _pads(
     """How much is added before and after each spatial axis, in elements."""
     rank = len(kernel)
     if auto_pad in ("NOTSET", ""):
-        given = pads or [0] * 2 * rank
-        return given[:rank], given[rank:]
+        pad_sizes = pads or [0] * 2 * rank
+        return pad_sizes[:rank], pad_sizes[rank:]
     if auto_pad == "VALID":
         return [0] * rank, [0] * rank
     must(auto_pad in ("SAME_UPPER", "SAME_LOWER"), f"auto_pad {auto_pad!r} is none of ONNX's; write the pads out")
@@ -286,13 +286,15 @@ def _cuts(
 ) -> tuple[Sizes, Sizes]:
     rank = len(full)
     if auto_pad in ("NOTSET", "") and not shape:
-        given = pads or [0] * 2 * rank
-        return given[:rank], given[rank:]
+        pad_sizes = pads or [0] * 2 * rank
+        return pad_sizes[:rank], pad_sizes[rank:]
     if auto_pad == "VALID" and not shape:
         return [0] * rank, [0] * rank
-    wanted = shape[-rank:] if shape else [size * stride for size, stride in zip(x.shape[2:], strides, strict=True)]
+    target_sizes = (
+        shape[-rank:] if shape else [size * stride for size, stride in zip(x.shape[2:], strides, strict=True)]
+    )
     before, after = [], []
-    for have, want in zip(full, wanted, strict=True):
+    for have, want in zip(full, target_sizes, strict=True):
         total = have - want
         less = max(total, 0) // 2
         first, last = (less, total - less) if auto_pad == "SAME_UPPER" or total < 0 else (total - less, less)

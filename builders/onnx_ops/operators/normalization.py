@@ -54,8 +54,8 @@ def layer_normalization(
         return (xp.layer_norm(x, sizes, scale, bias, epsilon),)
     wide = xp.astype(x, xp.dtype(tensor_dtype_to_np_dtype(stash_type)))
     normal, mean, inverse = _standardize(xp, wide, tuple(range(axis, x.ndim)), epsilon)
-    made = xp.astype(normal, x.dtype) * scale
-    return (made if bias is None else made + bias, mean, inverse)[:outputs]
+    output = xp.astype(normal, x.dtype) * scale
+    return (output if bias is None else output + bias, mean, inverse)[:outputs]
 
 
 def _standardize(xp: ArrayLibrary, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
@@ -201,14 +201,14 @@ def _reduction(name: str, fold: Fold) -> None:
         xp: ArrayLibrary, x: Array, given: Numbers | None = None,
         *, axes: list[int] | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0,
     ) -> Array:  # fmt: skip
-        chosen = given if given is not None else axes
-        if not chosen:
+        reduction_axes = given if given is not None else axes
+        if not reduction_axes:
             if noop_with_empty_axes:
                 return fold(xp, x[None], (0,), False)  # of each element by itself
-            chosen = list(range(x.ndim))
-        if not chosen:  # an array without axes
+            reduction_axes = list(range(x.ndim))
+        if not reduction_axes:  # an array without axes
             return fold(xp, x.reshape((1,)), (0,), False)
-        return fold(xp, x, tuple(axis % x.ndim for axis in chosen), bool(keepdims))
+        return fold(xp, x, tuple(axis % x.ndim for axis in reduction_axes), bool(keepdims))
 
 
 for _name, _fold in _FOLDS.items():
@@ -258,8 +258,8 @@ def _accumulate(
     x = xp.flip(x, (along,)) if reverse else x
     if first is not None:
         x = xp.concat([first(xp.cut(x, along, 0, 1)), xp.cut(x, along, 0, x.shape[along] - 1)], along)
-    made = run(x, axis=along, dtype=x.dtype)
-    return xp.flip(made, (along,)) if reverse else made
+    cumulative = run(x, axis=along, dtype=x.dtype)
+    return xp.flip(cumulative, (along,)) if reverse else cumulative
 
 
 @operator("Hardmax")

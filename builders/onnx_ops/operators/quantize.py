@@ -24,8 +24,8 @@ def quantize_linear(
     *, axis: int = 1, block_size: int = 0, output_dtype: int = TensorProto.UINT8, precision: int = 0, saturate: int = 1,
 ) -> Array:  # fmt: skip
     """saturate(round(x / scale) + zero), halves to even; into FP8 by Cast's rule. The zero point's type is kept."""
-    made = tensor_dtype_to_np_dtype(output_dtype)
-    dtype = xp.dtype(made, narrow=True) if zero is None or output_dtype in _NARROW else zero.dtype
+    numpy_dtype = tensor_dtype_to_np_dtype(output_dtype)
+    dtype = xp.dtype(numpy_dtype, narrow=True) if zero is None or output_dtype in _NARROW else zero.dtype
     wide = xp.dtype(tensor_dtype_to_np_dtype(precision)) if precision else _wide(xp, x.dtype)
     scaled = xp.astype(x, wide) / xp.astype(laid_out(xp, scale, x, axis, block_size), wide)
     whole = "int" in str(dtype)
@@ -36,7 +36,7 @@ def quantize_linear(
         return convert(xp, scaled, dtype, saturate=bool(saturate))
     if output_dtype not in _NARROW:
         return xp.astype(xp.clip(scaled, *xp.ends(dtype)), dtype)
-    ends = ml_dtypes.iinfo(made)
+    ends = ml_dtypes.iinfo(numpy_dtype)
     return xp.astype(xp.astype(xp.clip(scaled, int(ends.min), int(ends.max)), xp.int32), dtype)
 
 
@@ -46,12 +46,12 @@ def dequantize_linear(
     *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
 ) -> Array:  # fmt: skip
     """(x - zero) * scale, in the scale's type or `output_dtype`."""
-    made = xp.dtype(tensor_dtype_to_np_dtype(output_dtype)) if output_dtype else scale.dtype
+    result_dtype = xp.dtype(tensor_dtype_to_np_dtype(output_dtype)) if output_dtype else scale.dtype
     wide = _wide(xp, scale.dtype)
     value = xp.astype(x, wide)
     if zero is not None and "int" in str(x.dtype):
         value = value - xp.astype(laid_out(xp, zero, x, axis, block_size), wide)
-    return xp.astype(value * xp.astype(laid_out(xp, scale, x, axis, block_size), wide), made)
+    return xp.astype(value * xp.astype(laid_out(xp, scale, x, axis, block_size), wide), result_dtype)
 
 
 def laid_out(xp: ArrayLibrary, scale: Array, x: Array, axis: int, block: int) -> Array:
@@ -102,11 +102,11 @@ def conv_integer(
         zero = zero.reshape((-1, *[1] * (weight.ndim - 1)))
     wide = xp.exact_dtype(None)
     parts = (xp.astype(subtract_zero_point(xp, part, by, 0), wide) for part, by in ((x, x_zero), (weight, zero)))
-    made = conv(
+    accumulator = conv(
         xp, *parts, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
         strides=strides,
     )  # fmt: skip
-    return xp.astype(made, xp.int32)
+    return xp.astype(accumulator, xp.int32)
 
 
 @operator("QLinearConv")

@@ -59,10 +59,10 @@ def transpose(xp: ArrayLibrary, x: Array, *, perm: list[int] | None = None) -> A
 @operator("Squeeze")
 def squeeze(xp: ArrayLibrary, x: Array, given: Numbers | None = None, *, axes: list[int] | None = None) -> Array:
     """x without the given axes, by default without every axis of size 1."""
-    chosen = given if given is not None else axes
-    if chosen is None:
-        chosen = [axis for axis, size in enumerate(x.shape) if size == 1]
-    gone = {axis % x.ndim for axis in chosen}
+    squeeze_axes = given if given is not None else axes
+    if squeeze_axes is None:
+        squeeze_axes = [axis for axis, size in enumerate(x.shape) if size == 1]
+    gone = {axis % x.ndim for axis in squeeze_axes}
     for axis in gone:
         must(x.shape[axis] == 1, f"axis {axis} has size {x.shape[axis]}; only a size of 1 can be squeezed")
     return xp.squeeze(x, tuple(gone))
@@ -71,9 +71,9 @@ def squeeze(xp: ArrayLibrary, x: Array, given: Numbers | None = None, *, axes: l
 @operator("Unsqueeze")
 def unsqueeze(xp: ArrayLibrary, x: Array, given: Numbers | None = None, *, axes: list[int] | None = None) -> Array:
     """x with new axes of size 1, at these places of the result."""
-    chosen = given if given is not None else axes or []
-    rank = x.ndim + len(chosen)
-    for axis in sorted(axis % rank for axis in chosen):
+    new_axes = given if given is not None else axes or []
+    rank = x.ndim + len(new_axes)
+    for axis in sorted(axis % rank for axis in new_axes):
         x = xp.unsqueeze(x, axis)
     return x
 
@@ -103,8 +103,8 @@ def expand(xp: ArrayLibrary, x: Array, shape: Numbers) -> Array:
     """x broadcast with a shape; a 1 in the shape takes the size of x."""
     rank = max(x.ndim, len(shape))
     own = [1] * (rank - x.ndim) + list(x.shape)
-    asked = [1] * (rank - len(shape)) + list(shape)
-    return xp.broadcast_to(x, tuple(a if _is(b, 1) else b for a, b in zip(own, asked, strict=True)))
+    target_shape = [1] * (rank - len(shape)) + list(shape)
+    return xp.broadcast_to(x, tuple(a if _is(b, 1) else b for a, b in zip(own, target_shape, strict=True)))
 
 
 @operator("Tile")
@@ -192,8 +192,8 @@ def range_(xp: ArrayLibrary, start: Value, limit: Value, delta: Value) -> Array:
 @operator("EyeLike")
 def eye_like(xp: ArrayLibrary, x: Array, *, dtype: int | None = None, k: int = 0) -> Array:
     """An array in the shape of x with 1 on the k-th diagonal, 0 elsewhere."""
-    made = x.dtype if dtype is None else xp.dtype(tensor_dtype_to_np_dtype(dtype))
-    return xp.astype(_above(xp, x) == k, made)
+    result_dtype = x.dtype if dtype is None else xp.dtype(tensor_dtype_to_np_dtype(dtype))
+    return xp.astype(_above(xp, x) == k, result_dtype)
 
 
 def _above(xp: ArrayLibrary, x: Array) -> Array:

@@ -138,8 +138,8 @@ def placed_files(place: Place, folder: Path) -> PlacedFiles:
 
 
 def _facts(path: Path) -> _Facts:
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    file_stat = path.stat()
+    return file_stat.st_ino, file_stat.st_size, file_stat.st_mtime_ns
 
 
 # The plain layout: the link `current` leads to a folder with one engine and its description.
@@ -248,11 +248,11 @@ class PlainPlace:
 
     def _prune(self, current: str, previous: str, keep: int) -> None:
         """Delete folders that were served before, but the last `keep` of them."""
-        found = [path for path in self.dest.iterdir() if path.is_dir() and not path.is_symlink()]
-        served = [path for path in found if _FOLDER.fullmatch(path.name) and path.name != current]
+        folders = [path for path in self.dest.iterdir() if path.is_dir() and not path.is_symlink()]
+        served = [path for path in folders if _FOLDER.fullmatch(path.name) and path.name != current]
         served.sort(key=lambda path: (path.name == previous, path.stat().st_mtime), reverse=True)
-        left = [path for path in found if path.name.startswith(_STAGING)]
-        for path in served[keep:] + left:
+        staging_folders = [path for path in folders if path.name.startswith(_STAGING)]
+        for path in served[keep:] + staging_folders:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -286,15 +286,15 @@ def rank_each(
         machines = _find_generations(store, located, policy)
     if len(machines) > 1 and not layout.several:
         raise InputError("engines for several targets lie together in Triton's layout alone; give --layout triton")
-    found = [rank_located(store, located, machine, policy, sure=sure) for machine in machines]
-    return found[0][0], [without_rejected(ranking, layout) for _, ranking in found]
+    rankings = [rank_located(store, located, machine, policy, sure=sure) for machine in machines]
+    return rankings[0][0], [without_rejected(ranking, layout) for _, ranking in rankings]
 
 
 def _find_generations(store: Store, located: Located, policy: Policy) -> list[Machine]:
     """A machine for each compute capability that a usable engine of the version is built for."""
     located, entries = judge_located(store, located, policy)
-    found = {entry.compute_capability for entry in entries if entry.usable and entry.compute_capability}
-    if not found:
+    capabilities = {entry.compute_capability for entry in entries if entry.usable and entry.compute_capability}
+    if not capabilities:
         what = f"{located.manifest.model}@{located.manifest.version}"
         raise UnknownNameError(f"{what} has no engine for a GPU; name a target")
-    return [Machine(capability) for capability in sorted(found)]
+    return [Machine(capability) for capability in sorted(capabilities)]

@@ -33,8 +33,8 @@ class ProtoMessage:
 
     def text(self, name: str) -> str:
         """The first value of a field; '' without any."""
-        found = self.fields.get(name, [""])[0]
-        return found if isinstance(found, str) else ""
+        field_value = self.fields.get(name, [""])[0]
+        return field_value if isinstance(field_value, str) else ""
 
     def message(self, name: str) -> "ProtoMessage":
         """The first message of a field; an empty one without any."""
@@ -94,13 +94,13 @@ def parse(text: str) -> ProtoMessage:
     tokens: list[tuple[str, int]] = []
     place, end = 0, len(text.rstrip())
     while place < end:
-        found = _TOKEN.match(text, place)
-        if found is None:
+        match = _TOKEN.match(text, place)
+        if match is None:
             if not re.sub(r"#[^\n]*", "", text[place:]).strip():
                 break
             raise ValueError(f"line {text.count(chr(10), 0, place) + 1} cannot be read")
-        tokens.append((found[1], text.count("\n", 0, found.start(1)) + 1))
-        place = found.end()
+        tokens.append((match[1], text.count("\n", 0, match.start(1)) + 1))
+        place = match.end()
     tokens.reverse()
     return _message(tokens, "", 0)
 
@@ -108,21 +108,21 @@ def parse(text: str) -> ProtoMessage:
 def _message(tokens: list[tuple[str, int]], closing: str, depth: int) -> ProtoMessage:
     if depth > _DEEPEST:
         raise ValueError(f"messages are more than {_DEEPEST} deep")
-    found = ProtoMessage()
+    message = ProtoMessage()
     while tokens:
         name, line = tokens.pop()
         if name == closing:
-            return found
+            return message
         if name in ",;":
             continue
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise ValueError(f"line {line}: {name[:40]!r} is no field's name")
         if tokens and tokens[-1][0] == ":":
             tokens.pop()
-        found.fields.setdefault(name, []).extend(_values(tokens, line, depth))
+        message.fields.setdefault(name, []).extend(_values(tokens, line, depth))
     if closing:
         raise ValueError(f"the text ends before {closing!r}")
-    return found
+    return message
 
 
 def _values(tokens: list[tuple[str, int]], line: int, depth: int) -> list["str | ProtoMessage"]:

@@ -283,8 +283,10 @@ class TritonPlace:
 
     def _prune(self, current: str, before: str, keep: int) -> None:
         """Delete versions that were served before, but the last `keep` of them; folders of others stay."""
-        found = [path for path in self.root.iterdir() if _NUMBER.fullmatch(path.name) and path.name != current]
-        ours = [path for path in found if any(_is_described(file) for file in path.glob("*.json"))]
+        version_folders = [
+            path for path in self.root.iterdir() if _NUMBER.fullmatch(path.name) and path.name != current
+        ]
+        ours = [path for path in version_folders if any(_is_described(file) for file in path.glob("*.json"))]
         ours.sort(key=lambda path: (path.name == before, path.stat().st_mtime), reverse=True)
         for path in ours[keep:]:
             for gone in (path, self.root / WARMUP / path.name):
@@ -298,19 +300,19 @@ class TritonPlace:
 
 def _describes(path: Path, engine: EngineEntry) -> bool:
     """Whether a description is that of an engine."""
-    found = _read_json(path)
-    return found is not None and found.get("digest") == engine.digest
+    description = _read_json(path)
+    return description is not None and description.get("digest") == engine.digest
 
 
 def _is_described(path: Path) -> bool:
     """Whether a file is a description of ours."""
-    found = _read_json(path)
-    return found is not None and {"manifest", "digest", "file"} <= found.keys()
+    description = _read_json(path)
+    return description is not None and {"manifest", "digest", "file"} <= description.keys()
 
 
 def _read_json(path: Path) -> dict[str, object] | None:
     with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_bytes())
-        if isinstance(found, dict):
-            return found
+        document = json.loads(path.read_bytes())
+        if isinstance(document, dict):
+            return document
     return None

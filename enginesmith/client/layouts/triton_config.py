@@ -65,9 +65,9 @@ def read_warmup(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, WarmupInp
             raise IntegrityError(f"golden set: a header of {size} bytes; {_MOST_HEADER} are the most")
         header = parse_json(stream.read(size), _MOST_HEADER)
         index = 0
-        while found := _read_case(stream, 8 + size, header, golden_prefix(index, "in"), inputs):
-            if all(item.data for item in found.values()):
-                return found
+        while warmup_inputs := _read_case(stream, 8 + size, header, golden_prefix(index, "in"), inputs):
+            if all(item.data for item in warmup_inputs.values()):
+                return warmup_inputs
             index += 1
     return None
 
@@ -76,7 +76,7 @@ def _read_case(
     stream: BinaryIO, begin: int, header: Mapping[str, object], prefix: str, inputs: Sequence[TensorSpec]
 ) -> dict[str, WarmupInput]:
     """The inputs of the case of that prefix; none where it lacks one, or has one of another type."""
-    found: dict[str, WarmupInput] = {}
+    warmup_inputs: dict[str, WarmupInput] = {}
     for spec in inputs:
         entry = header.get(f"{prefix}{spec.name}")
         if entry is None:
@@ -91,8 +91,8 @@ def _read_case(
                 f"golden set: input {spec.name!r} of shape {list(shape)} lies from byte {first} to {last} of {there}"
             )
         stream.seek(begin + first)
-        found[spec.name] = WarmupInput(shape, stream.read(size))
-    return found
+        warmup_inputs[spec.name] = WarmupInput(shape, stream.read(size))
+    return warmup_inputs
 
 
 # Triton's `config.pbtxt` of engines of a version: their types and sizes, the batch, profiles, warm-up.
@@ -199,14 +199,14 @@ def write_config(
                 f"{item.entry.unit} has other inputs, sizes or profiles than {files[0].entry.unit}, and one "
                 "configuration describes both; pull them into two folders"
             )
-    found: dict[str, Fields] = {"name": name, **config}
-    found |= {"version_policy": {"specific": {"versions": [number]}}, **_name_files(files)}
-    found["parameters"] = entries({"enginesmith_version": {"string_value": version}})
+    config_fields: dict[str, Fields] = {"name": name, **config}
+    config_fields |= {"version_policy": {"specific": {"versions": [number]}}, **_name_files(files)}
+    config_fields["parameters"] = entries({"enginesmith_version": {"string_value": version}})
     if warmup:
         most = config["max_batch_size"]
         sizes = _warmup_sizes(requests[0], most) if isinstance(most, int) and most else [0]
-        found["model_warmup"] = [_write_warmup(number, requests[0].inputs, warmup, size) for size in sizes]
-    return f"{HEADER}\n{write_message(found)}"
+        config_fields["model_warmup"] = [_write_warmup(number, requests[0].inputs, warmup, size) for size in sizes]
+    return f"{HEADER}\n{write_message(config_fields)}"
 
 
 def warmup_files(inputs: Sequence[TensorSpec], warmup: Mapping[str, WarmupInput], batched: bool) -> dict[str, bytes]:
@@ -245,15 +245,17 @@ def _describe(item: TritonFile, request: BuildRequest, batching: DynamicBatching
     if batching and batching.most is not None:
         most = min(most, batching.most)
     fixed = _fixed_sizes(request)
-    found: dict[str, Fields] = {"backend": backend, "platform": platform, "max_batch_size": most}
+    config_fields: dict[str, Fields] = {"backend": backend, "platform": platform, "max_batch_size": most}
     for kind, specs in (("input", request.inputs), ("output", request.outputs)):
-        found[kind] = [_describe_tensor(spec, fixed, bool(most)) for spec in specs]
+        config_fields[kind] = [_describe_tensor(spec, fixed, bool(most)) for spec in specs]
     if batching:
-        found["dynamic_batching"] = {"max_queue_delay_microseconds": round(batching.wait_s * 1e6)}
-    found["instance_group"] = [_instances(item.entry, platform, len(request.profiles))]
+        config_fields["dynamic_batching"] = {"max_queue_delay_microseconds": round(batching.wait_s * 1e6)}
+    config_fields["instance_group"] = [_instances(item.entry, platform, len(request.profiles))]
     if item.entry.backend == _BY_PROVIDER:
-        found["optimization"] = {"execution_accelerators": {"gpu_execution_accelerator": [{"name": "tensorrt"}]}}
-    return found
+        config_fields["optimization"] = {
+            "execution_accelerators": {"gpu_execution_accelerator": [{"name": "tensorrt"}]}
+        }
+    return config_fields
 
 
 def _fixed_sizes(request: BuildRequest) -> dict[str, int]:
@@ -263,19 +265,19 @@ def _fixed_sizes(request: BuildRequest) -> dict[str, int]:
     for name, low, _, high in (ranges for profile in request.profiles for ranges in profile.inputs):
         for dim, least, most in zip(shapes[name], low, high, strict=True):
             sizes.setdefault(str(dim), set()).update((least, most))
-    return {dim: min(found) for dim, found in sizes.items() if len(found) == 1 and PLUS not in dim}
+    return {dim: min(dim_sizes) for dim, dim_sizes in sizes.items() if len(dim_sizes) == 1 and PLUS not in dim}
 
 
 def _describe_tensor(spec: TensorSpec, fixed: Mapping[str, int], batched: bool) -> dict[str, Fields]:
     """An input or output. A tensor without axes is one of [1] that is reshaped, since Triton wants an axis."""
     shape = spec.shape[1:] if batched else spec.shape
     dims = [dim if isinstance(dim, int) else fixed.get(dim, -1) for dim in shape]
-    found: dict[str, Fields] = {
+    tensor_fields: dict[str, Fields] = {
         "name": spec.name,
         "data_type": Word(_TYPES_triton_config[spec.dtype]),
         "dims": dims or [1],
     }
-    return found if dims else {**found, "reshape": {"shape": list[Field]()}}
+    return tensor_fields if dims else {**tensor_fields, "reshape": {"shape": list[Field]()}}
 
 
 def _instances(entry: EngineEntry, platform: str, profiles: int) -> Field:
@@ -283,10 +285,10 @@ def _instances(entry: EngineEntry, platform: str, profiles: int) -> Field:
     first alone."""
     if entry.hardware.is_cpu:
         return {"kind": Word("KIND_CPU"), "count": 1}
-    found: dict[str, Fields] = {"kind": Word("KIND_GPU"), "count": 1}
+    instance_group: dict[str, Fields] = {"kind": Word("KIND_GPU"), "count": 1}
     if platform == _PLAN and profiles > 1:
-        found["profile"] = [str(index) for index in range(profiles)]
-    return found
+        instance_group["profile"] = [str(index) for index in range(profiles)]
+    return instance_group
 
 
 def _name_files(files: Sequence[TritonFile]) -> dict[str, Fields]:

@@ -110,10 +110,10 @@ class HealthUrl:
 
 
 def _counts(data: bytes, failure: str) -> HealthAnswer:
-    found: object = None
+    payload: object = None
     with suppress(ValueError, RecursionError):
-        found = parsing.load_json(data[:_MOST_BYTES])
-    counts = [found.get(name) if isinstance(found, dict) else None for name in ("requests", "errors")]
+        payload = parsing.load_json(data[:_MOST_BYTES])
+    counts = [payload.get(name) if isinstance(payload, dict) else None for name in ("requests", "errors")]
     if all(type(count) is int and 0 <= count < 1 << 53 for count in counts):
         return HealthAnswer(failure, counts[0], counts[1])
     return HealthAnswer(failure)
@@ -174,9 +174,9 @@ class Post:
         from urllib.error import HTTPError
         from urllib.request import Request, urlopen
 
-        asked = Request(self.url, json.dumps(facts).encode(), {"Content-Type": "application/json"})  # noqa: S310 - checked
+        http_request = Request(self.url, json.dumps(facts).encode(), {"Content-Type": "application/json"})  # noqa: S310 - checked
         try:
-            with urlopen(asked, timeout=self.timeout_s):  # noqa: S310 - the scheme was checked
+            with urlopen(http_request, timeout=self.timeout_s):  # noqa: S310 - the scheme was checked
                 return None
         except HTTPError as error:
             error.close()
@@ -256,9 +256,9 @@ class ReportUrl:
 
         token = read_token(TOKEN)
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
-        asked = Request(self.url, sent.to_bytes(), headers)  # noqa: S310 - checked
+        http_request = Request(self.url, sent.to_bytes(), headers)  # noqa: S310 - checked
         try:
-            with urlopen(asked, timeout=self.timeout_s):  # noqa: S310 - the scheme was checked
+            with urlopen(http_request, timeout=self.timeout_s):  # noqa: S310 - the scheme was checked
                 return
         except HTTPError as error:
             why = ""

@@ -164,8 +164,18 @@ class Swap:
 
     def facts(self) -> dict[str, str]:
         """The facts that hooks get, as text by name."""
-        given = ("model", "version", "channel", "digest", "folder", "engine", "description", "current", "previous")
-        return {name: str(getattr(self, name)) for name in given}
+        field_names = (
+            "model",
+            "version",
+            "channel",
+            "digest",
+            "folder",
+            "engine",
+            "description",
+            "current",
+            "previous",
+        )
+        return {name: str(getattr(self, name)) for name in field_names}
 
 
 class ChannelWatcher:
@@ -292,22 +302,22 @@ class ChannelWatcher:
     def _leads_as_before(self, channel: Channel, locator: VersionLocator) -> bool:
         """Whether a state changed, and leads this node where it led before, with the same documents: a rollout reaches
         others, or somebody decided something."""
-        known, node = self._followed, locator.node
-        if known is None:
+        previous_channel, node = self._followed, locator.node
+        if previous_channel is None:
             return False
         move = channel.served_to(node)
-        same = known.snapshots.get(move.manifest) == channel.snapshots.get(move.manifest)
-        return same and known.served_to(node) == move
+        same = previous_channel.snapshots.get(move.manifest) == channel.snapshots.get(move.manifest)
+        return same and previous_channel.served_to(node) == move
 
     def _read_channel(self, locator: VersionLocator) -> Channel:
         """The channel's state. Raises UnknownNameError where there is none."""
         model, name = self._reference.model, str(self._reference.channel)
-        found = locator.read_channel(model, name)
-        if found is None:
+        channel = locator.read_channel(model, name)
+        if channel is None:
             locator.check_registry()
-            known = ", ".join(channel_names(locator.store, model)) or "none"
-            raise UnknownNameError(f"there is no channel {model}:{name}; there are: {known}")
-        return found
+            channel_list = ", ".join(channel_names(locator.store, model)) or "none"
+            raise UnknownNameError(f"there is no channel {model}:{name}; there are: {channel_list}")
+        return channel
 
     def _serve(self, store: Store, located: Located) -> tuple[Swap, bool]:
         """Download and swap; return what is served then, and whether it is the best engine: False if that is lost."""

@@ -140,8 +140,8 @@ def kind_named(name: str) -> CpuKind | None:
 def this_kind() -> CpuKind:
     """The kind of this machine's CPU; a kind named after its architecture where none of `KINDS` matches."""
     machine, flags = _architecture(), machine_flags()
-    found = [kind for kind in KINDS if machine == kind.machine and kind.all_flags <= flags]
-    return found[-1] if found else CpuKind(machine, machine)
+    fitting_kinds = [kind for kind in KINDS if machine == kind.machine and kind.all_flags <= flags]
+    return fitting_kinds[-1] if fitting_kinds else CpuKind(machine, machine)
 
 
 def _architecture() -> str:
@@ -177,11 +177,12 @@ def refusal(request: BuildRequest, title: str) -> str | None:
 
 def why_no_proof(request: BuildRequest) -> str | None:
     """The reason why a run on this machine cannot prove a CPU engine; None if it can, and for GPU engines."""
-    wanted, here = dict(request.toolchain).get(CPU_KIND) or kind_of(request.target), this_kind().name
-    if not request.target.is_cpu or wanted == here:
+    required_kind, here = dict(request.toolchain).get(CPU_KIND) or kind_of(request.target), this_kind().name
+    if not request.target.is_cpu or required_kind == here:
         return None
     return (
-        f"it needs a run on {wanted}; the CPU on this machine is {here}, and has other kernels: `enginesmith validate` "
+        f"it needs a run on {required_kind}; the CPU on this machine is {here}, and has other "
+        f"kernels: `enginesmith validate` "
         "there proves it"
     )
 

@@ -53,20 +53,20 @@ def gpus() -> tuple[GpuDevice, ...]:
 
 def index_of(compute_capability: tuple[int, int] | None) -> int:
     """The index of the first GPU of a compute capability. Raises EnginesmithError when this machine has none."""
-    found = [gpu.index for gpu in gpus() if gpu.compute_capability == compute_capability]
-    if not found:
+    gpu_indices = [gpu.index for gpu in gpus() if gpu.compute_capability == compute_capability]
+    if not gpu_indices:
         raise EnginesmithError(
             f"this machine has no GPU of capability {compute_capability}; run this on a node with one"
         )
-    return found[0]
+    return gpu_indices[0]
 
 
 def explain_missing_gpu(target: Target) -> str | None:
     """The reason why no GPU of this machine runs engines for `target`; None if one does, and for CPU targets."""
-    found = gpus()
-    if target.is_cpu or any(gpu.compute_capability == target.compute_capability for gpu in found):
+    devices = gpus()
+    if target.is_cpu or any(gpu.compute_capability == target.compute_capability for gpu in devices):
         return None
-    here = ", ".join(f"{gpu.name} (sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]})" for gpu in found)
+    here = ", ".join(f"{gpu.name} (sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]})" for gpu in devices)
     return f"no {target.sm} GPU on this machine" + (f", which has {here}" if here else "")
 
 
@@ -74,11 +74,11 @@ def cuda_version() -> str | None:
     """The newest CUDA version that the driver supports, such as '13.0'; None without a driver."""
     try:
         driver = _driver()
-        found = c_int()
-        _check(driver, driver.cuDriverGetVersion(byref(found)), "cuDriverGetVersion")
+        version_code = c_int()
+        _check(driver, driver.cuDriverGetVersion(byref(version_code)), "cuDriverGetVersion")
     except UnavailableError:
         return None
-    return f"{found.value // 1000}.{found.value % 1000 // 10}"
+    return f"{version_code.value // 1000}.{version_code.value % 1000 // 10}"
 
 
 def _gpu(driver: Untyped, index: int) -> GpuDevice:

@@ -46,12 +46,12 @@ def list_facts(cuda: bool) -> dict[str, str]:
     }
     if cuda:
         readers["driver"] = driver_version
-    return {name: read() or ABSENT for name, read in readers.items()}
+    return {name: reader() or ABSENT for name, reader in readers.items()}
 
 
 def _find_torch() -> str | None:
-    found = find_spec("torch")
-    return str(Path(found.origin).parent) if found and found.origin else None
+    module_spec = find_spec("torch")
+    return str(Path(module_spec.origin).parent) if module_spec and module_spec.origin else None
 
 
 @cache
@@ -197,8 +197,8 @@ def _judge_installation(item: requirements.Installation, machine: Machine) -> Re
     differing = [(name, text, here.get(name, ABSENT)) for name, text in item.facts if here.get(name, ABSENT) != text]
     if not differing:
         return RequirementFinding(item, "met")
-    name, built, found = differing[0]
-    return RequirementFinding(item, "unmet", f"stale: {_describe_difference(name, built, found)}")
+    name, built, installed_version = differing[0]
+    return RequirementFinding(item, "unmet", f"stale: {_describe_difference(name, built, installed_version)}")
 
 
 def _describe_difference(name: str, built: str, here: str) -> str:

@@ -145,24 +145,24 @@ def parse_targets(name: str) -> tuple[Target, ...]:
         return gpus if key == "gpu" else (*gpus, CPU)
     sm = "sm_" + key.removeprefix("sm").lstrip("_").replace(".", "")
     product = key.replace("-", "").replace("_", "")
-    found = (
+    targets = (
         [Target(g.sm, g.compute_capability) for g in GENERATIONS if g.sm == sm]
         or [Target(product, g.compute_capability, product) for g in GENERATIONS if product in g.products]
         or [Target(g.sm, g.compute_capability) for g in GENERATIONS if g.family == key]
     )
-    if not found:
+    if not targets:
         raise UnknownNameError(f"target {name!r} {_explain_unknown(key, product)}")
-    return tuple(found)
+    return tuple(targets)
 
 
 def match_targets(name: str, known: Sequence[Target]) -> list[Target]:
     """Which of the known targets a name stands for; where none is the same, those of its generation that are, or that
     hold, all of it: `t4` is served by `sm_75`. Raises as `parse_targets`."""
-    wanted = parse_targets(name)
-    return [target for target in known if target in wanted] or [
+    named_targets = parse_targets(name)
+    return [target for target in known if target in named_targets] or [
         target
         for target in known
-        for each in wanted
+        for each in named_targets
         if target.compute_capability == each.compute_capability is not None and None in (target.product, each.product)
     ]
 
@@ -221,12 +221,14 @@ class Machine:
     here: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        found = self.compute_capability
-        pair = isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, int) for part in found)
-        if found is not None and not pair:
-            name = found if isinstance(found, str) else "l4"
+        capability = self.compute_capability
+        pair = (
+            isinstance(capability, tuple) and len(capability) == 2 and all(isinstance(part, int) for part in capability)
+        )
+        if capability is not None and not pair:
+            name = capability if isinstance(capability, str) else "l4"
             raise InputError(
-                f"compute capability {found!r}: give a pair such as (8, 9), or use Machine.from_name({name!r})"
+                f"compute capability {capability!r}: give a pair such as (8, 9), or use Machine.from_name({name!r})"
             )
 
     @property
@@ -255,9 +257,9 @@ class Machine:
 
     def list_facts(self) -> dict[str, str]:
         """The known facts as text by name, to be shown to users: driver, CUDA, runtimes, memory, CPU."""
-        found = {"driver": self.driver, "CUDA": self.cuda, **self.runtimes}
-        found |= {"memory": format_bytes(self.memory_bytes) or None, "CPU": self.cpu if self.is_cpu else None}
-        return {name: value for name, value in found.items() if value is not None}
+        facts = {"driver": self.driver, "CUDA": self.cuda, **self.runtimes}
+        facts |= {"memory": format_bytes(self.memory_bytes) or None, "CPU": self.cpu if self.is_cpu else None}
+        return {name: value for name, value in facts.items() if value is not None}
 
     def version_of(self, *names: str) -> str | None:
         """The version of the first of these distributions whose version is known; None if there is none."""
@@ -282,8 +284,8 @@ class Machine:
         runtimes, libraries = dict(self.runtimes), dict(self.libraries)
         for item in requires:
             if isinstance(item, Runtime) and self.version_of(item.name, *item.packages) is None:
-                found = ((name, _find_installed_version(name)) for name in (item.name, *item.packages))
-                runtimes |= next(({name: version} for name, version in found if version), {})
+                package_versions = ((name, _find_installed_version(name)) for name in (item.name, *item.packages))
+                runtimes |= next(({name: version} for name, version in package_versions if version), {})
             elif isinstance(item, Library) and item.path not in libraries:
                 path = Path(item.path)
                 libraries[item.path] = digest_of_file(path) if path.is_file() else ""
@@ -307,10 +309,10 @@ class Machine:
             return cpu_here() if target == CPU else cls.of(target)
         from enginesmith.core.hardware import cuda
 
-        if not (found := cuda.gpus()):
+        if not (devices := cuda.gpus()):
             return cpu_here()
-        memory = min(gpu.memory_bytes for gpu in found)
-        return replace(gpu_here(found[0]), product=_target_of(found).product, memory_bytes=memory or None)
+        memory = min(gpu.memory_bytes for gpu in devices)
+        return replace(gpu_here(devices[0]), product=_target_of(devices).product, memory_bytes=memory or None)
 
     def with_facts(
         self,
@@ -338,10 +340,10 @@ def target_named(name: str) -> Target:
         from enginesmith.core.hardware import cuda
 
         return _target_of(cuda.gpus())
-    found = parse_targets(name)
-    if len(found) > 1:
-        raise UnknownNameError(f"target {name!r} is several: {', '.join(t.name for t in found)}; name one")
-    return found[0]
+    targets = parse_targets(name)
+    if len(targets) > 1:
+        raise UnknownNameError(f"target {name!r} is several: {', '.join(t.name for t in targets)}; name one")
+    return targets[0]
 
 
 def cpu_here() -> Machine:
@@ -388,8 +390,8 @@ def driver_version() -> str | None:
         version: str | bytes = pynvml.nvmlSystemGetDriverVersion()
         return version.decode() if isinstance(version, bytes) else version
     with suppress(OSError):
-        if found := re.search(r"Kernel Module.*?(\d{3,}(?:\.\d+)+)", _KERNEL_MODULE.read_text()):
-            return found[1]
+        if match := re.search(r"Kernel Module.*?(\d{3,}(?:\.\d+)+)", _KERNEL_MODULE.read_text()):
+            return match[1]
     return None
 
 

@@ -30,12 +30,14 @@ def order_by_evidence(items: Sequence[Item], is_faster: Callable[[Item, Item], b
 
     items: the preferred (more accurate) first.  is_faster: as `is_shorter` says of the intervals of two.
     """
-    left, found = list(items), list[Item]()
-    while left:
-        best = next((item for item in left if not any(is_faster(other, item) for other in left)), left[0])
-        left.remove(best)
-        found.append(best)
-    return found
+    candidates, ranking = list(items), list[Item]()
+    while candidates:
+        best = next(
+            (item for item in candidates if not any(is_faster(other, item) for other in candidates)), candidates[0]
+        )
+        candidates.remove(best)
+        ranking.append(best)
+    return ranking
 
 
 # The latency report of an engine, kept beside a version, and the result of a paired benchmark of two engines.
@@ -118,14 +120,14 @@ class SystemLoad:
     busy: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        found = []
+        reasons = []
         if self._is_over(self.others, BUSY_OTHERS):
-            found.append(f"other processes used {100 * (self.others or 0):.0f} % of the {self.cores} cores")
+            reasons.append(f"other processes used {100 * (self.others or 0):.0f} % of the {self.cores} cores")
         if self._is_over(self.steal, BUSY_STEAL):
-            found.append(f"the hypervisor took {100 * (self.steal or 0):.1f} % of the time")
+            reasons.append(f"the hypervisor took {100 * (self.steal or 0):.1f} % of the time")
         if self.throttled:
-            found.append(f"its CPU quota was used up in {self.throttled} periods")
-        object.__setattr__(self, "busy", tuple(found))
+            reasons.append(f"its CPU quota was used up in {self.throttled} periods")
+        object.__setattr__(self, "busy", tuple(reasons))
 
     def _is_over(self, share: float | None, limit: float) -> bool:
         return share is not None and share > limit and share * self.seconds * self.cores >= _ROUNDING_S
@@ -180,10 +182,10 @@ class BucketLatency:
 
     def interval(self, timed: Timed) -> Interval | None:
         """The 95 % interval of the median in seconds; None where there were too few runs for one."""
-        found = self.runtime if timed == "runtime" else self.middle
-        if found is None or found.low is None or found.high is None:
+        estimate = self.runtime if timed == "runtime" else self.middle
+        if estimate is None or estimate.low is None or estimate.high is None:
             return None
-        return found.low, found.high
+        return estimate.low, estimate.high
 
     @property
     def middle(self) -> Quantile | None:

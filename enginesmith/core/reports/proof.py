@@ -56,8 +56,8 @@ class FreeRunning:
     @property
     def earliest(self) -> SequenceDrift | None:
         """The sequence whose decisions differ at the earliest step; None where none does."""
-        found = [item for item in self.sequences if item.first is not None]
-        return min(found, key=lambda item: item.first or 0, default=None)
+        drifts = [item for item in self.sequences if item.first is not None]
+        return min(drifts, key=lambda item: item.first or 0, default=None)
 
     @property
     def decisions(self) -> str:
@@ -358,13 +358,14 @@ def _describe_unjudged(checks: Sequence[Check]) -> str:
 def name_task_checks(checks: Iterable[Check]) -> dict[str, Check]:
     """The checks of task metrics over the golden cases by the metric's name, with the output where several have one of
     that name. Of exported model, graph and engine the last one's."""
-    found = [check for check in checks if check.stage == "task" and check.case.startswith("golden")]
-    found = [check for check in found if check.name != UNMEASURED]
+    task_checks = [check for check in checks if check.stage == "task" and check.case.startswith("golden")]
+    task_checks = [check for check in task_checks if check.name != UNMEASURED]
     outputs: dict[str, set[str]] = {}
-    for check in found:
+    for check in task_checks:
         outputs.setdefault(check.name, set()).add(check.output)
     return {
-        check.name if len(outputs[check.name]) == 1 else f"{check.name} of {check.output}": check for check in found
+        check.name if len(outputs[check.name]) == 1 else f"{check.name} of {check.output}": check
+        for check in task_checks
     }
 
 

@@ -117,21 +117,21 @@ class History:
 
     def _same(self, model: str, request: BuildRequest) -> Expectation | None:
         unit = (model, request.target.name, request.precision)
-        found = [past for past in self._of(history_key(request.backend, model)) if past.unit == unit]
-        count = f"{pluralize(len(found), 'build')} of this unit"
-        return _expectation([(past, 1.0) for past in found], count) if found else None
+        past_builds = [past for past in self._of(history_key(request.backend, model)) if past.unit == unit]
+        count = f"{pluralize(len(past_builds), 'build')} of this unit"
+        return _expectation([(past, 1.0) for past in past_builds], count) if past_builds else None
 
     def _near(self, request: BuildRequest, shard_bytes: int) -> Expectation | None:
         size = max(1, self._store.size(request.model) + shard_bytes)
-        known = [past for past in self._of(history_key(request.backend)) if past.graph_bytes > 0]
-        alike = [past for past in known if past.target == request.target.name] or known
+        past_builds = [past for past in self._of(history_key(request.backend)) if past.graph_bytes > 0]
+        alike = [past for past in past_builds if past.target == request.target.name] or past_builds
         alike = [past for past in alike if past.precision == request.precision] or alike
         alike.sort(key=lambda past: abs(math.log(size / past.graph_bytes)))
-        chosen = [
+        scaled_builds = [
             (past, min(max(size / past.graph_bytes, 1 / MOST_STRETCH), MOST_STRETCH)) for past in alike[:NEIGHBOURS]
         ]
-        words = f"{pluralize(len(chosen), 'build')} of {request.backend}, scaled by the size of the graph"
-        return _expectation(chosen, words) if chosen else None
+        words = f"{pluralize(len(scaled_builds), 'build')} of {request.backend}, scaled by the size of the graph"
+        return _expectation(scaled_builds, words) if scaled_builds else None
 
     def _of(self, key: str) -> tuple[Past, ...]:
         if key not in self._read:
@@ -159,13 +159,13 @@ def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
 
 def _newest(pasts: set[Past], most: int) -> tuple[Past, ...]:
     """The newest of each unit and of all, oldest first."""
-    kept: list[Past] = []
-    seen: dict[tuple[str, str, str], int] = {}
+    newest_builds: list[Past] = []
+    unit_counts: dict[tuple[str, str, str], int] = {}
     for past in sorted(pasts, key=lambda past: (past.at, *past.unit), reverse=True):
-        seen[past.unit] = seen.get(past.unit, 0) + 1
-        if seen[past.unit] <= MOST_OF_UNIT and len(kept) < most:
-            kept.append(past)
-    return tuple(kept[::-1])
+        unit_counts[past.unit] = unit_counts.get(past.unit, 0) + 1
+        if unit_counts[past.unit] <= MOST_OF_UNIT and len(newest_builds) < most:
+            newest_builds.append(past)
+    return tuple(newest_builds[::-1])
 
 
 def read_pasts(data: bytes | None) -> tuple[Past, ...]:
@@ -225,15 +225,15 @@ def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: in
     """
 
     def add(data: bytes | None) -> bytes:
-        known = read_totals(data)
-        tallies = {tally.labels: tally for tally in known.builds}
+        totals = read_totals(data)
+        tallies = {tally.labels: tally for tally in totals.builds}
         for backend, pasts in builds.items():
             for past in pasts:
                 new = BuildTally(past.outcome, past.target, backend)
                 if new.labels in tallies or len(tallies) < MOST_LINES:
                     tallies[new.labels] = tallies.get(new.labels, new).with_build(past.seconds)
         lines = tuple(tally for _, tally in sorted(tallies.items()))
-        return canonical_json(encode(Totals(lines, known.hits + hits, known.misses + misses)))
+        return canonical_json(encode(Totals(lines, totals.hits + hits, totals.misses + misses)))
 
     change(store, TOTALS, add)
 
@@ -241,11 +241,11 @@ def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: in
 def read_totals(data: bytes | None) -> Totals:
     """Parse the totals document; zeros where it is absent or malformed."""
     try:
-        found = parse_as(data, MAX_BYTES, Totals) if data else Totals()
+        totals = parse_as(data, MAX_BYTES, Totals) if data else Totals()
     except IntegrityError:
         return Totals()
-    whole = all(len(tally.buckets) == len(BUCKETS_S) for tally in found.builds)
-    return found if whole and found.buckets_s == BUCKETS_S else Totals()
+    whole = all(len(tally.buckets) == len(BUCKETS_S) for tally in totals.builds)
+    return totals if whole and totals.buckets_s == BUCKETS_S else Totals()
 
 
 # Build locks: of several runs that build the same thing, on any machines, one builds and the others wait.
@@ -298,15 +298,15 @@ def hold_build_lock(
     what: the work, for the messages of waiting runs.  say: called with the holder in words, whenever it changes.
     """
     me = this_process()
-    mine = LockHolder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, precise_now())
-    mine = _take(store, name, mine, say)
+    own_lock = LockHolder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, precise_now())
+    own_lock = _take(store, name, own_lock, say)
     try:
-        with leases.keep_renewing(_Beat(store, name, mine), BEAT_S):
+        with leases.keep_renewing(_Beat(store, name, own_lock), BEAT_S):
             yield
     finally:
         with suppress(EnginesmithError):  # a waiting run notices that the lock is not renewed
-            held = _read(store.read(build_lock_key(name)))
-            if held is not None and _same(held, mine):
+            current_lock = _read(store.read(build_lock_key(name)))
+            if current_lock is not None and _same(current_lock, own_lock):
                 store.remove(build_lock_key(name))
 
 
@@ -327,14 +327,14 @@ def remove_stale_locks(store: Store) -> None:
 
 
 def _take(store: Store, name: str, mine: LockHolder, say: Callable[[str], object]) -> LockHolder:
-    key, seen, since, reported = build_lock_key(name), b"", time.monotonic(), ""
+    key, last_bytes, since, reported = build_lock_key(name), b"", time.monotonic(), ""
     while True:
         data = store.read(key)
         holder = _read(data)
         if holder is not None and _same(holder, mine):
             return mine
-        if data != seen:
-            seen, since = data or b"", time.monotonic()
+        if data != last_bytes:
+            last_bytes, since = data or b"", time.monotonic()
         if holder is None or holder.gone or time.monotonic() - since > DEAD_AFTER_S:
             mine = replace(mine, since=precise_now())
             with suppress(UndecidedError):  # the next read shows who wrote
@@ -359,8 +359,8 @@ class _Beat:
         after = replace(self.mine, beat=self.mine.beat + 1)
         key = build_lock_key(self.name)
         data = self.store.read(key)
-        held = _read(data)
-        is_mine = held is not None and _same(held, self.mine)
+        holder = _read(data)
+        is_mine = holder is not None and _same(holder, self.mine)
         if is_mine and self.store.replace(key, canonical_json(encode(after)), data):
             self.mine = after
 

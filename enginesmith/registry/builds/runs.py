@@ -88,9 +88,9 @@ def recall_from(
     record = records.read_record(kind, key)
     if record is None:
         return None
-    known = sizes(dict(record.value)) if sizes else {}
-    found = ((digest, records.stored_size(digest)) for digest in record.blobs)
-    sound = all(size is not None and size == known.get(digest, size) for digest, size in found)
+    expected_sizes = sizes(dict(record.value)) if sizes else {}
+    stored_sizes = ((digest, records.stored_size(digest)) for digest in record.blobs)
+    sound = all(size is not None and size == expected_sizes.get(digest, size) for digest, size in stored_sizes)
     return dict(record.value) if sound else None
 
 
@@ -161,8 +161,8 @@ class RecordCopies:
     def __init__(self, listing: StoreListing, model: str) -> None:
         self._listing, self._stored = listing, StoredRecords(listing.store)
         self._key = digest_of({"model": model})
-        found = self._stored.read_record(KIND, self._key)
-        copies = found.value.get("records") if found else None
+        record = self._stored.read_record(KIND, self._key)
+        copies = record.value.get("records") if record else None
         self._copies: Mapping[str, object] = copies if isinstance(copies, dict) else {}
         self._read: dict[str, Record] = {}
 
@@ -172,10 +172,10 @@ class RecordCopies:
             return self._stored.read_record(kind, key)
         where = record_key(kind, key)
         copied = where in self._copies and self._listing.size(where) is not None
-        found = as_record(self._copies[where]) if copied else None
-        if found := found or self._stored.read_record(kind, key):
-            self._read[where] = found
-        return found
+        record = as_record(self._copies[where]) if copied else None
+        if record := record or self._stored.read_record(kind, key):
+            self._read[where] = record
+        return record
 
     def stored_size(self, digest: str) -> int | None:
         """See `RecordSource.stored_size`."""
@@ -311,8 +311,8 @@ def new_id(model: str) -> str:
 
 def model_of(run: str) -> str:
     """The model in a run's name; '' if it is no run's name."""
-    found = _ID.fullmatch(run)
-    return found[2] if found and is_name(found[2]) else ""
+    match = _ID.fullmatch(run)
+    return match[2] if match and is_name(match[2]) else ""
 
 
 def run_ids(store: Store) -> list[str]:
@@ -339,18 +339,18 @@ def read_runs(store: Store, runs: list[str]) -> Iterator[RunState]:
     """Read these runs; those that were deleted meanwhile or cannot be read are left out."""
     for run in runs:
         with suppress(IntegrityError):
-            if (found := read_run(store, run)) is not None:
-                yield found
+            if (run_state := read_run(store, run)) is not None:
+                yield run_state
 
 
 def find_run(store: Store, name: str) -> RunState:
     """The run of this name, or the newest of the model of this name. Raises UnknownNameError."""
-    known = run_ids(store)
-    chosen = [run for run in known if run == name] or [run for run in known if model_of(run) == name]
-    for run in chosen:
-        if (found := read_run(store, run)) is not None:
-            return found
-    models = ", ".join(sorted({model_of(run) for run in known})) or "none"
+    all_runs = run_ids(store)
+    matching_runs = [run for run in all_runs if run == name] or [run for run in all_runs if model_of(run) == name]
+    for run in matching_runs:
+        if (run_state := read_run(store, run)) is not None:
+            return run_state
+    models = ", ".join(sorted({model_of(run) for run in all_runs})) or "none"
     raise UnknownNameError(f"no run or model {name!r} in {store.uri}; models with runs: {models}")
 
 
@@ -365,18 +365,18 @@ def read_live(store: Store, run: str) -> dict[str, str]:
 
 def find_ages(store: Store) -> dict[str, timedelta]:
     """Run -> how long ago its document was written, by the store's clock: that of its machine may be wrong."""
-    written = dict(store.stamps(RUNS))
+    write_stamps = dict(store.stamps(RUNS))
     now = store.now()
-    return {key.removeprefix(RUNS).removesuffix(".json"): now - at for key, at in written.items()}
+    return {key.removeprefix(RUNS).removesuffix(".json"): now - at for key, at in write_stamps.items()}
 
 
 def surplus(store: Store) -> list[str]:
     """The names of runs beyond the number that is kept, oldest first. Lists keys, and reads no document."""
-    seen: dict[str, int] = {}
+    model_counts: dict[str, int] = {}
     gone = []
     for number, run in enumerate(run_ids(store)):
-        seen[model_of(run)] = seen.get(model_of(run), 0) + 1
-        if seen[model_of(run)] > MOST_OF_MODEL or number >= MOST:
+        model_counts[model_of(run)] = model_counts.get(model_of(run), 0) + 1
+        if model_counts[model_of(run)] > MOST_OF_MODEL or number >= MOST:
             gone.append(run)
     return gone[::-1]
 
@@ -390,7 +390,7 @@ def prune(store: Store) -> list[str]:
     for run in runs:
         if (age := ages.get(run)) is not None and age.total_seconds() <= LONGEST_RUN_S:
             with suppress(EnginesmithError):  # a run that cannot be read is not running
-                if (found := read_run(store, run)) is not None and found.state == "running":
+                if (run_state := read_run(store, run)) is not None and run_state.state == "running":
                     continue
         for key in (run_live_key(run), run_key(run)):
             store.remove(key)

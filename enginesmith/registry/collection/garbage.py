@@ -183,16 +183,16 @@ def find_garbage(store: Store, rules: Rules) -> Garbage:
     Raises IntegrityError for a channel or a kept manifest that cannot be read.
     """
     stored = stored_blobs(store)
-    known = inventory(store)
-    found = find_references(store, known, stored, rules)
-    there = set(known.versions)
-    versions = tuple(version for version in known.folders if version in there and version not in found.kept)
-    remains = tuple(version for version in known.folders if version not in there)
-    orphans = found.orphans
+    contents = inventory(store)
+    references = find_references(store, contents, stored, rules)
+    there = set(contents.versions)
+    versions = tuple(version for version in contents.folders if version in there and version not in references.kept)
+    remains = tuple(version for version in contents.folders if version not in there)
+    orphans = references.orphans
     why, records = _read_records(store, stored, orphans)
     named: dict[str, tuple[str, ...]] = {}
     only = {version: (f"{version[0]}@{version[1]}",) for version in versions}  # one tuple for all blobs of a version
-    documents = ((key, only[version]) for version in versions for key in known.folders[version])
+    documents = ((key, only[version]) for version in versions for key in contents.folders[version])
     folders = {key: name for key, name in documents if key.endswith(".json")}
     for key, data in side_by_side(store.read, list(folders)):
         for digest in orphans.intersection(digests_in(data or b"")):
@@ -202,7 +202,9 @@ def find_garbage(store: Store, rules: Rules) -> Garbage:
     goes = {names: f"of {names[-1]}, which goes" for names in set(named.values())}
     why |= {digest: goes[names] for digest, names in named.items()}
     blobs = {digest: (why.get(digest, "nothing refers to it"), stored[digest]) for digest in sorted(orphans)}
-    return Garbage(found.kept, versions, remains, blobs, named, records, _list_models(known.versions, found.channels))
+    return Garbage(
+        references.kept, versions, remains, blobs, named, records, _list_models(contents.versions, references.channels)
+    )
 
 
 def _list_models(versions: list[Version], channels: dict[str, dict[str, str]]) -> tuple[ListedModel, ...]:
@@ -210,8 +212,8 @@ def _list_models(versions: list[Version], channels: dict[str, dict[str, str]]) -
     for model, version in versions:
         by_model.setdefault(model, []).append(version)
     return tuple(
-        ListedModel(model, tuple(sorted(found, key=version_order)), channels.get(model, {}))
-        for model, found in by_model.items()
+        ListedModel(model, tuple(sorted(model_versions, key=version_order)), channels.get(model, {}))
+        for model, model_versions in by_model.items()
     )
 
 
@@ -220,18 +222,18 @@ def _read_records(
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...] | None]]:
     """Orphan -> reason, of those that records name; and `Garbage.records`. Copies of records name no blobs."""
     why: dict[str, str] = {}
-    found: dict[str, tuple[str, ...] | None] = {}
+    record_blobs: dict[str, tuple[str, ...] | None] = {}
     reasons: dict[str, str] = {}
     keys = [key for key in keys_below(store, RECORDS) if not key.startswith(f"{RECORDS}{COPIES}/")]
     for key, data in side_by_side(store.read, keys):
         record = read_record(data)
         if record is None:
-            found[key] = None
+            record_blobs[key] = None
         elif going := [digest for digest in record.blobs if digest in orphans or digest not in stored]:
-            found[key] = tuple(going)
+            record_blobs[key] = tuple(going)
             kind = key.removeprefix(RECORDS).partition("/")[0]
             why |= dict.fromkeys(going, reasons.setdefault(kind, f"only a step record ({kind}) refers to it"))
-    return why, found
+    return why, record_blobs
 
 
 # One sweep: mark new garbage, and delete what was marked before, is due, and still is garbage.
@@ -277,9 +279,9 @@ class Sweep:
         }
         now = self.store.now()
         oldest = min((lease.seen for lease in leases.list_leases(self.store) if lease.is_held(now)), default=None)
-        found = find_garbage(self.store, self.rules)
-        self._mark(found)
-        garbage, latest = set(found.names), self.store.now() - self.grace
+        sweep_garbage = find_garbage(self.store, self.rules)
+        self._mark(sweep_garbage)
+        garbage, latest = set(sweep_garbage.names), self.store.now() - self.grace
         due = {
             name: mark
             for name, mark in before.items()
@@ -289,9 +291,9 @@ class Sweep:
         # While a version exists, so do its blobs: a version that cannot go keeps what it names.
         blobs = {name: mark for name, mark in due.items() if "@" not in name}
         self._delete_due(
-            {name: mark for name, mark in blobs.items() if self.gone.keys() >= set(found.named.get(name, ()))}
+            {name: mark for name, mark in blobs.items() if self.gone.keys() >= set(sweep_garbage.named.get(name, ()))}
         )
-        return found
+        return sweep_garbage
 
     def _mark(self, found: Garbage) -> None:
         """Mark new garbage, unmark what is needed again, and take over what a dead collection left."""
@@ -306,9 +308,13 @@ class Sweep:
             here = garbage.get(shard, frozenset())
 
             def change(known: MarkShard) -> MarkShard:
-                kept = {name: item for name, item in _counted(known, state.counts).items() if name in here}
-                new = () if generation is None else sorted(here - kept.keys())[: max(0, MOST_IN_SHARD - len(kept))]
-                return MarkShard(kept | dict.fromkeys(new, tombstone))
+                current_marks = {name: item for name, item in _counted(known, state.counts).items() if name in here}
+                new = (
+                    ()
+                    if generation is None
+                    else sorted(here - current_marks.keys())[: max(0, MOST_IN_SHARD - len(current_marks))]
+                )
+                return MarkShard(current_marks | dict.fromkeys(new, tombstone))
 
             self.claim.check()
             return update_shard(self.store, shard, change)
@@ -320,17 +326,19 @@ class Sweep:
 
     def _delete_due(self, due: Mapping[str, Tombstone]) -> None:
         """Delete what is due, a batch of each of some shards at a time."""
-        left = {shard: sorted(names) for shard, names in by_shard(due).items()}
-        while left:
-            batch = {shard: names[:BATCH] for shard, names in islice(left.items(), _SHARDS_AT_ONCE)}
+        pending_names = {shard: sorted(names) for shard, names in by_shard(due).items()}
+        while pending_names:
+            batch = {shard: names[:BATCH] for shard, names in islice(pending_names.items(), _SHARDS_AT_ONCE)}
             self._delete_batch({shard: {name: due[name] for name in names} for shard, names in batch.items()})
-            left = {shard: rest for shard, names in left.items() if (rest := names[len(batch.get(shard, ())) :])}
+            pending_names = {
+                shard: rest for shard, names in pending_names.items() if (rest := names[len(batch.get(shard, ())) :])
+            }
 
     def _delete_batch(self, batch: Mapping[str, Mapping[str, Tombstone]]) -> None:
-        taken: list[str] = []
+        deletable_names: list[str] = []
         for shard, marks in self._change(batch, lambda known, names: _take(known, names)):
-            taken += (name for name in batch[shard] if name in marks.going)
-        for name, _ in side_by_side(self._delete, taken):
+            deletable_names += (name for name in batch[shard] if name in marks.going)
+        for name, _ in side_by_side(self._delete, deletable_names):
             self.gone[name] = "version" if "@" in name else "blob"
         for _ in self._change(batch, lambda known, _: replace(known, going={})):
             pass

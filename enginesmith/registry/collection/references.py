@@ -58,9 +58,9 @@ def inventory(store: Store) -> RegistryInventory:
 
 def stored_blobs(store: Store) -> dict[str, int]:
     """Digest of each blob -> its size in bytes; 0 of what is a link out of the registry."""
-    found: Iterator[tuple[str, int | None]]
-    found = ((key, None) for key in store.list(BLOBS)) if store.near else _sizes_below(store, BLOBS)
-    named = ((key.rpartition("/")[2], key, size) for key, size in found)
+    key_sizes: Iterator[tuple[str, int | None]]
+    key_sizes = ((key, None) for key in store.list(BLOBS)) if store.near else _sizes_below(store, BLOBS)
+    named = ((key.rpartition("/")[2], key, size) for key, size in key_sizes)
     stored = {digest: size for digest, key, size in named if is_digest(digest) and key == blob_key(digest)}
     return {digest: size if size is not None else store.stored_size(digest) or 0 for digest, size in stored.items()}
 
@@ -77,8 +77,8 @@ def _sizes_below(store: Store, prefix: str) -> Iterator[tuple[str, int]]:
         return
     names = list(store.children(prefix))
     folders = [f"{prefix}{name}" for name in names if name.endswith("/")]
-    for _, found in side_by_side(lambda folder: list(store.sizes(folder)), folders):
-        yield from found
+    for _, folder_sizes in side_by_side(lambda folder: list(store.sizes(folder)), folders):
+        yield from folder_sizes
     if beside := {f"{prefix}{name}" for name in names if not name.endswith("/")}:  # no listing of a folder has them
         yield from (item for item in store.sizes(prefix) if item[0] in beside)
 
@@ -130,8 +130,8 @@ def find_references(
     for _ in marking.read(known.outside):
         pass
     there = set(known.versions)
-    kept = {version: tuple(why) for version, why in sorted(marking.reasons.items()) if version in there}
-    return References(kept, orphans, marking.channels)
+    keep_reasons = {version: tuple(why) for version, why in sorted(marking.reasons.items()) if version in there}
+    return References(keep_reasons, orphans, marking.channels)
 
 
 def find_named_digests(store: Store, known: RegistryInventory) -> set[str]:
@@ -165,8 +165,8 @@ class _Marking:
         by_model: dict[str, list[str]] = {}
         for model, version in self.known.versions:
             by_model.setdefault(model, []).append(version)
-        for model, found in by_model.items():
-            for version in _newest(found, count):
+        for model, model_versions in by_model.items():
+            for version in _newest(model_versions, count):
                 self.keep((model, version), "among the newest")
 
     def read(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -193,9 +193,9 @@ class _Marking:
                 case [model, "channels", name] if state := parse_channel(data, model, name, place_of(self.store, key)):
                     states[channel_history_key(model, name)] = state
         # After the states: a history holds what came before any state that was read earlier.
-        found = {key: parse_history(data, place_of(self.store, key)) for key, data in self.read({*past, *states})}
+        histories = {key: parse_history(data, place_of(self.store, key)) for key, data in self.read({*past, *states})}
         for key, state in states.items():
-            self._keep_served(state, with_state(self.store, found.get(key, ChannelHistory()), state), moves)
+            self._keep_served(state, with_state(self.store, histories.get(key, ChannelHistory()), state), moves)
 
     def _keep_served(self, state: Channel, history: ChannelHistory, moves: int) -> None:
         """Keep the versions that a channel and its rollout lead to."""
@@ -227,6 +227,6 @@ class _Marking:
 def _newest(versions: list[str], count: int) -> set[str]:
     """The `count` newest versions by name, and the highest number: the next version's number is derived from it, so
     that no number is used twice."""
-    found = sorted(versions, key=version_order)
+    sorted_versions = sorted(versions, key=version_order)
     numbers = sorted((version for version in versions if version.isdecimal()), key=int)
-    return {*found[max(0, len(found) - count) :], *numbers[-1:]}
+    return {*sorted_versions[max(0, len(sorted_versions) - count) :], *numbers[-1:]}

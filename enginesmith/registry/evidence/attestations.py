@@ -94,11 +94,11 @@ def judge_entries(
     counts: whether an attestation counts by a trust policy (`trust.Vouched.counts`); None: all of them do.
     Raises IntegrityError for a damaged attestation.
     """
-    found: dict[str, list[Attestation]] = {}
+    engine_attestations: dict[str, list[Attestation]] = {}
     for attestation in attestations(store, manifest):
         if counts is None or counts(attestation):
-            found.setdefault(attestation.engine, []).append(attestation)
-    judged = (_judge(entry, found.get(entry.digest or "", [])) for entry in manifest.engines)
+            engine_attestations.setdefault(attestation.engine, []).append(attestation)
+    judged = (_judge(entry, engine_attestations.get(entry.digest or "", [])) for entry in manifest.engines)
     if not manifest.graphs:
         return tuple(judged)
     return tuple(_judge_whole(store, manifest, entry, counts) if entry.usable else entry for entry in judged)
@@ -117,8 +117,8 @@ def _judge_whole(
         return replace(entry, status="failed", reason=str(error), on={})
     status, reason = _worst((entry.status, entry.reason), engines)
     on = {
-        kind: _worst(found, {name: engine.on_cpu(kind) for name, engine in engines.items()})
-        for kind, found in entry.on.items()
+        kind: _worst(judgement, {name: engine.on_cpu(kind) for name, engine in engines.items()})
+        for kind, judgement in entry.on.items()
     }
     return replace(entry, status=status, reason=reason, on=on)
 
@@ -194,16 +194,16 @@ class _Attested(Excerpt):
 
 
 def _read(data: bytes, engine: str, report: str) -> Attestation:
-    found = parse_as(data, MAX_BYTES, _Attested)
-    if digest_of_bytes(data) != report or found.engine != engine:
+    attestation = parse_as(data, MAX_BYTES, _Attested)
+    if digest_of_bytes(data) != report or attestation.engine != engine:
         raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
-    cpu = found.host.get(CPU_KIND) if isinstance(found.host, Mapping) else None
+    cpu = attestation.host.get(CPU_KIND) if isinstance(attestation.host, Mapping) else None
     return Attestation(
         engine=engine,
         report=report,
-        verdict=found.verdict,
-        reason=found.reason,
-        host=digest_of(found.host),
-        created_at=found.created_at,
+        verdict=attestation.verdict,
+        reason=attestation.reason,
+        host=digest_of(attestation.host),
+        created_at=attestation.created_at,
         cpu=cpu if isinstance(cpu, str) else None,
     )

@@ -43,13 +43,15 @@ def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry,
 
     Raises UnknownNameError if no unit or several match, or there is no layer information; IntegrityError for damage.
     """
-    wanted = unit.split()
-    found = [entry for entry in manifest.engines if wanted and entry.unit.split()[: len(wanted)] == wanted]
-    if len(found) != 1:
-        units = ", ".join(entry.unit for entry in found or manifest.engines)
-        what = "fits several" if found else "is none"
+    unit_words = unit.split()
+    matches = [
+        entry for entry in manifest.engines if unit_words and entry.unit.split()[: len(unit_words)] == unit_words
+    ]
+    if len(matches) != 1:
+        units = ", ".join(entry.unit for entry in matches or manifest.engines)
+        what = "fits several" if matches else "is none"
         raise UnknownNameError(f"{unit!r} {what} of the units of {manifest.model}@{manifest.version}: {units}")
-    entry = found[0]
+    entry = matches[0]
     digest = manifest.sources.get(f"{LAYERS} {entry.unit}")
     if digest is None:
         note = next((item for item in entry.notes if item.startswith(NO_LAYERS)), "")
@@ -90,15 +92,15 @@ def quantization_records(store: Store, manifest: Manifest) -> dict[str, "Quantiz
     """Graph variant's name -> quantization record. Raises IntegrityError for a damaged record or another format."""
     from enginesmith.core.reports.breakdown import QuantizationRecord
 
-    found: dict[str, QuantizationRecord] = {}
+    records: dict[str, QuantizationRecord] = {}
     for name, digest in sorted(manifest.sources.items()):
         if name.startswith(f"{RECORD} "):
             variant = name.removeprefix(f"{RECORD} ")
             try:
-                found[variant] = parse_as(store.read_blob(digest), MAX_BYTES, QuantizationRecord)
+                records[variant] = parse_as(store.read_blob(digest), MAX_BYTES, QuantizationRecord)
             except Malformed as error:
                 raise IntegrityError(f"the quantization record of {variant}: {error}; build it again") from error
-    return found
+    return records
 
 
 # Verdicts of canaries: each is of one run of a published version on one target, a GPU generation or a kind of CPU.
@@ -188,8 +190,10 @@ def _read(data: bytes) -> CanaryVerdict:
 def verdict_on(target: str, baseline: str, found: Iterable[CanaryVerdict]) -> CanaryVerdict | None:
     """The combined verdict of a target against a baseline (digest of its manifest): a FAIL if any run failed, else a
     PASS if one passed, else the newest; None without a run. target: as in `covers`."""
-    mine = [item for item in found if item.baseline == baseline and covers(item.target, target)]
-    ranked = sorted(mine, key=lambda item: (("INSUFFICIENT", "PASS", "FAIL").index(item.verdict), item.created_at))
+    covering_verdicts = [item for item in found if item.baseline == baseline and covers(item.target, target)]
+    ranked = sorted(
+        covering_verdicts, key=lambda item: (("INSUFFICIENT", "PASS", "FAIL").index(item.verdict), item.created_at)
+    )
     return ranked[-1] if ranked else None
 
 

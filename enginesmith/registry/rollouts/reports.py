@@ -113,10 +113,10 @@ def write_report(store: Store, key: str, report: NodeReport, before: bytes | Non
     """
     data = report.to_bytes()
     try:
-        written = store.replace(key, data, before) or (before is None and store.replace(key, data, store.read(key)))
+        is_written = store.replace(key, data, before) or (before is None and store.replace(key, data, store.read(key)))
     except UndecidedError:
         return store.read(key) or data
-    if not written:
+    if not is_written:
         raise ConflictError(
             f"another process reports as node {report.node!r}; give each its name (ENGINESMITH_NODE, --node)"
         )
@@ -134,18 +134,18 @@ def read_reports(store: Store, rollout: Rollout, most: int = MOST_REPORTERS) -> 
     A node that is asked no longer, as fewer shall report by now, has left its last report there.
     """
     prefix = serving_prefix(rollout.model, rollout.channel, rollout.id)
-    written = dict(store.stamps(prefix))
-    named = ((key, key.removeprefix(prefix).removesuffix(".json")) for key in sorted(written))
+    stamps = dict(store.stamps(prefix))
+    named = ((key, key.removeprefix(prefix).removesuffix(".json")) for key in sorted(stamps))
     keys = [key for key, node in named if is_digest(node) and reports(node, rollout.reporters_ppm)]
-    found = _each(store, store.read, keys[:most])
-    taken, damaged = list[NodeReport](), 0
-    for key, data in zip(keys, found, strict=False):
+    documents = _each(store, store.read, keys[:most])
+    node_reports, damaged = list[NodeReport](), 0
+    for key, data in zip(keys, documents, strict=False):
         try:
             if data is not None:
-                taken.append(replace(parse_report(data), at=format_time(written[key])))
+                node_reports.append(replace(parse_report(data), at=format_time(stamps[key])))
         except IntegrityError:
             damaged += 1
-    return Heard(len(keys), tuple(taken), damaged)
+    return Heard(len(keys), tuple(node_reports), damaged)
 
 
 def clear_reports(store: Store, running: Rollout, most: int = 10 * MOST_REPORTERS) -> int:

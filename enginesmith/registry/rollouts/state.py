@@ -113,15 +113,15 @@ def reports(node: str, reporters_ppm: int) -> bool:
 
 def add_slice(reach: Sequence[Slice], item: Slice) -> tuple[Slice, ...]:
     """The slices with one more; what that covers is left out, and it is itself where one covers it."""
-    if any(known.covers(item) for known in reach):
+    if any(part.covers(item) for part in reach):
         return tuple(reach)
-    return (*(known for known in reach if not item.covers(known)), item)
+    return (*(part for part in reach if not item.covers(part)), item)
 
 
 def parse_share(text: str, what: str) -> int:
     """Parts per million of '5%', '0.5%'. what: for errors. Raises InputError."""
-    found = _PERCENT.fullmatch(text.strip())
-    share = round(float(found[1]) * 10_000) if found else 0
+    match = _PERCENT.fullmatch(text.strip())
+    share = round(float(match[1]) * 10_000) if match else 0
     if not 0 < share <= WHOLE:
         raise InputError(f"{what} {text!r}: give a share above 0% and up to 100%, such as 5%")
     return share
@@ -303,10 +303,10 @@ class Rollout:
 
     def decide(self, at: datetime, what: str, by: str, why: str, **changes: object) -> "Rollout":
         """The rollout with a decision in its history, and other fields changed. The first decisions are kept."""
-        made = Decision(format_time(at), what, self.wave + 1, by[:MOST_BY], why[:MOST_WHY])
+        decision = Decision(format_time(at), what, self.wave + 1, by[:MOST_BY], why[:MOST_WHY])
         first, rest = self.history[:FIRST_DECISIONS], self.history[FIRST_DECISIONS:]
-        kept = (*first, *rest[-(MOST_DECISIONS - FIRST_DECISIONS - 1) :], made)
-        return replace(self, history=kept, **changes)  # type: ignore[arg-type]
+        decisions = (*first, *rest[-(MOST_DECISIONS - FIRST_DECISIONS - 1) :], decision)
+        return replace(self, history=decisions, **changes)  # type: ignore[arg-type]
 
     def serves(self, node: ServingNode) -> bool:
         """Whether a node gets the version that it brings: it is not finished, and has reached the node."""

@@ -32,8 +32,8 @@ EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix or az://account/container/pre
 
 def scheme_of(text: str) -> str:
     """The scheme of a URI, in lower case; '' for a path."""
-    scheme, found, _ = text.partition("://")
-    return scheme.lower() if found else ""
+    scheme, separator, _ = text.partition("://")
+    return scheme.lower() if separator else ""
 
 
 def is_in_bucket(text: str) -> bool:

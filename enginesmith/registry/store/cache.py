@@ -74,12 +74,12 @@ class VerificationCache:
         """Record that `path` was verified just now. Where that cannot be written, it will be digested again."""
         changed = path.stat().st_ctime_ns
         time.sleep(max(0.0, min(_TICKS_S, _TICKS_S - (time.time() - changed / 1e9))))
-        found = _facts(path)
-        others = [facts for facts in self._read(blob.name) if facts[:2] != found[:2]]
+        file_facts = _facts(path)
+        others = [facts for facts in self._read(blob.name) if facts[:2] != file_facts[:2]]
         with suppress(OSError):
             make_folder(self.folder)
             fresh = self.folder / f".{secrets.token_hex(8)}"
-            fresh.write_text(json.dumps([found, *others][:_KEPT]))
+            fresh.write_text(json.dumps([file_facts, *others][:_KEPT]))
             fresh.replace(self.folder / blob.name)
 
     def forget(self, blob: BlobDigest) -> None:
@@ -102,9 +102,9 @@ class VerificationCache:
 
     def _read(self, name: str) -> list[Facts]:
         with suppress(OSError, ValueError, RecursionError):
-            found = json.loads((self.folder / name).read_bytes() or b"[]")
-            if isinstance(found, list):
-                return [item for item in found if isinstance(item, list) and len(item) == 5]
+            document = json.loads((self.folder / name).read_bytes() or b"[]")
+            if isinstance(document, list):
+                return [item for item in document if isinstance(item, list) and len(item) == 5]
         return []
 
 
@@ -148,12 +148,12 @@ class BlobCache:
         with self._lock(blob.digest):
             if rehash:
                 self.verifications.forget(blob)
-            found = self._sound(blob)
-            if found is None:
+            cached_digest = self._sound(blob)
+            if cached_digest is None:
                 self._bring(blob, bring)
-                found = blob
-            self.verifications.note_use(found.name)
-            yield self._blob(found.name), found
+                cached_digest = blob
+            self.verifications.note_use(cached_digest.name)
+            yield self._blob(cached_digest.name), cached_digest
         self._evict()
 
     @property
@@ -185,11 +185,11 @@ class BlobCache:
 
         A damaged file is deleted.
         """
-        for known in dict.fromkeys((blob.sha256_only, blob)):
-            path = self._blob(known.name)
+        for candidate in dict.fromkeys((blob.sha256_only, blob)):
+            path = self._blob(candidate.name)
             if path.is_file():
-                if self.verifications.is_verified(known, path):
-                    return known
+                if self.verifications.is_verified(candidate, path):
+                    return candidate
                 path.unlink()
         return blob if blob == blob.sha256_only and self._adopt(blob) else None
 
@@ -227,10 +227,10 @@ class BlobCache:
             with suppress(FileNotFoundError):
                 if not entry.name.startswith(blob.name) and entry.stat().st_mtime < time.time() - PARTIAL_S:
                     Path(entry.path).unlink()
-        found = bring(partial)
-        if found != blob.expected:
+        actual_digest = bring(partial)
+        if actual_digest != blob.expected:
             raise IntegrityError(
-                f"blob {blob.digest} came as other bytes (their {blob.algorithm} is {found}); it was not kept"
+                f"blob {blob.digest} came as other bytes (their {blob.algorithm} is {actual_digest}); it was not kept"
             )
         rename_durably(partial, path, read_only=True)
         self.verifications.add(blob, path)
@@ -238,20 +238,22 @@ class BlobCache:
     def _download(self, digest: str, path: Path, download: Download) -> None:
         sweep(self.folder / "tmp")
         with start_atomic_write(self.folder / "tmp") as file:
-            found = download(file.stream)
-            if found != digest:
-                raise IntegrityError(f"blob {digest} came as other bytes (their digest is {found}); it was not kept")
+            actual_digest = download(file.stream)
+            if actual_digest != digest:
+                raise IntegrityError(
+                    f"blob {digest} came as other bytes (their digest is {actual_digest}); it was not kept"
+                )
             file.commit(path, read_only=True)
 
     def _evict(self) -> None:
         """Delete the least recently used blobs until the rest fits, but none that is being read."""
-        found: list[tuple[float, int, Path]] = []
+        cache_entries: list[tuple[float, int, Path]] = []
         for entry in os.scandir(self.folder / "blobs"):
             with suppress(FileNotFoundError):
                 facts, used = entry.stat(), self.verifications.last_used(entry.name)
-                found.append((facts.st_mtime if used is None else used, facts.st_size, Path(entry.path)))
-        excess = sum(size for _, size, _ in found) - self.limit_bytes
-        for _, size, path in sorted(found):
+                cache_entries.append((facts.st_mtime if used is None else used, facts.st_size, Path(entry.path)))
+        excess = sum(size for _, size, _ in cache_entries) - self.limit_bytes
+        for _, size, path in sorted(cache_entries):
             if excess <= 0:
                 return
             with suppress(OSError), path.open("rb") as stream:

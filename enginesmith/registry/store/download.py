@@ -183,13 +183,13 @@ class _Arrivals:
             self._changed.wait_for(lambda: self._error or part.number in self._came)
             if self._error:
                 raise self._error
-            kept = self._came.pop(part.number)
-        if kept is None:
+            part_buffer = self._came.pop(part.number)
+        if part_buffer is None:
             yield from _blocks(self._fd, part)
             return
-        yield kept[: part.size]
+        yield part_buffer[: part.size]
         with self._changed:
-            self._spare.append(kept)
+            self._spare.append(part_buffer)
 
     def _work(self) -> None:
         try:
@@ -222,15 +222,15 @@ class _Arrivals:
             return span
 
     def _bring(self, part: BlobPart, fill: Fill, block: memoryview) -> None:
-        kept = self._memory()
+        part_buffer = self._memory()
         for at in range(0, part.size, len(block)):
             size = min(len(block), part.size - at)
-            view = block[:size] if kept is None else kept[at : at + size]
+            view = block[:size] if part_buffer is None else part_buffer[at : at + size]
             fill(view)
             _write(self._fd, view, part.start + at)
         os.write(self._marks, b"%d\n" % part.number)
         with self._changed:
-            self._came[part.number] = kept
+            self._came[part.number] = part_buffer
             self._changed.notify()
 
     def _memory(self) -> memoryview | None:
@@ -258,9 +258,9 @@ class _Arrivals:
 
 
 def _write(fd: int, data: memoryview, at: int) -> None:
-    written = 0
-    while written < len(data):
-        written += os.pwrite(fd, data[written:], at + written)
+    byte_count = 0
+    while byte_count < len(data):
+        byte_count += os.pwrite(fd, data[byte_count:], at + byte_count)
 
 
 class ConnectionScaler:

@@ -103,10 +103,10 @@ class BlobDigest:
 
     def hasher(self) -> Hasher:
         """A new hasher. Raises ModuleNotFoundError where a BLAKE3 is given and the library is not installed."""
-        found = hashlib.sha256() if self.blake3 is None else new_blake3_hasher()
-        if found is None:
+        fresh_hasher = hashlib.sha256() if self.blake3 is None else new_blake3_hasher()
+        if fresh_hasher is None:
             raise ModuleNotFoundError("blake3")
-        return found
+        return fresh_hasher
 
     def matches(self, path: Path) -> bool:
         """Whether a file's content has the expected digest. Reads all of it; raises OSError."""
@@ -121,18 +121,18 @@ def choose_digest(digest: str, blake3: str | None) -> BlobDigest:
 
 def new_blake3_hasher() -> Hasher | None:
     """A new BLAKE3 hasher; None where the library is not installed."""
-    found = _library()
-    return None if found is None else found()
+    hasher_type = _library()
+    return None if hasher_type is None else hasher_type()
 
 
 def copy_hashed(source: BinaryIO, dest: BinaryIO | None, hasher: Hasher | None = None) -> str:
     """Copy a stream to `dest` (None: only read it), and return its digest by `hasher` or SHA-256."""
-    found = hasher or hashlib.sha256()
+    digest_state = hasher or hashlib.sha256()
     for block in _blocks(source):
-        found.update(block)
+        digest_state.update(block)
         if dest is not None:
             dest.write(block)
-    return found.hexdigest()
+    return digest_state.hexdigest()
 
 
 def digest_stream(source: BinaryIO, dest: BinaryIO | None = None) -> BlobDigest:
@@ -251,15 +251,15 @@ def strays(folder: Path, *, remove: bool = False) -> list[Path]:
     """The temporary files in `folder` whose writers have died. remove: whether to delete them."""
     if not folder.is_dir():
         return []
-    found = []
+    stray_paths = []
     for path in sorted(folder.iterdir()):
         if path.name.startswith(PREFIX):
             with suppress(OSError), path.open("rb") as stream:
                 fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if remove:
                     path.unlink()
-                found.append(path)
-    return found
+                stray_paths.append(path)
+    return stray_paths
 
 
 def sweep(folder: Path) -> int:

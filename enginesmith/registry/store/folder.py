@@ -80,10 +80,10 @@ class FileStore:
         """See `Store.put_and_digest_file`."""
         with reachable(f"copying {path} into {self.root}"), path.open("rb") as source, self._start_write() as file:
             # One pass: to digest first and copy afterwards would read each new file twice.
-            found = digest_stream(source, file.stream)
-            if not self._holds(found.digest):
-                self._commit_blob(file, found.digest)
-        return found
+            digest = digest_stream(source, file.stream)
+            if not self._holds(digest.digest):
+                self._commit_blob(file, digest.digest)
+        return digest
 
     def put_bytes(self, data: bytes) -> str:
         """See `Store.put_bytes`."""
@@ -114,10 +114,10 @@ class FileStore:
 
     def size(self, digest: str) -> int:
         """See `Store.size`."""
-        found = self.stored_size(digest)
-        if found is None:
+        size_bytes = self.stored_size(digest)
+        if size_bytes is None:
             raise self._lost_error(digest)
-        return found
+        return size_bytes
 
     def path(self, digest: str) -> Path:
         """See `Store.path`."""
@@ -192,12 +192,12 @@ class FileStore:
                 facts = path.stat()
             except (FileNotFoundError, NotADirectoryError):
                 return None, ""
-        found = f"{facts.st_ino}-{facts.st_mtime_ns}-{facts.st_size}"
-        if found == tag:
+        current_tag = f"{facts.st_ino}-{facts.st_mtime_ns}-{facts.st_size}"
+        if current_tag == tag:
             return None, tag
         # If it was replaced in between, the older tag makes the next call read it once more.
         data = self.read(key)
-        return data, found if data is not None else ""
+        return data, current_tag if data is not None else ""
 
     def create(self, key: str, data: bytes) -> bool:
         """See `Store.create`."""

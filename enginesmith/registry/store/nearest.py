@@ -177,7 +177,7 @@ class NearestStore:
     @contextmanager
     def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
         """See `Store.open_range`. The next place goes on where one broke off."""
-        at, left = start, self._order()
+        at, candidates = start, self._order()
         with ExitStack() as opened:
             current: Fill | None = None
 
@@ -186,16 +186,18 @@ class NearestStore:
                 while True:
                     try:
                         if current is None:
-                            current = opened.enter_context(left[0].store.open_range(digest, at, start + size - at))
+                            current = opened.enter_context(
+                                candidates[0].store.open_range(digest, at, start + size - at)
+                            )
                         current(into)
                     except EnginesmithError as error:
                         current = None
                         opened.close()
-                        self._note(left.pop(0), error)
-                        if not left:
+                        self._note(candidates.pop(0), error)
+                        if not candidates:
                             raise
                     else:
-                        self._note(left[0], None)
+                        self._note(candidates[0], None)
                         at += len(into)
                         return
 
@@ -207,12 +209,12 @@ class NearestStore:
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
         """See `Store.read_if_changed`. The tag names the place, too; another one's document is read anew."""
-        number, _, known = tag.partition(":")
+        number, _, inner_tag = tag.partition(":")
 
         def ask(place: _Place) -> tuple[bytes | None, str]:
             index = str(self._places.index(place))
-            data, found = place.store.read_if_changed(key, known if index == number else "")
-            return data, f"{index}:{found}" if found else ""
+            data, new_tag = place.store.read_if_changed(key, inner_tag if index == number else "")
+            return data, f"{index}:{new_tag}" if new_tag else ""
 
         nothing: tuple[bytes | None, str] = (None, "")
         return self._first(ask, nothing)
@@ -239,14 +241,14 @@ class NearestStore:
             if answered and place.away:
                 break
             try:
-                found = ask(place)
+                answer = ask(place)
             except EnginesmithError as error:
                 self._note(place, error)
                 failure = error
                 continue
             self._note(place, None)
-            if found != nothing:
-                return found
+            if answer != nothing:
+                return answer
             answered = True
         if failure is not None and not answered:
             raise failure

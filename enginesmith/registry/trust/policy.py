@@ -209,12 +209,12 @@ def _refuse_duplicates(root: "yaml.Node | None") -> None:
 def _policy(document: object, path: Path) -> TrustPolicy:
     text = decode(document, _PolicyText, "policy")
     signers = {name: _signer(name, value, path.parent) for name, value in text.signers.items()}
-    seen: dict[object, str] = {}
+    signer_names: dict[object, str] = {}
     for name, signer in signers.items():  # a key under two names would count as two signers
         what = signer.key_id if isinstance(signer, KeySigner) else signer.identity
-        if what in seen:
-            raise Malformed(f"signers {seen[what]!r} and {name!r} are one; keep one name")
-        seen[what] = name
+        if what in signer_names:
+            raise Malformed(f"signers {signer_names[what]!r} and {name!r} are one; keep one name")
+        signer_names[what] = name
     return TrustPolicy(tuple(_rule(rule, f"rules[{i}]", signers) for i, rule in enumerate(text.rules)), str(path))
 
 
@@ -239,9 +239,9 @@ def _signer(name: str, value: JsonObject, folder: Path) -> Signer:
         except Malformed as error:
             raise Malformed(f"{where}.public_key {error}") from error
     if "certificate_roots" in value:
-        found = decode(value, _CertificateText, where)
+        certificate = decode(value, _CertificateText, where)
         return CertificateSigner(
-            name, tuple(_key_file(root, folder) for root in found.certificate_roots), found.identity
+            name, tuple(_key_file(root, folder) for root in certificate.certificate_roots), certificate.identity
         )
     keyless = decode(value, _KeylessText, where)
     return KeylessSigner(name, keyless.keyless_identity, keyless.keyless_issuer)
@@ -382,11 +382,11 @@ def _find_signers(
     for signer in rule.signers:
         reasons = []
         for bundle in _candidates(store, manifest, document, signer):
-            found = str(bundle) if isinstance(bundle, Malformed) else objection(bundle, signer, file, content)
-            if found is None:
+            refusal_reason = str(bundle) if isinstance(bundle, Malformed) else objection(bundle, signer, file, content)
+            if refusal_reason is None:
                 valid.append(signer)
                 break
-            reasons.append(found)
+            reasons.append(refusal_reason)
         else:
             refused[str(signer)] = reasons[0] if reasons else "has not signed"
     return valid, refused
@@ -396,9 +396,9 @@ def _candidates(
     store: Documents, manifest: Manifest, document: str, signer: Signer
 ) -> Iterator[SignatureBundle | Malformed]:
     if not isinstance(signer, KeySigner):
-        found = (bundle for _, bundle in islice(signatures(store, manifest, document), MOST_SIGNATURES))
+        bundles = (bundle for _, bundle in islice(signatures(store, manifest, document), MOST_SIGNATURES))
         yield from (
-            bundle for bundle in found if isinstance(bundle, SignatureBundle) and bundle.certificate is not None
+            bundle for bundle in bundles if isinstance(bundle, SignatureBundle) and bundle.certificate is not None
         )
         return
     data = store.read(signature_key(manifest.model, manifest.version, document, signer.key_id))
@@ -427,11 +427,11 @@ def _too_few(
         names = [key_id[:12] for key_id in ids if is_digest(key_id)]
     except EnginesmithError:  # the refusal matters more than what else is wrong there
         names = []
-    found = ", ".join(names) or "none"
+    signer_list = ", ".join(names) or "none"
     why = "; ".join(f"{signer}: {reason}" for signer, reason in refused.items())
     return (
         f"{_name(manifest)} has {len(valid)} of the {rule.needed} signatures that trust policy {policy.path} needs "
-        f"for {rule.models!r}, so it is not loaded. Signatures found: {found}. Allowed: {why}. "
+        f"for {rule.models!r}, so it is not loaded. Signatures found: {signer_list}. Allowed: {why}. "
         f"Have it signed (`enginesmith registry sign {_name(manifest)} --key KEY`), or allow another key there"
     )
 

@@ -134,7 +134,7 @@ def _as_good(before: bytes, fresh: SignatureBundle, document: tuple[str, bytes],
     of its own, which is another each time.
     """
     try:
-        found = read_bundle(before)
+        bundle = read_bundle(before)
     except IntegrityError:
         return False
     field = "verificationMaterial"
@@ -143,7 +143,7 @@ def _as_good(before: bytes, fresh: SignatureBundle, document: tuple[str, bytes],
         return False
     # The bundle as if its key had signed without a certificate.
     data = json.dumps({**stored, field: {"publicKey": {"hint": fresh.key_id}}}).encode()
-    by_key = replace(found, key_id=fresh.key_id, certificate=None, data=data)
+    by_key = replace(bundle, key_id=fresh.key_id, certificate=None, data=data)
     return objection(by_key, KeySigner("this key", public, fresh.key_id), *document) is None
 
 

@@ -126,9 +126,9 @@ def check_blobs(found: Findings, digests: list[str]) -> None:
 
 def check_litter(found: Findings, stored: list[str]) -> None:
     """Add records that count for nothing, blobs that nothing refers to, and files of writers that died."""
-    known = inventory(found.store)
+    contents = inventory(found.store)
     # By the rules of garbage collection: what it keeps is no orphan, though no manifest names it.
-    remembered = find_named_digests(found.store, known)
+    remembered = find_named_digests(found.store, contents)
     for key in found.store.list(RECORDS):
         record = read_record(found.store.read(key))
         if record is None or not all(map(found.store.has, record.blobs)):
@@ -144,16 +144,16 @@ def check_litter(found: Findings, stored: list[str]) -> None:
 
 def check_documents(found: Findings) -> None:
     """Documents that refer to nothing: remains of versions, pins and channels."""
-    known = inventory(found.store)
-    there = set(known.versions)
+    contents = inventory(found.store)
+    there = set(contents.versions)
     models = {model for model, _ in there}
-    for (model, version), keys in known.folders.items():
+    for (model, version), keys in contents.folders.items():
         if (model, version) not in there:
             for key in keys:
                 found.add(
                     "unreferenced", key, f"{model}@{version} has no manifest; `enginesmith registry gc` deletes it"
                 )
-    for key in known.others:
+    for key in contents.others:
         match key.removeprefix(MODELS).split("/"):
             case [model, "pins", name] if (model, name.removesuffix(".json")) not in there:
                 found.add("unreferenced", key, "a pin of a version that is not there")
@@ -161,7 +161,7 @@ def check_documents(found: Findings) -> None:
                 found.add("dangling", key, f"{model} has no version")
             case [_, "versions", *_]:
                 found.add("unreferenced", key, "no model or version can have that name; delete it by hand")
-    _check_policies(found, known.others)
+    _check_policies(found, contents.others)
 
 
 def _check_policies(found: Findings, others: tuple[str, ...]) -> None:
@@ -349,25 +349,25 @@ def verify(
 
     Raises UnknownNameError for an unknown reference; damage is in the result and raises nothing.
     """
-    found = Findings(store, progress)
+    findings = Findings(store, progress)
     if reference is not None:
-        take_version(found, lookup.locate(store, reference).manifest)
-        check_blobs(found, sorted(found.needed))
-        return found.close()
+        take_version(findings, lookup.locate(store, reference).manifest)
+        check_blobs(findings, sorted(findings.needed))
+        return findings.close()
     for model in lookup.models(store):
-        check_model(found, model)
-    take_registered(found)
+        check_model(findings, model)
+    take_registered(findings)
     stored = []
     for key in store.list(BLOBS):
         digest = key.rpartition("/")[2]
         if is_digest(digest) and key == blob_key(digest):
             stored.append(digest)
         else:
-            found.add("stray", key, "not the name of a blob")
+            findings.add("stray", key, "not the name of a blob")
     stored.sort()
-    check_blobs(found, sorted({*stored, *found.needed}))
-    check_litter(found, stored)
-    check_documents(found)
-    check_leases(found)
-    check_series(found)
-    return found.close()
+    check_blobs(findings, sorted({*stored, *findings.needed}))
+    check_litter(findings, stored)
+    check_documents(findings)
+    check_leases(findings)
+    check_series(findings)
+    return findings.close()

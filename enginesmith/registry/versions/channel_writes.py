@@ -119,8 +119,8 @@ def read_documents(store: Documents, manifest: Manifest) -> Snapshot:
     prefix = version_prefix(manifest.model, manifest.version)
     keys = [key for key in store.list(prefix) if is_needed(key.removeprefix(prefix))]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = {key: data for key, data in zip(keys, pool.map(store.read, keys), strict=True) if data is not None}
-    whole = Snapshot(manifest.model, manifest.version, found)
+        documents = {key: data for key, data in zip(keys, pool.map(store.read, keys), strict=True) if data is not None}
+    whole = Snapshot(manifest.model, manifest.version, documents)
     list(attestations(SnapshotDocuments(whole), manifest))
     return Snapshot(manifest.model, manifest.version, _without_old_latencies(whole, manifest))
 
@@ -131,9 +131,9 @@ def _without_old_latencies(snapshot: Snapshot, manifest: Manifest) -> dict[str, 
     folder = evidence_prefix("latency", manifest.model, manifest.version)
     keys = [key for key in sorted(documents, key=lambda key: key.split("/")) if key.startswith(folder)]
     reports = list(latency_reports(SnapshotDocuments(snapshot), manifest))
-    kept = {id(report) for report in newest_of_each(reports)}
+    newest_ids = {id(report) for report in newest_of_each(reports)}
     for key, report in zip(keys, reports, strict=True):
-        if id(report) not in kept:
+        if id(report) not in newest_ids:
             del documents[key]
     return documents
 

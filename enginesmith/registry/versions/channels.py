@@ -227,12 +227,13 @@ def _loss(
 def _busy(store: Store, manifest: Manifest, name: str) -> str | None:
     """Why a channel that has a rollout takes no version beside it; None where it has none."""
     channel = read_channel(store, manifest.model, name)
-    found = channel.active_rollout if channel else None
-    if found is None:
+    rollout = channel.active_rollout if channel else None
+    if rollout is None:
         return None
-    where = found.where
+    where = rollout.where
     return (
-        f"a rollout of {found.version} to {where} is {found.state} (wave {found.wave + 1} of {len(found.plan.waves)}): "
+        f"a rollout of {rollout.version} to {where} is {rollout.state} (wave {rollout.wave + 1} of "
+        f"{len(rollout.plan.waves)}): "
         f"wait for its end, or `enginesmith rollout abort {where} --why TEXT`"
     )
 
@@ -260,14 +261,14 @@ def _move(
         moves = channel.moves if channel else count_moves(guard.store, model, name)
         move = replace(move, by=move.by[:MOST_BY], why=move.why[:MOST_WHY])
         rollout = ended or (_end_rollout(channel.rollout, move) if channel and channel.rollout else None)
-        guard.secure(version_name(model, left) for left in (channel.served.values() if channel else ()))
+        guard.secure(version_name(model, old_version) for old_version in (channel.served.values() if channel else ()))
         before = channel or Channel(model, name, moves, move)
         return with_snapshots(guard, replace(before, moves=moves + 1, move=move, rollout=rollout))
 
-    found = change_channel(guard.store, model, name, make)
-    if found is None:  # `next_move` makes a move, or raises, where there is no channel
+    new_channel = change_channel(guard.store, model, name, make)
+    if new_channel is None:  # `next_move` makes a move, or raises, where there is no channel
         raise ConflictError(f"channel {model}:{name} was deleted at the same time; run again")
-    return found
+    return new_channel
 
 
 def _now(store: Store) -> str:

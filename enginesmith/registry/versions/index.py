@@ -90,8 +90,8 @@ class IndexShard:
     def updated(self, found: Mapping[str, ListedModel | None], *, complete: bool = False) -> "IndexShard":
         """With other entries: None for a model that has no version any more."""
         models = {**(self.models or {}), **found}
-        kept = {name: item for name, item in models.items() if item is not None}
-        return IndexShard(self.serial + 1, self.complete or complete, kept)
+        entries = {name: item for name, item in models.items() if item is not None}
+        return IndexShard(self.serial + 1, self.complete or complete, entries)
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,11 @@ def list_all(store: Store) -> list[ListedModel]:
     makes the index of many, where this user may write."""
     if (indexed := read_index(store)) is not None:
         return indexed
-    found = look_at(store, catalogue(store))
-    if len(found) >= WORTH_AN_INDEX:
+    models = look_at(store, catalogue(store))
+    if len(models) >= WORTH_AN_INDEX:
         with suppress(EnginesmithError):  # a registry that may only be read, or others write: the next list looks again
             make_index(store)
-    return found
+    return models
 
 
 def read_index(store: Store) -> list[ListedModel] | None:
@@ -127,14 +127,14 @@ def read_index(store: Store) -> list[ListedModel] | None:
     if store.read(index_key(SHARDS[0])) is None:
         return None
     changing = {model for lease in list_leases(store) for model in lease.changes}
-    found: dict[str, ListedModel] = {}
+    models_by_name: dict[str, ListedModel] = {}
     for _, data in side_by_side(store.read, [index_key(shard) for shard in SHARDS]):
         shard = _parse(data)
         if shard is None or not shard.complete:
             return None
-        found |= shard.models or {}
-    found |= {item.model: item for item in _look(store, sorted(changing))}
-    return [found[name] for name in sorted(found) if found[name].versions]
+        models_by_name |= shard.models or {}
+    models_by_name |= {item.model: item for item in _look(store, sorted(changing))}
+    return [models_by_name[name] for name in sorted(models_by_name) if models_by_name[name].versions]
 
 
 def make_index(store: Store) -> None:
@@ -142,12 +142,12 @@ def make_index(store: Store) -> None:
     for shard in SHARDS:  # from now on writers keep it
         base.change(store, index_key(shard), lambda data: None if data else IndexShard().to_bytes())
     before = dict(side_by_side(store.read, [index_key(shard) for shard in SHARDS]))
-    found = {item.model: item for item in look_at(store, catalogue(store))}
+    models_by_name = {item.model: item for item in look_at(store, catalogue(store))}
     for key, data in before.items():
-        known = _parse(data) or IndexShard()
-        here = {name: item for name, item in found.items() if index_key(_shard_of(name)) == key}
-        gone: dict[str, ListedModel | None] = dict.fromkeys((known.models or {}).keys() - here.keys())
-        store.replace(key, known.updated({**gone, **here}, complete=True).to_bytes(), data)
+        index_shard = _parse(data) or IndexShard()
+        here = {name: item for name, item in models_by_name.items() if index_key(_shard_of(name)) == key}
+        gone: dict[str, ListedModel | None] = dict.fromkeys((index_shard.models or {}).keys() - here.keys())
+        store.replace(key, index_shard.updated({**gone, **here}, complete=True).to_bytes(), data)
 
 
 def refresh_index(store: Store, models: Iterable[str]) -> None:
@@ -204,19 +204,19 @@ def look_at(store: Store, models: Sequence[Listed]) -> list[ListedModel]:
 
 def _look(store: Store, models: Sequence[str]) -> list[ListedModel]:
     """The entries of models, without versions where they have none."""
-    found = []
+    listings = []
     for model, listed in side_by_side(lambda model: catalogue(store, f"{MODELS}{model}/"), models):
-        found += listed or [Listed(model, (), ())]
-    return look_at(store, found)
+        listings += listed or [Listed(model, (), ())]
+    return look_at(store, listings)
 
 
 def _refresh(store: Store, key: str, models: list[str]) -> None:
     def make(data: bytes | None) -> bytes | None:
         if data is None:
             return None  # there is no index
-        found = {item.model: item if item.versions else None for item in _look(store, models)}
+        entries = {item.model: item if item.versions else None for item in _look(store, models)}
         # One that cannot be read is replaced too, so that who makes the index anew sees that it changed meanwhile.
-        return (_parse(data) or IndexShard()).updated(found).to_bytes()
+        return (_parse(data) or IndexShard()).updated(entries).to_bytes()
 
     base.change(store, key, make)
 
@@ -236,13 +236,14 @@ def _shard_of(model: str) -> str:
 def _parse(data: bytes | None) -> IndexShard | None:
     """A document of the index; None where there is none that this release can read."""
     try:
-        found = parse_as(data or b"", MAX_BYTES, _IndexDocument)
+        document = parse_as(data or b"", MAX_BYTES, _IndexDocument)
     except Malformed:
         return None
     models = {
-        name: ListedModel(name, tuple(item.versions.split(" ")), item.channels) for name, item in found.models.items()
+        name: ListedModel(name, tuple(item.versions.split(" ")), item.channels)
+        for name, item in document.models.items()
     }
-    return IndexShard(found.serial, found.complete, models)
+    return IndexShard(document.serial, document.complete, models)
 
 
 # The data that `enginesmith list`, `enginesmith show` and `enginesmith registry history` print.
@@ -297,7 +298,7 @@ class VersionStatus:
             "engines": [asdict(entry) for entry in self.engines],
             "channels": list(self.channels),
             "latencies": encode(self.latencies),
-            "canaries": [asdict(found) for found in self.canaries],
+            "canaries": [asdict(verdict) for verdict in self.canaries],
             "page": self.page,
             "attachments": encode(self.attachments),
         }
@@ -308,9 +309,9 @@ def list_models(store: Store, *, limit: int | None = None, after: str | None = N
 
     limit: the largest number of models.  after: only models after this name, for paging.
     """
-    found = list_all(store) if limit is None else read_index(store) or look_at(store, lookup.page(store, limit, after))
-    found = [listed for listed in found if after is None or listed.model > after]
-    return found[:limit]
+    models = list_all(store) if limit is None else read_index(store) or look_at(store, lookup.page(store, limit, after))
+    models = [listed for listed in models if after is None or listed.model > after]
+    return models[:limit]
 
 
 def list_versions(
@@ -322,18 +323,24 @@ def list_versions(
     after: only versions newer than this one, of which `limit` takes the oldest, for paging forward.
     Raises UnknownNameError for an unknown model.
     """
-    known = lookup.versions(store, model)
-    if not known:
+    all_versions = lookup.versions(store, model)
+    if not all_versions:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginesmith list` shows what there is")
     pointing = _read_pointers(store, model, channel_names(store, model))
-    found = [version for version in known if before is None or version_order(version) < version_order(before)]
-    found = [version for version in found if after is None or version_order(version) > version_order(after)]
-    count = len(found) if limit is None else limit
-    wanted = found[:count] if after is not None else found[max(0, len(found) - count) :]
-    if store.near or len(wanted) < 2:  # nothing to wait for
-        return [_listed_version(store, model, version, pointing) for version in wanted]
+    range_versions = [
+        version for version in all_versions if before is None or version_order(version) < version_order(before)
+    ]
+    range_versions = [
+        version for version in range_versions if after is None or version_order(version) > version_order(after)
+    ]
+    count = len(range_versions) if limit is None else limit
+    page_versions = (
+        range_versions[:count] if after is not None else range_versions[max(0, len(range_versions) - count) :]
+    )
+    if store.near or len(page_versions) < 2:  # nothing to wait for
+        return [_listed_version(store, model, version, pointing) for version in page_versions]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda version: _listed_version(store, model, version, pointing), wanted))
+        return list(pool.map(lambda version: _listed_version(store, model, version, pointing), page_versions))
 
 
 def show_version(store: Store, reference: Reference) -> VersionStatus:
@@ -372,15 +379,15 @@ def _listed_version(store: Store, model: str, version: str, pointing: dict[str, 
 
 
 def _read_pointers(store: Store, model: str, names: Iterable[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    pointers: dict[str, str] = {}
     for name in names:
         try:
             channel = read_channel(store, model, name)
         except IntegrityError:
-            found[name] = UNREADABLE
+            pointers[name] = UNREADABLE
         else:
-            found |= {name: channel.version} if channel is not None else {}
-    return found
+            pointers |= {name: channel.version} if channel is not None else {}
+    return pointers
 
 
 @dataclass(frozen=True)
@@ -407,13 +414,15 @@ def history(store: Store, reference: Reference, limit: int | None = None) -> lis
     if reference.version is not None:
         raise UnknownNameError(f"only channels have a history; {str(reference)!r} is a version: give {reference.model}")
     names = [reference.channel] if reference.channel else channel_names(store, reference.model)
-    found = [channel for name in names if (channel := read_channel(store, reference.model, name))]
-    if not found:
-        known = ", ".join(channel_names(store, reference.model)) or "none"
-        raise UnknownNameError(f"no channel {str(reference)!r} in {store.uri}; channels of {reference.model}: {known}")
+    channels = [channel for name in names if (channel := read_channel(store, reference.model, name))]
+    if not channels:
+        channel_list = ", ".join(channel_names(store, reference.model)) or "none"
+        raise UnknownNameError(
+            f"no channel {str(reference)!r} in {store.uri}; channels of {reference.model}: {channel_list}"
+        )
     reports: dict[str, str | None] = {}
     rows = []
-    for channel in found:
+    for channel in channels:
         moves = read_history(store, channel).moves
         for move in moves if limit is None else moves[max(0, len(moves) - limit) :]:
             if move.manifest not in reports:

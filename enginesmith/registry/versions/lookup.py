@@ -86,8 +86,8 @@ def catalogue(store: Documents, prefix: str = MODELS) -> list[Listed]:
             case [model, "channels", name] if name.endswith(".json") and is_name(name.removesuffix(".json")):
                 channels.setdefault(model, []).append(name.removesuffix(".json"))
     return [
-        Listed(model, tuple(sorted(found, key=version_order)), tuple(channels.get(model, ())))
-        for model, found in sorted(versions.items())
+        Listed(model, tuple(sorted(model_versions, key=version_order)), tuple(channels.get(model, ())))
+        for model, model_versions in sorted(versions.items())
     ]
 
 
@@ -96,15 +96,15 @@ def page(store: Store, limit: int, after: str | None = None) -> list[Listed]:
     the keys of these only."""
     folders = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
     names = sorted(name for name in folders if is_name(name) and (after is None or name > after))
-    found: list[Listed] = []
+    listings: list[Listed] = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         # Models without a version are left out, so more names may be needed.
-        while names and len(found) < limit:
-            count = limit - len(found)
+        while names and len(listings) < limit:
+            count = limit - len(listings)
             for listed in pool.map(lambda name: catalogue(store, f"{MODELS}{name}/"), names[:count]):
-                found += listed
+                listings += listed
             names = names[count:]
-    return found
+    return listings
 
 
 def folder_names(store: Documents) -> list[str]:
@@ -135,8 +135,8 @@ def load(store: Documents, model: str, version: str) -> Manifest:
     """Read a version's manifest. Raises UnknownNameError if there is none, IntegrityError if it is damaged."""
     if manifest := load_if_there(store, model, version):
         return manifest
-    if known := versions(store, model):
-        raise _unknown(store, f"version of {model}", version, known)
+    if all_versions := versions(store, model):
+        raise _unknown(store, f"version of {model}", version, all_versions)
     raise _unknown(store, "model", model, folder_names(store))
 
 
@@ -159,12 +159,12 @@ def locate(store: Store, reference: Reference) -> Located:
     for name in (reference.channel,) if reference.channel else DEFAULT_CHANNELS:
         if channel := read_channel(store, model, name):
             return Located(reference, load_served(store, channel), channel)
-    known = versions(store, model)
-    if not known:
+    all_versions = versions(store, model)
+    if not all_versions:
         raise _unknown(store, "model", model, folder_names(store))
     if reference.channel:
         raise _unknown(store, f"channel of {model}", reference.channel, channel_names(store, model))
-    return Located(reference, load(store, model, known[-1]))
+    return Located(reference, load(store, model, all_versions[-1]))
 
 
 def load_served(store: Documents, channel: Channel) -> Manifest:
@@ -206,12 +206,12 @@ MISSING = Loss("missing", "published, and no file of this registry: it is not th
 def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:
     """Missing or truncated blobs by digest. sizes: digest -> expected size in bytes, None where it is unknown."""
     if store.near or len(sizes) < 2:
-        found = [store.stored_size(digest) for digest in sizes]
+        stored_sizes = [store.stored_size(digest) for digest in sizes]
     else:
         with ThreadPoolExecutor(min(_AT_ONCE, len(sizes))) as pool:
-            found = list(pool.map(store.stored_size, sizes))
+            stored_sizes = list(pool.map(store.stored_size, sizes))
     lost: dict[str, Loss] = {}
-    for (digest, size), stored in zip(sizes.items(), found, strict=True):
+    for (digest, size), stored in zip(sizes.items(), stored_sizes, strict=True):
         if stored is None:
             lost[digest] = MISSING
         elif size not in (None, stored):
@@ -230,8 +230,8 @@ def find_lost_engines(store: Store, entries: Sequence[EngineEntry]) -> dict[str,
     sizes: dict[str, int | None] = {str(entry.digest): entry.size_bytes for entry in entries}
     models = {str(entry.digest): entry.graph for entry in entries if entry.is_stripped}
     lost = find_lost(store, {**{model: None for model in models.values() if model}, **sizes})
-    found = {digest: lost.get(digest) or lost.get(models.get(digest) or "") for digest in sizes}
-    return {digest: loss for digest, loss in found.items() if loss}
+    losses = {digest: lost.get(digest) or lost.get(models.get(digest) or "") for digest in sizes}
+    return {digest: loss for digest, loss in losses.items() if loss}
 
 
 def engine_sizes(manifest: Manifest) -> dict[str, int | None]:
@@ -293,11 +293,13 @@ class _SnapshotDocument:
 def parse_snapshot(data: bytes) -> Snapshot:
     """Read a snapshot's blob. Raises Malformed for what is none, InputError for one of a newer format."""
     try:
-        found = parse_as(_decompress(data), 2 * MAX_DOCUMENTS_BYTES, _SnapshotDocument)
+        document = parse_as(_decompress(data), 2 * MAX_DOCUMENTS_BYTES, _SnapshotDocument)
     except NewerFormatError as error:
         raise InputError(f"a snapshot: {error}") from error
-    prefix = version_prefix(found.model, found.version)
-    return Snapshot(found.model, found.version, {f"{prefix}{name}": t.encode() for name, t in found.documents.items()})
+    prefix = version_prefix(document.model, document.version)
+    return Snapshot(
+        document.model, document.version, {f"{prefix}{name}": t.encode() for name, t in document.documents.items()}
+    )
 
 
 def is_snapshot(store: Store, digest: str) -> bool:
@@ -314,12 +316,12 @@ def is_snapshot(store: Store, digest: str) -> bool:
 def _decompress(data: bytes) -> bytes:
     inflated = zlib.decompressobj()
     try:
-        found = inflated.decompress(data[: SNAPSHOT_MAX_BYTES + 1], 2 * MAX_DOCUMENTS_BYTES)
+        content = inflated.decompress(data[: SNAPSHOT_MAX_BYTES + 1], 2 * MAX_DOCUMENTS_BYTES)
     except zlib.error as error:
         raise Malformed(f"a snapshot cannot be decompressed ({error})") from error
     if not inflated.eof or inflated.unused_data:
         raise Malformed(f"a snapshot is cut, or over {SNAPSHOT_MAX_BYTES} bytes")
-    return found
+    return content
 
 
 def manifest_of(snapshot: Snapshot, digest: str) -> Manifest:
@@ -362,8 +364,8 @@ class SnapshotDocuments:
         """See `Store.list`."""
         if not prefix.startswith(self.snapshot.prefix):
             return self._beyond.list(prefix)
-        found = (key for key in self.snapshot.documents if key.startswith(prefix))
-        return iter(sorted(found, key=lambda key: key.split("/")))
+        keys = (key for key in self.snapshot.documents if key.startswith(prefix))
+        return iter(sorted(keys, key=lambda key: key.split("/")))
 
     def children(self, prefix: str = "") -> Iterator[str]:
         """See `Store.children`."""

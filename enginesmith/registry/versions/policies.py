@@ -54,8 +54,8 @@ def list_losses(
     except IntegrityError:
         return ()
     after = judge_entries(store, manifest, counts)
-    found = (_losses(entry, channel.proven_only, after, proven_only) for entry in before)
-    return tuple(dict.fromkeys(name for names in found for name in names))
+    loss_groups = (_losses(entry, channel.proven_only, after, proven_only) for entry in before)
+    return tuple(dict.fromkeys(name for names in loss_groups for name in names))
 
 
 def loss_refusal(
@@ -163,8 +163,10 @@ def canary_pass(store: Store, report: str) -> CanaryPass:
     report was stored.
     """
     try:
-        found = parse_as(store.read_blob(report, REPORT_BYTES), REPORT_BYTES, _CanaryReport)
-        return CanaryPass(report, found.candidate.engine, found.baseline.manifest, found.target or "")
+        canary_report = parse_as(store.read_blob(report, REPORT_BYTES), REPORT_BYTES, _CanaryReport)
+        return CanaryPass(
+            report, canary_report.candidate.engine, canary_report.baseline.manifest, canary_report.target or ""
+        )
     except Malformed as error:
         raise IntegrityError(f"canary report {report}: {error}") from error
 
@@ -193,11 +195,11 @@ def normalize(policy: ChannelPolicy, where: str) -> ChannelPolicy:
     _signers(policy, where)
     proven: set[str] = set()
     for name in policy.proven:
-        found = parse_targets(name)
-        if len(found) != 1:
-            names = ", ".join(item.name for item in found)
+        targets = parse_targets(name)
+        if len(targets) != 1:
+            names = ", ".join(item.name for item in targets)
             raise InputError(f"target {name!r} stands for {names}; name the ones needed")
-        proven.add(found[0].name)
+        proven.add(targets[0].name)
     if policy.rollout:
         check_waves(policy.rollout.waves)
     return replace(policy, proven=tuple(sorted(proven)), canary_on=targets_named(policy.canary_on))
@@ -211,10 +213,10 @@ def write(
     after = replace(normalize(policy, f"the policy of {model or '*'}:{channel}"), at=at, by=by, why=why)
     key = policy_key(model, channel)
     try:
-        written = store.replace(key, canonical_json(encode(after)), store.read(key))
+        is_written = store.replace(key, canonical_json(encode(after)), store.read(key))
     except UndecidedError:
-        written = False
-    if not written:
+        is_written = False
+    if not is_written:
         raise ConflictError(
             f"the policy of {model or '*'}:{channel} was changed at the same time; look, and set it again"
         )
@@ -338,11 +340,11 @@ def refusal(
             f"{', '.join(lacking)}: run one there, and give each report with --canary"
         )
     entries = list_served(entries, proven_only)
-    left = [entry.unit for entry in entries if entry.target in policy.proven and entry.digest not in passed]
-    if left and policy.canary:
+    missing_units = [entry.unit for entry in entries if entry.target in policy.proven and entry.digest not in passed]
+    if missing_units and policy.canary:
         return (
             f"{where} needs a canary's PASS for every engine of {', '.join(policy.proven)}; none ran "
-            f"{join_first(left, 3)}: run one for each (--target, --precision), and "
+            f"{join_first(missing_units, 3)}: run one for each (--target, --precision), and "
             "give each report with --canary"
         )
     return None

@@ -58,11 +58,11 @@ def add_attestation(store: Store, manifest: Manifest, report: "Report") -> str |
 
 def add_latencies(store: Store, manifest: Manifest, reports: Iterable[str]) -> None:
     """`attach_latency` of each report, given as a blob's digest, and refresh the channels once."""
-    found = list(reports)
-    if not found:
+    report_digests = list(reports)
+    if not report_digests:
         return
     with _hold_change(store, manifest) as guard:
-        for report in found:
+        for report in report_digests:
             attach_latency(store, manifest, report)
         refresh_version(guard, manifest)
 
@@ -170,11 +170,11 @@ def publish(
     manifest = replace(draft, engines=_entries(approved, others))
     with hold_change(store, [manifest.model], f"publishing {manifest.model}") as guard:
         secure_graphs(guard, manifest)
-        seen = 0 if wanted_version else _highest_number(store, manifest.model)
+        newest_number = 0 if wanted_version else _highest_number(store, manifest.model)
         existing = _find_existing(store, manifest, wanted_version)
         if existing:
             secure_version(guard, existing.manifest)
-        published = existing or _write(guard, manifest, wanted_version, seen)
+        published = existing or _write(guard, manifest, wanted_version, newest_number)
         with published_without(published.manifest, f"the move of channel {channel}" if channel else "the memory of it"):
             if not published.existed:
                 remember(store, _RECORD, _memo_key(published.manifest), {"version": published.version})
@@ -212,9 +212,9 @@ def find_published(store: Store, manifest: Manifest) -> Manifest | None:
     Equal means: the same content went in, every unit has the same status, and all blobs are present. (The engines'
     bytes may differ: compilers are not deterministic, and two builds of equal inputs are interchangeable.)
     """
-    found = recall(store, _RECORD, _memo_key(manifest))
-    theirs = _alike(store, manifest, str(found.get("version"))) if found else None
-    return theirs or _recent(store, manifest, _highest_number(store, manifest.model))
+    record = recall(store, _RECORD, _memo_key(manifest))
+    existing_manifest = _alike(store, manifest, str(record.get("version"))) if record else None
+    return existing_manifest or _recent(store, manifest, _highest_number(store, manifest.model))
 
 
 def find_same(
@@ -225,23 +225,23 @@ def find_same(
     manifest: as it would be published, with its engines.  reports: of its usable engines.
     """
     name = wanted_version or next(reversed(versions(store, manifest.model)), None)
-    theirs = _load_sound(store, manifest.model, name) if name else None
-    if theirs is None or _comparable_content(theirs) != _comparable_content(manifest):
+    existing_manifest = _load_sound(store, manifest.model, name) if name else None
+    if existing_manifest is None or _comparable_content(existing_manifest) != _comparable_content(manifest):
         return None
-    if not all(map(store.has, theirs.blobs())):
+    if not all(map(store.has, existing_manifest.blobs())):
         return None
     ours = {report.unit: _comparable_report(report.to_json()) for report in reports}
     try:
-        for entry in theirs.engines:
+        for entry in existing_manifest.engines:
             if entry.usable:
                 report = parsing.parse_json(store.read_blob(str(entry.report)), MAX_BYTES)
                 if _comparable_report(report) != ours[entry.unit]:
                     return None
     except IntegrityError:  # a damaged report proves nothing
         return None
-    with hold_lease(store, f"counting on {theirs.model}@{theirs.version}") as guard:
-        secure_version(guard, theirs)
-    return theirs
+    with hold_lease(store, f"counting on {existing_manifest.model}@{existing_manifest.version}") as guard:
+        secure_version(guard, existing_manifest)
+    return existing_manifest
 
 
 def attach_page(store: Store, manifest: Manifest, page: bytes, data: bytes) -> str:
@@ -270,14 +270,15 @@ def _entries(
 
 
 def _find_existing(store: Store, manifest: Manifest, wanted: str | None) -> Published | None:
-    theirs = load_if_there(store, manifest.model, wanted) if wanted else find_published(store, manifest)
-    if theirs is None:
+    existing_manifest = load_if_there(store, manifest.model, wanted) if wanted else find_published(store, manifest)
+    if existing_manifest is None:
         return None
-    published = _same_or_conflict(theirs, manifest)
-    if lost := find_lost_of(store, theirs):
-        what = theirs.blobs()[next(iter(lost))]
+    published = _same_or_conflict(existing_manifest, manifest)
+    if lost := find_lost_of(store, existing_manifest):
+        what = existing_manifest.blobs()[next(iter(lost))]
         raise IntegrityError(
-            f"{theirs.model}@{theirs.version} has lost its {what}, and building again gave other bytes; "
+            f"{existing_manifest.model}@{existing_manifest.version} has lost its {what}, and building "
+            f"again gave other bytes; "
             "versions never change: restore it, or choose another version"
         )
     return published
@@ -296,17 +297,17 @@ def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> P
     for _ in range(_ATTEMPTS):
         # A listing may be stale on servers with weaker consistency than S3; then the rejected number counts.
         newest = max(_highest_number(store, manifest.model), newest)
-        if wanted is None and (theirs := _recent(store, manifest, newest, seen)):
-            secure_version(guard, theirs)
-            return Published(theirs, existed=True)
+        if wanted is None and (existing_manifest := _recent(store, manifest, newest, seen)):
+            secure_version(guard, existing_manifest)
+            return Published(existing_manifest, existed=True)
         seen = newest
         version = wanted or str(newest + 1)
-        mine = replace(manifest, version=version)
+        new_manifest = replace(manifest, version=version)
         guard.secure([version_name(manifest.model, version)])
-        if store.create(manifest_key(manifest.model, version), mine.to_bytes()):
-            return Published(mine, existed=False)
-        if wanted and (theirs := load_if_there(store, manifest.model, wanted)):
-            return _same_or_conflict(theirs, manifest)
+        if store.create(manifest_key(manifest.model, version), new_manifest.to_bytes()):
+            return Published(new_manifest, existed=False)
+        if wanted and (existing_manifest := load_if_there(store, manifest.model, wanted)):
+            return _same_or_conflict(existing_manifest, manifest)
         newest += wanted is None
     raise ConflictError(f"versions of {manifest.model} are being published faster than this one; run again")
 
@@ -315,14 +316,18 @@ def _recent(store: Store, manifest: Manifest, newest: int, seen: int = 0) -> Man
     """The version equal to `manifest` among the newest numbered versions after `seen`: of a run that was killed before
     it wrote its record, or of a concurrent one."""
     numbers = range(newest, max(seen, newest - _RECENT), -1)
-    found = (_alike(store, manifest, str(number)) for number in numbers)
-    return next((theirs for theirs in found if theirs), None)
+    candidates = (_alike(store, manifest, str(number)) for number in numbers)
+    return next((candidate for candidate in candidates if candidate), None)
 
 
 def _alike(store: Store, manifest: Manifest, version: str) -> Manifest | None:
     """The published version, if it equals `manifest` and is undamaged, else None."""
-    theirs = _load_sound(store, manifest.model, version)
-    return theirs if theirs and _same(theirs, manifest) and not find_lost_of(store, theirs) else None
+    existing_manifest = _load_sound(store, manifest.model, version)
+    return (
+        existing_manifest
+        if existing_manifest and _same(existing_manifest, manifest) and not find_lost_of(store, existing_manifest)
+        else None
+    )
 
 
 def _load_sound(store: Store, model: str, version: str) -> Manifest | None:

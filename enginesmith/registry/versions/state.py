@@ -171,15 +171,15 @@ def parse_channel(data: bytes | None, model: str, name: str, place: str = "") ->
         return None
     where = f"channel {model}:{name}" + (f" ({place})" if place else "")
     try:
-        found = parse_as(data, MAX_BYTES, Channel)
-        if (found.model, found.name) != (model, name):
-            raise Malformed(f"is that of {found.model}:{found.name}: it was moved by hand")
+        channel = parse_as(data, MAX_BYTES, Channel)
+        if (channel.model, channel.name) != (model, name):
+            raise Malformed(f"is that of {channel.model}:{channel.name}: it was moved by hand")
     except NewerFormatError as error:
         raise InputError(f"{where}: {error}") from error
     except IntegrityError as error:
         remedy = "restore it from a copy, or delete this file and promote a version again"
         raise IntegrityError(f"{where}: {error}; {remedy}") from error
-    return found
+    return channel
 
 
 def read_history(store: Documents, channel: Channel) -> ChannelHistory:
@@ -263,12 +263,12 @@ def change_channel(
         return parse_channel(data, model, name, place_of(store, channel_key(model, name)))
 
     def contains(data: bytes | None, written: bytes) -> bool:
-        found, mine = read(data), read(written)
-        if found is None or mine is None or found.moves < mine.moves:
+        current_channel, own_channel = read(data), read(written)
+        if current_channel is None or own_channel is None or current_channel.moves < own_channel.moves:
             return False
-        if before is not None and before.moves == mine.moves:
-            return (found.moves, found.rollout) == (mine.moves, mine.rollout)
-        return read_history(store, found).moves[mine.moves - 1] == mine.move
+        if before is not None and before.moves == own_channel.moves:
+            return (current_channel.moves, current_channel.rollout) == (own_channel.moves, own_channel.rollout)
+        return read_history(store, current_channel).moves[own_channel.moves - 1] == own_channel.move
 
     return read(change(store, channel_key(model, name), write, contains))
 

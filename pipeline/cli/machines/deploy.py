@@ -254,12 +254,14 @@ def _check_cron(given: str) -> str:
 
 def _check_slots(given: Mapping[str, object]) -> dict[str, int]:
     """Builds at once by GPU generation. Raises UnknownNameError for no generation, InputError for no number."""
-    known = [generation.sm for generation in GENERATIONS]
-    found: dict[str, int] = {}
+    generation_names = [generation.sm for generation in GENERATIONS]
+    slot_counts: dict[str, int] = {}
     for name, count in given.items():
-        if name not in known:
-            raise UnknownNameError(f"--slots {name}: no GPU generation has that name; there are {', '.join(known)}")
+        if name not in generation_names:
+            raise UnknownNameError(
+                f"--slots {name}: no GPU generation has that name; there are {', '.join(generation_names)}"
+            )
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 10_000:
             raise InputError(f"--slots {name}={count}: give a whole number from 1 to 10000")
-        found[name] = count
-    return found
+        slot_counts[name] = count
+    return slot_counts

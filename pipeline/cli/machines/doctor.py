@@ -87,11 +87,11 @@ def _kind_words(kind: CpuKind) -> str:
 def _gpus() -> Iterator[DoctorFinding]:
     from enginesmith.core.hardware.cuda import gpus
 
-    found = gpus()
-    for gpu in found:
+    devices = gpus()
+    for gpu in devices:
         major, minor = gpu.compute_capability
         yield DoctorFinding(f"gpu {gpu.index}", "ok", f"{gpu.name}, sm_{major}{minor}")
-    if not found:
+    if not devices:
         yield DoctorFinding(
             "gpu", "missing", "none; engines for GPUs are built here and stay unproven until a GPU node validates"
         )

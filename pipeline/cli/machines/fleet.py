@@ -80,22 +80,22 @@ def fleet(ctx: click.Context, /, options: _FleetOptions, registry: str, as_json:
     """
     if ctx.invoked_subcommand is not None:
         command_line = click.core.ParameterSource.COMMANDLINE
-        if given := [name for name in ctx.params if ctx.get_parameter_source(name) is command_line]:
-            named = ", ".join(f"--{name.replace('_', '-').replace('runtimes', 'runtime')}" for name in given)
+        if set_options := [name for name in ctx.params if ctx.get_parameter_source(name) is command_line]:
+            named = ", ".join(f"--{name.replace('_', '-').replace('runtimes', 'runtime')}" for name in set_options)
             raise click.UsageError(f"{named}: give options after `fleet {ctx.invoked_subcommand}`")
         return
     from pipeline.fleet.coverage import predictor
     from pipeline.orchestration.fleet import reconcile
 
     store, sources = options.sources.open(registry, options.runtimes)
-    found = reconcile(store, sources, predictor(store))
+    reconciliation = reconcile(store, sources, predictor(store))
     if as_json:
-        emit_json(found.to_json())
+        emit_json(reconciliation.to_json())
     else:
-        print_reconciled(found)
+        print_reconciled(reconciliation)
     if options.apply:
-        _send(found)
-    ctx.exit(0 if found.good else 1)
+        _send(reconciliation)
+    ctx.exit(0 if reconciliation.good else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +140,11 @@ def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
 
     change = options.change()
     store, sources = options.sources.open(registry, {})
-    found = make_plan(*compare_deployments(store, sources), change, predictor(store))
+    fleet_plan = make_plan(*compare_deployments(store, sources), change, predictor(store))
     if as_json:
-        emit_json(found.to_json())
+        emit_json(fleet_plan.to_json())
     else:
-        print_plan(found)
+        print_plan(fleet_plan)
 
 
 def _checked(runtimes: Mapping[str, str]) -> dict[str, str]:
@@ -163,9 +163,9 @@ def _send(found: "Reconciled") -> None:
     events = messages(found.work, found.registry)
     for message in events:
         say(f"sent {message.event} of {message.model}: {send(message)}")
-    left = [item for item in found.work if not item.ready]
+    blocked_work = [item for item in found.work if not item.ready]
     if not events:
-        say("nothing to send: " + ("what is missing needs a person first" if left else "nothing is missing"))
+        say("nothing to send: " + ("what is missing needs a person first" if blocked_work else "nothing is missing"))
 
 
 def print_reconciled(found: "Reconciled") -> None:

@@ -224,8 +224,8 @@ def show_outcome(outcome: "Outcome") -> None:
     for hint in (hint for hint in HINTS if hint in noted):
         say(f"note: {hint}")
     for engine in outcome.engines:
-        for found in (found for found in engine.free_running if found.stage != "export"):
-            echo(f"{engine.entry.unit} free running, {found.stage}, {found.output}: {found.text}")
+        for course in (course for course in engine.free_running if course.stage != "export"):
+            echo(f"{engine.entry.unit} free running, {course.stage}, {course.output}: {course.text}")
     for name, metrics in () if outcome.cached else outcome.metrics.items():
         echo(f"{name} graph: " + format_metrics(metrics))
     _show_place(outcome)
@@ -258,8 +258,8 @@ def _show_place(outcome: "Outcome") -> None:
     # On the same line where nothing is new.
     report = f"{'; ' if outcome.cached else chr(10)}report: {outcome.page}" if outcome.page else ""
     if outcome.same_as:
-        told = f"same as {outcome.same_as}: equal engines and proofs; nothing was published, no channel was moved"
-        echo(f"{told}{report}")
+        place_text = f"same as {outcome.same_as}: equal engines and proofs; nothing was published, no channel was moved"
+        echo(f"{place_text}{report}")
     else:
         echo(f"{outcome.model}@{outcome.version} {state}{channel}{report}")
     if outcome.channel_refusal:
@@ -330,16 +330,16 @@ def plan(
     if spec is None:
         ctx.exit(plan_all(specs.place or "", options, as_json))
     with shown_progress(quiet) as progress:
-        found = foresee_spec(spec, options, progress, chosen.no_export, lambda text: None if quiet else say(text))
+        forecast = foresee_spec(spec, options, progress, chosen.no_export, lambda text: None if quiet else say(text))
     if as_json:
-        emit_json(found.to_json())
+        emit_json(forecast.to_json())
     else:
-        _print_plan(found)
-    if unknown := found.count("unknown"):
+        _print_plan(forecast)
+    if unknown := forecast.count("unknown"):
         verb = "is" if unknown == 1 else "are"
-        say(f"{unknown} of {_count_units(found)} units {verb} unknown; without --no-export all are known")
-    counts = {action: found.count(action) for action in ("failed", "refused")}
-    ctx.exit(int(is_stuck(counts, _count_units(found))))
+        say(f"{unknown} of {_count_units(forecast)} units {verb} unknown; without --no-export all are known")
+    counts = {action: forecast.count(action) for action in ("failed", "refused")}
+    ctx.exit(int(is_stuck(counts, _count_units(forecast))))
 
 
 def _count_units(found: "Forecast | EnsembleForecast") -> int:
@@ -371,9 +371,9 @@ def _print_plan(found: "Forecast | EnsembleForecast") -> None:
 
 def _print_units(model: str, rows: list[list[str]]) -> None:
     counts = {action: sum(row[3] == action for row in rows) for action in (*_SHOWN, "failed", "unknown")}
-    told = [f"{count} {action}" for action, count in counts.items() if count or action in _SHOWN]
+    count_texts = [f"{count} {action}" for action, count in counts.items() if count or action in _SHOWN]
     header = ("target", "precision", "backend", "action", "why")
-    print_table(header, rows, title=f"{model}: {', '.join(told)}", styles=STYLES)
+    print_table(header, rows, title=f"{model}: {', '.join(count_texts)}", styles=STYLES)
 
 
 # Actions that are counted in the title, also where there is none.

@@ -38,10 +38,10 @@ def accept(spec: str, stated_registry: str | None, quiet: bool, as_json: bool) -
     """Make the golden set of SPEC and write its digest into the spec: from then on a build with another one fails."""
     from pipeline.operations.golden import write_frozen
 
-    made = _make(spec, stated_registry, quiet, accepting=True)
-    if made.frozen != made.digest:
-        write_frozen(Path(spec), made.digest)
-    _print_made(replace(made, frozen=made.digest), as_json)
+    new_golden = _make(spec, stated_registry, quiet, accepting=True)
+    if new_golden.frozen != new_golden.digest:
+        write_frozen(Path(spec), new_golden.digest)
+    _print_made(replace(new_golden, frozen=new_golden.digest), as_json)
 
 
 @golden.command()

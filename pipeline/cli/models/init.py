@@ -97,22 +97,22 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
     from pipeline.drafts.text import write_spec
 
     is_file = ":" not in model or Path(model).exists()
-    found, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out, requests)
-    states = [state.input for state in found.states] if requests else []
-    found, data = _split(found, requests, scaling) if requests else (found, {})
-    text = write_spec(found, *data).encode()
+    model_facts, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out, requests)
+    states = [state.input for state in model_facts.states] if requests else []
+    model_facts, data = _split(model_facts, requests, scaling) if requests else (model_facts, {})
+    text = write_spec(model_facts, *data).encode()
     _write({path: lambda stream: stream.write(text), **{path.parent / name: data[name] for name in data}}, force)
-    say(f"wrote {path}: {pluralize(len(found.inputs), 'input')}, {pluralize(len(found.dims), 'dim')}")
+    say(f"wrote {path}: {pluralize(len(model_facts.inputs), 'input')}, {pluralize(len(model_facts.dims), 'dim')}")
     if states:
         say(f"  {', '.join(states)}: inputs like others, as in the requests; without --from-requests they are states")
-    for state in found.states:
+    for state in model_facts.states:
         say(f"  {state.input} is a state: it takes what {state.output} gave in the call before")
-    for name, dim in found.dims.items():
+    for name, dim in model_facts.dims.items():
         say(f"  {name} {dim.min}..{dim.max}: {dim.why}")
-    if found.refused:
-        say(f"  {found.refused}")
-    if found.unknown:
-        say(f"  fill in: {', '.join(found.unknown)}; the lines are marked FILL_IN")
+    if model_facts.refused:
+        say(f"  {model_facts.refused}")
+    if model_facts.unknown:
+        say(f"  fill in: {', '.join(model_facts.unknown)}; the lines are marked FILL_IN")
     say(f"read it, then: enginesmith plan {path}")
 
 
@@ -139,10 +139,10 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     for name, model in named:
         if model.is_file() and model.suffix.lower() != ".onnx":
             raise InputError(f"{model}: several files are connected by what ONNX files say; export it to ONNX")
-        found, _ = _look(model, path.parent / "spec.yaml")
-        given = {item.name: item for item in read_header(model).gives}
-        gives = tuple(given[name] for name in found.outputs or given)
-        graphs.append(FoundGraph(graph_key(name or model.stem, [graph.key for graph in graphs]), found, gives))
+        model_facts, _ = _look(model, path.parent / "spec.yaml")
+        outputs_by_name = {item.name: item for item in read_header(model).gives}
+        gives = tuple(outputs_by_name[name] for name in model_facts.outputs or outputs_by_name)
+        graphs.append(FoundGraph(graph_key(name or model.stem, [graph.key for graph in graphs]), model_facts, gives))
     check_unknown(graphs)
     whole = model_name(path.stem)
     graphs = connect_states(name_graphs(whole, graphs))
@@ -191,20 +191,20 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     folder = (out or model).parent
     if not model.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{model} is outside {folder}, where the spec goes; a spec names files of its own folder")
-    shown = str(model.resolve().relative_to(folder.resolve()))
+    relative_path = str(model.resolve().relative_to(folder.resolve()))
     if kind == ".pbtxt":
-        found = look_at_triton(model, folder)
+        model_facts = look_at_triton(model, folder)
     elif kind == ".onnx":
-        inside(shown)
-        found = look_at_onnx(model, shown)
+        inside(relative_path)
+        model_facts = look_at_onnx(model, relative_path)
     elif kind == ".pt2":
-        found = look_at_pt2(folder, inside(shown))
+        model_facts = look_at_pt2(folder, inside(relative_path))
     elif kind == ".py":
         raise InputError(f"{model}: name the function too that gives the module: {model}:build")
     else:
         unknown = f"has the ending {kind or 'none'}, which is unknown; .onnx, .pt2 and .pbtxt are known"
         raise InputError(f"{model} {_OTHERS.get(kind, unknown)}")
-    return found, out or folder / f"{found.name}.yaml"
+    return model_facts, out or folder / f"{model_facts.name}.yaml"
 
 
 def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> tuple["FoundModel", Path]:
@@ -217,8 +217,8 @@ def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> 
         if not Path(name).resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{name} is outside {folder}, where the spec goes; a spec names files of its own folder")
         name = str(Path(name).resolve().relative_to(folder.resolve()))
-    found = look_at_module(folder, f"{name}:{function}", requests)
-    return found, out or folder / f"{found.name}.yaml"
+    model_facts = look_at_module(folder, f"{name}:{function}", requests)
+    return model_facts, out or folder / f"{model_facts.name}.yaml"
 
 
 def _split(found: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:

@@ -118,12 +118,12 @@ def _choice(activation: str, run: "Run") -> "tuple[SearchDocument, str]":
     from pipeline.quantization.search.trial import SearchDocument
     from pipeline.values import Searched
 
-    found = [item.variant.searched for item in candidates(run.spec, run.selection)]
+    search_kinds = [item.variant.searched for item in candidates(run.spec, run.selection)]
     whole = Searched("int8" if activation == "int8" else "uint8")
-    kind = next((kind for kind in found if kind and kind.activation == activation), whole)
+    kind = next((kind for kind in search_kinds if kind and kind.activation == activation), whole)
     exported = export(run)
-    chosen = choose([kind], exported, run.observe(exported), run)[kind]
-    return decode(json.loads(run.context.store.read_blob(chosen.choice)), SearchDocument), chosen.summary
+    search_result = choose([kind], exported, run.observe(exported), run)[kind]
+    return decode(json.loads(run.context.store.read_blob(search_result.choice)), SearchDocument), search_result.summary
 
 
 def _print_choice(choice: "SearchDocument", summary: str) -> None:
@@ -138,8 +138,8 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
         # The whole model's milliseconds without and with this group in int8.
         ms = [format_plain(value) for value in (group.float_ms, group.int8_ms) if value is not None]
         times = f"{' -> '.join(ms)} ms" if len(ms) == 2 else ""
-        kept = "yes" if group.kept else "left in float"
-        rows.append([*facts, f"{group.clip:.2f}", *([times] if measured else []), kept])
+        choice_text = "yes" if group.kept else "left in float"
+        rows.append([*facts, f"{group.clip:.2f}", *([times] if measured else []), choice_text])
     title = "Damage per multiplication, worst first (alone: SQNR of the outputs with only this in int8)"
     print_table(heads, rows, title=title)
     for point in choice.frontier:
@@ -198,12 +198,12 @@ def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bo
         else:
             _print_run(one, steps)
         return one.state == "running"
-    found = view_runs(store, read_runs(store, run_ids(store)[:limit]))
+    run_views = view_runs(store, read_runs(store, run_ids(store)[:limit]))
     if as_json:
-        emit_json({"runs": [one.summary() for one in found]})
-    elif found:
+        emit_json({"runs": [one.summary() for one in run_views]})
+    elif run_views:
         rows = []
-        for one in found:
+        for one in run_views:
             run = one.run
             outcome = f"{run.model}@{run.version}" if run.version else ""
             why = "; ".join(part for part in (outcome, one.lost or run.reason) if part)
@@ -211,7 +211,7 @@ def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bo
         print_table(("run", "state", "started (UTC)", "took", "units", "outcome"), rows)
     else:
         say(f"{store.uri} knows of no runs yet; `enginesmith build` leaves one")
-    return any(one.state == "running" for one in found)
+    return any(one.state == "running" for one in run_views)
 
 
 def _print_run(one: "RunView", steps: bool) -> None:
@@ -271,11 +271,13 @@ def _item_named(items: "list[RunItem]", wanted: str, run: str) -> "RunItem":
     from enginesmith.core.errors import UnknownNameError
 
     words = wanted.split()
-    found = [item for item in items if item.name == wanted] or [
+    matches = [item for item in items if item.name == wanted] or [
         item for item in items if set(words) <= set(item.name.split())
     ]
-    units = [item for item in found if item.is_unit] or found
+    units = [item for item in matches if item.is_unit] or matches
     if len(units) == 1:
         return units[0]
-    known = ", ".join(repr(item.name) for item in (units or items)) or "none"
-    raise UnknownNameError(f"{'several units are' if units else 'no unit is'} {wanted!r} in {run}; there are {known}")
+    name_list = ", ".join(repr(item.name) for item in (units or items)) or "none"
+    raise UnknownNameError(
+        f"{'several units are' if units else 'no unit is'} {wanted!r} in {run}; there are {name_list}"
+    )

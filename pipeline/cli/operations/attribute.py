@@ -60,12 +60,12 @@ def attribute(
 
     store = open_store(registry)
     manifest = trusted_manifest(store, reference)
-    wanted = target_names(manifest, options.targets)
+    target_set = target_names(manifest, options.targets)
     with local_context(store, quiet) as context:
-        answers = list(attribute_version(manifest, wanted, options.precision, context))
+        answers = list(attribute_version(manifest, target_set, options.precision, context))
     if as_json:
-        found = [answer.to_json() for answer in answers]
-        emit_json({"model": manifest.model, "version": manifest.version, "attributions": found})
+        answers_json = [answer.to_json() for answer in answers]
+        emit_json({"model": manifest.model, "version": manifest.version, "attributions": answers_json})
     else:
         for answer in answers:
             _show(answer)
@@ -77,14 +77,14 @@ def _show(answer: "AttributionAnswer") -> None:
     from validation.attribution.result import COLUMNS, SHOWN, describe_attribution, format_row
 
     echo(f"{answer.attributed.name} ({answer.attributed.stage})")
-    found = answer.found
-    if found is None:
+    attribution = answer.found
+    if attribution is None:
         echo(f"  {'the attribution failed: ' if answer.failed else ''}{answer.attributed.headline}")
         return
-    first, *rest = describe_attribution(found)
+    first, *rest = describe_attribution(attribution)
     echo(f"  {first}")
-    if found.rows:
-        rows, more = found.rows[:SHOWN], len(found.rows) - SHOWN
+    if attribution.rows:
+        rows, more = attribution.rows[:SHOWN], len(attribution.rows) - SHOWN
         print_table(
             COLUMNS,
             [format_row(index, row) for index, row in enumerate(rows)],
@@ -137,12 +137,12 @@ def record(
 
     if (samples is None) != (per_second is None):
         raise InputError("--samples and --per-second go together: what to send, and how often")
-    made = f"{samples.name}, Poisson arrivals at {per_second:g} per second, seed {seed}" if samples else ""
-    found = _make_up(samples, per_second, requests, batch, seed) if samples and per_second else _from_stdin()
-    first = [*itertools.islice(found, 1)]  # a mistake in it leaves no file behind
-    with Recorder(traffic, sampling=sampling, max_bytes=max_mib << 20, seed=seed, made=made, model=model) as recorder:
+    origin = f"{samples.name}, Poisson arrivals at {per_second:g} per second, seed {seed}" if samples else ""
+    request_stream = _make_up(samples, per_second, requests, batch, seed) if samples and per_second else _from_stdin()
+    first = [*itertools.islice(request_stream, 1)]  # a mistake in it leaves no file behind
+    with Recorder(traffic, sampling=sampling, max_bytes=max_mib << 20, seed=seed, made=origin, model=model) as recorder:
         try:
-            for inputs, at, latency in itertools.chain(first, found):
+            for inputs, at, latency in itertools.chain(first, request_stream):
                 if not recorder.append_json(inputs, at, latency=latency) and recorder.full:
                     break
         finally:
@@ -159,13 +159,13 @@ def _from_stdin() -> Iterator[_Request]:
     from enginesmith.recording.json_lines import JsonLinesReader, number_in
 
     lines = JsonLinesReader(Path("/dev/stdin"), 64 << 20)
-    for number, found in lines.of(sys.stdin.buffer):
-        inputs = found.get("inputs")
+    for number, line_record in lines.of(sys.stdin.buffer):
+        inputs = line_record.get("inputs")
         if not isinstance(inputs, dict):
             raise lines.error(number, "inputs is missing, or not an object")
         try:
-            at = number_in(found, "at") if "at" in found else None
-            latency = number_in(found, "latency", above=0.0) if "latency" in found else None
+            at = number_in(line_record, "at") if "at" in line_record else None
+            latency = number_in(line_record, "latency", above=0.0) if "latency" in line_record else None
         except ValueError as error:
             raise lines.error(number, str(error)) from None
         yield inputs, at, latency
@@ -221,16 +221,16 @@ def refit(
     require_model(base)
     if Path(weights).suffix in (".yaml", ".yml"):
         options = run_options(registry, selection, jobs=None)
-        found, published = _refit_with_spec(base, Path(weights), options, quiet, dry_run)
+        refits, published = _refit_with_spec(base, Path(weights), options, quiet, dry_run)
     else:
-        found, published = _refit_with_version(base, trusted_manifest(store, weights), store, quiet, dry_run)
+        refits, published = _refit_with_version(base, trusted_manifest(store, weights), store, quiet, dry_run)
     if as_json:
-        units = [each.to_json() for each in found]
+        units = [each.to_json() for each in refits]
         emit_json({"from": f"{base.model}@{base.version}", "units": units, **(encode(published) if published else {})})
     else:
-        _show_refit(found, published, dry_run)
+        _show_refit(refits, published, dry_run)
     if not dry_run:
-        ctx.exit(0 if any(each.engine for each in found) and not (published and published.failed) else 1)
+        ctx.exit(0 if any(each.engine for each in refits) and not (published and published.failed) else 1)
 
 
 def _refit_with_spec(
@@ -245,12 +245,12 @@ def _refit_with_spec(
         requests = [unit.request for batch in batches for unit in batch.plan.wanted]
         if dry_run:
             return foresee_refits(requests, base), None
-        found = refit_units(requests, base, run)
-        if not any(each.engine for each in found):
-            return found, None
+        refits = refit_units(requests, base, run)
+        if not any(each.engine for each in refits):
+            return refits, None
         with build_lock(run, lock_names(run, options)):
             built = compile_model(run)
-    return found, PublishedRefit.of(built)
+    return refits, PublishedRefit.of(built)
 
 
 def _refit_with_version(
@@ -260,19 +260,19 @@ def _refit_with_version(
     from pipeline.operations.refit import PublishedRefit, foresee_refits, publish_refitted, refit_units, wanted_of
     from pipeline.operations.validate import spec_of
 
-    wanted, without = wanted_of(base, other)
-    requests = [each.request for each in wanted]
+    refit_items, without = wanted_of(base, other)
+    requests = [each.request for each in refit_items]
     if dry_run:
         return [*foresee_refits(requests, base), *without], None
     with local_context(store, quiet) as context:
-        found = refit_units(requests, base, Work(spec_of(other), context))
-        done = [(result, each) for result, each in zip(found, wanted, strict=True) if result.engine]
+        refits = refit_units(requests, base, Work(spec_of(other), context))
+        done = [(result, each) for result, each in zip(refits, refit_items, strict=True) if result.engine]
         if not done:
-            return [*found, *without], None
+            return [*refits, *without], None
         published = publish_refitted(base, other, done, "candidate", context)
     units = {result.request.unit for result, _ in done}
     failed = tuple(entry.unit for entry in published.manifest.engines if entry.unit in units and not entry.usable)
-    return [*found, *without], PublishedRefit(other.model, published.version, published.channel_refusal, failed)
+    return [*refits, *without], PublishedRefit(other.model, published.version, published.channel_refusal, failed)
 
 
 def _show_refit(found: "list[Refit]", published: "PublishedRefit | None", dry_run: bool) -> None:

@@ -102,9 +102,11 @@ def run(ctx: click.Context, /, options: _RunOptions, registry: str, as_json: boo
     references, place = (parse_reference(options.candidate), parse_reference(options.baseline)), options.place()
     pace = ReplayPace(options.scale, options.duration, options.seed, options.warmup, options.in_flight)
     target, precision = target_named(options.choice.target), options.choice.precision
-    wanted = CanaryRun(*references, target, options.traffic, place, precision, pace, options.looks, options.observed)
+    canary_run = CanaryRun(
+        *references, target, options.traffic, place, precision, pace, options.looks, options.observed
+    )
     try:
-        written = run_canary(store, wanted, say)
+        report_files = run_canary(store, canary_run, say)
     except KeyboardInterrupt:
         said = "interrupted before the first request; nothing was observed"
         if (place / "candidate.jsonl").exists():
@@ -115,7 +117,7 @@ def run(ctx: click.Context, /, options: _RunOptions, registry: str, as_json: boo
             )
         say(said)
         raise
-    _finish(ctx, written, registry, options.after, as_json)
+    _finish(ctx, report_files, registry, options.after, as_json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +150,8 @@ def judge(ctx: click.Context, /, options: _JudgeOptions, registry: str, as_json:
 
     limits, source = _thresholds(options.candidate, options.spec, registry)
     before = read_report_file(options.previous) if options.previous else None
-    asked = JudgeOptions(limits, source, options.planned, before, options.missing == "ignored", options.seed)
-    written = judge_files(options.candidate, options.baseline, asked, options.out or options.candidate.parent)
+    judge_options = JudgeOptions(limits, source, options.planned, before, options.missing == "ignored", options.seed)
+    written = judge_files(options.candidate, options.baseline, judge_options, options.out or options.candidate.parent)
     _finish(ctx, written, registry, options.after, as_json)
 
 
@@ -186,8 +188,8 @@ def _finish(ctx: click.Context, /, written: "WrittenReport", registry: str, afte
     report, moved = written.report, None
     if after.attach:
         store = open_store(registry)
-        found = attach_verdict(store, report, store.put_bytes(report.to_bytes()))
-        say(f"kept in {store.uri}: the verdict on {found.target}")
+        verdict = attach_verdict(store, report, store.put_bytes(report.to_bytes()))
+        say(f"kept in {store.uri}: the verdict on {verdict.target}")
     if after.auto and report.verdict == "FAIL":
         moved = roll_back(open_store(registry), report, check_channel(after.auto), user())
     if as_json:

@@ -44,26 +44,26 @@ class Share(click.ParamType[float]):
         """The share. Raises click's usage error for another text, and for less than 0."""
         text = str(value).strip()
         try:
-            found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
-            found = -1.0
-        if not 0 <= found < (100 if text.endswith("%") else 1):  # 3 would be 300 %, where 3 % is meant
+            share = -1.0
+        if not 0 <= share < (100 if text.endswith("%") else 1):  # 3 would be 300 %, where 3 % is meant
             self.fail(f"{text!r} is no share; give one such as 3% or 0.03", param, ctx)
-        return found
+        return share
 
 
 def _read_losses(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> dict[str, float]:
     """{metric: loss} of 'accuracy=0.01', and {'': loss} of '0.01'. Raises click's usage error for another text."""
-    found = {}
+    loss_limits = {}
     for text in given:
         name, equals, value = text.rpartition("=")
         try:
-            found[name if equals else ""] = float(value)
+            loss_limits[name if equals else ""] = float(value)
         except ValueError:
             raise click.BadParameter(f"{text!r}: give a number such as 0.01, or NAME=NUMBER") from None
-        if not found[name if equals else ""] >= 0:
+        if not loss_limits[name if equals else ""] >= 0:
             raise click.BadParameter(f"{text!r}: give 0 or more")
-    return found
+    return loss_limits
 
 
 # How a report is written, by how its file ends.
@@ -172,21 +172,21 @@ def check(
     No version is published and no channel moves; the build after the merge finds the engines. In GitHub Actions
     findings become annotations and the step's summary. Exit code 1 when a regression is shown.
     """
-    chosen, terms = options.files(), options.terms()
-    _make_folders(chosen)
+    report_paths, terms = options.files(), options.terms()
+    _make_folders(report_paths)
     try:
-        found = _check(spec, options, terms, stated_registry, quiet)
+        regression_check = _check(spec, options, terms, stated_registry, quiet)
     except EnginesmithError as error:
         from pipeline.regressions.pairs import ended_by
 
-        write_reports(ended_by(error, spec, terms), chosen)
+        write_reports(ended_by(error, spec, terms), report_paths)
         raise
-    write_reports(found, chosen)
+    write_reports(regression_check, report_paths)
     if as_json:
-        emit_json(encode_document(found))
+        emit_json(encode_document(regression_check))
     else:
-        show_check(found)
-    ctx.exit(0 if found.passed else 1)
+        show_check(regression_check)
+    ctx.exit(0 if regression_check.passed else 1)
 
 
 def _make_folders(files: Mapping[str, Path]) -> None:
@@ -222,8 +222,8 @@ def _check(
             None if options.against == NONE else find_served(open_store(shared), run.spec.model, options.against, here)
         )
         with build_lock(run, lock_names(run, own)):
-            found = check_spec(run, served, here, terms)
-        return with_lines(found, find_lines(run.spec, found.findings))
+            regression_check = check_spec(run, served, here, terms)
+        return with_lines(regression_check, find_lines(run.spec, regression_check.findings))
 
 
 def write_reports(found: "RegressionCheck", files: Mapping[str, Path]) -> None:
@@ -326,18 +326,20 @@ def compare(
             make_folder(out.parent)
     own = RunOptions(registry=stated_registry, jobs=options.jobs)
     with shown_progress(quiet) as progress, open_run(spec, own, progress, keep_state=False) as run:
-        chosen = select_precisions(run.spec, options.precisions) if split_names(options.precisions) else ()
+        compare_precisions = select_precisions(run.spec, options.precisions) if split_names(options.precisions) else ()
         backends = tuple(split_names(options.backends))
-        wanted = CompareOptions(target_named(options.target), backends, chosen, options.seconds, options.seed)
-        found = compare_engines(run, wanted)
+        compare_options = CompareOptions(
+            target_named(options.target), backends, compare_precisions, options.seconds, options.seed
+        )
+        comparison = compare_engines(run, compare_options)
     if as_json:
-        emit_json(encode(found))
+        emit_json(encode(comparison))
     else:
-        echo(format_heading(found))
-        print_table(*format_rows(found))
-        for line in describe_comparison(found):
+        echo(format_heading(comparison))
+        print_table(*format_rows(comparison))
+        for line in describe_comparison(comparison):
             echo(line)
     if out is not None:
-        write_whole(out, format_markdown(found).encode())
+        write_whole(out, format_markdown(comparison).encode())
         say(f"written: {out}")
-    ctx.exit(0 if found.recommendation.unit else 1)
+    ctx.exit(0 if comparison.recommendation.unit else 1)

@@ -55,25 +55,29 @@ def show_series(model: str, buckets: Sequence[str], out: Path | None, registry: 
     if out is not None and out.suffix not in (".svg", ".html"):
         raise InputError(f"--out {out}: give a file that ends in .svg or .html")
     store = open_store(registry)
-    found = [find_trend(series) for series in list_series(store, check_model(model))]
-    wanted = [" ".join(bucket.replace(",", " ").split()) for bucket in buckets]
-    chosen = [item for item in found if not wanted or item.series.bucket in wanted]
-    if not chosen:
-        known = ", ".join(dict.fromkeys(item.series.bucket for item in found)) or ", ".join(models_with_series(store))
-        what = f"{model} has no series" + (f" at {', '.join(buckets)}" if found else "")
-        raise UnknownNameError(f"{what}; known: {known or 'none'}; `enginesmith profile {model} --record` adds a point")
+    trends = [find_trend(series) for series in list_series(store, check_model(model))]
+    bucket_names = [" ".join(bucket.replace(",", " ").split()) for bucket in buckets]
+    bucket_trends = [item for item in trends if not bucket_names or item.series.bucket in bucket_names]
+    if not bucket_trends:
+        bucket_list = ", ".join(dict.fromkeys(item.series.bucket for item in trends)) or ", ".join(
+            models_with_series(store)
+        )
+        what = f"{model} has no series" + (f" at {', '.join(buckets)}" if trends else "")
+        raise UnknownNameError(
+            f"{what}; known: {bucket_list or 'none'}; `enginesmith profile {model} --record` adds a point"
+        )
     if as_json:
-        emit_json([encode_document(item) for item in chosen])
+        emit_json([encode_document(item) for item in bucket_trends])
     else:
-        _print_trends(chosen)
+        _print_trends(bucket_trends)
     if out is not None:
         from pipeline.regressions.trend import draw_page, draw_trend
 
-        text = draw_page(chosen) if out.suffix == ".html" else draw_trend(chosen[0], standalone=True)
+        text = draw_page(bucket_trends) if out.suffix == ".html" else draw_trend(bucket_trends[0], standalone=True)
         write_whole(out, text.encode())
-        first = chosen[0].series
-        left = f" ({first.unit} at {first.bucket}, the first of {len(chosen)}; .html has all)"
-        say(f"written: {out}" + (left if out.suffix == ".svg" and len(chosen) > 1 else ""))
+        first = bucket_trends[0].series
+        series_note = f" ({first.unit} at {first.bucket}, the first of {len(bucket_trends)}; .html has all)"
+        say(f"written: {out}" + (series_note if out.suffix == ".svg" and len(bucket_trends) > 1 else ""))
 
 
 def _print_trends(found: "list[Trend]") -> None:
@@ -168,16 +172,16 @@ def profile(reference: str, options: _ProfileOptions, registry: str, quiet: bool
         show_series(parse_reference(reference).model, wanted, options.out, registry, as_json)
         return
     terms = ProfileOptions(options.seconds, buckets, options.streams, options.seed)
-    with published_engine(registry, reference, options.choice, quiet) as (chosen, context):
+    with published_engine(registry, reference, options.choice, quiet) as (engine_choice, context):
         if options.against is None:
-            report = profile_published(chosen, terms, context)
+            report = profile_published(engine_choice, terms, context)
             if options.record:
-                _record(chosen, report, options.seed, context)
-            _print_profile(chosen, report, as_json)
+                _record(engine_choice, report, options.seed, context)
+            _print_profile(engine_choice, report, as_json)
             return
         target, precision = options.choice.target, options.against_precision or options.choice.precision
         second = choose(context.store, parse_reference(options.against), target_named(target), precision)
-        _print_pair(chosen, second, benchmark_pair(chosen, second, terms, context), as_json)
+        _print_pair(engine_choice, second, benchmark_pair(engine_choice, second, terms, context), as_json)
 
 
 def _record(chosen: "ChosenEngine", report: "LatencyReport", seed: int, context: "RunContext") -> None:
@@ -186,8 +190,8 @@ def _record(chosen: "ChosenEngine", report: "LatencyReport", seed: int, context:
 
     for series in record_report(chosen, report, seed, context):
         relative = series.points[-1].relative
-        told = "" if relative is None else f", {relative:.4f} times {series.model}@{series.reference}"
-        say(f"recorded: {series.unit} at {series.bucket}, point {len(series.points)}{told}")
+        ratio_text = "" if relative is None else f", {relative:.4f} times {series.model}@{series.reference}"
+        say(f"recorded: {series.unit} at {series.bucket}, point {len(series.points)}{ratio_text}")
 
 
 def _print_profile(chosen: "ChosenEngine", report: "LatencyReport", as_json: bool) -> None:
@@ -246,12 +250,12 @@ def fuzz(
     from pipeline.operations.golden import fuzz_published
 
     counts = _read_histogram(histogram) if histogram else None
-    with published_engine(registry, reference, choice, quiet) as (chosen, context):
-        report = fuzz_published(chosen, context, seed=seed, cases=cases, histogram=counts, only=only)
+    with published_engine(registry, reference, choice, quiet) as (engine_choice, context):
+        report = fuzz_published(engine_choice, context, seed=seed, cases=cases, histogram=counts, only=only)
     if as_json:
-        emit_json({**encode(chosen.identity), **encode_document(report)})
+        emit_json({**encode(engine_choice.identity), **encode_document(report)})
     else:
-        _print_fuzzed(chosen, report)
+        _print_fuzzed(engine_choice, report)
     ctx.exit(0 if report.passed else 1)
 
 
@@ -294,13 +298,13 @@ def check_reproducible(
     """
     from pipeline.operations.check_reproducible import check_reproducible as build_again
 
-    with published_engine(registry, reference, choice, quiet) as (chosen, context):
-        found = build_again(chosen, times, context)
+    with published_engine(registry, reference, choice, quiet) as (engine_choice, context):
+        rebuild = build_again(engine_choice, times, context)
     if as_json:
-        emit_json(found.to_json())
+        emit_json(rebuild.to_json())
     else:
-        _print_rebuilt(found)
-    ctx.exit(0 if found.report.passed else 1)
+        _print_rebuilt(rebuild)
+    ctx.exit(0 if rebuild.report.passed else 1)
 
 
 def _print_rebuilt(found: "RebuiltEngine") -> None:

@@ -83,11 +83,11 @@ def validate(
         verdicts = _import(store, options.imported, as_json)
         ctx.exit(_exit_code(verdicts))
     manifest = trusted_manifest(store, str(reference), trust)
-    wanted = target_names(manifest, targets) if targets else None
+    target_set = target_names(manifest, targets) if targets else None
     if carry:
-        verdicts = _carry(store, manifest, carry, wanted, as_json)
+        verdicts = _carry(store, manifest, carry, target_set, as_json)
     else:
-        verdicts = _run(store, manifest, wanted, targets, quiet, as_json)
+        verdicts = _run(store, manifest, target_set, targets, quiet, as_json)
     ctx.exit(_exit_code(verdicts))
 
 
@@ -136,14 +136,15 @@ def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: b
 def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, as_json: bool) -> list[str]:
     from pipeline.operations.offline.bundle import write_offline_bundle
 
-    made = write_offline_bundle(store, manifest, folder, wanted)
-    engines = [item.digest for item in made.engines] + [item.digest for item in made.ensembles]
+    bundle = write_offline_bundle(store, manifest, folder, wanted)
+    engines = [item.digest for item in bundle.engines] + [item.digest for item in bundle.ensembles]
     if as_json:
-        emit_json({"model": made.model, "version": made.version, "engines": engines})
+        emit_json({"model": bundle.model, "version": bundle.version, "engines": engines})
     else:
-        graphs = f" with those of {', '.join(made.graphs)}" if made.graphs else ""
+        graphs = f" with those of {', '.join(bundle.graphs)}" if bundle.graphs else ""
         echo(
-            f"{folder}: {pluralize(len(engines), 'engine')} of {made.model}@{made.version}{graphs} and its golden cases"
+            f"{folder}: {pluralize(len(engines), 'engine')} of "
+            f"{bundle.model}@{bundle.version}{graphs} and its golden cases"
         )
     return []
 
@@ -151,10 +152,10 @@ def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] 
 def _import(store: "Store", path: Path, as_json: bool) -> list[str]:
     from pipeline.operations.offline.bundle import import_file
 
-    found = import_file(store, path)
+    outcomes = import_file(store, path)
     if as_json:
-        emit_json([{k: v for k, v in vars(item).items() if k != "latency"} for item in found])
+        emit_json([{k: v for k, v in vars(item).items() if k != "latency"} for item in outcomes])
     else:
-        rows = [[f"{item.reference} {item.unit}", item.verdict, item.reason] for item in found]
+        rows = [[f"{item.reference} {item.unit}", item.verdict, item.reason] for item in outcomes]
         print_table(_COLUMNS, rows, title=str(path))
-    return [item.verdict for item in found]
+    return [item.verdict for item in outcomes]

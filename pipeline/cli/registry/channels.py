@@ -75,13 +75,19 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
     model, channel = _where(where)
     store = open_store(registry)
     own = policies.read(store, model, channel) if model else None
-    found = own or policies.read(store, None, channel)
-    origin = None if found is None else f"{model}:{channel}" if own else f"*:{channel}"
+    effective_policy = own or policies.read(store, None, channel)
+    origin = None if effective_policy is None else f"{model}:{channel}" if own else f"*:{channel}"
     if as_json:
         built_in = policies.describe_built_in(channel)
-        emit_json({"policy": encode(found) if found else None, "of": origin, "built_in": built_in})
+        emit_json(
+            {"policy": encode(effective_policy) if effective_policy else None, "of": origin, "built_in": built_in}
+        )
         return
-    own_rule = _words(found) + f" (set for {origin} by {found.by}, {found.at})" if found else "no policy of its own"
+    own_rule = (
+        _words(effective_policy) + f" (set for {origin} by {effective_policy.by}, {effective_policy.at})"
+        if effective_policy
+        else "no policy of its own"
+    )
     echo(f"{where}: {own_rule}")
     echo(f"every channel of this name: {policies.describe_built_in(channel)}")
 
@@ -124,10 +130,10 @@ def set_policy(where: str, options: _PolicyOptions, why: str, registry: str, as_
     model, channel = _where(where)
     keys = tuple(public_key(path).public_key.decode() for path in options.signed_by)
     named, tried = (tuple(text.replace(",", " ").split()) for text in (options.proven, options.canary_on))
-    wanted = policies.normalize(
+    new_policy = policies.normalize(
         ChannelPolicy(named, options.canary, tried, keys, rollout=options.plan.read()), f"the policy of {where}"
     )
-    after = policies.write(_open_or_make(registry), model, channel, wanted, by=user(), why=why)
+    after = policies.write(_open_or_make(registry), model, channel, new_policy, by=user(), why=why)
     if as_json:
         emit_json(encode(after))
     else:

@@ -66,8 +66,8 @@ def show(
         "--provenance": provenance,
         "--sbom": sbom,
     }
-    if len(asked := [name for name, given in views.items() if given]) > 1:
-        raise click.UsageError(f"{' and '.join(asked)} show different things: give one of them")
+    if len(view_names := [name for name, is_set in views.items() if is_set]) > 1:
+        raise click.UsageError(f"{' and '.join(view_names)} show different things: give one of them")
     if older is not None:
         _show_differences(older, reference, registry, as_json)
         return
@@ -136,10 +136,10 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
     repairs = repair_store(store, result) if repair else Repairs()
     if as_json:
         problems = [{**asdict(problem), "fault": problem.fault} for problem in result.problems]
-        found = {**asdict(result), "problems": problems, "sound": result.sound}
+        report = {**asdict(result), "problems": problems, "sound": result.sound}
         emit_json(
             {
-                **found,
+                **report,
                 "moved_away": list(repairs.blobs),
                 "channels_written": list(repairs.channels),
             }
@@ -288,11 +288,11 @@ def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> Non
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
     require_model(manifest)
-    entry, told = layers_of(store, manifest, unit)
+    entry, layers_document = layers_of(store, manifest, unit)
     if as_json:
-        emit_json(told)
+        emit_json(layers_document)
         return
-    layers = read(told, "Layers", list)
+    layers = read(layers_document, "Layers", list)
     echo(f"{entry.unit}: {pluralize(len(layers), 'layer')}")
     print_table(LAYER_COLUMNS, [layer_row(layer) for layer in layers])
 
@@ -335,18 +335,18 @@ def _print_verified(result: Verification, repairs: Repairs) -> None:
     for channel in repairs.channels:
         echo(f"written anew: the snapshots of {channel}")
     faults = [problem for problem in result.problems if problem.fault]
-    left = [problem for problem in faults if problem.kind != "stale"]
-    if len(left) < len(faults) and not repairs.channels:
+    remaining_faults = [problem for problem in faults if problem.kind != "stale"]
+    if len(remaining_faults) < len(faults) and not repairs.channels:
         say("`enginesmith registry fsck --repair` writes what is stale anew")
-    if left:
+    if remaining_faults:
         say(
             "to mend it: build again; what that does not make again, restore from a copy, or delete the folder of its "
             "version, models/NAME/versions/VERSION, and run `enginesmith registry gc`"
         )
-    mended = bool(faults) and not left and bool(repairs.channels)
+    mended = bool(faults) and not remaining_faults and bool(repairs.channels)
     verdict = "sound" if result.sound else "mended" if mended else "DAMAGED"
-    read = format_bytes(result.size_bytes)
-    echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {read} read")
+    size_text = format_bytes(result.size_bytes)
+    echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {size_text} read")
 
 
 def _print_channel(store: Store, channel: Channel, as_json: bool) -> None:

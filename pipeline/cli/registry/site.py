@@ -84,8 +84,8 @@ def serve(
         raise click.UsageError(f"--prefix {prefix!r} is no path; give one such as /registry")
     store = open_store(registry)
     with TemporaryDirectory(prefix="enginesmith-site-", ignore_cleanup_errors=True) as temporary:
-        folder, chosen = SiteFolder(dest or Path(temporary)), SiteSources(**sources, trust=trust)
-        refresher = Refresher(lambda: write_site(store, folder, chosen, say), say)
+        folder, site_sources = SiteFolder(dest or Path(temporary)), SiteSources(**sources, trust=trust)
+        refresher = Refresher(lambda: write_site(store, folder, site_sources, say), say)
         files = SiteFiles(folder.root, prefix, only_loopback=listen.is_loopback)
         try:
             with HttpServer(files, listen) as server:

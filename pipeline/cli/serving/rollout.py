@@ -146,21 +146,21 @@ class GivenPlan:
 
 def read_gates(texts: tuple[str, ...], approve: bool) -> Gates:
     """The gates of 'health=95%', 'errors=1%', 'canary', 'reports=20'. Raises InputError."""
-    found: dict[str, Any] = {"approve": approve}
+    gate_settings: dict[str, Any] = {"approve": approve}
     for text in texts:
         name, _, value = text.partition("=")
         match name:
             case "health" | "errors" if value:
-                found[f"{name}_ppm"] = parse_share(value, f"gate {name}")
+                gate_settings[f"{name}_ppm"] = parse_share(value, f"gate {name}")
             case "canary" if not value:
-                found["canary"] = True
+                gate_settings["canary"] = True
             case "reports" if value.isdecimal() and 0 < int(value) < 10**6:
-                found["least_reports"] = int(value)
+                gate_settings["least_reports"] = int(value)
             case _:
                 raise InputError(f"gate {text!r} is none of {_GATES}")
-    if "least_reports" in found and "health_ppm" not in found:
+    if "least_reports" in gate_settings and "health_ppm" not in gate_settings:
         raise InputError("gate reports=N says how many nodes health needs; give health=SHARE too")
-    return Gates(**found)
+    return Gates(**gate_settings)
 
 
 def describe_plan(plan: RolloutPlan) -> str:
@@ -232,7 +232,7 @@ def start_rollout(
     manifest = locate(store, named).manifest
     require(store, manifest, trust)
     plan = operations.plan_of(store, named.model, channel, options.plan.read())
-    found = operations.start(
+    new_rollout = operations.start(
         store,
         manifest,
         channel,
@@ -241,10 +241,10 @@ def start_rollout(
         proven_only=options.proven_only,
         accept_losses=accept_loss,
     )
-    _print(found, as_json)
+    _print(new_rollout, as_json)
     if not as_json:
         echo(describe_plan(plan))
-        echo(_describe_limits(found))
+        echo(_describe_limits(new_rollout))
 
 
 @rollout.command("status")
@@ -258,15 +258,15 @@ def show_status(where: str | None, registry: str, as_json: bool) -> None:
 
     store = open_store(registry)
     now = store.now()
-    found = [status for item in _named(store, where) if (status := read_status(store, item, now))]
-    if where and not found:
+    statuses = [status for item in _named(store, where) if (status := read_status(store, item, now))]
+    if where and not statuses:
         raise UnknownNameError(f"{where} has no rollout; `enginesmith rollout start` starts one")
     if as_json:
-        emit_json([status.to_json() for status in found])
+        emit_json([status.to_json() for status in statuses])
         return
-    for status in found:
+    for status in statuses:
         _print_status(status)
-    if not found:
+    if not statuses:
         echo("no rollout is running")
 
 
@@ -292,8 +292,8 @@ def resume_rollout(where: str, without_data: bool, why: str, registry: str, as_j
     from pipeline.rollout.operations import resume
 
     store = open_store(registry)
-    found = resume(store, *parse_channel(where, STABLE), _operator(store, why), without_data=without_data)
-    _print(found, as_json)
+    new_rollout = resume(store, *parse_channel(where, STABLE), _operator(store, why), without_data=without_data)
+    _print(new_rollout, as_json)
 
 
 @rollout.command("abort")
@@ -319,14 +319,14 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
     from pipeline.rollout.advance import RolloutFollower
 
     store = open_store(registry)
-    chosen = [parse_channel(where, STABLE)] if where else None
-    if chosen and read_rollout(store, *chosen[0]) is None:
+    channels = [parse_channel(where, STABLE)] if where else None
+    if channels and read_rollout(store, *channels[0]) is None:
         raise UnknownNameError(f"{where} has no rollout; `enginesmith rollout start` starts one")
-    follower = RolloutFollower(store, chosen, say)
+    follower = RolloutFollower(store, channels, say)
     if once:
         follower.look()
     else:
-        follower.run(interval, forever=chosen is None)
+        follower.run(interval, forever=channels is None)
     last = follower.last
     if as_json:
         emit_json([_as_json(item) for item in last.values()])
@@ -359,8 +359,8 @@ def receive_reports(listen: HttpAddress, registry: str) -> None:
 def _named(store: Store, where: str | None) -> list[Channel]:
     """The channel of this name, or (None) those whose rollout is not finished."""
     wheres = [parse_channel(where, STABLE)] if where else running_rollouts(store)
-    found = [channel for named in wheres if (channel := read_channel(store, *named))]
-    return found if where else [channel for channel in found if channel.active_rollout]
+    channels = [channel for named in wheres if (channel := read_channel(store, *named))]
+    return channels if where else [channel for channel in channels if channel.active_rollout]
 
 
 def _as_json(found: Any) -> dict[str, object]:
@@ -394,18 +394,21 @@ def _describe_limits(found: Rollout) -> str:
 
 
 def _print_status(status: "RolloutStatus") -> None:
-    found, heard = status.rollout, status.heard
-    echo(f"{found.where}: rollout {found.id} of {found.version}, in place of {found.base}: {found.state}")
-    if found.losses:
-        echo(f"accepted losses: {', '.join(found.losses)}")
+    rollout_state, heard = status.rollout, status.heard
+    echo(
+        f"{rollout_state.where}: rollout {rollout_state.id} of {rollout_state.version}, in place of "
+        f"{rollout_state.base}: {rollout_state.state}"
+    )
+    if rollout_state.losses:
+        echo(f"accepted losses: {', '.join(rollout_state.losses)}")
     print_table(("wave", "who", "least_time", "state"), status.list_waves())
-    if not found.is_finished:
+    if not rollout_state.is_finished:
         failing = sum(bool(report.failure) for report in heard.reports)
         read = f" of {len(heard.reports)} read" if len(heard.reports) < heard.nodes else ""
         echo(f"{pluralize(heard.nodes, 'report')}, {failing} failing{read}")
     if status.gates:
         print_table(("gate", "", "why"), [[gate.name, gate.verdict, gate.why] for gate in status.gates])
-    rows = [[item.at, item.what, item.by, item.why] for item in found.history]
+    rows = [[item.at, item.what, item.by, item.why] for item in rollout_state.history]
     print_table(("at", "what", "by", "why"), rows)
     if status.earlier:
         earlier = [[item.began, item.version, item.state, item.by, item.why] for item in status.earlier]

@@ -119,12 +119,14 @@ def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, qu
     with _opened(spec, stated_registry, quiet) as (model, context):
         if options.write and model.is_copy:
             raise InputError(f"{model.address} is a copy; give --write the spec's own file")
-        found = read_place(options.traffic, model.tensors(), model.model)
-        split = split_beyond(found.trace, model.named_dims())
-        chosen = _engine(reference, options.choice, context)
-        if chosen and chosen.manifest.model != model.model:
-            raise InputError(f"{reference} is an engine of {chosen.manifest.model}, and SPEC is {model.model}")
-        advice = advise_buckets(Work(model, context), found, split, wanted, chosen, recorded=bool(options.latencies))
+        recorded_traffic = read_place(options.traffic, model.tensors(), model.model)
+        split = split_beyond(recorded_traffic.trace, model.named_dims())
+        engine_choice = _engine(reference, options.choice, context)
+        if engine_choice and engine_choice.manifest.model != model.model:
+            raise InputError(f"{reference} is an engine of {engine_choice.manifest.model}, and SPEC is {model.model}")
+        advice = advise_buckets(
+            Work(model, context), recorded_traffic, split, wanted, engine_choice, recorded=bool(options.latencies)
+        )
     if out is not None:
         _draw(advice, split, out)
     if options.write:
@@ -160,9 +162,9 @@ def _draw(advice: "BucketAdvice", split: "SplitTrace", out: Path) -> None:
     from enginesmith.registry.store.files import write_whole
     from pipeline.traffic.summary import count_sizes, draw_choice
 
-    chosen = tuple(advice.choice.edges)
-    sizes = {dim: count_sizes(split.within.sizes[dim]) for dim in chosen}
-    write_whole(out, draw_choice(sizes, advice.choice.plans, chosen).encode())
+    dim_names = tuple(advice.choice.edges)
+    sizes = {dim: count_sizes(split.within.sizes[dim]) for dim in dim_names}
+    write_whole(out, draw_choice(sizes, advice.choice.plans, dim_names).encode())
     say(f"wrote {out}")
 
 
@@ -259,15 +261,15 @@ def capacity(
     )
     store = open_store(registry)
     prepared = prepare(store, trusted_manifest(store, reference), terms, progress_speaker(quiet))
-    found = prepared.forecast()
+    forecast = prepared.forecast()
     if out:
-        write_whole(out, cost_svg(prepared.cost_curves(found), options.p99, found.currency).encode())
+        write_whole(out, cost_svg(prepared.cost_curves(forecast), options.p99, forecast.currency).encode())
         say(f"picture: {out}")
     if as_json:
-        emit_json(encode(found))
+        emit_json(encode(forecast))
     else:
-        print_forecast(found)
-    ctx.exit(0 if any(row.greatest for row in found.engines) and not found.why_no_mix else 1)
+        print_forecast(forecast)
+    ctx.exit(0 if any(row.greatest for row in forecast.engines) and not forecast.why_no_mix else 1)
 
 
 def print_forecast(found: "CapacityForecast") -> None:
@@ -299,18 +301,18 @@ def print_forecast(found: "CapacityForecast") -> None:
 
 
 def _row(row: "EngineCapacity", currency: str) -> Sequence[str]:
-    found, machines, cost = row.greatest, row.machines, row.per_million
-    if found is None or machines is None:
+    greatest_rate, machines, cost = row.greatest, row.machines, row.per_million
+    if greatest_rate is None or machines is None:
         return ()
-    rate, policy = found.rate, found.policy
+    rate, policy = greatest_rate.rate, greatest_rate.policy
     high = "?" if machines.high is None else machines.high
     return (
         row.unit + (" *" if row.busy else ""),
         row.machine,
         f"{format_plain(rate.value)} ({format_plain(rate.low)} to {format_plain(rate.high)})",
-        f"{found.batch:.1f} of {policy.most}",
+        f"{greatest_rate.batch:.1f} of {policy.most}",
         f"{format_plain(1e3 * policy.wait_s)} ms",
-        f"{100 * found.utilization:.0f} %",
+        f"{100 * greatest_rate.utilization:.0f} %",
         f"{machines.value} ({machines.low} to {high})",
         _cost(cost.value, cost.low, cost.high, currency) if cost else "no price",
     )
@@ -345,11 +347,11 @@ def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_
     if out is not None:
         require_svg(out)
     spec = _model_of(place, model, registry)
-    found = read_place(place, spec.tensors(), spec.model)
+    recorded_traffic = read_place(place, spec.tensors(), spec.model)
     dims = spec.named_dims()
-    summary = summarize(found, dims)
+    summary = summarize(recorded_traffic, dims)
     edges = {dim.name: [high for _, _, high in dim.buckets()] for dim in dims}
-    for file in found.cut:
+    for file in recorded_traffic.cut:
         say(f"{file}: its last line is half written and was left out")
     if out is not None:
         from enginesmith.registry.store.files import write_whole
@@ -373,8 +375,8 @@ def _model_of(place: Path, named: str | None, registry: str) -> "ModelSpec":
     from pipeline.traffic.place import model_of_place
 
     if named and (named.startswith("registered:") or named.endswith((".yaml", ".yml"))):
-        with spec_at(named, registry) as found:
-            return found.load()
+        with spec_at(named, registry) as spec_place:
+            return spec_place.load()
     reference = named or model_of_place(place)
     if not reference:
         raise InputError(f"{place} does not say which model was asked; give --model SPEC or --model REF")

@@ -75,17 +75,17 @@ def remember_reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:
     ours = {name: sources.digest(name) for _, name, _ in pkgutil.iter_modules(closure.__path__, f"{__package__}.")}
     with suppress(OSError, ValueError, KeyError, TypeError):  # absent or damaged
         value: Any = json.loads(path.read_bytes())
-        known = Closure(dict(value["modules"]), tuple(value["packages"]), dict(value["read"]))
-        if known.read == {**{name: sources.digest(name) for name in known.read}, **ours}:
-            return known
-    found = _reach(roots, sources)
-    found = replace(found, read={**found.read, **ours})
+        stored_closure = Closure(dict(value["modules"]), tuple(value["packages"]), dict(value["read"]))
+        if stored_closure.read == {**{name: sources.digest(name) for name in stored_closure.read}, **ours}:
+            return stored_closure
+    new_closure = _reach(roots, sources)
+    new_closure = replace(new_closure, read={**new_closure.read, **ours})
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(canonical_json(asdict(found)))
+        part.write_bytes(canonical_json(asdict(new_closure)))
         part.replace(path)
-    return found
+    return new_closure
 
 
 def _reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:

@@ -419,26 +419,26 @@ class _ReachWalk:
         module, name = target
         if not self._sources.owns(module):
             self.packages.add(module.partition(".")[0])
-        found = self._module(module)
-        if found is None or (target, attribute) in self._referred:
-            return found is not None
+        target_module = self._module(module)
+        if target_module is None or (target, attribute) in self._referred:
+            return target_module is not None
         self._referred.add((target, attribute))
-        self._execute(found)
+        self._execute(target_module)
         if name is None:
-            return self._reach_into(found, attribute)
-        if name in found.bound:
-            self.found[module][f"{name} of"] = digest_of(sorted(found.bound[name], key=str))
-            for bound in found.bound[name]:
+            return self._reach_into(target_module, attribute)
+        if name in target_module.bound:
+            self.found[module][f"{name} of"] = digest_of(sorted(target_module.bound[name], key=str))
+            for bound in target_module.bound[name]:
                 self._refer(bound, attribute)
-        if name in found.definitions:
-            self._add(found, name)
-        if name in found.bound or name in found.definitions:
+        if name in target_module.definitions:
+            self._add(target_module, name)
+        if name in target_module.bound or name in target_module.definitions:
             return True
         inner = self._module(f"{module}.{name}")
         if inner is not None:
             self._execute(inner)
             return self._reach_into(inner, attribute)
-        return "__getattr__" in found.definitions and self._add(found, "__getattr__")
+        return "__getattr__" in target_module.definitions and self._add(target_module, "__getattr__")
 
     def _reach_into(self, module: Module, attribute: str | None) -> bool:
         for name in [attribute] if attribute else [*module.definitions, *module.bound]:
@@ -464,11 +464,11 @@ class _ReachWalk:
 
     def _import(self, target: Target) -> None:
         module, name = target
-        found = self._module(module) if module else None
-        if found is None:
+        target_module = self._module(module) if module else None
+        if target_module is None:
             return
-        self._execute(found)
-        if name and name not in found.definitions and name not in found.bound:
+        self._execute(target_module)
+        if name and name not in target_module.definitions and name not in target_module.bound:
             inner = self._module(f"{module}.{name}")
             if inner is not None:
                 self._execute(inner)

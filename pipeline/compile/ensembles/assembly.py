@@ -42,8 +42,8 @@ def check_connections(loaded: LoadedEnsemble, known: Mapping[str, Sequence[Tenso
         **{name: function.gives() for name, function in loaded.spec.functions.items()},
         **(known or {}),
     }
-    if found := [*_wrong_connections(loaded, outputs), *_wrong_outputs(loaded, outputs), *_wrong_dims(loaded)]:
-        raise loaded.locate(found)
+    if mistakes := [*_wrong_connections(loaded, outputs), *_wrong_outputs(loaded, outputs), *_wrong_dims(loaded)]:
+        raise loaded.locate(mistakes)
 
 
 def _header_outputs(graph: ModelSpec) -> Sequence[Tensor] | None:
@@ -63,19 +63,21 @@ def _wrong_connections(
     for key, source in loaded.spec.connections.items():
         graph, _, name = key.partition(".")
         giver = split_source(source, inputs)
-        if giver is None or (known := outputs[giver[0]]) is None:
+        if giver is None or (source_outputs := outputs[giver[0]]) is None:
             continue
-        found = next((item for item in known if item.name == giver[1]), None)
-        if found is None:
-            text = f"{giver[0]!r} has no output {giver[1]!r}; {suggest(giver[1], [item.name for item in known])}"
+        source_tensor = next((item for item in source_outputs if item.name == giver[1]), None)
+        if source_tensor is None:
+            text = (
+                f"{giver[0]!r} has no output {giver[1]!r}; {suggest(giver[1], [item.name for item in source_outputs])}"
+            )
             yield ("connections", key), text
-        elif told := _mismatch(found, inputs[graph][name]):
-            yield ("connections", key), f"{source} is {told}"
+        elif mismatch_text := _mismatch(source_tensor, inputs[graph][name]):
+            yield ("connections", key), f"{source} is {mismatch_text}"
     for source, takers in list_inputs(loaded.wiring()).items():
         first, *others = (inputs[graph][name] for graph, name in takers)
         for (graph, name), other in zip(takers[1:], others, strict=True):
-            if told := _mismatch(first, other):
-                yield ("connections", f"{graph}.{name}"), f"{source} is {told}"
+            if mismatch_text := _mismatch(first, other):
+                yield ("connections", f"{graph}.{name}"), f"{source} is {mismatch_text}"
 
 
 def _wrong_outputs(loaded: LoadedEnsemble, outputs: Mapping[str, Sequence[Tensor] | None]) -> Iterator[tuple[Loc, str]]:
@@ -130,49 +132,51 @@ def whole_inputs(loaded: LoadedEnsemble) -> tuple[tuple[TensorSpec, ...], tuple[
     shared = _shared_dims(loaded)
     specs, dims = list[TensorSpec](), dict[str, Dim]()
     for source, ((graph, name), *_) in list_inputs(loaded.wiring()).items():
-        taken = next(spec for spec in loaded.tensors(graph) if spec.name == name)
+        input_spec = next(spec for spec in loaded.tensors(graph) if spec.name == name)
         own = {dim.name: dim for dim in loaded.named_dims(graph)}
         used = {dim: shared.get(dim) or replace(own[dim], name=f"{graph}.{dim}") for dim in own}
         names = {dim: used[dim].name for dim in used}
-        shape = tuple(rename_dims(dim, names) if isinstance(dim, str) else dim for dim in taken.shape)
-        specs.append(TensorSpec(source, taken.dtype, shape))
-        dims |= {used[dim].name: used[dim] for size in taken.shape for dim in str(size).split(PLUS) if dim in used}
+        shape = tuple(rename_dims(dim, names) if isinstance(dim, str) else dim for dim in input_spec.shape)
+        specs.append(TensorSpec(source, input_spec.dtype, shape))
+        dims |= {used[dim].name: used[dim] for size in input_spec.shape for dim in str(size).split(PLUS) if dim in used}
     return tuple(specs), tuple(dims.values())
 
 
 def whole_states(loaded: LoadedEnsemble, inputs: Sequence[TensorSpec]) -> tuple[State, ...]:
     """The states of all graphs as those of the whole. inputs: of the whole."""
-    found, names = list[State](), [spec.name for spec in inputs]
+    states, names = list[State](), [spec.name for spec in inputs]
     for graph, sources in loaded.wiring().items():
         if graph in loaded.graphs:
             dims = name_dims(loaded.tensors(graph), sources, inputs)
-            found += name_states(graph, loaded.graphs[graph].states(), sources, dims, names)
-    return tuple(found)
+            states += name_states(graph, loaded.graphs[graph].states(), sources, dims, names)
+    return tuple(states)
 
 
 def _shared_dims(loaded: LoadedEnsemble) -> dict[str, Dim]:
     """The dims of axis 0 of all graphs, those of one name with the sizes that all of them take, as far as there are."""
-    found: dict[str, Dim] = {}
+    dims: dict[str, Dim] = {}
     for name in loaded.wiring():
         states = loaded.graphs[name].state if name in loaded.graphs else {}
         leading = {spec.shape[0] for spec in loaded.tensors(name) if spec.shape and spec.name not in states}
         for dim in (dim for dim in loaded.named_dims(name) if dim.name in leading):
-            known = found.get(dim.name, dim)
-            step = lcm(known.multiple, dim.multiple)
-            low, high = -(-max(known.min, dim.min) // step) * step, min(known.max, dim.max) // step * step
-            opt = min(max(known.opt // step * step, low), high)
-            found[dim.name] = Dim(dim.name, low, opt, high, multiple=step)
-    return found
+            earlier_dim = dims.get(dim.name, dim)
+            step = lcm(earlier_dim.multiple, dim.multiple)
+            low, high = -(-max(earlier_dim.min, dim.min) // step) * step, min(earlier_dim.max, dim.max) // step * step
+            opt = min(max(earlier_dim.opt // step * step, low), high)
+            dims[dim.name] = Dim(dim.name, low, opt, high, multiple=step)
+    return dims
 
 
 def whole_outputs(loaded: LoadedEnsemble, outputs: Mapping[str, Sequence[TensorSpec]]) -> tuple[TensorSpec, ...]:
     """The outputs of the whole under their names, those among them that its states take. outputs: of the exported
     graphs."""
-    taken = set(loaded.spec.connections.values())
+    inner_sources = set(loaded.spec.connections.values())
     every = {f"{graph}.{item.name}": item for graph, items in outputs.items() for item in items}
-    names = loaded.spec.outputs or [name for name in every if name not in taken]
-    left = [f"{graph}.{state.output}" for graph, own in loaded.graphs.items() for state in own.states()]
-    return tuple(TensorSpec(name, every[name].dtype, every[name].shape) for name in dict.fromkeys((*names, *left)))
+    names = loaded.spec.outputs or [name for name in every if name not in inner_sources]
+    state_outputs = [f"{graph}.{state.output}" for graph, own in loaded.graphs.items() for state in own.states()]
+    return tuple(
+        TensorSpec(name, every[name].dtype, every[name].shape) for name in dict.fromkeys((*names, *state_outputs))
+    )
 
 
 # The order in which an ensemble is built: each graph's data, then the graph as a model of its own; last the whole.
@@ -217,13 +221,13 @@ class EnsembleForecast:
 
     def to_json(self) -> Json:
         """What `enginesmith plan --json` prints."""
-        graphs = {name: found.to_json() for name, found in self.graphs.items()}
+        graphs = {name: graph_forecast.to_json() for name, graph_forecast in self.graphs.items()}
         return {"model": self.model, "graphs": graphs, "units": [unit.to_json() for unit in self.units]}
 
     def count(self, action: str) -> int:
         """How many units of the whole and of its graphs have this action."""
         own = sum(unit.action == action for unit in self.units)
-        return own + sum(found.count(action) for found in self.graphs.values())
+        return own + sum(graph_forecast.count(action) for graph_forecast in self.graphs.values())
 
 
 @dataclass(frozen=True)
@@ -249,40 +253,44 @@ class ForecastEnsemble:
 
     def _list_units(self) -> list[tuple[Target, Precision]]:
         targets = dict.fromkeys(target for item in self.graphs.values() for target in item.wanted[0])
-        asked = {precision for item in self.graphs.values() for precision in item.wanted[1]}
-        return [(target, each) for target in targets for each in PRECISIONS if each in asked]
+        precisions = {precision for item in self.graphs.values() for precision in item.wanted[1]}
+        return [(target, each) for target in targets for each in PRECISIONS if each in precisions]
 
     def _foresee(self, target: Target, precision: Precision) -> WholeUnit:
-        chosen = {name: self._choose(name, spec, target, precision) for name, spec in self.loaded.graphs.items()}
+        graph_choices = {name: self._choose(name, spec, target, precision) for name, spec in self.loaded.graphs.items()}
         for action in _DECIDING:
-            for name, found in chosen.items():
-                if isinstance(found, str):
-                    return WholeUnit(target.name, precision, "refused", f"graph {name!r} has no engine: {found}")
-                if found.action == action:
+            for name, graph_choice in graph_choices.items():
+                if isinstance(graph_choice, str):
+                    return WholeUnit(target.name, precision, "refused", f"graph {name!r} has no engine: {graph_choice}")
+                if graph_choice.action == action:
                     action = "build" if action == "build" else action
-                    return WholeUnit(target.name, precision, action, f"graph {name!r}: {found.reason}")
-        known = {name: found for name, found in chosen.items() if isinstance(found, UnitForecast)}
-        again = next((name for name, found in known.items() if found.proven_again), None)
+                    return WholeUnit(target.name, precision, action, f"graph {name!r}: {graph_choice.reason}")
+        graph_forecasts = {
+            name: graph_choice for name, graph_choice in graph_choices.items() if isinstance(graph_choice, UnitForecast)
+        }
+        again = next((name for name, graph_choice in graph_forecasts.items() if graph_choice.proven_again), None)
         if again:
-            return WholeUnit(target.name, precision, "build", f"graph {again!r}: {known[again].reason}")
-        return self._recall(target, precision, known)
+            return WholeUnit(target.name, precision, "build", f"graph {again!r}: {graph_forecasts[again].reason}")
+        return self._recall(target, precision, graph_forecasts)
 
     def _choose(self, name: str, spec: ModelSpec, target: Target, precision: Precision) -> UnitForecast | str:
         """A graph's unit, the first of those that come soonest to an engine; else why there is none."""
         own = precision if precision in spec.precision_list() else spec.precision_list()[0]
         units = self.graphs[name].forecast.units
-        found = [unit for unit in units if (unit.item.target, unit.item.precision) == (target, own)]
+        fitting_units = [unit for unit in units if (unit.item.target, unit.item.precision) == (target, own)]
         order = ("cached", "build", "unknown", "failed", "refused")
-        return min(found, key=lambda unit: order.index(unit.action), default=f"its spec has no {target.name} {own}")
+        return min(
+            fitting_units, key=lambda unit: order.index(unit.action), default=f"its spec has no {target.name} {own}"
+        )
 
     def _recall(self, target: Target, precision: Precision, known: Mapping[str, UnitForecast]) -> WholeUnit:
         """The unit, all of whose engines are there: 'cached' where its proof is on record."""
         blobs = dict[str, EngineBlob]()
-        for name, found in known.items():
-            if found.unit is not None:
-                blobs[name] = build(found.unit, Work(self.loaded.graphs[name], self.records)).blob
-        asked = limits_of(self.loaded.spec, precision), metrics_of(self.loaded.spec, precision)
-        request = ProveEnsemble(self.golden, self.chain, blobs, self.outputs, precision, *asked)
+        for name, unit_forecast in known.items():
+            if unit_forecast.unit is not None:
+                blobs[name] = build(unit_forecast.unit, Work(self.loaded.graphs[name], self.records)).blob
+        proof_terms = limits_of(self.loaded.spec, precision), metrics_of(self.loaded.spec, precision)
+        request = ProveEnsemble(self.golden, self.chain, blobs, self.outputs, precision, *proof_terms)
         unit = f"{target.name} {precision} {ENSEMBLE}"
         try:
             prove(request, unit, self.records)
@@ -324,9 +332,9 @@ class Assembly:
         golden, calibration = self._open()
         self._store_functions()
         for name, spec in self._graphs():
-            given = self._with_samples(name, spec, golden, calibration)
+            graph_spec = self._with_samples(name, spec, golden, calibration)
             try:
-                done[name] = compile_graph(given)
+                done[name] = compile_graph(graph_spec)
             except DataError as error:
                 raise DataError(f"graph {name!r}: {error}") from error
             self._extend(name, done[name].exported)
@@ -339,22 +347,22 @@ class Assembly:
     def plan(self, foresee_graph: ForeseeGraph, records: RunContext) -> EnsembleForecast:
         """What `run` would do. Where the data of a graph is not on record, and this context runs nothing, it and those
         after it are unknown.  records: of `open_records`. Raises as `run`."""
-        found, lacking = dict[str, ForecastGraph](), None
+        graph_forecasts, lacking = dict[str, ForecastGraph](), None
         golden, calibration = self._open()
         if self.context is not records:
             self._store_functions()
         for name, spec in self._graphs():
             try:
-                given = spec if lacking else self._with_samples(name, spec, golden, calibration)
+                graph_spec = spec if lacking else self._with_samples(name, spec, golden, calibration)
             except NotOnRecord as step:
-                given, lacking = spec, str(step)
-            found[name] = foresee_graph(given, lacking)
-            if exported := found[name].exported:
+                graph_spec, lacking = spec, str(step)
+            graph_forecasts[name] = foresee_graph(graph_spec, lacking)
+            if exported := graph_forecasts[name].exported:
                 self._extend(name, exported)
             else:
                 lacking = lacking or f"export of {name}"
         outputs = () if lacking else self._outputs()
-        parts = self.loaded, found, tuple(self.chain), golden, records, outputs
+        parts = self.loaded, graph_forecasts, tuple(self.chain), golden, records, outputs
         return ForecastEnsemble(*parts).foresee()
 
     def _graphs(self) -> Iterator[tuple[str, ModelSpec]]:
@@ -409,8 +417,8 @@ class Assembly:
             name: load(self.context.store, item.outcome.model, str(item.outcome.version)) for name, item in done.items()
         }
         built = BuiltEnsemble(self.loaded, versions, tuple(self.chain), golden, self._outputs())
-        wanted = {name: item.wanted for name, item in done.items()}
-        units = list(list_units(self.loaded.graphs, current_engines(versions, self.context), wanted))
+        graph_selections = {name: item.wanted for name, item in done.items()}
+        units = list(list_units(self.loaded.graphs, current_engines(versions, self.context), graph_selections))
         narrowed = next(filter(None, (item.outcome.narrowed for item in done.values())), None)
-        found = publish_ensemble(built, units, draw_page, self.context, narrowed)
-        return found.with_graphs({name: item.outcome for name, item in done.items()})
+        outcome = publish_ensemble(built, units, draw_page, self.context, narrowed)
+        return outcome.with_graphs({name: item.outcome for name, item in done.items()})

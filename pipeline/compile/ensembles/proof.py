@@ -78,10 +78,10 @@ class ProveEnsemble:
         from validation.gpu.devices import replay_session
 
         engines = {name: replay_session(blob.request, recorded, name) for name, blob in self.engines.items()}
-        found = self.compare(engines, context, alone=False)
-        if broken := [check for check in found.checks if check.name == "runs" and check.stage == "engine"]:
+        proof = self.compare(engines, context, alone=False)
+        if broken := [check for check in proof.checks if check.name == "runs" and check.stage == "engine"]:
             raise IntegrityError(f"case {broken[0].case!r}: {broken[0].note}")
-        return found
+        return proof
 
     def compare(self, engines: Mapping[str, Session], context: WorkerContext, alone: bool = True) -> Proof:
         """The checks of sessions in the engines' place. alone: whether each is run among graphs in fp32 too."""
@@ -99,8 +99,8 @@ class ProveEnsemble:
         checks = proof.checks
         for name, one in opened.items() if alone else ():
             with self._open(context, {name: one}) as chain:
-                found = expected_checks("engine", chain, golden, default_budget("engine", self.precision))
-            checks += tuple(unjudged(f"{name}{ALONE}", found))
+                chain_checks = expected_checks("engine", chain, golden, default_budget("engine", self.precision))
+            checks += tuple(unjudged(f"{name}{ALONE}", chain_checks))
         if self._functions:
             with self._open(context, opened, freely=True) as chain:
                 checks += tuple(_free_running(chain, golden, self._given))
@@ -109,9 +109,11 @@ class ProveEnsemble:
         place, answers = open_store(context.store), golden if self.whole.states else self._answer(context)
         with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir, opened) as chain:
             whole = proof_of(checks, chain, answers, self.metrics, "engine", (proof.spreads, proof.free_running))
-        given = {spec.name for spec in self._given}
+        boundary_names = {spec.name for spec in self._given}
         # Outputs of graphs are measured by the golden sets of these.
-        graphs: dict[str, Dependence] = {spec.name: "handed on" for spec in self.outputs if spec.name not in given}
+        graphs: dict[str, Dependence] = {
+            spec.name: "handed on" for spec in self.outputs if spec.name not in boundary_names
+        }
         return replace(whole, checks=(*whole.checks, *unmeasured_checks(answers, graphs, self.metrics)))
 
     def _stages(self, context: WorkerContext, opened: Parts) -> Stages:
@@ -132,11 +134,11 @@ class ProveEnsemble:
     @property
     def _compared(self) -> tuple[TensorSpec, ...]:
         """What graphs give to the whole's outputs or to functions."""
-        given = {spec.name for spec in self._given}
-        taken = {source for graph in self._functions for source in graph.sources.values()}
-        inner = (spec for spec in tensors_of(self.graphs) if spec.name in taken)
-        found = {spec.name: spec for spec in (*self.outputs, *inner) if spec.name not in given}
-        return tuple(found.values())
+        boundary_names = {spec.name for spec in self._given}
+        function_sources = {source for graph in self._functions for source in graph.sources.values()}
+        inner = (spec for spec in tensors_of(self.graphs) if spec.name in function_sources)
+        compared_specs = {spec.name: spec for spec in (*self.outputs, *inner) if spec.name not in boundary_names}
+        return tuple(compared_specs.values())
 
     def _open(self, context: WorkerContext, engines: Parts, freely: bool = False) -> "AbstractContextManager[Ensemble]":
         """The chain with engines in the place of graphs. Functions give what they give in fp32, which comes as inputs
@@ -155,11 +157,11 @@ class ProveEnsemble:
         place, samples, cases = open_store(context.store), self.whole.open(), list[Case]()
         outputs = (*self._compared, *self._given)
         with open_chain(place, self.graphs, self.whole.inputs, outputs, context.workdir) as chain:
-            for given in samples.batches():
-                found = chain.run(given)
-                between = {spec.name: found.pop(spec.name) for spec in self._given}
-                if all(array.size for array in (*found.values(), *between.values())):
-                    cases.append(Case(f"golden {len(cases)}", "golden", {**given, **between}, found))
+            for batch_inputs in samples.batches():
+                chain_outputs = chain.run(batch_inputs)
+                between = {spec.name: chain_outputs.pop(spec.name) for spec in self._given}
+                if all(array.size for array in (*chain_outputs.values(), *between.values())):
+                    cases.append(Case(f"golden {len(cases)}", "golden", {**batch_inputs, **between}, chain_outputs))
         if not cases:
             raise DataError("no sample of golden.data gives each graph a row: functions between them gave none")
         return GoldenSet(tuple(cases))
@@ -176,7 +178,10 @@ class ProveEnsemble:
         with open_chain(place, self.graphs, whole.inputs, self.outputs, context.workdir) as chain:
             model = StateModel(chain.run, whole.inputs, whole.dims, whole.states, steps)
             groups, sequences, labels = model.freeze(samples, order, labels)
-            cases = [Case(f"golden {at}", "golden", given, chain.run(given)) for at, given in enumerate(groups)]
+            cases = [
+                Case(f"golden {at}", "golden", group_inputs, chain.run(group_inputs))
+                for at, group_inputs in enumerate(groups)
+            ]
         return GoldenSet(tuple(cases), labels, sequences=sequences)
 
     def _answer(self, context: WorkerContext) -> "GoldenSet":
@@ -190,18 +195,21 @@ class ProveEnsemble:
             rows = labels.reshape(-1, *labels.shape[2:])
             labels = rows[(rows != _FILLER).reshape(len(rows), -1).any(1)]
         with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir) as chain:
-            for given in samples.batches():
-                cases.append(Case(f"golden {len(cases)}", "golden", given, chain.run(given)))
+            for batch_inputs in samples.batches():
+                cases.append(Case(f"golden {len(cases)}", "golden", batch_inputs, chain.run(batch_inputs)))
         return GoldenSet(tuple(cases), labels)
 
 
 def _free_running(chain: "Ensemble", golden: "GoldenSet", given: Sequence[TensorSpec]) -> Iterator[Check]:
     """Which share of the samples functions give as many rows for as in fp32: measured, not judged."""
     whole = [spec.name for spec in chain.inputs]
-    wanted = [case.inputs for case in golden.cases]
-    answers = [chain.run({name: inputs[name] for name in whole}) for inputs in wanted]
+    case_inputs = [case.inputs for case in golden.cases]
+    answers = [chain.run({name: inputs[name] for name in whole}) for inputs in case_inputs]
     for name in (spec.name for spec in given):
-        same = [ours[name].shape == theirs[name].shape for ours, theirs in zip(wanted, answers, strict=True)]
+        same = [
+            ours[name].shape == rerun_outputs[name].shape
+            for ours, rerun_outputs in zip(case_inputs, answers, strict=True)
+        ]
         yield Check("engine", "same_shape", name, FREE, sum(same) / len(same), None, True, _NOTE)
 
 
@@ -215,8 +223,8 @@ def blame(checks: Sequence[Check]) -> list[str]:
     places = [(ALONE, "graphs in fp32"), (AMONG_SOURCES, "the graphs that they were built from")]
     for case, graphs in places[:: -1 if failed.stage == "engine" else 1]:
         values = ((item.case.removesuffix(case), item.value) for item in alike if item.case.endswith(case))
-        if found := [f"{name}{ALONE} {value:.4g}" for name, value in values if value is not None]:
-            return [f"with one engine among {graphs}: {', '.join(found)}"]
+        if single_errors := [f"{name}{ALONE} {value:.4g}" for name, value in values if value is not None]:
+            return [f"with one engine among {graphs}: {', '.join(single_errors)}"]
     return []
 
 

@@ -65,7 +65,7 @@ class EnsembleUnit:
     def entry(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> EngineEntry:
         """Its entry in a manifest, without an engine. inputs, outputs: of the whole."""
         status, reason = self.status
-        found = [requirement for entry in self.engines.values() for requirement in entry.requires]
+        requirements = [requirement for entry in self.engines.values() for requirement in entry.requires]
         return EngineEntry(
             target=self.target.name,
             precision=self.precision,
@@ -77,7 +77,7 @@ class EnsembleUnit:
             toolchain={name: text for entry in self.engines.values() for name, text in entry.toolchain.items()},
             inputs=inputs,
             outputs=outputs,
-            requires=_sum_requirements(found) or (for_target(self.target),),
+            requires=_sum_requirements(requirements) or (for_target(self.target),),
             notes=tuple(f"{graph}: {entry.unit}" for graph, entry in self.engines.items()),
         )
 
@@ -100,10 +100,10 @@ def list_units(
     widest that it has.
     """
     targets = dict.fromkeys(target for found, _ in wanted.values() for target in found)
-    asked = {name: [*found] for name, (_, found) in wanted.items()}
+    graph_precisions = {name: [*found] for name, (_, found) in wanted.items()}
     for target in targets:
-        for precision in (each for each in PRECISIONS if any(each in found for found in asked.values())):
-            chosen = dict[str, EngineEntry]()
+        for precision in (each for each in PRECISIONS if any(each in found for found in graph_precisions.values())):
+            engine_choices = dict[str, EngineEntry]()
             lacking = dict[str, str]()
             for name, spec in graphs.items():
                 own = precision if precision in spec.precision_list() else spec.precision_list()[0]
@@ -111,19 +111,19 @@ def list_units(
                 if isinstance(found, str):
                     lacking[name] = found
                 else:
-                    chosen[name] = found
-            if any(entry.precision == precision for entry in chosen.values()) or lacking:
-                yield EnsembleUnit(target, precision, chosen, lacking)
+                    engine_choices[name] = found
+            if any(entry.precision == precision for entry in engine_choices.values()) or lacking:
+                yield EnsembleUnit(target, precision, engine_choices, lacking)
 
 
 def _choose(engines: Sequence[EngineEntry], target: Target, precision: Precision) -> EngineEntry | str:
     """The engine of a target and precision, proven ones first, then in the order of the spec's backends; else why there
     is none."""
-    found = [entry for entry in engines if (entry.target, entry.precision) == (target.name, precision)]
-    usable = sorted((entry for entry in found if entry.usable), key=lambda entry: entry.status != "proven")
+    unit_entries = [entry for entry in engines if (entry.target, entry.precision) == (target.name, precision)]
+    usable = sorted((entry for entry in unit_entries if entry.usable), key=lambda entry: entry.status != "proven")
     if usable:
         return usable[0]
-    return found[0].reason if found else f"its spec has no {target.name} {precision}"
+    return unit_entries[0].reason if unit_entries else f"its spec has no {target.name} {precision}"
 
 
 # The manifest's source of this name is the golden data of the whole.
@@ -146,8 +146,10 @@ class BuiltEnsemble:
     def pins(self) -> tuple[PinnedGraph, ...]:
         """Its graphs as a manifest has them."""
         wiring = self.loaded.wiring()
-        found = self.versions.items()
-        return tuple(PinnedGraph(name, item.model, item.version, item.digest, wiring[name]) for name, item in found)
+        graph_versions = self.versions.items()
+        return tuple(
+            PinnedGraph(name, item.model, item.version, item.digest, wiring[name]) for name, item in graph_versions
+        )
 
 
 def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: RunContext) -> UnitResult:
@@ -172,8 +174,8 @@ def request_proof(unit: EnsembleUnit, built: BuiltEnsemble) -> ProveEnsemble:
     """The proof of a unit."""
     spec = built.loaded.spec
     blobs = {name: engine_of(engine) for name, engine in unit.engines.items()}
-    asked = limits_of(spec, unit.precision), metrics_of(spec, unit.precision)
-    return ProveEnsemble(built.golden, built.chain, blobs, built.outputs, unit.precision, *asked)
+    proof_terms = limits_of(spec, unit.precision), metrics_of(spec, unit.precision)
+    return ProveEnsemble(built.golden, built.chain, blobs, built.outputs, unit.precision, *proof_terms)
 
 
 def publish_ensemble(
@@ -257,5 +259,5 @@ def _draft(built: BuiltEnsemble, golden: str, judged: Sequence[UnitResult]) -> M
 def current_engines(versions_of: Mapping[str, Manifest], context: RunContext) -> dict[str, Sequence[EngineEntry]]:
     """The engines of graphs' versions with their status of today, by graph; of a CPU engine on this kind of CPU."""
     here = this_kind().name
-    found = {name: judge_entries(context.store, manifest) for name, manifest in versions_of.items()}
-    return {name: [entry.on_cpu(here) for entry in entries] for name, entries in found.items()}
+    entries_by_graph = {name: judge_entries(context.store, manifest) for name, manifest in versions_of.items()}
+    return {name: [entry.on_cpu(here) for entry in entries] for name, entries in entries_by_graph.items()}

@@ -52,7 +52,7 @@ def fetch_sources(
     place: Store, engines: Mapping[str, EngineBlob], exported: Mapping[str, str], parts: Parts, workdir: Path
 ) -> dict[str, SourceGraph]:
     """The graphs that engines were built from, by name. exported: digests of the fp32 ones.  Raises as `fetch`."""
-    found = dict[str, SourceGraph]()
+    source_graphs = dict[str, SourceGraph]()
     for name, blob in engines.items():
         folder, request = workdir / f"graph-{name}", blob.request
         (folder / "exported").mkdir(parents=True)
@@ -62,8 +62,8 @@ def fetch_sources(
         blocks = request.precision in IN_BLOCKS and backend.capabilities.rounds_activations
         changed = request.model != exported[name]
         scales = {f"{name}.{state.output}": state.scale for state in request.quantized_states}
-        found[name] = SourceGraph(original, path, request.precision, changed, blocks, parts[name][1], scales)
-    return found
+        source_graphs[name] = SourceGraph(original, path, request.precision, changed, blocks, parts[name][1], scales)
+    return source_graphs
 
 
 @dataclass(frozen=True)
@@ -85,18 +85,18 @@ class Stages:
         from validation.comparison.sessions import expected_checks
         from validation.limits.budget import default_budget
 
-        found = Proof()
+        graph_proof = Proof()
         with self._open_sources() as graphs, self.opens(engines) as actual:
             if self._changed:
                 with self.opens({}) as exported:
-                    found = self._compare("quantization", exported, graphs, golden)
+                    graph_proof = self._compare("quantization", exported, graphs, golden)
                 whole = expected_checks("engine", actual, golden, default_budget("engine", self.precision))
-                found = replace(found, checks=(*found.checks, *unjudged(END_TO_END, whole)))
+                graph_proof = replace(graph_proof, checks=(*graph_proof.checks, *unjudged(END_TO_END, whole)))
             judged = self._compare("engine", graphs, actual, golden)
             wrong = alone and self._changed and any(not check.passed for check in judged.checks)
             each = tuple(self._each_alone(graphs, golden, engines)) if wrong else ()
-        drifts = *found.free_running, *judged.free_running
-        return replace(judged, checks=found.checks + judged.checks + each, free_running=drifts)
+        drifts = *graph_proof.free_running, *judged.free_running
+        return replace(judged, checks=graph_proof.checks + judged.checks + each, free_running=drifts)
 
     @property
     def _changed(self) -> bool:
@@ -110,8 +110,8 @@ class Stages:
 
         for name, engine in engines.items():
             with self._open_sources({name: engine}) as mixed:
-                found = drift_checks("engine", graphs, mixed, golden, default_budget("engine", self.precision))
-            yield from unjudged(f"{name}{AMONG_SOURCES}", found)
+                engine_checks = drift_checks("engine", graphs, mixed, golden, default_budget("engine", self.precision))
+            yield from unjudged(f"{name}{AMONG_SOURCES}", engine_checks)
 
     def _compare(self, stage: "Stage", reference: Session, candidate: Session, golden: "GoldenSet") -> Proof:
         """The checks of a stage: step by step with the states of the exported graphs, and of sequences, which each side
@@ -128,9 +128,9 @@ class Stages:
         checks = drift_checks(stage, expected, candidate, golden, of(reference, golden), spreads)
         if rolled := golden.sequences:
             sides = FreeRunningSession(reference, rolled), FreeRunningSession(candidate, rolled)
-            held = of(sides[0], rolled.golden, rolled)
+            rolled_limits = of(sides[0], rolled.golden, rolled)
             expected = None if expected is None else sides[0]
-            checks += free_running_checks(stage, expected, sides[1], rolled.golden, held, along)
+            checks += free_running_checks(stage, expected, sides[1], rolled.golden, rolled_limits, along)
         return Proof(checks, spreads=spreads.at(stage), free_running=along.at(stage))
 
     def _graph_limits(
@@ -142,9 +142,9 @@ class Stages:
 
         limits = self.limits.get("quantization", {})
         if self.precision in QUANTIZED:
-            found = budgets("quantization", self.precision, golden.noise).override(limits)
+            graph_budgets = budgets("quantization", self.precision, golden.noise).override(limits)
             weak = "" if self.judged_by_task or "sqnr_db" in limits else WEAK
-            return StagedLimits(OutputLimits(add_notes(found, exported, weak)))
+            return StagedLimits(OutputLimits(add_notes(graph_budgets, exported, weak)))
         looser = self._measure("quantization", exported, golden, limits, rolled)
         return StagedLimits(next(looser), looser)
 
@@ -179,20 +179,20 @@ class Stages:
         scales = {name: scale for source in self.sources.values() for name, scale in source.scales.items()}
         perturbed, whole = self._perturb(stage, rolled), rolled is not None
         for honest in measure_rounding(graphs, perturbed, golden, reference, thorough=True, whole=whole):
-            found = budgets(stage, self.precision, golden.noise, honest)
+            stage_budgets = budgets(stage, self.precision, golden.noise, honest)
             if stage == "engine":
-                found = allow_near_ties(found, scales, honest.drifts)
-            found = found.override(limits)
+                stage_budgets = allow_near_ties(stage_budgets, scales, honest.drifts)
+            stage_budgets = stage_budgets.override(limits)
             unknown = f"honest rounding is not known: {honest.reason}" if honest.reason else ""
-            yield OutputLimits(add_notes(found, reference, unknown), honest.drifts)
+            yield OutputLimits(add_notes(stage_budgets, reference, unknown), honest.drifts)
 
     @contextmanager
     def _open_sources(self, engines: Parts = MappingProxyType({})) -> "Iterator[Ensemble]":
         """The graphs that the engines were built from, and engines in the place of some."""
         with ExitStack() as stack:
-            found = {name: source for name, source in self.sources.items() if name not in engines}
-            opened = {name: stack.enter_context(as_written(source.path)) for name, source in found.items()}
-            parts = {name: (session, found[name].rows) for name, session in opened.items()}
+            source_graphs = {name: source for name, source in self.sources.items() if name not in engines}
+            opened = {name: stack.enter_context(as_written(source.path)) for name, source in source_graphs.items()}
+            parts = {name: (session, source_graphs[name].rows) for name, session in opened.items()}
             yield stack.enter_context(self.opens({**parts, **engines}))
 
     @contextmanager
@@ -203,14 +203,14 @@ class Stages:
         from validation.perturbation.graph import perturb_chain, perturb_graph
 
         with ExitStack() as stack:
-            found: dict[str, Perturbed] = {}
+            perturbations: dict[str, Perturbed] = {}
             for name, source in self.sources.items():
                 folder = Path(stack.enter_context(TemporaryDirectory(dir=self.workdir)))
                 built = stage == "engine"
                 path, half = (source.path, None) if built else (source.exported, _HALVES.get(source.precision))
                 graph = perturb_graph(path, as_written, folder, half, source.blocks and built)
-                found[name] = stack.enter_context(graph)
-            chain = stack.enter_context(perturb_chain(self._open, found))
+                perturbations[name] = stack.enter_context(graph)
+            chain = stack.enter_context(perturb_chain(self._open, perturbations))
             yield replace(chain, session=FreeRunningSession(chain.session, rolled)) if rolled else chain
 
     def _open(self, sessions: Mapping[str, Session]) -> "AbstractContextManager[Ensemble]":

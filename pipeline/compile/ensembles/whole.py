@@ -52,8 +52,8 @@ class ChainedGraph:
 
 def tensors_of(graphs: Sequence[ChainedGraph]) -> tuple[TensorSpec, ...]:
     """The outputs of all graphs as 'GRAPH.OUTPUT'."""
-    found = ((graph.name, spec) for graph in graphs for spec in graph.outputs)
-    return tuple(TensorSpec(f"{name}.{spec.name}", spec.dtype, spec.shape) for name, spec in found)
+    graph_outputs = ((graph.name, spec) for graph in graphs for spec in graph.outputs)
+    return tuple(TensorSpec(f"{name}.{spec.name}", spec.dtype, spec.shape) for name, spec in graph_outputs)
 
 
 @contextmanager
@@ -138,10 +138,10 @@ class WholeData:
     def key(self) -> Json:
         """What the key of a step holds of it: wherever it lies."""
         labels = {"labels": self.labels} if self.labels else {}
-        found = {"digest": self.digest, "inputs": encode(self.inputs), "dims": encode(self.dims), **labels}
+        key_fields = {"digest": self.digest, "inputs": encode(self.inputs), "dims": encode(self.dims), **labels}
         if not self.states:
-            return found
-        return {**found, "states": encode(self.states), "sequence": self.sequence, "steps": list(self.steps or ())}
+            return key_fields
+        return {**key_fields, "states": encode(self.states), "sequence": self.sequence, "steps": list(self.steps or ())}
 
     @property
     def ends(self) -> dict[str, tuple[int, int]]:
@@ -225,9 +225,9 @@ def roll_steps(chain: Session, whole: WholeData, states: Sequence[State]) -> Ite
     for number, sequence in enumerate(split(source, None if order is None else order[firsts])):
         streams.reset()
         grown = GrownInputs(streams.inputs)
-        for end, given in sequence:
-            answer = streams.run(grown.take(given))
-            yield RolledStep((number, end - 1), counts[end - 1], {**given, **answer})
+        for end, step_tensors in sequence:
+            answer = streams.run(grown.take(step_tensors))
+            yield RolledStep((number, end - 1), counts[end - 1], {**step_tensors, **answer})
 
 
 def list_rows(
@@ -244,8 +244,8 @@ def list_rows(
     before: Tensors = {}
     numbers = -1, -1
     for step in rolled:
-        taken = {name: step.tensors[source] for name, source in sources.items()}
-        parts = _cut(taken, steps.dim, step.samples, inputs) if steps.dim else [taken]
+        row_tensors = {name: step.tensors[source] for name, source in sources.items()}
+        parts = _cut(row_tensors, steps.dim, step.samples, inputs) if steps.dim else [row_tensors]
         for part in parts:
             if steps.state:
                 of = {SEQUENCE: step.numbers[0], STEP: step.numbers[1]} if steps.dim else {SEQUENCE: step.numbers[0]}
@@ -301,33 +301,40 @@ class ComputeSamples:
     def run(self, context: WorkerContext) -> ComputedSamples:
         """Its samples, streamed. Raises DataError for outputs that cannot be divided into samples."""
         place, names = open_store(context.store), [graph.name for graph in self.before]
-        wanted = {source for source in self.sources.values() if split_source(source, names)}
-        outputs = [spec for spec in tensors_of(self.before) if spec.name in wanted]
+        source_names = {source for source in self.sources.values() if split_source(source, names)}
+        outputs = [spec for spec in tensors_of(self.before) if spec.name in source_names]
         samples = self.whole.open()
         # A function may give any number of rows, each of which is a sample then.
         complete = samples.complete and not _behind_functions(self.sources, self.before)
         if self.steps is not None:
             states = [state for state in self.whole.states if split_source(state.input, names)]
-            own, left = [state.input for state in states], [state.output for state in states]
-            outputs = [spec for spec in tensors_of(self.before) if spec.name in (*wanted, *left)]
+            own, state_outputs = [state.input for state in states], [state.output for state in states]
+            outputs = [spec for spec in tensors_of(self.before) if spec.name in (*source_names, *state_outputs)]
             others = {state.input for state in self.whole.states}.difference(own)
-            given = [spec for spec in self.whole.inputs if spec.name not in others]
-            with open_chain(place, self.before, given, outputs, context.workdir) as chain:
+            outer_inputs = [spec for spec in self.whole.inputs if spec.name not in others]
+            with open_chain(place, self.before, outer_inputs, outputs, context.workdir) as chain:
                 rolled = roll_steps(chain, self.whole, states)
                 rows = list_rows(rolled, self.steps, self.inputs, self.sources, complete)
                 path, count = write_samples(rows, complete, context.workdir)
             return ComputedSamples(place.put_file(path), count)
         with open_chain(place, self.before, self.whole.inputs, outputs, context.workdir) as chain:
             runs = ((inputs, chain.run(inputs)) for inputs in samples.batches())
-            rows = ({name: {**given, **held}[source] for name, source in self.sources.items()} for given, held in runs)
+            rows = (
+                {name: {**outer_inputs, **state_tensors}[source] for name, source in self.sources.items()}
+                for outer_inputs, state_tensors in runs
+            )
             path, count = write_samples(rows, complete, context.workdir)
         return ComputedSamples(place.put_file(path), count)
 
 
 def _behind_functions(sources: Mapping[str, str], before: Sequence[ChainedGraph]) -> bool:
     """Whether what these sources give was given by a function, or by a graph behind one."""
-    known = {graph.name: at for at, graph in enumerate(before)}
-    givers = {known[found[0]] for source in sources.values() if (found := split_source(source, known))}
+    graph_places = {graph.name: at for at, graph in enumerate(before)}
+    givers = {
+        graph_places[source_parts[0]]
+        for source in sources.values()
+        if (source_parts := split_source(source, graph_places))
+    }
     # What a graph names of itself is an input of the whole, so each takes from those before it alone.
     return any(before[at].function or _behind_functions(before[at].sources, before[:at]) for at in givers)
 
@@ -401,8 +408,8 @@ def compute_samples(
 
     key = {**encode(request), "whole": request.whole.key, **code_key(ComputeSamples)}
     job = Job(f"{section} data of {name}", request, context.store.uri, LIMITS)
-    found = context.once("ensemble-samples", job.name, key, job, lambda value: [value.data])
-    path = folder / f"{section}-{found.data[:32]}.npz"
+    sample_data = context.once("ensemble-samples", job.name, key, job, lambda value: [value.data])
+    path = folder / f"{section}-{sample_data.data[:32]}.npz"
     if not path.exists():
-        context.store.fetch(found.data, path)
+        context.store.fetch(sample_data.data, path)
     return ComputedData(path, *(request.steps.arrays if request.steps else ()))

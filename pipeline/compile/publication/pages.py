@@ -86,7 +86,7 @@ def published_document(store: Store, manifest: Manifest) -> VersionDocument:
         engines=judge_entries(store, manifest),
         reports=tuple(reports.values()),
         attributions=tuple(attributions(store, manifest).values()),
-        latencies={engine: tuple(found) for engine, found in latencies(store, manifest).items()},
+        latencies={engine: tuple(engine_latencies) for engine, engine_latencies in latencies(store, manifest).items()},
         canaries=tuple(canaries(store, manifest)),
     )
 
@@ -138,12 +138,12 @@ def draw_or_explain(document: VersionDocument, draw: DrawPage) -> str:
 
 def _find_attested(store: Store, manifest: Manifest) -> dict[str, Report]:
     """The newest attested report of each unit."""
-    found: dict[str, Report] = {}
+    reports_by_unit: dict[str, Report] = {}
     for item in sorted(attestations(store, manifest), key=lambda item: item.created_at):
         key = attestation_key(manifest.model, manifest.version, item.engine, item.report)
         report = Report.from_json(json.loads(store.read(key) or b"{}"))
-        found[report.unit] = report
-    return found
+        reports_by_unit[report.unit] = report
+    return reports_by_unit
 
 
 def _version(document: dict[str, object], what: str) -> VersionDocument:
@@ -167,8 +167,8 @@ def version_page(manifest: Manifest, measured: Measured, store: Store, draw: Dra
     """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once. Its address."""
     key, data_key = (place(manifest.model, manifest.version) for place in (page_key, page_data_key))
     if store.read(key) is None or store.read(data_key) is None:
-        found = tuple(attributions(store, manifest).values())
-        document = _describe(manifest, measured, store, found, latencies(store, manifest))
+        node_attributions = tuple(attributions(store, manifest).values())
+        document = _describe(manifest, measured, store, node_attributions, latencies(store, manifest))
         attach_page(store, manifest, draw_or_explain(document, draw).encode(), write_document(document))
     return place_of(store, key)
 
@@ -328,13 +328,13 @@ def environment_sbom() -> Json:
     Without serial number and time, which CycloneDX leaves free: the same environment is the same bytes. Engines that
     were built on other hosts name their toolchain in the manifest.
     """
-    found = {each["purl"]: each for each in map(_component, importlib.metadata.distributions()) if each}
+    components = {each["purl"]: each for each in map(_component, importlib.metadata.distributions()) if each}
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"component": {"type": "application", "name": "enginesmith build environment"}},
-        "components": [found[purl] for purl in sorted(found)],
+        "components": [components[purl] for purl in sorted(components)],
     }
 
 

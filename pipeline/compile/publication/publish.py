@@ -191,10 +191,10 @@ def _draft_manifest(spec: ModelSpec, found: Judged) -> Manifest:
 def _list_shards(
     exported: Exported, graphs: Collection[Graph], judged: Sequence[JudgedUnit]
 ) -> dict[str, dict[str, int]]:
-    found = {exported.model.digest: exported.model.shards}
-    found |= {graph.model: graph.shards for graph in graphs}
-    found |= {record.digest: record.shards for item in judged if (record := item.built.record)}
-    return {digest: dict(shards) for digest, shards in found.items() if shards}
+    shards_by_model = {exported.model.digest: exported.model.shards}
+    shards_by_model |= {graph.model: graph.shards for graph in graphs}
+    shards_by_model |= {record.digest: record.shards for item in judged if (record := item.built.record)}
+    return {digest: dict(shards) for digest, shards in shards_by_model.items() if shards}
 
 
 def resolved_spec(spec: ModelSpec) -> Json:
@@ -223,22 +223,22 @@ def _digest_files(spec: ModelSpec) -> dict[str, str]:
 def _blobs_beside(graphs: Collection[Graph]) -> dict[str, str]:
     """What quantizing did, how graphs were written (with the float models that a search wrote: attribution rewrites
     them)."""
-    found = {f"{RECORD} {graph.variant.name}": graph.record for graph in graphs if graph.record}
+    extra_blobs = {f"{RECORD} {graph.variant.name}": graph.record for graph in graphs if graph.record}
     recipes = [(graph.variant.name, graph.recipe) for graph in graphs if graph.recipe]
-    found |= {f"{RECIPE} {variant}": recipe.digest for variant, recipe in recipes}
-    return found | {f"searched model of {variant}": recipe.model for variant, recipe in recipes if recipe.model}
+    extra_blobs |= {f"{RECIPE} {variant}": recipe.digest for variant, recipe in recipes}
+    return extra_blobs | {f"searched model of {variant}": recipe.model for variant, recipe in recipes if recipe.model}
 
 
 def layers(judged: Sequence[JudgedUnit]) -> dict[str, str]:
     """Blobs with what compilers tell of the layers, per engine."""
-    known = [(item.built.unit.name, record.extras) for item in judged if (record := item.built.record)]
-    return {f"{LAYERS} {unit}": extras["layers"] for unit, extras in known if "layers" in extras}
+    unit_extras = [(item.built.unit.name, record.extras) for item in judged if (record := item.built.record)]
+    return {f"{LAYERS} {unit}": extras["layers"] for unit, extras in unit_extras if "layers" in extras}
 
 
 def list_refitted(judged: Sequence[JudgedUnit]) -> dict[str, str]:
     """Digests of the engines whose kernels these have, per engine that was refitted."""
-    known = [(item.built.unit.name, record) for item in judged if (record := item.built.record)]
-    return {f"{REFITTED} {unit}": record.refitted_from for unit, record in known if record.refitted_from}
+    unit_records = [(item.built.unit.name, record) for item in judged if (record := item.built.record)]
+    return {f"{REFITTED} {unit}": record.refitted_from for unit, record in unit_records if record.refitted_from}
 
 
 # The last step: a judged plan becomes a version with page and channel, or the version that already says the same.
@@ -265,8 +265,8 @@ def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str],
         add_latencies(store, published.manifest, [item.latency for item in judged if item.latency])
     name = f"{manifest.model}@{published.version}"
     same = name if published.repeated else None
-    told = f"same as {name}" if same else "already published" if published.existed else "published"
-    context.progress.emit(VersionSettled(manifest.model if same else name, told))
+    status_text = f"same as {name}" if same else "already published" if published.existed else "published"
+    context.progress.emit(VersionSettled(manifest.model if same else name, status_text))
     # After that is said: with many engines the page's pictures take a while.
     with published_without(published.manifest, "its page"):
         page = version_page(published.manifest, Measured.of(judged), store, draw)
@@ -327,17 +327,19 @@ def publish_attributions(
     attributed: what was found, or why nothing was.  draw: as of `publish_version`.
     """
     store = context.store
-    found = tuple(
+    named_attributions = tuple(
         NamedAttribution(**vars(read_attribution(store, item.digest)), name=item.name, units=item.units)
         for item in attributed
         if item.digest
     )
     if outcome.version is None:
-        failed_page(replace(draft.manifest, engines=draft.others), Measured.of(draft.judged), store, draw, found)
+        failed_page(
+            replace(draft.manifest, engines=draft.others), Measured.of(draft.judged), store, draw, named_attributions
+        )
     else:
         manifest = load(store, outcome.model, outcome.version)
         with published_without(manifest, "which node drifted in what failed"):
-            for item in found:
+            for item in named_attributions:
                 attach_attribution(store, manifest, item)
             add_attributions(manifest, store, draw)
     engines = [

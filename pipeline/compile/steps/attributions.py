@@ -58,7 +58,7 @@ class Suspect:
 
 def find_suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
     """What broke a limit: each graph once, whatever it was built for, and each engine that can be taken apart."""
-    found: dict[tuple[str, str], Suspect] = {}
+    suspects: dict[tuple[str, str], Suspect] = {}
     for item in judged:
         unit, failed = item.built.unit, item.report.failed if item.report else ()
         drifted, broken = _find_drifted_stages(failed), dict[str, Suspect]()
@@ -68,9 +68,9 @@ def find_suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
             sizes = tuple(check.case for check in failed if check.name == "sizes")
             broken[unit.name] = Suspect("engine", item.built, (), sizes)
         for name, suspect in broken.items():
-            known = found.get((suspect.stage, name), suspect)
-            found[suspect.stage, name] = replace(known, units=(*known.units, unit.name))
-    return list(found.values())
+            previous_suspect = suspects.get((suspect.stage, name), suspect)
+            suspects[suspect.stage, name] = replace(previous_suspect, units=(*previous_suspect.units, unit.name))
+    return list(suspects.values())
 
 
 def _find_drifted_stages(failed: Sequence[Check]) -> set[str]:
@@ -138,11 +138,11 @@ class AttributeGraph:
 
         with ReferenceSession(original) as session:
             stages = WrittenLimits(original, precision, self.limits, metrics, workdir)(session, frozen)
-            held = stages.loosest()
+            loosest_limits = stages.loosest()
             expected = _answer(frozen, session, workdir / "answered.safetensors")
 
         def check(actual: Session, cases: "GoldenSet") -> Sequence[Check]:
-            checks = expected_checks("quantization", actual, cases, held)
+            checks = expected_checks("quantization", actual, cases, loosest_limits)
             judged = metrics if cases is expected else ()
             return lift_limits(proof_of(checks, actual, cases, judged, "graph").checks, metrics)
 
@@ -153,16 +153,16 @@ class AttributeGraph:
             before = check(session, expected)
         pair = _graph(source, workdir / "expected"), _graph(candidate, workdir / "actual")
         answered = recipe is None or recipe.model == self.reference
-        found = attribute_drift(
-            "quantization", precision, *pair, expected, held.budgets.tightest, _list_failed(before),
+        attribution = attribute_drift(
+            "quantization", precision, *pair, expected, loosest_limits.budgets.tightest, _list_failed(before),
             tell=print, stop=lambda: clock.left(RANKING) <= 0, answered=answered,
         )  # fmt: skip
-        if not recipe or not found.failed:
-            return _keep(place, found, None)
+        if not recipe or not attribution.failed:
+            return _keep(place, attribution, None)
         if has_shards(source):
             print("no proposal: each trial would write the weights of the model, which lie in shards, once more")
-            return _keep(place, found, None)
-        judge = _judge_trials(expected, found, before, check)
+            return _keep(place, attribution, None)
+        judge = _judge_trials(expected, attribution, before, check)
         print("looking for the smallest set of groups to leave in float")
 
         def judge_graph(graph: "ModelProto") -> Sequence[Check]:
@@ -170,7 +170,7 @@ class AttributeGraph:
             save_onnx(graph, path)
             return judge(runnable(path, precision))
 
-        return _keep(place, found, _propose(recipe, source, found, before, judge_graph, clock))
+        return _keep(place, attribution, _propose(recipe, source, attribution, before, judge_graph, clock))
 
 
 def _judge_trials(
@@ -232,18 +232,18 @@ class AttributeEngine:
         frozen = golden_set(place, self.golden, workdir)
         graph = runnable(fetch_graph(place, request.model, workdir / "graph.onnx"), request.precision)
         with ReferenceSession(graph) as expected, backend.open_part(engine) as actual:
-            held = CompiledLimits(graph, request, self.limits, workdir)(expected, frozen).loosest()
+            loosest_limits = CompiledLimits(graph, request, self.limits, workdir)(expected, frozen).loosest()
             if self.sizes:  # the limits are the golden set's
                 frozen, metrics = cases_of(self.sizes, frozen, request), ()
-            checks = drift_checks("engine", expected, actual, frozen, held)
+            checks = drift_checks("engine", expected, actual, frozen, loosest_limits)
             failed = _list_failed(proof_of(checks, actual, frozen, metrics, "engine").checks)
         tapped = OnnxGraph(engine, workdir / "actual", backend.open_part, fuses=True)
         pair = _graph(graph, workdir / "expected"), tapped
-        found = attribute_drift(
-            "engine", request.precision, *pair, frozen, held.budgets.tightest, failed,
+        attribution = attribute_drift(
+            "engine", request.precision, *pair, frozen, loosest_limits.budgets.tightest, failed,
             tell=print, stop=lambda: clock.left(WHOLE) <= 0,
         )  # fmt: skip
-        return _keep(place, found, None)
+        return _keep(place, attribution, None)
 
 
 class Clock:
@@ -341,7 +341,7 @@ def attribute(suspect: Suspect, reference: str, golden: str, work: Work) -> Attr
     Raises UnavailableError, and StepError when cancelled.
     """
     try:
-        found = _run_attribution(suspect, reference, golden, work)
+        graph_attribution = _run_attribution(suspect, reference, golden, work)
     except UnavailableError:
         raise
     except EnginesmithError as error:
@@ -349,7 +349,14 @@ def attribute(suspect: Suspect, reference: str, golden: str, work: Work) -> Attr
             raise
         work.context.progress.emit(Finished(f"attribute {suspect.name}", "failed", str(error).splitlines()[0]))
         return Attributed(suspect.stage, suspect.name, suspect.units, None, str(error))
-    return Attributed(suspect.stage, suspect.name, suspect.units, found.attribution, found.headline, found.snippet)
+    return Attributed(
+        suspect.stage,
+        suspect.name,
+        suspect.units,
+        graph_attribution.attribution,
+        graph_attribution.headline,
+        graph_attribution.snippet,
+    )
 
 
 def _run_attribution(suspect: Suspect, reference: str, golden: str, work: Work) -> AttributionFound:

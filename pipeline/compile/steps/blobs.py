@@ -123,8 +123,8 @@ def this_machine() -> str:
 
 def answers_here(exported: Exported) -> str | None:
     """Digest of what the exported model answered to its golden set, where that was on such a machine as this."""
-    kept = exported.answers
-    return kept.blob if kept and kept.machine == this_machine() else None
+    golden_answers = exported.answers
+    return golden_answers.blob if golden_answers and golden_answers.machine == this_machine() else None
 
 
 @contextmanager
@@ -136,12 +136,12 @@ def open_reference(store: Store, path: Path, golden: "GoldenSet", answers: str |
     from validation.golden.free_running import RecordedSession
     from validation.golden.golden_set import GoldenSet
 
-    known = None
+    answer_set = None
     if answers:
         with suppress(IntegrityError, DataError):
-            known = GoldenSet.load(fetch(store, answers, path.with_name("answers.safetensors")))
+            answer_set = GoldenSet.load(fetch(store, answers, path.with_name("answers.safetensors")))
     with ReferenceSession(path, threads=threads_for(path, bool(golden.sequences))) as session:
-        yield RecordedSession(session, len(golden.cases), known)
+        yield RecordedSession(session, len(golden.cases), answer_set)
 
 
 def proof_of(
@@ -158,8 +158,8 @@ def proof_of(
     from validation.comparison.tasks import lift_limits, task_checks
 
     task = [replace(check, case=f"{check.case}, {what}") for check in task_checks(session, golden, metrics)]
-    found = {name: check.value for name, check in name_task_checks(task).items()}
-    values = tuple((name, value) for name, value in found.items() if value is not None and math.isfinite(value))
+    task_values = {name: check.value for name, check in name_task_checks(task).items()}
+    values = tuple((name, value) for name, value in task_values.items() if value is not None and math.isfinite(value))
     return Proof((*lift_limits(checks, metrics), *task), values, tuple(drifts[0]), tuple(drifts[1]))
 
 

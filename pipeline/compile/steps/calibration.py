@@ -81,11 +81,11 @@ class ObservePart:
             span = source.part(index, count) if isinstance(source, Samples) and count > 1 else (0, None)
             noted = DigestCollector(source)
             completed = complete_samples(source, self.samples, model) if self.samples.states else noted
-            seen = observe_samples(model, completed, everything, histograms=needed, span=span)
+            observations = observe_samples(model, completed, everything, histograms=needed, span=span)
             inputs = completed.digests if isinstance(completed, SequenceSamples) else noted.seen
-        if seen.dataset != self.samples.digest:
+        if observations.dataset != self.samples.digest:
             raise DataError(f"{self.samples.data} changed while it was read; nothing was kept: run again")
-        return _store(place, seen, inputs)
+        return _store(place, observations, inputs)
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,11 @@ class MergeParts:
 
         place = open_store(context.store)
         blobs = [part.observations for part in self.parts]
-        found = [Observations.from_bytes(place.read_blob(digest, MEASURED_BYTES), digest) for digest in blobs]
+        part_observations = [
+            Observations.from_bytes(place.read_blob(digest, MEASURED_BYTES), digest) for digest in blobs
+        ]
         inputs = merge_digests(place.read_blob(part.inputs, MEASURED_BYTES) for part in self.parts)
-        return _store(place, reduce(Observations.merge, found), inputs)
+        return _store(place, reduce(Observations.merge, part_observations), inputs)
 
 
 def open_samples(samples: CalibrationSamples) -> "AbstractContextManager[SampleSource]":
@@ -162,11 +164,11 @@ def chosen_ranges(
 
     if observations is None or calibration is None:
         return None
-    seen = Observations.from_bytes(place.read_blob(observations, MEASURED_BYTES))
+    observation_set = Observations.from_bytes(place.read_blob(observations, MEASURED_BYTES))
     if variant.precision != "int8" or variant.scheme is None:
-        return ranges(seen, MinMax(), "int8")
-    chosen = method(calibration.method, calibration.percentile)
-    return ranges(seen, chosen, variant.scheme.activation)
+        return ranges(observation_set, MinMax(), "int8")
+    range_method = method(calibration.method, calibration.percentile)
+    return ranges(observation_set, range_method, variant.scheme.activation)
 
 
 def parts_of(spec: "ModelSpec", exported: Exported) -> tuple[Part, ...]:
@@ -196,8 +198,8 @@ def observe(part: Part, exported: Exported, work: Work) -> Observed:
             needed = Needs(memory_mib=USUAL_MEMORY_MIB)
             remote = Job("calibrate", ObservePartRemotely(request), uri, limits, needed)
             with suppress(DataError):  # it is raised again here, if the samples are at fault
-                if found := context.run_job(context.executor, name, remote):
-                    return found
+                if part_observations := context.run_job(context.executor, name, remote):
+                    return part_observations
         return context.run_job(local, name, job)
 
     index, count = part
@@ -220,15 +222,15 @@ def _blobs(found: Observed) -> list[str]:
 
 def calibration_method(spec: "ModelSpec") -> CalibrationMethod | None:
     """How the spec wants ranges to be chosen."""
-    wanted = spec.calibration
-    return CalibrationMethod(wanted.method, wanted.percentile) if wanted else None
+    calibration = spec.calibration
+    return CalibrationMethod(calibration.method, calibration.percentile) if calibration else None
 
 
 def calibration_samples(spec: "ModelSpec") -> CalibrationSamples:
     """The samples that the spec names, with the digest that they have now."""
-    wanted = spec.calibration
-    data, labels = (wanted.data, wanted.labels) if wanted else ("", None)
-    arrays = (wanted.sequence, wanted.joined) if wanted else ()
+    calibration = spec.calibration
+    data, labels = (calibration.data, calibration.labels) if calibration else ("", None)
+    arrays = (calibration.sequence, calibration.joined) if calibration else ()
     of = calibration_digest(spec), labels, model_shapes(spec), spec.states(), *arrays
     return CalibrationSamples(spec.root_of(data), data, *of)
 
@@ -240,8 +242,8 @@ def samples_key(samples: CalibrationSamples) -> Json:
 
 def calibration_digest(spec: "ModelSpec") -> str:
     """Digest of the data, or of the code that generates it; data that this code reads by itself is not in it."""
-    wanted = spec.calibration
-    if wanted is None or wanted.function is None:
-        return digest_of_path(spec.file(wanted.file if wanted else ""))
-    files = source_files(spec.folder, spec.file(wanted.file))
-    return digest_of({"function": wanted.function, "files": [digest_of_file(file) for file in files]})
+    calibration = spec.calibration
+    if calibration is None or calibration.function is None:
+        return digest_of_path(spec.file(calibration.file if calibration else ""))
+    files = source_files(spec.folder, spec.file(calibration.file))
+    return digest_of({"function": calibration.function, "files": [digest_of_file(file) for file in files]})

@@ -63,17 +63,17 @@ class BuildEngine:
 
     def run(self, context: WorkerContext) -> Recorded:
         """The engine's record. Raises what the backend raises, and InputError for another toolchain's request."""
-        place, wanted = open_store(context.store), self.request
-        backend = discovery.configure(wanted.backend, dict(wanted.options))
-        discovery.check_toolchain(backend, wanted)
+        place, build_request = open_store(context.store), self.request
+        backend = discovery.configure(build_request.backend, dict(build_request.options))
+        discovery.check_toolchain(backend, build_request)
         enter_phase("fetching")
-        model = fetch_graph(place, wanted.model, context.workdir / "model.onnx")
+        model = fetch_graph(place, build_request.model, context.workdir / "model.onnx")
         timing = TimingCache(place, backend, context.workdir)
         timing.fetch()
         enter_phase("compiling")
         begun = time.monotonic()
         try:
-            engine = build_engine(backend, wanted, model, context.workdir)
+            engine = build_engine(backend, build_request, model, context.workdir)
         except EnginesmithError:
             timing.keep()  # what was measured until then makes the next try shorter
             raise
@@ -81,15 +81,15 @@ class BuildEngine:
         enter_phase("storing")
         notes = [*engine.notes, *timing.notes]
         if self.instead_of:
-            option = discovery.capabilities_of(wanted.backend).options.workspace_mib
-            asked, used = (dict(request.options)[option] for request in (self.instead_of, wanted))
-            notes.append(f"built with {option} {used} instead of {asked}: a first build had run out of memory")
+            option = discovery.capabilities_of(build_request.backend).options.workspace_mib
+            original_mib, used = (dict(request.options)[option] for request in (self.instead_of, build_request))
+            notes.append(f"built with {option} {used} instead of {original_mib}: a first build had run out of memory")
         extras = {name: place.put_file(path) for name, path in engine.extras}
         record = record_engine(place, replace(engine, notes=tuple(notes)), seconds, extras)
         timing.keep()
         if self.instead_of:
             key = digest_of({"build": self.instead_of.key})
-            remember(place, "reduced-workspace", key, encode(ReducedWorkspace(wanted)))
+            remember(place, "reduced-workspace", key, encode(ReducedWorkspace(build_request)))
         return record
 
 
@@ -199,9 +199,9 @@ def build(unit: Unit, work: Work) -> Built:
     if unit.action == "failed":
         context.progress.emit(Finished(unit.name, "failed", unit.reason))
         return Built(unit)
-    if unit.action == "cached" and (known := recall_engine(unit.request, context)):
+    if unit.action == "cached" and (stored_engine := recall_engine(unit.request, context)):
         context.progress.emit(Finished(unit.name, "cached"))
-        return Built(unit, known, cached=True)
+        return Built(unit, stored_engine, cached=True)
     expected = context.history.predict(spec.model, unit.request, unit.graph.shard_bytes)
     if expected:
         context.progress.emit(Predicted(unit.name, expected))
@@ -277,8 +277,8 @@ def reduce_workspace(build: BuildEngine) -> ReducedRequest[Recorded] | None:
 
 def recall_reduced(request: BuildRequest, context: RunContext) -> BuildRequest | None:
     """The request with a smaller workspace that was built in place of this one, which had run out of memory."""
-    found = context.recall("reduced-workspace", {"build": request.key}, ReducedWorkspace)
-    return found.request if found else None
+    workspace_record = context.recall("reduced-workspace", {"build": request.key}, ReducedWorkspace)
+    return workspace_record.request if workspace_record else None
 
 
 def recall_engine(request: BuildRequest, context: RunContext) -> Recorded | None:

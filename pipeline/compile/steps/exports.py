@@ -102,8 +102,8 @@ class ExportModel:
         column = samples.column(labels) if samples and labels else None
         order = read_order(samples, self.sequence) if samples else None
         steps = read_steps(samples, self.steps, order, self.source.dims) if samples else None
-        known = fetch_graph(place, self.known, workdir / "known.onnx") if self.known else None
-        exported = export_source(self.source, samples, column, workdir, self.limits, known, order, steps)
+        stored_onnx = fetch_graph(place, self.known, workdir / "known.onnx") if self.known else None
+        exported = export_source(self.source, samples, column, workdir, self.limits, stored_onnx, order, steps)
         frozen = GoldenSet.load(exported.golden)
         drifts = exported.spreads, exported.free_running
         proof = Proof(exported.checks, (), *drifts)
@@ -141,8 +141,8 @@ def _open_golden_samples(data: Path, wanted: ExportRequest, extra: Sequence[str]
     except DataError:
         if wanted.kind == "onnx":
             own, _ = specs_of(load_onnx(wanted.root / wanted.file, wanted.root, wanted.most_embedded_bytes))
-            taken = [spec.name for spec in own if spec.name not in wanted.arguments]
-            check_names(taken, [spec.name for spec in wanted.inputs])
+            input_names = [spec.name for spec in own if spec.name not in wanted.arguments]
+            check_names(input_names, [spec.name for spec in wanted.inputs])
         raise
 
 
@@ -199,8 +199,8 @@ def settle_golden(golden: str, work: Work) -> None:
 
 def latest_golden(model: str, context: RunContext) -> str | None:
     """Digest of the golden set that this registry last saw for a model."""
-    known = context.recall("latest-golden", {"model": model}, LatestGolden)
-    return known.golden if known else None
+    golden_record = context.recall("latest-golden", {"model": model}, LatestGolden)
+    return golden_record.golden if golden_record else None
 
 
 def golden_change(store: Store, before: str, after: str) -> "GoldenChange":
@@ -271,14 +271,16 @@ def source_digests(spec: "ModelSpec", context: RunContext) -> Mapping[str, Any]:
     if source.kind == "torch":
         packages = import_versions(*imported_packages(spec.folder, files[0], source.module))
         files = list(source_files(spec.folder, files[0], source.module))
-    known = dict[Path, str]()
+    digests_by_path = dict[Path, str]()
     if source.kind == "onnx":
-        known[files[0]] = digest_of_file(files[0])
-        beside = _find_external_files(files[0], known[files[0]], spec, context)
+        digests_by_path[files[0]] = digest_of_file(files[0])
+        beside = _find_external_files(files[0], digests_by_path[files[0]], spec, context)
         files += [files[0].parent / name for name in beside]
     if source.weights:
         files.append(spec.file(source.weights))
-    names = {place_of(file, spec): known.get(file) or digest_of_file(file) for file in files if file.is_file()}
+    names = {
+        place_of(file, spec): digests_by_path.get(file) or digest_of_file(file) for file in files if file.is_file()
+    }
     return {"spec": source.model_dump(), "files": names, "packages": packages}
 
 
@@ -292,8 +294,8 @@ def place_of(file: Path, spec: "ModelSpec") -> str:
 def _find_external_files(path: Path, digest: str, spec: "ModelSpec", context: RunContext) -> tuple[str, ...]:
     """Names of an ONNX source's external data files, on record by the model file's content."""
     key = {"onnx": digest}
-    if (known := context.recall("external-data", key, ExternalFiles)) is not None:
-        return known.files
+    if (file_record := context.recall("external-data", key, ExternalFiles)) is not None:
+        return file_record.files
     if path.stat().st_size <= _HERE_BYTES:
         found = _read_external_files(path, spec.folder)
     else:

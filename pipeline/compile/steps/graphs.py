@@ -136,25 +136,27 @@ class WriteGraph:
         measured = chosen_ranges(place, variant, self.observations, self.calibration)
         if choice:
             measured = Ranges.from_json(json.loads(place.read_blob(choice.ranges, MEASURED_BYTES)))
-        left = choice.left if choice else {}
+        float_nodes = choice.left if choice else {}
         states = scale_states(self.states, measured)
         how, keep_io = (variant.scheme, measured, self.overrides), not variant.native_io
-        written, notes = write_variant(model, variant.precision, *how, keep_io=keep_io, left=left, states=states)
-        inputs, outputs = specs_of(written)
-        save_onnx(written, workdir / "graph.onnx")
+        variant_model, notes = write_variant(
+            model, variant.precision, *how, keep_io=keep_io, left=float_nodes, states=states
+        )
+        inputs, outputs = specs_of(variant_model)
+        save_onnx(variant_model, workdir / "graph.onnx")
         stored = put_graph(place, workdir / "graph.onnx")
         ranges = measured.to_json() if measured else None
-        recipe = GraphRecipe(source, variant, ranges, self.overrides, left, choice is not None, states)
+        recipe = GraphRecipe(source, variant, ranges, self.overrides, float_nodes, choice is not None, states)
         calibrated, share, record = variant.precision in CALIBRATED, None, None
-        idle, seen = notes.idle, Observations("", "", (), {})
+        idle, observations = notes.idle, Observations("", "", (), {})
         if variant.precision in QUANTIZED and self.observations:
-            seen = Observations.from_bytes(place.read_blob(self.observations, MEASURED_BYTES))
+            observations = Observations.from_bytes(place.read_blob(self.observations, MEASURED_BYTES))
         if isinstance(notes, QuantizationNotes):
-            counted = {name: float(item.elements) for name, item in seen.tensors.items()}
+            counted = {name: float(item.elements) for name, item in observations.tensors.items()}
             share = narrow_share(prepare_model(model), notes.quantized, sizes_at(self.shapes), counted)
             idle = idle or refuse_share(share, variant.precision, notes.explain())
         if measured and calibrated and isinstance(notes, QuantizationNotes):
-            record = self._record(place, (model, written), notes, measured, seen, share)
+            record = self._record(place, (model, variant_model), notes, measured, observations, share)
         return WrittenGraph(
             model=stored.blob.digest,
             inputs=tuple(inputs),
@@ -185,14 +187,16 @@ class WriteGraph:
         from pipeline.quantization.search.trial import SearchDocument
         from pipeline.quantization.statistics.observations import Observations
 
-        (model, written), variant, choice = models, self.variant, self.choice
+        (model, variant_model), variant, choice = models, self.variant, self.choice
         levels = variant.scheme.weight_levels if variant.scheme else 127
         evidence = Evidence(model, ranges, seen, weight_levels=levels, share=share)
         if choice:
-            found = decode(json.loads(place.read_blob(choice.choice, MEASURED_BYTES)), SearchDocument)
+            search_document = decode(json.loads(place.read_blob(choice.choice, MEASURED_BYTES)), SearchDocument)
             smoothed = Observations.from_bytes(place.read_blob(choice.smoothed, MEASURED_BYTES)).tensors
-            evidence = replace(evidence, smoothed=smoothed, choice=found.recorded, weight_db=found.weight_db)
-        return record(written, notes, evidence)
+            evidence = replace(
+                evidence, smoothed=smoothed, choice=search_document.recorded, weight_db=search_document.weight_db
+            )
+        return record(variant_model, notes, evidence)
 
 
 @dataclass(frozen=True)
@@ -238,9 +242,9 @@ class CheckGraph:
             ReferenceSession(candidate, threads=threads_for(candidate, bool(frozen.sequences))) as actual,
         ):
             limits = WrittenLimits(original, self.precision, self.limits, self.metrics, workdir)
-            held = limits(expected, frozen)
+            graph_limits = limits(expected, frozen)
             usual: dict[str, Drift] = {}
-            checks = drift_checks("quantization", expected, actual, frozen, held, spreads, usual)
+            checks = drift_checks("quantization", expected, actual, frozen, graph_limits, spreads, usual)
             checks += check_free_running(
                 "quantization",
                 (expected, actual),
@@ -354,14 +358,19 @@ def write_graph(
     )
     key = {**encode(request), "observations": ranges.seen if ranges else None, **code_key(WriteGraph)}
     job = Job("quantize", request, work.context.store.uri, step_limits(spec, "quantization"))
-    found = work.context.once("quantize", f"write {variant.name}", key, job, lambda written: written.blobs)
-    recipe = Recipe(found.recipe, found.written_from if found.written_from != model.digest else None)
-    notes = (*not_searched(variant, spec, exported), *found.notes)
-    shown = found.inputs, found.outputs, found.scales, notes
-    graph = Graph(variant, found.model, *shown, record=found.record, recipe=recipe)
-    own, states = model.own_int8, found.quantized_states
+    new_graph = work.context.once("quantize", f"write {variant.name}", key, job, lambda written: written.blobs)
+    recipe = Recipe(new_graph.recipe, new_graph.written_from if new_graph.written_from != model.digest else None)
+    notes = (*not_searched(variant, spec, exported), *new_graph.notes)
+    graph_facts = new_graph.inputs, new_graph.outputs, new_graph.scales, notes
+    graph = Graph(variant, new_graph.model, *graph_facts, record=new_graph.record, recipe=recipe)
+    own, states = model.own_int8, new_graph.quantized_states
     return replace(
-        graph, idle=found.idle, own_int8=own, shards=found.shards, quantized_states=states, share=found.share
+        graph,
+        idle=new_graph.idle,
+        own_int8=own,
+        shards=new_graph.shards,
+        quantized_states=states,
+        share=new_graph.share,
     )
 
 
@@ -381,6 +390,6 @@ def _check_graph(exported: Exported, graph: Graph, ranges: Observed | None, work
         samples,
     )
     key = {**encode(check), **code_key(CheckGraph)}
-    known = replace(check, answers=answers_here(exported))
-    job = Job("check graph", known, work.context.store.uri, step_limits(spec, "proof"))
+    check_request = replace(check, answers=answers_here(exported))
+    job = Job("check graph", check_request, work.context.store.uri, step_limits(spec, "proof"))
     return work.context.once("check-graph", f"check {graph.variant.name}", key, job)

@@ -55,8 +55,8 @@ def code_key(*roots: Root) -> Json:
 
     roots: the request's class, and what it finds by name at run time (`closure.code.backend_root`).
     """
-    found = find_code(*roots)
-    return {"versions": package_versions(*found.packages), "code": found.digest}
+    closure = find_code(*roots)
+    return {"versions": package_versions(*closure.packages), "code": closure.digest}
 
 
 def package_versions(*packages: str) -> dict[str, str]:
@@ -143,25 +143,25 @@ class MeasureEngine:
         from validation.latency.roofline.costs import graph_costs
 
         place, workdir, terms = open_store(context.store), context.workdir, self.terms
-        wanted = self.engine.request
-        backend = discovery.configure(wanted.backend, dict(wanted.options))
-        made = fetch_engine(place, self.engine, workdir)
+        request = self.engine.request
+        backend = discovery.configure(request.backend, dict(request.options))
+        engine = fetch_engine(place, self.engine, workdir)
         buckets = _buckets(place, self.golden, self.shapes, terms.buckets, workdir)
-        opens, imports = partial(open_engine, made), backend.load_runtime
+        opens, imports = partial(open_engine, engine), backend.load_runtime
         measured = measure_engine(opens, buckets, terms.seconds, workdir, imports, terms.streams)
         tuned = tuned_for(self.shapes.dims)
         at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned), len(buckets) - 1)
-        model = fetch_graph(place, wanted.model, workdir / "graph.onnx")
+        model = fetch_graph(place, request.model, workdir / "graph.onnx")
         graph = graph_costs(model, self.shapes.inputs, buckets[at].sizes)
-        breakdown = self._break_down(made, graph, buckets[at], measured.buckets[at], workdir)
+        breakdown = self._break_down(engine, graph, buckets[at], measured.buckets[at], workdir)
         report = LatencyReport(
-            unit=wanted.unit,
+            unit=request.unit,
             engine=self.engine.digest,
             golden=self.golden,
             machine=machine(),
             created_at=now(),
             asked=terms,
-            size_bytes=made.size_bytes,
+            size_bytes=engine.size_bytes,
             anatomy=breakdown,
             load_s=measured.load_s,
             loaded_bytes=measured.loaded_bytes,
@@ -249,14 +249,14 @@ def measure(item: JudgedUnit, exported: Exported, work: Work) -> JudgedUnit:
 
     Raises as `time_engine`.
     """
-    asked = work.spec.validation.latency
-    if asked is None or item.built.digest is None or item.entry.status == "failed":
+    latency_terms = work.spec.validation.latency
+    if latency_terms is None or item.built.digest is None or item.entry.status == "failed":
         return item
     request = item.built.unit.request
     backend = discovery.configure(request.backend, dict(request.options))
     if backend.runs(request.target) or why_no_proof(request):
         return item
-    return replace(item, latency=time_engine(item.built.blob, asked, exported.golden, work))
+    return replace(item, latency=time_engine(item.built.blob, latency_terms, exported.golden, work))
 
 
 def time_engine(engine: EngineBlob, asked: "Latency", golden: str, work: Work, afresh: bool = False) -> str | None:

@@ -87,9 +87,9 @@ class CompiledLimits:
                 thorough=True,
                 whole=opens is not None,
             ):
-                found = budgets("engine", self.request.precision, golden.noise, honest)
-                found = allow_near_ties(found, scales, honest.drifts).override(self.limits)
-                yield OutputLimits(add_notes(found, reference, _unknown(honest)), honest.drifts)
+                stage_budgets = budgets("engine", self.request.precision, golden.noise, honest)
+                stage_budgets = allow_near_ties(stage_budgets, scales, honest.drifts).override(self.limits)
+                yield OutputLimits(add_notes(stage_budgets, reference, _unknown(honest)), honest.drifts)
 
         looser = measured()
         if self.limits:
@@ -118,12 +118,12 @@ class WrittenLimits:
         from validation.perturbation.honest import honest_rounding
 
         if self.precision in QUANTIZED:
-            found = budgets("quantization", self.precision, golden.noise)
+            stage_budgets = budgets("quantization", self.precision, golden.noise)
             exact = [spec.name for spec in reference.outputs if "float" not in spec.dtype]
-            found = replace(found, decisions=dict.fromkeys(exact, NearTies())).override(self.limits)
+            stage_budgets = replace(stage_budgets, decisions=dict.fromkeys(exact, NearTies())).override(self.limits)
             weak = "" if self.metrics or "sqnr_db" in self.limits else WEAK
             decided = "" if DECISIONS in self.limits else str(NearTies())
-            return StagedLimits(OutputLimits(add_notes(found, reference, weak, decided)))
+            return StagedLimits(OutputLimits(add_notes(stage_budgets, reference, weak, decided)))
         half: Precision | None = None if self.precision == "fp32" else self.precision
 
         def measured() -> "Iterator[OutputLimits]":
@@ -132,8 +132,8 @@ class WrittenLimits:
                 self.path, golden, reference, opener, self.workdir, half=half, thorough=True, whole=opens is not None
             )
             for honest in honestly:
-                found = budgets("quantization", self.precision, golden.noise, honest).override(self.limits)
-                yield OutputLimits(add_notes(found, reference, _unknown(honest)), honest.drifts)
+                stage_budgets = budgets("quantization", self.precision, golden.noise, honest).override(self.limits)
+                yield OutputLimits(add_notes(stage_budgets, reference, _unknown(honest)), honest.drifts)
 
         looser = measured()
         return StagedLimits(next(looser), looser)
@@ -152,11 +152,11 @@ def as_written(path: Path, steps: bool = False) -> "ReferenceSession":
 
 def add_notes(found: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":
     """The limits with a note for each output that has none. of_integers: for those of integers and booleans."""
-    told = {
+    limit_notes = {
         (spec.name, "golden"): note if of_integers is None or "float" in spec.dtype else of_integers
         for spec in reference.outputs
     }
-    return replace(found, notes={**{key: text for key, text in told.items() if text}, **found.notes})
+    return replace(found, notes={**{key: text for key, text in limit_notes.items() if text}, **found.notes})
 
 
 # The step that proves an engine where it can run: its checks against the graph it was built from, and the verdict.
@@ -253,15 +253,15 @@ class CheckEngine:
         from validation.metrics.tally import Along
 
         place, along, started = open_store(context.store), Along(), time.perf_counter()
-        wanted, workdir = self.engine.request, context.workdir
+        request, workdir = self.engine.request, context.workdir
         frozen = golden_set(place, self.golden, workdir)
         spreads = step_spreads(frozen, along)
-        graph = runnable(fetch_graph(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+        graph = runnable(fetch_graph(place, request.model, workdir / "graph.onnx"), request.precision)
         with open_reference(place, graph, frozen, self.answers) as expected:
-            limits = CompiledLimits(graph, wanted, self.limits, workdir)
-            held = limits(expected, frozen)
+            limits = CompiledLimits(graph, request, self.limits, workdir)
+            staged_limits = limits(expected, frozen)
             usual: dict[str, Drift] = {}
-            drift = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
+            drift = drift_checks("engine", expected, actual, frozen, staged_limits, spreads, usual)
             drift += check_free_running(
                 "engine",
                 (expected, actual),
@@ -272,16 +272,18 @@ class CheckEngine:
             )
             checks = tuple(lift_limits(drift, self.metrics))
             other_sizes = limits_at_other_sizes(spreads.at("engine"), self.metrics)
-            documented = default_budget("engine", wanted.precision)
-            pair = FuzzSides(expected, actual, wanted.precision, held, documented, usual=usual, other_sizes=other_sizes)
+            documented = default_budget("engine", request.precision)
+            pair = FuzzSides(
+                expected, actual, request.precision, staged_limits, documented, usual=usual, other_sizes=other_sizes
+            )
             compared_s = time.perf_counter() - started
             if self.calls:
                 passed = all(check.passed for check in checks)
-                checks += self.calls.check(wanted, pair, frozen, graph, passed, compared_s)
+                checks += self.calls.check(request, pair, frozen, graph, passed, compared_s)
             if self.padding:
-                checks += tuple(padding_checks(actual, wanted, self.padding, frozen, held))
+                checks += tuple(padding_checks(actual, request, self.padding, frozen, staged_limits))
             if self.contract:
-                checks += _check_contract(self.contract, expected, actual, frozen, held)
+                checks += _check_contract(self.contract, expected, actual, frozen, staged_limits)
             drifts = spreads.at("engine"), along.at("engine")
             return proof_of(checks, actual, frozen, self.metrics, "engine", drifts)
 
@@ -291,11 +293,11 @@ def _ask_all(recorded: Session, golden: "GoldenSet") -> None:
     from validation.comparison.sessions import run
     from validation.golden.free_running import FreeRunningSession
 
-    asked = [(recorded, f"case {case.name!r}", case.inputs) for case in golden.cases]
+    questions = [(recorded, f"case {case.name!r}", case.inputs) for case in golden.cases]
     if golden.sequences:
         rolled = FreeRunningSession(recorded, golden.sequences)
-        asked += [(rolled, f"sequence {case.name!r}", case.inputs) for case in golden.sequences.golden.cases]
-    for session, what, inputs in asked:
+        questions += [(rolled, f"sequence {case.name!r}", case.inputs) for case in golden.sequences.golden.cases]
+    for session, what, inputs in questions:
         try:
             run(session, inputs)
         except EnginesmithError as error:
@@ -310,10 +312,10 @@ def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -
 
     dims = [Dim(name, low, low, high) for name, (low, high) in optional_methods.sizes(request).items()]
     groups = Groups(golden)
-    made = {
+    inputs_by_size = {
         text: make(parse_only(text, dims), request.inputs, groups, VALUES_SEED, request.precision) for text in sizes
     }
-    return GoldenSet([Case(text, "edge", inputs, {}) for text, inputs in made.items()], noise=golden.noise)
+    return GoldenSet([Case(text, "edge", inputs, {}) for text, inputs in inputs_by_size.items()], noise=golden.noise)
 
 
 def repeats_bits(request: BuildRequest, graph: Path) -> bool:
@@ -423,5 +425,5 @@ def calls_of(spec: "ModelSpec") -> ExtraCalls | None:
 
 def padding_rules(spec: "ModelSpec") -> Padding | None:
     """How the spec lets a server pad requests; None when it does not."""
-    found = padding_of(spec.model_dump(mode="json"))
-    return found if found.inputs else None
+    padding = padding_of(spec.model_dump(mode="json"))
+    return padding if padding.inputs else None

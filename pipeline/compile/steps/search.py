@@ -129,17 +129,17 @@ class SearchQuantization:
                     timer = opened.enter_context(_make_timer(item.probe.request, first, context.workdir))
                 targets.append(SearchTarget(ranges, _scheme_of(item.kind), timer))
             runs = group_runs(source.runs(), *shapes)
-            found = choose_each(
+            choices = choose_each(
                 onnx.load(file), targets, runs, search.floor, search.smoothing, overrides, labels, clock
             )
-        pairs = zip(self.kinds, found, strict=True)
+        pairs = zip(self.kinds, choices, strict=True)
         return SearchResults(tuple(self._store(item, choice, place, context.workdir) for item, choice in pairs))
 
     def _find_ranges(self, item: SearchedKind, place: Store) -> "Ranges":
         variant = GraphVariant("int8", _scheme_of(item.kind))
-        if (found := chosen_ranges(place, variant, self.observations, self.calibration)) is None:
+        if (kind_ranges := chosen_ranges(place, variant, self.observations, self.calibration)) is None:
             raise IntegrityError("int8 was to be searched without observations; calibrate first")
-        return found
+        return kind_ranges
 
     def _store(self, item: SearchedKind, found: "MixedPrecisionChoice", place: Store, workdir: Path) -> SearchResult:
         from pipeline.quantization.statistics.observations import Observations
@@ -171,11 +171,11 @@ def _make_timer(request: BuildRequest, inputs: Tensors, workdir: Path) -> "Engin
 
 def _read_labels(source: "Samples", samples: CalibrationSamples) -> "Array":
     """Class indices [n]. Raises DataError for labels of another dtype."""
-    found = source.column(samples.labels or "")
-    if found.dtype.kind not in "iu":
+    label_array = source.column(samples.labels or "")
+    if label_array.dtype.kind not in "iu":
         where = f"{samples.labels!r} of {samples.data}"
-        raise DataError(f"calibration.labels: {where} is {found.dtype}; class indices are integers")
-    return found
+        raise DataError(f"calibration.labels: {where} is {label_array.dtype}; class indices are integers")
+    return label_array
 
 
 def find_latency_probe(kind: Searched, spec: "ModelSpec", exported: Exported) -> LatencyProbe | None:
@@ -212,9 +212,9 @@ def choose(
     Raises DataError without calibration samples, and for a model that carries Q/DQ of its own.
     """
     spec = work.spec
-    wanted = spec.quantization
-    floor = SearchFloor(**wanted.floor.model_dump()) if wanted.floor else None
-    terms = SearchTerms(wanted.smoothing, floor, node_overrides(spec))
+    quantization = spec.quantization
+    floor = SearchFloor(**quantization.floor.model_dump()) if quantization.floor else None
+    terms = SearchTerms(quantization.smoothing, floor, node_overrides(spec))
     items = [SearchedKind(kind, find_latency_probe(kind, spec, exported)) for kind in kinds]
     return _search(items, terms, step_limits(spec, "quantization"), exported, ranges, work)
 
@@ -227,8 +227,10 @@ def search_for_limits(
     It may use half of this machine's memory, because engines are built beside it.
     """
     spec = work.spec
-    given = limits_of(spec, "int8", "quantization")
-    terms = SearchTerms("auto", SearchFloor(graph=GraphLimits(given, metrics_of(spec, "int8"))), node_overrides(spec))
+    graph_limits = limits_of(spec, "int8", "quantization")
+    terms = SearchTerms(
+        "auto", SearchFloor(graph=GraphLimits(graph_limits, metrics_of(spec, "int8"))), node_overrides(spec)
+    )
     limits = step_limits(spec, "quantization")
     limits = replace(
         limits,
@@ -265,19 +267,19 @@ def _search(
         OWN_SHARE * limits.timeout_s,
     )
     keys = {item: _key(replace(request, kinds=(item,)), ranges) for item in items}
-    found = {item: known for item in items if (known := _recall(keys[item], context))}
-    for item in found:
+    search_results = {item: stored_result for item in items if (stored_result := _recall(keys[item], context))}
+    for item in search_results:
         context.progress.emit(Finished(f"choose {item.kind.name}", "cached"))
-    missing = tuple(item for item in items if item not in found)
+    missing = tuple(item for item in items if item not in search_results)
     if missing:
         name = f"choose {' and '.join(item.kind.name for item in missing)}"
         job = Job("choose", replace(request, kinds=missing), context.store.uri, limits)
         results = context.run_job(context.local, name, job).found
         for item, result in zip(missing, results, strict=True):
             _remember(keys[item], result, context)
-            found[item] = result
+            search_results[item] = result
         context.progress.emit(Finished(name))
-    return {item.kind: found[item] for item in items}
+    return {item.kind: search_results[item] for item in items}
 
 
 def _key(request: SearchQuantization, ranges: Observed) -> Json:
@@ -299,8 +301,10 @@ def _recall(key: Json, context: RunContext) -> SearchResult | None:
 
 def _remember(key: Json, found: SearchResult, context: RunContext) -> None:
     """Put a result on record: one that was done for every limit on the time, one that was not for this one."""
-    kept = {name: value for name, value in key.items() if found.ended or name != "most_s"}
-    context.remember("choose", kept, encode_fields(found), [found.model, found.ranges, found.choice, found.smoothed])
+    record_key = {name: value for name, value in key.items() if found.ended or name != "most_s"}
+    context.remember(
+        "choose", record_key, encode_fields(found), [found.model, found.ranges, found.choice, found.smoothed]
+    )
 
 
 def node_overrides(spec: "ModelSpec") -> tuple[Override, ...]:
@@ -320,10 +324,10 @@ def find_searched_kinds(
 
 def not_searched(variant: GraphVariant, spec: "ModelSpec", exported: Exported) -> tuple[str, ...]:
     """A note on a variant of which nothing is searched because its weights lie in shards; () for others."""
-    asked = ", ".join(f"quantization.{key}" for key in spec.quantization.searches)
-    if not (asked and variant.searched and exported.model.shards):
+    option_text = ", ".join(f"quantization.{key}" for key in spec.quantization.searches)
+    if not (option_text and variant.searched and exported.model.shards):
         return ()
-    return (f"without {asked}: trials hold all weights in memory, and those of this model lie in shards",)
+    return (f"without {option_text}: trials hold all weights in memory, and those of this model lie in shards",)
 
 
 def _find_judged_output(spec: "ModelSpec", exported: Exported) -> str | None:

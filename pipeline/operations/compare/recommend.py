@@ -36,12 +36,12 @@ def recommend(facts: Sequence[EngineFacts], pairs: Sequence[PairedComparison], f
     lead = next((item for item in entrants if pairs and item.unit == pairs[0].first), find_fastest(facts))
     if lead is None:
         return Recommendation(None, _why_nothing(facts))
-    shown = {pair.second: pair for pair in pairs}
-    as_fast = [item for item in entrants if item is lead or _is_as_fast(shown.get(item.unit))]
-    chosen, axis = _narrow(as_fast, lead)
-    ties = tuple(item.unit for item in as_fast if item is not chosen)
-    flips = tuple(flip for flip in _flips(chosen, lead, entrants, shown, fleet) if flip.unit != chosen.unit)
-    return Recommendation(chosen.unit, _reason(chosen, ties, axis, shown, fleet), ties, flips)
+    duels = {pair.second: pair for pair in pairs}
+    as_fast = [item for item in entrants if item is lead or _is_as_fast(duels.get(item.unit))]
+    winner, axis = _narrow(as_fast, lead)
+    ties = tuple(item.unit for item in as_fast if item is not winner)
+    flips = tuple(flip for flip in _flips(winner, lead, entrants, duels, fleet) if flip.unit != winner.unit)
+    return Recommendation(winner.unit, _reason(winner, ties, axis, duels, fleet), ties, flips)
 
 
 def _why_nothing(facts: Sequence[EngineFacts]) -> str:
@@ -63,15 +63,15 @@ def _too_noisy(pair: PairedComparison) -> bool:
 
 def _narrow(as_fast: list[EngineFacts], lead: EngineFacts) -> tuple[EngineFacts, str | None]:
     """The best of the engines that are equally fast, and the axis that decided; None where nothing but speed did."""
-    left = as_fast
+    candidates = as_fast
     for axis, score, step in AXES:
-        best = max(map(score, left))
-        kept = [item for item in left if score(item) > best - step]
-        if len(kept) < len(left) and len(kept) == 1:
-            return kept[0], axis
-        left = kept
+        best = max(map(score, candidates))
+        leaders = [item for item in candidates if score(item) > best - step]
+        if len(leaders) < len(candidates) and len(leaders) == 1:
+            return leaders[0], axis
+        candidates = leaders
     # Nothing tells them apart: take the one with the least median of its own, which proves nothing.
-    return (lead if lead in left else left[0]), None
+    return (lead if lead in candidates else candidates[0]), None
 
 
 def _goodness(name: str, value: float) -> float:
@@ -157,14 +157,14 @@ def _flips(
 
 def _conditions(axis: str, chosen: EngineFacts, best: EngineFacts, fleet: Sequence[str]) -> str:
     if axis == "portability":
-        held = f"{len(best.covers)} of {len(fleet)} targets, not {len(chosen.covers)}"
-        return f"if one backend shall serve the fleet ({', '.join(fleet)}): it builds for {held}"
+        target_text = f"{len(best.covers)} of {len(fleet)} targets, not {len(chosen.covers)}"
+        return f"if one backend shall serve the fleet ({', '.join(fleet)}): it builds for {target_text}"
     if axis == "shapes":
         return f"if other sizes come than the chosen one answers: {_shape_words(best)}"
     if axis == "accuracy":
         return f"if the limits are not enough: {_accuracy_words(best)}, not {_accuracy_words(chosen)}"
-    found = next(_cheaper("rebuild", "build_s", chosen, [best]), None)
-    return found.condition if found else f"if builds are frequent: it builds in {seconds_text(best.build_s or 0.0)}"
+    flip = next(_cheaper("rebuild", "build_s", chosen, [best]), None)
+    return flip.condition if flip else f"if builds are frequent: it builds in {seconds_text(best.build_s or 0.0)}"
 
 
 def _cheaper(axis: str, name: str, chosen: EngineFacts, entrants: Sequence[EngineFacts]) -> Iterator[Flip]:
@@ -190,5 +190,5 @@ def _shape_words(item: EngineFacts) -> str:
 
 
 def _accuracy_words(item: EngineFacts) -> str:
-    told = [format_metrics(item.metrics)] if item.metrics else []
-    return ", ".join(told + ([] if item.sqnr_db is None else [f"SQNR {item.sqnr_db:.0f} dB"]))
+    texts = [format_metrics(item.metrics)] if item.metrics else []
+    return ", ".join(texts + ([] if item.sqnr_db is None else [f"SQNR {item.sqnr_db:.0f} dB"]))

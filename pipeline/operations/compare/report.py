@@ -197,8 +197,8 @@ def format_rows(found: BackendComparison) -> tuple[Sequence[str], list[list[str]
         ]
         for engine in found.engines
     ]
-    kept = [index for index in range(len(columns)) if any(row[index] for row in table)]
-    return [columns[index] for index in kept], [[row[index] for index in kept] for row in table]
+    column_indices = [index for index in range(len(columns)) if any(row[index] for row in table)]
+    return [columns[index] for index in column_indices], [[row[index] for index in column_indices] for row in table]
 
 
 def _cell(value: Number | None, show: Callable[[Number], str]) -> str:
@@ -226,9 +226,13 @@ def describe_comparison(found: BackendComparison) -> Iterator[str]:
         )
     for pair in found.duels:
         yield describe_pair(pair)
-    told = found.recommendation
-    yield f"take {told.unit}: {told.reason}" if told.unit else f"nothing to take: {told.reason}"
-    for flip in told.flips:
+    recommendation = found.recommendation
+    yield (
+        f"take {recommendation.unit}: {recommendation.reason}"
+        if recommendation.unit
+        else f"nothing to take: {recommendation.reason}"
+    )
+    for flip in recommendation.flips:
         yield f"  {flip.unit} instead, for {_AXES[flip.axis]}: {flip.condition}"
 
 

@@ -66,27 +66,27 @@ class ProbeShapes:
         from builders.reference import ReferenceSession
         from validation.data.samples import resize
 
-        place, wanted, workdir = open_store(context.store), self.engine.request, context.workdir
+        place, request, workdir = open_store(context.store), self.engine.request, context.workdir
         real = golden_set(place, self.golden, workdir).real_inputs
-        graph = runnable(fetch_graph(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+        graph = runnable(fetch_graph(place, request.model, workdir / "graph.onnx"), request.precision)
         with ReferenceSession(graph) as expected, open_session(place, self.engine, workdir) as actual:
 
             def answers(tried: Sequence[Sizes]) -> bool | None:
                 inputs = (resize(real, self.shapes.inputs, sizes) for sizes in tried)
-                found = {_is_right(expected, actual, wanted, each) for each in inputs} - {None}
-                return all(found) if found else None
+                verdicts = {_is_right(expected, actual, request, each) for each in inputs} - {None}
+                return all(verdicts) if verdicts else None
 
             return AnsweredShapes(answers(sizes_within(self.shapes.dims)), answers(sizes_outside(self.shapes.dims)))
 
 
 def sizes_within(dims: Sequence[Dim]) -> list[dict[str, int]]:
     """For each dim a size that no bucket ends at and none is tuned for, the other dims at what they are tuned for."""
-    found = []
+    size_sets = []
     for dim in dims:
         between = [size for size in dim.sizes[:4096] if size not in dim.test_sizes()]
         if between:
-            found.append({**{each.name: each.opt for each in dims}, dim.name: between[len(between) // 2]})
-    return found
+            size_sets.append({**{each.name: each.opt for each in dims}, dim.name: between[len(between) // 2]})
+    return size_sets
 
 
 def sizes_outside(dims: Sequence[Dim]) -> list[dict[str, int]]:
@@ -100,14 +100,14 @@ def _is_right(expected: Session, actual: Session, request: BuildRequest, inputs:
     from validation.limits.budget import default_budget
 
     try:
-        wanted = run(expected, inputs)
+        expected_outputs = run(expected, inputs)
     except EnginesmithError:
         return None
     budget = default_budget("engine", request.precision)
     try:
         answer = run(actual, inputs)
         checks = itertools.chain.from_iterable(
-            case_checks("engine", "", name, wanted[name], answer[name], budget) for name in wanted
+            case_checks("engine", "", name, expected_outputs[name], answer[name], budget) for name in expected_outputs
         )
         return all(check.passed for check in checks)
     except (EnginesmithError, KeyError, ValueError):
@@ -147,8 +147,12 @@ def widen_spec(spec: ModelSpec, options: CompareOptions) -> ModelSpec:
     Raises InputError where none of them is for this target, UnknownNameError for one that is not known.
     """
     names = options.backends or tuple(name for name in backends.names() if backends.configure(name, {}).versions())
-    chosen = {name: spec.backends.get(name, {}) for name in names}
-    serving = {name: given for name, given in chosen.items() if backends.configure(name, given).serves(options.target)}
+    backend_options = {name: spec.backends.get(name, {}) for name in names}
+    serving = {
+        name: settings
+        for name, settings in backend_options.items()
+        if backends.configure(name, settings).serves(options.target)
+    }
     if not serving:
         raise InputError(
             f"none of {', '.join(names)} builds for {options.target.name}; `enginesmith backends list` says what does"
@@ -207,7 +211,7 @@ class _Measuring:
             for check in checks
             if check.name == "sqnr_db" and check.stage in ("quantization", "engine") and check.value is not None
         ]
-        known = EngineFacts(
+        unit_facts = EngineFacts(
             unit=request.unit,
             backend=request.backend,
             precision=request.precision,
@@ -220,7 +224,7 @@ class _Measuring:
             covers=self._list_covered(request),
             notes=built.notes,
         )
-        return self._with_times(known, item) if item.entry.status in PASSED else known
+        return self._with_times(unit_facts, item) if item.entry.status in PASSED else unit_facts
 
     def _with_times(self, known: EngineFacts, item: JudgedUnit) -> EngineFacts:
         """The facts with the times and shapes of an engine that runs here."""
@@ -248,10 +252,10 @@ class _Measuring:
     def _list_covered(self, request: BuildRequest) -> tuple[str, ...]:
         """Of the fleet's targets, those that the request's backend does not refuse in its precision."""
         backend = backends.configure(request.backend, self.work.spec.backends.get(request.backend, {}))
-        wanted = [(name, parse_targets(name)[0]) for name in self.fleet]
+        fleet_targets = [(name, parse_targets(name)[0]) for name in self.fleet]
         return tuple(
             name
-            for name, target in wanted
+            for name, target in fleet_targets
             if backend.serves(target) and backend.refuses(replace(request, target=target)) is None
         )
 
@@ -265,7 +269,7 @@ class _Measuring:
         key = {**encode(probe), **code_key(ProbeShapes, backend_root(item.built.unit.request.backend))}
         job = Job(name, probe, self.work.context.store.uri, engine_limits(self.work.spec, "latency"))
         try:
-            found = self.work.context.once("shapes", name, key, job)
+            shape_answers = self.work.context.once("shapes", name, key, job)
         except UnavailableError:
             raise
         except EnginesmithError as error:
@@ -273,7 +277,7 @@ class _Measuring:
                 raise
             self.work.context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
             return None
-        return "some" if found.within is False else "any" if found.outside else "within"
+        return "some" if shape_answers.within is False else "any" if shape_answers.outside else "within"
 
     def compare_pairs(self, facts: Sequence[EngineFacts], judged: Mapping[str, JudgedUnit]) -> list[PairedComparison]:
         """The fastest engine against each of the others. One that loses makes way for its winner, `ROUNDS` times.
@@ -307,18 +311,18 @@ class _Measuring:
         name, context = f"{lead.unit} against {other.unit}", self.work.context
         job = Job(name, pair, context.store.uri, engine_limits(self.work.spec, "latency"), Needs(alone=True))
         try:
-            found = context.run_job(context.local, name, job)
+            comparison = context.run_job(context.local, name, job)
         except StepError as error:
             if error.kind == "cancelled":
                 raise
             context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
             return _compare_alone(lead, other)  # two runtimes that cannot live in one process
-        context.progress.emit(Finished(name, words=found.verdict))
-        middle = next(item for item in found.ratios if item.p == 0.5)
+        context.progress.emit(Finished(name, words=comparison.verdict))
+        middle = next(item for item in comparison.ratios if item.p == 0.5)
         if middle.ratio is None:
             return _compare_alone(lead, other)
         interval = (middle.ratio, middle.low, middle.high, middle.detectable)
-        return PairedComparison(lead.unit, other.unit, found.verdict, *interval, found.surroundings.busy)
+        return PairedComparison(lead.unit, other.unit, comparison.verdict, *interval, comparison.surroundings.busy)
 
 
 def _compare_alone(lead: EngineFacts, other: EngineFacts) -> PairedComparison:

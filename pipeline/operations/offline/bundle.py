@@ -60,8 +60,8 @@ def write_offline_bundle(
     require_empty(folder)
     if manifest.graphs:
         return _write_whole(store, manifest, folder, targets)
-    chosen = choose_engines(manifest, judge_entries(store, manifest), targets)
-    return write_engines(store, manifest, folder, chosen)
+    entries = choose_engines(manifest, judge_entries(store, manifest), targets)
+    return write_engines(store, manifest, folder, entries)
 
 
 def require_empty(folder: Path) -> None:
@@ -74,19 +74,19 @@ def choose_engines(
     manifest: Manifest, entries: Iterable[EngineEntry], targets: Collection[str] | None
 ) -> list[EngineEntry]:
     """Those of a version's engines that are for these targets. Raises UnknownNameError where none is."""
-    chosen = [entry for entry in entries if entry.digest and (targets is None or entry.target in targets)]
-    if not chosen:
+    engine_entries = [entry for entry in entries if entry.digest and (targets is None or entry.target in targets)]
+    if not engine_entries:
         raise UnknownNameError(
             f"{manifest.model}@{manifest.version} has no engine to carry{' for that target' if targets else ''}; "
             f"`enginesmith show {manifest.model}@{manifest.version}` lists what it has"
         )
-    return chosen
+    return engine_entries
 
 
 def own_runs(spec: ModelSpec) -> str:
     """What a spec asks that takes runs of its own, and cannot be proven by recorded answers; '' for nothing."""
-    asked = {"promises a contract": contract_of(spec), "lets servers pad": padding_rules(spec)}
-    return next((words for words, terms in asked.items() if terms), "")
+    spec_terms = {"promises a contract": contract_of(spec), "lets servers pad": padding_rules(spec)}
+    return next((words for words, terms in spec_terms.items() if terms), "")
 
 
 def require_carriable(manifest: Manifest, spec: ModelSpec, chosen: Collection[EngineEntry]) -> None:
@@ -119,9 +119,9 @@ def write_engines(store: Store, manifest: Manifest, folder: Path, chosen: Collec
     save_cases(GoldenSet.load(golden), manifest.golden, folder)
     golden.unlink()
     about = (manifest.model, manifest.version, manifest.digest, manifest.golden)
-    made = OfflineBundle(*about, tuple(engines.values()), folder)
-    made.save()
-    return made
+    bundle = OfflineBundle(*about, tuple(engines.values()), folder)
+    bundle.save()
+    return bundle
 
 
 def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None) -> OfflineBundle:
@@ -133,10 +133,10 @@ def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collec
             "takes the packages and the machine that it is written for: run `enginesmith validate` on a node with that "
             "GPU that reaches the registry; or carry one of its graphs"
         )
-    chosen = choose_engines(manifest, judge_entries(store, manifest), targets)
-    parts = {entry.unit: list(pinned_engines(store, manifest, entry)) for entry in chosen}
+    whole_entries = choose_engines(manifest, judge_entries(store, manifest), targets)
+    parts = {entry.unit: list(pinned_engines(store, manifest, entry)) for entry in whole_entries}
     versions: dict[str, tuple[Manifest, dict[str, EngineEntry]]] = {}
-    for graph, pinned, engine in (part for found in parts.values() for part in found):
+    for graph, pinned, engine in (part for unit_parts in parts.values() for part in unit_parts):
         versions.setdefault(graph.name, (pinned, {}))[1][engine.unit] = engine
     for name, (pinned, engines) in versions.items():
         spec = spec_of(pinned)
@@ -162,18 +162,18 @@ def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collec
             entry.inputs,
             entry.outputs,
         )
-        for entry in chosen
+        for entry in whole_entries
     )
     about = manifest.model, manifest.version, manifest.digest, whole.digest
-    made = OfflineBundle(*about, (), folder, ensembles, graphs)
-    made.save()
-    return made
+    bundle = OfflineBundle(*about, (), folder, ensembles, graphs)
+    bundle.save()
+    return bundle
 
 
 def _cases(whole: WholeData) -> GoldenSet:
     """The golden data of the whole. What is expected of it lies in the registry."""
     batches = enumerate(whole.open().batches())
-    return GoldenSet(tuple(Case(f"golden {index}", "golden", given, {}) for index, given in batches))
+    return GoldenSet(tuple(Case(f"golden {index}", "golden", case_inputs, {}) for index, case_inputs in batches))
 
 
 # Judges the results of engines that were carried to a machine without the registry.
@@ -272,9 +272,9 @@ def _find_entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
         "golden set": (item.golden, manifest.sources.get(GOLDEN) or manifest.golden),
         "build key": (item.build_key, entry.build_key or ""),
     }
-    for what, (theirs, ours) in pairs.items():
-        if theirs != ours:
-            raise _Refused(f"its {what} is {theirs[:80]}, and this version's {ours}; carry the version anew")
+    for what, (trial_value, ours) in pairs.items():
+        if trial_value != ours:
+            raise _Refused(f"its {what} is {trial_value[:80]}, and this version's {ours}; carry the version anew")
     return entry
 
 
@@ -307,18 +307,18 @@ def _prove(entry: EngineEntry, item: OfflineTrial, judge: Job[Proof]) -> Proof:
         raise _Refused(f"its outcome is {item.outcome[:40]!r}, which this version does not know")
     with tempfile.TemporaryDirectory(prefix="enginesmith-import-") as folder:
         try:
-            found = run_job(judge, Path(folder))
+            proof = run_job(judge, Path(folder))
         except IntegrityError as error:
             raise _Refused(str(error)) from error
-    if not entry.hardware.is_cpu and _equals_reference(found.checks):
+    if not entry.hardware.is_cpu and _equals_reference(proof.checks):
         raise _Refused(
             "its answers are those of the CPU's reference, bit for bit in every case, where a GPU's differ in the last "
             "places; run `enginesmith validate` on a node with that GPU"
         )
-    return found
+    return proof
 
 
 def _equals_reference(checks: tuple[Check, ...]) -> bool:
     """Whether every output in floating point has an infinite SQNR, which another device's arithmetic does not give."""
-    found = [check.value for check in checks if check.stage == "engine" and check.name == "sqnr_db"]
-    return bool(found) and all(value is not None and math.isinf(value) for value in found)
+    sqnr_values = [check.value for check in checks if check.stage == "engine" and check.name == "sqnr_db"]
+    return bool(sqnr_values) and all(value is not None and math.isinf(value) for value in sqnr_values)

@@ -80,21 +80,21 @@ def deploy(plan: DeploymentPlan, *, dry: bool = False) -> list[DeploymentChange]
 
 
 def _pool(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Iterator[DeploymentChange]:
-    wanted = template(plan.kind)
+    pool_template = template(plan.kind)
     try:
         pool = client.read_work_pool(plan.pool)
     except ObjectNotFound:
         if not dry:
-            client.create_work_pool(WorkPoolCreate(name=plan.pool, type=plan.kind, base_job_template=wanted))
+            client.create_work_pool(WorkPoolCreate(name=plan.pool, type=plan.kind, base_job_template=pool_template))
         yield DeploymentChange("work pool", plan.pool, "created", plan.kind)
         return
     if pool.type != plan.kind:
         raise InputError(f"work pool {plan.pool} is of type {pool.type}, not {plan.kind}; name another one with --pool")
-    if pool.base_job_template == wanted:
+    if pool.base_job_template == pool_template:
         yield DeploymentChange("work pool", plan.pool, "unchanged", plan.kind)
         return
     if not dry:
-        client.update_work_pool(plan.pool, WorkPoolUpdate(base_job_template=wanted))
+        client.update_work_pool(plan.pool, WorkPoolUpdate(base_job_template=pool_template))
     yield DeploymentChange("work pool", plan.pool, "updated", "base job template")
 
 
@@ -119,32 +119,32 @@ def _limits(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Itera
 
 def _deployments(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Iterator[DeploymentChange]:
     version = version_of("enginesmith")
-    for wanted in plan.deployments():
-        made = _to_deployment(wanted, version, _tags(plan.owner))
-        detail = f"cron {wanted.cron} UTC" if wanted.cron else "by hand"
-        detail = f"on {wanted.trigger.event}" if wanted.trigger else detail
+    for deployment_spec in plan.deployments():
+        runner_deployment = _to_deployment(deployment_spec, version, _tags(plan.owner))
+        detail = f"cron {deployment_spec.cron} UTC" if deployment_spec.cron else "by hand"
+        detail = f"on {deployment_spec.trigger.event}" if deployment_spec.trigger else detail
         try:
-            there = client.read_deployment_by_name(wanted.full_name)
+            there = client.read_deployment_by_name(deployment_spec.full_name)
         except ObjectNotFound:
             action = "created"
         else:
-            differ = _differences(client, there, made)
+            differ = _differences(client, there, runner_deployment)
             action, detail = ("updated", ", ".join(differ)) if differ else ("unchanged", detail)
         if action != "unchanged" and not dry:
             # Without this Prefect would look at the git repository of the current folder for a version.
-            made.apply(version_info=VersionInfo(type="prefect:simple", version=version))
-        yield DeploymentChange("deployment", wanted.full_name, action, detail)
+            runner_deployment.apply(version_info=VersionInfo(type="prefect:simple", version=version))
+        yield DeploymentChange("deployment", deployment_spec.full_name, action, detail)
 
 
 def _unwanted_deployments(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Iterator[DeploymentChange]:
     """Delete what the same owner registered and the plan has no more, such as that of a GPU group that is gone."""
     if not (plan.owner and plan.keep):
         return
-    kept = {*plan.keep, *(wanted.full_name for wanted in plan.deployments())}
+    planned_names = {*plan.keep, *(deployment_spec.full_name for deployment_spec in plan.deployments())}
     tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=_tags(plan.owner)))
     for there in client.read_deployments(deployment_filter=tagged):
         name = f"{client.read_flow(there.flow_id).name}/{there.name}"
-        if name in kept:
+        if name in planned_names:
             continue
         if not dry:
             client.delete_resource_owned_automations(f"prefect.deployment.{there.id}")
@@ -158,29 +158,29 @@ def _tags(owner: str | None) -> list[str]:
 
 def _lost_runs(client: SyncPrefectClient, dry: bool) -> DeploymentChange:
     """The automation for lost runs, one for all deployments of a server, whatever their names."""
-    wanted = automation(*TAGS)
-    there = client.read_automations_by_name(wanted.name)
+    run_automation = automation(*TAGS)
+    there = client.read_automations_by_name(run_automation.name)
     if not there:
         action = "created"
         if not dry:
-            client.create_automation(wanted)
-    elif _comparable(there[0]) == _comparable(wanted):
+            client.create_automation(run_automation)
+    elif _comparable(there[0]) == _comparable(run_automation):
         action = "unchanged"
     else:
         action = "updated"
         if not dry:
             # A person may have disabled it: that stays.
-            client.update_automation(there[0].id, wanted.model_copy(update={"enabled": there[0].enabled}))
-    return DeploymentChange("automation", wanted.name, action, wanted.description)
+            client.update_automation(there[0].id, run_automation.model_copy(update={"enabled": there[0].enabled}))
+    return DeploymentChange("automation", run_automation.name, action, run_automation.description)
 
 
 def _to_deployment(wanted: WantedDeployment, version: str, tags: list[str]) -> RunnerDeployment:
-    given = [wanted.trigger.to_json(wanted.full_name)] if wanted.trigger else []
-    made = flow_of(wanted).to_deployment(
+    trigger_documents = [wanted.trigger.to_json(wanted.full_name)] if wanted.trigger else []
+    deployment = flow_of(wanted).to_deployment(
         wanted.name,
         cron=wanted.cron,
         parameters=dict(wanted.parameters),
-        triggers=[DeploymentEventTrigger.model_validate(item) for item in given],
+        triggers=[DeploymentEventTrigger.model_validate(item) for item in trigger_documents],
         description=wanted.description,
         tags=tags,
         version=version,
@@ -188,16 +188,16 @@ def _to_deployment(wanted: WantedDeployment, version: str, tags: list[str]) -> R
         job_variables=dict(wanted.variables),
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
-    if not isinstance(made, RunnerDeployment):
+    if not isinstance(deployment, RunnerDeployment):
         raise TypeError("flow.to_deployment gave a coroutine: `deploy` was called inside of an event loop")
-    return made
+    return deployment
 
 
 def flow_of(wanted: WantedDeployment) -> "Flow[..., object]":
     """The flow that a deployment runs."""
     module, _, function = wanted.entrypoint.rpartition(".")
-    found: Flow[..., object] = getattr(importlib.import_module(module), function)
-    return found
+    flow: Flow[..., object] = getattr(importlib.import_module(module), function)
+    return flow
 
 
 def _differences(client: SyncPrefectClient, there: DeploymentResponse, made: RunnerDeployment) -> list[str]:
@@ -224,29 +224,33 @@ def _differences(client: SyncPrefectClient, there: DeploymentResponse, made: Run
             [_comparable(trigger.as_automation()) for trigger in made.triggers],
         ),
     }
-    return [name for name, (now, wanted) in pairs.items() if now != wanted]
+    return [name for name, (now, planned_field) in pairs.items() if now != planned_field]
 
 
 def _comparable(automation: AutomationCore) -> JsonObject:
     """An automation without the ids that the server gives it, and without whether it is enabled."""
-    found = automation.model_dump(mode="json", include={"name", "description", "trigger", "actions"})
-    trigger = read(found, "trigger", dict)
-    kept = {name: sorted(value) if isinstance(value, list) else value for name, value in trigger.items()}
-    return {**found, "trigger": {name: value for name, value in kept.items() if name != "id"}}
+    document = automation.model_dump(mode="json", include={"name", "description", "trigger", "actions"})
+    trigger = read(document, "trigger", dict)
+    trigger_fields = {name: sorted(value) if isinstance(value, list) else value for name, value in trigger.items()}
+    return {**document, "trigger": {name: value for name, value in trigger_fields.items() if name != "id"}}
 
 
 def template(kind: str) -> dict[str, object]:
     """The base job template of a kind of pool ('process', 'kubernetes'): Prefect's own, and what a GPU build needs."""
-    found: dict[str, object] = json.loads((files("pipeline.orchestration.deployments") / f"{kind}.json").read_text())
-    return found
+    job_template: dict[str, object] = json.loads(
+        (files("pipeline.orchestration.deployments") / f"{kind}.json").read_text()
+    )
+    return job_template
 
 
 def check_variables(kind: str, given: Mapping[str, object]) -> None:
     """Raise InputError for a job variable that the pool's template does not have."""
-    known = read(template(kind), "variables.properties", dict)
+    pool_variables = read(template(kind), "variables.properties", dict)
     for name in given:
-        if name not in known:
-            raise InputError(f"job variable {name!r} is none of a {kind} pool, which has {', '.join(sorted(known))}")
+        if name not in pool_variables:
+            raise InputError(
+                f"job variable {name!r} is none of a {kind} pool, which has {', '.join(sorted(pool_variables))}"
+            )
 
 
 def automation(tag: str, silent: timedelta = SILENT) -> AutomationCore:

@@ -120,7 +120,7 @@ class DeploymentPlan:
         hardware = f"Ray's workers with {self.on}" if self.on else "the workers of this pool"
         replays: dict[str, object] = {"registry": self.registry, "channel": self.channel, "traffic": self.traffic}
         replays |= {"duration": self.canary_s} if self.canary_s else {}
-        found = (
+        all_deployments = (
             WantedDeployment(
                 "compile_model",
                 "Builds, proves and publishes a model when its spec is registered.",
@@ -163,9 +163,13 @@ class DeploymentPlan:
             *self._housekeeping(),
         )
         # The fleet only where it is asked for, as that takes a cluster to read.
-        flows = self.only or [item.flow for item in found if item.flow != "reconcile_fleet" or self.fleet != "off"]
-        wanted = (item for item in found if item.flow in flows)
-        return tuple(replace(item, name=self.name, pool=self.pool, variables=self.variables) for item in wanted)
+        flows = self.only or [
+            item.flow for item in all_deployments if item.flow != "reconcile_fleet" or self.fleet != "off"
+        ]
+        flow_deployments = (item for item in all_deployments if item.flow in flows)
+        return tuple(
+            replace(item, name=self.name, pool=self.pool, variables=self.variables) for item in flow_deployments
+        )
 
     def _housekeeping(self) -> tuple[WantedDeployment, ...]:
         """What runs by the clock alone, about the registry as a whole and the fleet."""

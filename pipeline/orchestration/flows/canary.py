@@ -32,8 +32,12 @@ Run = Callable[[CanaryRequest], CanaryOutcome]
 
 def _run_name() -> str:
     """'canary digits@4', 'canary of what was missed'."""
-    given = runtime.flow_run.parameters
-    return f"canary {given['model']}@{given['version']}" if given.get("version") else "canary of what was missed"
+    parameters = runtime.flow_run.parameters
+    return (
+        f"canary {parameters['model']}@{parameters['version']}"
+        if parameters.get("version")
+        else "canary of what was missed"
+    )
 
 
 @flow(name="canary", flow_run_name=_run_name, persist_result=False)
@@ -60,7 +64,7 @@ def canary(
     runs both versions; a worker is asked for once there is something to compare.
     """
     logger, store = get_run_logger(), open_store(registry)
-    wanted = CanaryRequest(model or "", version or "", channel, traffic, target, scale, duration)
+    canary_request = CanaryRequest(model or "", version or "", channel, traffic, target, scale, duration)
     options = RunOptions(executor=executor, ray_address=ray_address, wait_for_nodes_s=wait_for_nodes_s)
     with start_executors(options, signals=False) as executors:
         context = RunContext(store, executors.local, executors.builder, FlowProgress(logger))
@@ -74,8 +78,8 @@ def canary(
             return done
 
         if version:
-            return _state(run(wanted))
-        return _run_missed(store, [model] if model else lookup.models(store), wanted, run)
+            return _state(run(canary_request))
+        return _run_missed(store, [model] if model else lookup.models(store), canary_request, run)
 
 
 def _state(done: CanaryOutcome) -> State[object]:
@@ -98,16 +102,16 @@ def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: R
     """Run the canaries that were lost, one after the other: what is timed must not be two at once."""
     logger, target = get_run_logger(), target_named(like.target)
     grace = timedelta(seconds=GRACE_S + 2 * (like.duration or 0.0))
-    told, failed = [], 0
+    report_lines, failed = [], 0
     for model in models:
         try:
             if version := missed_version(store, model, like.channel, target, grace):
                 done = run(replace(like, model=model, version=version))
-                told.append(f"{model}@{version}: {done.report.verdict if done.report else done.reason}")
-                logger.info("%s", told[-1])
+                report_lines.append(f"{model}@{version}: {done.report.verdict if done.report else done.reason}")
+                logger.info("%s", report_lines[-1])
         except EnginesmithError as error:
             failed += 1
-            told.append(f"{model}: {error}")
-            logger.error("%s", told[-1])
-    message = f"looked at {pluralize(len(models), 'model')}: {join_first(told, 5) or 'none was missed'}"
-    return Failed(message=message, data=told) if failed else Completed(message=message, data=told)
+            report_lines.append(f"{model}: {error}")
+            logger.error("%s", report_lines[-1])
+    message = f"looked at {pluralize(len(models), 'model')}: {join_first(report_lines, 5) or 'none was missed'}"
+    return Failed(message=message, data=report_lines) if failed else Completed(message=message, data=report_lines)

@@ -35,13 +35,15 @@ def collect_garbage(
             open_store(registry), rules, grace, delete=delete, say=lambda name: logger.info("deleting %s", name)
         )
 
-    found = PrefectRunner().call(collection)
+    gc_report = PrefectRunner().call(collection)
     show_table(
         "garbage",
         "What nothing needs any more",
-        [{**vars(item), "due": item.due.isoformat(timespec="minutes") if item.due else ""} for item in found.items],
+        [{**vars(item), "due": item.due.isoformat(timespec="minutes") if item.due else ""} for item in gc_report.items],
     )
-    gone, left = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
+    gone, garbage_bytes = gc_report.size_bytes("deleted"), gc_report.size_bytes("new", "waiting", "due", "held")
     return Completed(
-        message=f"{pluralize(len(found.kept), 'version')} kept; {gone} bytes deleted, {left} bytes are garbage"
+        message=(
+            f"{pluralize(len(gc_report.kept), 'version')} kept; {gone} bytes deleted, {garbage_bytes} bytes are garbage"
+        )
     )

@@ -67,17 +67,17 @@ def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:
     quiet: whether Prefect logs errors alone.
     Raises UnavailableError when that API does not answer, and what the run raises.
     """
-    chosen = compile_model.with_options(log_prints=False)
+    quiet_flow = compile_model.with_options(log_prints=False)
     with _terminal_logs(quiet), api_in_reach("start its server, correct PREFECT_API_URL, or use --runner inprocess"):
         if not PREFECT_API_URL.value():
             _start_server_and_ray(options)
-        state = chosen(spec, **asdict(options), return_state=True)
-    found = state.result(raise_on_failure=False)
-    if isinstance(found, BaseException):
-        raise found
-    if not isinstance(found, Outcome):
-        raise TypeError(f"the flow ended with {type(found).__name__} in place of an outcome")
-    return found
+        state = quiet_flow(spec, **asdict(options), return_state=True)
+    outcome = state.result(raise_on_failure=False)
+    if isinstance(outcome, BaseException):
+        raise outcome
+    if not isinstance(outcome, Outcome):
+        raise TypeError(f"the flow ended with {type(outcome).__name__} in place of an outcome")
+    return outcome
 
 
 def _start_server_and_ray(options: RunOptions) -> None:

@@ -37,10 +37,10 @@ def reconcile_fleet(
         return reconcile(store, sources, predictor(store))
 
     with tags("enginesmith"):
-        found = runner.call(comparison)
-        for message in messages(found.work, found.registry) if apply else ():
+        reconciliation = runner.call(comparison)
+        for message in messages(reconciliation.work, reconciliation.registry) if apply else ():
             logger.info("sent %s of %s: %s", message.event, message.model, runner.call(send, message))
-    lacking = [item for item in found.standings if not item.serves]
+    lacking = [item for item in reconciliation.standings if not item.serves]
     show_table(
         "fleet",
         "What the fleet lacks",
@@ -49,5 +49,5 @@ def reconcile_fleet(
             for item in lacking
         ],
     )
-    counts = ", ".join(f"{count} {state}" for state, count in found.counts.items()) or "nothing is wanted"
-    return (Completed if found.good else Failed)(message=counts, data=found.to_json())
+    counts = ", ".join(f"{count} {state}" for state, count in reconciliation.counts.items()) or "nothing is wanted"
+    return (Completed if reconciliation.good else Failed)(message=counts, data=reconciliation.to_json())

@@ -94,7 +94,7 @@ def as_task(step: Callable[P, Value], name: str, *arguments: P.args, **named: P.
         return step(*arguments, **named)
 
     run.__doc__ = step.__doc__
-    made = task(
+    prefect_task = task(
         name=step.__name__,
         task_run_name=name,
         cache_policy=NO_CACHE,
@@ -104,7 +104,7 @@ def as_task(step: Callable[P, Value], name: str, *arguments: P.args, **named: P.
         retry_jitter_factor=_JITTER,
         retry_condition_fn=helps,
     )
-    return made(run)
+    return prefect_task(run)
 
 
 def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:

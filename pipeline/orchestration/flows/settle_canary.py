@@ -15,8 +15,8 @@ from pipeline.orchestration.flows.runner import PrefectRunner
 
 def _run_name() -> str:
     """'settle digits:stable', 'settle every model:stable'."""
-    given = runtime.flow_run.parameters
-    return f"settle {given.get('model') or 'every model'}:{given.get('channel')}"
+    parameters = runtime.flow_run.parameters
+    return f"settle {parameters.get('model') or 'every model'}:{parameters.get('channel')}"
 
 
 @flow(name="settle-canary", flow_run_name=_run_name, persist_result=False)
@@ -33,14 +33,16 @@ def settle_canary(
     if model and report:
         said = runner.call(settle, store, model, channel, report, logger.info)
         return Completed(message=said, data=said)
-    told, failed = [], 0
+    report_lines, failed = [], 0
     for name in [model] if model else lookup.models(store):
         try:
-            told.append(runner.call(settle_newest, store, name, channel, logger.info))
+            report_lines.append(runner.call(settle_newest, store, name, channel, logger.info))
         except EnginesmithError as error:
             failed += 1
-            told.append(f"not settled: {error}")
-        logger.info("%s: %s", name, told[-1])
+            report_lines.append(f"not settled: {error}")
+        logger.info("%s: %s", name, report_lines[-1])
     if failed:
-        return Failed(message=f"{failed} of {pluralize(len(told), 'model')} could not be settled", data=told)
-    return Completed(message=f"looked at {pluralize(len(told), 'model')}", data=told)
+        return Failed(
+            message=f"{failed} of {pluralize(len(report_lines), 'model')} could not be settled", data=report_lines
+        )
+    return Completed(message=f"looked at {pluralize(len(report_lines), 'model')}", data=report_lines)

@@ -20,8 +20,8 @@ from pipeline.orchestration.run import RunOptions, start_executors
 
 def _run_name() -> str:
     """'validate pending', 'validate digits@4 for sm_90'."""
-    given = runtime.flow_run.parameters
-    model, version, target = (given.get(name) for name in ("model", "version", "target"))
+    parameters = runtime.flow_run.parameters
+    model, version, target = (parameters.get(name) for name in ("model", "version", "target"))
     what = f"{model}@{version}" if model and version else model or "pending"
     return f"validate {what}" + (f" for {target}" if target else "")
 
@@ -44,22 +44,22 @@ def validate_pending(
     worker is asked for once an engine waits.
     """
     store, gpu = open_store(registry), gpu_named(on) if executor == "ray" else None
-    asked = pending_of(store, model, version, target, gpu) if model and version else None
-    if asked and not asked.engines:
-        return Completed(name="Skipped", message=why_nothing(store, asked, target, gpu))
+    pending_version = pending_of(store, model, version, target, gpu) if model and version else None
+    if pending_version and not pending_version.engines:
+        return Completed(name="Skipped", message=why_nothing(store, pending_version, target, gpu))
     options = RunOptions(executor=executor, ray_address=ray_address, wait_for_nodes_s=wait_for_nodes_s)
     with tags("enginesmith"), start_executors(options, signals=False) as executors:
         context = RunContext(store, executors.local, executors.builder, FlowProgress(get_run_logger()))
         # One version after the other: engines are timed, too, and two at once would time each other.
-        items = [asked] if asked else list_pending(store, model, gpu)
+        items = [pending_version] if pending_version else list_pending(store, model, gpu)
         runner = PrefectRunner()
-        found: list[Validated] = []
+        proofs: list[Validated] = []
         for item in items:
-            found += runner.call(validate_on_worker, item, gpu, context) if gpu else runner.call(prove, item, context)
+            proofs += runner.call(validate_on_worker, item, gpu, context) if gpu else runner.call(prove, item, context)
     where = f"for {gpu.name}" if gpu else "here"
     columns = ("reference", "unit", "verdict", "reason")
-    rows = [{name: getattr(item, name) for name in columns} for item in found]
+    rows = [{name: getattr(item, name) for name in columns} for item in proofs]
     show_table("proofs", f"Engines proven {where}", rows)
-    proven = sum(item.verdict == "proven" for item in found)
-    message = f"{pluralize(len(found), 'engine')} pending {where}, {proven} proven"
-    return (Completed if all(item.good for item in found) else Failed)(message=message, data=found)
+    proven = sum(item.verdict == "proven" for item in proofs)
+    message = f"{pluralize(len(proofs), 'engine')} pending {where}, {proven} proven"
+    return (Completed if all(item.good for item in proofs) else Failed)(message=message, data=proofs)

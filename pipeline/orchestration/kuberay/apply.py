@@ -63,8 +63,8 @@ class Kubernetes:
     def find(self) -> Object | None:
         """It as it is now, None where there is none."""
         read_object = self._custom.get_namespaced_custom_object
-        found: Object | None = self._ask_if_there((_NOT_FOUND,), read_object, *self._place, self._name)
-        return found
+        live_object: Object | None = self._ask_if_there((_NOT_FOUND,), read_object, *self._place, self._name)
+        return live_object
 
     def create(self, body: Object) -> None:
         """Make it."""
@@ -172,11 +172,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="YAML of the RayCluster")
     parser.add_argument("--owner", required=True, help="ConfigMap of its namespace, with which it is deleted")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        wanted = yaml.safe_load(given.file.read_text())
-        cluster = Kubernetes(Access(), *(read(wanted, f"metadata.{part}", str) for part in ("namespace", "name")))
-        print(apply(cluster, wanted, given.owner))
+        cluster_object = yaml.safe_load(options.file.read_text())
+        cluster = Kubernetes(
+            Access(), *(read(cluster_object, f"metadata.{part}", str) for part in ("namespace", "name"))
+        )
+        print(apply(cluster, cluster_object, options.owner))
     except EnginesmithError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

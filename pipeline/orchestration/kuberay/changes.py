@@ -21,8 +21,8 @@ def annotations_of(item: Object) -> dict[str, str]:
 
 def groups_of(cluster: Object) -> dict[str, Object]:
     """The worker groups of a RayCluster by name."""
-    found = find(cluster, "spec.workerGroupSpecs", list, [])
-    return {read(group, "groupName", str): group for group in found}
+    group_specs = find(cluster, "spec.workerGroupSpecs", list, [])
+    return {read(group, "groupName", str): group for group in group_specs}
 
 
 # On the pods' templates, the version of Ray: KubeRay leaves a pod as it is when its template changes.
@@ -95,8 +95,11 @@ def describe_stopped(pods: Sequence[Pod], live: Object, wanted: Object) -> Itera
     running = Counter(pod.group for pod in pods)
     groups = groups_of(live)
     for name in find_unwanted_groups(live, wanted):
-        if (asked := replicas_of(groups[name])) > running[name]:
-            yield f"group {name}: {asked} workers are asked for, {running[name]} run, and it is not wanted any more"
+        if (replica_count := replicas_of(groups[name])) > running[name]:
+            yield (
+                f"group {name}: {replica_count} workers are asked for, {running[name]} run, and it "
+                f"is not wanted any more"
+            )
     fresh = Counter(pod.group for pod in pods if pod not in old)
     for name, group in groups_of(wanted).items():
         if fresh[name] > (most := read(group, "maxReplicas", int)):
@@ -119,23 +122,23 @@ def plan_change(live: Object, wanted: Object, pods: Sequence[Pod], owner: Object
     if not unwanted and not groups:
         return changed, []
     # The consent stays until all have ended: a Job that is killed half way is followed by one that may go on.
-    kept = {name: text for name, text in annotations_of(live).items() if name == CONSENT}
+    consent_annotations = {name: text for name, text in annotations_of(live).items() if name == CONSENT}
     going = [*(pod.name for pod in unwanted), *(f"group {name}" for name in groups)]
-    return _annotate(_end(changed, live, unwanted), kept), going
+    return _annotate(_end(changed, live, unwanted), consent_annotations), going
 
 
 def merge(live: Object, wanted: Object, owner: Object) -> Object:
     """The wanted object with what others write: the autoscaler the number of workers, Kueue whether it is suspended."""
-    kept = {name: value for name, value in read(live, "metadata", dict).items() if name != "managedFields"}
+    live_metadata = {name: value for name, value in read(live, "metadata", dict).items() if name != "managedFields"}
     annotations = {**annotations_of(live), **annotations_of(wanted)}
     for name in (CONSENT, SUSPENDED):
         annotations.pop(name, None)
-    uid, owners = read(owner, "uid", str), find(kept, "ownerReferences", list, [])
+    uid, owners = read(owner, "uid", str), find(live_metadata, "ownerReferences", list, [])
     others = [item for item in owners if read(item, "uid", str) != uid]
-    metadata = {**kept, **read(wanted, "metadata", dict), "annotations": annotations}
+    metadata = {**live_metadata, **read(wanted, "metadata", dict), "annotations": annotations}
     metadata["ownerReferences"] = [*others, owner]
-    known = groups_of(live)
-    groups = [_keep_scale(group, known.get(name, {})) for name, group in groups_of(wanted).items()]
+    live_groups = groups_of(live)
+    groups = [_keep_scale(group, live_groups.get(name, {})) for name, group in groups_of(wanted).items()]
     spec = {**read(wanted, "spec", dict), **_suspension(live, wanted), "workerGroupSpecs": groups}
     return {**wanted, "metadata": metadata, "spec": spec}
 
@@ -163,9 +166,9 @@ def _end(changed: Object, live: Object, pods: Sequence[Pod]) -> Object:
     names: dict[str, list[str]] = defaultdict(list, {name: [] for name in find_unwanted_groups(live, changed)})
     for pod in pods:
         names[str(pod.group)].append(pod.name)
-    groups, known = groups_of(changed), groups_of(live)
+    groups, live_groups = groups_of(changed), groups_of(live)
     for name, going in names.items():
-        group = groups.get(name) or _without_workers(name, known.get(name), changed)
+        group = groups.get(name) or _without_workers(name, live_groups.get(name), changed)
         before = find(group, "scaleStrategy.workersToDelete", list, [])
         groups[name] = {**group, "scaleStrategy": {"workersToDelete": sorted({*before, *going})}}
     return put(changed, "spec.workerGroupSpecs", list(groups.values()))

@@ -225,10 +225,10 @@ def family(metric: RegistryMetric, values: Mapping[tuple[str, ...], float]) -> "
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    made = kind(metric.name, metric.help, labels=metric.labels)
+    metric_family = kind(metric.name, metric.help, labels=metric.labels)
     for labels, value in values.items():
-        made.add_metric(labels, value)
-    return made
+        metric_family.add_metric(labels, value)
+    return metric_family
 
 
 class Trouble:
@@ -236,9 +236,9 @@ class Trouble:
 
     def collect(self) -> Iterator["MetricFamily"]:
         """Two counters."""
-        seen = files.read_error_counts()
-        yield family(ERRORS, {(): seen["errors"]})
-        yield family(REPEATED, {(): seen["retries"]})
+        error_counts = files.read_error_counts()
+        yield family(ERRORS, {(): error_counts["errors"]})
+        yield family(REPEATED, {(): error_counts["retries"]})
 
 
 @contextmanager
@@ -350,20 +350,22 @@ class Looker:
 
     def look(self) -> RegistryView:
         """The numbers of now. Raises UnavailableError when the registry is out of reach."""
-        known = run_ids(self._store)
-        shown = set(sorted({model_of(run) for run in known})[:MOST_MODELS])
-        read = [run for run in known if model_of(run) in shown][:MOST_RUNS]
-        runs = view_runs(self._store, read_runs(self._store, read))
+        all_runs = run_ids(self._store)
+        model_names = set(sorted({model_of(run) for run in all_runs})[:MOST_MODELS])
+        recent_runs = [run for run in all_runs if model_of(run) in model_names][:MOST_RUNS]
+        runs = view_runs(self._store, read_runs(self._store, recent_runs))
         newest = {item.model: item.versions[-1] for item in list_all(self._store)}
         self._look_at(newest)
-        drawn = set(list(newest)[:MOST_MODELS])
-        models = [one.view if model in drawn else replace(one.view, drift={}) for model, one in self._known.items()]
+        drift_models = set(list(newest)[:MOST_MODELS])
+        models = [
+            one.view if model in drift_models else replace(one.view, drift={}) for model, one in self._known.items()
+        ]
         return view_of(runs, models, len(newest), read_totals(self._store.read(TOTALS)), self._rollouts())
 
     def _rollouts(self) -> list[Rollout | None]:
         """The rollouts that are not finished, as `view_of` takes them."""
-        found = side_by_side(lambda where: _rollout(self._store, *where), running_rollouts(self._store))
-        return [one for _, one in found if one is None or not one.is_finished]
+        rollout_states = side_by_side(lambda where: _rollout(self._store, *where), running_rollouts(self._store))
+        return [one for _, one in rollout_states if one is None or not one.is_finished]
 
     def _look_at(self, newest: Mapping[str, str]) -> None:
         """Look at some models. newest: model -> its newest version, of all models."""
@@ -376,9 +378,9 @@ class Looker:
 
     def _model(self, model: str, version: str) -> _Look:
         keys = tuple(self._store.list(version_prefix(model, version)))
-        known = self._known.get(model)
-        if known and (known.version, known.keys) == (version, keys):
-            return known
+        previous_look = self._known.get(model)
+        if previous_look and (previous_look.version, previous_look.keys) == (version, keys):
+            return previous_look
         return _Look(version, keys, _view(self._store, model, version))
 
 
@@ -454,10 +456,10 @@ class Exporter:
         """A Prometheus registry with these metrics alone."""
         from prometheus_client import CollectorRegistry
 
-        made = CollectorRegistry(auto_describe=False)
-        made.register(self)
-        made.register(Trouble())
-        return made
+        collector_registry = CollectorRegistry(auto_describe=False)
+        collector_registry.register(self)
+        collector_registry.register(Trouble())
+        return collector_registry
 
     def collect(self) -> Iterator["MetricFamily"]:
         """Every metric family, from the last look."""

@@ -48,8 +48,8 @@ class Tracker(events.Progress):
             case events.Planned(plan):
                 self._plan(plan)
             case events.Finished(name, state, reason):
-                kept = state if state in get_args(ItemState) else "done"
-                self._note(name, state=kept, why=self._scrub(reason), phase="")
+                item_state = state if state in get_args(ItemState) else "done"
+                self._note(name, state=item_state, why=self._scrub(reason), phase="")
                 self._learn(name, state)
             case events.VerdictReached(name):
                 self._note(name, verdict=self._scrub(event.outcome))
@@ -69,8 +69,8 @@ class Tracker(events.Progress):
             case events.Predicted(name, expectation):
                 self._note(name, predicted=expectation)
             case events.Waiting(name, why):
-                known = self._items.get(name)
-                if known is None or (known.state, known.why) != ("waiting", why):
+                run_item = self._items.get(name)
+                if run_item is None or (run_item.state, run_item.why) != ("waiting", why):
                     self._note(name, state="waiting", why=why, phase="")
             case events.Started(name, where):
                 at = precise_now()
@@ -80,8 +80,8 @@ class Tracker(events.Progress):
             case events.Printed(name, text):
                 self._print(name, text)
             case events.Retrying(name, why):
-                known = self._items.get(name)
-                self._note(name, retries=(*(known.retries if known else ()), self._scrub(why)), phase="")
+                run_item = self._items.get(name)
+                self._note(name, retries=(*(run_item.retries if run_item else ()), self._scrub(why)), phase="")
             case events.ProcessEnded(name, usage):
                 self._end_process(name, usage)
 
@@ -144,12 +144,12 @@ class Tracker(events.Progress):
             bad = error is not None or bool(self._run.reason)
             state: State = "interrupted" if stopped else "failed" if bad else "done"
             reason = self._scrub(str(error).strip()[:2000]) if error and not stopped else self._run.reason
-            left: ItemState = "cancelled" if stopped or error is not None else "done"
+            end_state: ItemState = "cancelled" if stopped or error is not None else "done"
             ended = self._run.ended_at or precise_now()
             for name, item in self._items.items():
                 if item.state not in OVER:
                     at = item.ended_at or (ended if item.started_at else None)
-                    self._items[name] = replace(item, state=left, phase="", ended_at=at)
+                    self._items[name] = replace(item, state=end_state, phase="", ended_at=at)
             self._run = replace(self._run, state=state, reason=reason, ended_at=ended)
             self._changes += 1
 
@@ -178,13 +178,13 @@ class Tracker(events.Progress):
         """Builds that ended since the last time: backend, digest of the graph, and what it took. graph_bytes: of the
         graph's shards alone."""
         with self._lock:
-            found, self._pasts = self._pasts, []
-        return found
+            past_builds, self._pasts = self._pasts, []
+        return past_builds
 
     def _note(self, name: str, **fields: object) -> None:
         with self._lock:
-            known = self._items.get(name) or RunItem(name, "running")
-            self._items[name] = replace(known, **fields)  # type: ignore[arg-type]
+            run_item = self._items.get(name) or RunItem(name, "running")
+            self._items[name] = replace(run_item, **fields)  # type: ignore[arg-type]
             self._changes += 1
 
     def _learn(self, name: str, state: str) -> None:

@@ -175,8 +175,8 @@ class RunView:
     @property
     def counts(self) -> str:
         """'2 built, 1 failed, 3 refused'."""
-        found = Counter(self.item_state(item) for item in self.run.units)
-        return ", ".join(f"{count} {state}" for state, count in found.items())
+        state_counts = Counter(self.item_state(item) for item in self.run.units)
+        return ", ".join(f"{count} {state}" for state, count in state_counts.items())
 
     def item_state(self, item: RunItem) -> str:
         """A unit's state; 'lost' where a dead driver left it running."""
@@ -204,12 +204,12 @@ class RunView:
 
     def spent(self) -> list[StepTime]:
         """What the processes of each kind of step took together, the longest first."""
-        found: dict[str, StepTime] = {}
+        step_times: dict[str, StepTime] = {}
         for item in self.run.items:
             if item.seconds is not None:
                 step = "build" if item.is_unit else item.name.split()[0]
-                found[step] = found.get(step, StepTime(step)).add(item.seconds, item.cpu_s or 0.0)
-        return sorted(found.values(), key=lambda step: -step.seconds)
+                step_times[step] = step_times.get(step, StepTime(step)).add(item.seconds, item.cpu_s or 0.0)
+        return sorted(step_times.values(), key=lambda step: -step.seconds)
 
     def summary(self) -> dict[str, object]:
         """A run of `enginesmith status --json`."""
@@ -232,9 +232,9 @@ class RunView:
 
 def view_runs(store: Store, runs: Iterable[RunState]) -> list[RunView]:
     """Runs as they are read now: what runs was heard when its document was written, by the store's clock."""
-    found = list(runs)
-    ages = find_ages(store) if any(run.state == "running" for run in found) else {}
-    return [RunView(run, _later(_moment(run.heard_at), ages.get(run.id, timedelta(0)))) for run in found]
+    run_states = list(runs)
+    ages = find_ages(store) if any(run.state == "running" for run in run_states) else {}
+    return [RunView(run, _later(_moment(run.heard_at), ages.get(run.id, timedelta(0)))) for run in run_states]
 
 
 def _later(moment: datetime, age: timedelta) -> datetime:
@@ -248,10 +248,10 @@ def _later(moment: datetime, age: timedelta) -> datetime:
 def _moment(stamp: str) -> datetime:
     """A time of a document, in UTC where it has no zone; 1970 for a text that is no time."""
     try:
-        found = datetime.fromisoformat(stamp)
+        moment = datetime.fromisoformat(stamp)
     except ValueError:
         return datetime.fromtimestamp(0, UTC)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _seconds(stamp: str, end: datetime) -> float:

@@ -94,10 +94,10 @@ class _UnderflowSearch:
         reason = f"{np.count_nonzero(lost)} of {values.size} values of constant {item.name!r} underflow to 0"
         least = float(np.abs(values[lost]).min())
         for node in self.readers.get(item.name, ()):
-            kept = self._follow(item.name, node, least)
-            if not kept and _is_factor(item.name, node) and _norm(values[lost]) > _ROUNDING * _norm(values):
-                kept, self.faded[item.name] = {item.name}, reason
-            self.found |= dict.fromkeys(kept, f"{reason} in {self.half.name}")
+            float_tensors = self._follow(item.name, node, least)
+            if not float_tensors and _is_factor(item.name, node) and _norm(values[lost]) > _ROUNDING * _norm(values):
+                float_tensors, self.faded[item.name] = {item.name}, reason
+            self.found |= dict.fromkeys(float_tensors, f"{reason} in {self.half.name}")
 
     def judge_measured(self, name: str) -> None:
         """Keep a tensor whose largest measured magnitude is below the normal numbers."""
@@ -133,7 +133,7 @@ class _UnderflowSearch:
 
         least: the smallest magnitude that the tensor then has.
         """
-        if _SENSITIVE.get(node.op_type, -1) in [i for i, read in enumerate(node.input) if read == name]:
+        if _SENSITIVE.get(node.op_type, -1) in [i for i, operand in enumerate(node.input) if operand == name]:
             root = math.sqrt(least)
             if node.op_type == "Sqrt" and self.half.narrow(np.array(root, np.float32)) == 0:
                 return {name, node.output[0]} | self._follow_readers(node.output[0], root, left - 1)
@@ -209,10 +209,10 @@ def cast_float(
         with suppress(ModelError):  # where onnx cannot convert it, the convolutions stay in fp32
             graph = tidy(raise_opset(graph, _BF16_OPSET))
     types = element_types(graph)
-    kept = _find_kept(graph, half, types, keep, ranges)
-    rewrite = _CastRewrite(graph, half, types, {item.node for item in kept}, keep_io)
+    float_nodes = _find_kept(graph, half, types, keep, ranges)
+    rewrite = _CastRewrite(graph, half, types, {item.node for item in float_nodes}, keep_io)
     rewrite.run()
-    notes = CastNotes(half.name, rewrite.cast, tuple(kept), tuple(rewrite.underflowed), tuple(rewrite.floored))
+    notes = CastNotes(half.name, rewrite.cast, tuple(float_nodes), tuple(rewrite.underflowed), tuple(rewrite.floored))
     return finish(graph), notes
 
 
@@ -290,8 +290,8 @@ class _CastRewrite:
         scales = {1} if node.op_type in ("QuantizeLinear", "DequantizeLinear") else set()
         for index, name in enumerate(node.input):
             if self.types.get(name) == FLOAT:
-                wanted = self.half.element_type if index in inputs else FLOAT
-                node.input[index] = self._cast_input(name, wanted, scale=index in scales)
+                input_type = self.half.element_type if index in inputs else FLOAT
+                node.input[index] = self._cast_input(name, input_type, scale=index in scales)
         rename_captured(
             node, {name: self._cast_input(name, FLOAT) for name in list_captured(node) if self.types.get(name) == FLOAT}
         )
@@ -334,15 +334,15 @@ class _CastRewrite:
 
     def _cast_input(self, name: str, wanted: int, scale: bool = False) -> str:
         """The name of a tensor holding `name` in type `wanted`, made on first demand."""
-        known = self.available.get((name, wanted), name if self.stored.get(name) == wanted else None)
-        if known is None:
-            known = self._fresh(name, "fp32" if wanted == FLOAT else self.half.name)
+        cast_name = self.available.get((name, wanted), name if self.stored.get(name) == wanted else None)
+        if cast_name is None:
+            cast_name = self._fresh(name, "fp32" if wanted == FLOAT else self.half.name)
             if name in self.given:
-                self._convert_constant(name, known, scale)
+                self._convert_constant(name, cast_name, scale)
             else:
-                self._cast(name, known, wanted)
-            self.available[name, wanted] = known
-        return known
+                self._cast(name, cast_name, wanted)
+            self.available[name, wanted] = cast_name
+        return cast_name
 
     def _cast(self, source: str, result: str, wanted: int) -> None:
         self.nodes.append(helper.make_node("Cast", [source], [result], name=f"{result}_cast", to=wanted))

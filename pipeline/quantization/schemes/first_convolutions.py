@@ -37,12 +37,12 @@ def fold_first_convolutions(
     """Rewrite in place each site that gains by it; the sites, and the ranges by the names that tensors have now."""
     values = (*model.graph.input, *model.graph.value_info)
     shapes = {v.name: tuple(dim.dim_value for dim in v.type.tensor_type.shape.dim) for v in values}  # 0: not fixed
-    given = constants(model.graph)
+    initializers = constants(model.graph)
     by_name = {node.name: node for node in model.graph.node}
     folded, tensors = [], dict(ranges.tensors)
     for site in sites:
         node = by_name[site.node]
-        axes = _axes(node, shapes.get(site.activation, ()), given[site.weight].dims)
+        axes = _axes(node, shapes.get(site.activation, ()), initializers[site.weight].dims)
         if axes:
             moved = _fold(model, node, site, axes)
             tensors[moved.activation] = ranges.tensors[site.activation]
@@ -94,8 +94,11 @@ def _axis(size: int, kernel: int, begin: int, end: int) -> _Axis | None:
 
 def _fold(model: ModelProto, node: NodeProto, site: Site, axes: tuple[_Axis, ...]) -> Site:
     """In place: SpaceToDepth in front of the convolution, and its weight and attributes over blocks; the new site."""
-    values, taken = to_array(constants(model.graph)[site.weight]), _names(model)
-    blocks, weight = unused_name(f"{site.activation}_blocks", taken), unused_name(f"{site.weight}_blocks", taken)
+    values, graph_names = to_array(constants(model.graph)[site.weight]), _names(model)
+    blocks, weight = (
+        unused_name(f"{site.activation}_blocks", graph_names),
+        unused_name(f"{site.weight}_blocks", graph_names),
+    )
     model.graph.initializer.append(from_array(_block_kernel(values, axes), weight, find_external(model.graph)))
     model.graph.node.append(
         helper.make_node("SpaceToDepth", [site.activation], [blocks], name=f"SpaceToDepth/{blocks}", blocksize=2)

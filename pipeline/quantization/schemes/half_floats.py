@@ -125,23 +125,23 @@ def _formal(parameters: Sequence[defs.OpSchema.FormalParameter], index: int) -> 
 
 def find_too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> dict[str, str]:
     """The tensors of a tidy model that `half` cannot hold, each with the reason."""
-    found = dict[str, str]()
+    reasons = dict[str, str]()
     for item in model.graph.initializer:
         if item.data_type == FLOAT:
             magnitudes = np.abs(to_array(item))
             # Infinities can be represented and do not count.
             reach = float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
             if not np.isfinite(half.narrow(np.array(reach)).astype(np.float32)):
-                found[item.name] = f"constant {item.name!r} reaches {reach:g}, {half.name} ends at {half.largest:g}"
+                reasons[item.name] = f"constant {item.name!r} reaches {reach:g}, {half.name} ends at {half.largest:g}"
     for value in model.graph.input:
         if reason := _check_measured(value.name, half, ranges):
-            found[value.name] = reason
+            reasons[value.name] = reason
     for node in model.graph.node:
         for name in node.output:
             measured = _check_measured(name, half, ranges)
-            if reason := _find_inherited(node, found, half) if measured is None else measured:
-                found[name] = reason
-    return found
+            if reason := _find_inherited(node, reasons, half) if measured is None else measured:
+                reasons[name] = reason
+    return reasons
 
 
 def _check_measured(name: str, half: HalfFormat, ranges: Ranges | None) -> str | None:

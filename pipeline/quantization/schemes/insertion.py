@@ -142,12 +142,12 @@ class Insertion:
     def _pair(self, tensor: str, result: str, low: float, high: float) -> str:
         scale, zero = self.grid.scale(low, high)
         self.scales[tensor] = scale
-        given = [
+        grid_inputs = [
             self.constant(np.array(scale, np.float32), f"{tensor}_scale"),
             self.constant(np.array(zero, np.float32).astype(self.grid.dtype), f"{tensor}_zero_point"),
         ]
-        quantized = self._add("QuantizeLinear", [tensor, *given], f"{tensor}_quantized")
-        return self._add("DequantizeLinear", [quantized, *given], result, fixed=True)
+        quantized = self._add("QuantizeLinear", [tensor, *grid_inputs], f"{tensor}_quantized")
+        return self._add("DequantizeLinear", [quantized, *grid_inputs], result, fixed=True)
 
     def _add(self, op_type: str, inputs: list[str], result: str, fixed: bool = False, **attributes: Any) -> str:
         output = result if fixed else self._fresh(result)

@@ -92,8 +92,10 @@ def _quantize(
     if scheme.float_precision == "fp16" or grid == "fp8":
         graph = tidy_from(graph, LOWEST_OPSET_FP16)
         graph.ir_version = max(graph.ir_version, LOWEST_IR_FP8)
-    sites, kept = usable_sites(graph, ranges, grid, overrides)
-    notes = QuantizationNotes(tuple(site.node for site in sites), kept, precision="fp8" if grid == "fp8" else "int8")
+    sites, float_nodes = usable_sites(graph, ranges, grid, overrides)
+    notes = QuantizationNotes(
+        tuple(site.node for site in sites), float_nodes, precision="fp8" if grid == "fp8" else "int8"
+    )
     if grid == "uint8":
         sites, ranges = fold_first_convolutions(graph, sites, ranges)
         beside = _insert_for_cpu(graph, sites, ranges, scheme, overrides)
@@ -125,8 +127,8 @@ def usable_sites(
 
     Raises DataError when `ranges` lacks what one of them reads or writes.
     """
-    sites, kept = find_sites(graph)
-    usable, left = [], list(kept)
+    sites, unsupported_nodes = find_sites(graph)
+    usable, float_nodes = [], list(unsupported_nodes)
     for site in sites:
         # A convolution gets Q/DQ behind it too on a CPU.
         measured = (site.activation, site.result)[: 2 if site.op_type == "Conv" and grid == "uint8" else 1]
@@ -134,10 +136,10 @@ def usable_sites(
         if reason is None and grid == "uint8" and site.op_type == "ConvTranspose":
             reason = "onnxruntime has no integer kernel for it"
         if reason := reason or next(filter(None, (degenerate(name, ranges) for name in measured)), None):
-            left.append(FloatNode(site.node, site.op_type, reason))
+            float_nodes.append(FloatNode(site.node, site.op_type, reason))
         else:
             usable.append(site)
-    return tuple(usable), tuple(left)
+    return tuple(usable), tuple(float_nodes)
 
 
 def degenerate(tensor: str, ranges: Ranges) -> str | None:
@@ -173,19 +175,19 @@ def _insert_for_gpu(
     overrides: Mapping[str, OverridePrecision],
 ) -> list[FloatNode]:
     """Insert Q/DQ in place, as TensorRT wants it; the residual Adds that are left in float."""
-    kept = []
+    float_nodes = []
     for site in sites:
         insertion.read(site.node, 0, *ranges.tensors[site.activation])
     for residual in residuals(model, [site.node for site in sites if site.op_type == "Conv"]):
         node = insertion.by_name[residual.node]
         if reason := _beside(node, residual.tensor, ranges, overrides):
-            kept.append(FloatNode(residual.node, node.op_type, reason))
+            float_nodes.append(FloatNode(residual.node, node.op_type, reason))
         else:
             insertion.read(residual.node, residual.operand, *ranges.tensors[residual.tensor])
     in_int8 = insertion.grid.name == "int8"
     for site in sites:
         insertion.weight(site.node, site.axis, weight_scales(insertion, site.node, site.axis), pair=in_int8)
-    return kept
+    return float_nodes
 
 
 def _insert_for_cpu(
@@ -198,7 +200,7 @@ def _insert_for_cpu(
     """Insert Q/DQ in place, as onnxruntime's x86 kernels want it; the joins that are left in float."""
     by_name = {node.name: node for node in model.graph.node}
     relus = {node.name for node in model.graph.node if node.op_type == "Relu"}
-    insertion, kept = Insertion(model, GRIDS["uint8"], scheme.weight_levels), []
+    insertion, float_nodes = Insertion(model, GRIDS["uint8"], scheme.weight_levels), []
 
     def write(maker: str, tensor: str, fused: str | None, low: float, high: float) -> None:
         if fused:
@@ -207,26 +209,26 @@ def _insert_for_cpu(
         insertion.write(maker, tensor, 0.0 if fused in relus else low, high)
 
     convolutions = [site for site in sites if site.op_type == "Conv"]
-    known = {site.result: ranges.tensors[site.result] for site in convolutions}
-    joins = find_joins(model, known)
+    result_ranges = {site.result: ranges.tensors[site.result] for site in convolutions}
+    joins = find_joins(model, result_ranges)
     for site in convolutions:
-        write(site.node, site.result, site.fused, *known[site.result])
+        write(site.node, site.result, site.fused, *result_ranges[site.result])
     for join in joins:
         node, source = by_name[join.node], join.same_as or join.result
-        if not all(name in known for name in node.input):
+        if not all(name in result_ranges for name in node.input):
             continue  # an earlier join was left in float
         if reason := None if join.same_as else _beside(node, source, ranges, overrides):
-            kept.append(FloatNode(join.node, node.op_type, reason))
+            float_nodes.append(FloatNode(join.node, node.op_type, reason))
             continue
-        known[join.result] = known[source] if join.same_as else ranges.tensors[source]
-        write(join.node, join.result, join.fused, *known[join.result])
+        result_ranges[join.result] = result_ranges[source] if join.same_as else ranges.tensors[source]
+        write(join.node, join.result, join.fused, *result_ranges[join.result])
     for site in sites:
         scale = insertion.read(site.node, 0, *ranges.tensors[site.activation])
         if scheme.quantize_bias:
             _weight_and_bias(insertion, site, scale)
         else:
             insertion.weight(site.node, site.axis, weight_scales(insertion, site.node, site.axis), pair=False)
-    return kept
+    return float_nodes
 
 
 def _weight_and_bias(insertion: Insertion, site: Site, activation_scale: float) -> None:

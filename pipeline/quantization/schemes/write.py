@@ -60,17 +60,17 @@ def quantize_dynamic(
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)
     graph = prepare_model(model)
-    sites, kept = find_sites(graph)
-    rewrite, done, left = _DynamicRewrite(graph, levels), [], list(kept)
+    sites, unsupported_nodes = find_sites(graph)
+    rewrite, done, float_nodes = _DynamicRewrite(graph, levels), [], list(unsupported_nodes)
     for site in sites:
         if reason := _obstacle(site, rewrite, overrides or {}, ranges):
-            left.append(FloatNode(site.node, site.op_type, reason))
+            float_nodes.append(FloatNode(site.node, site.op_type, reason))
         else:
             rewrite.replace(site)
             done.append(site.node)
     if not done and count_integer_nodes(model):
         return model, QuantizationNotes(passed_through=True)
-    return finish(graph), QuantizationNotes(tuple(done), tuple(left), precision="int8, scaled at run time")
+    return finish(graph), QuantizationNotes(tuple(done), tuple(float_nodes), precision="int8, scaled at run time")
 
 
 def _obstacle(
@@ -146,8 +146,8 @@ def quantize_int4(
         return model, QuantizationNotes(passed_through=True)
     graph = tidy_from(prepare_model(model), LOWEST_OPSET)
     graph.ir_version = max(graph.ir_version, LOWEST_IR)
-    sites, kept = find_sites(graph)
-    insertion, done, left = Insertion(graph, GRIDS["int8"]), [], list(kept)
+    sites, unsupported_nodes = find_sites(graph)
+    insertion, done, float_nodes = Insertion(graph, GRIDS["int8"]), [], list(unsupported_nodes)
     for site in sites:
         dims = insertion.given[site.weight].dims
         depth = dims[1 - site.axis] if len(dims) == 2 else 0
@@ -157,11 +157,11 @@ def quantize_int4(
             reason = "int4 is for the weights of MatMul and Gemm"
         if reason or not size:
             reason = reason or "its depth is no multiple of the block"
-            left.append(FloatNode(site.node, site.op_type, reason))
+            float_nodes.append(FloatNode(site.node, site.op_type, reason))
         else:
             _store(insertion, site, size)
             done.append(site.node)
-    notes = QuantizationNotes(tuple(done), tuple(left), precision="int4 weights")
+    notes = QuantizationNotes(tuple(done), tuple(float_nodes), precision="int4 weights")
     return finish_rest(graph, notes, scheme, overrides or {}, ranges)
 
 
@@ -187,8 +187,8 @@ def _quantize_block(part: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDA
     best, error = full, _error(part, full)
     for share in SHARES[1:]:
         scales = np.maximum(full * np.float32(share), np.finfo(np.float32).tiny)
-        found = _error(part, scales)
-        best, error = np.where(found < error, scales, best), np.minimum(found, error)
+        block_error = _error(part, scales)
+        best, error = np.where(block_error < error, scales, best), np.minimum(block_error, error)
     return _round(part, best), best
 
 
@@ -255,9 +255,9 @@ def write(
     Raises DataError where ranges are missing, InputError for an override that matches no node, ModelError for a graph
     that cannot be written so.
     """
-    written, notes = _write(model, precision, scheme, ranges, overrides, keep_io, left or {})
-    quantize_states(written, states)
-    return written, notes
+    variant_model, notes = _write(model, precision, scheme, ranges, overrides, keep_io, left or {})
+    quantize_states(variant_model, states)
+    return variant_model, notes
 
 
 def _write(
@@ -269,18 +269,18 @@ def _write(
     keep_io: bool,
     left: Mapping[str, str],
 ) -> tuple[ModelProto, QuantizationNotes | CastNotes]:
-    chosen = resolve(prepare_model(model), overrides) if overrides else {}
+    node_precisions = resolve(prepare_model(model), overrides) if overrides else {}
     if precision == "fp16" or precision == "bf16":
-        return cast_float(model, precision, keep_io=keep_io, keep=in_fp32(chosen), ranges=ranges)
+        return cast_float(model, precision, keep_io=keep_io, keep=in_fp32(node_precisions), ranges=ranges)
     if scheme is None:
         raise ValueError(f"{precision} is written in a backend's scheme; none was given")
     if uncalibrated := UNCALIBRATED.get(precision):
-        return uncalibrated(model, scheme, chosen, ranges)
+        return uncalibrated(model, scheme, node_precisions, ranges)
     if ranges is None:
         raise DataError(f"{precision} needs calibrated ranges, and there are none; add calibration.data")
     if precision == "fp8":
-        return quantize_fp8(model, ranges, scheme, chosen)
+        return quantize_fp8(model, ranges, scheme, node_precisions)
     in_float: dict[str, OverridePrecision] = dict.fromkeys(left, "fp16")
-    written, notes = quantize_int8(model, ranges, scheme, {**chosen, **in_float})
-    kept = tuple(replace(item, reason=left.get(item.node, item.reason)) for item in notes.kept)
-    return written, replace(notes, kept=kept)
+    variant_model, notes = quantize_int8(model, ranges, scheme, {**node_precisions, **in_float})
+    float_nodes = tuple(replace(item, reason=left.get(item.node, item.reason)) for item in notes.kept)
+    return variant_model, replace(notes, kept=float_nodes)

@@ -89,13 +89,13 @@ class Timing:
 
 def benchmark_until_decided(rounds: Iterable[tuple[float, float]]) -> Timing:
     """Timing of two engines from rounds of (int8, float) in ms, taken until it is certain, `ROUNDS` at most."""
-    seen: list[tuple[float, float]] = []
+    round_times: list[tuple[float, float]] = []
     for pair in itertools.islice(rounds, ROUNDS):
-        seen.append(pair)
-        found = Timing.of(seen)
-        if found.lost or (found.won and len(seen) >= FEWEST):
+        round_times.append(pair)
+        timing = Timing.of(round_times)
+        if timing.lost or (timing.won and len(round_times) >= FEWEST):
             break
-    return Timing.of(seen)
+    return Timing.of(round_times)
 
 
 @dataclass
@@ -129,8 +129,8 @@ class EngineTiming:
             yield times[0], times[1]
 
     def _open_engine(self, model: ModelProto) -> Session:
-        for known, session, _ in self._open:
-            if known is model:
+        for open_model, session, _ in self._open:
+            if open_model is model:
                 return session
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(dir=self.workdir)))

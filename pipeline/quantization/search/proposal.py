@@ -103,8 +103,8 @@ def narrow_groups(recipe: QuantizationRecipe, found: Attribution) -> list[Nodes]
         quantized = {*notes.quantized}
         sites = [site for site in find_sites(model)[0] if site.node in quantized]
         return [group.nodes for group in find_groups(model, sites)]
-    known = {node.name for node in model.graph.node}
-    rows = [tuple(name for name in row.nodes if name in known) for row in found.rows]
+    node_names = {node.name for node in model.graph.node}
+    rows = [tuple(name for name in row.nodes if name in node_names) for row in found.rows]
     return list(dict.fromkeys(nodes for nodes in rows if nodes))
 
 

@@ -89,11 +89,11 @@ def choose_each(
             trials = open_trials(side, targets, smoothing)
         except OutOfTimeError as ended:
             return [leave_all(side, target, str(ended)) for target in targets]
-        found = []
+        choices = []
         for index, (trial, target) in enumerate(zip(trials, targets, strict=True)):
             trial.side = replace(side, clock=clock.part(len(trials) - index))
-            found.append(_choose(trial, target, floor))
-        return found
+            choices.append(_choose(trial, target, floor))
+        return choices
 
 
 def _choose(trial: SearchTrial, target: SearchTarget, floor: SearchFloor | None) -> MixedPrecisionChoice:
@@ -116,8 +116,12 @@ def _choose(trial: SearchTrial, target: SearchTarget, floor: SearchFloor | None)
 
 def _find_best(trial: SearchTrial, floor: SearchFloor | None) -> FrontierPoint:
     """The most in int8 of what was run and holds the floor; all in float where nothing does."""
-    held = [trial.point(left) for left, found in trial.qualities.items() if floor is None or floor.holds(found)]
-    return max(held, key=lambda point: point.share, default=trial.predict(trial.ranked))
+    points = [
+        trial.point(float_groups)
+        for float_groups, quality in trial.qualities.items()
+        if floor is None or floor.holds(quality)
+    ]
+    return max(points, key=lambda point: point.share, default=trial.predict(trial.ranked))
 
 
 def _leave_slow_groups(
@@ -130,13 +134,13 @@ def _leave_slow_groups(
     forced = {node for node, precision in trial.side.overrides.items() if precision == "int8"}
     tried = [name for name, group in trial.groups.items() if name not in point.left and not forced & set(group.nodes)]
     tried.sort(key=lambda name: trial.macs[name])
-    left, current = point.left, with_weights_inside(trial.write(point.left, scheme))
+    float_groups, current = point.left, with_weights_inside(trial.write(point.left, scheme))
     for name in tried:
-        other = with_weights_inside(trial.write((*left, name), scheme))
+        other = with_weights_inside(trial.write((*float_groups, name), scheme))
         trial.timings[name] = benchmark_until_decided(race(current, other))
         if trial.timings[name].lost:
-            left, current = (*left, name), other
-    return trial.point(left)
+            float_groups, current = (*float_groups, name), other
+    return trial.point(float_groups)
 
 
 def _check_decisions(outputs: Tensors) -> None:
@@ -194,8 +198,12 @@ def _predict_depth(trial: SearchTrial, sqnr_db: float, last: FrontierPoint, low:
 
 def _beyond(trial: SearchTrial, point: FrontierPoint) -> float:
     """Decibels that a point has less than its groups' damages predict; it is taken to be the same a small step away."""
-    predicted, found = trial.predicted_db(point.left), point.sqnr_db
-    return predicted - found if found is not None and math.isfinite(predicted) and math.isfinite(found) else 0.0
+    predicted, measured_db = trial.predicted_db(point.left), point.sqnr_db
+    return (
+        predicted - measured_db
+        if measured_db is not None and math.isfinite(predicted) and math.isfinite(measured_db)
+        else 0.0
+    )
 
 
 def refill_groups(trial: SearchTrial, floor: SearchFloor, point: FrontierPoint) -> FrontierPoint:
@@ -205,11 +213,11 @@ def refill_groups(trial: SearchTrial, floor: SearchFloor, point: FrontierPoint) 
     For the limits of a graph, which nobody asked to search for, `_MOST_REFILLS` are tried.
     """
     for group in sorted(point.left, key=lambda name: -trial.macs[name])[: _MOST_REFILLS if floor.graph else None]:
-        left = tuple(name for name in point.left if name != group)
-        expected_db = trial.predicted_db(left) - _beyond(trial, point)
+        float_groups = tuple(name for name in point.left if name != group)
+        expected_db = trial.predicted_db(float_groups) - _beyond(trial, point)
         if floor.sqnr_db is not None and expected_db < floor.sqnr_db - _SLACK_DB:
             continue
-        other = trial.point(left)
+        other = trial.point(float_groups)
         if floor.holds(trial.qualities[other.left]):
             point = other
     return point
@@ -224,9 +232,9 @@ def swap_groups(trial: SearchTrial, floor: SearchFloor, point: FrontierPoint) ->
         return point
     for group in sorted(point.left, key=lambda name: -trial.macs[name])[:_MOST_SWAPS]:
         others = tuple(name for name in point.left if name != group)
-        left = _smaller(trial, floor.sqnr_db + _beyond(trial, point), others, trial.macs[group])
-        if left is not None:
-            other = trial.point(left)
+        float_groups = _smaller(trial, floor.sqnr_db + _beyond(trial, point), others, trial.macs[group])
+        if float_groups is not None:
+            other = trial.point(float_groups)
             if floor.holds(trial.qualities[other.left]):
                 point = other
     return point

@@ -75,21 +75,21 @@ def sweep(
     """
     start = time.process_time()
     stages = list(_find_stages(model, groups))
-    kept, inference_s = _run_float(model, stages, runs)
+    stage_values, inference_s = _run_float(model, stages, runs)
     alone, gains = list[dict[str, float]](), list[float]()
     for stage in stages:
         alone.append({})
-        shifted = [values[stage.end].copy() for values in kept] if stage.end else []
+        shifted = [values[stage.end].copy() for values in stage_values] if stage.end else []
         for group, part in stage.tails:
             check("judging single groups", sum(map(len, alone)))
             alone[-1][group.activation] = noise = 0.0
             if part.graph.output:  # else a dead end: nothing depends on it
-                noise, answers = _compare(_quantize_alone(part, group, plans, ranges, scheme), kept)
+                noise, answers = _compare(_quantize_alone(part, group, plans, ranges, scheme), stage_values)
                 alone[-1][group.activation] = noise
             if stage.end and 0 < noise < math.inf:
-                for values, clean, actual in zip(shifted, kept, answers, strict=True):
+                for values, clean, actual in zip(shifted, stage_values, answers, strict=True):
                     values += actual[stage.end] - clean[stage.end]
-        gains.append(_gain(stage, kept, shifted))
+        gains.append(_gain(stage, stage_values, shifted))
     at_outputs = list(accumulate(reversed(gains), operator.mul))[::-1]
     damages = {
         name: noise * gain if noise else 0.0
@@ -112,7 +112,7 @@ class _Stage:
 
 
 def _find_stages(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Iterator[_Stage]:
-    types, given = element_types(model), constants(model.graph)
+    types, initializers = element_types(model), constants(model.graph)
     makers = {name: node.name for node in model.graph.node for name in node.output}
     sections = divide_sections(model, groups, types)
     ends = [*(section.end for section in sections[1:]), None, None]
@@ -121,8 +121,10 @@ def _find_stages(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Iterato
         """The part behind what does not depend on these nodes, up to `end` or the outputs."""
         after = downstream(part, nodes) - {*also}
         names = {name for node in part.graph.node for name in (*list_reads(node), *node.output)}
-        known = {name: types[name] for name in names if name in types and name not in given and name not in after}
-        return tail(part, known, {end: TensorProto.FLOAT} if end else None)
+        boundary_types = {
+            name: types[name] for name in names if name in types and name not in initializers and name not in after
+        }
+        return tail(part, boundary_types, {end: TensorProto.FLOAT} if end else None)
 
     for section, end, after in zip(sections, ends, ends[1:], strict=False):
         part = behind(model, {node for group in section.groups for node in group.nodes}, end)
@@ -137,15 +139,15 @@ def _run_float(
     and links get the ranks of what they read."""
     parts = [part for stage in stages for part in (*(part for _, part in stage.tails), stage.link) if part]
     values = [value for part in parts for value in (*part.graph.input, *part.graph.output)] + [*model.graph.output]
-    given = {value.name for value in model.graph.input}
-    wanted = {value.name: value.type.tensor_type.elem_type for value in values if value.name not in given}
-    inner = SessionRunner(tail(model, {}, wanted))
+    input_names = {value.name for value in model.graph.input}
+    end_types = {value.name: value.type.tensor_type.elem_type for value in values if value.name not in input_names}
+    inner = SessionRunner(tail(model, {}, end_types))
     before = time.process_time()
-    kept = _within(({**inputs, **inner.run(inputs)} for inputs in _fitting(runs, inner)), MOST_KEPT)
+    stage_values = _within(({**inputs, **inner.run(inputs)} for inputs in _fitting(runs, inner)), MOST_KEPT)
     spent = time.process_time() - before
     for part in parts:
-        set_ranks(part, kept)
-    return kept, spent
+        set_ranks(part, stage_values)
+    return stage_values, spent
 
 
 def _fitting(runs: Sequence[Tensors], inner: SessionRunner) -> Sequence[Tensors]:
@@ -211,16 +213,16 @@ def quality(
     """
     total: dict[str, Drift] = {}
     right, as_large = [], True
-    for index, (wanted, found) in enumerate(zip(expected, actual, strict=True)):
-        for name, values in wanted.items():
-            if values.shape == found[name].shape:
-                total[name] = total.get(name, Drift()).merge(measure(values, found[name], decisions=True))
+    for index, (expected_values, actual_values) in enumerate(zip(expected, actual, strict=True)):
+        for name, values in expected_values.items():
+            if values.shape == actual_values[name].shape:
+                total[name] = total.get(name, Drift()).merge(measure(values, actual_values[name], decisions=True))
             else:
                 as_large = False
         if judge:
-            judge.add(index, wanted, found)
+            judge.add(index, expected_values, actual_values)
         if answers:
-            right.append(_right(found[answers.output], answers.right[index], answers.output))
+            right.append(_right(actual_values[answers.output], answers.right[index], answers.output))
     floats = [part for part in total.values() if part.mismatches is None]
     agreement = min((part.argmax_agreement for part in total.values()), default=1.0)
     return Quality(
@@ -253,13 +255,13 @@ def _right(output: Array, labels: Array, name: str) -> Array:
 
 
 def _within(runs: Iterable[dict[str, Array]], most: int) -> list[dict[str, Array]]:
-    kept, held = list[dict[str, Array]](), 0
+    run_values, total_bytes = list[dict[str, Array]](), 0
     for values in runs:
-        held += sum(array.nbytes for array in values.values())
-        if kept and held > most:
+        total_bytes += sum(array.nbytes for array in values.values())
+        if run_values and total_bytes > most:
             break
-        kept.append(values)
-    return kept
+        run_values.append(values)
+    return run_values
 
 
 def _noise(found: Quality) -> float:

@@ -140,11 +140,17 @@ class SearchDocument:
     def recorded(self) -> RecordedSearch:
         """The frontier for a quantization record, without the names of the groups."""
         floor_db = self.floor.sqnr_db if self.floor else None
-        *frontier, chosen = (
-            SearchPoint(found.share, found.predicted_db, found.sqnr_db, found.cosine, len(found.left))
-            for found in (*self.frontier, self.chosen)
+        *frontier, choice_point = (
+            SearchPoint(
+                frontier_point.share,
+                frontier_point.predicted_db,
+                frontier_point.sqnr_db,
+                frontier_point.cosine,
+                len(frontier_point.left),
+            )
+            for frontier_point in (*self.frontier, self.chosen)
         )
-        return RecordedSearch(floor_db, tuple(frontier), chosen)
+        return RecordedSearch(floor_db, tuple(frontier), choice_point)
 
 
 def in_json(sqnr_db: float | None) -> float | None:
@@ -235,10 +241,10 @@ def open_trials(
 def leave_all(side: FloatSide, target: SearchTarget, ended: str) -> MixedPrecisionChoice:
     """The choice of a search that ended before any point was tried: everything in float."""
     kind = _find_kind(side, target)
-    left = dict.fromkeys((node for group in kind.groups for node in group.nodes), f"the search {ended}")
+    reasons = dict.fromkeys((node for group in kind.groups for node in group.nodes), f"the search {ended}")
     point = FrontierPoint(0.0, tuple(group.activation for group in kind.groups), None)
     model = with_weights_inside(side.model)
-    return MixedPrecisionChoice(model, target.ranges, left, (), (), point, SweepCost(0, 0.0, 0.0), ended=ended)
+    return MixedPrecisionChoice(model, target.ranges, reasons, (), (), point, SweepCost(0, 0.0, 0.0), ended=ended)
 
 
 def _find_kind(side: FloatSide, target: SearchTarget) -> FittedKind:
@@ -334,13 +340,13 @@ class SearchTrial:
             answered = (runner.run(inputs) for inputs in side.runs)
             judge = GraphJudge(side.limits, side.runs) if side.limits else None
             self.qualities[left] = quality(side.expected, answered, side.answers, judge)
-        found = self.qualities[left]
+        graph_quality = self.qualities[left]
         return replace(
             self.predict(left),
-            sqnr_db=found.sqnr_db,
-            cosine=found.cosine,
-            argmax_agreement=found.argmax_agreement,
-            accuracy=found.accuracy,
+            sqnr_db=graph_quality.sqnr_db,
+            cosine=graph_quality.cosine,
+            argmax_agreement=graph_quality.argmax_agreement,
+            accuracy=graph_quality.accuracy,
         )
 
     def apply_other_plans(self, left: Sequence[str]) -> tuple[ModelProto, Ranges]:
@@ -359,10 +365,10 @@ class SearchTrial:
         """The result for a point of the frontier."""
         model, ranges = self.apply_other_plans(point.left)
         folded = find_folds(self.side.model, self.groups.values())
-        total, left = sum(self.macs.values()), {*point.left}
-        rows = tuple(self._row(name, name in folded, total, name not in left) for name in self.ranked)
+        total, float_groups = sum(self.macs.values()), {*point.left}
+        rows = tuple(self._row(name, name in folded, total, name not in float_groups) for name in self.ranked)
         reasons = {node: self._reason(name) for name in point.left for node in self.groups[name].nodes}
-        plans = [plan for name, plan in self.plans.items() if name not in left]
+        plans = [plan for name, plan in self.plans.items() if name not in float_groups]
         reads = {node.name: node.input[0] for node in model.graph.node if node.input}
         smoothed = {reads[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
         rounded = {node: value for plan in plans for node, value in plan.weight_db.items()}

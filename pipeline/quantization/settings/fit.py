@@ -77,15 +77,18 @@ def fit(
         return plan
     low, high = float((statistics.low / factors).min()), float((statistics.high / factors).max())
     histogram = LogHistogram.of(np.asarray(statistics.rows / factors, np.float32))
-    seen = TensorStatistics(low, high, statistics.count * len(factors), histogram=histogram)
-    return replace(plan, factors=factors, seen=seen)
+    new_statistics = TensorStatistics(low, high, statistics.count * len(factors), histogram=histogram)
+    return replace(plan, factors=factors, seen=new_statistics)
 
 
 def _judge(
     statistics: Statistics, weights: Sequence[Floats], activation: str, strengths: Sequence[float | None], levels: int
 ) -> Iterator[tuple[float, _Setting]]:
     """(error, setting) for every strength and clip; the error is summed over nodes and folds, relative to outputs."""
-    tried = [(seen, judge.rows[:: max(1, 2 * len(judge.rows) // _TRIED_ROWS)]) for seen, judge in statistics.folds]
+    tried = [
+        (channel_sums, judge.rows[:: max(1, 2 * len(judge.rows) // _TRIED_ROWS)])
+        for channel_sums, judge in statistics.folds
+    ]
     energies = [sum(float(np.mean((rows @ weight) ** 2)) for _, rows in tried) or 1.0 for weight in weights]
     # What makes the sum of the squared errors of a node's channels their mean, relative to its output.
     parts = [1 / math.sqrt(energy * part.shape[1]) for part, energy in zip(weights, energies, strict=True)]
@@ -95,11 +98,11 @@ def _judge(
     for strength in strengths:
         factors = _factors(statistics, reach, strength)
         of_weights = _weight_error(whole, scales, statistics.moments, factors, levels)
-        folds = [(seen, rows, _factors(seen, reach, strength)) for seen, rows in tried]
+        folds = [(channel_sums, rows, _factors(channel_sums, reach, strength)) for channel_sums, rows in tried]
         for clip in _CLIPS:
             of_rows = 0.0
-            for seen, rows, own in folds:
-                tested = _make_setting(seen, strength, own, clip, activation)
+            for channel_sums, rows, own in folds:
+                tested = _make_setting(channel_sums, strength, own, clip, activation)
                 smoothed = rows / own
                 rounded = rounded_activation(smoothed, tested.low, tested.high, activation)
                 of_rows += ruler.measure((rounded - smoothed) * own)

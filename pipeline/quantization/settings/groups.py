@@ -53,17 +53,19 @@ def find_groups(model: ModelProto, sites: Iterable[Site]) -> tuple[SmoothingGrou
         together.setdefault(site.activation, []).append(site)
     return tuple(
         SmoothingGroup(
-            name, tuple(found), all(site.op_type in ("MatMul", "Gemm") and site.node not in flipped for site in found)
+            name,
+            tuple(group_sites),
+            all(site.op_type in ("MatMul", "Gemm") and site.node not in flipped for site in group_sites),
         )
-        for name, found in together.items()
+        for name, group_sites in together.items()
     )
 
 
 def matrices(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Mapping[str, Floats]:
     """Node name -> weight as [channels in, channels out], for the groups that mix."""
-    given = constants(model.graph)
+    initializers = constants(model.graph)
     sites = [site for group in groups if group.mixes for site in group.sites]
-    return {site.node: transpose_for(site, to_array(given[site.weight])) for site in sites}
+    return {site.node: transpose_for(site, to_array(initializers[site.weight])) for site in sites}
 
 
 def transpose_for(site: Site, weight: Floats) -> Floats:
@@ -183,8 +185,10 @@ def gather(
     sites = [*{site.node: site for group in groups for site in group.sites}.values()]
     if not sites:
         return {}, {}
-    made = {node.name: node.output[0] for node in model.graph.node}
-    counted = {site.node: site.activation if site.op_type == "ConvTranspose" else made[site.node] for site in sites}
+    output_names = {node.name: node.output[0] for node in model.graph.node}
+    counted = {
+        site.node: site.activation if site.op_type == "ConvTranspose" else output_names[site.node] for site in sites
+    }
     runs = list(runs)
     inferred = _infer_sizes(model, counted, (inputs for _, inputs in runs))
     measured = with_outputs(model, dict.fromkeys(mixing, TensorProto.FLOAT))
@@ -194,28 +198,28 @@ def gather(
         measured.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, None))
     runner = SessionRunner(measured) if measured.graph.output else None
     del measured
-    found: dict[str, Statistics] = {name: Statistics() for name in mixing}
+    group_statistics: dict[str, Statistics] = {name: Statistics() for name in mixing}
     sizes, samples = dict.fromkeys(counted, 0.0), 0
     for count, inputs in runs:
         check("gathering statistics")
         values = runner.run(inputs) if runner else {}
         for name in mixing:
-            found[name].add(values[name])
-        seen = (
+            group_statistics[name].add(values[name])
+        output_sizes = (
             inferred[_signature(inputs)] if inferred else {n: math.prod(values[s].tolist()) for n, s in shapes.items()}
         )
-        for node, size in seen.items():
+        for node, size in output_sizes.items():
             sizes[node] += size
         samples += count
     if not samples:
         raise ModelError("there are no calibration samples to choose with; give at least one")
-    given, work = constants(model.graph), {}
+    initializers, work = constants(model.graph), {}
     for site in sites:
-        weight = given[site.weight]
+        weight = initializers[site.weight]
         channels = weight.dims[0 if site.op_type == "ConvTranspose" else site.axis]
         macs = sizes[site.node] / samples * math.prod(weight.dims) / channels
         work[site.node] = StatisticsWork(macs, to_array(weight).nbytes)
-    return found, work
+    return group_statistics, work
 
 
 def _signature(inputs: Tensors) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -229,13 +233,13 @@ def _infer_sizes(
 
     A session that is asked for all shapes keeps the tensors to the end of a run: 930 MiB for 8 images on ResNet-50.
     """
-    found = {}
+    sizes_by_signature = {}
     for signature in dict.fromkeys(map(_signature, runs)):
         shapes = shapes_for(model, dict(signature))
-        found[signature] = {node: math.prod(shapes.get(tensor, (0,))) for node, tensor in tensors.items()}
-        if not all(found[signature].values()):
+        sizes_by_signature[signature] = {node: math.prod(shapes.get(tensor, (0,))) for node, tensor in tensors.items()}
+        if not all(sizes_by_signature[signature].values()):
             return {}
-    return found
+    return sizes_by_signature
 
 
 # Rounding of activations and weights to int8; a weight's so that the errors of its rows cancel at the output.
@@ -303,8 +307,8 @@ def compensate(matrix: Floats, moments: Floats, levels: int = LEVELS) -> Floats:
         return nearest(matrix, levels)
     sorted_rows: Real = np.take_along_axis(rows, order[..., None], 1).astype(kind)
     rounded = np.empty_like(rows)
-    found = _round_rows(sorted_rows, factor, steps_of(rows, levels)[:, None].astype(kind), levels)
-    np.put_along_axis(rounded, order[..., None], found.astype(np.float32), 1)
+    level_rows = _round_rows(sorted_rows, factor, steps_of(rows, levels)[:, None].astype(kind), levels)
+    np.put_along_axis(rounded, order[..., None], level_rows.astype(np.float32), 1)
     return _with_last_level(rounded, rows, levels).reshape(matrix.shape)
 
 
@@ -358,10 +362,10 @@ def _round_rows(rows: Real, factor: Real, steps: Real, levels: int) -> Real:
     rounded, errors = np.empty_like(rows), np.zeros_like(rows)
     for stop in range(rows.shape[1], 0, -BLOCK):
         start = max(0, stop - BLOCK)
-        wanted = rows[:, start:stop] - factor[:, stop:, start:stop].swapaxes(1, 2) @ errors[:, stop:]
+        target_rows = rows[:, start:stop] - factor[:, stop:, start:stop].swapaxes(1, 2) @ errors[:, stop:]
         for i in range(stop - 1, start - 1, -1):
             behind = factor[:, i + 1 : stop, i : i + 1].swapaxes(1, 2) @ errors[:, i + 1 : stop]
-            aim = wanted[:, i - start : i - start + 1] - behind
+            aim = target_rows[:, i - start : i - start + 1] - behind
             rounded[:, i : i + 1] = np.clip(np.rint(aim / steps), -levels, levels) * steps
             errors[:, i] = rounded[:, i] - rows[:, i]
     return rounded
@@ -371,8 +375,8 @@ def _with_last_level(rounded: Floats, matrix: Floats, levels: int) -> Floats:
     """In place: a channel without a value at its last level gets its largest value back unrounded."""
     top = np.argmax(np.abs(matrix), axis=1)[:, None]
     lost = np.abs(rounded).max(axis=1, keepdims=True) < (levels - 0.5) * steps_of(matrix, levels)[:, None]
-    kept = np.where(lost, np.take_along_axis(matrix, top, 1), np.take_along_axis(rounded, top, 1))
-    np.put_along_axis(rounded, top, kept, 1)
+    top_values = np.where(lost, np.take_along_axis(matrix, top, 1), np.take_along_axis(rounded, top, 1))
+    np.put_along_axis(rounded, top, top_values, 1)
     return rounded
 
 
@@ -388,11 +392,11 @@ def find_waists(model: ModelProto, changed: Collection[str], types: Mapping[str,
     for index, node in enumerate(graph.node):
         last |= dict.fromkeys(list_reads(node), index)
     last |= dict.fromkeys(outputs, len(graph.node))
-    found, crossing = list[tuple[int, str]](), {value.name for value in graph.input if value.name in changed}
+    waists, crossing = list[tuple[int, str]](), {value.name for value in graph.input if value.name in changed}
     for index, node in enumerate(graph.node):
         crossing -= {name for name in list_reads(node) if last[name] == index}
         crossing |= {name for name in node.output if name in changed and last.get(name, 0) > index}
         alone = next(iter(crossing)) if len(crossing) == 1 else ""
         if alone in node.output and alone not in outputs and types.get(alone) == TensorProto.FLOAT:
-            found.append((index, alone))
-    return found
+            waists.append((index, alone))
+    return waists

@@ -68,12 +68,12 @@ class Window:
         """(before, after) for an activation of these spatial sizes."""
         if self.pads is not None:
             return self.pads
-        found = []
+        pads = []
         for size, reach, stride in zip(sizes, self.reaches, self.strides, strict=True):
             total = max(0, (math.ceil(size / stride) - 1) * stride + reach - size)
             less, more = total // 2, total - total // 2
-            found.append((less, more) if self.same == "upper" else (more, less))
-        return tuple(found)
+            pads.append((less, more) if self.same == "upper" else (more, less))
+        return tuple(pads)
 
     @property
     def reaches(self) -> tuple[int, ...]:
@@ -221,26 +221,26 @@ def find_layers(
     model: ModelProto, sites: Iterable[Site], ranges: Mapping[str, Collection[ActivationRange]]
 ) -> list[Layer]:
     """The convolutions among the sites of a prepared model. ranges: by activation."""
-    given, nodes, found = constants(model.graph), {node.name: node for node in model.graph.node}, []
+    initializers, nodes, layers = constants(model.graph), {node.name: node for node in model.graph.node}, []
     for site in sites:
         if site.op_type == "Conv":
-            shape = given[site.weight].dims
+            shape = initializers[site.weight].dims
             window = Window.of(nodes[site.node], shape)
-            found.append(Layer(site, window, math.prod(shape[1:]), ranges.get(site.activation, ())))
-    return found
+            layers.append(Layer(site, window, math.prod(shape[1:]), ranges.get(site.activation, ())))
+    return layers
 
 
 def batches(layers: Sequence[Layer], most: int = MOST_BYTES) -> Iterator[tuple[Layer, ...]]:
     """Consecutive layers, `MOST_LAYERS` at most, whose matrices take at most so many bytes together."""
-    held: list[Layer] = []
+    layer_batch: list[Layer] = []
     for layer in layers:
-        full = len(held) == MOST_LAYERS or sum(other.bytes for other in held) + layer.bytes > most
-        if held and full:
-            yield tuple(held)
-            held = []
-        held.append(layer)
-    if held:
-        yield tuple(held)
+        full = len(layer_batch) == MOST_LAYERS or sum(other.bytes for other in layer_batch) + layer.bytes > most
+        if layer_batch and full:
+            yield tuple(layer_batch)
+            layer_batch = []
+        layer_batch.append(layer)
+    if layer_batch:
+        yield tuple(layer_batch)
 
 
 @dataclass(frozen=True)
@@ -257,27 +257,31 @@ def moments_of(
 ) -> tuple[dict[str, Moments], StartedRuns]:
     """Moments by node, from one pass over the runs that computes no more of the model than these layers read; and the
     runs from the tensor `keep` on, where the pass saw all of them and their values take at most `MOST_HELD` bytes."""
-    runs, given = started.runs, {value.name for value in model.graph.input} | {*started.known}
-    inner = dict.fromkeys((name for layer in batch if (name := layer.site.activation) not in given), TensorProto.FLOAT)
-    part = tail(model, started.known, inner | ({keep: TensorProto.FLOAT} if keep and keep not in given else {}))
+    runs, input_names = started.runs, {value.name for value in model.graph.input} | {*started.known}
+    inner = dict.fromkeys(
+        (name for layer in batch if (name := layer.site.activation) not in input_names), TensorProto.FLOAT
+    )
+    part = tail(model, started.known, inner | ({keep: TensorProto.FLOAT} if keep and keep not in input_names else {}))
     set_ranks(part, [inputs for _, inputs in runs[:1]])
     runner = SessionRunner(part) if part.graph.output else None
-    found = {layer.site.node: Moments() for layer in batch}
+    layer_moments = {layer.site.node: Moments() for layer in batch}
     first = {**runs[0][1], **(runner.run(runs[0][1]) if runner else {})} if runs else {}
-    chosen = _choose_runs(runs, batch, first)
-    whole = len(chosen) == len(runs) and keep in first and first[keep].nbytes * len(runs) <= MOST_HELD
-    kept, samples, seen = list[Run](), sum(count for count, _ in chosen), 0
-    for index, (count, inputs) in enumerate(chosen):
+    batch_runs = _choose_runs(runs, batch, first)
+    whole = len(batch_runs) == len(runs) and keep in first and first[keep].nbytes * len(runs) <= MOST_HELD
+    cached_runs, samples, done_count = list[Run](), sum(count for count, _ in batch_runs), 0
+    for index, (count, inputs) in enumerate(batch_runs):
         values = {**inputs, **(runner.run(inputs) if runner else {})} if index else first
         for layer in batch:
             # The difference of two cumulative counts, so that no rounding adds up.
-            quota = layer.wanted * (seen + count) // samples - layer.wanted * seen // samples
+            quota = layer.wanted * (done_count + count) // samples - layer.wanted * done_count // samples
             for rows in _draw(values[layer.site.activation], layer, quota, index):
-                found[layer.site.node].add(rows, layer.ranges)
-        seen += count
+                layer_moments[layer.site.node].add(rows, layer.ranges)
+        done_count += count
         if whole and keep:
-            kept.append((count, {**{n: v for n, v in inputs.items() if n not in started.known}, keep: values[keep]}))
-    return found, StartedRuns(kept, {keep: TensorProto.FLOAT}) if kept and keep else started
+            cached_runs.append(
+                (count, {**{n: v for n, v in inputs.items() if n not in started.known}, keep: values[keep]})
+            )
+    return layer_moments, StartedRuns(cached_runs, {keep: TensorProto.FLOAT}) if cached_runs and keep else started
 
 
 def _choose_runs(runs: Sequence[Run], batch: Iterable[Layer], first: Mapping[str, Array]) -> Sequence[Run]:

@@ -37,16 +37,16 @@ def group_runs(ends: Iterable[tuple[int, Tensors]], inputs: Sequence[TensorSpec]
     leading = {spec.shape[0] if spec.shape else 1 for spec in inputs}
     joinable = len(leading) == 1 and not leading & {size for spec in inputs for size in spec.shape[1:]}
     most = next((dim.opt for dim in dims if joinable and dim.name in leading), 1)
-    held, shapes, before, count = list[Tensors](), dict[str, tuple[int, ...]](), 0, 0
+    group_tensors, shapes, before, count = list[Tensors](), dict[str, tuple[int, ...]](), 0, 0
     for end, tensors in ends:
-        found = {name: values.shape for name, values in tensors.items()}
-        if held and (count >= most or shapes != found):
-            yield count, _join(held)
-            held, count = [], 0
-        held.append(tensors)
-        shapes, count, before = found, count + end - before, end
-    if held:
-        yield count, _join(held)
+        tensor_shapes = {name: values.shape for name, values in tensors.items()}
+        if group_tensors and (count >= most or shapes != tensor_shapes):
+            yield count, _join(group_tensors)
+            group_tensors, count = [], 0
+        group_tensors.append(tensors)
+        shapes, count, before = tensor_shapes, count + end - before, end
+    if group_tensors:
+        yield count, _join(group_tensors)
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,12 @@ _ENTRIES = {"session.intra_op.allow_spinning": "0", "session.disable_quant_qdq":
 def with_weights_inside(model: ModelProto) -> ModelProto:
     """A copy that holds its weights, those that are read, itself."""
     copy = deepcopy(model)
-    read = {name for node in copy.graph.node for name in list_reads(node)} | {out.name for out in copy.graph.output}
-    kept = [tensor for tensor in copy.graph.initializer if tensor.name in read]
+    operand_names = {name for node in copy.graph.node for name in list_reads(node)} | {
+        out.name for out in copy.graph.output
+    }
+    initializers = [tensor for tensor in copy.graph.initializer if tensor.name in operand_names]
     del copy.graph.initializer[:]
-    copy.graph.initializer.extend(kept)
+    copy.graph.initializer.extend(initializers)
     for tensor in copy.graph.initializer:
         if is_external(tensor):
             embed(tensor)
@@ -159,8 +161,8 @@ def _openable(model: ModelProto) -> Iterator[Path | bytes]:
     try:
         yield file
     finally:  # what is open stays mapped
-        for made in (file, *folder.glob(f"{LOOSE}*")):
-            made.unlink()
+        for model_file in (file, *folder.glob(f"{LOOSE}*")):
+            model_file.unlink()
 
 
 class SessionRunner:
@@ -207,18 +209,18 @@ def tail(model: ModelProto, known: Mapping[str, int], ends: Mapping[str, int] | 
     outputs = [value for value in model.graph.output if value.name not in known]
     if ends is not None:
         outputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in ends.items()]
-    chosen, wanted = set[str](), [value.name for value in outputs]
-    while wanted:
-        name = wanted.pop()
-        if name in known or name not in maker or maker[name].name in chosen:
+    node_names, pending_names = set[str](), [value.name for value in outputs]
+    while pending_names:
+        name = pending_names.pop()
+        if name in known or name not in maker or maker[name].name in node_names:
             continue
-        chosen.add(maker[name].name)
-        wanted += list_reads(maker[name])
-    nodes = [node for node in model.graph.node if node.name in chosen]
-    read = {name for node in nodes for name in list_reads(node)}
-    starts = [value for value in model.graph.input if value.name in read and value.name not in known]
-    starts += [helper.make_tensor_value_info(name, kind, None) for name, kind in known.items() if name in read]
-    weights = [item for item in model.graph.initializer if item.name in read]
+        node_names.add(maker[name].name)
+        pending_names += list_reads(maker[name])
+    nodes = [node for node in model.graph.node if node.name in node_names]
+    operand_names = {name for node in nodes for name in list_reads(node)}
+    starts = [value for value in model.graph.input if value.name in operand_names and value.name not in known]
+    starts += [helper.make_tensor_value_info(name, kind, None) for name, kind in known.items() if name in operand_names]
+    weights = [item for item in model.graph.initializer if item.name in operand_names]
     graph = helper.make_graph(nodes, "tail", starts, outputs, weights)
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 

@@ -114,17 +114,17 @@ def _into_projection(tensor: str, maker: NodeProto | None, walk: _FoldingWalk) -
     rank = len(walk.shapes.get(tensor, ()))
     size = walk.shapes[tensor][-1] if rank else 0
     axes: tuple[int, ...] = (rank - 1,)
-    found: list[tuple[str, int, int]] = []
+    fold_targets: list[tuple[str, int, int]] = []
     passed: list[str] = []
     while maker is not None and size:
         if ends := _projection(maker, walk, size):
             plain = axes == (len(walk.shapes.get(tensor, ())) - 1,)
-            return Fold((*found, *ends), tuple(passed)) if plain else None
+            return Fold((*fold_targets, *ends), tuple(passed)) if plain else None
         step = _before(maker, tensor, axes, size, walk)
         if step is None:
             return None
         tensor, axes, constant = step
-        found += constant
+        fold_targets += constant
         passed.append(tensor)
         maker = walk.made_by(tensor, {maker.name})
     return None
@@ -214,10 +214,10 @@ def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Range
     smoothed = [plan for plan in plans if plan.factors is not None]
     folds = find_folds(model, (plan.group for plan in smoothed)) if smoothed else {}
     for plan in plans:
-        read = plan.group.activation
-        if plan.factors is not None and read not in folds:
-            read = editor.divide(read, plan.factors, plan.group.nodes)
-        tensors[read] = (plan.low, plan.high)
+        activation_name = plan.group.activation
+        if plan.factors is not None and activation_name not in folds:
+            activation_name = editor.divide(activation_name, plan.factors, plan.group.nodes)
+        tensors[activation_name] = (plan.low, plan.high)
         editor.set_weights(plan)
     for plan in smoothed:  # once all of them have set their weights
         if (fold := folds.get(plan.group.activation)) and plan.factors is not None:
@@ -238,8 +238,8 @@ class _Editor:
     @classmethod
     def of(cls, model: ModelProto) -> "_Editor":
         copy = deepcopy(model)
-        given, made = constants(copy.graph), {name for node in copy.graph.node for name in node.output}
-        return cls(copy, {node.name: node for node in copy.graph.node}, given, {*given, *made})
+        initializers, result_names = constants(copy.graph), {name for node in copy.graph.node for name in node.output}
+        return cls(copy, {node.name: node for node in copy.graph.node}, initializers, {*initializers, *result_names})
 
     @property
     def graph(self) -> GraphProto:
@@ -281,8 +281,8 @@ class _Editor:
     def _constant(self, name: str, values: NDArray[np.floating], source: str = "") -> str:
         """A new constant's name. source: of one that it is made out of, in whose folder it lies where that does."""
         fresh = self._fresh(name)
-        made = from_array(np.asarray(values, np.float32), fresh, self.given.get(source, TensorProto()))
-        self.graph.initializer.append(made)
+        tensor = from_array(np.asarray(values, np.float32), fresh, self.given.get(source, TensorProto()))
+        self.graph.initializer.append(tensor)
         self.given[fresh] = self.graph.initializer[-1]
         return fresh
 
@@ -338,7 +338,7 @@ def fit_convolutions(
 
     runs: from which the moments of the patches are taken.  check: called before each layer; what it raises ends this.
     """
-    given, nodes = constants(model.graph), {node.name: node for node in model.graph.node}
+    initializers, nodes = constants(model.graph), {node.name: node for node in model.graph.node}
     sites = {site.node: site for kind in kinds for group in kind.convolving for site in group.sites}
     ranges: dict[str, set[ActivationRange]] = {}
     for kind in kinds:
@@ -351,10 +351,10 @@ def fit_convolutions(
     for index, batch in enumerate(parts):
         check("fitting convolutions")
         after = [layer.site.activation for part in parts[index + 1 :] for layer in part]
-        found, started = moments_of(model, batch, started, _find_start(model, waists, after))
+        layer_moments, started = moments_of(model, batch, started, _find_start(model, waists, after))
         for layer in batch:
             check("fitting convolutions")
-            _fit_layer(layer, nodes[layer.site.node], given, found.pop(layer.site.node), kinds, fitted)
+            _fit_layer(layer, nodes[layer.site.node], initializers, layer_moments.pop(layer.site.node), kinds, fitted)
     return [_plans(kind, done) for kind, done in zip(kinds, fitted, strict=True)]
 
 
@@ -393,10 +393,10 @@ def _fit_layer(
     computed = bool(name) and name not in given
     bias = to_array(given[name]) if name and not computed else np.zeros(stored.shape[0], np.float32)
     taking = [pair for pair in zip(kinds, fitted, strict=True) if node.name in pair[1].nodes]
-    spread, wanted = moments.take_covariance(about_zero=computed), {kind.levels for kind, _ in taking}
+    spread, level_counts = moments.take_covariance(about_zero=computed), {kind.levels for kind, _ in taking}
     rounded = {
-        levels: compensate(matrix, spread if levels == min(wanted) else spread.copy(), levels)
-        for levels in sorted(wanted, reverse=True)
+        levels: compensate(matrix, spread if levels == min(level_counts) else spread.copy(), levels)
+        for levels in sorted(level_counts, reverse=True)
     }
     for kind, done in taking:
         done.weights[node.name] = as_weight(rounded[kind.levels], stored.shape)

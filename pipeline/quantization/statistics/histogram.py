@@ -121,9 +121,9 @@ class LogHistogram:
         if not len(counts):
             return 0.0
         below = np.concatenate(([0.0], np.cumsum(counts)))
-        wanted = share * below[-1]
-        index = min(int(np.searchsorted(below[1:], wanted)), len(counts) - 1)
-        part = (wanted - below[index]) / counts[index]
+        target_count = share * below[-1]
+        index = min(int(np.searchsorted(below[1:], target_count)), len(counts) - 1)
+        part = (target_count - below[index]) / counts[index]
         return float(low[index] + (high[index] - low[index]) * min(max(part, 0.0), 1.0))
 
     def share_outside(self, low: float, high: float) -> float:

@@ -159,18 +159,18 @@ def ranges(observations: Observations, chosen: Method, activation: Activation) -
     One that was infinite, or empty in every run, has no range.
     """
     tensors, sources = dict[str, Pair](), dict[str, RangeSource]()
-    for name, seen in observations.tensors.items():
-        if not seen.finite:
+    for name, tensor_statistics in observations.tensors.items():
+        if not tensor_statistics.finite:
             continue
-        low, high = extremes = seen.low, seen.high
-        if seen.histogram is not None or not chosen.needs_histogram:
-            low, high = chosen.choose(seen, activation)
-            low, high = max(low, seen.low), min(high, seen.high)
+        low, high = extremes = tensor_statistics.low, tensor_statistics.high
+        if tensor_statistics.histogram is not None or not chosen.needs_histogram:
+            low, high = chosen.choose(tensor_statistics, activation)
+            low, high = max(low, tensor_statistics.low), min(high, tensor_statistics.high)
         tensors[name] = pair = (low, high) if low <= high else extremes
         sources[name] = RangeSource(extremes)
-        if seen.histogram is not None:
-            clipped = 0.0 if pair == extremes else seen.histogram.share_outside(*pair)
-            sources[name] = RangeSource(extremes, seen.histogram.digest, clipped)
+        if tensor_statistics.histogram is not None:
+            clipped = 0.0 if pair == extremes else tensor_statistics.histogram.share_outside(*pair)
+            sources[name] = RangeSource(extremes, tensor_statistics.histogram.digest, clipped)
     label = chosen.name if chosen.name == "minmax" else f"{chosen.name} {activation}"
     return Ranges(tensors, label, observations.dataset, observations.samples, sources)
 
@@ -221,8 +221,8 @@ def _least_divergent(magnitudes: LogHistogram, reach: float, levels: int) -> flo
     if reach < np.finfo(np.float32).tiny:
         return reach
     # Counts in bins of equal width over [0, reach]; values are taken to be spread evenly within a bin.
-    low, high, found = magnitudes.bins
-    edges, totals = np.concatenate((low[:1], high)), np.concatenate(([0.0], found.cumsum()))
+    low, high, bin_counts = magnitudes.bins
+    edges, totals = np.concatenate((low[:1], high)), np.concatenate(([0.0], bin_counts.cumsum()))
     counts = np.diff(np.interp(np.linspace(0, reach, ENTROPY_BINS + 1), edges, totals))
     tails = counts[::-1].cumsum()[::-1]
     candidates = range(max(levels, ENTROPY_LEAST), ENTROPY_BINS + 1, ENTROPY_STRIDE)
@@ -236,11 +236,11 @@ def _divergence(counts: Floats, tails: Floats, kept: int, levels: int) -> float:
     counts: by bin.  tails: the counts from each bin on, added up.
     """
     reference = counts[:kept].copy()
-    held = reference > 0
+    nonzero_mask = reference > 0
     starts = np.arange(levels) * kept // levels
-    filled = np.add.reduceat(held.astype(np.float64), starts)
+    filled = np.add.reduceat(nonzero_mask.astype(np.float64), starts)
     mean = np.add.reduceat(reference, starts) / np.maximum(filled, 1)
-    quantized = np.where(held, np.repeat(mean, np.diff(np.append(starts, kept))), 0.0)
+    quantized = np.where(nonzero_mask, np.repeat(mean, np.diff(np.append(starts, kept))), 0.0)
     reference[-1] += tails[kept] if kept < len(tails) else 0.0
     p, q = reference / max(reference.sum(), 1.0), quantized / max(quantized.sum(), 1.0)
     some = p > 0

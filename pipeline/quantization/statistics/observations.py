@@ -106,7 +106,9 @@ class Observations:
         if self.tensors.keys() != other.tensors.keys():
             odd = sorted(self.tensors.keys() ^ other.tensors.keys())
             raise DataError(f"only one of these observations has tensor {odd[0]!r}; measure the same tensors")
-        tensors = {name: seen.merge(other.tensors[name]) for name, seen in self.tensors.items()}
+        tensors = {
+            name: tensor_statistics.merge(other.tensors[name]) for name, tensor_statistics in self.tensors.items()
+        }
         return Observations(self.model, self.dataset, join_spans((*self.spans, *other.spans)), tensors)
 
     def to_bytes(self) -> bytes:
@@ -116,9 +118,9 @@ class Observations:
         names = sorted(self.tensors)
         tensors = tuple(_ObservedTensor.of(name, self.tensors[name]) for name in names)
         document = encode(_ObservationsDocument(FORMAT, self.model, self.dataset, self.spans, tensors))
-        found = [self.tensors[name].histogram or LogHistogram.of(np.empty(0, np.float32)) for name in names]
-        keys = np.concatenate([np.empty(0, np.uint16), *(item.keys for item in found)])
-        counts = np.concatenate([np.empty(0, np.int64), *(item.counts for item in found)])
+        histograms = [self.tensors[name].histogram or LogHistogram.of(np.empty(0, np.float32)) for name in names]
+        keys = np.concatenate([np.empty(0, np.uint16), *(item.keys for item in histograms)])
+        counts = np.concatenate([np.empty(0, np.int64), *(item.counts for item in histograms)])
         return save({"keys": keys, "counts": counts}, {"observations": json.dumps(document, sort_keys=True)})
 
     @classmethod
@@ -178,8 +180,8 @@ class _ObservedTensor:
 
     @classmethod
     def of(cls, name: str, seen: TensorStatistics) -> "_ObservedTensor":
-        found, sums = seen.histogram, (hex(seen.low_sum), hex(seen.high_sum))
-        bins, digest = (None, None) if found is None else (len(found.keys), found.digest)
+        histogram, sums = seen.histogram, (hex(seen.low_sum), hex(seen.high_sum))
+        bins, digest = (None, None) if histogram is None else (len(histogram.keys), histogram.digest)
         low, high = float(seen.low).hex(), float(seen.high).hex()
         return cls(name, low, high, seen.elements, seen.runs, sums, bins, digest)
 

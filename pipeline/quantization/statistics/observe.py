@@ -64,9 +64,9 @@ class Tapped:
     def run(self, inputs: Tensors) -> Iterator[tuple[str, Array]]:
         """The tensors in one run, their values in no particular order. Raises ModelError when the model does not run on
         these inputs."""
-        found = self._run(inputs) if self.session else {}
+        session_outputs = self._run(inputs) if self.session else {}
         for name, place in self.places.items():
-            yield name, found[place] if place in found else inputs[name]
+            yield name, session_outputs[place] if place in session_outputs else inputs[name]
 
     def _run(self, inputs: Tensors) -> dict[str, Array]:
         fed = {value.name: inputs[value.name] for value in self.session.get_inputs() if value.name in inputs}
@@ -131,21 +131,24 @@ def observe(
     graph = prepare_model(loaded)
     del loaded
     needed = tensors_to_measure(graph)
-    wanted = needed if tensors is None else tuple(dict.fromkeys(tensors))
-    whole = frozenset(wanted if histograms is True else histograms or ()) & set(wanted)
+    tensor_names = needed if tensors is None else tuple(dict.fromkeys(tensors))
+    whole = frozenset(tensor_names if histograms is True else histograms or ()) & set(tensor_names)
     counts = {name: empty_counts() for name in whole}
-    seen = dict.fromkeys(wanted, TensorStatistics())
+    tensor_statistics = dict.fromkeys(tensor_names, TensorStatistics())
     stop = span[0]
     with tempfile.TemporaryDirectory() as folder:
-        tapped = open_tapped(graph, wanted, Path(folder), threads) if wanted else None
+        tapped = open_tapped(graph, tensor_names, Path(folder), threads) if tensor_names else None
         del graph
         for end, inputs in samples.runs(stop, span[1]):
-            if reason := _count_run(tapped.run(inputs) if tapped else (), seen, counts, needed):
+            if reason := _count_run(tapped.run(inputs) if tapped else (), tensor_statistics, counts, needed):
                 which = f"sample {stop} makes" if end == stop + 1 else f"samples {stop} to {end - 1} make"
                 raise DataError(f"{samples.name}: {which} {reason}{remedy}")
             stop = end
-    found = {name: replace(seen[name], histogram=LogHistogram.from_dense(dense)) for name, dense in counts.items()}
-    return Observations(digest_of_file(model), samples.digest, ((span[0], stop),), seen | found)
+    full_statistics = {
+        name: replace(tensor_statistics[name], histogram=LogHistogram.from_dense(dense))
+        for name, dense in counts.items()
+    }
+    return Observations(digest_of_file(model), samples.digest, ((span[0], stop),), tensor_statistics | full_statistics)
 
 
 def _count_run(
@@ -181,10 +184,10 @@ def open_tapped(model: ModelProto, tensors: Sequence[str], workdir: Path, thread
     The model's weights are moved to files in `workdir`, which the caller removes after use: the model is not usable
     afterwards. Raises ModelError for a name that is no float32 activation, and for a model that does not load.
     """
-    given = {value.name for value in model.graph.input}
-    inner = [name for name in tensors if name not in given]
-    optimized, found = _optimize(model, tensors, inner, workdir, threads)
-    places = {name: found.get(name, name) for name in tensors}
+    input_names = {value.name for value in model.graph.input}
+    inner = [name for name in tensors if name not in input_names]
+    optimized, new_places = _optimize(model, tensors, inner, workdir, threads)
+    places = {name: new_places.get(name, name) for name in tensors}
     if not inner:
         return Tapped(None, places)
     _drop_unneeded(optimized, {*places.values()})
@@ -195,16 +198,16 @@ def open_tapped(model: ModelProto, tensors: Sequence[str], workdir: Path, thread
 
 
 def _open(model: Path, threads: int, entries: Mapping[str, str], *, optimized: bool, save: str = "") -> Untyped:
-    given = {"session.intra_op.allow_spinning": "0", **entries}
+    session_entries = {"session.intra_op.allow_spinning": "0", **entries}
     return open_interpreter(
-        model, "the model for calibration", optimized=optimized, threads=threads, entries=given, save=save
+        model, "the model for calibration", optimized=optimized, threads=threads, entries=session_entries, save=save
     )
 
 
 def _check_tensors(model: ModelProto, tensors: Sequence[str]) -> None:
-    types, given = element_types(model), constants(model.graph)
+    types, initializers = element_types(model), constants(model.graph)
     for name in tensors:
-        if name not in types or name in given:
+        if name not in types or name in initializers:
             raise ModelError(f"tensor {name!r} is no activation of the model; measure names that the graph has")
         if types[name] != TensorProto.FLOAT:
             kind = TensorProto.DataType.Name(types[name])
@@ -249,9 +252,11 @@ def _drop_unneeded(model: ModelProto, places: set[str]) -> None:
     """Take out what no measurement reads: copies to plain layout, and inputs that only such nodes depended on."""
     graph = model.graph
     del graph.output[:]
-    read = {name for node in graph.node for name in list_reads(node)} | places
-    for node in [node for node in graph.node if node.op_type == "ReorderOutput" and node.output[0] not in read]:
+    operand_names = {name for node in graph.node for name in list_reads(node)} | places
+    for node in [
+        node for node in graph.node if node.op_type == "ReorderOutput" and node.output[0] not in operand_names
+    ]:
         graph.node.remove(node)
-    read = {name for node in graph.node for name in list_reads(node)} | places
-    for value in [value for value in graph.input if value.name not in read]:
+    operand_names = {name for node in graph.node for name in list_reads(node)} | places
+    for value in [value for value in graph.input if value.name not in operand_names]:
         graph.input.remove(value)

@@ -60,8 +60,8 @@ def _wrong_arrays(
         key = "sequence" if arrays.sequence else "steps"
         yield (section, key), f"{section}.{key} is for ensembles with state, and no graph has one; remove it"
         return
-    taken = {f"{graph}.{item}" for graph, own in graphs.items() for item in own.inputs} | {*connections.values()}
-    for name in (name for name in arrays.orders if name in taken):
+    source_names = {f"{graph}.{item}" for graph, own in graphs.items() for item in own.inputs} | {*connections.values()}
+    for name in (name for name in arrays.orders if name in source_names):
         key = "sequence" if name == arrays.sequence else "steps"
         yield (section, key), f"array {name!r} is an input of the whole; give the array of numbers a name of its own"
     if arrays.joined:
@@ -72,19 +72,19 @@ def _wrong_steps(
     place: Loc, dim: str, graphs: Mapping[str, SpecSections], connections: Mapping[str, str]
 ) -> Iterator[tuple[Loc, str]]:
     """A dim that samples of a step cannot be joined along: (key, message)."""
-    known = []
+    step_dims = []
     for graph, own in graphs.items():
-        held = {axis for name in own.state if name in own.inputs for axis in own.inputs[name].shape}
-        given = (item for name, item in own.inputs.items() if name not in own.state)
+        state_axes = {axis for name in own.state if name in own.inputs for axis in own.inputs[name].shape}
+        plain_inputs = (item for name, item in own.inputs.items() if name not in own.state)
         free = [item for name, item in own.inputs.items() if "." not in connections.get(f"{graph}.{name}", "")]
-        leading = {item.shape[0] for item in given if item.shape}
+        leading = {item.shape[0] for item in plain_inputs if item.shape}
         axes = {axis for item in free for axis in item.shape if isinstance(axis, str) and axis.isidentifier()}
-        known += [f"{graph}.{axis}" for axis in sorted(axes - held - leading)] if own.state else []
-    if dim not in known:
+        step_dims += [f"{graph}.{axis}" for axis in sorted(axes - state_axes - leading)] if own.state else []
+    if dim not in step_dims:
         text = (
             f"samples of a step are joined along a dim that a graph with state has in inputs of the whole, and {dim!r}"
         )
-        yield place, f"{text} is none; {suggest(dim, known)}"
+        yield place, f"{text} is none; {suggest(dim, step_dims)}"
 
 
 # The spec of several graphs that make one model: which specs, what goes from one to the other, data of the whole.
@@ -152,8 +152,8 @@ class EnsembleSpec(SpecFile):
 
     @model_validator(mode="after")
     def _consistent(self) -> "EnsembleSpec":
-        if found := [(loc, f"{'.'.join(map(str, loc))}: {text}") for loc, text in self._find_mistakes()]:
-            raise Mistakes(found)
+        if mistakes := [(loc, f"{'.'.join(map(str, loc))}: {text}") for loc, text in self._find_mistakes()]:
+            raise Mistakes(mistakes)
         return self
 
     def _find_mistakes(self) -> Iterator[tuple[Loc, str]]:
@@ -199,9 +199,9 @@ class EnsembleSpec(SpecFile):
 
     def order(self) -> list[str]:
         """Names of graphs and functions, as they are run."""
-        found = {name: dict(self._given(name)) for name in (*self.graphs, *self.functions)}
-        graphs = {name: found[name] for name in self.graphs}
-        return list(order_nodes(graphs, {name: found[name] for name in self.functions}))
+        node_sources = {name: dict(self._given(name)) for name in (*self.graphs, *self.functions)}
+        graphs = {name: node_sources[name] for name in self.graphs}
+        return list(order_nodes(graphs, {name: node_sources[name] for name in self.functions}))
 
     def _given(self, name: str) -> Iterator[tuple[str, str]]:
         """The inputs of a graph or function that connections name, each with what gives it."""
@@ -228,11 +228,11 @@ class EnsembleSpec(SpecFile):
 
     def _contributing(self) -> set[str]:
         """The graphs that an output which the spec names is computed from."""
-        found = {name.partition(".")[0] for name in self.outputs or ()}
+        contributors = {name.partition(".")[0] for name in self.outputs or ()}
         for name in reversed(self.order()):
-            taken = (source for _, source in self._given(name) if name in found)
-            found |= {source.partition(".")[0] for source in taken if "." in source}
-        return found
+            input_sources = (source for _, source in self._given(name) if name in contributors)
+            contributors |= {source.partition(".")[0] for source in input_sources if "." in source}
+        return contributors
 
 
 KIND = Kind(EnsembleSpec, "a spec of an ensemble", "model, graphs, connections", HELP)
@@ -247,14 +247,14 @@ class LoadedEnsemble:
 
     def wiring(self) -> dict[str, dict[str, str]]:
         """For each graph what gives each of its inputs (`enginesmith.core.state`)."""
-        given = self.spec.connections
+        connections = self.spec.connections
 
         def sources(name: str) -> dict[str, str]:
             names = (spec.name for spec in self.tensors(name))
-            return {item: given.get(f"{name}.{item}", f"{name}.{item}") for item in names}
+            return {item: connections.get(f"{name}.{item}", f"{name}.{item}") for item in names}
 
         graphs, functions = ({name: sources(name) for name in part} for part in (self.graphs, self.spec.functions))
-        return {name: dict(found) for name, found in order_nodes(graphs, functions).items()}
+        return {name: dict(node_sources) for name, node_sources in order_nodes(graphs, functions).items()}
 
     def tensors(self, name: str) -> tuple[TensorSpec, ...]:
         """What a graph or a function takes."""
@@ -309,8 +309,8 @@ def load_ensemble(path: Path, address: str = "") -> LoadedEnsemble:
     if missing := list(_missing_files(spec, root)):
         raise SpecError(missing)
     loaded = LoadedEnsemble(spec, {name: load_spec(path.parent / file) for name, file in spec.graphs.items()})
-    if found := list(_wrong_graphs(loaded)):
-        raise loaded.locate(found)
+    if mistakes := list(_wrong_graphs(loaded)):
+        raise loaded.locate(mistakes)
     return loaded
 
 
@@ -334,8 +334,8 @@ def _wrong_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
     graphs, spec = loaded.graphs, loaded.spec
     for key, source in spec.connections.items():
         graph, _, name = key.partition(".")
-        if name not in (known := [tensor.name for tensor in loaded.tensors(graph)]):
-            yield ("connections", key), f"{graph!r} has no input {name!r}; {suggest(name, known)}"
+        if name not in (input_names := [tensor.name for tensor in loaded.tensors(graph)]):
+            yield ("connections", key), f"{graph!r} has no input {name!r}; {suggest(name, input_names)}"
         if giver := split_source(source, (*graphs, *spec.functions)):
             yield from _unknown_output(("connections", key), *giver, loaded)
     for loc, source in spec.named_outputs():
@@ -381,6 +381,8 @@ def _wrong_function(name: str, item: EnsembleFunction, folder: Path) -> Iterator
 
 
 def _unknown_output(loc: Loc, graph: str, name: str, loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
-    known = loaded.graphs[graph].outputs if graph in loaded.graphs else list(loaded.spec.functions[graph].outputs)
-    if known and name not in known:
-        yield loc, f"{graph!r} has no output {name!r}; {suggest(name, known)}"
+    output_names = (
+        loaded.graphs[graph].outputs if graph in loaded.graphs else list(loaded.spec.functions[graph].outputs)
+    )
+    if output_names and name not in output_names:
+        yield loc, f"{graph!r} has no output {name!r}; {suggest(name, output_names)}"

@@ -112,8 +112,8 @@ class Criterion:
 
     def without_infinities(self) -> "Criterion":
         """The same with None in place of infinities and NaN, for which JSON has no number."""
-        known = (self.estimate, self.low, self.high, self.detectable, self.provable)
-        estimate, low, high, detectable, provable = (value if is_finite(value) else None for value in known)
+        figures = (self.estimate, self.low, self.high, self.detectable, self.provable)
+        estimate, low, high, detectable, provable = (value if is_finite(value) else None for value in figures)
         return replace(self, estimate=estimate, low=low, high=high, detectable=detectable, provable=provable)
 
 
@@ -142,9 +142,9 @@ def latency_criteria(
     effects = quantile_effects(sides, shares, seed, replicates, evidence.design_block)
     share = CALIBRATED if evidence.design_block == 1 else CALIBRATED_IN_TURNS
     levels = levels.at(len(sides[0]))
-    kept = ErrorLevels(share * levels.passing, share * levels.failing)
+    share_levels = ErrorLevels(share * levels.passing, share * levels.failing)
     return [
-        _latency(name, margin, effect, kept, sides, evidence.paired)
+        _latency(name, margin, effect, share_levels, sides, evidence.paired)
         for (name, margin), effect in zip(thresholds.latency.items(), effects, strict=True)
     ]
 
@@ -171,8 +171,8 @@ def _latency(
         assumed = f"{count} of {len(side)} latencies are equal: record them with a finer clock" if count > 1 else ""
     detectable = limit + effect.log_ratio - low + Z_POWER * error
     slowdown, low, high, *powers = map(math.expm1, (effect.log_ratio, low, high, detectable, provable))
-    known = slowdown, low, high, powers[0], powers[1], needed, effect.requests
-    return Criterion(title, "latency", margin, verdict_of(low, high, margin), *known, assumed=assumed)
+    figures = slowdown, low, high, powers[0], powers[1], needed, effect.requests
+    return Criterion(title, "latency", margin, verdict_of(low, high, margin), *figures, assumed=assumed)
 
 
 def _unknown(name: str, effect: Effect, paired: bool) -> tuple[str, int] | None:
@@ -231,24 +231,24 @@ def error_criterion(
     """The criterion of the shares of failed requests: their difference, or, where the candidate's own share is proven
     to be within `budget`, that share."""
     failed = failures(evidence)
-    ours, theirs = map(rates.effective, failed)
+    ours, baseline_counts = map(rates.effective, failed)
     count = min(map(len, failed))
     estimate = float(failed[0].mean()) - float(failed[1].mean()) if count else math.nan
     if budget and (high := rates.upper(*ours, levels.passing)) <= budget:
         found = (float(failed[0].mean()), 0.0, high)
         return _share("errors", budget, levels, found, count, len(failed[0]) / ours[1], "within error_budget")
-    high = rates.upper(*ours, levels.passing / 2) - rates.lower(*theirs, levels.passing / 2)
-    low = levels.lower(ours, halves=True) - rates.upper(*theirs, levels.failing / 2)
-    found, size = (estimate, low, high), count / min(ours[1], theirs[1]) if count else 1.0
+    high = rates.upper(*ours, levels.passing / 2) - rates.lower(*baseline_counts, levels.passing / 2)
+    low = levels.lower(ours, halves=True) - rates.upper(*baseline_counts, levels.failing / 2)
+    found, size = (estimate, low, high), count / min(ours[1], baseline_counts[1]) if count else 1.0
     return _share("errors", margin, levels, found, count, size, budget=budget)
 
 
 def share_criterion(name: str, flags: Array, margin: float, levels: ErrorLevels) -> Criterion:
     """The criterion of the share of requests with a flag (bool, [requests]), which must not be above the margin."""
-    found = rates.effective(flags)
-    low, high = levels.lower(found), rates.upper(*found, levels.passing)
+    effective_counts = rates.effective(flags)
+    low, high = levels.lower(effective_counts), rates.upper(*effective_counts, levels.passing)
     estimate = float(flags.mean()) if len(flags) else math.nan
-    return _share(name, margin, levels, (estimate, low, high), len(flags), len(flags) / (found[1] or 1.0))
+    return _share(name, margin, levels, (estimate, low, high), len(flags), len(flags) / (effective_counts[1] or 1.0))
 
 
 def _share(
@@ -274,9 +274,9 @@ def _share(
         needed = min(other, needed or other)
     enough = None if needed is None else math.ceil(needed * size)
     bursts = f"they come in bursts of some {size:.0f} requests" if size >= 2.0 else ""
-    known = None if math.isnan(estimate) else estimate, low, high, detectable, provable, enough, count
+    figures = None if math.isnan(estimate) else estimate, low, high, detectable, provable, enough, count
     words = "; ".join(filter(None, (assumed, bursts)))
-    return Criterion(name, "share", margin, verdict_of(low, high, margin), *known, assumed=words)
+    return Criterion(name, "share", margin, verdict_of(low, high, margin), *figures, assumed=words)
 
 
 def score_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels) -> Criterion | None:
@@ -314,8 +314,8 @@ def _score(scored: list[Array], margin: float, levels: ErrorLevels, error: float
     below, above = max(z_fail * error, floor), max(z_pass * error, floor)
     low, high, provable = estimate - below, estimate + above, above + Z_POWER * error
     needed = math.ceil(count * (provable / margin) ** 2)
-    known = estimate, low, high, margin + below + Z_POWER * error, provable, needed, count
-    return Criterion("score", "score", margin, verdict_of(low, high, margin), *known)
+    figures = estimate, low, high, margin + below + Z_POWER * error, provable, needed, count
+    return Criterion("score", "score", margin, verdict_of(low, high, margin), *figures)
 
 
 # A criterion as text: its interval, and which effects its data can show.
@@ -331,8 +331,8 @@ def describe_measured(item: Criterion, of: tuple[str, ...] = ("PASS", "FAIL", "I
     if item.note:
         return item.note
     estimate, margin = (describe_value(value, item.kind) for value in (item.estimate, item.margin))
-    found = f"{estimate} ({describe_interval(item)}), margin {margin}"
-    return f"{found}; {describe_power(item)}" if item.verdict in of else found
+    estimate_text = f"{estimate} ({describe_interval(item)}), margin {margin}"
+    return f"{estimate_text}; {describe_power(item)}" if item.verdict in of else estimate_text
 
 
 def describe_interval(item: Criterion) -> str:
@@ -355,9 +355,9 @@ def describe_power(item: Criterion) -> str:
         for text, value in (("{} or more", item.detectable), ("an equal candidate to be within {}", item.provable))
         if is_finite(value) and (item.kind != "share" or round(value, 3) < 1.0)
     ]
-    found = pluralize(item.requests, "request")
-    found += f" would have shown {', and '.join(parts)}" if parts else " can show no difference"
-    return f"{found}; {item.assumed}" if item.assumed else found
+    power_text = pluralize(item.requests, "request")
+    power_text += f" would have shown {', and '.join(parts)}" if parts else " can show no difference"
+    return f"{power_text}; {item.assumed}" if item.assumed else power_text
 
 
 def describe_needed(criteria: Sequence[Criterion], requests: int, seconds: float | None) -> str:
@@ -371,12 +371,12 @@ def describe_needed(criteria: Sequence[Criterion], requests: int, seconds: float
     count = max(item.needed or 0 for item in lacking)
     if count <= requests:
         return "an equal candidate would likely have passed with as many: it may be slower, by about the margin"
-    found = f"some {_round_up(count)} requests"
+    request_text = f"some {_round_up(count)} requests"
     if seconds is not None:
-        found += f" ({_round_up(math.ceil(seconds * count / requests))} s of such traffic)"
+        request_text += f" ({_round_up(math.ceil(seconds * count / requests))} s of such traffic)"
     if any(item.note for item in lacking):
-        return f"{found} or more are needed for a verdict"
-    return f"{found} would likely suffice for an equal candidate"
+        return f"{request_text} or more are needed for a verdict"
+    return f"{request_text} would likely suffice for an equal candidate"
 
 
 def _round_up(count: int) -> int:

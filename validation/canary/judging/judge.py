@@ -125,13 +125,13 @@ class Looks:
             if self.before:
                 raise InputError("there were looks before this one, so the number of planned requests must be given")
             return (1.0,)
-        seen = (*self.before, requests)
+        request_counts = (*self.before, requests)
         if self.before and self.before[-1] >= self.planned:
             raise InputError(
                 f"the last look was at {self.before[-1]} of {self.planned} planned requests: the plan is used up, and "
                 "looking again at more data would not be honest; start a new canary"
             )
-        return tuple(min(1.0, count / self.planned) for count in seen)
+        return tuple(min(1.0, count / self.planned) for count in request_counts)
 
 
 @dataclass(frozen=True)
@@ -306,19 +306,19 @@ def quality_criteria(evidence: CanaryEvidence, limits: Thresholds, levels: Error
     quality = limits.quality
     if quality is None:
         return []
-    found: list[Criterion] = []
+    criteria: list[Criterion] = []
     if quality.disagreement is not None and evidence.differs is not None:
         noise = min(max(evidence.noise, NOISE[0]), NOISE[1])
         share = noise if quality.disagreement == "noise" else quality.disagreement
-        found.append(share_criterion("answers that differ", evidence.differs, share, levels))
+        criteria.append(share_criterion("answers that differ", evidence.differs, share, levels))
     if quality.flips is not None and evidence.flipped is not None:
-        found.append(share_criterion("argmax flips", evidence.flipped, quality.flips, levels))
+        criteria.append(share_criterion("argmax flips", evidence.flipped, quality.flips, levels))
     score = score_criterion(evidence, quality.score, levels) if quality.score is not None else None
-    found += [score] if score else []
-    if not found and any(limit is not None for limit in (quality.disagreement, quality.flips, quality.score)):
+    criteria += [score] if score else []
+    if not criteria and any(limit is not None for limit in (quality.disagreement, quality.flips, quality.score)):
         note = "nothing was observed of the answers: record scores or output digests, or lift it with quality: null"
-        found.append(Criterion("quality", "share", 0.0, "INSUFFICIENT", note=note))
-    return found
+        criteria.append(Criterion("quality", "share", 0.0, "INSUFFICIENT", note=note))
+    return criteria
 
 
 def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:

@@ -75,10 +75,10 @@ def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore
     """Judge the end of two logs of the same requests. ignore_missing: a side may see a part of the requests."""
     closed = candidate.ended and baseline.ended
     # Seconds that a request may be in flight, a quantile of the latencies; 0 where a side was stopped in order.
-    known = np.concatenate([np.asarray(side.latency, float) for side in (candidate, baseline)])
-    known = known[~np.isnan(known)]
-    ended = candidate.ended or baseline.ended or not len(known)
-    longest = 0.0 if ended else float(np.quantile(known, _IN_FLIGHT, method="lower"))
+    latencies = np.concatenate([np.asarray(side.latency, float) for side in (candidate, baseline)])
+    latencies = latencies[~np.isnan(latencies)]
+    ended = candidate.ended or baseline.ended or not len(latencies)
+    longest = 0.0 if ended else float(np.quantile(latencies, _IN_FLIGHT, method="lower"))
     in_flight: list[Name | None] = []
     stopped, notes = [], []
     for role, side, other in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
@@ -111,10 +111,10 @@ def _unseen(
 ) -> tuple[dict[Name | None, float], set[Name | None], float]:
     """Requests that only the other side saw, with their age in seconds when its log ends; which of them arrived after
     the last one that both saw; the share of the requests before that which this side saw."""
-    seen, last = set(side.request), max(other.time)
+    request_names, last = set(side.request), max(other.time)
     order = sorted(range(len(other)), key=lambda index: other.time[index])
-    both = np.flatnonzero([other.request[index] in seen for index in order])
-    unseen = {other.request[at]: last - other.time[at] for at in order if other.request[at] not in seen}
+    both = np.flatnonzero([other.request[index] in request_names for index in order])
+    unseen = {other.request[at]: last - other.time[at] for at in order if other.request[at] not in request_names}
     tail = {other.request[at] for at in order[int(both[-1]) + 1 :]}
     return unseen, tail, len(both) / float(both[-1] + 1)
 
@@ -150,10 +150,10 @@ def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> 
     unlike = _other_hours(times, inside) or _other_load(
         [one[index] for one, index in zip(times, inside, strict=True)], first, last
     )
-    chosen = [np.arange(len(one)) for one in tables] if unlike else inside
+    row_indices = [np.arange(len(one)) for one in tables] if unlike else inside
     sides = [
         one.side(index[np.argsort(at[index], kind="stable")])
-        for one, at, index in zip(tables, times, chosen, strict=True)
+        for one, at, index in zip(tables, times, row_indices, strict=True)
     ]
     notes = ["the two sides answered different requests, and are compared in the time that both logs cover"]
     notes += [
@@ -169,9 +169,10 @@ def _other_hours(times: Sequence[Array], inside: Sequence[Array]) -> str:
     """Why the sides do not compare: they were observed at different times; '' where they share enough of it."""
     if 2 * min(map(len, inside)) >= min(*map(len, times), 2 * LEAST_REQUESTS):
         return ""
-    ours, theirs = map(span_text, times)
+    ours, baseline_span = map(span_text, times)
     return (
-        f"the logs are of different times (candidate: {ours}, baseline: {theirs}), and what the hour does to latency "
+        f"the logs are of different times (candidate: {ours}, baseline: {baseline_span}), and what "
+        f"the hour does to latency "
         f"is not the engine; {REMEDY}"
     )
 
@@ -179,9 +180,12 @@ def _other_hours(times: Sequence[Array], inside: Sequence[Array]) -> str:
 def _other_load(inside: Sequence[Array], first: float, last: float) -> str:
     """Why the sides do not compare: in some window their loads differed; '' where they were alike throughout."""
     edges = np.linspace(first, last, max(1, min(LOAD_WINDOWS, min(map(len, inside)) // PER_WINDOW)) + 1)
-    ours, theirs = (np.histogram(times, edges)[0] for times in inside)
+    ours, baseline_counts = (np.histogram(times, edges)[0] for times in inside)
     share = 1.0 / (1.0 + MOST_LOAD)
-    windows = [(ours.sum(), theirs.sum(), first, last), *zip(ours, theirs, edges[:-1], edges[1:], strict=True)]
+    windows = [
+        (ours.sum(), baseline_counts.sum(), first, last),
+        *zip(ours, baseline_counts, edges[:-1], edges[1:], strict=True),
+    ]
     for a, b, start, end in windows:
         total = int(a) + int(b)
         if min(int(a), int(b)) < total * share - _CHANCE * math.sqrt(total * share * (1.0 - share)):
@@ -247,11 +251,13 @@ def _pair_by_name(
             f"{lonely} requests were observed on one side only, and count as failed on the other; "
             "--missing ignored leaves them out"
         )
-    ours, theirs = candidate.side(pairs[:, 0]), baseline.side(pairs[:, 1])
-    differs, flipped, noise = _answers(candidate, baseline, pairs[ours.ok & theirs.ok], sqnr_db)
-    apart = hours_apart(ours.time, theirs.time)
+    ours, baseline_side = candidate.side(pairs[:, 0]), baseline.side(pairs[:, 1])
+    differs, flipped, noise = _answers(candidate, baseline, pairs[ours.ok & baseline_side.ok], sqnr_db)
+    apart = hours_apart(ours.time, baseline_side.time)
     block = design_block([candidate.segment[index] for index in pairs[:, 0] if index >= 0])
-    return CanaryEvidence(ours, theirs, True, differs, flipped, end.stopped, apart, noise, design_block=block), notes
+    return CanaryEvidence(
+        ours, baseline_side, True, differs, flipped, end.stopped, apart, noise, design_block=block
+    ), notes
 
 
 def design_block(segment: Sequence[int | None]) -> int:
@@ -263,14 +269,18 @@ def design_block(segment: Sequence[int | None]) -> int:
 def _pairs(candidate: ObservationTable, baseline: ObservationTable, without: set[Name | None]) -> Array:
     """Indices of each request on both sides, int64 [requests, 2], by arrival at the baseline; -1 for a missing side."""
     ours = {name: index for index, name in enumerate(candidate.request)}
-    theirs = {name: index for index, name in enumerate(baseline.request)}
+    baseline_rows = {name: index for index, name in enumerate(baseline.request)}
     # The two sides may have clocks of their own.
-    common = ours.keys() & theirs.keys()
-    ahead = float(np.median([baseline.time[theirs[name]] - candidate.time[ours[name]] for name in common]))
+    common = ours.keys() & baseline_rows.keys()
+    ahead = float(np.median([baseline.time[baseline_rows[name]] - candidate.time[ours[name]] for name in common]))
     arrivals: dict[Name | None, float] = {name: candidate.time[index] + ahead for name, index in ours.items()}
-    arrivals |= {name: baseline.time[index] for name, index in theirs.items()}
-    kept = sorted((name for name in arrivals if name not in without), key=lambda name: (arrivals[name], str(name)))
-    return np.asarray([(ours.get(name, -1), theirs.get(name, -1)) for name in kept], dtype=np.int64).reshape(-1, 2)
+    arrivals |= {name: baseline.time[index] for name, index in baseline_rows.items()}
+    pair_names = sorted(
+        (name for name in arrivals if name not in without), key=lambda name: (arrivals[name], str(name))
+    )
+    return np.asarray(
+        [(ours.get(name, -1), baseline_rows.get(name, -1)) for name in pair_names], dtype=np.int64
+    ).reshape(-1, 2)
 
 
 def _answers(
@@ -282,9 +292,9 @@ def _answers(
     pairs: int64 [pairs, 2], as of `_pairs`.
     """
     measured = np.asarray(candidate.sqnr_db)[pairs[:, 0]]
-    outputs = [(candidate.output[ours], baseline.output[theirs]) for ours, theirs in pairs]
+    outputs = [(candidate.output[ours], baseline.output[baseline_row]) for ours, baseline_row in pairs]
     same = np.asarray([a == b for a, b in outputs], bool)
-    known = np.asarray([a is not None and b is not None for a, b in outputs], bool)
+    output_mask = np.asarray([a is not None and b is not None for a, b in outputs], bool)
     distance = np.where(np.isnan(measured), np.where(same, EQUAL_DB, -np.inf), measured)
     differs = distance < sqnr_db
     flips = [candidate.flipped[index] for index in pairs[:, 0]]
@@ -293,4 +303,4 @@ def _answers(
     low, middle, high = np.quantile(np.maximum(distance, -EQUAL_DB), [0.25, 0.5, 0.75]) if len(pairs) else (0.0,) * 3
     spread = (high - low) / (NORMAL.inv_cdf(0.75) - NORMAL.inv_cdf(0.25))
     noise = NORMAL.cdf((sqnr_db - middle) / spread) if spread > 0.0 else float(middle < sqnr_db)
-    return (differs if len(pairs) and bool((known | ~np.isnan(measured)).all()) else None), flipped, noise
+    return (differs if len(pairs) and bool((output_mask | ~np.isnan(measured)).all()) else None), flipped, noise

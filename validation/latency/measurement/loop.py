@@ -52,10 +52,10 @@ def sizes_of_buckets(dims: Sequence[Dim], which: Which) -> list[dict[str, int]]:
     'few': every dim at its min, opt and max. 'all': the ends of every bucket of every dim, at most MOST combinations.
     """
     if which == "few":
-        found = [{dim.name: getattr(dim, end) for dim in dims} for end in ("min", "opt", "max")]
+        bucket_sizes = [{dim.name: getattr(dim, end) for dim in dims} for end in ("min", "opt", "max")]
     else:
-        found = list(islice(sizes_product(dims, {dim.name: dim.test_sizes() for dim in dims}), MOST))
-    distinct = {tuple(sizes.items()): sizes for sizes in found}
+        bucket_sizes = list(islice(sizes_product(dims, {dim.name: dim.test_sizes() for dim in dims}), MOST))
+    distinct = {tuple(sizes.items()): sizes for sizes in bucket_sizes}
     return sorted(distinct.values(), key=lambda sizes: math.prod(sizes.values()))
 
 
@@ -64,17 +64,17 @@ def parse_sizes(text: str, dims: Sequence[Dim]) -> dict[str, int]:
 
     Raises InputError for a dim that the model does not have, and a size outside of its range.
     """
-    given = {name: int(size) for name, size in _ONE.findall(text)}
-    known = {dim.name: dim for dim in dims}
+    stated_sizes = {name: int(size) for name, size in _ONE.findall(text)}
+    dims_by_name = {dim.name: dim for dim in dims}
     example = ",".join(f"{dim.name}={dim.opt}" for dim in dims) or "nothing: this model has no dynamic dims"
-    if _ONE.sub("", text).strip(" ,") or not given:
+    if _ONE.sub("", text).strip(" ,") or not stated_sizes:
         raise InputError(f"bucket {text!r} is not NAME=SIZE,...; write {example}")
-    for name, size in given.items():
-        if name not in known:
+    for name, size in stated_sizes.items():
+        if name not in dims_by_name:
             raise InputError(f"bucket {text!r}: the model has no dim {name!r}; write {example}")
-        if size not in known[name].sizes:
-            raise InputError(f"bucket {text!r}: {name} has the sizes {known[name].words}")
-    return {dim.name: given.get(dim.name, dim.opt) for dim in dims}
+        if size not in dims_by_name[name].sizes:
+            raise InputError(f"bucket {text!r}: {name} has the sizes {dims_by_name[name].words}")
+    return {dim.name: stated_sizes.get(dim.name, dim.opt) for dim in dims}
 
 
 def make_buckets(wanted: Sequence[Mapping[str, int]], specs: Sequence[TensorSpec], real: Tensors) -> list[BucketInputs]:
@@ -110,23 +110,23 @@ def latencies(run: Run, seconds: float, least: int = LEAST_RUNS) -> Array:
     At least `least` runs, unless those take PATIENCE times as long; at most MOST_RUNS.
     """
     clock = time.perf_counter_ns
-    found: list[int] = []
+    times_ns: list[int] = []
     collecting = gc.isenabled()
     gc.disable()  # pauses of Python's garbage collection are not the engine's, as in `timeit`
     try:
         begun = before = clock()
         soft, hard = begun + int(seconds * 1e9), begun + int(PATIENCE * seconds * 1e9)
-        while len(found) < MOST_RUNS:
+        while len(times_ns) < MOST_RUNS:
             run()
             now = clock()
-            found.append(now - before)
-            if now >= soft and (len(found) >= least or now >= hard):
+            times_ns.append(now - before)
+            if now >= soft and (len(times_ns) >= least or now >= hard):
                 break
             before = clock()
     finally:
         if collecting:
             gc.enable()
-    return np.array(found) * 1e-9
+    return np.array(times_ns) * 1e-9
 
 
 def time_call(run: Run) -> float:
@@ -180,9 +180,9 @@ def warm_up(latencies: Array) -> tuple[int, bool]:
     room = high - low + _LEAST_ROOM
     means = np.clip(logs, low - room, high + room)[: batches * BATCH].reshape(batches, BATCH).mean(1)
     # Sums over every tail at once: of means d.. for each cut d.
-    kept = np.arange(batches, 0, -1)
+    batch_counts = np.arange(batches, 0, -1)
     sums, squares = (np.cumsum(part[::-1])[::-1] for part in (means, means**2))
-    error = np.maximum(squares - sums**2 / kept, 0.0) / kept.astype(float) ** 2
+    error = np.maximum(squares - sums**2 / batch_counts, 0.0) / batch_counts.astype(float) ** 2
     most = batches // 2
     cut = int(np.argmin(error[: most + 1]))
     return cut * BATCH, cut < most

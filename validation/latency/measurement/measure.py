@@ -75,9 +75,9 @@ def _work(work: Callable[[], ProcessMeasurement], folder: Path) -> NoReturn:
     code = 1
     try:
         pages, heap = random.randint(1, _MOST_PAGES), random.randint(1, _MOST_BYTES)  # noqa: S311 - not a secret
-        taken = mmap.mmap(-1, mmap.PAGESIZE * pages), bytearray(heap)
+        ballast = mmap.mmap(-1, mmap.PAGESIZE * pages), bytearray(heap)
         work().save(folder)
-        del taken
+        del ballast
         code = 0
     except EnginesmithError as error:
         (folder / "error.json").write_text(json.dumps(error_to_json(error)))
@@ -107,44 +107,44 @@ def measure_engine(
     """
     work = partial(measure_once, opens, buckets, seconds / processes, -(-LEAST_RUNS // processes), imports)
     monitor = SystemLoadMonitor()
-    found = [work()] if processes == 1 else _run_processes(work, seconds, processes, workdir)
+    measurements = [work()] if processes == 1 else _run_processes(work, seconds, processes, workdir)
     load = monitor.stop()
     rows = [
-        _bucket(bucket, [(each.figures.sizes[index], each.series[index]) for each in found], load)
+        _bucket(bucket, [(each.figures.sizes[index], each.series[index]) for each in measurements], load)
         for index, bucket in enumerate(buckets)
     ]
     if streams > 1:
         rows = [_with_streams(opens, bucket, row, streams, seconds) for bucket, row in zip(buckets, rows, strict=True)]
-    figures = [each.figures for each in found]
+    figures = [each.figures for each in measurements]
     return EngineLatency(
         load_s=median(each.load_s for each in figures),
         loaded_bytes=int(median(each.loaded_bytes for each in figures)),
         memory_resettable=all(each.memory_resettable for each in figures),
         buckets=tuple(rows),
         import_s=_median_of([each.import_s for each in figures]),
-        processes=len(found),
+        processes=len(measurements),
     )
 
 
 def _run_processes(
     work: Callable[[], ProcessMeasurement], seconds: float, wanted: int, workdir: Path
 ) -> list[ProcessMeasurement]:
-    found: list[ProcessMeasurement] = []
-    while len(found) < wanted:
-        folder = workdir / f"process-{len(found)}"
+    measurements: list[ProcessMeasurement] = []
+    while len(measurements) < wanted:
+        folder = workdir / f"process-{len(measurements)}"
         folder.mkdir()
-        took = time_call(lambda place=folder: found.append(measure_in_fork(work, place)))  # type: ignore[misc]
-        if len(found) == 1 and took > COSTLY_S + seconds:
+        took = time_call(lambda place=folder: measurements.append(measure_in_fork(work, place)))  # type: ignore[misc]
+        if len(measurements) == 1 and took > COSTLY_S + seconds:
             wanted = min(wanted, FEWER_PROCESSES)
-    return found
+    return measurements
 
 
 def _bucket(bucket: BucketInputs, processes: Sequence[tuple[SizeFigures, Series]], load: SystemLoad) -> BucketLatency:
     figures, series = zip(*processes, strict=True)
     warm = [warm_up(each.session) for each in series]
-    kept = [each.session[discarded:] for each, (discarded, _) in zip(series, warm, strict=True)]
+    steady_series = [each.session[discarded:] for each, (discarded, _) in zip(series, warm, strict=True)]
     own = [each.runtime[warm_up(each.runtime)[0] :] for each in series if each.runtime is not None]
-    together = np.concatenate(kept)
+    together = np.concatenate(steady_series)
     return BucketLatency(
         name=bucket.name,
         sizes=dict(bucket.sizes),
@@ -154,12 +154,12 @@ def _bucket(bucket: BucketInputs, processes: Sequence[tuple[SizeFigures, Series]
         discarded=sum(discarded for discarded, _ in warm),
         steady=all(steady for _, steady in warm),
         mean_s=float(together.mean()),
-        quantiles=quantiles_between(kept),
+        quantiles=quantiles_between(steady_series),
         curve=curve(together),
         memory_bytes=int(median(each.memory_bytes for each in figures)),
         surroundings=load,
         runtime=quantiles_between(own, (0.5,))[0] if own else None,
-        process_medians_s=tuple(float(np.median(each)) for each in own or kept),
+        process_medians_s=tuple(float(np.median(each)) for each in own or steady_series),
         device_bytes=figures[-1].device_bytes,
         device_s=_median_of([each.device_s for each in figures]),
     )
@@ -167,8 +167,8 @@ def _bucket(bucket: BucketInputs, processes: Sequence[tuple[SizeFigures, Series]
 
 def _median_of(values: Sequence[float | None]) -> float | None:
     """The median of the values that are known; None where none is."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return median(numbers) if numbers else None
 
 
 def _with_streams(

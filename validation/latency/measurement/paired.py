@@ -53,20 +53,24 @@ def _run_pair(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: 
         for side in rng.permutation(2):
             sessions[int(side)] = stack.enter_context(opens[side]())
         pairs = [(session, select_inputs(session, inputs)) for session in (sessions[0], sessions[1])]
-        for session, given in pairs:
-            session.run(given)
-        own = [call for session, given in pairs if (call := session.prepare_call(given))]
-        runs = own if len(own) == len(pairs) else [partial(session.run, given) for session, given in pairs]
+        for session, session_inputs in pairs:
+            session.run(session_inputs)
+        own = [call for session, session_inputs in pairs if (call := session.prepare_call(session_inputs))]
+        runs = (
+            own
+            if len(own) == len(pairs)
+            else [partial(session.run, session_inputs) for session, session_inputs in pairs]
+        )
         slowest = max(float(np.median(latencies(run, _WARM / 2 * seconds))) for run in runs)
         size, lead = (min(max(1, round(time / slowest)), _BLOCK_RUNS) for time in (_BLOCK_S, _LEAD_S))
         rounds = max(2, round((1 - _WARM) * seconds / (2 * (size + lead) * slowest)))
-        found: tuple[list[float], list[float]] = ([], [])
+        run_times: tuple[list[float], list[float]] = ([], [])
         for _ in range(rounds):
             for side in rng.permutation(2):
                 for _ in range(lead):
                     runs[side]()
-                found[side].extend(time_call(runs[side]) for _ in range(size))
-    return np.array(found[0]), np.array(found[1])
+                run_times[side].extend(time_call(runs[side]) for _ in range(size))
+    return np.array(run_times[0]), np.array(run_times[1])
 
 
 def compare_times(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) -> PairedTimes:

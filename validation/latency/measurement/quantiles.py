@@ -42,19 +42,19 @@ BEYOND = 1.5
 
 def quantiles(latencies: Array, shown: tuple[float, ...] = SHOWN) -> tuple[Quantile, ...]:
     """Each of the quantiles `shown` of a steady series: [runs], seconds, in the order of measurement."""
-    ordered, found = np.sort(latencies), []
+    ordered, estimates = np.sort(latencies), []
     for p in shown:
         effect = design_effect(latencies, p)
         needed, effective = math.ceil(runs_needed(p) * effect), len(latencies) / effect
         ranks = order_ranks(math.floor(effective), p)
         if ranks is None:
-            found.append(Quantile(p, None, None, None, effective, max(needed, len(latencies) + 1)))
+            estimates.append(Quantile(p, None, None, None, effective, max(needed, len(latencies) + 1)))
             continue
         low, high = max(1, math.floor(ranks[0] * effect)), min(len(ordered), math.ceil(ranks[1] * effect))
         middle = min(max(math.ceil(p * len(ordered)), low), high)
         value, lower, upper = (float(ordered[rank - 1]) for rank in (middle, low, high))
-        found.append(Quantile(p, value, lower, upper, effective, needed))
-    return tuple(found)
+        estimates.append(Quantile(p, value, lower, upper, effective, needed))
+    return tuple(estimates)
 
 
 def design_effect(latencies: Array, p: float) -> float:
@@ -98,11 +98,11 @@ def quantiles_between(series: Sequence[Array], shown: tuple[float, ...] = SHOWN)
     Else it is the quantile of all runs together, whose interval is widened by the differences of the medians. With
     fewer than `LEAST_PROCESSES` the interval is that within them.
     """
-    found = quantiles(np.concatenate(series), shown)
+    pooled_quantiles = quantiles(np.concatenate(series), shown)
     if len(series) < LEAST_PROCESSES:
-        return found
+        return pooled_quantiles
     shift = _half_width(np.log([float(np.median(each)) for each in series]))
-    return tuple(_widen(item, series, shift) for item in found)
+    return tuple(_widen(item, series, shift) for item in pooled_quantiles)
 
 
 def _widen(item: Quantile, series: Sequence[Array], shift: float) -> Quantile:

@@ -97,9 +97,9 @@ def traffic(graph: GraphCosts, executed: Sequence[NodeCost] = ()) -> MemoryTraff
     if executed:
         fused = sum(cost.moved_bytes for cost in executed)
         return MemoryTraffic(unfused, fused, len(graph.nodes), len(executed), "runtime")
-    found = greedy_groups(graph)
-    fused = sum(_count_crossing_bytes(group, graph) for group in found)
-    return MemoryTraffic(unfused, fused, len(graph.nodes), len(found), "model")
+    groups = greedy_groups(graph)
+    fused = sum(_count_crossing_bytes(group, graph) for group in groups)
+    return MemoryTraffic(unfused, fused, len(graph.nodes), len(groups), "model")
 
 
 def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
@@ -114,17 +114,21 @@ def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
     for node in graph.nodes:
         for name in node.reads:
             readers[name] = readers.get(name, 0) + 1
-    kept = set(graph.outputs)
+    output_names = set(graph.outputs)
     group_of: dict[str, int] = {}
     groups: list[list[GraphNode]] = []
     for original in graph.nodes:
-        if original.cost.op_type == "DequantizeLinear" and not kept & original.makes.keys():
+        if original.cost.op_type == "DequantizeLinear" and not output_names & original.makes.keys():
             continue
         reads: dict[str, int] = {}
         for name, size in original.reads.items():
             reads |= dequantized.get(name, {name: size})
         node = GraphNode(original.cost, reads, original.makes)
-        joined = [group_of[name] for name in node.reads if name in group_of and readers[name] == 1 and name not in kept]
+        joined = [
+            group_of[name]
+            for name in node.reads
+            if name in group_of and readers[name] == 1 and name not in output_names
+        ]
         fuses = node.cost.op_type in ELEMENTWISE and joined
         at = max(joined) if fuses else len(groups)
         if fuses:
@@ -139,11 +143,13 @@ def _count_crossing_bytes(group: Sequence[GraphNode], graph: GraphCosts) -> int:
     """Bytes that a group of nodes reads from other nodes and writes for them."""
     if all(node.cost.moved_bytes == 0 for node in group):
         return 0
-    made = {name: size for node in group for name, size in node.makes.items()}
+    produced_bytes = {name: size for node in group for name, size in node.makes.items()}
     inside = {id(node.cost) for node in group}
-    wanted = set(graph.outputs) | {name for node in graph.nodes if id(node.cost) not in inside for name in node.reads}
-    read = {name: size for node in group for name, size in node.reads.items() if name not in made}
-    return sum(read.values()) + sum(size for name, size in made.items() if name in wanted)
+    outside_names = set(graph.outputs) | {
+        name for node in graph.nodes if id(node.cost) not in inside for name in node.reads
+    }
+    input_bytes = {name: size for node in group for name, size in node.reads.items() if name not in produced_bytes}
+    return sum(input_bytes.values()) + sum(size for name, size in produced_bytes.items() if name in outside_names)
 
 
 def break_down(

@@ -67,15 +67,15 @@ def multiplications(
         weight = _at(inputs, CONVOLUTIONS[op_type])
         return math.prod(outputs[0]) * per_value(op_type, weight) if weight and outputs else 0
     if op_type in TRANSPOSED_CONVOLUTIONS:
-        weight, given = _at(inputs, TRANSPOSED_CONVOLUTIONS[op_type]), _at(inputs, 0)
-        return math.prod(given) * per_value(op_type, weight) if weight and given else 0
+        weight, input_shape = _at(inputs, TRANSPOSED_CONVOLUTIONS[op_type]), _at(inputs, 0)
+        return math.prod(input_shape) * per_value(op_type, weight) if weight and input_shape else 0
     if op_type in PRODUCTS:
         return _product(op_type, inputs, outputs)
     if op_type in RECURRENT:
         return _recurrent(inputs)
     if op_type == "MatMulNBits":  # the weight is packed: its sizes are not the matrix's
-        given = _at(inputs, 0)
-        return math.prod(outputs[0]) * given[-1] if given and outputs else 0
+        input_shape = _at(inputs, 0)
+        return math.prod(outputs[0]) * input_shape[-1] if input_shape and outputs else 0
     if op_type == "Attention":
         return _attention(inputs)
     if op_type == "Einsum":
@@ -98,18 +98,18 @@ def _product(op_type: str, inputs: Sequence[Shape | None], outputs: Sequence[Sha
 
 def _recurrent(inputs: Sequence[Shape | None]) -> int:
     """inputs: (length, batch, in) and two weights (directions, gates * hidden, in or hidden), applied at each step."""
-    given, weight, again = (_at(inputs, index) for index in range(3))
-    if not given or not weight or not again:
+    input_shape, weight, again = (_at(inputs, index) for index in range(3))
+    if not input_shape or not weight or not again:
         return 0
-    return given[0] * given[1] * (math.prod(weight) + math.prod(again))
+    return input_shape[0] * input_shape[1] * (math.prod(weight) + math.prod(again))
 
 
 def _attention(inputs: Sequence[Shape | None]) -> int:
     """ONNX Runtime's fused attention: input (batch, length, in), weight (in, 3 * hidden)."""
-    given, weight = _at(inputs, 0), _at(inputs, 1)
-    if not given or not weight or len(given) != 3 or len(weight) != 2:
+    input_shape, weight = _at(inputs, 0), _at(inputs, 1)
+    if not input_shape or not weight or len(input_shape) != 3 or len(weight) != 2:
         return 0
-    batch, length, _ = given
+    batch, length, _ = input_shape
     return batch * length * math.prod(weight) + 2 * batch * length * length * (weight[1] // 3)
 
 
@@ -195,19 +195,23 @@ def cost_of(
 
     dtype: that it computes in; None: that of the first input.  equation: of an Einsum.
     """
-    given = [item for item in inputs if item is not None]
+    present_inputs = [item for item in inputs if item is not None]
     shapes = [None if item is None else item[1] for item in inputs]
     macs = multiplications(op_type, shapes, [shape for _, shape in outputs], equation)
-    values_in = math.prod(given[0][1]) if given else 0
+    values_in = math.prod(present_inputs[0][1]) if present_inputs else 0
     values_out = math.prod(outputs[0][1]) if outputs else 0
     each = _PER_VALUE.get(op_type, 0) * values_out + _PER_INPUT.get(op_type, 0) * values_in
-    known = macs is not None or op_type in _PER_VALUE or op_type in _PER_INPUT or op_type in VIEWS | _SHAPES | _MOVES
-    written = 0 if op_type in VIEWS else sum(map(size_bytes, outputs))
-    read = [0] if op_type in VIEWS | _SHAPES else list(map(size_bytes, given))
-    if op_type in _PICKS and read:
-        read[0] = min(read[0], written)
-    chosen = dtype or (given[0][0] if given else outputs[0][0] if outputs else "float32")
-    return NodeCost(name, op_type, chosen, macs or 0, 2 * (macs or 0) + each, sum(read), written, known)
+    is_countable = (
+        macs is not None or op_type in _PER_VALUE or op_type in _PER_INPUT or op_type in VIEWS | _SHAPES | _MOVES
+    )
+    output_bytes = 0 if op_type in VIEWS else sum(map(size_bytes, outputs))
+    input_bytes = [0] if op_type in VIEWS | _SHAPES else list(map(size_bytes, present_inputs))
+    if op_type in _PICKS and input_bytes:
+        input_bytes[0] = min(input_bytes[0], output_bytes)
+    cost_dtype = dtype or (present_inputs[0][0] if present_inputs else outputs[0][0] if outputs else "float32")
+    return NodeCost(
+        name, op_type, cost_dtype, macs or 0, 2 * (macs or 0) + each, sum(input_bytes), output_bytes, is_countable
+    )
 
 
 def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[str]) -> GraphCost:
@@ -235,10 +239,10 @@ def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[
 
 def operations_by_dtype(costs: Iterable[NodeCost]) -> Mapping[str, int]:
     """Operations by dtype."""
-    found: dict[str, int] = {}
+    operation_counts: dict[str, int] = {}
     for item in costs:
-        found[item.dtype] = found.get(item.dtype, 0) + item.operations
-    return found
+        operation_counts[item.dtype] = operation_counts.get(item.dtype, 0) + item.operations
+    return operation_counts
 
 
 def list_uncounted(costs: Iterable[NodeCost]) -> tuple[str, ...]:
@@ -273,17 +277,21 @@ class GraphCosts:
     @property
     def working_bytes(self) -> int:
         """The working set of a run: inputs and constants, and the greatest sum of other tensors alive at once."""
-        made = {name: size for node in self.nodes for name, size in node.makes.items()}
-        given = {name: size for node in self.nodes for name, size in node.reads.items() if name not in made}
+        produced_sizes = {name: size for node in self.nodes for name, size in node.makes.items()}
+        input_sizes = {
+            name: size for node in self.nodes for name, size in node.reads.items() if name not in produced_sizes
+        }
         last = {name: index for index, node in enumerate(self.nodes) for name in node.reads}
         last |= dict.fromkeys(self.outputs, len(self.nodes))
         alive = most = 0
         for index, node in enumerate(self.nodes):
             alive += sum(node.makes.values())
             most = max(most, alive)
-            ended = [name for name in {*node.reads, *node.makes} if name in made and last.get(name, index) == index]
-            alive -= sum(made[name] for name in ended)
-        return sum(given.values()) + most
+            ended = [
+                name for name in {*node.reads, *node.makes} if name in produced_sizes and last.get(name, index) == index
+            ]
+            alive -= sum(produced_sizes[name] for name in ended)
+        return sum(input_sizes.values()) + most
 
     @property
     def costs(self) -> list[NodeCost]:
@@ -318,18 +326,20 @@ def graph_costs(path: Path, inputs: Sequence[TensorSpec], sizes: Mapping[str, in
 
 def count(graph: "GraphProto") -> GraphCosts:
     """The costs of a graph whose shapes are known. Control flow counts as one node, by what it reads and makes."""
-    seen = _tensors(graph)
-    behind = {node.output[0]: seen.get(node.input[0]) for node in graph.node if node.op_type == "DequantizeLinear"}
+    tensor_types = _tensors(graph)
+    behind = {
+        node.output[0]: tensor_types.get(node.input[0]) for node in graph.node if node.op_type == "DequantizeLinear"
+    }
     nodes, unsized = [], []
     for node in graph.node:
-        ins = [None if not name else seen.get(name) for name in node.input]
-        outs = [seen.get(name) for name in node.output if name]
+        ins = [None if not name else tensor_types.get(name) for name in node.input]
+        outs = [tensor_types.get(name) for name in node.output if name]
         name = node.name or f"{node.op_type}_{next(iter(node.output), '')}"
-        if None in outs or any(item is None and given for item, given in zip(ins, node.input, strict=True)):
+        if None in outs or any(item is None and input_name for item, input_name in zip(ins, node.input, strict=True)):
             unsized.append(name)
-        known = [item for item in outs if item is not None]
+        output_types = [item for item in outs if item is not None]
         equation = next((item.s.decode() for item in node.attribute if item.name == "equation"), "")
-        cost = cost_of(name, node.op_type, ins, known, _dtype(node, behind), equation)
+        cost = cost_of(name, node.op_type, ins, output_types, _dtype(node, behind), equation)
         nodes.append(_with_edges(node, cost, ins, dict(zip(node.output, outs, strict=False))))
     return GraphCosts(nodes, [value.name for value in graph.output], unsized)
 
@@ -356,14 +366,14 @@ def _dtype(node: "NodeProto", behind: Mapping[str, TensorType | None]) -> str | 
 
 def _tensors(graph: "GraphProto") -> dict[str, TensorType]:
     """Type and shape of every tensor that has both."""
-    found: dict[str, TensorType] = {}
+    tensor_types: dict[str, TensorType] = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
         tensor = value.type.tensor_type
         if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-            found[value.name] = element_name(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)
+            tensor_types[value.name] = element_name(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)
     for item in graph.initializer:
-        found[item.name] = (element_name(item.data_type), tuple(item.dims))
-    return found
+        tensor_types[item.name] = (element_name(item.data_type), tuple(item.dims))
+    return tensor_types
 
 
 # The limits of this machine (roofs), measured with the engine's own runtime, threads and process (Williams, Waterman &
@@ -415,13 +425,13 @@ def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds
 
 def last_level_cache() -> int:
     """Bytes of the largest cache of the first core (sysfs), or 32 MiB where it is not known."""
-    found = []
+    cache_sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
         scale = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
         if text.rstrip("KM").isdecimal():
-            found.append(int(text.rstrip("KM")) * scale)
-    return max(found, default=_CACHE_BYTES)
+            cache_sizes.append(int(text.rstrip("KM")) * scale)
+    return max(cache_sizes, default=_CACHE_BYTES)
 
 
 def _best(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> float:
@@ -471,7 +481,7 @@ def _model(nodes: "list[NodeProto]", inputs: Tensors, output: str, result: str) 
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         return helper.make_tensor_value_info(name, kind, [f"{name}{axis}" for axis in range(rank)])
 
-    given = [describe_tensor(name, str(array.dtype), array.ndim) for name, array in inputs.items()]
+    input_infos = [describe_tensor(name, str(array.dtype), array.ndim) for name, array in inputs.items()]
     rank = next(iter(inputs.values())).ndim
-    graph = helper.make_graph(nodes, "roof", given, [describe_tensor(output, result, rank)])
+    graph = helper.make_graph(nodes, "roof", input_infos, [describe_tensor(output, result, rank)])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)

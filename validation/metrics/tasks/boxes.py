@@ -41,19 +41,21 @@ def _read_head(outputs: Tensors, terms: DetectionMetric) -> tuple[Array, Array, 
 
 def _read_outputs(outputs: Tensors, terms: DetectionMetric) -> tuple[Array, Array, Array]:
     """The same of outputs that hold boxes, scores and classes."""
-    found = output_of(outputs, terms.output, 2, 3).astype(np.float64)
-    if found.shape[-1] != 4:
-        raise DataError(f"metric output {terms.output!r} has the shape {found.shape}; boxes lie along a last axis of 4")
-    batch = found if found.ndim == 3 else found[None]
+    box_array = output_of(outputs, terms.output, 2, 3).astype(np.float64)
+    if box_array.shape[-1] != 4:
+        raise DataError(
+            f"metric output {terms.output!r} has the shape {box_array.shape}; boxes lie along a last axis of 4"
+        )
+    batch = box_array if box_array.ndim == 3 else box_array[None]
     scores, classes = np.ones(batch.shape[:2]), np.zeros(batch.shape[:2])
     if terms.scores is not None:
-        given = output_of(outputs, terms.scores).astype(np.float64)
-        if given.ndim == found.ndim and given.shape[:-1] == found.shape[:-1]:
-            scores, classes = _best(given if given.ndim == 3 else given[None])
+        score_array = output_of(outputs, terms.scores).astype(np.float64)
+        if score_array.ndim == box_array.ndim and score_array.shape[:-1] == box_array.shape[:-1]:
+            scores, classes = _best(score_array if score_array.ndim == 3 else score_array[None])
         else:
-            scores = _fit(given, found, batch)
+            scores = _fit(score_array, box_array, batch)
     if terms.classes is not None:
-        classes = _fit(output_of(outputs, terms.classes), found, batch)
+        classes = _fit(output_of(outputs, terms.classes), box_array, batch)
     return to_corners(batch, terms.form), scores, classes
 
 
@@ -81,24 +83,24 @@ def to_corners(boxes: Array, form: BoxForm) -> Array:
 def select(corners: Array, scores: Array, classes: Array, terms: DetectionMetric) -> BoxSet:
     """The boxes of a sample that count: finite ones of `least_score` or more that `nms` leaves, at most MOST_BOXES."""
     finite = np.isfinite(corners).all(axis=1) & np.isfinite(scores)
-    found = np.flatnonzero(finite & (scores >= terms.least_score))
-    found = found[np.argsort(-scores[found], kind="stable")][:MOST_CANDIDATES]
+    candidates = np.flatnonzero(finite & (scores >= terms.least_score))
+    candidates = candidates[np.argsort(-scores[candidates], kind="stable")][:MOST_CANDIDATES]
     if terms.nms is not None:
-        found = found[suppress(corners[found], classes[found], terms.nms)]
-    found = found[:MOST_BOXES]
-    return BoxSet(corners[found], scores[found], classes[found])
+        candidates = candidates[suppress(corners[candidates], classes[candidates], terms.nms)]
+    candidates = candidates[:MOST_BOXES]
+    return BoxSet(corners[candidates], scores[candidates], classes[candidates])
 
 
 def suppress(corners: Array, classes: Array, most: float) -> Array:
     """Places of the boxes, best first, that overlap no better one of their class by more than `most` (greedy
     non-maximum suppression)."""
-    left, kept = np.arange(len(corners)), list[int]()
-    while len(left) and len(kept) < MOST_BOXES:
-        best, left = left[0], left[1:]
-        kept.append(int(best))
-        over = overlaps(corners[best : best + 1], corners[left])[0] > most
-        left = left[~(over & (classes[left] == classes[best]))]
-    return np.array(kept, np.int64)
+    candidates, selection = np.arange(len(corners)), list[int]()
+    while len(candidates) and len(selection) < MOST_BOXES:
+        best, candidates = candidates[0], candidates[1:]
+        selection.append(int(best))
+        over = overlaps(corners[best : best + 1], corners[candidates])[0] > most
+        candidates = candidates[~(over & (classes[candidates] == classes[best]))]
+    return np.array(selection, np.int64)
 
 
 def overlaps(one: Array, other: Array) -> Array:
@@ -118,10 +120,10 @@ def boxes_of_labels(labels: Array, terms: DetectionMetric) -> list[BoxSet]:
         raise DataError(f"labels have the shape {labels.shape}; detection takes [samples, boxes, 5]: box and class")
     corners = to_corners(labels[..., :4].astype(np.float64), terms.form)
     classes = labels[..., 4] if labels.shape[2] == 5 else np.zeros(labels.shape[:2])
-    kept = (classes >= 0) & np.isfinite(corners).all(axis=2) & (corners[..., 2:] > corners[..., :2]).all(axis=2)
+    valid_mask = (classes >= 0) & np.isfinite(corners).all(axis=2) & (corners[..., 2:] > corners[..., :2]).all(axis=2)
     return [
         BoxSet(box[keep], np.ones(int(keep.sum())), own[keep])
-        for box, own, keep in zip(corners, classes, kept, strict=True)
+        for box, own, keep in zip(corners, classes, valid_mask, strict=True)
     ]
 
 
@@ -167,8 +169,8 @@ class Detection(Score[list[BoxSet], list[BoxSet]]):
 
     def values(self) -> list[TaskValue]:
         """Mean average precision and the share of matched boxes."""
-        known = [name for name, count in self._wanted.items() if count]
-        precision = [average_precision(*_join(self._found[name]), self._wanted[name]) for name in known]
+        class_names = [name for name, count in self._wanted.items() if count]
+        precision = [average_precision(*_join(self._found[name]), self._wanted[name]) for name in class_names]
         mean = float(np.mean(precision)) if precision else None
         return [
             TaskValue("mean_average_precision", mean, "" if precision else _NONE),
@@ -190,9 +192,9 @@ def match(shared: Array, least: Array) -> Array:
     for index, limit in enumerate(least):
         free = np.ones(shared.shape[1], bool)
         for box, row in enumerate(shared):
-            left = np.where(free, row, -1.0)
-            if len(left) and left.max() >= limit:
-                right[index, box], free[int(np.argmax(left))] = True, False
+            free_overlaps = np.where(free, row, -1.0)
+            if len(free_overlaps) and free_overlaps.max() >= limit:
+                right[index, box], free[int(np.argmax(free_overlaps))] = True, False
     return right
 
 
@@ -205,8 +207,8 @@ def average_precision(scores: Array, right: Array, wanted: int) -> float:
     hits = np.cumsum(right[:, order], axis=1)
     precision = hits / np.arange(1, len(order) + 1)
     precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-    found = []
+    precisions = []
     for row, recalls in zip(precision, hits / wanted, strict=True):
         places = np.searchsorted(recalls, RECALLS, side="left")
-        found.append(np.append(row, 0.0)[np.minimum(places, len(row))].mean())
-    return float(np.mean(found))
+        precisions.append(np.append(row, 0.0)[np.minimum(places, len(row))].mean())
+    return float(np.mean(precisions))

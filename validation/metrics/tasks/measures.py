@@ -82,12 +82,12 @@ class Embeddings(Score[Array, Array]):
             raise DataError(f"vectors of several sizes, or none, cannot be compared: {error}") from error
         if len(sides[0]) < 3:
             return [TaskValue(name, None, _FEW) for name in ("spearman", "neighbours")]
-        wanted, answers = (cosine_similarities(side) for side in sides)
-        pairs = np.triu_indices(len(wanted), 1)
-        order = rank_correlation(wanted[pairs], answers[pairs])
+        expected_cosines, answers = (cosine_similarities(side) for side in sides)
+        pairs = np.triu_indices(len(expected_cosines), 1)
+        order = rank_correlation(expected_cosines[pairs], answers[pairs])
         note = "" if order is not None else "all similarities are equal"
-        kept = neighbours_kept(wanted, answers, self.terms.k)
-        return [TaskValue("spearman", order, note), TaskValue("neighbours", kept)]
+        neighbour_share = neighbours_kept(expected_cosines, answers, self.terms.k)
+        return [TaskValue("spearman", order, note), TaskValue("neighbours", neighbour_share)]
 
 
 def cosine_similarities(vectors: Array) -> Array:
@@ -173,8 +173,8 @@ class Regression(Score[Array, Array]):
         explained = _over("r2", self._squares, self._spread, "the wanted numbers are all equal")
         r2 = TaskValue("r2", None if explained.value is None else 1 - explained.value, explained.note)
         relative = _over("relative_error", errors, numbers, "the wanted numbers are all 0")
-        found = [r2, relative, _over("largest_error", worst, peak, "the wanted numbers are all 0")]
-        return found if self._count else [TaskValue(item.name, None, NOTHING) for item in found]
+        task_values = [r2, relative, _over("largest_error", worst, peak, "the wanted numbers are all 0")]
+        return task_values if self._count else [TaskValue(item.name, None, NOTHING) for item in task_values]
 
 
 def _over(name: str, part: float, whole: float, note: str) -> TaskValue:
@@ -196,8 +196,8 @@ class Segmentation(Score[Array, Array]):
         """Count the pixels of a case by class. Labels and answers may differ in axes of one."""
         wanted = align(wanted, answers)
         if self.terms.ignore is not None:
-            kept = wanted != self.terms.ignore
-            wanted, answers = wanted[kept], answers[kept]
+            valid_mask = wanted != self.terms.ignore
+            wanted, answers = wanted[valid_mask], answers[valid_mask]
         for counter, classes in ((self._wanted, wanted), (self._found, answers)):
             _count(counter, classes)
         _count(self._both, wanted[wanted == answers])
@@ -269,20 +269,20 @@ class Signals(Score[Array, Array]):
         names = "si_sdr_db", "least_si_sdr_db"
         if not self._ratios:
             return [TaskValue(name, None, NOTHING) for name in names]
-        found = float(np.mean(self._ratios)), float(np.min(self._ratios))
-        return [TaskValue(name, value) for name, value in zip(names, found, strict=True)]
+        ratios = float(np.mean(self._ratios)), float(np.min(self._ratios))
+        return [TaskValue(name, value) for name, value in zip(names, ratios, strict=True)]
 
 
 def si_sdr_db(wanted: Array, answer: Array) -> float:
     """The ratio of two signals [time] in float64; NaN where one of them has NaN."""
     energy = float(wanted @ wanted)
     target = wanted * (float(answer @ wanted) / energy) if energy else wanted
-    kept, lost = float(target @ target), float(np.square(target - answer).sum())
+    target_energy, lost = float(target @ target), float(np.square(target - answer).sum())
     if math.isnan(lost) or math.isinf(lost):
         return math.nan
-    if not lost or not kept:
-        return MOST_DB if kept else -MOST_DB
-    return max(min(10 * math.log10(kept / lost), MOST_DB), -MOST_DB)
+    if not lost or not target_energy:
+        return MOST_DB if target_energy else -MOST_DB
+    return max(min(10 * math.log10(target_energy / lost), MOST_DB), -MOST_DB)
 
 
 class Tokens(Score[Array, Array]):

@@ -91,11 +91,11 @@ def output_of(outputs: Tensors, name: str, *ranks: int) -> Array:
     """
     if name not in outputs:
         raise InputError(f"metric output {name!r} is not an output; known: {', '.join(outputs)}")
-    found = outputs[name]
-    if ranks and found.ndim not in ranks:
-        wanted = " or ".join(map(str, ranks))
-        raise DataError(f"metric output {name!r} has the shape {found.shape}; the metric takes {wanted} axes")
-    return found
+    output_array = outputs[name]
+    if ranks and output_array.ndim not in ranks:
+        rank_text = " or ".join(map(str, ranks))
+        raise DataError(f"metric output {name!r} has the shape {output_array.shape}; the metric takes {rank_text} axes")
+    return output_array
 
 
 def class_count(value: Array) -> int | None:
@@ -190,8 +190,8 @@ class TopK(Score[Array, Array]):
 
     def add(self, wanted: Array, answers: Array) -> None:
         """Count the rows whose wanted class has fewer than k before it."""
-        known = (wanted >= 0) & (wanted < answers.shape[1])
-        rows, places = answers[known], wanted[known].astype(np.int64)[:, None]
+        valid_mask = (wanted >= 0) & (wanted < answers.shape[1])
+        rows, places = answers[valid_mask], wanted[valid_mask].astype(np.int64)[:, None]
         own = np.take_along_axis(rows, places, axis=1)
         before = (rows > own) | ((rows == own) & (np.arange(rows.shape[1]) < places))
         sound = ~np.isnan(rows).any(axis=1)
@@ -263,18 +263,24 @@ class Perplexity(Score[Following, Array]):
         if tokens.size and tokens.max() >= answers.shape[1]:
             raise DataError(f"label {tokens.max()} is no token of a vocabulary of {answers.shape[1]}")
         rows = np.flatnonzero(tokens >= 0)
-        own, given = (side[rows, tokens[rows]] for side in (expected, answers))
-        self._kept, self._nats = self._kept + float((given - own).sum()), self._nats - float(given.sum())
+        own, candidate_logprobs = (side[rows, tokens[rows]] for side in (expected, answers))
+        self._kept, self._nats = (
+            self._kept + float((candidate_logprobs - own).sum()),
+            self._nats - float(candidate_logprobs.sum()),
+        )
         self._places, self._tokens = self._places + len(rows), self._tokens + len(rows)
 
     def values(self) -> list[TaskValue]:
         """Both values."""
         names = "kept_likelihood", "perplexity"
-        found = [(names[0], self._kept, self._places, NOTHING), (names[1], self._nats, self._tokens, "no labels")]
+        metric_totals = [
+            (names[0], self._kept, self._places, NOTHING),
+            (names[1], self._nats, self._tokens, "no labels"),
+        ]
         with np.errstate(over="ignore"):
             return [
                 TaskValue(name, float(np.exp(total / count)) if count else None, "" if count else none)
-                for name, total, count, none in found
+                for name, total, count, none in metric_totals
             ]
 
 
@@ -320,8 +326,8 @@ class Texts(Score[list[Symbols], list[Symbols]]):
 
     def values(self) -> list[TaskValue]:
         """Share of equal texts and the error rates."""
-        found = [share("equal_texts", self._same, self._samples, True), self._characters.value("character_error")]
-        return found + ([self._words.value("word_error")] if self.terms.space is not None else [])
+        task_values = [share("equal_texts", self._same, self._samples, True), self._characters.value("character_error")]
+        return task_values + ([self._words.value("word_error")] if self.terms.space is not None else [])
 
     def read(self, outputs: Tensors, none: int) -> list[Symbols]:
         """Class indices of each sample's text."""

@@ -92,8 +92,8 @@ def _connect(place: AzureLocation, _process: int) -> ContainerClient:
 def _check_length(answer: Any) -> None:
     """Raise ValueError for a part of a blob that is longer than was asked for: the library takes memory for the length
     that the server states."""
-    asked, headers = answer.http_request.headers, answer.http_response.headers
-    if "x-ms-range" in asked and int(headers.get("Content-Length") or 0) > CHUNK_BYTES:
+    request_headers, headers = answer.http_request.headers, answer.http_response.headers
+    if "x-ms-range" in request_headers and int(headers.get("Content-Length") or 0) > CHUNK_BYTES:
         answer.http_response.internal_response.close()
         raise ValueError("more bytes than were asked for")
 
@@ -219,41 +219,41 @@ class AzureBucket:
     def head(self, key: str) -> ObjectFacts:
         """See `BucketApi.head`. The checksum is the MD5, which a blob that another tool put in blocks may lack."""
         with answers(self.place):
-            found = self._blob(key).get_blob_properties()
-            _require(found.etag, found.size)
-            md5 = found.content_settings.content_md5
-            token = (found.metadata or {}).get(_TOKEN)
+            properties = self._blob(key).get_blob_properties()
+            _require(properties.etag, properties.size)
+            md5 = properties.content_settings.content_md5
+            token = (properties.metadata or {}).get(_TOKEN)
             checksum = base64.b64encode(md5).decode() if md5 else ""
-            return ObjectFacts(found.size, found.etag, checksum, {TOKEN: token} if token else {})
+            return ObjectFacts(properties.size, properties.etag, checksum, {TOKEN: token} if token else {})
 
     def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
         """See `BucketApi.get`. An unchanged blob costs an answer without a body (304)."""
-        asked = {"etag": unless, "match_condition": MatchConditions.IfModified} if unless else {}
+        conditions = {"etag": unless, "match_condition": MatchConditions.IfModified} if unless else {}
         with answers(self.place):
-            found = self._blob(key).download_blob(**asked)
-            _require(found.properties.etag, found.size)
-            if found.size > limit:
+            download = self._blob(key).download_blob(**conditions)
+            _require(download.properties.etag, download.size)
+            if download.size > limit:
                 raise Declined(TOO_LARGE, "large")
-            data = found.readall()
-            if len(data) != found.size:
+            data = download.readall()
+            if len(data) != download.size:
                 raise NoWholeAnswerError("it ends before")
-            return data, found.properties.etag
+            return data, download.properties.etag
 
     def open_from(self, key: str, start: int, tag: str) -> tuple[str, Body]:
         """See `BucketApi.open_from`."""
-        asked = condition_of(tag) if tag else {}
+        conditions = condition_of(tag) if tag else {}
         with answers(self.place):
-            found = self._blob(key).download_blob(offset=start or None, **asked)
-            _require(found.properties.etag, found.size)
-            return found.properties.etag, _Chunks(found, found.size, partial(answers, self.place))
+            download = self._blob(key).download_blob(offset=start or None, **conditions)
+            _require(download.properties.etag, download.size)
+            return download.properties.etag, _Chunks(download, download.size, partial(answers, self.place))
 
     def open_range(self, key: str, start: int, size: int) -> Body:
         """See `BucketApi.open_range`."""
         with answers(self.place):
-            found = self._blob(key).download_blob(offset=start, length=size)
-            if found.size < size:
+            download = self._blob(key).download_blob(offset=start, length=size)
+            if download.size < size:
                 raise Declined(NO_RANGE, "it ends before")
-            return _Chunks(found, size, partial(answers, self.place))
+            return _Chunks(download, size, partial(answers, self.place))
 
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
         """See `BucketApi.put`."""
@@ -308,9 +308,9 @@ class AzureBucket:
     def copy(self, key: str, dest: str, tag: str) -> None:
         """See `BucketApi.copy`. Within an account Azure copies nothing, and answers at once."""
         with answers(self.place):
-            copied, asked = self._blob(dest), condition_of(tag)
-            asked = {f"source_{name}": value for name, value in asked.items()}
-            status = copied.start_copy_from_url(self._blob(key).url, **asked)["copy_status"]
+            copied, conditions = self._blob(dest), condition_of(tag)
+            conditions = {f"source_{name}": value for name, value in conditions.items()}
+            status = copied.start_copy_from_url(self._blob(key).url, **conditions)["copy_status"]
             while status == "pending":
                 time.sleep(0.5)
                 status = copied.get_blob_properties().copy.status
@@ -327,9 +327,9 @@ class AzureBucket:
             else:
                 walked = container.walk_blobs(name_starts_with=start, delimiter="/", results_per_page=PAGE_KEYS)
                 pages = walked.by_page(after or None)
-            found = list(next(pages, ()))
-            folders = tuple(item.name.removeprefix(top) for item in found if isinstance(item, BlobPrefix))
-            blobs = [item for item in found if not isinstance(item, BlobPrefix)]
+            entries = list(next(pages, ()))
+            folders = tuple(item.name.removeprefix(top) for item in entries if isinstance(item, BlobPrefix))
+            blobs = [item for item in entries if not isinstance(item, BlobPrefix)]
             items = tuple(
                 ListedObject(item.name.removeprefix(top), item.size, item.etag, item.last_modified) for item in blobs
             )

@@ -50,14 +50,14 @@ class AzureLocation:
 
 def parse_azure_place(text: str) -> AzureLocation:
     """Read an az:// URI. Raises InputError, which never repeats what may be a secret."""
-    found = read_uri(text, OPTIONS)
-    if not _ACCOUNT.fullmatch(found.host):
+    bucket_uri = read_uri(text, OPTIONS)
+    if not _ACCOUNT.fullmatch(bucket_uri.host):
         raise InputError(
-            f"{found.where}: {found.host!r} is not the name of a storage account (3 to 24 of a-z 0-9); "
+            f"{bucket_uri.where}: {bucket_uri.host!r} is not the name of a storage account (3 to 24 of a-z 0-9); "
             "write az://ACCOUNT/CONTAINER/PREFIX"
         )
-    container, _, prefix = found.prefix.partition("/")
-    inner = BucketUri(found.host, prefix, found.options, found.where)
+    container, _, prefix = bucket_uri.prefix.partition("/")
+    inner = BucketUri(bucket_uri.host, prefix, bucket_uri.options, bucket_uri.where)
     check_bucket(inner, container, _CONTAINER, "3 to 63 of a-z 0-9 -; az://ACCOUNT/CONTAINER/PREFIX", "container")
-    endpoint = found.options.get("endpoint")
-    return AzureLocation(found.host, container, prefix, check_endpoint(endpoint, "Azure") if endpoint else None)
+    endpoint = bucket_uri.options.get("endpoint")
+    return AzureLocation(bucket_uri.host, container, prefix, check_endpoint(endpoint, "Azure") if endpoint else None)

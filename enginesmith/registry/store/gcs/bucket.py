@@ -166,15 +166,15 @@ class GcsBucket:
     def open_from(self, key: str, start: int, tag: str) -> tuple[str, Body]:
         """See `BucketApi.open_from`."""
         with answers(self.place):
-            asked = {"ifGenerationMatch": tag} if tag else {}
-            response = self._open(key, asked, f"bytes={start}-" if start else "")
+            conditions = {"ifGenerationMatch": tag} if tag else {}
+            response = self._open(key, conditions, f"bytes={start}-" if start else "")
             try:
-                found, size = response.headers[_GENERATION], int(response.headers[_LENGTH])
-                if tag and found != tag:  # from a server that ignores this condition
+                generation, size = response.headers[_GENERATION], int(response.headers[_LENGTH])
+                if tag and generation != tag:  # from a server that ignores this condition
                     raise Declined(CONDITION_FAILED, "another")
                 if start and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
                     raise Declined(NO_RANGE, "no range")
-                return found, HttpBody(response.raw, size, partial(answers, self.place))
+                return generation, HttpBody(response.raw, size, partial(answers, self.place))
             except BaseException:
                 response.close()
                 raise
@@ -185,11 +185,11 @@ class GcsBucket:
         with answers(self.place):
             response = self._open(key, {}, f"bytes={start}-{last}")
             whole = start == 0 and response.headers.get(_LENGTH) == str(size)
-            found = response.headers.get("Content-Range", "").partition("/")[0]
-            if found == f"bytes {start}-{last}" or (whole and response.status_code != _PARTIAL):
+            content_range = response.headers.get("Content-Range", "").partition("/")[0]
+            if content_range == f"bytes {start}-{last}" or (whole and response.status_code != _PARTIAL):
                 return HttpBody(response.raw, size, partial(answers, self.place))
             response.close()
-            if response.status_code != _PARTIAL or found:
+            if response.status_code != _PARTIAL or content_range:
                 raise Declined(NO_RANGE, "it ends before")
             raise NoWholeAnswerError("no range")
 
@@ -232,7 +232,7 @@ class GcsBucket:
         top = self.place.key("")
         with answers(self.place):
             bucket = self._connection.bucket
-            found = bucket.list_blobs(
+            blob_pages = bucket.list_blobs(
                 prefix=self.place.key(prefix) or None,
                 delimiter=None if deep else "/",
                 page_token=after or None,
@@ -241,15 +241,15 @@ class GcsBucket:
                 timeout=timeouts(),
                 retry=None,
             )
-            page = tuple(next(found.pages, ()))
+            page = tuple(next(blob_pages.pages, ()))
             if any(item.updated is None for item in page):
                 raise NoWholeAnswerError("no time")
             items = tuple(
                 ListedObject(str(item.name).removeprefix(top), item.size, str(item.generation), item.updated)
                 for item in page
             )
-            folders = tuple(str(name).removeprefix(top) for name in sorted(found.prefixes))
-            return ListedPage(items, folders, found.next_page_token or "")
+            folders = tuple(str(name).removeprefix(top) for name in sorted(blob_pages.prefixes))
+            return ListedPage(items, folders, blob_pages.next_page_token or "")
 
     def now(self) -> datetime:
         """See `BucketApi.now`."""

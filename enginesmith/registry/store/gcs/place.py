@@ -46,9 +46,11 @@ def parse_gcs_place(text: str, environment: Mapping[str, str] = os.environ) -> G
 
     Raises InputError, which never repeats what may be a secret.
     """
-    found = read_uri(text, OPTIONS)
-    check_bucket(found, found.host, _BUCKET, "3 to 222 of a-z 0-9 . _ -")
-    given = found.options.get("endpoint") or environment.get("STORAGE_EMULATOR_HOST")
-    if given and "://" not in given:
-        given = f"http://{given}"  # as Google's libraries read that variable
-    return GcsLocation(found.host, found.prefix, check_endpoint(given, "Google Cloud Storage") if given else None)
+    bucket_uri = read_uri(text, OPTIONS)
+    check_bucket(bucket_uri, bucket_uri.host, _BUCKET, "3 to 222 of a-z 0-9 . _ -")
+    endpoint = bucket_uri.options.get("endpoint") or environment.get("STORAGE_EMULATOR_HOST")
+    if endpoint and "://" not in endpoint:
+        endpoint = f"http://{endpoint}"  # as Google's libraries read that variable
+    return GcsLocation(
+        bucket_uri.host, bucket_uri.prefix, check_endpoint(endpoint, "Google Cloud Storage") if endpoint else None
+    )

@@ -152,8 +152,13 @@ def exchange(
         connection.close()
         raise
     # Of a body that was not read to its end `length` is what is left.
-    if answer.isclosed() and not answer.length and not answer.will_close and len(kept := _kept(place)) < _KEPT:
-        kept.append(connection)
+    if (
+        answer.isclosed()
+        and not answer.length
+        and not answer.will_close
+        and len(idle_connections := _kept(place)) < _KEPT
+    ):
+        idle_connections.append(connection)
     else:
         answer.close()
         connection.close()
@@ -201,8 +206,8 @@ def _send(
 ) -> tuple[HTTPConnection, HTTPResponse]:
     """Send over an idle connection, or a new one where the server has closed that meanwhile."""
     while True:
-        kept = _kept(place)
-        connection, fresh = (kept.pop(), False) if kept else (_connect(place), True)
+        idle_connections = _kept(place)
+        connection, fresh = (idle_connections.pop(), False) if idle_connections else (_connect(place), True)
         try:
             connection.request(method, target, headers=dict(headers))
             return connection, connection.getresponse()
@@ -225,10 +230,10 @@ def _connect(place: HttpLocation) -> HTTPConnection:
 
 def _kept(place: HttpLocation) -> deque[HTTPConnection]:
     """This process's idle connections to a server."""
-    found = _idle.get(place)
-    if found is None or found.process != os.getpid():
-        found = _idle[place] = _Idle(os.getpid())
-    return found.connections
+    idle_pool = _idle.get(place)
+    if idle_pool is None or idle_pool.process != os.getpid():
+        idle_pool = _idle[place] = _Idle(os.getpid())
+    return idle_pool.connections
 
 
 def _authorization() -> dict[str, str]:

@@ -142,10 +142,10 @@ class HttpStore:
 
     def size(self, digest: str) -> int:
         """See `Store.size`."""
-        found = self.stored_size(digest)
-        if found is None:
+        size_bytes = self.stored_size(digest)
+        if size_bytes is None:
             raise self._lost_error(digest)
-        return found
+        return size_bytes
 
     def path(self, digest: str) -> Path:
         """See `Store.path`. The file is this machine's cached copy, verified when it was downloaded."""
@@ -170,11 +170,11 @@ class HttpStore:
     @contextmanager
     def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
         """See `Store.open_range`."""
-        found = _BlobRange(self, blob_key(digest), start, start + size)
+        blob_range = _BlobRange(self, blob_key(digest), start, start + size)
         try:
-            yield found.fill
+            yield blob_range.fill
         finally:
-            found.close()
+            blob_range.close()
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""
@@ -212,20 +212,20 @@ class HttpStore:
                 f"{self.uri} answers '{prefix}' with no JSON list of names; with nginx, turn on `autoindex` and "
                 "`autoindex_format json`"
             ) from error
-        known = {(name, is_folder) for name, is_folder in entries if is_key(name) and "/" not in name}
-        yield from sorted(f"{name}/" if is_folder else name for name, is_folder in known)
+        valid_entries = {(name, is_folder) for name, is_folder in entries if is_key(name) and "/" not in name}
+        yield from sorted(f"{name}/" if is_folder else name for name, is_folder in valid_entries)
 
     def _stream_verified(self, digest: str, sink: BinaryIO) -> str:
         """Write a blob's bytes to `sink` and return its digest."""
-        left, sha = self.size(digest), hashlib.sha256()
+        remaining_bytes, sha = self.size(digest), hashlib.sha256()
         block = memoryview(bytearray(_READ_BYTES))
-        with self.open_range(digest, 0, left) as fill:
-            while left:
-                view = block[: min(left, len(block))]
+        with self.open_range(digest, 0, remaining_bytes) as fill:
+            while remaining_bytes:
+                view = block[: min(remaining_bytes, len(block))]
                 fill(view)
                 sha.update(view)
                 sink.write(view)
-                left -= len(view)
+                remaining_bytes -= len(view)
         if sha.hexdigest() != digest:
             raise self._other_bytes(digest)
         return digest

@@ -92,20 +92,20 @@ def send_parts(source: UploadSource, send: Callable[[int, bytes], T]) -> list[T]
     """
     hasher = source.blob.hasher()
     running: deque[Future[T]] = deque()
-    found: list[T] = []
+    part_receipts: list[T] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             for number, part in enumerate(source.parts(), 1):
                 hasher.update(part)
                 running.append(pool.submit(send, number, part))
                 if len(running) == AT_ONCE:
-                    found.append(running.popleft().result())
-            found.extend(future.result() for future in running)
+                    part_receipts.append(running.popleft().result())
+            part_receipts.extend(future.result() for future in running)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     source.check(hasher.hexdigest())
-    return found
+    return part_receipts
 
 
 # What the store in a bucket asks of an object store's API: one request each, and how an answer is told from none.
@@ -376,11 +376,11 @@ def stamps_below(bucket: BucketApi, prefix: str) -> Iterator[tuple[str, datetime
 
 def names_below(bucket: BucketApi, prefix: str) -> list[str]:
     """The names directly under a prefix, sorted; those that have more below end in '/'."""
-    found: set[str] = set()
+    names: set[str] = set()
     for page in _pages(bucket, prefix, deep=False):
-        found.update(item.name.removeprefix(prefix) for item in page.objects)
-        found.update(name.removeprefix(prefix) for name in page.folders)
-    return sorted(found - {""}, key=lambda name: name.removesuffix("/"))
+        names.update(item.name.removeprefix(prefix) for item in page.objects)
+        names.update(name.removeprefix(prefix) for name in page.folders)
+    return sorted(names - {""}, key=lambda name: name.removesuffix("/"))
 
 
 def _objects(bucket: BucketApi, prefix: str) -> Iterator[ListedObject]:
@@ -391,7 +391,7 @@ def _objects(bucket: BucketApi, prefix: str) -> Iterator[ListedObject]:
 
 def _pages(bucket: BucketApi, prefix: str, *, deep: bool) -> Iterator[ListedPage]:
     """The pages. Raises IntegrityError for a server that lists without end, and for a size that no object has."""
-    after, keys, seen = "", 0, set[str]()
+    after, keys, markers = "", 0, set[str]()
     while True:
         page = ask(bucket, "listing", lambda after=after: bucket.page(prefix, after, deep=deep))  # type: ignore[misc]
         for item in page.objects:
@@ -400,6 +400,6 @@ def _pages(bucket: BucketApi, prefix: str, *, deep: bool) -> Iterator[ListedPage
         after, keys = page.after, keys + len(page.objects) + len(page.folders)
         if not after:
             return
-        if after in seen or len(seen) > MAX_KEYS // 1000 or keys > MAX_KEYS:
+        if after in markers or len(markers) > MAX_KEYS // 1000 or keys > MAX_KEYS:
             raise IntegrityError(f"{bucket.place.locator(prefix)} is listed without end: {keys} keys so far")
-        seen.add(after)
+        markers.add(after)

@@ -51,13 +51,13 @@ class HttpBody:
 
     def readinto(self, into: memoryview, /) -> int:
         """See `Body.readinto`."""
-        wanted = into[: self._left]
-        if not wanted:
+        target_view = into[: self._left]
+        if not target_view:
             return 0
         plain = getattr(self._response, "_fp", None)
         with self._answers():
             try:
-                count: int = (plain if isinstance(plain, HTTPResponse) else self._response).readinto(wanted)
+                count: int = (plain if isinstance(plain, HTTPResponse) else self._response).readinto(target_view)
             except (OSError, HTTPException, HTTPError) as error:
                 raise NoWholeAnswerError("broken off") from error
             if not count:
@@ -89,12 +89,12 @@ def head(bucket: BucketApi, key: str) -> ObjectFacts | None:
     """An object's metadata; None if it is absent. Raises UnavailableError, and IntegrityError for a size that no object
     has."""
     try:
-        found = ask(bucket, f"looking at {key}", lambda: bucket.head(key))
+        facts = ask(bucket, f"looking at {key}", lambda: bucket.head(key))
     except Declined as declined:
         _check_absent(bucket, key, declined)
         return None
-    check_size(found.size, bucket.place.locator(key))
-    return found
+    check_size(facts.size, bucket.place.locator(key))
+    return facts
 
 
 def read_document(bucket: BucketApi, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
@@ -123,10 +123,10 @@ def tag_of(bucket: BucketApi, key: str, content: bytes) -> str | None:
 
     A document that was read just now is not read again: the write's condition makes the server check the tag.
     """
-    found = _LAST_READ.get((bucket, key))
-    if found is None or found[0] != content:
-        found = read_document(bucket, key)
-    return found[1] if found is not None and found[0] == content else None
+    document = _LAST_READ.get((bucket, key))
+    if document is None or document[0] != content:
+        document = read_document(bucket, key)
+    return document[1] if document is not None and document[0] == content else None
 
 
 def read_changed(bucket: BucketApi, key: str, tag: str, attempts: int | None = None) -> tuple[bytes | None, str]:
@@ -281,12 +281,12 @@ def read_uri(text: str, options: Collection[str]) -> BucketUri:
     prefix = parts.path.strip("/")
     where = f"registry {parts.scheme}://{parts.netloc}/{prefix}"
     pairs = parse_qsl(parts.query, keep_blank_values=True)
-    found = dict(pairs)
-    if unknown := sorted(set(found) - set(options)):
+    option_values = dict(pairs)
+    if unknown := sorted(set(option_values) - set(options)):
         raise InputError(f"{where}: option {unknown[0][:40]!r} is not known; there are {', '.join(options)}")
-    if len(found) < len(pairs) or not all(found.values()):
+    if len(option_values) < len(pairs) or not all(option_values.values()):
         raise InputError(f"{where}: an option is given twice or without a value")
-    return BucketUri(parts.netloc, prefix, found, where)
+    return BucketUri(parts.netloc, prefix, option_values, where)
 
 
 def check_bucket(found: BucketUri, name: str, pattern: re.Pattern[str], words: str, kind: str = "bucket") -> None:

@@ -100,8 +100,8 @@ def write(bucket: BucketApi, key: str, data: bytes, expected: str | None) -> boo
 
 def _was_done(bucket: BucketApi, key: str, token: str) -> bool:
     """True if the stored object has this token. Raises UndecidedError."""
-    found = head(bucket, key)
-    if found is not None and found.metadata.get(TOKEN) == token:
+    facts = head(bucket, key)
+    if facts is not None and facts.metadata.get(TOKEN) == token:
         return True
     raise UndecidedError(
         f"writing {key} in {bucket.place.locator('')}: the answer was lost, and somebody else's is there by now; "
@@ -119,11 +119,12 @@ def require_conditional_writes(bucket: BucketApi) -> None:
     marker = read_document(bucket, MARKER)
     if marker is None:
         raise UnavailableError(f"there is no registry at {where}; `enginesmith build` makes one")
-    for wanted, expected in (("absent", None), ("another", bucket.never)):
+    for precondition, expected in (("absent", None), ("another", bucket.never)):
         if not _honours_condition(bucket, marker[0], expected):
             raise InputError(
                 f"the {bucket.kind} of {where} ignores conditional writes: it overwrote an object that had to be "
-                f"{wanted} for that, so two publishers could overwrite each other. It can be read and not published "
+                f"{precondition} for that, so two publishers could overwrite each other. It can be "
+                f"read and not published "
                 "to; use a server with conditional writes (docs/concepts/registry.md), or a file:// registry"
             )
 
@@ -149,10 +150,10 @@ def put(bucket: BucketApi, source: UploadSource) -> None:
     meanwhile."""
     key = blob_key(source.blob.digest)
     for pause in pauses():
-        found = head(bucket, key)
-        if found is not None and _is_sound(bucket, key, found, source):
+        facts = head(bucket, key)
+        if facts is not None and _is_sound(bucket, key, facts, source):
             return
-        expected = None if found is None else found.tag
+        expected = None if facts is None else facts.tag
         try:
             if source.small:
                 bucket.put(key, source.whole(), expected, "")
@@ -173,9 +174,9 @@ def _is_sound(bucket: BucketApi, key: str, found: ObjectFacts, source: UploadSou
     """Whether the object has the source's bytes: by its checksum where that tells, else by reading it."""
     if found.size != source.size:
         return False
-    known = bucket.holds(found, source)
-    if known is not None:
-        return known
+    is_same = bucket.holds(found, source)
+    if is_same is not None:
+        return is_same
     with suppress(Declined):
         return stream_blob(bucket, key, HashingSink()) == source.blob.digest
     return False
@@ -223,9 +224,9 @@ class ObjectStore:
         """See `Store.put_and_digest_file`. Raises IntegrityError, and stores nothing, if the file changes meanwhile."""
         self._check_writable()
         with reachable(f"reading {path}"), path.open("rb") as stream:
-            found = digest_stream(stream)
-            put(self.bucket, UploadSource(stream, path.stat().st_size, found))
-        return found
+            digest = digest_stream(stream)
+            put(self.bucket, UploadSource(stream, path.stat().st_size, digest))
+        return digest
 
     def put_bytes(self, data: bytes) -> str:
         """See `Store.put_bytes`."""
@@ -240,15 +241,15 @@ class ObjectStore:
 
     def stored_size(self, digest: str) -> int | None:
         """See `Store.stored_size`."""
-        found = head(self.bucket, blob_key(digest))
-        return None if found is None else found.size
+        facts = head(self.bucket, blob_key(digest))
+        return None if facts is None else facts.size
 
     def size(self, digest: str) -> int:
         """See `Store.size`."""
-        found = self.stored_size(digest)
-        if found is None:
+        size_bytes = self.stored_size(digest)
+        if size_bytes is None:
             raise self._lost_error(digest)
-        return found
+        return size_bytes
 
     def path(self, digest: str) -> Path:
         """See `Store.path`. The file is this machine's cached copy, verified when it was downloaded."""
@@ -269,9 +270,9 @@ class ObjectStore:
 
     def read_blob(self, digest: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
-        found = io.BytesIO()
-        self._stream_verified(digest, found, most)
-        return found.getvalue()
+        buffer = io.BytesIO()
+        self._stream_verified(digest, buffer, most)
+        return buffer.getvalue()
 
     @contextmanager
     def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
@@ -279,7 +280,7 @@ class ObjectStore:
 
         def fill(into: memoryview) -> None:
             try:
-                found.fill(into)
+                blob_range.fill(into)
             except Declined as declined:
                 if declined.status == ABSENT:
                     raise self._lost_error(digest) from declined
@@ -289,7 +290,7 @@ class ObjectStore:
                     "again"
                 ) from declined
 
-        with closing(Range(self.bucket, blob_key(digest), start, size)) as found:
+        with closing(Range(self.bucket, blob_key(digest), start, size)) as blob_range:
             yield fill
 
     def rehash(self, digest: str) -> BlobDigest:
@@ -302,8 +303,8 @@ class ObjectStore:
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""
-        found = read_document(self.bucket, check_key(key))
-        return None if found is None else found[0]
+        document = read_document(self.bucket, check_key(key))
+        return None if document is None else document[0]
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
         """See `Store.read_if_changed`. An unchanged document costs one request without a body."""
@@ -333,13 +334,13 @@ class ObjectStore:
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `Store.list`."""
-        found = keys_below(self.bucket, self._prefix(prefix))
-        return (key for key in found if prefix or not key.startswith(f"{_DISCARDED}/"))
+        keys = keys_below(self.bucket, self._prefix(prefix))
+        return (key for key in keys if prefix or not key.startswith(f"{_DISCARDED}/"))
 
     def children(self, prefix: str = "") -> Iterator[str]:
         """See `Store.children`."""
-        found = names_below(self.bucket, self._prefix(prefix))
-        return (name for name in found if prefix or name != f"{_DISCARDED}/")
+        names = names_below(self.bucket, self._prefix(prefix))
+        return (name for name in names if prefix or name != f"{_DISCARDED}/")
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """See `Store.sizes`."""
@@ -359,16 +360,16 @@ class ObjectStore:
     def discard(self, digest: str) -> None:
         """See `Store.discard`. Copies it to discarded/ and deletes it, unless it was replaced in between."""
         key = blob_key(digest)
-        found = head(self.bucket, key)
-        if found is None:
+        facts = head(self.bucket, key)
+        if facts is None:
             return
         with suppress(Declined):
             ask(
                 self.bucket,
                 f"moving {key} away",
-                lambda: self.bucket.copy(key, f"{_DISCARDED}/{digest}", found.tag),
+                lambda: self.bucket.copy(key, f"{_DISCARDED}/{digest}", facts.tag),
             )
-            ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, found.tag))
+            ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, facts.tag))
 
     def strays(self) -> tuple[str, ...]:
         """See `Store.strays`."""
@@ -389,18 +390,18 @@ class ObjectStore:
     def _stream_verified(self, digest: str, sink: BinaryIO, most: int = MAX_BLOB_BYTES) -> str:
         """Write a blob's bytes to `sink` and return its digest. Other bytes are downloaded once more, since the network
         may have changed them; then IntegrityError is raised."""
-        start, found = sink.tell(), ""
+        start, actual_digest = sink.tell(), ""
         for _ in range(2):
             sink.seek(start)
             sink.truncate()
             try:
-                found = stream_blob(self.bucket, blob_key(digest), sink, most)
+                actual_digest = stream_blob(self.bucket, blob_key(digest), sink, most)
             except Declined as declined:
                 raise self._lost_error(digest) from declined
-            if found == digest:
-                return found
+            if actual_digest == digest:
+                return actual_digest
         raise IntegrityError(
-            f"blob {digest} of {self.uri} holds other bytes (their digest is {found}); "
+            f"blob {digest} of {self.uri} holds other bytes (their digest is {actual_digest}); "
             "run `enginesmith registry fsck --repair`, then build again"
         )
 
@@ -408,8 +409,8 @@ class ObjectStore:
         """Write a blob's bytes to `sink` through the cache; False where that is full, read-only or damaged."""
         with ExitStack() as stack:
             try:
-                held = stack.enter_context(cache.hold(digest, lambda file: self._stream_verified(digest, file)))
-                source = stack.enter_context(held.open("rb"))
+                cache_path = stack.enter_context(cache.hold(digest, lambda file: self._stream_verified(digest, file)))
+                source = stack.enter_context(cache_path.open("rb"))
             except OSError:
                 return False
             start = sink.tell()

@@ -77,8 +77,8 @@ def send(bucket: _Bucket, key: str, source: UploadSource, expected: str | None) 
 
     def send_part(number: int, data: bytes) -> dict[str, str | int]:
         part = {**upload, "PartNumber": number, "Body": data, "ContentMD5": md5_of(data)}
-        found = _ask(bucket, f"writing part {number} of {where['Key']}", "upload_part", "ETag", part)
-        return {"PartNumber": number, "ETag": read(found, "ETag", str)}
+        response = _ask(bucket, f"writing part {number} of {where['Key']}", "upload_part", "ETag", part)
+        return {"PartNumber": number, "ETag": read(response, "ETag", str)}
 
     try:
         parts = send_parts(source, send_part)
@@ -126,18 +126,18 @@ def abort_abandoned(bucket: _Bucket) -> int:
     count = 0
     with suppress(UnavailableError):
         for upload in _find_abandoned(bucket):
-            asked = {"Bucket": bucket.place.bucket, "Key": upload.key, "UploadId": upload.upload_id}
+            upload_arguments = {"Bucket": bucket.place.bucket, "Key": upload.key, "UploadId": upload.upload_id}
             with suppress(Declined):
-                _ask(bucket, f"aborting {upload}", "abort_multipart_upload", "", asked)
+                _ask(bucket, f"aborting {upload}", "abort_multipart_upload", "", upload_arguments)
                 count += 1
     return count
 
 
 def _find_abandoned(bucket: _Bucket) -> Iterator[Upload]:
-    asked = {"Bucket": bucket.place.bucket, "Prefix": bucket.place.key(BLOBS)}
+    list_arguments = {"Bucket": bucket.place.bucket, "Prefix": bucket.place.key(BLOBS)}
     marker: dict[str, str] = {}
     while True:
-        page = _ask(bucket, "listing uploads", "list_multipart_uploads", "IsTruncated", asked | marker)
+        page = _ask(bucket, "listing uploads", "list_multipart_uploads", "IsTruncated", list_arguments | marker)
         # The server's clock, which also dated the uploads: this machine's may be wrong.
         stated = find(page, "ResponseMetadata.HTTPHeaders.date", str, None)
         now = parsedate_to_datetime(stated) if stated else datetime.now(UTC)
@@ -177,18 +177,18 @@ class S3Bucket:
     def head(self, key: str) -> ObjectFacts:
         """See `BucketApi.head`. The checksum is the ETag where that can be an MD5: not with keys of KMS."""
         with answers(self.place):
-            found = whole(client(self.place).head_object(**self._at(key)), *_FACTS)
-            etag = read(found, "ETag", str)
-            opaque = find(found, "ServerSideEncryption", str, "").startswith("aws:kms") and "-" not in etag
+            response = whole(client(self.place).head_object(**self._at(key)), *_FACTS)
+            etag = read(response, "ETag", str)
+            opaque = find(response, "ServerSideEncryption", str, "").startswith("aws:kms") and "-" not in etag
             return ObjectFacts(
-                read(found, "ContentLength", int), etag, "" if opaque else etag, find(found, "Metadata", dict, {})
+                read(response, "ContentLength", int), etag, "" if opaque else etag, find(response, "Metadata", dict, {})
             )
 
     def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
         """See `BucketApi.get`. An unchanged object costs an answer without a body (304)."""
-        asked = {"IfNoneMatch": unless} if unless else {}
+        conditions = {"IfNoneMatch": unless} if unless else {}
         with answers(self.place):
-            answer = whole(client(self.place).get_object(**self._at(key), **asked), *_FACTS)
+            answer = whole(client(self.place).get_object(**self._at(key), **conditions), *_FACTS)
             with closing(read(answer, "Body", StreamingBody)) as body:
                 size = read(answer, "ContentLength", int)
                 # A body in chunks may be longer than is stated.
@@ -201,9 +201,9 @@ class S3Bucket:
 
     def open_from(self, key: str, start: int, tag: str) -> tuple[str, Body]:
         """See `BucketApi.open_from`."""
-        asked = {**({"Range": f"bytes={start}-"} if start else {}), **({"IfMatch": tag} if tag else {})}
+        conditions = {**({"Range": f"bytes={start}-"} if start else {}), **({"IfMatch": tag} if tag else {})}
         with answers(self.place):
-            answer = whole(client(self.place).get_object(**self._at(key), **asked), *_FACTS)
+            answer = whole(client(self.place).get_object(**self._at(key), **conditions), *_FACTS)
             body = read(answer, "Body", StreamingBody)
             if start and not find(answer, "ContentRange", str, "").startswith(f"bytes {start}-"):
                 body.close()
@@ -221,8 +221,8 @@ class S3Bucket:
             body.close()
             if read(answer, "ResponseMetadata.HTTPStatusCode", int) != _PARTIAL:
                 raise Declined(NO_RANGE, "no ranges")
-            found = _RANGE.match(find(answer, "ContentRange", str, ""))
-            if found and int(found[1]) == start and int(found[2]) < last:
+            match = _RANGE.match(find(answer, "ContentRange", str, ""))
+            if match and int(match[1]) == start and int(match[2]) < last:
                 raise Declined(NO_RANGE, "it ends before")
             # Headers that were cut off have another range, or none: worth another attempt.
             raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=size)
@@ -256,17 +256,17 @@ class S3Bucket:
 
     def copy(self, key: str, dest: str, tag: str) -> None:
         """See `BucketApi.copy`. Managed by boto3, because a single copy request takes at most 5 GiB."""
-        asked = {"CopySourceIfMatch": tag, **self.place.encryption()}
+        copy_arguments = {"CopySourceIfMatch": tag, **self.place.encryption()}
         with answers(self.place):
-            client(self.place).copy(self._at(key), self.place.bucket, self.place.key(dest), ExtraArgs=asked)
+            client(self.place).copy(self._at(key), self.place.bucket, self.place.key(dest), ExtraArgs=copy_arguments)
 
     def page(self, prefix: str, after: str, *, deep: bool) -> ListedPage:
         """See `BucketApi.page`."""
-        asked = {**({} if deep else {"Delimiter": "/"}), **({"ContinuationToken": after} if after else {})}
+        list_arguments = {**({} if deep else {"Delimiter": "/"}), **({"ContinuationToken": after} if after else {})}
         top, start = self.place.key(""), self.place.key(prefix)
         with answers(self.place):
-            found = client(self.place).list_objects_v2(Bucket=self.place.bucket, Prefix=start, **asked)
-            page = whole(found, "IsTruncated")
+            response = client(self.place).list_objects_v2(Bucket=self.place.bucket, Prefix=start, **list_arguments)
+            page = whole(response, "IsTruncated")
             return ListedPage(
                 tuple(
                     ListedObject(
@@ -284,8 +284,8 @@ class S3Bucket:
     def now(self) -> datetime:
         """See `BucketApi.now`."""
         with answers(self.place):
-            found = client(self.place).head_object(**self._at(MARKER))
-            return parse_date(find(found, "ResponseMetadata.HTTPHeaders.date", str, ""))
+            response = client(self.place).head_object(**self._at(MARKER))
+            return parse_date(find(response, "ResponseMetadata.HTTPHeaders.date", str, ""))
 
     def strays(self) -> tuple[str, ...]:
         """See `BucketApi.strays`."""
@@ -303,8 +303,8 @@ def _is_range(answer: JsonObject, start: int, size: int) -> bool:
     """Whether it is exactly that range; from a server without ranges, the whole of a small object may be it."""
     if read(answer, "ResponseMetadata.HTTPStatusCode", int) != _PARTIAL:
         return start == 0 and answer.get("ContentLength") == size
-    found = _RANGE.match(find(answer, "ContentRange", str, ""))
-    return found is not None and (int(found[1]), int(found[2])) == (start, start + size - 1)
+    match = _RANGE.match(find(answer, "ContentRange", str, ""))
+    return match is not None and (int(match[1]), int(match[2])) == (start, start + size - 1)
 
 
 def _body(place: S3Location, body: StreamingBody, size: int) -> HttpBody:

@@ -39,8 +39,10 @@ class S3Location:
     @property
     def uri(self) -> str:
         """The URI that `parse_place` reads, everywhere with the same result."""
-        found = {name: getattr(self, name) for name in OPTIONS}
-        options = {name: int(value) if value in (True, False) else value for name, value in found.items() if value}
+        option_values = {name: getattr(self, name) for name in OPTIONS}
+        options = {
+            name: int(value) if value in (True, False) else value for name, value in option_values.items() if value
+        }
         if self.path_style is False:
             options["path_style"] = 0
         return self.locator("") + (f"?{urlencode(options, safe=':/')}" if options else "")
@@ -55,8 +57,8 @@ class S3Location:
 
     def encryption(self) -> dict[str, str]:
         """The encryption parameters of a write request."""
-        asked = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.kms_key}
-        return {name: value for name, value in asked.items() if value}
+        sse_options = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.kms_key}
+        return {name: value for name, value in sse_options.items() if value}
 
 
 OPTIONS = tuple(field.name for field in fields(S3Location) if field.name not in ("bucket", "prefix"))
@@ -65,16 +67,16 @@ OPTIONS = tuple(field.name for field in fields(S3Location) if field.name not in 
 def parse_place(text: str, environment: Mapping[str, str] = os.environ) -> S3Location:
     """Read an s3:// URI. The endpoint and the region may also come from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL,
     AWS_REGION and AWS_DEFAULT_REGION. Raises InputError, which never repeats what may be a secret."""
-    found = read_uri(text, OPTIONS)
-    where, options = found.where, found.options
-    check_bucket(found, found.host, _BUCKET, "3 to 63 of a-z 0-9 . -")
+    bucket_uri = read_uri(text, OPTIONS)
+    where, options = bucket_uri.where, bucket_uri.options
+    check_bucket(bucket_uri, bucket_uri.host, _BUCKET, "3 to 63 of a-z 0-9 . -")
     endpoint = options.get("endpoint") or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
     region = options.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or None
     path_style, sse, key = (options.get(name) for name in ("path_style", "sse", "kms_key"))
     _check_options(where, region, path_style, sse, key)
     style = None if path_style is None else path_style in ("1", "true")
     endpoint = check_endpoint(endpoint, "S3") if endpoint else None
-    return S3Location(found.host, found.prefix, endpoint, region, style, sse, key)
+    return S3Location(bucket_uri.host, bucket_uri.prefix, endpoint, region, style, sse, key)
 
 
 def _check_options(where: str, region: str | None, path_style: str | None, sse: str | None, key: str | None) -> None:
