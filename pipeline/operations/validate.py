@@ -186,7 +186,7 @@ class PublishedEnsemble:
             return Validated.of(self.manifest, entry, reason=reason)
         for graph, pinned, engine in pinned_engines(context.store, self.manifest, entry):
             for found in validate(pinned, context, [engine.target], [str(engine.digest)], again=False):
-                if found.unit == engine.unit and found.verdict != "proven":
+                if found.unit == engine.unit and found.verdict not in PASSED:
                     return Validated.of(self.manifest, entry, found.verdict, f"graph {graph.name!r}: {found.reason}")
         proof = prove(self.check(entry, context.store), entry.unit, context, afresh=True)
         return attach(context.store, self.manifest, self.judge(entry, proof))

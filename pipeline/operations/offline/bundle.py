@@ -15,7 +15,7 @@ from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.hardware.machine import product_of
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
-from enginesmith.core.reports.proof import Check
+from enginesmith.core.reports.proof import PASSED, Check
 from enginesmith.core.requirements import Json
 from enginesmith.core.types import CPU_KIND
 from enginesmith.registry.evidence.attestations import judge_entries
@@ -235,7 +235,7 @@ def _import_entry(store: Store, results: Results, item: OfflineTrial) -> Validat
     _check_time(manifest, item.created_at)
     for graph, pinned, engine in pinned_engines(store, manifest, entry) if manifest.graphs else ():
         known = next(each for each in judge_entries(store, pinned) if each.unit == engine.unit)
-        if known.status != "proven":
+        if known.status not in PASSED:
             return Validated.of(manifest, entry, known.status, f"graph {graph.name!r}: {known.reason}")
     cpu = results.host.get(CPU_KIND, "a CPU of unknown kind")[:200]
     name, answers = f"judge {entry.unit}", item.answers or {}

@@ -2,12 +2,17 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from enginesmith.core.errors import canonical_json
-from enginesmith.core.reports.proof import Check
+from enginesmith.core.reports.proof import ON_RANDOM, Check
 from enginesmith.registry.store.base import Store
 from pipeline.compile.publication.publish import resolved_spec
-from pipeline.operations.validate import published_proof
+from pipeline.operations import validate as validating
+from pipeline.operations.validate import Validated, published_proof
 from pipeline.spec.model import ModelSpec, load_spec, overrides
 from tests.enginesmith.registries import engine, report
 from tests.pipeline.projects import Project
@@ -30,3 +35,22 @@ def test_a_proof_that_is_made_again_has_as_many_checks_as_the_build_had(store: S
     stored = store.put_bytes(canonical_json(replace(report(entry), checks=checks).to_json()))
     kept = published_proof(replace(entry, report=stored), store).checks
     assert [(check.stage, check.case) for check in kept] == [places[0], places[1], places[3], places[4]]
+
+
+@pytest.mark.parametrize(("verdict", "runs"), [("proven", True), (ON_RANDOM, True), ("failed", False)])
+def test_a_whole_is_run_where_the_engines_of_its_graphs_passed(
+    monkeypatch: pytest.MonkeyPatch, verdict: str, runs: bool
+) -> None:
+    part: Any = SimpleNamespace(unit="cpu fp32 onnxruntime", target="cpu", digest="a" * 64)
+    proofs: list[str] = []
+    monkeypatch.setattr(validating, "ensemble_not_here", lambda *_: None)
+    monkeypatch.setattr(validating, "pinned_engines", lambda *_: [(SimpleNamespace(name="encoder"), None, part)])
+    monkeypatch.setattr(validating, "validate", lambda *_, **__: [Validated("e@1", part.unit, verdict, "")])
+    monkeypatch.setattr(validating.PublishedEnsemble, "check", lambda *_: None)
+    monkeypatch.setattr(validating.PublishedEnsemble, "judge", lambda *_: None)
+    monkeypatch.setattr(validating, "prove", lambda _, unit, *__, **___: proofs.append(unit))
+    monkeypatch.setattr(validating, "attach", lambda *_: Validated("pair@1", "", "proven", ""))
+    whole: Any = SimpleNamespace(model="pair", version="1")
+    entry: Any = SimpleNamespace(unit="cpu fp32 ensemble", status="unproven", reason="")
+    found = validating.PublishedEnsemble(whole, whole).validate(entry, SimpleNamespace(store=None))  # type: ignore[arg-type]
+    assert (found.verdict, proofs) == (("proven", [entry.unit]) if runs else ("failed", []))
