@@ -1,6 +1,6 @@
 # demo   sets up and runs the main job on real input     test   sets up, checks and runs the tests that are not slow
 # test-all  these, and the slow ones: whole demos, servers, compilers, simulations
-# check  format, lint, types, import rules, links, prose  bench  ratios against peers, measured in one run
+# check  format, lint, types, import rules, links, prose, sizes  bench  ratios against peers, measured in one run
 # site   docs/ as a site in build/site                    docs   the pages that are generated from the code
 #                                                        hunt   random examples, and many, for every property test
 # chart  what is generated from the Helm chart           clean  removes what these made
@@ -31,7 +31,7 @@ PROSE_RULES := LongSentences,RepeatedWords,Dangling,OurWords
 SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 
 .PHONY: demo demo-cluster test test-rest test-all check format bench proof docs site chart hunt simulate zoo conformance node-tests gpu-check cluster-test azurite site-check clean \
-  check-style check-types check-imports check-links check-prose
+  check-style check-types check-imports check-links check-prose check-size
 .DEFAULT_GOAL := test
 
 # $(1): the extras of the package.
@@ -67,7 +67,7 @@ test-all: test test-rest
 
 # Two at a time; where make can, what each prints in one piece.
 check: $(VENV)/.installed
-	@$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),-O) check-types check-imports check-links check-prose check-style
+	@$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),-O) check-types check-imports check-links check-prose check-size check-style
 
 check-style:
 	$(BIN)/ruff format --check $(SOURCES)
@@ -81,6 +81,9 @@ check-imports:
 
 check-links:
 	$(SPHINX) --tag links --conf-dir docs --builder dummy . build/links
+
+check-size:
+	$(BIN)/python -m docs.size
 
 check-prose:
 	@mkdir -p build && rm -f build/prose.weirpack

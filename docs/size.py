@@ -27,12 +27,12 @@ NOT_COUNTED = (
 PAGES = ("README.md", "docs/*.md")
 LIMITS = {
     "modules": 420,
-    "lines of product": 0,
-    "lines of tests": 0,
+    "lines of product": 109_800,
+    "lines of tests": 91_100,
     "lines of the longest module": 600,
     "first-level commands": 24,
-    "options": 0,
-    "words of documentation": 0,
+    "options": 300,
+    "words of documentation": 47_300,
 }
 
 

@@ -39,6 +39,7 @@ from enginesmith.registry.store.files import (
     sync_folder,
     write_whole,
 )
+from enginesmith.registry.store.layout import evidence_prefix
 from enginesmith.registry.versions.lookup import Located
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from enginesmith.registry.evidence.attachments import Attachment
     from enginesmith.registry.store.cache import BlobCache, VerificationCache
 
-# Downloads a blob to a path: from the file that is there already, this machine's cache, or the registry.
-#
 # A blob of a remote registry is downloaded into the cache, once for all processes, over several connections, and
 # resumed where a killed download ended; then the path becomes a hard link to it, or a copy on another file system.
 # Without a cache it is downloaded beside the path. A file appears whole and verified, or not at all. Several blobs, as
@@ -527,9 +526,7 @@ def _check_owner(description: Path, manifest: Manifest) -> None:
             )
 
 
-# The attachments of a version: those that fit the machine come into the folder `attachments` beside the engine.
-
-
+# The folder of a version's attachments, beside the engine.
 ATTACHMENTS = "attachments"
 
 
@@ -540,16 +537,19 @@ def with_attachments(pulled: Pulled, store: Store, ranking: EngineRanking, dest:
     none is pulled, and a kind that is code not without any, unless `Policy.allow_unsigned` says so. What is damaged or
     lost is left out: the engine does not depend on it. Raises UnavailableError.
     """
+    documents, manifest = pulled.located.documents or store, pulled.located.manifest
+    if not any(True for _ in documents.list(evidence_prefix("attachments", manifest.model, manifest.version))):
+        return pulled
     from enginesmith.registry.evidence.attachments import DESCRIPTION, attachments
-    from enginesmith.registry.trust import Vouched, require
+    from enginesmith.registry.trust import require
 
-    located, found, left_out = pulled.located, dict[str, PulledAttachment](), dict[str, str]()
+    found, left_out = dict[str, PulledAttachment](), dict[str, str]()
     try:
-        known = attachments(located.documents or store, located.manifest)
-        vouched = require(located.documents or store, located.manifest, ranking.policy.trust) if known else Vouched(())
+        attached = attachments(documents, manifest)
+        vouched = require(documents, manifest, ranking.policy.trust)
     except IntegrityError as error:
         return replace(pulled, left_out=((ATTACHMENTS, str(error)),))
-    for attachment, document in known:
+    for attachment, document in attached:
         name = attachment.name
         signed_by = vouched.attachment_signers(document)
         reason = _refusal(attachment, ranking, bool(vouched.signers), bool(signed_by))
@@ -559,7 +559,7 @@ def with_attachments(pulled: Pulled, store: Store, ranking: EngineRanking, dest:
         path = dest / ATTACHMENTS / name
         description = path.with_name(f"{name}{DESCRIPTION}")
         try:
-            _check_place(description, located.manifest.model)
+            _check_place(description, manifest.model)
             fetcher.fetch(store, choose_digest(attachment.digest, None), attachment.size_bytes, path)
         except (InputError, IntegrityError) as error:
             left_out.setdefault(name, str(error))

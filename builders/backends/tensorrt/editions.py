@@ -152,12 +152,12 @@ class TensorRT(TensorRTEdition):
     def _runtime(self, toolchain: Mapping[str, str]) -> Runtime:
         """As the base class; a version-compatible engine loads in later releases of its major version and in the next
         major version of `_NEXT_MAJOR`, too."""
-        runtime = super()._runtime(toolchain)
-        if not (self.version_compatible and (parts := numbers(runtime.version))):
-            return runtime
+        requirement = super()._runtime(toolchain)
+        if not (self.version_compatible and (parts := numbers(requirement.version))):
+            return requirement
         majors = [_NEXT_MAJOR[parts[0]]] if parts[0] in _NEXT_MAJOR else []
-        ranges = [(runtime.version, str(parts[0] + 1)), *((str(major), str(major + 1)) for major in majors)]
-        return replace(runtime, loads=tuple(ranges))
+        ranges = [(requirement.version, str(parts[0] + 1)), *((str(major), str(major + 1)) for major in majors)]
+        return replace(requirement, loads=tuple(ranges))
 
     def _prepare(self, builder: Untyped) -> None:
         self._load_plugins(builder)

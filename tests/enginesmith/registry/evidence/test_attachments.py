@@ -167,7 +167,7 @@ def test_a_policy_that_needs_signatures_needs_them_of_attachments_of_any_kind(
         found = pulled(store, tmp_path / "dest", trust=policy, allow_unsigned=allowed)
         assert not found.attachments and "has not the signatures that the trust policy needs" in found.left_out[0][1]
     assert not any(item.new for item in add_signatures(store, manifest, key))  # only a file that the signer holds
-    with pytest.raises(InputError, match=r"has no attachment 000.*; `enginesmith registry attach` the file first"):
+    with pytest.raises(InputError, match=r"has no attachment 000.*attach the file first"):
         add_signatures(store, manifest, key, ["0" * 64])
     added = [item.what for item in add_signatures(store, manifest, key, [WORDS]) if item.new]
     assert added == ["attachment words.txt (vocabulary)"]
