@@ -45,4 +45,4 @@ def test_prometheus_finds_the_exporter() -> None:
     assert monitor["spec"]["endpoints"][0]["port"] == port["name"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert [item["name"] for item in container["ports"]] == [port["targetPort"]]
-    assert str(port["port"]) in container["command"]
+    assert f"0.0.0.0:{port['port']}" in container["command"]

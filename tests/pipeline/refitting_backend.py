@@ -84,6 +84,7 @@ class Whole:
 @dataclass(frozen=True)
 class Stripped(Whole):
     name: ClassVar[str] = "stripped"
+    capabilities: ClassVar[Capabilities] = Whole.capabilities
 
     strip_weights: bool = True
 

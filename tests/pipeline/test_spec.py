@@ -51,7 +51,7 @@ def test_a_spec_without_multiples_is_written_as_before_they_came(project: Projec
     project.change_spec(dims={"batch": {"min": 1, "opt": 4, "max": 8, "multiple": 1}})
     spec = load_spec(project.spec)
     assert spec.model_dump(mode="json")["dims"] == {"batch": {"min": 1, "opt": 4, "max": 8, "buckets": None}}
-    assert encode(spec.named_dims()[0]).keys() == {"name", "min", "opt", "max", "edges"}
+    assert encode(spec.named_dims()[0]).keys() == {"name", "min", "opt", "max", "edges", "multiple"}
     project.change_spec(dims={"batch": {"max": 8, "multiple": 4}})
     assert load_spec(project.spec).model_dump(mode="json")["dims"]["batch"]["multiple"] == 4
 

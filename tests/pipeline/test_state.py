@@ -225,7 +225,7 @@ def test_without_data_the_steps_are_random_and_the_states_are_the_models(tmp_pat
     spec = {key: value for key, value in CACHED.items() if key not in ("golden", "calibration")}
     path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp32"]})
     outcome = enginesmith.build(path, registry=tmp_path / "registry")
-    assert [item.entry.status for item in outcome.engines] == ["proven"]
+    assert [item.entry.status for item in outcome.engines] == ["proven on random inputs"]
 
 
 def test_labels_stay_with_their_steps(tmp_path: Path) -> None:

@@ -122,8 +122,6 @@ def test_a_requests_json_and_key_are_those_of_its_fields():
 
     request = graphs.request("l4", options=(("tf32", False),), toolchain=(("x", "1"),))
     fields = asdict(request)
-    assert all(profile.pop("multiples") == () for profile in fields["profiles"]), "not written where there are none"
-    assert fields.pop("quantized_states") == (), "not written where there is none"
     assert encode(request) == json.loads(json.dumps(fields)) and request.key == digest_of(fields)
     assert encode(request) == json.loads(json.dumps(fields)), "and asking for the key has left nothing behind"
     assert decode(encode(request), BuildRequest) == request

@@ -56,9 +56,9 @@ def test_sizes_between_multiples_are_refused_with_the_nearest():
     assert optional_methods.unbounded(REQUEST.profiles) == ()
 
 
-def test_profiles_without_multiples_are_written_as_before_they_came():
+def test_profiles_are_written_with_all_fields():
     (profile,) = encode(REQUEST)["profiles"]
-    assert profile.keys() == {"inputs"} and encode(REQUEST.profiles[0]).keys() == {"inputs"}
+    assert profile.keys() == {"inputs", "multiples"} == encode(REQUEST.profiles[0]).keys()
     assert decode(encode(steps().profiles[0]), ShapeProfile) == steps().profiles[0]
     assert decode(encode(steps()), type(REQUEST)).key == steps().key
 

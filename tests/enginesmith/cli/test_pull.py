@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from enginesmith.cli.pull import FollowOptions
-from enginesmith.client.client import Command, HealthCommand, HealthUrl, Post, ReportUrl
+from enginesmith.client.watching.server import Command, HealthCommand, HealthUrl, Post, ReportUrl
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.registry.store.base import Store
 from tests.enginesmith.cli.commands import run, told
