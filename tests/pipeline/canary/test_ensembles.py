@@ -93,4 +93,5 @@ def test_functions_between_graphs_are_run(tmp_path: Path) -> None:
             recorder.append({name: array[index % len(array)] for name, array in golden.items()})
     written = replay_recorded(registry, "reader", tmp_path / "canary", traffic)
     assert written.report.verdict == "PASS", written.report.reason
-    assert all(item.requests == 4000 for item in written.report.criteria if item.kind == "share")
+    (judged,) = {item.requests for item in written.report.criteria if item.kind == "share"}
+    assert 1497 <= judged <= 4000, "so many without an error prove the error budget"

@@ -272,7 +272,7 @@ def test_processes_with_other_hash_seeds_export_the_same_bytes(tmp_path):
     code = (
         "import json, sys; from pathlib import Path; from enginesmith.core.codec import decode; "
         "from enginesmith.core.errors import digest_of_file; "
-        "from pipeline.sources.export import export; from pipeline.sources.user_process import ExportRequest; "
+        "from pipeline.sources.export import export; from pipeline.sources.request import ExportRequest; "
         "done = export(decode(json.loads(sys.argv[1]), ExportRequest), None, None, Path(sys.argv[2])); "
         "print(digest_of_file(done.onnx), done.golden_digest)"
     )
