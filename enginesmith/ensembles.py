@@ -146,7 +146,7 @@ class _DescribedEnsemble(Excerpt):
 class EnsembleGraph:
     """A graph or a function of an ensemble. run: runs it once on all of its inputs, by name: `Session.run`, or the call
     of a server's own runtime.  inputs: its tensors, in the dtypes that it takes.  sources: what gives each
-    (`core.ensemble`).  outputs: its tensors; () where they are not known.  rows: the numbers of rows that a call takes,
+    (`core.state`).  outputs: its tensors; () where they are not known.  rows: the numbers of rows that a call takes,
     None where they are not bounded or it has no such axis."""
 
     run: Callable[[Tensors], Tensors]

@@ -237,7 +237,7 @@ class _Spawned:
 # behind vanish with WORKDIR. A job that has promised to end when asked (`heed_stop`) is asked before it is killed for
 # its time or because it was cancelled, and has `GRACE_S` to save what it measured.
 #
-# The memory limit is on what the process and its descendants hold (`memory.held_mib`), read every `TICK_S`; a limit on
+# The memory limit is on what the process and its descendants hold (`held_mib`), read every `TICK_S`; a limit on
 # address space (RLIMIT_AS) would be exact, but CUDA and torch reserve far more of it than they use. Pages that forked
 # children share are counted more than once.
 

@@ -22,7 +22,7 @@ from enginesmith.core.errors import ModelError
 
 # Smaller tensors stay in the graph: shape inference reads shapes, and a file for each scale gains nothing.
 LEAST_BYTES = 1024
-# Begins the names of files with one new weight each, which `shards.save_graph` moves into shards.
+# Begins the names of files with one new weight each, which `outline.save_graph` moves into shards.
 LOOSE = "loose-"
 _BLOCK_BYTES = 1 << 20
 _INDICES = (TensorProto.INT64, TensorProto.INT32)

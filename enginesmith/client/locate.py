@@ -5,7 +5,7 @@ Of a channel the state is read (one request, conditional where it was read befor
 machine's cache keeps. Where the snapshot is lost or damaged, the version's documents are read one by one from the
 registry, with the same answer.
 
-A rollout may bring a version to a part of the nodes (`rollouts.waves`): then the answer depends on the node that asks.
+A rollout may bring a version to a part of the nodes (`rollouts.state`): then the answer depends on the node that asks.
 """
 
 import json

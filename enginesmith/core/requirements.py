@@ -277,7 +277,7 @@ class Weights:
 @dataclass(frozen=True)
 class Installation:
     """The very installation that a compile cache was made with. facts: (name, text), as
-    `hardware.installation.list_facts` gives them."""
+    `hardware.evaluation.list_facts` gives them."""
 
     facts: tuple[tuple[str, str], ...]
     kind: Literal["installation"] = "installation"

@@ -1,6 +1,6 @@
 """Garbage collection: a sweep marks garbage, and deletes what was marked a grace period ago and still is garbage.
 
-`collection.garbage` finds what is garbage, `collection.sweep` marks and deletes. Nothing that a writer with a lease
+`collection.garbage` finds what is garbage, marks and deletes it. Nothing that a writer with a lease
 needs is deleted, at whatever moment (`leases`); docs/concepts/registry-protocol.md has the argument.
 """
 

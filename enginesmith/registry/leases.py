@@ -214,7 +214,7 @@ def _parse(key: str, data: bytes, limit: int, kind: type[Document]) -> Document:
 
 # Leases: nothing that a writer to a registry refers to is deleted by garbage collection meanwhile.
 #
-# A lease is a document of a running writer. It records the generation of the garbage marks (`registry.marks`) when the
+# A lease is a document of a running writer. It records the generation of the garbage marks when the
 # writer began: what was marked later is kept while the lease is held, and of what was marked before the writer removes
 # the marks. So a writer does this, in this order: `hold_lease`; `Guard.secure` the names; check that they exist; write
 # what refers to them. One that needs a name that is going must run again later. The argument why

@@ -152,7 +152,7 @@ class Manifest:
     of each -> size in bytes; they are blobs.
     toolchain, host: what built it, where.  metrics: the task metric per precision.
     graphs: of an ensemble, the versions that are its graphs, in the order of the data flow. Its engines are documents
-    that name an engine of each (`registry.ensembles`).
+    that name an engine of each.
     report: digest of the version's report (JSON).  created_at: ISO 8601, UTC.
 
     Before it is published a manifest has no version ('') and no engines: see `versions.publish.publish`.

@@ -1,6 +1,6 @@
 """What share of a model's multiplications with weights a narrow format does.
 
-An engine with less than a tenth (`notes.LEAST_SHARE`) is refused. What counts is a product by a constant, or by
+An engine with less than a tenth (`ranges.LEAST_SHARE`) is refused. What counts is a product by a constant, or by
 what is computed of constants alone: of convolutions, matrices and recurrent layers, in the main graph and in the bodies
 of If (the larger branch), Loop and Scan (each iteration; one where their number is not known). Products of two
 activations count nowhere: no scheme here quantizes them.

@@ -37,7 +37,7 @@ from validation.statistics.rates import lower
 
 # Makes the share of a wave a limit: by how many nodes there are at least, the share of places that keeps within it.
 #
-# Nodes fall into a wave by a hash (`rollouts.waves`), so that a share p of places reaches a binomial number of n nodes:
+# Nodes fall into a wave by a hash (`rollouts.state`), so that a share p of places reaches a binomial number of n nodes:
 # 1 % of 10,000 are 100 on average, and 118 in one rollout of thirty. `limit_share` gives the greatest p with which more
 # than the wave's share are reached with probability `LEVEL` at most. P(Binomial(n, p) > k) <= level just where p is not
 # over the lower bound of Clopper & Pearson for k + 1 of n (Biometrika 26, 1934; `validation.statistics.rates`).

@@ -51,14 +51,12 @@ M = TypeVar("M", bound=BaseModel)
 @dataclass(frozen=True)
 class Kind(Generic[M]):
     """A kind of file. model: what its content is read into.  name, keys, help: for messages: what it is called
-    ('a spec'), some of its keys, and where an example is.  elsewhere: keys of other things -> how these are asked for.
-    """
+    ('a spec'), some of its keys, and where an example is."""
 
     model: type[M]
     name: str
     keys: str
     help: str
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,10 +120,7 @@ def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
 
 def _explain(item: _Mistake, loc: Loc, kind: Kind[M]) -> str:
     mistake, context, value = item.type, item.ctx, item.input
-    is_unknown = mistake in ("extra_forbidden", "unexpected_keyword_argument")
-    if is_unknown and len(loc) == 1 and loc[0] in kind.elsewhere:
-        return kind.elsewhere[str(loc[0])]
-    if is_unknown:
+    if mistake in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"unknown key; {suggest(str(loc[-1]), _known_keys(kind.model, item.loc[:-1]))}"
     if mistake == "missing":
         return f"is missing; add it ({kind.help})"

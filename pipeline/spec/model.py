@@ -271,17 +271,7 @@ def with_data(spec: ModelSpec, golden: ComputedData, calibration: ComputedData |
     return changed
 
 
-_COMPILE_CACHE = (
-    "is no part of a spec; remove it, and attach a cache to the published version: "
-    "`enginesmith registry attach REF FILE --kind torch-compile-cache --measure MODULE:FUNCTION`"
-)
-KIND = Kind(
-    ModelSpec,
-    "a spec",
-    "model, source, inputs",
-    "`enginesmith init` writes a commented spec",
-    {"compile_cache": _COMPILE_CACHE},
-)
+KIND = Kind(ModelSpec, "a spec", "model, source, inputs", "`enginesmith init` writes a commented spec")
 
 # Files of a model, by how they end, and the key of a spec that names such a file.
 _KEY_OF_SUFFIX = {".onnx": "source.onnx", ".pt2": "source.pt2", ".py": "source.torch"} | dict.fromkeys(

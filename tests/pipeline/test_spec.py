@@ -113,7 +113,6 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
     [
         ({"modle": "x"}, "modle: unknown key; did you mean 'model'?"),
         ({"[x]": "x"}, "[x]: unknown key; known: "),
-        ({"compile_cache": {}}, "compile_cache: is no part of a spec; remove it, and attach a cache to the published"),
         ({"source": {"onnx": "tiny.onnx", "int": "w"}}, "source.int: unknown key; "),
         ({"source": {"onnx": "tiny.onnx", "weigths": "w"}}, "source.weigths: unknown key; did you mean 'weights'?"),
         (

@@ -24,7 +24,7 @@ from validation.metrics.drift import TOP_K, RowSums, is_exact, measure, measure_
 #
 # The promise is about the original model, because errors of quantization and of the engine add up. The note of each
 # check has the graph's own value, which shows which of the two broke the promise. Beside divergences of rows
-# (`metrics.rows`) these are measured:
+# (`metrics.drift`) these are measured:
 #
 # - ece    sum over bins of |share that is right - mean confidence| * share of rows, over 15 bins of equal width of the
 #          greatest probability (Naeini et al., "Obtaining Well Calibrated Probabilities Using Bayesian Binning", 2015;

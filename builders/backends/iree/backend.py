@@ -40,7 +40,7 @@ _CHOICES = {"cpu": (*LEVELS, HOST), "optimization": ("O0", "O1", "O2", "O3")}
 class Iree:
     """The IREE backend.
 
-    cpu: the least CPU that an engine for `cpu` runs on, as a level of x86-64 (`hardware.targets`); 'host' is the
+    cpu: the least CPU that an engine for `cpu` runs on, as a level of x86-64 (`hardware.cpu_kinds`); 'host' is the
     highest level of the machine that plans the build.
     optimization: IREE's global level, 'O0' to 'O3'.
     multithreaded: whether such an engine is run by a thread per core, or by the caller's alone.

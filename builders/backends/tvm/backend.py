@@ -40,7 +40,7 @@ _REFUSED_PRECISIONS: dict[Precision, str] = {
 class Tvm:
     """The TVM backend.
 
-    cpu: the least CPU that an engine's own code runs on, as a level of x86-64 (`hardware.targets`); 'host' is the
+    cpu: the least CPU that an engine's own code runs on, as a level of x86-64 (`hardware.cpu_kinds`); 'host' is the
     highest level of the machine that plans the build.
     fast_math: whether GPU kernels may approximate (nvcc's --use_fast_math, TVM's own default); off here, because an
     fp32 engine is proven against fp32 limits.

@@ -132,7 +132,7 @@ class TrustRecheck:
 
 # Follows a channel: a server always finds a complete, verified engine, of the version that is promoted.
 #
-# How engines lie, and what a swap is, says the layout (`layouts.plain`, `layouts.triton`). A registry that is out of
+# How engines lie, and what a swap is, says the layout (`layouts.base`, `layouts.triton`). A registry that is out of
 # reach, a version without a compatible engine and a failed download change nothing; they are reported, and tried again.
 # An unchanged channel costs one conditional request.
 #

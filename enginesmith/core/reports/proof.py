@@ -316,10 +316,10 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
         return "unproven", "; ".join(filter(None, [cannot_run, describe_unmeasured(unknown)]))
     if not checks:
         return "failed", "nothing was checked; give golden data"
-    passed = f"{pluralize(len(checks), 'check')} passed{_describe_waived(checks)}{_describe_unjudged(checks)}"
+    passed, notes = f"{pluralize(len(checks), 'check')} passed", _describe_waived(checks) + _describe_unjudged(checks)
     if any(check.name == RANDOM_INPUTS for check in checks):
-        return ON_RANDOM, f"{passed}; real inputs in golden.data would prove it"
-    return "proven", passed
+        return ON_RANDOM, f"{passed} with random inputs (give real ones in golden.data){notes}"
+    return "proven", passed + notes
 
 
 def describe_unmeasured(unknown: Sequence[Check]) -> str:

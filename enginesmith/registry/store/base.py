@@ -396,12 +396,12 @@ def change(
     store: Store,
     key: str,
     make: Callable[[bytes | None], bytes | None],
-    contains: Callable[[bytes | None, bytes], bool] = lambda found, written: found == written,
+    contains: Callable[[bytes | None, bytes], bool] = lambda stored, written: stored == written,
 ) -> bytes | None:
     """Replace a document by what `make` returns for its content (None: absent), and return the new content.
 
-    `make` may return None to change nothing, and is called again after every lost race. contains(found, written):
-    whether the content `found` includes the write `written`, whose response was lost; it is then not repeated. By
+    `make` may return None to change nothing, and is called again after every lost race. contains(stored, written):
+    whether the content `stored` includes the write `written`, whose response was lost; it is then not repeated. By
     default they must be equal, so that a change may be made twice if others write, too.
 
     Raises ConflictError when the document keeps changing, and whatever `make` raises.

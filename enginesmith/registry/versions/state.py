@@ -39,7 +39,8 @@ class Move:
     """One entry of a channel's history: the version, when (ISO 8601, UTC), by whom and why.
 
     manifest: digest of the version's manifest.  canary: digests of the canary reports that it was promoted with, which
-    are blobs of the registry.  losses: what was served before and not after it, as was accepted (`losses.list_losses`).
+    are blobs of the registry.  losses: what was served before and not after it, and was accepted
+    (`policies.list_losses`).
     random_inputs: whether engines that are proven on random inputs alone were accepted.
     """
 

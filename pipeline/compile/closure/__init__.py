@@ -1,8 +1,8 @@
 """The code that a step's worker can reach, so that a step's key changes exactly when that code does.
 
-`sources.py` reads the source of modules without importing them, `definitions.py` parses a module into its top-level
-definitions, `reach.py` follows the names from a function on and leaves carriers out, `code.py` is what the steps call,
-and keeps what was computed. Why it is so: docs/decisions/0011-computed-code-keys.md.
+`definitions.py` reads the source of modules without importing them, parses each into its top-level definitions, and
+follows the names from a function on, without carriers. `code.py` is what the steps call; it keeps what was computed.
+The reasons are in docs/decisions/0011-computed-code-keys.md.
 """
 
 from collections.abc import Mapping

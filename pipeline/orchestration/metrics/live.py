@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Every metric: its name, kind, labels and meaning. Tests compare docs/guides/observability.md and the dashboard.
 #
-# Labels have few values: the targets and backends of a fleet, our states, and at most `exporter.MOST_MODELS` models. No
+# Labels have few values: the targets and backends of a fleet, our states, and at most `MOST_MODELS` models. No
 # digest, version, run or file is a label.
 
 

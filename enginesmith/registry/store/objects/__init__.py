@@ -2,5 +2,5 @@
 Storage have in common (`api.BucketApi`).
 
 Conditional writes make it safe for many publishers; a server that ignores them is refused
-(`writing.require_conditional_writes`).
+(`store.require_conditional_writes`).
 """
