@@ -195,14 +195,6 @@ class Prompt:
 def check_prompt(prompt: Prompt, index: int, vocabulary: int) -> None:
     """Raise DataError, which names the prompt by its number, for one that no engine of this vocabulary could answer."""
     _check_settings(prompt.settings, index)
-    _check_tokens(prompt, index, vocabulary)
-    if not _is_whole(prompt.seed) or not 0 <= prompt.seed < _SEEDS:
-        raise DataError(f"prompt {index}: seed is {prompt.seed}; it must be a whole number from 0 to 2^128 - 1")
-    if prompt.most is not None and (not _is_whole(prompt.most) or prompt.most < 0):
-        raise DataError(f"prompt {index}: most is {prompt.most}; it must be a whole number, 0 or more")
-
-
-def _check_tokens(prompt: Prompt, index: int, vocabulary: int) -> None:
     prompt_tokens: object = prompt.tokens
     if isinstance(prompt_tokens, str):
         raise DataError(f"prompt {index} is a text; give its bytes to a model over bytes, others the ids of its tokens")
@@ -215,6 +207,10 @@ def _check_tokens(prompt: Prompt, index: int, vocabulary: int) -> None:
             raise DataError(
                 f"prompt {index} has {what}token {wrong[0]!r}; the vocabulary has 0 to {vocabulary - 1}, whole numbers"
             )
+    if not _is_whole(prompt.seed) or not 0 <= prompt.seed < _SEEDS:
+        raise DataError(f"prompt {index}: seed is {prompt.seed}; it must be a whole number from 0 to 2^128 - 1")
+    if prompt.most is not None and (not _is_whole(prompt.most) or prompt.most < 0):
+        raise DataError(f"prompt {index}: most is {prompt.most}; it must be a whole number, 0 or more")
 
 
 def _check_settings(settings: SamplingSettings, index: int) -> None:

@@ -36,7 +36,10 @@ def prefer_own() -> None:
 def check_own() -> None:
     """Raise ImportError where one of ROOMS is another project's package in this process."""
     for name in ROOMS:
-        package_folder = _place(name)
+        module = sys.modules.get(name)
+        spec = module.__spec__ if module else importlib.util.find_spec(name)
+        places = list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
+        package_folder = Path(places[0]).resolve() if places else None
         if package_folder != _HOME / name:
             raise ImportError(
                 f"this needs Enginesmith's own package {name!r}, and here {name!r} is "
@@ -44,13 +47,6 @@ def check_own() -> None:
                 "run `enginesmith build` as a command, which finds its own, or call this from a process without that "
                 "one"
             )
-
-
-def _place(name: str) -> Path | None:
-    module = sys.modules.get(name)
-    spec = module.__spec__ if module else importlib.util.find_spec(name)
-    places = list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
-    return Path(places[0]).resolve() if places else None
 
 
 if __name__ == "__main__":

@@ -43,7 +43,11 @@ class Streams:
         self._pairs = [(state.input, state.output) for state in states]
         self._initial = {state.input: state.initial for state in states}
         self._specs = [spec for spec in inputs if spec.name in self._initial]
-        self._batch = _batch_name(self.inputs)
+        # (name of the first input, name of its first axis) where all inputs with axes have that one first; None else.
+        named = [(spec.name, spec.shape[0]) for spec in self.inputs if spec.shape]
+        axes = {axis for _, axis in named}
+        axis = axes.pop() if len(axes) == 1 else None
+        self._batch = (named[0][0], axis) if isinstance(axis, str) else None
         input_dims = {dim for spec in self.inputs for dim in spec.shape}
         # (state, axis, dim, greatest size)
         self._bounds: list[tuple[str, int, str, int]] = [
@@ -180,11 +184,3 @@ class Streams:
             )
             for spec in self._specs
         }
-
-
-def _batch_name(inputs: Sequence[TensorSpec]) -> tuple[str, str] | None:
-    """(name of the first input, name of its first axis) where all inputs with axes have that one first; None else."""
-    named = [(spec.name, spec.shape[0]) for spec in inputs if spec.shape]
-    axes = {axis for _, axis in named}
-    axis = axes.pop() if len(axes) == 1 else None
-    return (named[0][0], axis) if isinstance(axis, str) else None

@@ -27,7 +27,14 @@ def main(workdir: Path, lifeline: int, parent: int) -> None:
     """
     task = decode(json.loads((workdir / "job.json").read_text()), ChildTask)
     die_with_parent(parent)
-    guard = _start_guard(lifeline)
+    # `die_with_parent` ends this process alone, and not those that a compiler has started. None where there is no
+    # shell: those processes then live on.
+    guard = None
+    with suppress(OSError):
+        silent = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
+        streams = [(os.POSIX_SPAWN_DUP2, lifeline, 0), *silent]
+        guard = os.posix_spawn("/bin/sh", ["sh", "-c", _GUARD], {}, file_actions=streams)
+    os.close(lifeline)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     unfinished = workdir / "result.json.part"
     unfinished.write_text(_outcome(task, workdir))
@@ -50,21 +57,6 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the line above
             os._exit(1)
-
-
-def _start_guard(lifeline: int) -> int | None:
-    """The pid of a new shell that kills the whole process group when the other end of the pipe `lifeline` closes.
-
-    `die_with_parent` ends this process alone, and not those that a compiler has started. None where there is no shell:
-    those processes then live on.
-    """
-    guard = None
-    with suppress(OSError):
-        silent = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
-        streams = [(os.POSIX_SPAWN_DUP2, lifeline, 0), *silent]
-        guard = os.posix_spawn("/bin/sh", ["sh", "-c", _GUARD], {}, file_actions=streams)
-    os.close(lifeline)
-    return guard
 
 
 def _outcome(task: ChildTask, workdir: Path) -> str:

@@ -54,7 +54,14 @@ _FORMS = (
 
 def scrubber(environment: Mapping[str, str] | None = None) -> Callable[[str], str]:
     """A function that hides credentials in a text. environment: None is this process's, read now."""
-    values = sorted(_secrets(os.environ if environment is None else environment), key=len, reverse=True)
+    # Values whole where the variable's name is secret; of a URL's user information the password.
+    secrets = set()
+    for name, value in (os.environ if environment is None else environment).items():
+        if user := re.match(r"[A-Za-z][\w+.-]*://([^/?#\s]+)@", value):
+            secrets |= {part for part in user[1].split(":", 1)[-1:] if len(part) >= _SHORTEST}
+        elif _SECRET_NAME.search(name) and not _PLACE_NAME.search(name) and len(value.strip()) >= _SHORTEST:
+            secrets |= {line.strip() for line in value.splitlines() if len(line.strip()) >= _SHORTEST}
+    values = sorted(secrets, key=len, reverse=True)
     secret_pattern = re.compile("|".join(map(re.escape, values))) if values else None
 
     def scrub(text: str) -> str:
@@ -67,14 +74,3 @@ def scrubber(environment: Mapping[str, str] | None = None) -> Callable[[str], st
         return text
 
     return scrub
-
-
-def _secrets(environment: Mapping[str, str]) -> set[str]:
-    """Values to be hidden: whole where the variable's name is secret, of a URL's user information the password."""
-    secrets = set()
-    for name, value in environment.items():
-        if user := re.match(r"[A-Za-z][\w+.-]*://([^/?#\s]+)@", value):
-            secrets |= {part for part in user[1].split(":", 1)[-1:] if len(part) >= _SHORTEST}
-        elif _SECRET_NAME.search(name) and not _PLACE_NAME.search(name) and len(value.strip()) >= _SHORTEST:
-            secrets |= {line.strip() for line in value.splitlines() if len(line.strip()) >= _SHORTEST}
-    return secrets

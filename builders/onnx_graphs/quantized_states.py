@@ -22,35 +22,36 @@ def quantize_states(model: ModelProto, states: Iterable[QuantizedState]) -> None
     """Round the states behind the inputs and before the outputs of a graph, in place. Raises ModelError for a state
     that the graph does not have as float32."""
     for state in states:
-        _check(model.graph, state)
-        constants = _add_constants(model.graph, state)
+        for name, ends in ((state.input, model.graph.input), (state.output, model.graph.output)):
+            kind = next((item.type.tensor_type.elem_type for item in ends if item.name == name), None)
+            if kind != TensorProto.FLOAT:
+                dtype_text = "not there" if kind is None else TensorProto.DataType.Name(kind).lower()
+                text = f"state {state.input!r} cannot be int8: {name!r} is {dtype_text}, and must be float32"
+                raise ModelError(f"{text}; remove the state's dtype")
+        values: dict[str, np.ndarray] = {"scale": np.array(state.scale, np.float32), "zero": np.array(0, np.int8)}
+        constants = [f"{_place(state)}/{name}" for name in values]
+        model.graph.initializer.extend(map(numpy_helper.from_array, values.values(), constants))
         _round_output(model.graph, state, constants)
-        _round_input(model.graph, state, constants)
+        rounded = f"{_place(state)}/taken"
+        _rename_reads(model.graph, state.input, rounded)
+        _insert(model.graph, 0, _rounding(rounded, (state.input, rounded), constants))
 
 
 def with_int8_states(model: ModelProto, states: Iterable[QuantizedState]) -> None:
     """Make the ends of a graph that `quantize_states` changed int8, in place."""
     for state in states:
-        _take_int8(model.graph, state)
+        # Feed the input, as int8, to what dequantizes it.
+        _set_int8(model.graph.input, state.input)
+        index, node = _producer(model.graph, f"{_place(state)}/taken/int8")
+        _rename_reads(model.graph, node.output[0], state.input)
+        del model.graph.node[index]
         _give_int8(model.graph, state)
-        _remove_unused(model.graph, state)
-
-
-def _check(graph: GraphProto, state: QuantizedState) -> None:
-    for name, ends in ((state.input, graph.input), (state.output, graph.output)):
-        kind = next((item.type.tensor_type.elem_type for item in ends if item.name == name), None)
-        if kind != TensorProto.FLOAT:
-            dtype_text = "not there" if kind is None else TensorProto.DataType.Name(kind).lower()
-            text = f"state {state.input!r} cannot be int8: {name!r} is {dtype_text}, and must be float32"
-            raise ModelError(f"{text}; remove the state's dtype")
-
-
-def _add_constants(graph: GraphProto, state: QuantizedState) -> list[str]:
-    """Names of the scale and the zero point of a state."""
-    values: dict[str, np.ndarray] = {"scale": np.array(state.scale, np.float32), "zero": np.array(0, np.int8)}
-    names = [f"{_place(state)}/{name}" for name in values]
-    graph.initializer.extend(map(numpy_helper.from_array, values.values(), names))
-    return names
+        operand_names = {name for node in walk_nodes(model.graph) for name in node.input} | {
+            item.name for item in model.graph.output
+        }
+        for node in [*model.graph.node]:
+            if node.name.startswith(f"{_place(state)}/") and not operand_names.intersection(node.output):
+                model.graph.node.remove(node)
 
 
 def _rounding(place: str, ends: tuple[str, str], constants: Sequence[str]) -> list[NodeProto]:
@@ -60,12 +61,6 @@ def _rounding(place: str, ends: tuple[str, str], constants: Sequence[str]) -> li
         helper.make_node("QuantizeLinear", [ends[0], *constants], [whole], name=f"{place}/quantize"),
         helper.make_node("DequantizeLinear", [whole, *constants], [ends[1]], name=f"{place}/dequantize"),
     ]
-
-
-def _round_input(graph: GraphProto, state: QuantizedState, constants: Sequence[str]) -> None:
-    rounded = f"{_place(state)}/taken"
-    _rename_reads(graph, state.input, rounded)
-    _insert(graph, 0, _rounding(rounded, (state.input, rounded), constants))
 
 
 def _round_output(graph: GraphProto, state: QuantizedState, constants: Sequence[str]) -> None:
@@ -82,14 +77,6 @@ def _round_output(graph: GraphProto, state: QuantizedState, constants: Sequence[
     _insert(graph, index + 1, _rounding(f"{_place(state)}/given", (exact, state.output), constants))
 
 
-def _take_int8(graph: GraphProto, state: QuantizedState) -> None:
-    """Feed the input, as int8, to what dequantizes it."""
-    _set_int8(graph.input, state.input)
-    index, node = _producer(graph, f"{_place(state)}/taken/int8")
-    _rename_reads(graph, node.output[0], state.input)
-    del graph.node[index]
-
-
 def _give_int8(graph: GraphProto, state: QuantizedState) -> None:
     """Give the output before it is dequantized; where it is a cache with new rows, join these as int8."""
     _set_int8(graph.output, state.output)
@@ -104,14 +91,6 @@ def _give_int8(graph: GraphProto, state: QuantizedState) -> None:
     producer.input[:] = [part.input[0] for part in parts]
     back = helper.make_node("DequantizeLinear", [state.output, *parts[0].input[1:]], [real], name=f"{real}/dequantize")
     _insert(graph, index + 1, [back])
-
-
-def _remove_unused(graph: GraphProto, state: QuantizedState) -> None:
-    """Remove what dequantizes this state for nobody."""
-    operand_names = {name for node in walk_nodes(graph) for name in node.input} | {item.name for item in graph.output}
-    for node in [*graph.node]:
-        if node.name.startswith(f"{_place(state)}/") and not operand_names.intersection(node.output):
-            graph.node.remove(node)
 
 
 def _place(state: QuantizedState) -> str:

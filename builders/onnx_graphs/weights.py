@@ -259,7 +259,13 @@ def dequantize_stored_weights(model: ModelProto) -> int:
         values = numpy_helper.from_array(_flat(scale), f"{last.output[0]}/scale")
         graph.initializer.append(values)
         dequantize_nodes[last.output[0]] = [
-            *_nodes(weight.name, values.name, last.output[0], _axis(scale), _kind(cast))
+            *_nodes(
+                weight.name,
+                values.name,
+                last.output[0],
+                next((axis for axis, size in enumerate(scale.shape) if size != 1), 0),
+                _kind(cast),
+            )
         ]
         absorbed_names |= {cast.output[0]} if scaling else set()
     nodes = [node for node in graph.node if not absorbed_names.intersection(node.output)]
@@ -302,10 +308,6 @@ def _scale_of(scaling: NodeProto, cast: NodeProto) -> str:
 
 def _kind(cast: NodeProto) -> int:
     return next((int(attribute.i) for attribute in cast.attribute if attribute.name == "to"), TensorProto.UNDEFINED)
-
-
-def _axis(scale: Array) -> int:
-    return next((axis for axis, size in enumerate(scale.shape) if size != 1), 0)
 
 
 def _flat(scale: Array) -> Array:

@@ -73,7 +73,17 @@ class Step:
     def __init__(self, node: Node, row: Operator, opset: int) -> None:
         self.node, self._row, self._opset = node, row, opset
         self._on_numbers = ON_NUMBERS.get(node.op_type)
-        self._attributes = _check_attributes(node, row)
+        unknown = sorted(node.attributes.keys() - row.attributes.keys())
+        if unknown:
+            raise ModelError(f"{node}: its attribute {unknown[0]!r} is not known; leave it out")
+        absent = [key for key, default in row.attributes.items() if default is _REQUIRED and key not in node.attributes]
+        if absent:
+            raise ModelError(f"{node}: it has no attribute {absent[0]!r}, which ONNX asks for; export the model again")
+        most = None if row.variadic else len(row.kinds)
+        if not row.needed <= len(node.inputs) or (most is not None and len(node.inputs) > most):
+            raise ModelError(f"{node}: it has {len(node.inputs)} inputs, where {most or row.needed} are known")
+        defaults = {key: default for key, default in row.attributes.items() if default is not _REQUIRED}
+        self._attributes = {**defaults, **node.attributes}
         self.last_use: tuple[str, ...] = ()
 
     def run(self, values: Values, lookups: Lookups) -> None:
@@ -181,20 +191,6 @@ def _step(node: Node, opset: int, xp: ArrayLibrary) -> AnyStep:
             "use the backend onnxruntime or tensorrt, or export the model without it"
         )
     return Step(node, row, opset)
-
-
-def _check_attributes(node: Node, row: Operator) -> dict[str, Any]:
-    unknown = sorted(node.attributes.keys() - row.attributes.keys())
-    if unknown:
-        raise ModelError(f"{node}: its attribute {unknown[0]!r} is not known; leave it out")
-    absent = [key for key, default in row.attributes.items() if default is _REQUIRED and key not in node.attributes]
-    if absent:
-        raise ModelError(f"{node}: it has no attribute {absent[0]!r}, which ONNX asks for; export the model again")
-    most = None if row.variadic else len(row.kinds)
-    if not row.needed <= len(node.inputs) or (most is not None and len(node.inputs) > most):
-        raise ModelError(f"{node}: it has {len(node.inputs)} inputs, where {most or row.needed} are known")
-    defaults = {key: default for key, default in row.attributes.items() if default is not _REQUIRED}
-    return {**defaults, **node.attributes}
 
 
 def _words(error: Exception) -> str:

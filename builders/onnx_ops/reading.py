@@ -111,7 +111,12 @@ def _body(graph: GraphProto, opset: int, around: Mapping[str, int]) -> Body:
         if node.op_type == "Constant" and node.domain in _OWN_DOMAINS:
             constants[node.output[0]] = _constant(node)
         else:
-            nodes.append(_node(node, opset, elements))
+            attributes = {attribute.name: _attribute(node, attribute, opset, elements) for attribute in node.attribute}
+            if node.op_type == "QuantizeLinear" and not attributes.get("output_dtype"):
+                zero = node.input[2] if len(node.input) > 2 else ""
+                attributes["output_dtype"] = elements.get(zero) or TensorProto.UINT8
+            domain = "" if node.domain in _OWN_DOMAINS else node.domain
+            nodes.append(Node(node.name, node.op_type, domain, tuple(node.input), tuple(node.output), attributes))
     return Body(
         tuple(nodes),
         tuple(value.name for value in graph.input if value.name not in constants),
@@ -136,15 +141,6 @@ def _constant(node: NodeProto) -> NumpyArray:
         raise ModelError(f"constant {node.output[0]!r} is no tensor of numbers; export the model without it")
     value = helper.get_attribute_value(node.attribute[0])
     return numpy_helper.to_array(value) if name == "value" else np.array(value, _SCALARS[name.rstrip("s")])
-
-
-def _node(node: NodeProto, opset: int, elements: Mapping[str, int]) -> Node:
-    attributes = {attribute.name: _attribute(node, attribute, opset, elements) for attribute in node.attribute}
-    if node.op_type == "QuantizeLinear" and not attributes.get("output_dtype"):
-        zero = node.input[2] if len(node.input) > 2 else ""
-        attributes["output_dtype"] = elements.get(zero) or TensorProto.UINT8
-    domain = "" if node.domain in _OWN_DOMAINS else node.domain
-    return Node(node.name, node.op_type, domain, tuple(node.input), tuple(node.output), attributes)
 
 
 def _attribute(node: NodeProto, attribute: AttributeProto, opset: int, elements: Mapping[str, int]) -> Any:

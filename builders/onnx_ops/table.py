@@ -249,7 +249,19 @@ def operator(*names: str) -> Callable[[Function], Function]:
 
     def register(run: Function) -> Function:
         for name in names:
-            OPERATORS[name] = _declare_operator(name, run)
+            hints = typing.get_type_hints(run)
+            parameters = [p for p in inspect.signature(run).parameters.values() if p.name != "xp"]
+            inputs = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+            keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+            OPERATORS[name] = Operator(
+                name,
+                run,
+                tuple(_kind(hints[p.name]) for p in inputs),
+                sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in inputs),
+                any(p.kind is p.VAR_POSITIONAL for p in inputs),
+                {p.name: p.default for p in keywords if p.name not in SPECIAL},
+                frozenset(p.name for p in keywords if p.name in SPECIAL),
+            )
         return run
 
     return register
@@ -270,22 +282,6 @@ def must(condition: bool, words: str) -> None:
     """Raise ModelError with these words unless the condition holds; `graph.Step` adds the node to the message."""
     if not condition:
         raise ModelError(words)
-
-
-def _declare_operator(name: str, run: Callable[..., Result]) -> Operator:
-    hints = typing.get_type_hints(run)
-    parameters = [p for p in inspect.signature(run).parameters.values() if p.name != "xp"]
-    inputs = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
-    keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-    return Operator(
-        name,
-        run,
-        tuple(_kind(hints[p.name]) for p in inputs),
-        sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in inputs),
-        any(p.kind is p.VAR_POSITIONAL for p in inputs),
-        {p.name: p.default for p in keywords if p.name not in SPECIAL},
-        frozenset(p.name for p in keywords if p.name in SPECIAL),
-    )
 
 
 def _kind(hint: Any) -> Any:

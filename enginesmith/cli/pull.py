@@ -302,19 +302,15 @@ def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:
         emit_json(rankings if len(rankings) > 1 else rankings[0])
     else:
         for answer in answers:
-            _show(answer)
+            rows = [
+                [str(number), one.entry.unit, one.entry.status, "; ".join((one.fit, *one.remarks))]
+                for number, one in enumerate(answer.candidates, 1)
+            ]
+            rows += [["-", unit, "rejected", reason] for unit, reason in answer.rejected]
+            facts = ", ".join(f"{name} {value}" for name, value in answer.machine.list_facts().items())
+            echo(f"{answer.what} on {answer.machine.target.name}" + (f" ({facts})" if facts else ""))
+            print_table(("rank", "engine", "status", "why"), rows)
     click.get_current_context().exit(0 if all(answer.candidates for answer in answers) else 1)
-
-
-def _show(answer: "EngineRanking") -> None:
-    rows = [
-        [str(number), one.entry.unit, one.entry.status, "; ".join((one.fit, *one.remarks))]
-        for number, one in enumerate(answer.candidates, 1)
-    ]
-    rows += [["-", unit, "rejected", reason] for unit, reason in answer.rejected]
-    facts = ", ".join(f"{name} {value}" for name, value in answer.machine.list_facts().items())
-    echo(f"{answer.what} on {answer.machine.target.name}" + (f" ({facts})" if facts else ""))
-    print_table(("rank", "engine", "status", "why"), rows)
 
 
 def _print_pulled(pulled: "Pulled") -> None:

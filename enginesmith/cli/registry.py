@@ -223,7 +223,14 @@ def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) ->
     if remove:
         if why:
             raise click.UsageError("--why is kept with a pin: leave it out with --remove")
-        _unpin(reference, registry, as_json)
+        where = parse_reference(reference)
+        if where.version is None:
+            raise UnknownNameError(f"{reference!r} names no version; give {where.model}@VERSION")
+        unpin_version(open_store(registry), where.model, where.version)
+        if as_json:
+            emit_json({"model": where.model, "version": where.version, "pinned": False})
+        else:
+            echo(f"{where} is unpinned")
         return
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
@@ -232,17 +239,6 @@ def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) ->
         emit_json({"model": manifest.model, "version": manifest.version, "pinned": True, "changed": new})
     else:
         echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if new else " already"))
-
-
-def _unpin(reference: str, registry: str, as_json: bool) -> None:
-    where = parse_reference(reference)
-    if where.version is None:
-        raise UnknownNameError(f"{reference!r} names no version; give {where.model}@VERSION")
-    unpin_version(open_store(registry), where.model, where.version)
-    if as_json:
-        emit_json({"model": where.model, "version": where.version, "pinned": False})
-    else:
-        echo(f"{where} is unpinned")
 
 
 def _print(found: Collected) -> None:

@@ -294,10 +294,10 @@ def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
     own = " by their runtime alone" if best.speed and best.speed.timed == "runtime" else ""
     lead = "the fastest" if len(slower) == len(alike) else "faster"
     said = [f"{lead} as timed on such a machine{own}: {join_first(times, 3)}"] if times else []
-    if wider_units := [item.entry.unit for item in alike if item.entry.unit not in slower and _is_wider(best, item)]:
+    if wider_units := [
+        item.entry.unit
+        for item in alike
+        if item.entry.unit not in slower and accuracy_order(best.entry.precision) < accuracy_order(item.entry.precision)
+    ]:
         said.append(f"more accurate than {join_first(wider_units, 3)}, not shown to be faster on such a machine")
     return "; ".join(said) or None
-
-
-def _is_wider(one: EngineCandidate, other: EngineCandidate) -> bool:
-    return accuracy_order(one.entry.precision) < accuracy_order(other.entry.precision)

@@ -81,7 +81,15 @@ class CacheRecipe:
         """The recipe of a model in this process."""
         import torch
 
-        return cls(options, device, torch.get_num_threads(), _digest_classes(model), _describe_tensors(model))
+        kinds = {type(part) for part in model.modules() if not type(part).__module__.startswith("torch.")}
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        return cls(
+            options,
+            device,
+            torch.get_num_threads(),
+            {kind.__qualname__: _digest_class(kind) for kind in kinds},
+            {name: f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" for name, value in tensors.items()},
+        )
 
     def differences(self, model: "torch.nn.Module") -> Iterator[str]:
         """What differs in a model of this process, in words."""
@@ -107,11 +115,6 @@ def _differing(kind: str, made: Mapping[str, str], here: Mapping[str, str]) -> I
             )
 
 
-def _digest_classes(model: "torch.nn.Module") -> dict[str, str]:
-    kinds = {type(part) for part in model.modules() if not type(part).__module__.startswith("torch.")}
-    return {kind.__qualname__: _digest_class(kind) for kind in kinds}
-
-
 def _digest_class(kind: type) -> str:
     """The digest of a class's syntax tree; of its names where there is no source, as in an interactive session."""
     try:
@@ -122,11 +125,6 @@ def _digest_class(kind: type) -> str:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
             node.body = node.body[1:] or [ast.Pass()]
     return digest_of(ast.dump(tree))
-
-
-def _describe_tensors(model: "torch.nn.Module") -> dict[str, str]:
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" for name, value in tensors.items()}
 
 
 # The zip. Members that lead elsewhere are refused before anything is written.
@@ -191,11 +189,6 @@ def read_recipe(path: Path) -> CacheRecipe:
 
 def _read_recipe(archive: zipfile.ZipFile) -> CacheRecipe:
     check_compression(archive)
-    _check_members(archive)
-    return decode(parsing.load_json(archive.read(_RECIPE)), CacheRecipe)
-
-
-def _check_members(archive: zipfile.ZipFile) -> None:
     items = archive.infolist()
     names = [item.filename for item in items]
     if wrong := next((name for name in names if not _MEMBER.fullmatch(name)), None):
@@ -204,6 +197,7 @@ def _check_members(archive: zipfile.ZipFile) -> None:
         raise IntegrityError("it has no recipe, a file twice, or too many files; do not load it")
     if sum(item.file_size for item in items) > MOST_BYTES:
         raise IntegrityError(f"its files take more than {MOST_BYTES >> 30} GiB; do not load it")
+    return decode(parsing.load_json(archive.read(_RECIPE)), CacheRecipe)
 
 
 # Inductor's probes of vector instructions: recorded where a cache is made, and not made again where it is loaded.

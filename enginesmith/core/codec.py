@@ -144,7 +144,7 @@ def _reader(kind: object) -> _Reader:
     origin, arguments = get_origin(kind), get_args(kind)
     if accepts := acceptor(kind):
         return lambda data: data if accepts(data) else _refuse(data, kind)
-    if origin is tuple or _is_named_tuple(kind):
+    if origin is tuple or (isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")):
         return _tuple_reader(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _dataclass_reader(kind)
@@ -379,10 +379,6 @@ def _say(data: object, kind: object) -> str:
 
 def _refuse(data: object, kind: object) -> NoReturn:
     raise _Mismatch(_say(data, kind))
-
-
-def _is_named_tuple(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
 def _unmark(data: object) -> object:

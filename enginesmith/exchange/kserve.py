@@ -114,21 +114,23 @@ class Deployment:
             "storageUri": f"oci://{self.car}" if self.car else storage_uri(reference, self.options),
         }
         model |= {"resources": {"limits": limits}} if limits else {}
-        return {
-            "apiVersion": "serving.kserve.io/v1beta1",
-            "kind": "InferenceService",
-            "metadata": {"name": _object_name(self.manifest.model), "annotations": self._annotations()},
-            "spec": {"predictor": {"model": model, **self._placement()}},
-        }
-
-    def _annotations(self) -> dict[str, str]:
+        # The name of an InferenceService: a-z, 0-9 and '-', a letter first.
+        name = re.sub(r"[^a-z0-9-]", "-", self.manifest.model).strip("-")
         facts = {
             "model": self.manifest.model,
             "version": self.manifest.version,
             "manifest": f"sha256:{self.manifest.digest}",
             "unit": self.engine.unit,
         }
-        return {f"enginesmith.io/{name}": value for name, value in facts.items()}
+        return {
+            "apiVersion": "serving.kserve.io/v1beta1",
+            "kind": "InferenceService",
+            "metadata": {
+                "name": name if name[0].isalpha() else f"m-{name}",
+                "annotations": {f"enginesmith.io/{name}": value for name, value in facts.items()},
+            },
+            "spec": {"predictor": {"model": model, **self._placement()}},
+        }
 
     def _placement(self) -> Json:
         """Nodes with the compute capability, by the labels of NVIDIA's GPU feature discovery."""
@@ -164,9 +166,3 @@ class Deployment:
                 "workloadType": "initContainer",
             },
         }
-
-
-def _object_name(model: str) -> str:
-    """A model's name as that of an InferenceService: a-z, 0-9 and '-', a letter first."""
-    name = re.sub(r"[^a-z0-9-]", "-", model).strip("-")
-    return name if name[0].isalpha() else f"m-{name}"

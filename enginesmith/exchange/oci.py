@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from enginesmith.client.layouts.triton import Triton
 from enginesmith.client.layouts.triton_config import find_unservable
@@ -209,7 +208,10 @@ class _Layout:
                 with tarfile.open(fileobj=file.stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
                     for path in sorted(path for path in root.rglob("*") if path.is_file()):
                         with path.open("rb") as stream:
-                            _add(tar, path.relative_to(root).as_posix(), stream, path.stat().st_size)
+                            # A TarInfo has neither times nor owners, so that equal files give equal bytes.
+                            info = tarfile.TarInfo(path.relative_to(root).as_posix())
+                            info.size, info.mode = path.stat().st_size, 0o444
+                            tar.addfile(info, stream)
                 file.stream.flush()
                 digest, size = digest_of_file(file.path), file.stream.tell()
                 file.commit(folder / digest)
@@ -220,13 +222,6 @@ class _Layout:
         with reachable(f"making {folder}"):
             make_folder(folder)
         return folder
-
-
-def _add(tar: tarfile.TarFile, name: str, content: BinaryIO, size: int) -> None:
-    """Add a file. A TarInfo has neither times nor owners, so that equal files give equal bytes."""
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = size, 0o444
-    tar.addfile(info, content)
 
 
 @dataclass(frozen=True)

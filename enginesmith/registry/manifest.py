@@ -233,7 +233,10 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None, 
     where += f" ({place})" if place else ""
     try:
         manifest = _read(data)
-        _check_node_names(manifest)
+        names = [graph.name for graph in manifest.graphs]
+        names += [function.name for function in read_functions(manifest.spec, manifest.sources)]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise Malformed(f"two of its graphs and functions are called {twice!r}")
     except Malformed as error:
         raise IntegrityError(f"{where}: {error}; {_REMEDY}" if place else f"{where}: {error}") from error
     if model is not None and (manifest.model, manifest.version) != (model, version):
@@ -251,15 +254,6 @@ def _read(data: bytes) -> Manifest:
         raise Malformed(f"its digest is {actual}, and it says {stated!r:.80}: it was edited by hand or damaged")
     vars(manifest)["digest"] = actual  # of the document, as `digest` would work it out
     return manifest
-
-
-def _check_node_names(manifest: Manifest) -> None:
-    """Raise Malformed for functions that are none, and for two graphs or functions of one name, which would have one
-    folder."""
-    names = [graph.name for graph in manifest.graphs]
-    names += [function.name for function in read_functions(manifest.spec, manifest.sources)]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise Malformed(f"two of its graphs and functions are called {twice!r}")
 
 
 def request_of(entry: EngineEntry) -> BuildRequest:

@@ -305,18 +305,14 @@ def _find_unit(item: Coverage) -> WantedUnit:
     if entry is not None:
         kind: Literal["build", "prove"] = "prove" if item.state == "unproven" else "build"
         return WantedUnit(kind, model, served.version, entry.hardware, entry.precision, entry.backend)
-    target = _choose_target(item)
-    like = next(_list_similar(item, target), None)
-    precision: Any = item.precision or (like.precision if like else None)
-    return WantedUnit("build", model, served.version, target, precision, like.backend if like else None)
-
-
-def _choose_target(item: Coverage) -> Target:
-    """The spec's target for this hardware: its product where the spec names that, else its generation."""
+    # The machine's product where the spec names that, else its generation.
     hardware, machine = item.group.hardware, item.group.machine.target
     named = [target for target in item.served.targets or () if hardware.is_one_of([target])]
     exact = [target for target in named if target.product and target.product == machine.product]
-    return [*exact, *named, Target(machine.sm, machine.compute_capability)][0]
+    target = [*exact, *named, Target(machine.sm, machine.compute_capability)][0]
+    like = next(_list_similar(item, target), None)
+    precision: Any = item.precision or (like.precision if like else None)
+    return WantedUnit("build", model, served.version, target, precision, like.backend if like else None)
 
 
 def _list_similar(item: Coverage, target: Target) -> Iterator[EngineEntry]:

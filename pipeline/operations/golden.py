@@ -68,23 +68,19 @@ def attribute_version(
     Raises UnknownNameError when the version has none, IntegrityError when its spec or a blob does not fit.
     """
     spec = spec_of(manifest)
-    for item in _suspects(manifest, _choose(manifest, targets, precision), context):
-        if isinstance(item, Attributed):
-            yield AttributionAnswer(item)
-            continue
-        done = attribute(item, manifest.onnx, manifest.golden, Work(spec, context))
-        attribution = read_attribution(context.store, done.digest) if done.digest else None
-        yield AttributionAnswer(done, attribution, failed=attribution is None)
-
-
-def _choose(manifest: Manifest, targets: Collection[str], precision: str | None) -> list[EngineEntry]:
     have = [entry for entry in manifest.engines if entry.status != "refused"]
     fits = [entry for entry in have if entry.target in targets and precision in (None, entry.precision)]
     if not fits:
         request_text = f"{', '.join(sorted(targets))}{f' in {precision}' if precision else ''}"
         units = ", ".join(entry.unit for entry in have) or "none"
         raise UnknownNameError(f"{manifest.model}@{manifest.version} has no engine for {request_text}; it has: {units}")
-    return fits
+    for item in _suspects(manifest, fits, context):
+        if isinstance(item, Attributed):
+            yield AttributionAnswer(item)
+            continue
+        done = attribute(item, manifest.onnx, manifest.golden, Work(spec, context))
+        attribution = read_attribution(context.store, done.digest) if done.digest else None
+        yield AttributionAnswer(done, attribution, failed=attribution is None)
 
 
 def _suspects(

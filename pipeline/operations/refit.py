@@ -204,7 +204,12 @@ def wanted_of(base: Manifest, other: Manifest) -> tuple[list[WantedRefit], list[
     """The engines of `base` to refit, and those for which the other version has no graph, with the reason."""
     refit_items, without = [], []
     for entry in filter(lambda each: each.usable, base.engines):
-        before, donor = request_of(entry), _find_donor(entry, other)
+        # The entry of the other version whose graph fits this engine's precision and backend and that has a report;
+        # one of the same unit first.
+        reported = {each.graph: each.report for each in other.engines if each.report}
+        alike = [each for each in other.engines if each.graph in reported and _is_same_variant(each, entry)]
+        best = next((each for each in alike if each.unit == entry.unit), alike[0] if alike else None)
+        before, donor = request_of(entry), best and replace(best, report=reported[best.graph])
         if donor is None:
             reason = (
                 f"{other.model}@{other.version} has no graph in {entry.precision} as {entry.backend} wants it; "
@@ -237,15 +242,6 @@ def publish_refitted(
     sums = {record.digest: record.blake3 for item in judged if (record := item.built.record)}
     why = f"refitted from {base.model}@{base.version}, weights of {other.model}@{other.version}"
     return publish(context.store, draft.with_blake3(sums), approved, others, channel=channel, by=user(), why=why)
-
-
-def _find_donor(entry: EngineEntry, other: Manifest) -> EngineEntry | None:
-    """The entry of the other version whose graph fits this engine's precision and backend and that has a report; one of
-    the same unit first."""
-    reported = {each.graph: each.report for each in other.engines if each.report}
-    alike = [each for each in other.engines if each.graph in reported and _is_same_variant(each, entry)]
-    best = next((each for each in alike if each.unit == entry.unit), alike[0] if alike else None)
-    return best and replace(best, report=reported[best.graph])
 
 
 def _is_same_variant(one: EngineEntry, other: EngineEntry) -> bool:

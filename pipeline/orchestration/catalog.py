@@ -428,23 +428,22 @@ def _plan_row(address: str | Found, options: RunOptions, listings: Listings) -> 
     try:
         with spec_at(address, options.registry) as spec_place:
             if is_ensemble(spec_place.path):
+                # The units of its graphs and of the whole.
+                loaded = load_ensemble(spec_place.path, spec_place.address)
+                forecast = foresee_ensemble(loaded, options, Progress(), no_export=True)
+                units = Counter(unit.action for unit in forecast.units)
+                for graph in forecast.graphs.values():
+                    units.update(unit.action for unit in graph.units)
+                missing = dict.fromkeys(
+                    f"{name}: {step}" for name, graph in forecast.graphs.items() for step in graph.missing
+                )
                 return replace(
-                    _plan_ensemble(load_ensemble(spec_place.path, spec_place.address), options), spec=str(address)
+                    PlannedSpec(loaded.spec.address, loaded.model, dict(units), tuple(missing)), spec=str(address)
                 )
             spec = spec_place.load()
             return replace(plan_spec(spec, options, listings.of(spec, options)), spec=str(address))
     except EnginesmithError as error:
         return PlannedSpec(str(address), None, reason=str(error))
-
-
-def _plan_ensemble(loaded: LoadedEnsemble, options: RunOptions) -> PlannedSpec:
-    """What a build of an ensemble would do by the records of its registry: units of its graphs and of the whole."""
-    forecast = foresee_ensemble(loaded, options, Progress(), no_export=True)
-    units = Counter(unit.action for unit in forecast.units)
-    for graph in forecast.graphs.values():
-        units.update(unit.action for unit in graph.units)
-    missing = dict.fromkeys(f"{name}: {step}" for name, graph in forecast.graphs.items() for step in graph.missing)
-    return PlannedSpec(loaded.spec.address, loaded.model, dict(units), tuple(missing))
 
 
 def plan_spec(spec: ModelSpec, options: RunOptions, listing: StoreListing) -> PlannedSpec:

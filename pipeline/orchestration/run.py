@@ -266,23 +266,19 @@ def store_named(uri: str) -> Store:
 
 def select(spec: ModelSpec, options: RunOptions) -> Selection:
     """The part of the spec that the options ask for. Raises UnknownNameError for what the spec does not have."""
-    return Selection(
-        _select_targets(spec, options.targets),
-        select_precisions(spec, options.precisions),
-        _select("backends", options.backends, tuple(spec.backends), tuple(backends.names())),
-    )
-
-
-def _select_targets(spec: ModelSpec, text: str | None) -> tuple[Target, ...]:
     spec_targets, selection = spec.target_list(), set[Target]()
-    for name in _require_names("targets", text):
+    for name in _require_names("targets", options.targets):
         matches = set(match_targets(name, spec_targets))
         if not matches:
             raise UnknownNameError(
                 f"targets {name}: not in the spec, which has {', '.join(spec.targets)}; add it there"
             )
         selection |= matches
-    return tuple(target for target in spec_targets if target in selection)
+    return Selection(
+        tuple(target for target in spec_targets if target in selection),
+        select_precisions(spec, options.precisions),
+        _select("backends", options.backends, tuple(spec.backends), tuple(backends.names())),
+    )
 
 
 def select_precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...]:

@@ -60,7 +60,16 @@ def judge_pair(pair: EnginePair, options: CheckOptions, judged_by_metric: bool) 
         yield Finding("interface", "error", f"{interface}; requests to the one do not fit the other", pair.unit)
         return
     yield from (_judge_metric(pair, item) for item in pair.metrics if _lost(item))
-    yield from _judge_drift(pair, options, judged_by_metric)
+    fails = options.drift == "fail" or (options.drift == "auto" and not judged_by_metric)
+    broken = [item for item in pair.drift if not item.passed]
+    for item in broken[:1]:
+        value = "cannot be compared" if item.value is None else f"{item.value:.4g}"
+        limit = "" if item.limit is None else f", limit {item.limit:.4g}"
+        cases = f" (in {len(broken)} of {len(pair.drift)} cases)" if len(pair.drift) > 1 else ""
+        message = f"answers other than the served engine: {item.metric} of {item.output} {value}{limit}{cases}"
+        if not fails:
+            message += "; the task metric decides" if options.drift == "auto" else ""
+        yield Finding("drift", "error" if fails else "note", message, pair.unit, item.case)
     yield from _judge_times(pair, options)
     yield from (Finding("not-compared", "warning", text, pair.unit) for text in pair.remarks)
 
@@ -80,19 +89,6 @@ def _judge_metric(pair: EnginePair, item: MetricPair) -> Finding:
     served = format_metric(item.name, item.served or 0.0)
     message = f"{item.name} {new}, {served} as served ({pair.against}); at most {item.allowed:g} worse passes"
     return Finding("metric", "error", message, pair.unit)
-
-
-def _judge_drift(pair: EnginePair, options: CheckOptions, judged_by_metric: bool) -> Iterator[Finding]:
-    fails = options.drift == "fail" or (options.drift == "auto" and not judged_by_metric)
-    broken = [item for item in pair.drift if not item.passed]
-    for item in broken[:1]:
-        value = "cannot be compared" if item.value is None else f"{item.value:.4g}"
-        limit = "" if item.limit is None else f", limit {item.limit:.4g}"
-        cases = f" (in {len(broken)} of {len(pair.drift)} cases)" if len(pair.drift) > 1 else ""
-        message = f"answers other than the served engine: {item.metric} of {item.output} {value}{limit}{cases}"
-        if not fails:
-            message += "; the task metric decides" if options.drift == "auto" else ""
-        yield Finding("drift", "error" if fails else "note", message, pair.unit, item.case)
 
 
 def _judge_times(pair: EnginePair, options: CheckOptions) -> Iterator[Finding]:

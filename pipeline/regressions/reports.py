@@ -11,7 +11,7 @@ from junitparser import Failure, JUnitXml, TestCase, TestSuite
 
 from enginesmith.core.errors import digest_of
 from enginesmith.core.text import format_metric, visible
-from pipeline.regressions.findings import RULES, BucketTimes, EnginePair, Finding, MetricPair, RegressionCheck, Rule
+from pipeline.regressions.findings import RULES, BucketTimes, EnginePair, Finding, RegressionCheck, Rule
 from validation.plotting import seconds_text
 
 # A check as JUnit XML, by junitparser: a test case for each thing that was looked at, a failure for each regression.
@@ -88,7 +88,15 @@ def _list_rows_of(check: RegressionCheck, pair: EnginePair) -> list[list[str]]:
         for finding in check.findings
         if finding.unit == pair.unit and finding.level == "error"
     }
-    rows = [[*head, item.name, *_values(item), "worse" if ("metric", "") in bad else "kept"] for item in pair.metrics]
+    rows = [
+        [
+            *head,
+            item.name,
+            *["" if value is None else format_metric(item.name, value) for value in (item.new, item.served)],
+            "worse" if ("metric", "") in bad else "kept",
+        ]
+        for item in pair.metrics
+    ]
     broken = [item for item in pair.drift if not item.passed]
     if pair.drift:
         answer_text = (
@@ -98,10 +106,6 @@ def _list_rows_of(check: RegressionCheck, pair: EnginePair) -> list[list[str]]:
     for times in pair.times:
         rows.append([*head, f"latency at {times.bucket}", *_times(times), describe_ratio(times, check.slower)])
     return rows
-
-
-def _values(item: MetricPair) -> list[str]:
-    return ["" if value is None else format_metric(item.name, value) for value in (item.new, item.served)]
 
 
 def _times(times: BucketTimes) -> list[str]:

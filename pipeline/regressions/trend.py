@@ -230,7 +230,9 @@ def draw_trend(trend: Trend, *, standalone: bool = False) -> str:
     """The picture of a series as SVG: of the ratio to the reference where there is one, else of the medians."""
     value: Value = "relative" if any(point.relative for point in trend.series.points) else "median"
     numbered_points = [
-        (i, point, number) for i, point in enumerate(trend.series.points) if (number := _number(point, value))
+        (i, point, number)
+        for i, point in enumerate(trend.series.points)
+        if (number := (point.relative if value == "relative" else point.median_s))
     ]
     changes = [change for change in trend.changes or () if change.value == value]
     last = max(len(trend.series.points) - 1, 1)
@@ -238,7 +240,16 @@ def draw_trend(trend: Trend, *, standalone: bool = False) -> str:
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         for i, point, number in numbered_points:
-            _draw_point(axes, i, point, number, value)
+            # A point with its interval; hollow where it was measured on a busy machine.
+            low, high = (
+                (point.relative_low, point.relative_high) if value == "relative" else (point.low_s, point.high_s)
+            )
+            title = f"{point.at}, version {point.version}: {number:.4g}" + (", busy machine" if point.busy else "")
+            if low is not None and high is not None:
+                axes.plot([i, i], [low, high], color=COLOURS["line"], linewidth=1.5, gid=tag("interval", title))
+            hollow = bool(point.busy) and value_of(point, value) is None
+            colour, fill = COLOURS["muted" if hollow else "accent"], "none" if hollow else COLOURS["accent"]
+            axes.plot(i, number, "o", color=colour, markersize=5, markerfacecolor=fill, gid=tag("point", title))
         _draw_levels(axes, numbered_points, changes)
         ends = span([number for _, _, number in numbered_points], pad=0.12, least=0.02 if value == "relative" else 0.0)
         name = "times the reference" if value == "relative" else "median"
@@ -249,21 +260,6 @@ def draw_trend(trend: Trend, *, standalone: bool = False) -> str:
 
     words = f"{trend.series.model} {trend.series.unit} at {trend.series.bucket}: {len(numbered_points)} points"
     return draw_svg("trend", words, draw, SIZE, standalone=standalone)
-
-
-def _number(point: SeriesPoint, value: Value) -> float | None:
-    return point.relative if value == "relative" else point.median_s
-
-
-def _draw_point(axes: "Axes", index: int, point: SeriesPoint, number: float, value: Value) -> None:
-    """A point with its interval; hollow where it was measured on a busy machine."""
-    low, high = (point.relative_low, point.relative_high) if value == "relative" else (point.low_s, point.high_s)
-    title = f"{point.at}, version {point.version}: {number:.4g}" + (", busy machine" if point.busy else "")
-    if low is not None and high is not None:
-        axes.plot([index, index], [low, high], color=COLOURS["line"], linewidth=1.5, gid=tag("interval", title))
-    hollow = bool(point.busy) and value_of(point, value) is None
-    colour, fill = COLOURS["muted" if hollow else "accent"], "none" if hollow else COLOURS["accent"]
-    axes.plot(index, number, "o", color=colour, markersize=5, markerfacecolor=fill, gid=tag("point", title))
 
 
 def _draw_levels(axes: "Axes", known: Sequence[tuple[int, SeriesPoint, float]], changes: Sequence[TrendChange]) -> None:

@@ -206,26 +206,22 @@ def _promote(store: Store, before: Rollout, found: Advance, by: str) -> str:
     Raises ConflictError where another writer was faster, UnavailableError.
     """
     try:
-        _point(store, before, found, by)
+        manifest = lookup.load(store, before.model, before.version)
+        channels.promote(
+            store,
+            manifest,
+            before.channel,
+            by=before.history[0].by or by,
+            why=f"rollout {before.id}: {found.why}"[:500],
+            proven_only=before.proven_only,
+            canaries=passes_of(store, before),
+            counts=require(store, manifest).counts,
+            ending=(before, found.rollout),
+            accepted_losses=before.losses,
+        )
     except (InputError, IntegrityError) as error:
         return str(error)
     return ""
-
-
-def _point(store: Store, before: Rollout, found: Advance, by: str) -> None:
-    manifest = lookup.load(store, before.model, before.version)
-    channels.promote(
-        store,
-        manifest,
-        before.channel,
-        by=before.history[0].by or by,
-        why=f"rollout {before.id}: {found.why}"[:500],
-        proven_only=before.proven_only,
-        canaries=passes_of(store, before),
-        counts=require(store, manifest).counts,
-        ending=(before, found.rollout),
-        accepted_losses=before.losses,
-    )
 
 
 def _decide(store: Store, rollout: Rollout, now: datetime, by: str) -> Advance:

@@ -11,7 +11,7 @@ from enginesmith.core.errors import ConflictError, InputError, IntegrityError, U
 from enginesmith.registry.evidence.canaries import canaries
 from enginesmith.registry.leases import hold_lease, secure_version
 from enginesmith.registry.manifest import Manifest
-from enginesmith.registry.rollouts.reports import Heard, NodeReport, clear_reports, read_reports
+from enginesmith.registry.rollouts.reports import Heard, clear_reports, read_reports
 from enginesmith.registry.rollouts.state import (
     MOST_BY,
     MOST_WHY,
@@ -93,22 +93,15 @@ def count_nodes(store: Store, before: Rollout | None) -> int:
     reach = max((item.share_ppm for item in before.reach if not (item.region or item.label)), default=0)
     if not reach:
         return 0
-    alive = _count_alive(read_reports(store, before).reports)
-    return _least_total(alive, reach / WHOLE * before.reporters_ppm / WHOLE)
-
-
-def _count_alive(reports: Sequence[NodeReport]) -> int:
+    reports = read_reports(store, before).reports
     last = max((parse_time(report.at) for report in reports), default=None)
-    return sum(not report.is_silent(last) for report in reports) if last else 0
-
-
-def _least_total(count: int, share: float) -> int:
-    """The greatest total of which a sample of this share has `count` or more with probability `LEVEL` at most."""
-    low, high = count, max(count, int(count / share))
+    alive = sum(not report.is_silent(last) for report in reports) if last else 0
+    share = reach / WHOLE * before.reporters_ppm / WHOLE
+    low, high = alive, max(alive, int(alive / share))
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if share <= lower(count, middle, LEVEL) else (low, middle - 1)
-    return low if count else 0
+        low, high = (middle, high) if share <= lower(alive, middle, LEVEL) else (low, middle - 1)
+    return low if alive else 0
 
 
 def with_limits(rollout: Rollout, heard_of: int) -> Rollout:
@@ -166,7 +159,25 @@ def start(
     def open_first(state: Channel | None) -> Rollout:
         serving = _serving(state, manifest, channel)
         losses = list_losses(store, serving, manifest, proven_only, counts) if accept_losses else ()
-        waiting = replace(_waiting(manifest, serving, plan, who, proven_only), losses=losses)
+        time = format_time(who.at)
+        waiting = Rollout(
+            id=secrets.token_hex(6),
+            model=manifest.model,
+            channel=serving.name,
+            version=manifest.version,
+            manifest=manifest.digest,
+            proven_only=proven_only,
+            base=serving.version,
+            base_manifest=serving.manifest,
+            plan=plan,
+            state="running",
+            wave=0,
+            reach=(),
+            opened=time,
+            since=None,
+            history=(Decision(time, f"started, wave {plan.waves[0]}", 1, who.by[:MOST_BY], who.why[:MOST_WHY]),),
+            losses=losses,
+        )
         return open_wave(with_limits(waiting, nodes), 0, who.at)
 
     _check(store, manifest, open_first(serving))
@@ -199,27 +210,6 @@ def _serving(serving: Channel | None, manifest: Manifest, channel: str) -> Chann
     if running := serving.active_rollout:
         raise ConflictError(_already(running))
     return serving
-
-
-def _waiting(manifest: Manifest, serving: Channel, plan: RolloutPlan, who: Operator, proven_only: bool) -> Rollout:
-    time = format_time(who.at)
-    return Rollout(
-        id=secrets.token_hex(6),
-        model=manifest.model,
-        channel=serving.name,
-        version=manifest.version,
-        manifest=manifest.digest,
-        proven_only=proven_only,
-        base=serving.version,
-        base_manifest=serving.manifest,
-        plan=plan,
-        state="running",
-        wave=0,
-        reach=(),
-        opened=time,
-        since=None,
-        history=(Decision(time, f"started, wave {plan.waves[0]}", 1, who.by[:MOST_BY], who.why[:MOST_WHY]),),
-    )
 
 
 def _check(store: Store, manifest: Manifest, rollout: Rollout) -> None:

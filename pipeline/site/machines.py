@@ -286,7 +286,10 @@ def _read(store: Store, key: str) -> ShownSeries | None:
 
 def _show(name: str, series: LatencySeries) -> ShownSeries:
     value: Value = "relative" if any(point.relative for point in series.points) else "median"
-    indexed_points = [(index, point, _number(point, value)) for index, point in enumerate(series.points)]
+    indexed_points = [
+        (index, point, (point.relative if value == "relative" else point.median_s))
+        for index, point in enumerate(series.points)
+    ]
     numbers = [number for *_, number in indexed_points if number is not None]
     low, high = min(numbers, default=0.0), max(numbers, default=0.0)
     trend, last = find_trend(series), max(len(series.points) - 1, 1)
@@ -307,10 +310,6 @@ def _show(name: str, series: LatencySeries) -> ShownSeries:
         marks=tuple(_across(change.index - 0.5, last) for change in changes if change.value == value),
         newest=series.points[: -MOST_POINTS - 1 : -1],
     )
-
-
-def _number(point: SeriesPoint, value: Value) -> float | None:
-    return point.relative if value == "relative" else point.median_s
 
 
 def _title(point: SeriesPoint, number: float, value: Value) -> str:

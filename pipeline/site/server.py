@@ -70,20 +70,17 @@ class SiteFiles:
         if self._only_loopback and re.sub(r":[0-9]*\Z", "", host) not in _LOOPBACK:
             return _refusal(HTTPStatus.MISDIRECTED_REQUEST)
         try:
-            return self._find(request)
+            # Raises OSError where there is none, ValueError for a path that cannot be one.
+            parts = path_parts(request.target, self._prefix)
+            path = self._root.joinpath(*parts)
+            if not path.is_dir():
+                return _read_file(path, request)
+            if request.target.partition("?")[0].endswith("/"):
+                return _read_file(path / "index.html", request)
+            return HttpAnswer(HTTPStatus.PERMANENT_REDIRECT, b"", {"Location": "/".join([self._prefix, *parts, ""])})
         except (OSError, ValueError):  # no such file, or no name of one
             is_missing = not (self._root / "index.html").exists()
             return _refusal(HTTPStatus.SERVICE_UNAVAILABLE if is_missing else HTTPStatus.NOT_FOUND)
-
-    def _find(self, request: HttpRequest) -> HttpAnswer:
-        """A file, or where it is. Raises OSError where there is none, ValueError for a path that cannot be one."""
-        parts = path_parts(request.target, self._prefix)
-        path = self._root.joinpath(*parts)
-        if not path.is_dir():
-            return _read_file(path, request)
-        if request.target.partition("?")[0].endswith("/"):
-            return _read_file(path / "index.html", request)
-        return HttpAnswer(HTTPStatus.PERMANENT_REDIRECT, b"", {"Location": "/".join([self._prefix, *parts, ""])})
 
 
 def _read_file(path: Path, request: HttpRequest) -> HttpAnswer:

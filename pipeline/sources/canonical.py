@@ -120,21 +120,14 @@ def _tidy(model: ir.Model) -> None:
         common.TopologicalSortPass()(model)
     except ValueError as error:
         raise ModelError(f"the ONNX graph has a cycle: {error}; export it again") from error
-    _share_constants(model.graph)
-
-
-def _share_constants(graph: ir.Graph) -> None:
-    """Let what reads the Identity of a constant read the constant, in a sorted graph.
-
-    Exporters write layers that share weights so, and quantizers and compilers would copy these for each Identity.
-    """
-    for node in tuple(graph):
+    # Exporters write layers that share weights so, and quantizers and compilers would copy these for each Identity.
+    for node in tuple(model.graph):
         if node.op_type != "Identity" or node.domain or node.outputs[0].is_graph_output():
             continue
         (constant,) = node.inputs
         if constant is not None and constant.is_initializer():
             ir.convenience.replace_all_uses_with(node.outputs[0], constant)
-            graph.remove(node, safe=True)
+            model.graph.remove(node, safe=True)
 
 
 def _keep_names(passed_on: Mapping[ir.Value, str | None], outputs: Sequence[str]) -> None:

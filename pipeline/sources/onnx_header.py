@@ -53,7 +53,22 @@ def read_header(path: Path) -> GraphHeader:
     """The header of an ONNX file. Raises ModelError for a file that is empty, truncated, or no ONNX."""
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _read_graph(data)
+            inputs, outputs, initializer_names = list[HeaderTensor](), list[HeaderTensor](), set[str]()
+            has_graph = False
+            for graph in fields(data, 0, len(data)):
+                if graph.number != _GRAPH:
+                    continue
+                has_graph = True
+                for field in fields(data, graph.begin, graph.end):
+                    if field.number == _INPUT:
+                        inputs.append(_read_tensor(data, field))
+                    elif field.number == _OUTPUT:
+                        outputs.append(_read_tensor(data, field))
+                    elif field.number == _INITIALIZER:
+                        initializer_names.add(inner_text(data, field, _TENSOR_NAME))
+            if not has_graph or not outputs:
+                raise ValueError("there is no graph")
+            return GraphHeader(tuple(item for item in inputs if item.name not in initializer_names), tuple(outputs))
     except (ValueError, OSError) as error:  # an empty file cannot be mapped
         raise ModelError(f"{path} is empty, truncated or not an ONNX file; export or download it again") from error
 
@@ -100,25 +115,6 @@ def format_shape(shape: Sequence[int | str]) -> str:
     """'[batch, 3, 8]', of at most 16 axes."""
     dims = [str(dim)[:80] for dim in shape[:16]]
     return f"[{', '.join([*dims, '...'] if len(shape) > 16 else dims)}]"
-
-
-def _read_graph(data: mmap.mmap) -> GraphHeader:
-    inputs, outputs, initializer_names = list[HeaderTensor](), list[HeaderTensor](), set[str]()
-    has_graph = False
-    for graph in fields(data, 0, len(data)):
-        if graph.number != _GRAPH:
-            continue
-        has_graph = True
-        for field in fields(data, graph.begin, graph.end):
-            if field.number == _INPUT:
-                inputs.append(_read_tensor(data, field))
-            elif field.number == _OUTPUT:
-                outputs.append(_read_tensor(data, field))
-            elif field.number == _INITIALIZER:
-                initializer_names.add(inner_text(data, field, _TENSOR_NAME))
-    if not has_graph or not outputs:
-        raise ValueError("there is no graph")
-    return GraphHeader(tuple(item for item in inputs if item.name not in initializer_names), tuple(outputs))
 
 
 def _read_tensor(data: mmap.mmap, value: Field) -> HeaderTensor:

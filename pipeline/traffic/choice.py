@@ -80,7 +80,11 @@ def choose_buckets(
             break
     times = _times(task, timed)
     _, served = search_buckets(task, times, most, price)
-    served = _least_cost([served, *_serve_others(task, times).values()], most, price)
+    # The cheapest plan by the simulation, of those with `most` profiles at most; the first one is always allowed. The
+    # costs that a search adds up leave out how buckets share an engine that is always busy.
+    plans = [served, *_serve_others(task, times).values()]
+    allowed = [plan for plan in plans if plan is plans[0] or plan.profiles <= most]
+    served = min(allowed, key=lambda plan: float(plan.seconds.sum()) + price * plan.profiles)
     bucket_edges = {dim: edges for dim, edges in served.edges.items() if dim in task.chosen}
     return BucketChoice(bucket_edges, len(timed), compare_plans(task, times, served, price / len(task.grid)))
 
@@ -119,15 +123,6 @@ def search_buckets(task: BucketTask, times: RunTimes, most: int, price: float) -
 def _serve_others(task: BucketTask, times: RunTimes) -> dict[str, ServedTrace]:
     """The trace under each of OTHERS."""
     return {name: serve_trace(task.grid, edges(task), times, task.policy) for name, edges in OTHERS.items()}
-
-
-def _least_cost(plans: Sequence[ServedTrace], most: int, price: float) -> ServedTrace:
-    """The cheapest plan by the simulation, of those with `most` profiles at most; the first one is always allowed.
-
-    The costs that a search adds up leave out how buckets share an engine that is always busy.
-    """
-    allowed = [plan for plan in plans if plan is plans[0] or plan.profiles <= most]
-    return min(allowed, key=lambda plan: float(plan.seconds.sum()) + price * plan.profiles)
 
 
 def compare_plans(task: BucketTask, times: RunTimes, chosen: ServedTrace, price_s: float) -> tuple[BucketPlan, ...]:

@@ -82,19 +82,15 @@ class BatchGrowth:
     def seconds_of(self, counts: Array, rates: Array, seconds: Array) -> Array:
         """Engine seconds of buckets, [...]. counts: requests, [..., groups, bins]: of one bucket each.  rates: arrivals
         per second that share its batches, likewise.  seconds: `tables` of each group, [groups, means]."""
-        place = self._place(rates[..., None] * self.waits)
+        means = rates[..., None] * self.waits
+        low, step = _MEANS[1], np.log(_MEANS[2] / _MEANS[1])
+        with np.errstate(divide="ignore"):
+            above = 1.0 + np.log(np.maximum(means, low) / low) / step
+        place = np.asarray(np.minimum(np.where(means < low, means / low, above), len(_MEANS) - 1.0))
         sizes = self.tables(np.arange(1.0, self.most + 1))
         took = _between(seconds, place, np.arange(len(seconds))[:, None, None])
         batch_sizes = _between(sizes[None], place, np.zeros((1, 1, 1), np.int64))
         return np.asarray((counts * took.mean(-1) / batch_sizes.mean(-1)).sum((-1, -2)))
-
-    @staticmethod
-    def _place(means: Array) -> Array:
-        """Index into the means, with its fraction."""
-        low, step = _MEANS[1], np.log(_MEANS[2] / _MEANS[1])
-        with np.errstate(divide="ignore"):
-            above = 1.0 + np.log(np.maximum(means, low) / low) / step
-        return np.asarray(np.minimum(np.where(means < low, means / low, above), len(_MEANS) - 1.0))
 
 
 def _between(tables: Array, place: Array, rows: Array) -> Array:
@@ -230,16 +226,12 @@ def partition_dim(costs: Array, most: int) -> list[tuple[float, Partition]]:
         sums = best[:, None] + costs
         before.append(sums.argmin(0))
         best = sums.min(0)
-        partitions.append((float(best[count]), _trace_back(before, count)))
+        ends, end = [count - 1], count
+        for step in reversed(before):
+            end = int(step[end])
+            ends.append(end - 1)
+        partitions.append((float(best[count]), tuple(reversed(ends))))
     return partitions
-
-
-def _trace_back(before: Sequence[Array], count: int) -> Partition:
-    ends, end = [count - 1], count
-    for step in reversed(before):
-        end = int(step[end])
-        ends.append(end - 1)
-    return tuple(reversed(ends))
 
 
 def partition_grid(model: CostModel, chosen: Sequence[int], most: int, price: float) -> Partitioned:

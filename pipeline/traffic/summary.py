@@ -322,16 +322,15 @@ def histogram_rows(counts: SizeCounts, edges: Sequence[int]) -> list[list[str]]:
     ends = [edge for edge in edges if edge >= counts.least] if len(edges) > 1 else _equal_steps(counts)
     ends = ends if ends and ends[-1] >= counts.greatest else [*ends, counts.greatest]
     total, rows, before = sum(counts.counts.values()), [], counts.least - 1
-    inside = [sum(count for size, count in counts.counts.items() if low < size <= high) for low, high in _spans(ends)]
+    inside = [
+        sum(count for size, count in counts.counts.items() if low < size <= high)
+        for low, high in zip([-1, *ends[:-1]], ends, strict=True)
+    ]
     for end, count in zip(ends, inside, strict=True):
         bar = "█" * round(_BAR * count / max(inside))
         rows.append([f"{before + 1}..{end}" if end > before + 1 else str(end), str(count), _share(count / total), bar])
         before = end
     return rows
-
-
-def _spans(ends: Sequence[int]) -> list[tuple[int, int]]:
-    return [*zip([-1, *ends[:-1]], ends, strict=True)]
 
 
 def _equal_steps(counts: SizeCounts) -> list[int]:
@@ -353,17 +352,16 @@ def hour_table(summary: TrafficSummary) -> tuple[list[str], list[list[str]]]:
 def pair_table(pair: PairCounts) -> tuple[list[str], list[list[str]]]:
     """Columns and rows of shares: each dim in at most four parts with about equal numbers of requests."""
     values = np.array(pair.counts)
-    ends = [_parts(values[:, axis], values[:, 2]) for axis in (0, 1)]
+    ends = [
+        np.unique(np.quantile(np.repeat(values[:, axis], values[:, 2]), (0.25, 0.5, 0.75, 1.0), method="higher"))
+        for axis in (0, 1)
+    ]
     places = [np.searchsorted(ends[axis], values[:, axis]) for axis in (0, 1)]
     table = np.zeros((len(ends[0]), len(ends[1])))
     np.add.at(table, tuple(places), values[:, 2])
     table /= values[:, 2].sum()
     columns = [f"{pair.dims[0]} \\ {pair.dims[1]}", *(f"up to {end}" for end in ends[1])]
     return columns, [[f"up to {end}", *map(_share, row)] for end, row in zip(ends[0], table, strict=True)]
-
-
-def _parts(sizes: "np.ndarray", counts: "np.ndarray") -> "np.ndarray":
-    return np.unique(np.quantile(np.repeat(sizes, counts), (0.25, 0.5, 0.75, 1.0), method="higher"))
 
 
 def describe_traffic(summary: TrafficSummary) -> Iterator[str]:
@@ -391,7 +389,12 @@ def plan_rows(plans: Sequence[BucketPlan]) -> list[list[str]]:
     rows = []
     for plan in plans:
         busy = "" if plan.utilization is None else _share(plan.utilization)
-        saved = "" if plan.saved is None else _share_interval(plan.saved)
+        saved = ""
+        if plan.saved is not None:
+            value, low, high = (
+                format_plain(100 * share) for share in (plan.saved.value, plan.saved.low, plan.saved.high)
+            )
+            saved = f"{value} % ({low} to {high})"
         seconds = f"{seconds_text(plan.seconds.value)} ({_seconds_span(plan.seconds)})"
         facts = [_share(plan.padding), f"{plan.batch:.2f}", busy, seconds_text(plan.price_s), saved]
         rows.append([plan.name, str(plan.profiles), seconds, *facts])
@@ -417,10 +420,6 @@ def edges_json(edges: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
 
 def _share(value: float) -> str:
     return f"{format_plain(100 * value)} %"
-
-
-def _share_interval(value: Interval95) -> str:
-    return f"{format_plain(100 * value.value)} % ({format_plain(100 * value.low)} to {format_plain(100 * value.high)})"
 
 
 def _seconds_span(value: Interval95) -> str:

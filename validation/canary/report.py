@@ -137,12 +137,17 @@ class CanaryView:
 def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: CanaryEvidence, seed: int) -> CanaryView:
     """All that a report shows beside the criteria. seed: of the bootstrap."""
     sides = select_answered(evidence)
+    counts = [
+        Counter(text or "no reason given" for ok, text in zip(one.ok, one.error, strict=True) if not ok)
+        for one in (candidate, baseline)
+    ]
+    texts = sorted(counts[0] | counts[1], key=lambda text: (-counts[0][text] - counts[1][text], text))
     return CanaryView(
         mann_whitney=mann_whitney(*sides),
         quantiles=tuple(_quantiles(evidence, sides, seed)),
         ecdf=LatencyCurves(*map(_curve, sides)),
         over_time=LatencyCourses(tuple(_windows(evidence.candidate)), tuple(_windows(evidence.baseline))),
-        errors=_count_errors(candidate, baseline),
+        errors=tuple(ErrorCount(text, counts[0][text], counts[1][text]) for text in texts[:MOST_ERRORS]),
         worst=tuple(_worst(candidate, baseline)),
     )
 
@@ -194,15 +199,6 @@ def _windows(side: Side) -> Iterator[tuple[float, float, float]]:
         if len(inside) >= LEAST_IN_WINDOW:
             median, tail = np.quantile(inside, [0.5, 0.9])
             yield (index + 0.5) / count * span, float(median), float(tail)
-
-
-def _count_errors(candidate: ObservationTable, baseline: ObservationTable) -> tuple[ErrorCount, ...]:
-    counts = [
-        Counter(text or "no reason given" for ok, text in zip(one.ok, one.error, strict=True) if not ok)
-        for one in (candidate, baseline)
-    ]
-    texts = sorted(counts[0] | counts[1], key=lambda text: (-counts[0][text] - counts[1][text], text))
-    return tuple(ErrorCount(text, counts[0][text], counts[1][text]) for text in texts[:MOST_ERRORS])
 
 
 def _worst(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[UnlikeAnswers]:

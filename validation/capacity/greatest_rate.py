@@ -94,7 +94,15 @@ def batch_times(
     timed_sizes = np.array([[one.sizes[dim] for dim in dims] for one in buckets], np.int64)
     inside = (rows >= timed_sizes.min(0)) & (rows <= timed_sizes.max(0))
     if not others or not inside.all() or not _spans(timed_sizes):
-        raise DataError(_remedy(batch, others, least, most))
+        at = ",".join(f"{dim}={size}" for dim, size in others.items())
+        where = f" at {at.replace(',', ' ')}" if at else ""
+        ends = " ".join(
+            f"--bucket {','.join(part for part in (f'{batch}={size}', at) if part)}"
+            for size in dict.fromkeys((least, most))
+        )
+        raise DataError(
+            f"{batch}={least} to {most}{where} was not timed; time it: enginesmith profile REF {ends} --record"
+        )
     return _at(buckets, dims, rows)
 
 
@@ -119,16 +127,6 @@ def _spans(timed: Array) -> bool:
     """Whether sizes ([points, dims]) say how each dim by itself changes the time: they lie on no line or plane."""
     logs = np.log(timed)
     return len(logs) > logs.shape[1] and bool(np.linalg.matrix_rank(logs - logs.mean(0), tol=0.1) == logs.shape[1])
-
-
-def _remedy(batch: str, others: Mapping[str, int], least: int, most: int) -> str:
-    at = ",".join(f"{dim}={size}" for dim, size in others.items())
-    where = f" at {at.replace(',', ' ')}" if at else ""
-    ends = " ".join(
-        f"--bucket {','.join(part for part in (f'{batch}={size}', at) if part)}"
-        for size in dict.fromkeys((least, most))
-    )
-    return f"{batch}={least} to {most}{where} was not timed; time it: enginesmith profile REF {ends} --record"
 
 
 # The greatest rate of arrivals at which one machine keeps a limit of latency, from the times of its engine's runs.
@@ -241,7 +239,8 @@ def find_greatest_rate(
         return None
     slow, fast = (_search(first, times, limit, policy, near, sign) for sign in (1.0, -1.0))
     logs = np.log(rates)
-    value, noise = math.exp(float(logs.mean())), _half_of_mean(logs)
+    value = math.exp(float(logs.mean()))
+    noise = t_quantile(0.975, len(logs) - 1.0) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
     down = math.hypot(noise, math.log(rates[0] / slow)) if slow > 0.0 else math.inf
     up = math.hypot(noise, math.log(max(fast, rates[0]) / rates[0]))
     ran = simulate_batching(first.at / value, first.samples, first.queues, _curves(times, 0.0), policy)
@@ -354,11 +353,6 @@ def _bracket(keeps: Callable[[float], bool], near: float, most: float) -> tuple[
 
 def _curves(times: Sequence[BatchTimes], sign: float) -> list[list[Array]]:
     return [each.moved(sign) for each in times]
-
-
-def _half_of_mean(logs: Array) -> float:
-    """Half of the 95 % interval of the mean of a few values."""
-    return t_quantile(0.975, len(logs) - 1.0) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
 
 
 @dataclass(frozen=True)

@@ -96,11 +96,11 @@ class _Variation:
         if self.samples == 1:
             shows_nothing = self.number is not None and (drift.count > 1 or not self.number)
             return f"{self.number:g} throughout {of}" if shows_nothing else ""
-        still = not is_exact(np.empty(0, self.dtype)) and not self._moves(drift)
+        still = (
+            not is_exact(np.empty(0, self.dtype))
+            and not MeasuredDrift(of_golden(drift), Budget(), still_share(self.dtype)).moves
+        )
         return f"the same {of}" if self.constancy.constant or still else ""
-
-    def _moves(self, drift: Drift) -> bool:
-        return MeasuredDrift(of_golden(drift), Budget(), still_share(self.dtype)).moves
 
 
 def _why_no_answers(golden: GoldenSet, metric: TaskMetric) -> str:
@@ -162,7 +162,12 @@ def free_running_checks(
             "; ".join(filter(None, [drift_texts.get(check.output), check.note])) if check.name in NOTED else check.note
         )
 
-    return tuple(replace(check, case=_case(check.case), note=note(check)) for check in checks)
+    return tuple(
+        replace(
+            check, case=FREE_RUNNING if check.case == "golden" else f"{FREE_RUNNING}, {check.case}", note=note(check)
+        )
+        for check in checks
+    )
 
 
 def step_spreads(golden: GoldenSet, along: Along) -> Spreads:
@@ -171,10 +176,6 @@ def step_spreads(golden: GoldenSet, along: Along) -> Spreads:
         return Spreads()
     names = [name for name, kind in zip(case_names(golden), case_kinds(golden), strict=True) if kind == "golden"]
     return StepSpreads(along, dict(zip(names, sequences.places, strict=False)))
-
-
-def _case(name: str) -> str:
-    return FREE_RUNNING if name == "golden" else f"{FREE_RUNNING}, {name}"
 
 
 def check_free_running(

@@ -4,7 +4,7 @@ An array has its input's rank (a whole batch, of any size that the model takes) 
 to which the leading axis is added here.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,22 +36,20 @@ class GeneratedSamples:
             if stop is not None and index >= stop:
                 return
             if index >= start:
-                yield index + 1, self._check_item(item, f"{self.name}: sample {index}")
+                where = f"{self.name}: sample {index}"
+                for name in item.keys() - {spec.name for spec in self.inputs}:
+                    raise DataError(f"{where} has an array {name!r} that no input is named")
+                batch = {spec.name: _to_batch(item.get(spec.name), spec, where) for spec in self.inputs}
+                try:
+                    sizes = sizes_of(batch, self.inputs)
+                except DataError as error:
+                    raise DataError(f"{where}: {error}") from error
+                for dim in self.dims:
+                    if (size := sizes.get(dim.name, dim.min)) not in dim.sizes:
+                        raise DataError(f"{where}: {dim.name} is {size}, outside {dim.words}; widen dims.{dim.name}")
+                yield index + 1, batch
         if index < 0:
             raise DataError(f"{self.name} gave no samples; yield at least one")
-
-    def _check_item(self, item: Mapping[str, object], where: str) -> dict[str, Array]:
-        for name in item.keys() - {spec.name for spec in self.inputs}:
-            raise DataError(f"{where} has an array {name!r} that no input is named")
-        batch = {spec.name: _to_batch(item.get(spec.name), spec, where) for spec in self.inputs}
-        try:
-            sizes = sizes_of(batch, self.inputs)
-        except DataError as error:
-            raise DataError(f"{where}: {error}") from error
-        for dim in self.dims:
-            if (size := sizes.get(dim.name, dim.min)) not in dim.sizes:
-                raise DataError(f"{where}: {dim.name} is {size}, outside {dim.words}; widen dims.{dim.name}")
-        return batch
 
 
 def _to_batch(value: object, spec: TensorSpec, where: str) -> Array:

@@ -138,21 +138,17 @@ def read_steps(
         begins[1:] |= order[1:] != order[:-1]
     sequence_steps = Steps(begins, steps[0], samples.inputs)
     dim = next(dim for dim in dims if dim.name == steps[0])
-    _check_sizes(samples, sequence_steps, dim, name)
-    return sequence_steps
-
-
-def _check_sizes(samples: Samples, steps: Steps, dim: Dim, name: str) -> None:
-    spec = next(spec for spec in steps.inputs if dim.name in spec.shape)
+    spec = next(spec for spec in sequence_steps.inputs if dim.name in spec.shape)
     axis = spec.shape.index(dim.name)
     width = samples.arrays[spec.name].shape[axis + 1 if samples.complete else axis]
-    sizes = np.diff(np.append(steps.firsts, len(steps.begins))) * width
-    for first, size in zip(steps.firsts, sizes, strict=True):
+    sizes = np.diff(np.append(sequence_steps.firsts, len(sequence_steps.begins))) * width
+    for first, size in zip(sequence_steps.firsts, sizes, strict=True):
         if size not in dim.sizes:
             raise DataError(
                 f"{samples.name}: the step from sample {first}, number {samples.column(name)[first]} of {name!r}, has "
                 f"{dim.name}={size}, outside {dim.words}; divide it into several steps, or widen dims.{dim.name}"
             )
+    return sequence_steps
 
 
 # Whether golden samples are calibration samples too: errors on samples that scales were chosen with are too small.

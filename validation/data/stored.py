@@ -71,29 +71,25 @@ def find_arrays(path: Path, inputs: Sequence[str], most_files: int | None = None
     Raises DataError without any, and for anything but plain arrays.
     """
     if path.is_dir():
-        return _in_folder(path, inputs, most_files)
+        # An input may be called 'encoder/x:0', whose file lies in a folder of this one; none may lead out of it.
+        if outside := [name for name in inputs if name.startswith("/") or ".." in name.split("/")]:
+            raise DataError(f"{path}: no file in a folder can be called {outside[0]!r}; store the inputs in one .npz")
+        nested = [name for name in inputs if "/" in name]
+        if all((path / f"{name}.npy").is_file() for name in inputs):
+            whole = [file.stem for file in sorted(path.glob("*.npy"))] + nested
+            return {name: stored_arrays(path / f"{name}.npy")[""] for name in whole}
+        if all((path / name).is_dir() for name in inputs):
+            above = {name.split("/")[0] for name in nested} - set(inputs)
+            whole = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in above]
+            return {name: _series(path / name, most_files) for name in whole + nested}
+        if len(inputs) > 1 or not any(path.glob("*.npy")):
+            raise DataError(_describe_missing(path, inputs))
+        return {"": _series(path, most_files)}
     if path.suffix == ".safetensors":
         return dict(_in_safetensors(path))
     if path.suffix.lower() in REQUESTS and path.is_file():
         raise DataError(f"{path} holds no stored arrays; {FROM_REQUESTS.format(path)}")
     return dict(stored_arrays(path))
-
-
-def _in_folder(path: Path, inputs: Sequence[str], most_files: int | None) -> dict[str, Stored]:
-    # An input may be called 'encoder/x:0', whose file lies in a folder of this one; none may lead out of it.
-    if outside := [name for name in inputs if name.startswith("/") or ".." in name.split("/")]:
-        raise DataError(f"{path}: no file in a folder can be called {outside[0]!r}; store the inputs in one .npz")
-    nested = [name for name in inputs if "/" in name]
-    if all((path / f"{name}.npy").is_file() for name in inputs):
-        whole = [file.stem for file in sorted(path.glob("*.npy"))] + nested
-        return {name: stored_arrays(path / f"{name}.npy")[""] for name in whole}
-    if all((path / name).is_dir() for name in inputs):
-        above = {name.split("/")[0] for name in nested} - set(inputs)
-        whole = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in above]
-        return {name: _series(path / name, most_files) for name in whole + nested}
-    if len(inputs) > 1 or not any(path.glob("*.npy")):
-        raise DataError(_describe_missing(path, inputs))
-    return {"": _series(path, most_files)}
 
 
 def _describe_missing(path: Path, inputs: Sequence[str]) -> str:

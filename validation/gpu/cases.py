@@ -50,7 +50,6 @@ from validation.latency.measurement.loop import latencies, warm_up
 from validation.latency.measurement.paired import compare_times, run_interleaved
 from validation.latency.measurement.quantiles import quantiles
 from validation.limits.budget import default_budget
-from validation.limits.terms import Budget
 
 # Golden cases as two files that numpy alone reads: a bare GPU machine has no safetensors.
 #
@@ -312,7 +311,16 @@ def _measure(
 ) -> TrialOutcome:
     golden, _ = load_cases(cases)
     enter_phase("proving")
-    trial = _prove(opens, golden, default_budget("engine", request.precision), trial)
+    limits = default_budget("engine", request.precision)
+    begun = time.perf_counter()
+    with _open(opens) as session:
+        load_s = time.perf_counter() - begun
+        checks = _attempt("run failed", lambda: expected_checks("engine", session, golden, limits))
+    failed = [item for item in checks if not item.passed]
+    broke = [item for item in failed if item.name == "runs"]
+    outcome: Outcome = "run failed" if broke else "wrong" if failed else "passed"
+    reason = describe((broke or failed)[0]) if failed else f"{pluralize(len(checks), 'check')} passed"
+    trial = replace(trial, load_s=load_s, outcome=outcome, reason=reason, checks=checks)
     if trial.outcome != "passed":
         return trial
     enter_phase("timing")
@@ -330,19 +338,6 @@ def _record(opens: Opens, ask: Callable[[Session], None], trial: TrialOutcome) -
         _attempt("run failed", lambda: ask(session))
     reason = "`enginesmith validate --import` judges the answers"
     return replace(trial, load_s=load_s, outcome="recorded", reason=reason)
-
-
-def _prove(opens: Opens, golden: GoldenSet, limits: Budget, trial: TrialOutcome) -> TrialOutcome:
-    """Open an engine for the first time, which compiles kernels with some backends, and check its outputs."""
-    begun = time.perf_counter()
-    with _open(opens) as session:
-        load_s = time.perf_counter() - begun
-        checks = _attempt("run failed", lambda: expected_checks("engine", session, golden, limits))
-    failed = [item for item in checks if not item.passed]
-    broke = [item for item in failed if item.name == "runs"]
-    outcome: Outcome = "run failed" if broke else "wrong" if failed else "passed"
-    reason = describe((broke or failed)[0]) if failed else f"{pluralize(len(checks), 'check')} passed"
-    return replace(trial, load_s=load_s, outcome=outcome, reason=reason, checks=checks)
 
 
 def _time(opens: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcome) -> TrialOutcome:

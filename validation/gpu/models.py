@@ -150,20 +150,16 @@ def _conv(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
     for stage, outs in enumerate(widths):
         for block in range(blocks):
             stride = 2 if stage and not block else 1
-            h, ins = _residual(net, h, ins, outs, stride), outs
+            inner = _convolve(net, _convolve(net, h, ins, outs, 3, stride), outs, outs, 3, 1, rectified=False)
+            short = h if (ins, stride) == (outs, 1) else _convolve(net, h, ins, outs, 1, stride, rectified=False)
+            # Halved, so that values keep their size through many blocks and stay far from fp16's largest.
+            h, ins = net.op("Relu", net.op("Mul", net.op("Add", inner, short), net.constant(0.5))), outs
     pooled = net.op("Flatten", net.op("GlobalAveragePool", h), axis=1)
     classes = 1000 if size == "real" else 10
     weight = net.weight(widths[-1], classes, fan_in=widths[-1])
     net.op("Gemm", pooled, weight, net.bias(classes), last=True)
     net.out = (classes,)
     return (3, side, side), Dim("batch", 1, 8, 16) if size == "real" else Dim("batch", 1, 2, 4)
-
-
-def _residual(net: _Drawn, x: str, ins: int, outs: int, stride: int) -> str:
-    inner = _convolve(net, _convolve(net, x, ins, outs, 3, stride), outs, outs, 3, 1, rectified=False)
-    short = x if (ins, stride) == (outs, 1) else _convolve(net, x, ins, outs, 1, stride, rectified=False)
-    # Halved, so that values keep their size through many blocks and stay far from fp16's largest.
-    return net.op("Relu", net.op("Mul", net.op("Add", inner, short), net.constant(0.5)))
 
 
 def _convolve(net: _Drawn, x: str, ins: int, outs: int, kernel: int, stride: int, rectified: bool = True) -> str:

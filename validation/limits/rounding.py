@@ -76,7 +76,12 @@ class Decisions:
             allowed = self.share
         elif elements and (self.changed or self.unmeasured):
             distinct = min(elements, self.case or self.elements)
-            allowed = self._most(distinct) / distinct
+            ties = math.ceil(distinct / self.together)
+            seldom = (beta_cdf(self.share, count + 1.0, float(ties - count)) <= LEVEL for count in range(ties))
+            allowed = (
+                min(distinct, self.together * next((count for count, is_rare in enumerate(seldom) if is_rare), ties))
+                / distinct
+            )
         return math.floor(1e4 * (MOST - allowed)) / 1e4
 
     @property
@@ -93,12 +98,6 @@ class Decisions:
         changed_bound = max(MARGIN * self.changed, self.changed + max(self.together, PAIR))
         others = upper(self.changed / self.together, self.elements / self.together, LEVEL) * self.unmeasured
         return min(1.0, (changed_bound + others) / (self.elements + self.unmeasured))
-
-    def _most(self, elements: int) -> int:
-        """The least number of changes that a case of `elements` elements exceeds with a chance of at most LEVEL."""
-        ties = math.ceil(elements / self.together)
-        seldom = (beta_cdf(self.share, count + 1.0, float(ties - count)) <= LEVEL for count in range(ties))
-        return min(elements, self.together * next((count for count, is_rare in enumerate(seldom) if is_rare), ties))
 
     def __str__(self) -> str:
         summary = f"honest rounding decides {self.changed} of {self.elements} elements otherwise"

@@ -369,7 +369,10 @@ def sampled_parts(
 
     def measure(task: tuple[Block, int]) -> tuple[Block, Part, FeatureSums, Array]:
         block, start = task
-        shift = _first(np.asarray(e[0][block]), exponent)
+        wide = np.asarray(e[0][block]).astype(np.float64)
+        if not math.isfinite(float(wide.sum())):
+            wide = np.where(np.isfinite(wide), wide, 0.0)
+        shift = np.ldexp(wide, -exponent) if exponent else wide
         features = FeatureSums(shift.reshape(-1), len(e))
         tally = ChunkSums(exponent, features, shift.size)
         step = max(
@@ -394,14 +397,6 @@ def sampled_parts(
             into.add(block, whole)
             whole = None
         yield part
-
-
-def _first(values: Array, exponent: int) -> Array:
-    """A sample in float64 and in units of 2^exponent, with 0 where it is not finite."""
-    wide = values.astype(np.float64)
-    if not math.isfinite(float(wide.sum())):
-        wide = np.where(np.isfinite(wide), wide, 0.0)
-    return np.ldexp(wide, -exponent) if exponent else wide
 
 
 def _place(place: int, start: int, block: Block, shape: Sequence[int], batched: bool) -> tuple[int, ...]:

@@ -258,7 +258,11 @@ class _Rounding(Nodes):
         if narrow is not None and _casts_to(node, _FLOAT) and _casts_to(narrow, *_HALVES.values()):
             self._skippable(node, narrow.input[0])
         elif node.op_type == _QUANTIZE[1]:
-            self._dynamic(node)
+            quantized, scale, zero = node.output
+            node.output[0] = f"{quantized}/unmoved"
+            self.append(node)
+            self.add("QuantizeLinear", self._move(node.input[0], scale), scale, zero)
+            self.rename(quantized)
         else:
             self._read(node, makers)
             self.append(node)
@@ -337,13 +341,6 @@ class _Rounding(Nodes):
         if scale is None or scale.size != 1:
             raise ValueError(f"{node.name or node.op_type} rounds by a scale that is not one constant")
         return str(node.input[1])
-
-    def _dynamic(self, node: "NodeProto") -> None:
-        quantized, scale, zero = node.output
-        node.output[0] = f"{quantized}/unmoved"
-        self.append(node)
-        self.add("QuantizeLinear", self._move(node.input[0], scale), scale, zero)
-        self.rename(quantized)
 
     def _bias(self, node: "NodeProto", place: int, product: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
         """Move an integer product's float bias by up to half a step of its sums, as a kernel may add it in integers.

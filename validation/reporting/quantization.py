@@ -19,7 +19,6 @@ from validation.plotting import COLOURS, QUARTERS, annotate, draw_svg, number_te
 from validation.plotting import decibels_text as db
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # SQNR below this is drawn at this: noise ten times the signal is as bad as any other.
@@ -54,22 +53,21 @@ def histogram_svg(tensor: QuantizedTensor, drawn: TensorHistogram) -> str:
             axes.stairs(drawn, edges, fill=True, color=COLOURS[colour], gid=tag(kind))
         set_axis(axes, "x", (edges[0], edges[-1]))
         set_axis(axes, "y", (0.0, 1.14), ticks=())
-        _draw_ends(axes, (edges[0], edges[-1]), start, end)
+        # A line with its value at each end of the format's range, as far as the axis has it.
+        ends = (edges[0], edges[-1])
+        wide = ends[1] - ends[0]
+        for value in dict.fromkeys((start, end)):
+            place = min(max(value, ends[0]), ends[1])
+            axes.plot(
+                [place] * 2, [0.0, 1.04], "--", color=COLOURS["ink"], linewidth=1.25, clip_on=False, gid=tag("range")
+            )
+            if value == start and start != end and (end - start) / wide < 0.2:  # no room for two labels
+                continue
+            part = (place - ends[0]) / wide
+            side = "left" if part < 0.2 else "right" if part > 0.8 else "center"
+            axes.text(place, 1.08, number_text(value), ha=side, color=COLOURS["ink"], gid=tag("halo"))
 
     return draw_svg("histogram", words, draw, (340, 150))
-
-
-def _draw_ends(axes: "Axes", ends: Span, start: float, end: float) -> None:
-    """A line with its value at each end of the format's range, as far as the axis has it."""
-    wide = ends[1] - ends[0]
-    for value in dict.fromkeys((start, end)):
-        place = min(max(value, ends[0]), ends[1])
-        axes.plot([place] * 2, [0.0, 1.04], "--", color=COLOURS["ink"], linewidth=1.25, clip_on=False, gid=tag("range"))
-        if value == start and start != end and (end - start) / wide < 0.2:  # no room for two labels
-            continue
-        part = (place - ends[0]) / wide
-        side = "left" if part < 0.2 else "right" if part > 0.8 else "center"
-        axes.text(place, 1.08, number_text(value), ha=side, color=COLOURS["ink"], gid=tag("halo"))
 
 
 def frontier_svg(search: RecordedSearch, standalone: bool = False) -> str:

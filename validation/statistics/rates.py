@@ -134,12 +134,11 @@ def estimate_design_effect(values: np.ndarray, block: int) -> float:
     return max(1.0, float(means.var(ddof=1)) * block / variance)
 
 
-def _bound_design_effect(flags: np.ndarray) -> float:
-    """The greatest design effect of blocks of several lengths, if it is more than chance gives.
-
-    Several lengths, as blocks that are shorter than a burst show only a part of it.
-    """
-    values, greatest_effect = flags.astype(float), 1.0
+def effective(flags: np.ndarray) -> tuple[float, float]:
+    """The count of flags and their total, each divided by the size of the bursts in which they come."""
+    # The greatest design effect of blocks of several lengths, if it is more than chance gives. Several lengths, as
+    # blocks that are shorter than a burst show only a part of it.
+    values, size = flags.astype(float), 1.0
     for blocks in (100, 20):
         if 20 <= blocks <= len(flags):
             effect = estimate_design_effect(values, len(flags) // blocks)
@@ -147,13 +146,7 @@ def _bound_design_effect(flags: np.ndarray) -> float:
             chance = 1.0 + NORMAL.inv_cdf(0.99) * math.sqrt(2.0 / (blocks - 1))
             few = float(values.sum()) < FEW
             if effect > (max(chance, 1.6) if few else chance) or (blocks == 100 and not few):
-                greatest_effect = max(greatest_effect, effect)
-    return greatest_effect
-
-
-def effective(flags: np.ndarray) -> tuple[float, float]:
-    """The count of flags and their total, each divided by the size of the bursts in which they come."""
-    size = _bound_design_effect(flags)
+                size = max(size, effect)
     return float(flags.sum()) / size, len(flags) / size
 
 

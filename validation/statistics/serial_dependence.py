@@ -35,21 +35,7 @@ def beta_cdf(x: float, a: float, b: float) -> float:
     if x > (a + 1) / (a + b + 2):
         return 1.0 - beta_cdf(1.0 - x, b, a)
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    return math.exp(log_front) / a / _fraction(x, a, b)
-
-
-@lru_cache(maxsize=1024)
-def beta_quantile(p: float, a: float, b: float) -> float:
-    """The x with I_x(a, b) = p, by bisection."""
-    low, high = 0.0, 1.0
-    while high - low > 1e-12 * max(high, 1e-300) and high > 1e-15:
-        middle = (low + high) / 2
-        low, high = (middle, high) if beta_cdf(middle, a, b) < p else (low, middle)
-    return (low + high) / 2
-
-
-def _fraction(x: float, a: float, b: float) -> float:
-    """1 + d1/(1 + d2/(1 + ...)), whose inverse belongs to the front factor."""
+    # 1 + d1/(1 + d2/(1 + ...)), whose inverse belongs to the front factor.
     tiny, value, c, d = 1e-300, 1.0, 1.0, 0.0
     for step in range(1, 20_000):
         half = step // 2
@@ -62,7 +48,17 @@ def _fraction(x: float, a: float, b: float) -> float:
         value *= c * d
         if abs(c * d - 1.0) < 1e-14:
             break
-    return value
+    return math.exp(log_front) / a / value
+
+
+@lru_cache(maxsize=1024)
+def beta_quantile(p: float, a: float, b: float) -> float:
+    """The x with I_x(a, b) = p, by bisection."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-12 * max(high, 1e-300) and high > 1e-15:
+        middle = (low + high) / 2
+        low, high = (middle, high) if beta_cdf(middle, a, b) < p else (low, middle)
+    return (low + high) / 2
 
 
 # Serial dependence of requests: the block bootstrap of quantiles, and the variance of the mean of a dependent series.
@@ -168,7 +164,11 @@ def quantile_replicates(
     ordered = np.sort(whole_blocks)
     replicates = np.empty((len(drawn_blocks), len(probabilities)))
     for column, probability in enumerate(probabilities):
-        grid = ordered[_ranks(len(ordered), probability)]
+        # Every value near the quantile, few far from it, both ends included.
+        count = len(ordered)
+        centre, spread = probability * (count - 1), max(1.0, math.sqrt(probability * (1 - probability) * count))
+        steps = np.sinh(np.linspace(-math.asinh(count / spread), math.asinh(count / spread), 241)) * spread
+        grid = ordered[np.unique(np.clip(np.round(centre + steps), 0, count - 1).astype(np.int64))]
         cells = np.searchsorted(grid, whole_blocks, side="left") + (len(grid) + 1) * np.repeat(np.arange(blocks), block)
         counts = np.bincount(cells, minlength=blocks * (len(grid) + 1)).reshape(blocks, -1)[:, :-1].cumsum(1)
         below = drawn_blocks @ counts.astype(np.float32)
@@ -176,13 +176,6 @@ def quantile_replicates(
         reached[:, -1] = True
         replicates[:, column] = grid[reached.argmax(1)]
     return replicates
-
-
-def _ranks(count: int, probability: float) -> np.ndarray:
-    """Some 100 ranks of order statistics: every one near the quantile, sparse far from it, both ends included."""
-    centre, spread = probability * (count - 1), max(1.0, math.sqrt(probability * (1 - probability) * count))
-    steps = np.sinh(np.linspace(-math.asinh(count / spread), math.asinh(count / spread), 241)) * spread
-    return np.unique(np.clip(np.round(centre + steps), 0, count - 1).astype(np.int64))
 
 
 @dataclass(frozen=True)

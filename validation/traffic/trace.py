@@ -226,7 +226,14 @@ class ServiceTimes:
 
         sizes: int64 [rows, dims]. Raises DataError for a size beyond those measured.
         """
-        self._check(sizes)
+        low, high = self.sizes.min(0), self.sizes.max(0)
+        beyond = (sizes < low) | (sizes > high)
+        if beyond.any():
+            row, dim = (int(index) for index in np.argwhere(beyond)[0])
+            raise DataError(
+                f"{self.dims[dim]}={sizes[row, dim]} is beyond what was timed ({low[dim]} to {high[dim]}); time it:"
+                f" enginesmith profile REF --bucket {self.dims[dim]}={sizes[row, dim]}"
+            )
         return self._kriging.predict(sizes)
 
     def curves_at(self, sizes: Array) -> Array:
@@ -236,16 +243,6 @@ class ServiceTimes:
         apart = np.abs(np.log(sizes)[:, None] - np.log(self.sizes)[None]).sum(-1)
         shapes = self.curves / self._medians[:, None]
         return np.asarray(medians[:, None] * shapes[apart.argmin(1)])
-
-    def _check(self, sizes: Array) -> None:
-        low, high = self.sizes.min(0), self.sizes.max(0)
-        beyond = (sizes < low) | (sizes > high)
-        if beyond.any():
-            row, dim = (int(index) for index in np.argwhere(beyond)[0])
-            raise DataError(
-                f"{self.dims[dim]}={sizes[row, dim]} is beyond what was timed ({low[dim]} to {high[dim]}); time it:"
-                f" enginesmith profile REF --bucket {self.dims[dim]}={sizes[row, dim]}"
-            )
 
     @cached_property
     def _medians(self) -> Array:
@@ -353,7 +350,12 @@ class Trace:
 def trace_of(traffic: RecordedTraffic, inputs: Sequence[TensorSpec]) -> Trace:
     """The trace of recorded traffic. inputs: of the model, which name the dims. Raises DataError for a dim that has two
     sizes in one request."""
-    axes = [(spec.name, axis, dim) for spec in inputs for axis, dim in enumerate(spec.shape) if _is_name(dim)]
+    axes = [
+        (spec.name, axis, dim)
+        for spec in inputs
+        for axis, dim in enumerate(spec.shape)
+        if isinstance(dim, str) and dim.isidentifier()
+    ]
     sizes: dict[str, list[int]] = {str(dim): [] for _, _, dim in axes}
     for number, request in enumerate(traffic.requests):
         dim_sizes: dict[str, int] = {}
@@ -367,7 +369,3 @@ def trace_of(traffic: RecordedTraffic, inputs: Sequence[TensorSpec]) -> Trace:
             sizes[dim].append(size)
     at = np.array([request.at for request in traffic.requests], np.float64)
     return Trace(at, {dim: np.array(values, np.int64) for dim, values in sizes.items()}, traffic.start)
-
-
-def _is_name(dim: int | str) -> bool:
-    return isinstance(dim, str) and dim.isidentifier()

@@ -96,7 +96,16 @@ class Iree:
         from builders.backends.iree.compile import compile_model
 
         require_plain(workdir, "IREE")
-        path = compile_model(model, workdir, self._flags(request))
+        if not request.target.is_cpu:
+            device = ["--iree-hal-target-device=cuda", f"--iree-cuda-target={request.target.sm}"]
+        else:
+            device = [
+                "--iree-hal-target-device=local",
+                "--iree-hal-local-target-device-backends=llvm-cpu",
+                f"--iree-llvmcpu-target-cpu={level_of(request)}",
+                "--iree-llvmcpu-debug-symbols=false",  # they hold addresses of the compiler's own
+            ]
+        path = compile_model(model, workdir, [*device, f"--iree-opt-level={self.optimization}", *_AS_WRITTEN])
         return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
@@ -118,18 +127,6 @@ class Iree:
     def load_runtime(self) -> None:
         """Import IREE's runtime."""
         import iree.runtime  # noqa: F401
-
-    def _flags(self, request: BuildRequest) -> list[str]:
-        if not request.target.is_cpu:
-            device = ["--iree-hal-target-device=cuda", f"--iree-cuda-target={request.target.sm}"]
-        else:
-            device = [
-                "--iree-hal-target-device=local",
-                "--iree-hal-local-target-device-backends=llvm-cpu",
-                f"--iree-llvmcpu-target-cpu={level_of(request)}",
-                "--iree-llvmcpu-debug-symbols=false",  # they hold addresses of the compiler's own
-            ]
-        return [*device, f"--iree-opt-level={self.optimization}", *_AS_WRITTEN]
 
 
 def _target_refusal(request: BuildRequest) -> str | None:

@@ -173,7 +173,7 @@ def _chain(
     """The node behind those that make its inputs, where all of them widen constants; else None."""
     if depth == 0 or node.domain not in ("", "ai.onnx") or node.op_type not in ("Cast", "Mul", "Sub"):
         return None
-    if node.op_type == "Cast" and _target(node) != _FLOAT:
+    if node.op_type == "Cast" and next((int(item.i) for item in node.attribute if item.name == "to"), 0) != _FLOAT:
         return None
     chain = dict[str, NodeProto]()
     for name in node.input:
@@ -216,10 +216,6 @@ def _gives(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto], wante
 
 def _size_bytes(item: TensorProto) -> int:
     return int(math.prod(item.dims) * helper.tensor_dtype_to_np_dtype(item.data_type).itemsize)
-
-
-def _target(node: NodeProto) -> int:
-    return next((int(item.i) for item in node.attribute if item.name == "to"), 0)
 
 
 def _constants(model: ModelProto) -> dict[str, TensorProto]:

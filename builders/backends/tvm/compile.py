@@ -73,7 +73,12 @@ def _compile_module(
     from tvm.relax.frontend.onnx import from_onnx
 
     proto, names = plain(model)
-    _fix_sizes(proto, request, names)
+    # Write the size of each dim that has one size in all profiles into the graph, as tuning of kernels needs.
+    fixed = {repr(dim): low for dim, (low, high) in optional_methods.sizes(request).items() if low == high}
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param and (size := fixed.get(names.own.get(dim.dim_param, ""))):
+                dim.dim_value = size
     check_heeded(proto, names)
     settle_shapes(proto)
     rewrite_ranges(proto)
@@ -116,15 +121,6 @@ def _no_empty_constants(module: Untyped, proto: Untyped, names: Names) -> None:
         raise ModelError(
             f"TVM cannot compile the model: {weight} has shape {empty_shapes[0]} and so no elements; {_REMEDY}"
         )
-
-
-def _fix_sizes(proto: Untyped, request: BuildRequest, names: Names) -> None:
-    """Write the size of each dim that has one size in all profiles into the graph, as tuning of kernels needs."""
-    fixed = {repr(dim): low for dim, (low, high) in optional_methods.sizes(request).items() if low == high}
-    for value in (*proto.graph.input, *proto.graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param and (size := fixed.get(names.own.get(dim.dim_param, ""))):
-                dim.dim_value = size
 
 
 def _link_library(built: Untyped, path: Path) -> None:

@@ -219,7 +219,13 @@ class PlainPlace:
             pulled = with_attachments(pulled, store, rankings[0], folder, fetcher)
             previous = self._point_to(folder.name)
         os.utime(folder)
-        self._prune(folder.name, previous, keep)
+        # Of the folders that were served before, the last `keep` stay.
+        folders = [path for path in self.dest.iterdir() if path.is_dir() and not path.is_symlink()]
+        served = [path for path in folders if _FOLDER.fullmatch(path.name) and path.name != folder.name]
+        served.sort(key=lambda path: (path.name == previous, path.stat().st_mtime), reverse=True)
+        staging_folders = [path for path in folders if path.name.startswith(_STAGING)]
+        for path in served[keep:] + staging_folders:
+            shutil.rmtree(path, ignore_errors=True)
         before = previous if previous != folder.name else ""
         swapped, whole = previous != folder.name, not pulled.resolution.lost
         return Placed((pulled,), folder, self.dest / CURRENT, before, swapped, folder.name, whole)
@@ -245,15 +251,6 @@ class PlainPlace:
             fresh.replace(current)
             sync_folder(self.dest)
         return before
-
-    def _prune(self, current: str, previous: str, keep: int) -> None:
-        """Delete folders that were served before, but the last `keep` of them."""
-        folders = [path for path in self.dest.iterdir() if path.is_dir() and not path.is_symlink()]
-        served = [path for path in folders if _FOLDER.fullmatch(path.name) and path.name != current]
-        served.sort(key=lambda path: (path.name == previous, path.stat().st_mtime), reverse=True)
-        staging_folders = [path for path in folders if path.name.startswith(_STAGING)]
-        for path in served[keep:] + staging_folders:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 # The engines of a version for one machine or several, as far as a server of the layout can open them.

@@ -152,7 +152,27 @@ class TritonPlace:
         """See `Place`. Each ranking gives the engine of another compute capability."""
         number, before = triton_version(located.manifest.version), self.served()
         with self._leaving_nothing(number) if not before else nullcontext():
-            return self._swap(store, located, rankings, fetcher, keep, number, before)
+            folder, staged = self.root / str(number), self.root / STAGING / str(number)
+            with reachable(f"writing {self.root}"):
+                for path in (self.root, self.root / STAGING):
+                    make_folder(path)
+                pulled = [self._bring(store, located, item, fetcher, len(rankings) == 1) for item in rankings]
+                if staged.is_dir():
+                    pulled = [self._gather(item, staged) for item in pulled]
+                warmup = self._read_warmup(store, located.manifest, pulled[0].engine, fetcher)
+                files = [TritonFile(item.engine, item.path.name) for item in pulled]
+                config = write_config(
+                    self.model, number, located.manifest.version, files, batching=self.layout.batching, warmup=warmup
+                )
+                swapped = self._switch(number, before, config, pulled[0].engine, warmup, keep)
+            identity = digest_of([config, *(str(item.engine.digest) for item in pulled)])
+            ended = tuple(
+                replace(item, path=folder / item.path.name, description=folder / item.description.name)
+                for item in pulled
+            )
+            whole = not any(item.resolution.lost for item in ended)
+            previous = before if before != str(number) else ""
+            return Placed(ended, folder, self.root, previous, swapped, identity, whole)
 
     @contextmanager
     def _leaving_nothing(self, number: int) -> Iterator[None]:
@@ -169,35 +189,6 @@ class TritonPlace:
                 with suppress(OSError):  # it holds something else
                     path.rmdir()
             raise
-
-    def _swap(
-        self,
-        store: Store,
-        located: Located,
-        rankings: Sequence[EngineRanking],
-        fetcher: BlobFetcher,
-        keep: int,
-        number: int,
-        before: str,
-    ) -> Placed:
-        folder, staged = self.root / str(number), self.root / STAGING / str(number)
-        with reachable(f"writing {self.root}"):
-            for path in (self.root, self.root / STAGING):
-                make_folder(path)
-            pulled = [self._bring(store, located, item, fetcher, len(rankings) == 1) for item in rankings]
-            if staged.is_dir():
-                pulled = [self._gather(item, staged) for item in pulled]
-            warmup = self._read_warmup(store, located.manifest, pulled[0].engine, fetcher)
-            files = [TritonFile(item.engine, item.path.name) for item in pulled]
-            config = write_config(
-                self.model, number, located.manifest.version, files, batching=self.layout.batching, warmup=warmup
-            )
-            swapped = self._switch(number, before, config, pulled[0].engine, warmup, keep)
-        identity = digest_of([config, *(str(item.engine.digest) for item in pulled)])
-        ended = tuple(self._at_last(item, folder) for item in pulled)
-        whole = not any(item.resolution.lost for item in ended)
-        previous = before if before != str(number) else ""
-        return Placed(ended, folder, self.root, previous, swapped, identity, whole)
 
     def _bring(self, store: Store, located: Located, found: EngineRanking, fetcher: BlobFetcher, alone: bool) -> Pulled:
         """Download an engine of a version into a folder that no configuration names yet, or mend the one that is."""
@@ -291,11 +282,6 @@ class TritonPlace:
         for path in ours[keep:]:
             for gone in (path, self.root / WARMUP / path.name):
                 shutil.rmtree(gone, ignore_errors=True)
-
-    @staticmethod
-    def _at_last(pulled: Pulled, folder: Path) -> Pulled:
-        """The engine at its last place."""
-        return replace(pulled, path=folder / pulled.path.name, description=folder / pulled.description.name)
 
 
 def _describes(path: Path, engine: EngineEntry) -> bool:

@@ -241,7 +241,11 @@ class ChannelWatcher:
         except EnginesmithError as error:
             if self._ends(error):
                 raise
-            self._complain(str(error))
+            text = str(error)
+            if text != self._complaint:
+                served = self._place.served()
+                self._say(f"{text}\n{f'keeping {served}' if served else 'nothing is served yet'}")
+                self._complaint = text
             return False
         self._complaint = ""
         return True
@@ -282,7 +286,12 @@ class ChannelWatcher:
 
     def _follow(self, locator: VersionLocator) -> Swap:
         """Swap if the channel leads this node elsewhere; bring again what somebody deleted or overwrote."""
-        channel = self._read_channel(locator)
+        model, name = self._reference.model, str(self._reference.channel)
+        channel = locator.read_channel(model, name)
+        if channel is None:
+            locator.check_registry()
+            channel_list = ", ".join(channel_names(locator.store, model)) or "none"
+            raise UnknownNameError(f"there is no channel {model}:{name}; there are: {channel_list}")
         if self._leads_as_before(channel, locator):
             self._followed = channel
         if channel != self._followed or self.served is None or not self._is_there():
@@ -308,16 +317,6 @@ class ChannelWatcher:
         move = channel.served_to(node)
         same = previous_channel.snapshots.get(move.manifest) == channel.snapshots.get(move.manifest)
         return same and previous_channel.served_to(node) == move
-
-    def _read_channel(self, locator: VersionLocator) -> Channel:
-        """The channel's state. Raises UnknownNameError where there is none."""
-        model, name = self._reference.model, str(self._reference.channel)
-        channel = locator.read_channel(model, name)
-        if channel is None:
-            locator.check_registry()
-            channel_list = ", ".join(channel_names(locator.store, model)) or "none"
-            raise UnknownNameError(f"there is no channel {model}:{name}; there are: {channel_list}")
-        return channel
 
     def _serve(self, store: Store, located: Located) -> tuple[Swap, bool]:
         """Download and swap; return what is served then, and whether it is the best engine: False if that is lost."""
@@ -359,13 +358,6 @@ class ChannelWatcher:
         if failure := self._hook(swap.facts()):
             raise HookFailed(f"{failure}; it is called again at the next look")
         write_whole(marker, swap.identity.encode())
-
-    def _complain(self, text: str) -> None:
-        """Report an error, once for as long as it stays the same."""
-        if text != self._complaint:
-            served = self._place.served()
-            self._say(f"{text}\n{f'keeping {served}' if served else 'nothing is served yet'}")
-            self._complaint = text
 
     def alone(self) -> AbstractContextManager[None]:
         """Be the one process that writes at the place. Raises UnavailableError where another one is."""

@@ -316,7 +316,17 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
         return "unproven", "; ".join(filter(None, [cannot_run, describe_unmeasured(unknown)]))
     if not checks:
         return "failed", "nothing was checked; give golden data"
-    passed, notes = f"{pluralize(len(checks), 'check')} passed", _describe_waived(checks) + _describe_unjudged(checks)
+    # What of a narrow graph's decisions was not judged: '; not judged: decisions of y, 4 classes of logits'.
+    parts = [f"decisions of {check.output}" for check in checks if check.name == CHANGED and check.limit is None]
+    parts += [
+        f"{pluralize(int(check.value or 0), 'class', 'classes')} of {check.output} without a golden sample"
+        for check in checks
+        if check.name == UNSEEN_CLASSES
+    ]
+    passed, notes = (
+        f"{pluralize(len(checks), 'check')} passed",
+        _describe_waived(checks) + (f"; not judged: {join_first(parts)}" if parts else ""),
+    )
     if any(check.name == RANDOM_INPUTS for check in checks):
         return ON_RANDOM, f"{passed} with random inputs (give real ones in golden.data){notes}"
     return "proven", passed + notes
@@ -342,17 +352,6 @@ def _describe_waived(checks: Sequence[Check]) -> str:
     limited = {name: check.value for name, check in name_task_checks(checks).items() if check.limit is not None}
     judged = ", ".join(f"{name} {value:.4g}" for name, value in limited.items())
     return f"; judged by {judged} (golden.metric decides), not by {join_first(waived)}"
-
-
-def _describe_unjudged(checks: Sequence[Check]) -> str:
-    """What of a narrow graph's decisions was not judged: '; not judged: decisions of y, 4 classes of logits'."""
-    parts = [f"decisions of {check.output}" for check in checks if check.name == CHANGED and check.limit is None]
-    parts += [
-        f"{pluralize(int(check.value or 0), 'class', 'classes')} of {check.output} without a golden sample"
-        for check in checks
-        if check.name == UNSEEN_CLASSES
-    ]
-    return f"; not judged: {join_first(parts)}" if parts else ""
 
 
 def name_task_checks(checks: Iterable[Check]) -> dict[str, Check]:

@@ -208,7 +208,14 @@ class BlobCache:
             # In a loop, because another process may have downloaded it, or have evicted it right after this one did.
             while (stream := _open_shared(path)) is None:
                 if not self._adopt(BlobDigest(digest)):
-                    self._download(digest, path, download)
+                    sweep(self.folder / "tmp")
+                    with start_atomic_write(self.folder / "tmp") as file:
+                        actual_digest = download(file.stream)
+                        if actual_digest != digest:
+                            raise IntegrityError(
+                                f"blob {digest} came as other bytes (their digest is {actual_digest}); it was not kept"
+                            )
+                        file.commit(path, read_only=True)
         self._evict()
         return stream
 
@@ -234,16 +241,6 @@ class BlobCache:
             )
         rename_durably(partial, path, read_only=True)
         self.verifications.add(blob, path)
-
-    def _download(self, digest: str, path: Path, download: Download) -> None:
-        sweep(self.folder / "tmp")
-        with start_atomic_write(self.folder / "tmp") as file:
-            actual_digest = download(file.stream)
-            if actual_digest != digest:
-                raise IntegrityError(
-                    f"blob {digest} came as other bytes (their digest is {actual_digest}); it was not kept"
-                )
-            file.commit(path, read_only=True)
 
     def _evict(self) -> None:
         """Delete the least recently used blobs until the rest fits, but none that is being read."""

@@ -154,7 +154,15 @@ def load_policy(path: Path | str) -> TrustPolicy:
     path = Path(path)
     try:
         document = _plain(_read_file(path, LARGEST_POLICY_BYTES))
-        return _policy(document, path)
+        text = decode(document, _PolicyText, "policy")
+        signers = {name: _signer(name, value, path.parent) for name, value in text.signers.items()}
+        signer_names: dict[object, str] = {}
+        for name, signer in signers.items():  # a key under two names would count as two signers
+            what = signer.key_id if isinstance(signer, KeySigner) else signer.identity
+            if what in signer_names:
+                raise Malformed(f"signers {signer_names[what]!r} and {name!r} are one; keep one name")
+            signer_names[what] = name
+        return TrustPolicy(tuple(_rule(rule, f"rules[{i}]", signers) for i, rule in enumerate(text.rules)), str(path))
     except Malformed as error:
         raise InputError(f"trust policy {path}: {error}; see docs/concepts/security.md") from error
 
@@ -204,18 +212,6 @@ def _refuse_duplicates(root: "yaml.Node | None") -> None:
             if len(set(names)) < len(names):
                 raise Malformed(f"gives a key twice near line {node.start_mark.line + 1}; keep one")
             pending += [value for _, value in node.value]
-
-
-def _policy(document: object, path: Path) -> TrustPolicy:
-    text = decode(document, _PolicyText, "policy")
-    signers = {name: _signer(name, value, path.parent) for name, value in text.signers.items()}
-    signer_names: dict[object, str] = {}
-    for name, signer in signers.items():  # a key under two names would count as two signers
-        what = signer.key_id if isinstance(signer, KeySigner) else signer.identity
-        if what in signer_names:
-            raise Malformed(f"signers {signer_names[what]!r} and {name!r} are one; keep one name")
-        signer_names[what] = name
-    return TrustPolicy(tuple(_rule(rule, f"rules[{i}]", signers) for i, rule in enumerate(text.rules)), str(path))
 
 
 def _rule(text: _RuleText, where: str, signers: Mapping[str, Signer]) -> Rule:

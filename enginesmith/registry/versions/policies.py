@@ -77,7 +77,9 @@ def _losses(
 ) -> Iterator[str]:
     """The name of an engine that is served now, and nothing in its place would be; else the kinds of CPU of which that
     holds."""
-    alike = [item for item in after if item.precision == entry.precision and _reaches(item, entry)]
+    alike = [
+        item for item in after if item.precision == entry.precision and item.target in (entry.target, entry.hardware.sm)
+    ]
 
     def is_lost(kind: str | None) -> bool:
         is_served = list_served([entry.on_cpu(kind)], was_proven_only)
@@ -88,10 +90,6 @@ def _losses(
         yield name
     else:
         yield from (f"{name} on {kind}" for kind in entry.on if is_lost(kind))
-
-
-def _reaches(engine: JudgedEntry, other: JudgedEntry) -> bool:
-    return engine.target in (other.target, other.hardware.sm)
 
 
 # Channel policies: which proven engines, canary passes and signatures a channel requires of a version.
@@ -176,7 +174,15 @@ def read(store: Store, model: str | None, channel: str) -> ChannelPolicy | None:
 
     Raises IntegrityError if it cannot be read.
     """
-    return _parse(store.read(policy_key(model, channel)), model, channel)
+    data = store.read(policy_key(model, channel))
+    if data is None:
+        return None
+    try:
+        return parse_as(data, MAX_BYTES, ChannelPolicy)
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"policy of {model or '*'}:{channel}: {error}; set it again with `enginesmith registry policy set`"
+        ) from error
 
 
 def of_channel(store: Store, model: str, channel: str) -> ChannelPolicy:
@@ -388,14 +394,3 @@ def _signers(policy: ChannelPolicy, where: str) -> tuple["KeySigner", ...]:
     except Malformed as error:
         raise InputError(f"a key of {where} {error}; `openssl ec -in KEY -pubout` writes one") from error
     return tuple(KeySigner("its signer", pem, key_id) for key_id, pem in ids)
-
-
-def _parse(data: bytes | None, model: str | None, channel: str) -> ChannelPolicy | None:
-    if data is None:
-        return None
-    try:
-        return parse_as(data, MAX_BYTES, ChannelPolicy)
-    except IntegrityError as error:
-        raise IntegrityError(
-            f"policy of {model or '*'}:{channel}: {error}; set it again with `enginesmith registry policy set`"
-        ) from error

@@ -148,31 +148,26 @@ def deploy(options: _DeployOptions, stated_registry: str | None, as_json: bool) 
     Uses the server of PREFECT_API_URL. Safe to run again after an upgrade or with other options: only differences are
     applied.
     """
-    _check_together(options)
-    plan = options.plan(_registry_of(stated_registry, options.print_yaml))
-    if options.print_yaml:
-        _print_yaml(plan)
-    else:
-        _apply(plan, options.dry_run, as_json)
-
-
-def _registry_of(given: str | None, optional: bool) -> str:
-    """The registry's URI; where none is needed, a variable of that name. Raises InputError without a registry."""
     from enginesmith.registry.store.base import absolute_uri
-    from pipeline.orchestration.deployments.plan import REGISTRY
+    from pipeline.orchestration.deployments.plan import REGISTRY, text
 
-    if given is None and not optional:
+    if options.keep and not options.owner:
+        raise click.UsageError("--keep is about what an owner registered; give --owner")
+    if options.on is not None and options.building.executor != "ray":
+        raise click.UsageError("--on is about Ray's nodes; give --executor ray")
+    if options.canary_duration is not None and not options.canary_duration:
+        raise InputError("--canary-duration is 0; give how long to replay, such as 30m, or leave it out")
+    if options.on is not None:
+        _check_on(options.on, options.only, options.canary_duration)
+    if stated_registry is None and not options.print_yaml:
         raise InputError(
             "the deployments need a registry that the workers reach; give --registry or ENGINESMITH_REGISTRY"
         )
-    return REGISTRY if given is None else absolute_uri(given)
-
-
-def _print_yaml(plan: DeploymentPlan) -> None:
-    """Print the deployments as a prefect.yaml."""
-    from pipeline.orchestration.deployments.plan import text
-
-    echo(text(plan), nl=False)
+    plan = options.plan(REGISTRY if stated_registry is None else absolute_uri(stated_registry))
+    if options.print_yaml:
+        echo(text(plan), nl=False)
+    else:
+        _apply(plan, options.dry_run, as_json)
 
 
 def _apply(plan: DeploymentPlan, dry_run: bool, as_json: bool) -> None:
@@ -187,18 +182,6 @@ def _apply(plan: DeploymentPlan, dry_run: bool, as_json: bool) -> None:
     print_table(heads, [list(asdict(change).values()) for change in changes])
     if not dry_run:
         say(f"start a worker with: prefect worker start --pool {plan.pool}")
-
-
-def _check_together(options: _DeployOptions) -> None:
-    """Raise UsageError or InputError for options that do not go together, UnknownNameError for a GPU."""
-    if options.keep and not options.owner:
-        raise click.UsageError("--keep is about what an owner registered; give --owner")
-    if options.on is not None and options.building.executor != "ray":
-        raise click.UsageError("--on is about Ray's nodes; give --executor ray")
-    if options.canary_duration is not None and not options.canary_duration:
-        raise InputError("--canary-duration is 0; give how long to replay, such as 30m, or leave it out")
-    if options.on is not None:
-        _check_on(options.on, options.only, options.canary_duration)
 
 
 def _check_name(option: str, given: str) -> str:

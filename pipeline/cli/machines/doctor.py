@@ -186,13 +186,15 @@ def row_of(backend: "Backend") -> BackendRow:
     from builders.backends import discovery
 
     versions = backend.versions()
+    kinds: tuple[Precision, ...] = ("fp32", "fp16")
+    targets = _list_served(backend)
     return BackendRow(
         name=backend.name,
         versions=versions,
         missing=None if versions else backend.install,
         install=backend.install,
         builds=builds_of(backend),
-        dynamic=_takes_dynamic(backend),
+        dynamic=any(_would_build(backend, target, kind, dynamic=True) for target in targets for kind in kinds),
         determinism=backend.capabilities.determinism,
         tunes_on_target=backend.capabilities.tunes_on_target,
         runs=[target.name for target in _list_served(backend) if versions and backend.runs(target) is None],
@@ -225,13 +227,6 @@ def _list_served(backend: "Backend") -> "list[Target]":
     from enginesmith.core.hardware.machine import parse_targets
 
     return [target for target in parse_targets("all") if backend.serves(target)]
-
-
-def _takes_dynamic(backend: "Backend") -> bool:
-    """Whether a model with a dynamic batch is built for any target that it builds for."""
-    kinds: tuple[Precision, ...] = ("fp32", "fp16")
-    targets = _list_served(backend)
-    return any(_would_build(backend, target, kind, dynamic=True) for target in targets for kind in kinds)
 
 
 def _would_build(backend: "Backend", target: "Target", precision: "Precision", *, dynamic: bool = False) -> bool:

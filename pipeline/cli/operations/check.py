@@ -172,8 +172,12 @@ def check(
     No version is published and no channel moves; the build after the merge finds the engines. In GitHub Actions
     findings become annotations and the step's summary. Exit code 1 when a regression is shown.
     """
+    from enginesmith.registry.store.files import make_folder, reachable
+
     report_paths, terms = options.files(), options.terms()
-    _make_folders(report_paths)
+    for path in report_paths.values():
+        with reachable(f"writing {path}"):
+            make_folder(path.parent)
     try:
         regression_check = _check(spec, options, terms, stated_registry, quiet)
     except EnginesmithError as error:
@@ -187,15 +191,6 @@ def check(
     else:
         show_check(regression_check)
     ctx.exit(0 if regression_check.passed else 1)
-
-
-def _make_folders(files: Mapping[str, Path]) -> None:
-    """Before everything is built and timed, which takes long."""
-    from enginesmith.registry.store.files import make_folder, reachable
-
-    for path in files.values():
-        with reachable(f"writing {path}"):
-            make_folder(path.parent)
 
 
 def _check(

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from enginesmith.core.reports.latency import LatencyReport, PairedBenchmark
     from pipeline.canary.engines import ChosenEngine
     from pipeline.compile.run_context import RunContext
-    from pipeline.operations.check_reproducible import RebuiltEngine
     from pipeline.regressions.trend import Trend
     from validation.fuzz.run import FuzzReport
 
@@ -303,17 +302,13 @@ def check_reproducible(
     if as_json:
         emit_json(rebuild.to_json())
     else:
-        _print_rebuilt(rebuild)
+        report, manifest = rebuild.report, rebuild.chosen.manifest
+        bytes_equal = "byte-equal" if report.byte_equal else f"{len(report.engines)} different files"
+        published = "as published" if rebuild.rebuilt else "none is the published one"
+        unit = f"{manifest.model}@{manifest.version} {rebuild.chosen.entry.unit}"
+        echo(f"{unit}, {report.times} builds: {bytes_equal}, {published}")
+        for output, spread in report.outputs.items():
+            apart = "" if spread.max_abs is None else f", up to {spread.max_abs:.4g} apart"
+            same = "bit-equal" if spread.bit_equal else f"{spread.distinct} different answers{apart}"
+            echo(f"  {output}: {same}{'' if report.passed else ', beyond the limits of drift'}")
     ctx.exit(0 if rebuild.report.passed else 1)
-
-
-def _print_rebuilt(found: "RebuiltEngine") -> None:
-    report, manifest = found.report, found.chosen.manifest
-    bytes_equal = "byte-equal" if report.byte_equal else f"{len(report.engines)} different files"
-    published = "as published" if found.rebuilt else "none is the published one"
-    unit = f"{manifest.model}@{manifest.version} {found.chosen.entry.unit}"
-    echo(f"{unit}, {report.times} builds: {bytes_equal}, {published}")
-    for output, spread in report.outputs.items():
-        apart = "" if spread.max_abs is None else f", up to {spread.max_abs:.4g} apart"
-        same = "bit-equal" if spread.bit_equal else f"{spread.distinct} different answers{apart}"
-        echo(f"  {output}: {same}{'' if report.passed else ', beyond the limits of drift'}")

@@ -31,7 +31,6 @@ from enginesmith.registry.rollouts.state import (
     Gates,
     Rollout,
     RolloutPlan,
-    Slice,
     check_waves,
     parse_share,
     parse_wave,
@@ -122,15 +121,11 @@ class GivenPlan:
             raise InputError(f"{len(soaks)} times of --soak for {len(waves)} waves: give one, or one for each")
         soaks_s = tuple(soaks if len(soaks) > 1 else soaks * len(waves))
         look_s = max(1, int(self.poll_interval.total_seconds()))
-        self._check_limits(waves)
-        return RolloutPlan(waves, soaks_s, read_gates(self.gates, self.approve), look_s, self._step(), self.nodes)
-
-    def _check_limits(self, waves: tuple[Slice, ...]) -> None:
-        """Raise InputError where --nodes are too few for these waves."""
         if self.nodes:
             from pipeline.rollout.operations import limit_waves
 
             limit_waves(waves, self.nodes)
+        return RolloutPlan(waves, soaks_s, read_gates(self.gates, self.approve), look_s, self._step(), self.nodes)
 
     def _step(self) -> int | None:
         """Parts per million of the nodes that may be reached within one look; None: all."""

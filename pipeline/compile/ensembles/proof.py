@@ -65,7 +65,13 @@ class ProveEnsemble:
         answer that is damaged or missing: it says nothing of the engines."""
         place = open_store(context.store)
         if self.recorded is not None:
-            return self._replay(self.recorded, context)
+            from validation.gpu.devices import replay_session
+
+            engines = {name: replay_session(blob.request, self.recorded, name) for name, blob in self.engines.items()}
+            proof = self.compare(engines, context, alone=False)
+            if broken := [check for check in proof.checks if check.name == "runs" and check.stage == "engine"]:
+                raise IntegrityError(f"case {broken[0].case!r}: {broken[0].note}")
+            return proof
         with ExitStack() as stack:
             opened = dict[str, Session]()
             for name, blob in self.engines.items():
@@ -73,15 +79,6 @@ class ProveEnsemble:
                 folder.mkdir()
                 opened[name] = stack.enter_context(open_session(place, blob, folder))
             return self.compare(opened, context)
-
-    def _replay(self, recorded: Answers, context: WorkerContext) -> Proof:
-        from validation.gpu.devices import replay_session
-
-        engines = {name: replay_session(blob.request, recorded, name) for name, blob in self.engines.items()}
-        proof = self.compare(engines, context, alone=False)
-        if broken := [check for check in proof.checks if check.name == "runs" and check.stage == "engine"]:
-            raise IntegrityError(f"case {broken[0].case!r}: {broken[0].note}")
-        return proof
 
     def compare(self, engines: Mapping[str, Session], context: WorkerContext, alone: bool = True) -> Proof:
         """The checks of sessions in the engines' place. alone: whether each is run among graphs in fp32 too."""

@@ -61,7 +61,17 @@ def find_suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
     suspects: dict[tuple[str, str], Suspect] = {}
     for item in judged:
         unit, failed = item.built.unit, item.report.failed if item.report else ()
-        drifted, broken = _find_drifted_stages(failed), dict[str, Suspect]()
+        # Left out are a broken contract and calls that do not repeat, which say how the engine behaves, padding,
+        # which is about rules of the spec, and an overlap, which says how it was measured. A task metric counts for
+        # the first place that it fails at, which the later ones inherit: on the exported model it is about labels,
+        # data or training, and no graph or engine is to blame.
+        explained = [
+            c for c in failed if not c.name.startswith(("contract ", "calls ")) and c.name not in (OVERLAP, PADDING)
+        ]
+        places = {check.case.rpartition(", ")[2] for check in explained if check.stage == "task"}
+        first = next((place for place in ("exported model", "graph", "engine") if place in places), "")
+        stages = {"graph": {"quantization"}, "engine": {"engine"}}.get(first, set())
+        drifted, broken = stages | {check.stage for check in explained}, dict[str, Suspect]()
         if "quantization" in drifted and unit.graph.recipe is not None:
             broken[unit.request.model] = Suspect("quantization", item.built, ())
         if "engine" in drifted and discovery.capabilities_of(unit.request.backend).opens_parts:
@@ -71,23 +81,6 @@ def find_suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
             previous_suspect = suspects.get((suspect.stage, name), suspect)
             suspects[suspect.stage, name] = replace(previous_suspect, units=(*previous_suspect.units, unit.name))
     return list(suspects.values())
-
-
-def _find_drifted_stages(failed: Sequence[Check]) -> set[str]:
-    """The stages with a failed check that a drifted node can explain.
-
-    Left out are a broken contract and calls that do not repeat, which say how the engine behaves, padding, which is
-    about rules of the spec, and an overlap, which says how it was measured. A task metric counts for the first place
-    that it fails at, which the later ones inherit: on the exported model it is about labels, data or training, and no
-    graph or engine is to blame.
-    """
-    explained = [
-        c for c in failed if not c.name.startswith(("contract ", "calls ")) and c.name not in (OVERLAP, PADDING)
-    ]
-    places = {check.case.rpartition(", ")[2] for check in explained if check.stage == "task"}
-    first = next((place for place in ("exported model", "graph", "engine") if place in places), "")
-    stages = {"graph": {"quantization"}, "engine": {"engine"}}.get(first, set())
-    return stages | {check.stage for check in explained}
 
 
 # Shares of the time: when the ranking ends, so that something can be proposed, and when everything does.
@@ -187,7 +180,13 @@ def _judge_trials(
     from validation.comparison.sessions import golden_drifts
     from validation.comparison.tasks import find_broken, list_limits
 
-    edges, limits = _failing_edges(expected, found, before), list_limits(item for item in before if not item.passed)
+    # The worst edge that failed. Each edge must pass by itself, so a graph that fails on one has failed.
+    from validation.golden.golden_set import GoldenSet
+
+    failing = {check.case for check in before if not check.passed}
+    names = [name for name in found.cases if name in failing]
+    edges = GoldenSet(tuple(case for case in expected.of_kind("edge") if case.name in names[:1]))
+    limits = list_limits(item for item in before if not item.passed)
     few, whole = _worst_golden(expected, found) if limits else [], golden_drifts(expected)
 
     def judge(path: Path) -> Sequence[Check]:
@@ -265,15 +264,6 @@ def _answer(golden: "GoldenSet", session: Session, path: Path) -> "GoldenSet":
     cases = [replace(case, expected=run(session, case.inputs)) for case in golden.cases]
     GoldenSet(tuple(cases), golden.labels).save(path)
     return GoldenSet.load(path)
-
-
-def _failing_edges(golden: "GoldenSet", found: "Attribution", before: Sequence[Check]) -> "GoldenSet":
-    """The worst edge that failed. Each edge must pass by itself, so a graph that fails on one has failed."""
-    from validation.golden.golden_set import GoldenSet
-
-    failing = {check.case for check in before if not check.passed}
-    names = [name for name in found.cases if name in failing]
-    return GoldenSet(tuple(case for case in golden.of_kind("edge") if case.name in names[:1]))
 
 
 def _worst_golden(golden: "GoldenSet", found: "Attribution") -> "Sequence[Case]":

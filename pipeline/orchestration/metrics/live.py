@@ -355,26 +355,25 @@ class Looker:
         recent_runs = [run for run in all_runs if model_of(run) in model_names][:MOST_RUNS]
         runs = view_runs(self._store, read_runs(self._store, recent_runs))
         newest = {item.model: item.versions[-1] for item in list_all(self._store)}
-        self._look_at(newest)
-        drift_models = set(list(newest)[:MOST_MODELS])
-        models = [
-            one.view if model in drift_models else replace(one.view, drift={}) for model, one in self._known.items()
-        ]
-        return view_of(runs, models, len(newest), read_totals(self._store.read(TOTALS)), self._rollouts())
-
-    def _rollouts(self) -> list[Rollout | None]:
-        """The rollouts that are not finished, as `view_of` takes them."""
-        rollout_states = side_by_side(lambda where: _rollout(self._store, *where), running_rollouts(self._store))
-        return [one for _, one in rollout_states if one is None or not one.is_finished]
-
-    def _look_at(self, newest: Mapping[str, str]) -> None:
-        """Look at some models. newest: model -> its newest version, of all models."""
         self._known = {model: one for model, one in self._known.items() if model in newest}
         changed = [m for m, version in newest.items() if m not in self._known or self._known[m].version != version]
         turn = list(dict.fromkeys([*changed, *self._known]))[:MOST_LOOKED_AT]
         for model, one in side_by_side(lambda model: self._model(model, newest[model]), turn):
             self._known.pop(model, None)
             self._known[model] = one
+        drift_models = set(list(newest)[:MOST_MODELS])
+        models = [
+            one.view if model in drift_models else replace(one.view, drift={}) for model, one in self._known.items()
+        ]
+        # The rollouts that are not finished, as `view_of` takes them.
+        rollout_states = side_by_side(lambda where: _rollout(self._store, *where), running_rollouts(self._store))
+        return view_of(
+            runs,
+            models,
+            len(newest),
+            read_totals(self._store.read(TOTALS)),
+            [one for _, one in rollout_states if one is None or not one.is_finished],
+        )
 
     def _model(self, model: str, version: str) -> _Look:
         keys = tuple(self._store.list(version_prefix(model, version)))

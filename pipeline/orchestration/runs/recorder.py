@@ -78,7 +78,11 @@ class Tracker(events.Progress):
             case events.PhaseEntered(name, phase):
                 self._note(name, phase=phase)
             case events.Printed(name, text):
-                self._print(name, text)
+                with self._lock:
+                    if name not in self._logs:
+                        self._logs[name] = KeptLog(self._scrub)
+                    self._logs[name].feed(text)
+                    self._printed += 1
             case events.Retrying(name, why):
                 run_item = self._items.get(name)
                 self._note(name, retries=(*(run_item.retries if run_item else ()), self._scrub(why)), phase="")
@@ -94,13 +98,6 @@ class Tracker(events.Progress):
                 self._items[unit.name] = RunItem(unit.name, "refused" if refused else "planned", *named, why=why)
                 self._graphs[unit.name] = request.model, unit.graph.shard_bytes
             self._changes += 1
-
-    def _print(self, name: str, text: str) -> None:
-        with self._lock:
-            if name not in self._logs:
-                self._logs[name] = KeptLog(self._scrub)
-            self._logs[name].feed(text)
-            self._printed += 1
 
     def _end_process(self, name: str, usage: Usage) -> None:
         """Keep what a job took, and close its log."""
@@ -314,7 +311,15 @@ class RunRecorder:
             self._logs()
             self._state(last)
             self._learn(last)
-            self._live(last)
+            printed = self._tracker.printed
+            if last:
+                with suppress(EnginesmithError):  # without the right to delete it is left to `gc`
+                    self._store.remove(run_live_key(self._run))
+            elif printed != self._seen[1]:
+                data, key = canonical_json(self._tracker.live()), run_live_key(self._run)
+                with suppress(UndecidedError):
+                    self._store.replace(key, data, self._store.read(key))
+                self._seen = (self._seen[0], printed)
             if last:
                 runs.prune(self._store)
         except EnginesmithError as error:
@@ -341,17 +346,6 @@ class RunRecorder:
                 self._shown = None
                 print(f"warning: this run is shown no more: {error!r}", file=sys.stderr)
         self._write(run_key(self._run), state.to_bytes())
-
-    def _live(self, last: bool) -> None:
-        printed = self._tracker.printed
-        if last:
-            with suppress(EnginesmithError):  # without the right to delete it is left to `gc`
-                self._store.remove(run_live_key(self._run))
-        elif printed != self._seen[1]:
-            data, key = canonical_json(self._tracker.live()), run_live_key(self._run)
-            with suppress(UndecidedError):
-                self._store.replace(key, data, self._store.read(key))
-            self._seen = (self._seen[0], printed)
 
     def _write(self, key: str, data: bytes) -> None:
         """Replace this run's document, of which this thread is the only writer; it is read only when that failed."""

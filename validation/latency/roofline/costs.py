@@ -70,7 +70,12 @@ def multiplications(
         weight, input_shape = _at(inputs, TRANSPOSED_CONVOLUTIONS[op_type]), _at(inputs, 0)
         return math.prod(input_shape) * per_value(op_type, weight) if weight and input_shape else 0
     if op_type in PRODUCTS:
-        return _product(op_type, inputs, outputs)
+        left, right = _at(inputs, 0), _at(inputs, PRODUCTS[op_type])
+        if not left or not right or not outputs:
+            return 0
+        # Whether the matrix is transposed follows from which of its sizes is the last one of the result.
+        transposed = len(right) > 1 and right[-1] != outputs[0][-1]
+        return math.prod(outputs[0]) * per_value(op_type, right, transposed)
     if op_type in RECURRENT:
         return _recurrent(inputs)
     if op_type == "MatMulNBits":  # the weight is packed: its sizes are not the matrix's
@@ -85,15 +90,6 @@ def multiplications(
 
 def _at(shapes: Sequence[Shape | None], index: int) -> Shape | None:
     return shapes[index] if index < len(shapes) else None
-
-
-def _product(op_type: str, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
-    left, right = _at(inputs, 0), _at(inputs, PRODUCTS[op_type])
-    if not left or not right or not outputs:
-        return 0
-    # Whether the matrix is transposed follows from which of its sizes is the last one of the result.
-    transposed = len(right) > 1 and right[-1] != outputs[0][-1]
-    return math.prod(outputs[0]) * per_value(op_type, right, transposed)
 
 
 def _recurrent(inputs: Sequence[Shape | None]) -> int:

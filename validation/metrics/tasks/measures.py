@@ -158,13 +158,11 @@ class Regression(Score[Array, Array]):
         self._sums += [np.abs(errors).sum(), np.abs(wanted).sum()]
         self._squares += float(np.square(errors).sum())
         self._most = np.maximum(self._most, [np.abs(errors).max(), np.abs(wanted).max()])
-        self._merge(wanted.size, float(wanted.mean()), float(np.square(wanted - wanted.mean()).sum()))
-
-    def _merge(self, count: int, mean: float, spread: float) -> None:
-        """Take a case's mean and squared deviations (Chan, Golub and LeVeque 1979)."""
-        total, apart = self._count + count, mean - self._mean
-        self._spread += spread + apart * apart * self._count * count / total
-        self._mean += apart * count / total
+        total, apart = self._count + wanted.size, float(wanted.mean()) - self._mean
+        self._spread += (
+            float(np.square(wanted - wanted.mean()).sum()) + apart * apart * self._count * wanted.size / total
+        )
+        self._mean += apart * wanted.size / total
         self._count = total
 
     def values(self) -> list[TaskValue]:
@@ -306,7 +304,9 @@ class Tokens(Score[Array, Array]):
     def add(self, wanted: Array, answers: Array) -> None:
         """Count the equal places and sequences of each sample."""
         for one, other in zip(wanted, answers, strict=True):
-            length = self._length(one)
+            # Places up to the first `until`, with it; all where there is none.
+            ends = () if self.terms.until is None else tuple(np.flatnonzero(one == self.terms.until))
+            length = int(ends[0]) + 1 if ends else len(one)
             padded = np.full(len(one), NO_ANSWER)
             padded[: len(other)] = other[: len(one)]
             counted = np.arange(len(one)) < length
@@ -316,11 +316,6 @@ class Tokens(Score[Array, Array]):
             equal, places = int(np.count_nonzero(counted & (one == padded))), int(counted.sum()) + missing
             self._equal, self._places = self._equal + equal, self._places + places
             self._same, self._samples = self._same + (equal == places), self._samples + 1
-
-    def _length(self, ids: Array) -> int:
-        """Places up to the first `until`, with it; all where there is none."""
-        ends = () if self.terms.until is None else tuple(np.flatnonzero(ids == self.terms.until))
-        return int(ends[0]) + 1 if ends else len(ids)
 
     def values(self) -> list[TaskValue]:
         """Both shares."""

@@ -96,7 +96,8 @@ def answers(place: GcsLocation) -> Iterator[None]:
         yield
     except FAILURES as error:
         status = status_of(error)
-        if status in _DECLINED and not _is_about_bucket(error):
+        lacks_bucket = status == 404 and "bucket does not exist" in str(error).lower()
+        if status in _DECLINED and not lacks_bucket:
             raise Declined(status, type(error).__name__) from error
         words = _explain_answer(place, status, error) if status else _explain_no_answer(place, error)
         raise Failed(words, passing=is_transient(status, error), unknown=words == UNKNOWN_REQUEST) from error
@@ -116,10 +117,6 @@ def status_of(error: Exception) -> int:
     if isinstance(error, storage.InvalidResponse):
         return int(error.response.status_code)
     return 0
-
-
-def _is_about_bucket(error: Exception) -> bool:
-    return status_of(error) == 404 and "bucket does not exist" in str(error).lower()
 
 
 def is_transient(status: int, error: Exception) -> bool:

@@ -144,7 +144,9 @@ class HttpStore:
         """See `Store.size`."""
         size_bytes = self.stored_size(digest)
         if size_bytes is None:
-            raise self._lost_error(digest)
+            raise IntegrityError(
+                f"{self.uri} does not have blob {digest}; run `enginesmith registry fsck` at the registry itself"
+            )
         return size_bytes
 
     def path(self, digest: str) -> Path:
@@ -234,11 +236,6 @@ class HttpStore:
         raise InputError(
             f"{self.uri} is read-only: engines are pulled from it; give the registry itself to publish, move channels, "
             "verify or collect"
-        )
-
-    def _lost_error(self, digest: str) -> IntegrityError:
-        return IntegrityError(
-            f"{self.uri} does not have blob {digest}; run `enginesmith registry fsck` at the registry itself"
         )
 
     def _other_bytes(self, digest: str) -> IntegrityError:

@@ -73,13 +73,6 @@ def parse_place(text: str, environment: Mapping[str, str] = os.environ) -> S3Loc
     endpoint = options.get("endpoint") or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
     region = options.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or None
     path_style, sse, key = (options.get(name) for name in ("path_style", "sse", "kms_key"))
-    _check_options(where, region, path_style, sse, key)
-    style = None if path_style is None else path_style in ("1", "true")
-    endpoint = check_endpoint(endpoint, "S3") if endpoint else None
-    return S3Location(bucket_uri.host, bucket_uri.prefix, endpoint, region, style, sse, key)
-
-
-def _check_options(where: str, region: str | None, path_style: str | None, sse: str | None, key: str | None) -> None:
     if region is not None and not _REGION.fullmatch(region):
         raise InputError(f"{where}: region {region[:40]!r} is not one; write it as in eu-central-1")
     if path_style is not None and path_style not in ("0", "1", "false", "true"):
@@ -88,3 +81,6 @@ def _check_options(where: str, region: str | None, path_style: str | None, sse: 
         raise InputError(f"{where}: sse is {sse[:40]!r}; it must be one of {', '.join(_ENCRYPTIONS)}")
     if key is not None and (sse is None or not sse.startswith("aws:kms")):
         raise InputError(f"{where}: kms_key needs sse=aws:kms")
+    style = None if path_style is None else path_style in ("1", "true")
+    endpoint = check_endpoint(endpoint, "S3") if endpoint else None
+    return S3Location(bucket_uri.host, bucket_uri.prefix, endpoint, region, style, sse, key)
