@@ -158,16 +158,13 @@ class LazyGroup(Group):
         if ctx.parent:
             super().format_options(ctx, formatter)
             return
-        self.format_commands(ctx, formatter)
-        with formatter.section("Global options, before or after a command's name"):
-            formatter.write_dl([row for option in self.get_params(ctx) if (row := option.get_help_record(ctx))])
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands by section from the table, so that help imports none of them."""
+        # From the table, so that help imports no command.
         width = max(map(len, self.list_commands(ctx)))
         for section, commands in self.sections.items():
             with formatter.section(section):
                 formatter.write_dl([(name.ljust(width), text) for name, (_, text) in commands.items()])
+        with formatter.section("Global options, before or after a command's name"):
+            formatter.write_dl([row for option in self.get_params(ctx) if (row := option.get_help_record(ctx))])
 
 
 @click.group(

@@ -82,8 +82,17 @@ class WarmStart:
 
     def misses(self) -> dict[str, int]:
         """What this process compiled although it has the cache, by kind; empty where the cache had everything."""
-        counts = (*count_misses().items(), ("C++ kernels", _count_kernels(self.folder) - self.kernels))
-        return {name: count for name, count in counts if count}
+        from torch._dynamo.utils import counters
+
+        inductor, autograd = counters["inductor"], counters["aot_autograd"]
+        # A trace that is begun anew, since a size turned out to be a constant, misses and compiles nothing.
+        begun_anew = autograd["total"] - autograd["ok"]
+        counts = {
+            "graphs of Inductor": int(inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"]),
+            "graphs of AOTAutograd": max(0, int(autograd["autograd_cache_miss"] - begun_anew)),
+            "C++ kernels": _count_kernels(self.folder) - self.kernels,
+        }
+        return {name: count for name, count in counts.items() if count}
 
 
 def warm_start(pulled: "Pulled | PulledAttachment | Path | str", *, allow_unsigned: bool = False) -> WarmStart:
@@ -101,7 +110,11 @@ def warm_start(pulled: "Pulled | PulledAttachment | Path | str", *, allow_unsign
             f"{found.path.name} is code (pickles and shared libraries), and no signature of it was asked for; pull it "
             "with a trust policy, or give allow_unsigned=True if whoever can write to the registry may run code here"
         )
-    check_fresh(found.attachment.requires, found.path.name)
+    for_gpu = isinstance(hardware_of(found.attachment.requires), Gpu)
+    machine = (Machine.from_name() if for_gpu else cpu_here()).with_installed(found.attachment.requires)
+    for finding in evaluate(found.attachment.requires, machine):
+        if finding.state != "met" and finding.words:
+            raise StaleCacheError(f"{found.path.name}: {finding.words}; pull the one that fits, or make it here")
     return open_cache(found.path, found.attachment.digest)
 
 
@@ -155,28 +168,6 @@ def use_folder(folder: Path, threads: int | None = None) -> None:
         import torch._inductor.config
 
         torch._inductor.config.compile_threads = threads
-
-
-def check_fresh(requires: tuple[Requirement, ...], name: str) -> None:
-    """Raise StaleCacheError where this machine or installation is not the one that a cache was made for."""
-    for_gpu = isinstance(hardware_of(requires), Gpu)
-    machine = (Machine.from_name() if for_gpu else cpu_here()).with_installed(requires)
-    for finding in evaluate(requires, machine):
-        if finding.state != "met" and finding.words:
-            raise StaleCacheError(f"{name}: {finding.words}; pull the one that fits, or make it here")
-
-
-def count_misses() -> dict[str, int]:
-    """Graphs that this process found in no cache and compiled, by kind, by torch's own counters."""
-    from torch._dynamo.utils import counters
-
-    inductor, autograd = counters["inductor"], counters["aot_autograd"]
-    # A trace that is begun anew, since a size turned out to be a constant, misses and compiles nothing.
-    begun_anew = autograd["total"] - autograd["ok"]
-    return {
-        "graphs of Inductor": int(inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"]),
-        "graphs of AOTAutograd": max(0, int(autograd["autograd_cache_miss"] - begun_anew)),
-    }
 
 
 def _count_kernels(folder: Path) -> int:

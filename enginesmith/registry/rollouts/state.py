@@ -84,11 +84,6 @@ class Slice:
         return share if not where else where if self.share_ppm == WHOLE else f"{where}:{share}"
 
 
-def place_of_node(name: str, rollout: str) -> int:
-    """A node's place in a rollout, as a whole number below 2^64."""
-    return int.from_bytes(sha256(f"{rollout}\n{name}".encode()).digest()[:8], "big")
-
-
 def is_below(place: int, share_ppm: int) -> bool:
     """Whether a place (below 2^64) is within a share."""
     return place * WHOLE < share_ppm << 64
@@ -96,7 +91,8 @@ def is_below(place: int, share_ppm: int) -> bool:
 
 def is_reached(node: ServingNode, rollout: str, reach: Iterable[Slice]) -> bool:
     """Whether a rollout has reached a node. reach: the slices that are open; one suffices."""
-    place = place_of_node(node.name, rollout)
+    # A node's place in a rollout, as a whole number below 2^64.
+    place = int.from_bytes(sha256(f"{rollout}\n{node.name}".encode()).digest()[:8], "big")
     return any(
         is_below(place, item.share_ppm)
         and item.region in (None, node.region)

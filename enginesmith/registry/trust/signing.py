@@ -184,7 +184,14 @@ def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
 def _with_key(config: "signing.Config", signer: SigningKey) -> None:
     for path in (signer.private_key, signer.certificate, *signer.chain):
         if path is not None:
-            check_key_file(path)
+            try:
+                size = path.stat().st_size if path.is_file() else -1
+            except OSError as error:
+                raise InputError(f"key {path}: {error.strerror}; give the path of a PEM file") from error
+            if not 0 <= size <= LARGEST_KEY_BYTES:
+                raise InputError(
+                    f"key {path} is no file of at most {LARGEST_KEY_BYTES} bytes; give the path of a PEM file"
+                )
     if signer.certificate is not None:
         # model-signing takes no empty chain; the certificate once more adds nothing to what verifiers trust.
         chain = signer.chain or (signer.certificate,)
@@ -199,16 +206,6 @@ def _with_key(config: "signing.Config", signer: SigningKey) -> None:
 def _password() -> bytes | None:
     password = os.environ.get(PASSWORD)
     return password.encode() if password is not None else None
-
-
-def check_key_file(path: Path) -> None:
-    """Raise InputError for what can be no key or certificate file."""
-    try:
-        size = path.stat().st_size if path.is_file() else -1
-    except OSError as error:
-        raise InputError(f"key {path}: {error.strerror}; give the path of a PEM file") from error
-    if not 0 <= size <= LARGEST_KEY_BYTES:
-        raise InputError(f"key {path} is no file of at most {LARGEST_KEY_BYTES} bytes; give the path of a PEM file")
 
 
 def _explain(what: str, work: Callable[[], object]) -> None:

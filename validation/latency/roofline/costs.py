@@ -403,7 +403,13 @@ def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds
     for kind in sorted({"float32", *map(product_dtype, dtypes)}):
         model, inputs = _product_roofs(kind)
         rates[kind] = 2.0 * SIDE**3 / _best(opens, model, inputs, workdir, seconds)
-    cache = last_level_cache()
+    cache_sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        scale = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        if text.rstrip("KM").isdecimal():
+            cache_sizes.append(int(text.rstrip("KM")) * scale)
+    cache = max(cache_sizes, default=_CACHE_BYTES)
     long, short = np.ones(min(cache, _MOST_BYTES) // 4, np.float32), np.ones(CACHED_BYTES // 4, np.float32)
     one = np.ones(1, np.float32)
     memory = 2 * long.nbytes / _best(opens, _chain(1), {"x": long, "c": one}, workdir, seconds)
@@ -417,17 +423,6 @@ def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds
     busy = max(chained - max(run_1 - node, 0.0) - CHAIN * node, 0.25 * chained)
     cached = float(max(moved / busy, memory))
     return Roofs(rates, memory, cached, cache // 2, max(run_1 - node, 0.0), node)
-
-
-def last_level_cache() -> int:
-    """Bytes of the largest cache of the first core (sysfs), or 32 MiB where it is not known."""
-    cache_sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        scale = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
-        if text.rstrip("KM").isdecimal():
-            cache_sizes.append(int(text.rstrip("KM")) * scale)
-    return max(cache_sizes, default=_CACHE_BYTES)
 
 
 def _best(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> float:

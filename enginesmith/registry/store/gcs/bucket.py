@@ -54,15 +54,6 @@ from enginesmith.registry.store.objects.reading import HttpBody, NoWholeAnswerEr
 _CHUNK_UNIT = 256 << 10
 
 
-def put_small(blob: Blob, data: bytes, expected: str | None, token: str) -> None:
-    """Write an object in one request, if it has the generation `expected` (None: is absent). Raises Google's errors."""
-    blob.md5_hash = md5_of(data)
-    if token:
-        blob.metadata = {TOKEN: token}
-    _upload(blob, io.BytesIO(data), len(data), expected, None)
-    _check(blob, len(data), md5_of(data))
-
-
 def put_large(blob: Blob, source: UploadSource, expected: str | None) -> None:
     """Write an object in chunks. Raises Google's errors, and IntegrityError when the source has not its digest."""
     blob.md5_hash = md5 = source.md5()
@@ -196,7 +187,12 @@ class GcsBucket:
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
         """See `BucketApi.put`."""
         with answers(self.place):
-            put_small(self._blob(key), data, expected, token)
+            blob = self._blob(key)
+            blob.md5_hash = md5_of(data)
+            if token:
+                blob.metadata = {TOKEN: token}
+            _upload(blob, io.BytesIO(data), len(data), expected, None)
+            _check(blob, len(data), md5_of(data))
 
     def put_large(self, key: str, source: UploadSource, expected: str | None) -> None:
         """See `BucketApi.put_large`: a resumable upload, of which Google keeps nothing that is not completed in a

@@ -86,7 +86,7 @@ def send(bucket: _Bucket, key: str, source: UploadSource, expected: str | None) 
         # Sent twice it does no harm: a completed upload is gone, which the server declines (404).
         _ask(bucket, f"completing {key}", "complete_multipart_upload", "ETag", request)
     except BaseException:
-        # After an interrupt too. An upload that cannot be aborted now is found by `list_abandoned` later.
+        # After an interrupt too. An upload that cannot be aborted now is found by `strays` and aborted by `sweep` later.
         with suppress(EnginesmithError, Declined):
             _ask(bucket, f"aborting {key}", "abort_multipart_upload", "", upload, attempts=3)
         raise
@@ -114,23 +114,6 @@ class Upload:
 
     def __str__(self) -> str:
         return f"unfinished upload of {self.key}"
-
-
-def list_abandoned(bucket: _Bucket) -> tuple[Upload, ...]:
-    """Uploads of blobs that began over a day ago. Raises UnavailableError."""
-    return tuple(_find_abandoned(bucket))
-
-
-def abort_abandoned(bucket: _Bucket) -> int:
-    """Abort these uploads, and return how many; 0 where that is not allowed, or the server lacks the request."""
-    count = 0
-    with suppress(UnavailableError):
-        for upload in _find_abandoned(bucket):
-            upload_arguments = {"Bucket": bucket.place.bucket, "Key": upload.key, "UploadId": upload.upload_id}
-            with suppress(Declined):
-                _ask(bucket, f"aborting {upload}", "abort_multipart_upload", "", upload_arguments)
-                count += 1
-    return count
 
 
 def _find_abandoned(bucket: _Bucket) -> Iterator[Upload]:
@@ -289,11 +272,19 @@ class S3Bucket:
 
     def strays(self) -> tuple[str, ...]:
         """See `BucketApi.strays`."""
-        return tuple(str(upload) for upload in list_abandoned(self))
+        return tuple(str(upload) for upload in _find_abandoned(self))
 
     def sweep(self) -> int:
         """See `BucketApi.sweep`."""
-        return abort_abandoned(self)
+        # 0 where that is not allowed, or the server lacks the request.
+        count = 0
+        with suppress(UnavailableError):
+            for upload in _find_abandoned(self):
+                upload_arguments = {"Bucket": self.place.bucket, "Key": upload.key, "UploadId": upload.upload_id}
+                with suppress(Declined):
+                    _ask(self, f"aborting {upload}", "abort_multipart_upload", "", upload_arguments)
+                    count += 1
+        return count
 
     def _at(self, key: str) -> dict[str, str]:
         return {"Bucket": self.place.bucket, "Key": self.place.key(key)}
