@@ -33,7 +33,6 @@ from enginesmith.user_code.channel import load_function
 
 # Streams over several graphs with state: states are carried, and inputs that all steps have are given once.
 
-
 # What each graph gave, by name.
 Answers = dict[str, Tensors]
 
@@ -113,7 +112,6 @@ class EnsembleStreams(Streams):
 
 
 # Runs several graphs that make one model, each with what the graphs and functions before it gave.
-
 
 # That a graph without profiles is given at once.
 MOST_ROWS = 32

@@ -19,7 +19,6 @@ from enginesmith.streams import Streams
 if TYPE_CHECKING:
     from enginesmith.client.pull import Pulled
 
-
 # A decoder as the JSON beside its engine describes it: its ids, logits, caches, masks.
 
 
@@ -160,7 +159,6 @@ def _most(inputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile], name: 
 
 # What a generator is asked, and how it draws the next token of an answer from logits, in numpy.
 
-
 # So many of the likeliest tokens can be drawn; it bounds top_k too. Only these are sorted.
 CANDIDATES = 1024
 # How many seeds there are: Philox 4x64 has keys of 128 bits.
@@ -263,7 +261,6 @@ def sample(logits: Array, settings: SamplingSettings, uniform: float, seen: Arra
 
 
 # Prompts in, tokens out: a decoder with state, pulled as an engine, step by step, its logits drawn from in numpy.
-
 
 # Numbers that are made of a seed at a time.
 _BLOCK = 256

@@ -21,7 +21,6 @@ class DescribedFile(Protocol):
     @property
     def description(self) -> Path:
         """The JSON beside the engine."""
-        ...
 
 
 @dataclass(frozen=True)

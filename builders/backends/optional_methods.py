@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from enginesmith.arrays import InputCheck
 
-
 # Versions of installed distributions; a module of its own, since steps that load no backend record versions too.
 
 __all__ = ["PackageNotFoundError", "version", "versions_of"]

@@ -141,15 +141,12 @@ class Child(Protocol):
     @property
     def pid(self) -> int:
         """Its number, and that of its group; no other's before `end`."""
-        ...
 
     def has_ended(self, within_s: float = 0.0) -> bool:
         """Whether it has ended by itself, or does within a time."""
-        ...
 
     def end(self) -> Ended:
         """Kill what is left of its group, and take its status."""
-        ...
 
 
 # Starts a process of `builders.execution.child` in a work folder, with its output in job.log there. The number is the

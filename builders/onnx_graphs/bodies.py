@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import onnx
     from onnx import GraphProto, NodeProto
 
-
 # The graphs inside the nodes of an ONNX graph: the bodies of If, Loop and Scan. Nothing is imported from onnx.
 
 

@@ -15,7 +15,6 @@ from enginesmith.arrays import Array
 if TYPE_CHECKING:
     import onnx
 
-
 # The part of a graph that computes weights from constants: a quantized weight is dequantized in every run of a graph
 # that is run as it is written, and one that is kept in float also quantized.
 #

@@ -110,7 +110,6 @@ COMMANDS: Table = {
 # Called by KServe, and shown in no list.
 HIDDEN: Table = {"initialize": ("enginesmith.cli.registry:initialize", "Pull what KServe's storage URIs name.")}
 
-
 # Where the root context keeps the command's words.
 _COMMAND = "command"
 

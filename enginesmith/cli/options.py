@@ -28,9 +28,7 @@ from enginesmith.registry.store.layout import DEFAULT_REGISTRY, REGISTRY_VARIABL
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-
 # Arguments, options and output that commands share; each is declared once, so that it means the same everywhere.
-
 
 Callback = TypeVar("Callback", bound=Callable[..., object])
 
@@ -502,7 +500,6 @@ def runtimes_option(where: str) -> Option:
 #
 # A command has done its work whether or not its output can be written: output that is lost gives one message and an
 # exit code instead of a traceback.
-
 
 UNWRITABLE = 3
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from enginesmith.client.watching.watch import Swap
     from enginesmith.core.hardware.machine import Machine
 
-
 # Options of `pull`, and what they ask for: machines, a policy, a node.
 
 # The --target of every compute capability that a version has engines for.

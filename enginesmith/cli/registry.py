@@ -342,7 +342,6 @@ def _requirements(file: Path, kind: str, target: str | None) -> tuple[Requiremen
 
 # The commands of trust: sign, verify.
 
-
 SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
 
 

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
     from enginesmith.client.pull import Progress
 
-
 # The bar of a download: bytes, speed and time left on one line of stderr, however narrow it is, if a person looks.
-
 
 # Widths in characters of the columns of a download's bar: '1,023.9/1,023.9 MiB', ' 1023.9 MiB/s' and ' 0:00:00'.
 _BYTES, _SPEED, _LEFT = 19, 13, 8
@@ -64,7 +62,6 @@ def _columns(width: int) -> "list[ProgressColumn]":
 
 
 # Output of commands for people: lines, and tables that are readable at any width.
-
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

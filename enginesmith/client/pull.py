@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 # Without a cache it is downloaded beside the path. A file appears whole and verified, or not at all. Several blobs, as
 # the shards of a large model are, come side by side and share the connections and the memory of one.
 
-
 # Source of the bytes: the file was there already, this machine's cache, or the registry.
 Origin = Literal["there", "cache", "registry"]
 # Called with the downloaded and the total bytes.
@@ -273,7 +272,6 @@ def list_sources(store: Store) -> Iterator[Store]:
 
 
 # The description of an engine, and the downloads of engines.
-
 
 FORMAT = 1
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 # torch finds a cached graph by the graph itself, so another model costs time and never gives another model's answers.
 # The recipe tells such a model beforehand, and says what differs.
 
-
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
@@ -129,7 +128,6 @@ def _digest_class(kind: type) -> str:
 
 # The zip. Members that lead elsewhere are refused before anything is written.
 
-
 MOST_BYTES = 4 << 30
 _MOST_MEMBERS = 100_000
 _MOST_RECIPE_BYTES = 16 << 20
@@ -206,7 +204,6 @@ def _read_recipe(archive: zipfile.ZipFile) -> CacheRecipe:
 # loads it (torch 2.13, `_inductor.cpu_vec_isa.VecISA`): ten processes and a second of CPU time at each start, even
 # where the libraries are there. A cache is loaded only where CPU, compiler and torch are those of the probes, so they
 # hold.
-
 
 _PROBE = "_probe_load"
 

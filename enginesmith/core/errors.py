@@ -180,7 +180,6 @@ def require_token(address: HttpAddress, token: str, variable: str) -> None:
 # is digested through its canonical JSON: keys sorted, no white space, UTF-8, NaN refused (after RFC 8785, whose
 # number formatting Python's ``repr`` of a float already meets for the values that occur here).
 
-
 CHUNK_BYTES = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _IN_BYTES = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")

@@ -77,7 +77,6 @@ def _here() -> tuple[str, str]:
 #
 # `find`, `read` and `put` take dotted paths ('spec.suspend') into documents of other programs.
 
-
 T = TypeVar("T")
 D = TypeVar("D")
 
@@ -183,7 +182,6 @@ def _refuse_constant(text: str) -> None:
 
 
 # Times as text (ISO 8601 in UTC, as documents hold them), and a clock for what lasts on this machine.
-
 
 # The longest time that anything is told to wait, keep or last; and the years of times that are read. A time in
 # these is still one that computers know after such a time is added or taken off, whatever its zone.

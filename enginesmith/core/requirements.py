@@ -19,7 +19,6 @@ from enginesmith.core.errors import canonical_json
 # `Annotated[float, Ge(0)]` limits a value; `Annotated[str, Predicate(is_digest), doc("a SHA-256 in hexadecimal")]` says
 # by its `doc` what errors ask for (docs/decisions/0028-annotated-types.md).
 
-
 # JSON values for what has no fixed fields, which the codec takes as they are; and an object whose keys are data.
 if TYPE_CHECKING:
     Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
@@ -129,7 +128,6 @@ def describe(kind: object) -> str:
 # A backend lists requirements (`Backend.requires`); all other code evaluates (`hardware.evaluation`) or renders them
 # and knows no compiler. A strict one that a machine is known not to meet rules the engine out there; any other is a
 # remark. Versions are compared as far as both are given: 10.16 stands for every 10.16.x.
-
 
 Capability = tuple[int, int]
 # CUDA's major version -> the oldest driver that runs it (CUDA release notes).

@@ -121,7 +121,6 @@ def states_of(spec: Mapping[str, object]) -> tuple[State, ...]:
 # What gives an input of a graph is written as a source: 'GRAPH.OUTPUT' of a graph before it, or the name of an input of
 # the whole, which is 'GRAPH.INPUT' where a spec gives it none.
 
-
 # The backend of an ensemble's engines: a document that names an engine of each graph.
 ENSEMBLE = "ensemble"
 # The sources of a manifest that are files of functions begin so.
@@ -292,7 +291,6 @@ def name_states(
 # How a request is padded to the sizes that an engine takes, as data of a version.
 #
 # A dim may be padded where every input that has it says by what. Outputs are cropped on the axes that have its name.
-
 
 REPEAT: Literal["repeat"] = "repeat"
 # A number; or 'repeat', the last entry along the axis again, which changes no extremes of a tensor.

@@ -22,7 +22,6 @@ from threading import Thread, current_thread
 
 # Runs a command within a time limit, which ends it with all that it started.
 
-
 # Of what a command prints; it may go on, and the rest is dropped.
 MOST_BYTES = 64 << 10
 
@@ -79,7 +78,6 @@ def _read_output(process: "subprocess.Popen[bytes]", end: float, timeout_s: floa
 #
 # Text from elsewhere (names in a model, a compiler's log) may hold control characters: an escape character moves a
 # terminal's cursor, a change of direction reorders what a person reads, and XML cannot hold most of them at all.
-
 
 # Share of two words that must be alike (difflib's ratio), and the least length of one that may begin the other.
 _ALIKE, _BEGINNING = 0.7, 3
@@ -228,7 +226,6 @@ def describe_error(error: BaseException) -> str:
 # Zip files that come from elsewhere: what reading one may raise, and which compression is read.
 #
 # Python reads bzip2, LZMA and, from 3.14 on, Zstandard too. Each has errors of its own, and nothing here writes them.
-
 
 # What opening a zip file, or reading a stored or deflated member, raises where it is damaged or of another kind.
 DAMAGED = (

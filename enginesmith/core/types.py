@@ -354,7 +354,6 @@ class Session(Protocol):
 
     def run(self, inputs: Tensors) -> dict[str, "np.ndarray"]:
         """Run once. Raises DataError for wrong names, dtypes or shapes."""
-        ...
 
     def prepare_call(self, inputs: Tensors) -> Callable[[], object] | None:  # noqa: ARG002
         """A function that makes the runtime's own call on these inputs, which are checked here and were run before: the
@@ -386,43 +385,34 @@ class Backend(Protocol):
 
     def serves(self, target: Target) -> bool:
         """Whether this backend compiles for this kind of target (CPU or GPU) at all."""
-        ...
 
     def versions(self) -> dict[str, str]:
         """Versions of compiler and runtime that matter, without importing them; empty when not installed."""
-        ...
 
     def scheme(self) -> QuantizationScheme:
         """The form of quantized graph that this backend compiles best (`optional_methods.SchemesByTarget`)."""
-        ...
 
     def refuses(self, request: BuildRequest) -> str | None:
         """Why this request cannot be built, with the remedy; None when it can. Imports no compiler."""
-        ...
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
         """What a machine must have to run an engine of this request, as far as the request shows: its processor first
         (`core.requirements.for_target`), then the runtime in the versions that open it. Imports no compiler."""
-        ...
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into a file under `workdir` (`Engine.of_file`).
 
         Raises EnginesmithError with the compiler's own reason.
         """
-        ...
 
     def runs(self, target: Target) -> str | None:
         """Why engines for `target` cannot run on this machine; None when they can."""
-        ...
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
         """Load an engine for running. Raises EnginesmithError when it does not fit this machine."""
-        ...
 
     def load_runtime(self) -> None:
         """Import the modules that opening an engine takes, so that the engine's own load can be timed without them."""
-        ...
 
 
 def sizes_product(dims: Sequence[Dim], per_dim: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:

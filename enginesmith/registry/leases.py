@@ -55,7 +55,6 @@ Document = TypeVar("Document")
 # writes it anew. So whoever reads generation n finds every mark of it and of those before in its shard, and none is
 # added later.
 
-
 FORMAT = 1
 STATE_MAX_BYTES = 1 << 20
 SHARD_MAX_BYTES = 48 << 20
@@ -223,7 +222,6 @@ def _parse(key: str, data: bytes, limit: int, kind: type[Document]) -> Document:
 # The times in a lease, as all that one machine writes and another judges, are of the store's clock (`Store.now`). Its
 # holder measures what is left of it by a clock of its own machine that nobody sets, from before it asked the store for
 # the time, and stops `MARGIN` early.
-
 
 LEASE_MAX_BYTES = 1 << 16
 # Duration of a publication's lease: far longer than its requests take; a killed one delays collections for so long.

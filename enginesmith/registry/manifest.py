@@ -33,7 +33,6 @@ from enginesmith.registry.store.layout import MAX_BLOB_BYTES, manifest_key
 # It is canonical JSON with the digest of its other fields, so that an edit by hand is detected when it is read. All
 # names, digests and sizes are checked before they are used. `request_of` gives the build request of a published engine.
 
-
 FORMAT = 1
 MAX_BYTES = 16 << 20
 _REMEDY = (
@@ -284,7 +283,6 @@ def make_request(entry: EngineEntry) -> BuildRequest:
 #
 # An engine of an ensemble is a blob of JSON that names an engine of each pinned version. So it has a status, a report,
 # requirements and attestations as any engine has, and is ranked by them.
-
 
 ENSEMBLE_FORMAT = 1
 MAX_ENSEMBLE_BYTES = 1 << 20

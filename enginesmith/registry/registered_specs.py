@@ -51,7 +51,6 @@ def unpin(store: Store, model: str, version: str) -> None:
 # The last `KEPT` are remembered. Files of earlier ones are garbage for `enginesmith registry gc`, unless a version has
 # them.
 
-
 KEPT = 3
 MAX_BYTES = 16 << 20
 

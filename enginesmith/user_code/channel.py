@@ -21,7 +21,6 @@ from enginesmith.user_code.published import importing_published
 
 # Messages between a job and the process of a user's code: a typed value as JSON, and numpy arrays behind it.
 
-
 T = TypeVar("T")
 Arrays = dict[str, Array]
 

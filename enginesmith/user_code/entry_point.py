@@ -21,7 +21,6 @@ from enginesmith.rooms import FindIn
 if TYPE_CHECKING:
     import torch
 
-
 # The Python entry point that a spec names: the source files it consists of, and calling it with errors for its author.
 #
 # The cache key of an export digests these files, so they must be known in milliseconds and without importing torch:
@@ -237,7 +236,6 @@ def reason(error: BaseException) -> str:
 # The latter is a pickle. It is read with `weights_only`, which makes tensors and plain containers and calls nothing
 # else. What else such files hold (a whole module, a checkpoint of a training loop, a TorchScript program) is refused
 # with what to save instead.
-
 
 _REMEDY = "save the weights alone: torch.save(model.state_dict(), 'weights.pt')"
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")

@@ -40,7 +40,6 @@ from validation.canary.replay import ReplayClock, ServedRequest, Timed, TrafficS
 if TYPE_CHECKING:
     from enginesmith.ensembles import Ensemble
 
-
 # An engine of an ensemble on one side of a canary: its graphs' engines and functions, opened as a server does.
 
 
@@ -114,7 +113,6 @@ def why_graph_not_here(store: Store, manifest: Manifest, entry: EngineEntry, tar
 #
 # Inside that process one thread answers one request at a time, and several threads have several requests in flight. The
 # service time of a request is measured there, so that the way between the processes is not part of it.
-
 
 Opener = Callable[[], AbstractContextManager[Session]]
 Job = tuple[TrafficSegment, list[Timed | None], float]

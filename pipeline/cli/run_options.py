@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pipeline.orchestration.run import RunOptions
     from pipeline.progress import Progress
 
-
 # Options of commands that run builds, and the display of their progress.
 
 

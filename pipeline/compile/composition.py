@@ -62,13 +62,11 @@ class StepRunner(Protocol):
 
     def call(self, step: Callable[P, Value], *arguments: P.args, **named: P.kwargs) -> Value:
         """Run one step and return its value."""
-        ...
 
     def map(
         self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **named: P.kwargs
     ) -> list[Value]:
         """Run a step for each item, side by side, and return the values in order."""
-        ...
 
 
 class InProcess:

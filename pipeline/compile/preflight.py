@@ -25,7 +25,6 @@ from pipeline.spec.source import Loc
 # of a Python file. So the cost does not grow with the model or the data. The steps that read the files keep their own
 # checks, which say the same, one at a time, and what headers do not show.
 
-
 # A file that `git clone` left as a pointer begins so (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
 _LFS = b"version https://git-lfs.github.com/spec/"
 POINTER = "is a Git LFS pointer in the place of the file; run `git lfs pull`"
@@ -206,7 +205,6 @@ def _wrong_samples(
 #
 # Our own modules, and libraries that start no thread of their own; ONNX Runtime, PyTorch and compilers do, and sympy,
 # which the export alone needs, would take memory in every other step.
-
 
 PRELOADED = (
     "builders.onnx_graphs.structure",

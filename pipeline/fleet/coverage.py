@@ -20,7 +20,6 @@ from pipeline.fleet.groups import NodeGroup
 
 # Whether the registry has an engine of a model for a group of nodes, as `enginesmith.client.resolve` ranks engines.
 
-
 # From worst to best. missing: no engine was built for this hardware.  broken: it does not run with the group's driver
 # and runtime.  unproven: it never ran on its hardware.  breaking: it will not run with the versions planned.
 State = Literal["missing", "broken", "unproven", "breaking", "covered"]
@@ -174,7 +173,6 @@ def _list_reasons(served: Served, found: EngineRanking, machine: Machine) -> str
 
 
 # The builds and proofs after which every demand is met, each once, in order, with the time they will probably take.
-
 
 Predictor = Callable[[str, BuildRequest], Expectation | None]
 

@@ -168,7 +168,6 @@ def _order(group: NodeGroup) -> tuple[Any, ...]:
 #   equal part of the memory; under time-slicing nothing divides it.
 # - GFD describes one kind of GPU per node; of a node with several kinds it labels one.
 
-
 _NVIDIA = "nvidia.com/"
 _SLICES = re.compile(r"nvidia\.com/mig-(.+)\.count")
 _DEVICE = re.compile(r"feature\.node\.kubernetes\.io/pci-(\d+_)?10de\.present")

@@ -32,7 +32,6 @@ from pipeline.spec.source import SpecPart as Closed
 #       - {product: NVIDIA-A100-SXM4-80GB, driver: 550.54.15, mig: 1g.10gb, count: 2, gpus: 14, memory_gib: 9.5}
 #       - {capability: "8.7", count: 12}
 
-
 # 500 nodes with all their labels, annotations and images are about 10 MB.
 MOST_BYTES = 512 << 20
 LARGEST_YAML_BYTES = 1 << 20
@@ -217,7 +216,6 @@ def _nodes(text: str, name: str) -> list[Mapping[str, object]] | None:
 #
 # They are read page by page and kept as JSON: the client's typed objects cost ten times the time, and the same code
 # reads what `kubectl` prints.
-
 
 _PAGE = 500
 _IN_CLUSTER = "KUBERNETES_SERVICE_HOST"

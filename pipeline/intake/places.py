@@ -38,7 +38,6 @@ from pipeline.spec.model import ModelSpec, load_spec
 # the bundles of its graphs and data of the whole. It lacks what only running the code would show: installed packages,
 # modules imported by a computed name, and files that the code opens.
 
-
 # A spec of either kind.
 Spec = ModelSpec | LoadedEnsemble
 
@@ -140,7 +139,6 @@ def _append(store: Store, new: Registration) -> tuple[Registration, bool]:
 #
 # What is not on this machine is copied for as long as it is used. Messages have the address, which can be typed again,
 # and never the copy's path. Nothing here writes to a place.
-
 
 MOST_OBJECTS = 100_000
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from validation.fuzz.cases import FuzzCase
     from validation.limits.noise_floor import Noise
 
-
 # Which nodes drifted in a published version: in its graphs against the float model, in its engines against graphs.
 
 
@@ -243,7 +242,6 @@ def fuzz_published(
 
 
 # Golden sets of a registry: the one that a reference means, the versions proven with it, freezing one in a spec.
-
 
 # A text of fewer characters is not taken for the beginning of a digest.
 SHORTEST = 8

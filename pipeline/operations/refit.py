@@ -188,7 +188,6 @@ def _refit(item: Refit, entry: EngineEntry, base: Manifest, work: Work) -> Refit
 # an engine's graph lost against the framework was measured when the other version was built. What the engine loses
 # against its graph is measured now where its hardware is; else it is published as unproven.
 
-
 _REPORT_BYTES = 64 << 20
 
 

@@ -231,7 +231,6 @@ class _StepsMade(Progress):
 
 # Many specs: finding those of a catalog, and compiling each; one that fails does not stop the others.
 
-
 LARGEST_LOOKED_AT = 1 << 20
 _MODEL = re.compile(rb"^[\"']?model[\"']?\s*:", re.MULTILINE)
 
@@ -356,7 +355,6 @@ def _row(address: str, outcome: Outcome) -> CatalogRow:
 
 
 # What a build of every spec of a catalog would do, as far as that is on record; nothing is run.
-
 
 # Threads that mostly wait for a store's answers.
 READERS = 32

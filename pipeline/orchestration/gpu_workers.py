@@ -22,7 +22,6 @@ from pipeline.operations.validate import Pending, Validated, validate_pending
 # Ray places a task on a worker that is there, or has its autoscaler start one, and the task holds one GPU until it
 # ends. A job is given digests and names; its reports go through the registry.
 
-
 # The jobs that the task starts have the limits of their spec, and the worker limits memory. A task that hangs gives its
 # GPU back after a day.
 LIMITS = ProcessLimits(
@@ -117,7 +116,6 @@ def _run(name: str, request: Request[Result], on: Target, context: RunContext) -
 # `events`, and servers by `enginesmith.serving.drift`, send nothing else; triggers read nothing else; and
 # docs/guides/deployments.md has the table that `markdown` writes. Tests compare all of them. Prefect is not imported
 # here, so that a run with nothing to do need not load it.
-
 
 _RECORD = "notified"
 REGISTERED = "enginesmith.model.registered"

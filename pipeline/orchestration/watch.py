@@ -134,7 +134,6 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
 # this watcher or an earlier one. An event that was not, because the watcher was killed or the server was down, is sent
 # at the next look.
 
-
 # Of a file: size in bytes, time of its last change in ns, inode.
 Stamp = tuple[int, int, int]
 

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from enginesmith.registry.builds.build_history import Expectation
     from enginesmith.registry.builds.runs import RunState
 
-
 # What runs now, since when, in which phase, and for how long still; and what waits, and why: for the displays.
-
 
 # Seconds until a wait is shown again of whose reason only the time has changed: a countdown does so every other second.
 RECOUNT_S = 15.0
@@ -136,7 +134,6 @@ class Clocks:
 # Every object has time (ISO 8601, UTC), level (info, warning or error) and event; where they apply model, run, and unit
 # (the name of a unit or a step). What an event adds beside these stands in docs/guides/observability.md.
 
-
 _LEVELS = {"failed": "error", "unproven": "warning"}
 
 
@@ -205,7 +202,6 @@ class JsonLines(events.Progress):
 
 
 # Progress for people on stderr: plain lines in a log, or a table on a terminal that is redrawn in place.
-
 
 # Seconds between the lines of a plain log which say that a long step still runs.
 HEARTBEAT_S = 15.0

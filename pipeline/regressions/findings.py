@@ -26,7 +26,6 @@ from pipeline.operations.validate import why_not_here
 
 # What a check measured and found, as values: pairs of a new engine and a served one, and findings with their rule.
 
-
 Level = Literal["error", "warning", "note"]
 Rule = Literal["spec", "failed", "coverage", "interface", "metric", "drift", "latency", "too-noisy", "not-compared"]
 # What each rule says, for reports that list rules.
@@ -166,7 +165,6 @@ class RegressionCheck:
 
 
 # What a channel serves, as a check compares with it: the version, its engines that run here, their bytes.
-
 
 # The reference of a first version, which is compared with nothing.
 NONE = "none"

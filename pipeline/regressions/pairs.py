@@ -41,9 +41,7 @@ from validation.metrics.tasks.terms import TaskMetric
 if TYPE_CHECKING:
     from validation.golden.golden_set import GoldenSet
 
-
 # What a change may be worse by, and how long it is measured.
-
 
 # The greatest loss of a task metric that passes: of shares and errors, of values in dB, and of a perplexity as a share.
 LOSS, LOSS_DB, LOSS_PERPLEXITY = 0.005, 0.5, 0.01
@@ -175,7 +173,6 @@ def _excess(check: Check) -> tuple[bool, float]:
 
 # The lines of a spec that findings are about, and findings from the mistakes of a spec, which say their lines: also
 # of a check that an error ended.
-
 
 _LINE = re.compile(r"^(?P<path>.*?):(?P<line>\d+): (?P<text>.*)$", re.DOTALL)
 

@@ -69,7 +69,6 @@ def _case(unit: str, name: str, findings: list[Finding]) -> TestCase:
 
 # A check as rows of tables, and as Markdown for the summary of a run or a comment on a pull request.
 
-
 COLUMNS = ("engine", "against", "what", "new", "served", "verdict")
 MARKS = {"error": "regression", "warning": "warning", "note": "note"}
 
@@ -175,7 +174,6 @@ def fingerprint(model: str, found: Finding) -> str:
 # Findings where a run of continuous integration shows them: workflow commands of GitHub Actions, and the JSON of
 # GitLab's code quality.
 
-
 # GitHub's word for a level, and GitLab's.
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 _SEVERITIES = {"error": "major", "warning": "minor", "note": "info"}
@@ -218,7 +216,6 @@ def to_code_quality(check: RegressionCheck) -> str:
 
 
 # Findings as SARIF 2.1.0 (OASIS Standard, 2020), which code scanning shows at the lines of the spec.
-
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 

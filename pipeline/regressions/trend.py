@@ -33,13 +33,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 # Series of latencies: what `enginesmith profile --record` adds to that of an engine's unit, bucket and kind of
 # machine, and change points, each with what else changed there (version, toolchain, driver).
 #
 # Beside the median each point has the ratio to a reference engine, timed in turns with it: what else runs on the
 # machine changes a median by tens of percent, and that ratio by one or two.
-
 
 # How many times the seconds of a bucket the paired runs with the reference take.
 PAIRED = 5.0
@@ -220,7 +218,6 @@ def describe_change(change: TrendChange) -> str:
 
 # A series of latencies as a picture: its points with their intervals, the levels between changes, and what came with
 # each change.
-
 
 SIZE = (720, 260)
 _LEVEL = "the median between changes"

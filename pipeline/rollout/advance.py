@@ -30,7 +30,6 @@ from validation.statistics import rates
 # share itself decides, and as long as it is over the limit the gate waits. Requests of
 # one node fail together, so errors are divided by their design effect between nodes (Korn & Graubard, 1998).
 
-
 # The error of looks, and of waves in which all that report fail: 5 % together.
 ALPHA, ALL_ALPHA = 0.045, 0.005
 # Fewer nodes have too much in common to be taken for all.
@@ -153,7 +152,6 @@ def _canary(rollout: Rollout, verdicts: Sequence[CanaryVerdict]) -> GateResult:
 #
 # A step is one write of the channel's state, by compare-and-swap, and that is what nodes read. So several controllers
 # do no harm, and one that is killed anywhere leaves the state before its step or after it.
-
 
 CONTROLLER = "controller"
 
@@ -316,7 +314,6 @@ def passes_of(store: Store, rollout: Rollout) -> list[CanaryPass]:
 
 
 # Follows rollouts: looks at each again and again, and says what was done. A model that is damaged stops no other.
-
 
 Where = tuple[str, str]
 INTERVAL_S = 15.0

@@ -45,7 +45,6 @@ from validation.statistics.rates import lower
 # It holds for more nodes than n as well, known or not: the more there are, the nearer a wave is to p, which is below
 # its share. So the least number of nodes is enough, and the reports of the rollout before give one.
 
-
 # Probability that a wave reaches more than its share.
 LEVEL = 1e-6
 # A wave with fewer nodes on average may well reach nobody, of whom no gate would hear: one in 150 with this.

@@ -33,7 +33,6 @@ from validation.reporting.html import templates as report_templates
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-
 # Draws the site's pages from templates, escaped and without inline scripts or styles, and its style sheet and script.
 #
 # Texts come from specs, logs and people; names of models and versions are restricted and become paths. Every page has

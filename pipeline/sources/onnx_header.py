@@ -13,7 +13,6 @@ from enginesmith.core.types import Scalar, TensorSpec
 if TYPE_CHECKING:
     import onnx
 
-
 # The inputs and outputs of an ONNX file, without its weights and nodes: a few fields read out of the protobuf.
 #
 # Parsing a file takes time and memory with its size; here what is not wanted is skipped (`builders.onnx_graphs.wire`).

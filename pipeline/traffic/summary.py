@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 # What a trace holds: histograms of dims, joint ones of pairs, the same by hour, and how bursty its arrivals are.
 
 HOUR_S = 3600.0

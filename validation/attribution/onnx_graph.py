@@ -22,7 +22,6 @@ from validation.metrics.slices import worst_slice
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-
 # The error of one tensor as a value that is kept, and the segments whose own error breaks a limit of the model.
 
 # The ratio of a segment's noise energy to that of all others together, from which on it alone is blamed.

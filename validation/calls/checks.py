@@ -33,7 +33,6 @@ from validation.limits.budget import StagedLimits
 # (McKay, Beckman and Conover, "A Comparison of Three Methods for Selecting Values of Input Variables", 1979); then the
 # rest of the grid where it is small, and random points of a large one.
 
-
 # The share of the comparison's time for sizes and repeated calls together, and of that the sizes' share.
 SHARE = 0.1
 SIZES_SHARE = 0.5
@@ -221,7 +220,6 @@ def call_checks(
 
 
 # Whether padding changes an engine's answers: the same samples as they are and padded as a router does.
-
 
 # Of each kind of golden case; each is run twice.
 MOST_CASES = 16

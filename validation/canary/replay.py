@@ -29,7 +29,6 @@ from enginesmith.recording.traffic import Difference, RecordedRequest, RecordedT
 # Traffic without times is sent one request after the other, and its latency is the time of service alone.
 # `validation.canary.replay` has the replay with several requests in flight.
 
-
 WARMUP = 20
 
 
@@ -64,7 +63,6 @@ class RemoteSession(Protocol):
 
     def serve(self, inputs: Tensors) -> ServedRequest:
         """Run once. Failures are returned as the request's error."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -217,7 +215,6 @@ def serve(session: Session | RemoteSession, inputs: Tensors, clock: ReplayClock)
 # The answers of the first engine are held until the second one has answered the segment. A segment ends early where
 # they would take more memory than HELD_BYTES.
 
-
 # Threads of one engine, at most: more would wait for each other in Python instead of in the engine.
 MOST_IN_FLIGHT = 32
 # The least length of a segment, as a multiple of the requests in flight: at its ends fewer are. Longer ones would be
@@ -275,14 +272,12 @@ class SegmentSession(Protocol):
     def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
         """Get ready for so many requests at once. warmup: inputs to run before. Raises EnginesmithError where it
         fails."""
-        ...
 
     def serve_segment(self, segment: TrafficSegment) -> Iterable[Timed]:
         """The result of each request behind the lead, in order, up to where the segment ended; all are to be read.
 
         Failures are returned as the request's error.
         """
-        ...
 
 
 def peak(arrivals: Sequence[float], latencies: Sequence[float]) -> int:

@@ -25,7 +25,6 @@ from validation.statistics.serial_dependence import NORMAL
 # Real traffic comes in bursts and repeats some inputs, so a verdict on synthetic traffic holds for such traffic alone.
 # Files of it say that they were made up.
 
-
 START = 0.0
 
 
@@ -57,7 +56,6 @@ def made_up(
 # and a canary with enough data finds any difference, however small; so its p is shown and not judged. The common
 # language effect size (McGraw & Wong, Psychological Bulletin 111, 1992; ties count half: Vargha & Delaney, 2000) is the
 # chance that a request is slower on the candidate than another on the baseline.
-
 
 CURVE_POINTS, WINDOWS, LEAST_IN_WINDOW, MOST_ERRORS, MOST_WORST = 160, 48, 8, 12, 8
 PROBABILITIES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
@@ -218,7 +216,6 @@ def _worst(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[
 #
 # The digest shows damage and edits by hand; it is no signature: whoever can write a report can write another one.
 # Reading a report also checks that the verdict follows from the criteria, and each criterion's from its interval.
-
 
 FORMAT = 1
 KIND = "enginesmith-canary"

@@ -29,7 +29,6 @@ from validation.traffic.trace import BatchPolicy, ServiceTimes, simulate_batchin
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
 # Run times of an engine by the number of samples in a batch, with their uncertainty, from its latency reports.
 
 _TAIL = 0.975

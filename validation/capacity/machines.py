@@ -23,7 +23,6 @@ _ROUNDING = 1e-9
 _PRECISION = 1e-6
 _BEAM = 500
 
-
 # Of a kind, in a mix.
 MOST_MACHINES = 1_000_000
 

@@ -30,7 +30,6 @@ from validation.statistics.rates import lower
 # Golden cases are merged per output. Edge cases are not, since an error at one size must not vanish in an average: each
 # metric is checked at the edge where it is worst, and the note names the other edges that break the limit.
 
-
 # Samples that `Constancy` compares at a time.
 _ROWS = 1 << 10
 # Metrics whose check says in its note where the limit comes from.
@@ -260,7 +259,6 @@ def _goodness(value: Value) -> float:
 #
 # Whether a quantized graph decides as the model does is judged by a lower bound of the changed decisions
 # (`MOST_CHANGED`), by those that were no near ties, and by the classes of which it names less than half.
-
 
 # The share of near ties that a single class may have.
 CHANCE = 0.1

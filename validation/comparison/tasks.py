@@ -37,7 +37,6 @@ from validation.statistics.rates import count_needed, lower
 # that no input reaches, and inputs that are handed on (`builders.onnx_graphs.structure`). They are compared as others
 # are.
 
-
 STAGE = "export"
 _REMEDY = "give golden data that varies it"
 
@@ -137,7 +136,6 @@ def _some_answers(answers: Array | list[Any]) -> Iterator[object]:
 
 # Compares two models with state that hand their own states from step to step.
 
-
 # The case of these checks.
 FREE_RUNNING = "free running"
 
@@ -209,7 +207,6 @@ def check_free_running(
 # Errors only add up. The error energy of some cases that exceeds what a limit allows for all of them is not made good
 # by the others, however exact these are, and neither is their greatest error.
 
-
 # Metrics that further cases can only make worse, once the signal of all cases is known.
 _ADDING_UP = ("sqnr_db", "centered_sqnr_db", "max_rel", "max_abs")
 
@@ -256,7 +253,6 @@ def _value_at_best(metric: str, whole: Drift, part: Drift) -> float:
 #
 # A share that passes on few samples may be lower on others. Its check says how much lower (the bound of Clopper and
 # Pearson, Biometrika 26, 1934), and how many samples without a wrong one would show its limit.
-
 
 # The chance that a share is below the bound that its note gives.
 LEVEL = 0.05

@@ -36,7 +36,6 @@ class SampleSource(Protocol):
         """(index behind its last sample, inputs by name) of one run after the other, each of as few samples as the
         model takes. start, stop: the samples to give, by default all. Raises DataError for a bad sample.
         """
-        ...
 
 
 @dataclass(frozen=True)

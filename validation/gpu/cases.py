@@ -60,7 +60,6 @@ from validation.limits.budget import default_budget
 FORMAT = 1
 _BROKEN = (DataError, IntegrityError, OSError, ValueError, EOFError, RecursionError)
 
-
 # Before the names of the arrays of sequences.
 _SEQUENCES = "sequences/"
 

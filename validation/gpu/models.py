@@ -204,7 +204,6 @@ MODELS: Mapping[str, Callable[[_Drawn, Size], tuple[tuple[int, ...], Dim]]] = {
     "block": _block,
 }
 
-
 # The tasks of the kit: every backend on every model of the kit, and engines that were built for other generations.
 #
 # Backends are found by discovery. A task that a backend cannot do is `Skipped` with the reason: not installed, not this

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     Recorded = tuple[torch.cuda.CUDAGraph, list[torch.Tensor], tuple[torch.Tensor, ...]]
     Module = Callable[..., tuple[torch.Tensor, ...]]
 
-
 Peer = Literal["eager", "eager-graph", "compile", "compile-autotune"]
 # How PyTorch runs the graph; the second replays its kernels as one CUDA graph, the others are modes of torch.compile.
 PEERS: Mapping[str, str] = {

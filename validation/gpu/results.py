@@ -17,7 +17,6 @@ from validation.latency.measurement.loop import time_call
 if TYPE_CHECKING:
     import torch
 
-
 # Peak rates of a device, measured by torch: the roofs of a roofline (Williams, Waterman & Patterson, 2009).
 #
 # Bytes a second: one large array copied to another (one is read, one is written). Operations a second: a product of

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 # Where the level of a series of latencies changed, by ruptures (docs/decisions/0018-change-points.md).
 #
 # The series is segmented by the least sum of squares around the segments' means, with a penalty for each change

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from onnx import AttributeProto, ModelProto, TensorProto
     from onnx.reference.op_run import OpRun
 
-
 # Cases of each kind that are measured: one in float64 takes as long as several inferences.
 MOST_CASES = 2
 # Operators with a random result, so that two runs differ by more than rounding.

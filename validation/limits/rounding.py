@@ -24,7 +24,6 @@ LEVEL = 0.01
 # Agreement where honest rounding changes nothing.
 MOST = 1.0
 
-
 # Of all decisions of a quantized graph at most this share may be others than the model's, as far as its data shows with
 # a chance of LEVEL to be wrong (Clopper and Pearson, Biometrika 26, 1934): one near tie of 48 is 2 %.
 MOST_CHANGED = 0.01

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from enginesmith.core.types import Precision
     from validation.comparison.sessions import Opener
 
-
 # Which ONNX operators round their results, and the types and ranks of a model's tensors.
 
 # Operators whose results are copied or exact: they do not round.

@@ -42,11 +42,9 @@ from validation.reporting.version_document import VersionDocument
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-
 # The document that a version's page is drawn from: its manifest, and the records that the registry has of it.
 #
 # A copy for reading: nothing is proven or published from it.
-
 
 # The values that the HTML page of a version shows, from its document: `overview` fills what the template names.
 

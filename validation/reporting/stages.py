@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 # Drift, for the page of a version: the three stages of each output side by side, and all checks of each stage.
 #
 # Many units share a graph, so equal results are shown once, with the units that have them.

@@ -100,7 +100,6 @@ class CanaryEvidence:
 # and the number of requests, each divided by it (Korn & Graubard, Survey Methodology 24, 1998). Long stretches of
 # failures are facts and are not counted here (`judge.stretches`).
 
-
 POWER = 0.8
 # The number of requests for which normal bounds that hold at any time are tuned.
 MIXTURE_AT = 1000.0
@@ -207,7 +206,6 @@ def count_needed(margin: float, level: float) -> int | None:
 # between the steps of a clock. So the rank of the quantile is also moved by the uncertainty of the share of requests
 # below it, and the latencies at those ranks are compared (Woodruff, JASA 47, 1952; for two samples Mathisen, Annals of
 # Mathematical Statistics 14, 1943). That assumes no density, and a gap gives a wide interval.
-
 
 # `serial_dependence.LEVELS` for a single quantile, after all latencies together were tested.
 _ALONE = (0.01, 0.01)

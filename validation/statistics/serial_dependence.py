@@ -12,7 +12,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 # Quantiles of the normal, Student's t and beta distributions, without SciPy, which a bare serving node lacks.
 
-
 NORMAL = NormalDist()
 
 
@@ -80,7 +79,6 @@ def beta_quantile(p: float, a: float, b: float) -> float:
 # where means of B blocks are independent, the share of their variance in the q slowest of B - 1 waves is Beta(q / 2,
 # (B - 1 - q) / 2). Of loads with a memory of 1,000 of 2,000 requests and a tenth of the variance this misses 3 % at a
 # level of 5 %, where the statistic of Kwiatkowski et al. (1992), which gives the slowest wave most weight, misses 11 %.
-
 
 MOST_BLOCKS = 400
 LEAST_BLOCKS = 20

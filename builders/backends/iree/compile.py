@@ -21,7 +21,6 @@ from enginesmith.core.types import BuildRequest, Engine, Session, Tensors, Tenso
 if TYPE_CHECKING:
     import onnx
 
-
 # Nodes that IREE 3.13 compiles into something else, written as nodes that compute the same and that it gets right.
 
 # What exporters write for 'from the end', whatever the size.
@@ -198,7 +197,6 @@ _RULES: dict[str, Callable[[_Writer, Scope], "list[onnx.NodeProto] | None"]] = {
     "Pow": _power,
     "Slice": _slice,
 }
-
 
 # Compiles an ONNX file with IREE's importer and compiler; their errors have the model's own names.
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
     from onnx import GraphProto, NodeProto
 
-
 # Opens ONNX models with ONNX Runtime on the CPU, and makes its errors what, which node and remedy.
 #
 # Its messages are given without status codes, source paths and C++ signatures.

@@ -22,7 +22,6 @@ from enginesmith.core.types import BuildRequest, Engine, Session, Tensors, Tenso
 if TYPE_CHECKING:
     import onnx
 
-
 # Compiles an ONNX file with TVM's Relax to a shared library; its errors have the model's own names.
 
 _LONGEST = 1000

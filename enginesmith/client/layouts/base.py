@@ -62,11 +62,9 @@ class Place(Protocol):
 
     def served(self) -> str:
         """The name of what is served; '' for nothing."""
-        ...
 
     def description(self) -> Path | None:
         """The JSON description of what is served; None for nothing, or where it is gone."""
-        ...
 
     def swap(
         self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
@@ -75,7 +73,6 @@ class Place(Protocol):
 
         Raises IntegrityError, UnavailableError, UnknownNameError where nothing fits, InputError.
         """
-        ...
 
 
 class Layout(Protocol):
@@ -85,11 +82,9 @@ class Layout(Protocol):
 
     def reject(self, entry: EngineEntry) -> str | None:
         """why a server of this layout cannot open an engine; None if it can."""
-        ...
 
     def at(self, dest: Path, model: str) -> Place:
         """The place of a model in the folder `dest`."""
-        ...
 
 
 def without_rejected(found: EngineRanking, layout: Layout) -> EngineRanking:
@@ -152,7 +147,6 @@ def _facts(path: Path) -> _Facts:
 #
 # A swap is one rename over the link. A server that opens `current/...` gets the old engine or the new one; the old
 # folder stays for servers that have it open.
-
 
 CURRENT = "current"
 # The file beside `current` that says why what is served is trusted no longer.

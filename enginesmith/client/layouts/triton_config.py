@@ -24,7 +24,6 @@ from enginesmith.registry.manifest import EngineEntry, make_request
 # tensors' bytes, row-major and little-endian, which is what Triton wants of `warmup/` files. So nothing is decoded
 # here, and no numpy is needed.
 
-
 # The largest golden set that is read for warm-up, in bytes: it comes whole, because only then its digest is known.
 MOST_BYTES = 64 << 20
 _MOST_HEADER = 16 << 20
@@ -100,7 +99,6 @@ def _read_case(
 # Fields: https://github.com/triton-inference-server/common, protobuf/model_config.proto (ModelConfig). What backends
 # make of them is said where it is used; seen in their sources at onnxruntime_backend 00fd3e8, tensorrt_backend e2ef6d7,
 # core 73aad7c.
-
 
 # The first line of every configuration that is written here, by which it is known again.
 HEADER = "# Written by enginesmith; the next swap replaces it."

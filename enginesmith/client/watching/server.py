@@ -39,7 +39,6 @@ from enginesmith.registry.versions.state import Channel
 # Well is exit code 0, or a 2xx answer. What the command prints or the URL answers may be a JSON object with `requests`
 # and `errors`, whole numbers counted since the swap; anything else is ignored.
 
-
 TIMEOUT_S = 10.0
 _MOST_BYTES = 64 << 10
 
@@ -126,9 +125,7 @@ def _counts(data: bytes, failure: str) -> HealthAnswer:
 # ENGINESMITH_CURRENT, ENGINESMITH_PREVIOUS), a URL in a JSON object with the same names in lower case without the
 # prefix. Success is exit code 0, or any 2xx answer.
 
-
 HOOK_TIMEOUT_S = 30.0
-
 
 # Called with the facts of a swap; returns the reason of its failure, or None.
 Hook = Callable[[Mapping[str, str]], str | None]
@@ -196,7 +193,6 @@ class Post:
 # Amazon S3 gives one prefix (docs/scale.md). Random times keep nodes that were started together from looking together,
 # also after the registry was away.
 
-
 # Seconds between two looks, for each document that a look asks for.
 INTERVAL_S = 120.0
 JITTER = 0.2
@@ -222,7 +218,6 @@ def pause_s(interval_s: float, failures: int) -> float:
 #
 # A node reports only what a rollout that has reached it brought, and only if it is among those that are asked
 # (`rollouts.reports`). A report that cannot be sent is said once and tried again later; it never stops a watcher.
-
 
 # Seconds after a swap within which a server that is not well yet counts as starting.
 GRACE_S = 20.0

@@ -48,7 +48,6 @@ from enginesmith.registry.versions.state import Channel
 # that is revoked is taken out of the policy, which is read at every check, and a new signature comes with a new
 # snapshot.
 
-
 _MAX_BYTES = 4 << 20
 
 

@@ -25,9 +25,7 @@ _ADDED: dict[str, frozenset[str]] = {
     "x86-64-v4": frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]),
 }
 
-
 LEVELS: tuple[str, ...] = tuple(_ADDED)
-
 
 HOST = "host"
 

@@ -25,7 +25,6 @@ from enginesmith.core.text import format_bytes, run_command
 # and the probes of vector instructions are named by the C++ compiler's version. What it finds under no name it
 # compiles.
 
-
 INSTRUCTIONS = "CPU instructions"
 ABSENT = "absent"
 # Of the flags of /proc/cpuinfo those that stand for instructions which compilers emit; the others come and go with the
@@ -75,7 +74,6 @@ def _describe_compiler(command: str) -> str | None:
 # - The driver must be as new as the CUDA that a runtime's wheels are for (CUDA release notes, "Minimum Required Driver
 #   Version for CUDA Minor Version Compatibility"), and as the nvcc that compiled an engine's kernels.
 # - An engine holds its weights, and they go into the GPU's memory: its size is the least that it needs.
-
 
 _NOT_KNOWN = "which this enginesmith does not know; upgrade enginesmith"
 

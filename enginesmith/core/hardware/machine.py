@@ -114,7 +114,6 @@ def product_of(compute_capability: tuple[int, int], label: str) -> str | None:
 
 # The names that stand for targets: a kind of CPU, a GPU generation or product, a compute capability, all of them.
 
-
 _FAMILY_ALIASES = {"ada-lovelace": "ada", "lovelace": "ada"}
 
 
@@ -188,7 +187,6 @@ def _explain_unknown(key: str, product: str) -> str:
 # distributions, which are looked up for the engines in question only. A runtime that is no Python package (Triton's, a
 # C++ server's) is not found and stays unknown, unless the user states it. Unknown facts are None; they reject no engine
 # and are reported. Not run on a GPU.
-
 
 AUTO = "auto"
 

@@ -8,7 +8,6 @@ from enginesmith.core.requirements import Format
 
 # The part of a latency report that says where the time of a run goes: costs, machine limits and times of nodes.
 
-
 Bound = Literal["compute", "bandwidth", "overhead"]
 
 
@@ -178,7 +177,6 @@ class TimeBreakdown:
 # The quantization record of one int8 or fp8 graph: the error of each quantized tensor, and the nodes left in float.
 #
 # `pipeline.quantization.record` makes it; a registry keeps it as JSON (`enginesmith.core.codec`). SQNR is in decibels.
-
 
 Span = tuple[float, float]
 

@@ -14,7 +14,6 @@ from enginesmith.core.requirements import Count, Format
 # Without that evidence the more accurate one comes first. A busy machine makes intervals wide, and so shows less; what
 # it shows holds.
 
-
 Item = TypeVar("Item")
 # Least and most seconds: a 95 % interval.
 Interval = tuple[float, float]
@@ -44,7 +43,6 @@ def order_by_evidence(items: Sequence[Item], is_faster: Callable[[Item, Item], b
 #
 # Plain values with the names of the format, which `enginesmith.core.codec` writes and reads. Times are in seconds.
 # Standard library only: a registry reads reports without numpy.
-
 
 BucketChoice = Literal["few", "all"] | tuple[Mapping[str, int], ...]
 

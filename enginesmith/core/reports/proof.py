@@ -13,7 +13,6 @@ from enginesmith.core.text import join_first, pluralize
 
 # How far a model with state is from its reference along sequences, as values. No numpy.
 
-
 # The case of streams that run side by side: the steps of the other sequences again.
 SIDE_BY_SIDE = "sequences side by side"
 

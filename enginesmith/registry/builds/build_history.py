@@ -32,7 +32,6 @@ from enginesmith.registry.store.layout import BUILD_LOCKS, TOTALS, build_lock_ke
 # are cumulative, as Prometheus has them. Each run adds its builds to them, since its process is too short-lived to be
 # scraped; `enginesmith registry metrics` prints them.
 
-
 MAX_BYTES = 4 << 20
 # The newest so many of one unit, of one model, and of a backend.
 MOST_OF_UNIT = 10
@@ -253,7 +252,6 @@ def read_totals(data: bytes | None) -> Totals:
 # A lock saves work and is not needed for correctness: two runs that build at once make the same version twice, and the
 # second publication finds the first. So a lock may be taken from a holder that seems dead: one whose document did not
 # change for `DEAD_AFTER_S` by the clock of the waiting run, or whose process has ended on this machine.
-
 
 BEAT_S = 10.0
 DEAD_AFTER_S = 45.0

@@ -32,7 +32,6 @@ from enginesmith.registry.store.layout import RUNS, blob_key, record_key, run_ke
 # Records are a cache: a lost one costs a repeated step. So a record that cannot be read, or whose blobs are gone,
 # counts as absent, and a new one replaces it.
 
-
 MAX_BYTES = 64 << 20
 
 
@@ -49,11 +48,9 @@ class RecordSource(Protocol):
 
     def read_record(self, kind: str, key: str) -> Record | None:
         """The record of a step; None where there is none that can be read."""
-        ...
 
     def stored_size(self, digest: str) -> int | None:
         """Size of a blob in bytes; None where it is missing."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -127,7 +124,6 @@ def as_record(document: object) -> Record | None:
 # record; what is not copied or not listed is asked for by itself. So copies decide how fast an answer is, and never
 # which. Records whose key says nothing of what was read ('latest-...') are not copied.
 
-
 KIND = "copies"
 # Larger documents are not written: reading them would take longer than asking for what is needed.
 MOST_BYTES = 8 << 20
@@ -192,7 +188,6 @@ class RecordCopies:
 
 
 # Runs in the registry: their state as values, and how they are named, read and deleted.
-
 
 FORMAT = 1
 MAX_STATE_BYTES = 32 << 20

@@ -45,7 +45,6 @@ from enginesmith.registry.versions.index import ListedModel
 #
 # A thread renews it while the collection works, so that one that was killed holds up the next for minutes.
 
-
 # A collection that did not renew its claim for so long, by the store's clock, counts as dead.
 SWEEPING = timedelta(minutes=8)
 RENEW_S = 60.0
@@ -243,7 +242,6 @@ def _read_records(
 # references, and was not marked under a lease that was held when the leases were read; and its mark still lies in its
 # shard, unchanged, at the swap that makes it going. A writer that came in between took the mark away, so that the swap
 # does not find it.
-
 
 # Names that are going in a shard at a time: a writer that needs one of them is refused until they are deleted.
 BATCH = 1000

@@ -17,7 +17,6 @@ from enginesmith.registry.versions.state import Channel, ChannelHistory, parse_c
 # A remote store lists a thousand keys a request, one request after another; so a prefix with more of them than that is
 # listed folder by folder, side by side.
 
-
 Version = tuple[str, str]
 # A page of a remote store's listing.
 _PAGE = 1000

@@ -16,13 +16,11 @@ from enginesmith.registry.store.layout import attestation_key, evidence_prefix
 if TYPE_CHECKING:
     from enginesmith.core.reports.proof import Report
 
-
 # Attestations: validation reports made after a version was published, on machines that have the hardware.
 #
 # A manifest is never rewritten. Attestations are stored beside it under the engine's digest, and `judge_entries`
 # combines both into each engine's current status. A CPU engine has a status on each kind of CPU
 # (`enginesmith.core.hardware.machine`), since a run on one kind says nothing about the kernels of another.
-
 
 MAX_BYTES = 16 << 20
 DECIDED = ("proven", "proven on random inputs", "failed")

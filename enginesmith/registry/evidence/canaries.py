@@ -20,13 +20,11 @@ from enginesmith.registry.store.layout import canary_key, evidence_prefix
 if TYPE_CHECKING:
     from enginesmith.core.reports.breakdown import QuantizationRecord
 
-
 # What a build recorded beside its engines, as blobs that the manifest names among its sources.
 #
 # Layer information of engines is JSON as the compiler's inspector wrote it: a list of layers, each a name, or an object
 # with names, types, formats and the chosen tactic, depending on the profiling verbosity that the engine was built with.
 # Quantization records are one for each graph variant.
-
 
 # Names of sources in the manifest: 'layers UNIT', 'quantization VARIANT', and 'recipe VARIANT': how a graph was written
 # (`pipeline.compile.steps.graphs`).
@@ -107,7 +105,6 @@ def quantization_records(store: Store, manifest: Manifest) -> dict[str, "Quantiz
 #
 # They are stored beside the manifest, which does not change, and are deleted with the version. Each names the canary's
 # report, a blob. Several runs on a target give one verdict (`verdict_on`), where a FAIL outweighs a PASS.
-
 
 FORMAT = 1
 MAX_CANARY_BYTES = 1 << 16

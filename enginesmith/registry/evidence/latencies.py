@@ -19,7 +19,6 @@ from enginesmith.registry.store.layout import evidence_prefix, latency_key
 # Like attestations they are stored beside the manifest, under the engine's digest and their own; the manifest does not
 # change.
 
-
 _MOST_BYTES = 16 << 20
 _REMEDY = "time the engine again"
 

@@ -22,7 +22,6 @@ from enginesmith.core.requirements import Count
 # reaches the nodes whose place is below it. So shares are nested (1 % is a part of 5 %), the same nodes are not the
 # first of every rollout, and nobody keeps a list of nodes.
 
-
 # Shares are whole parts per million, so that no two programs round them differently.
 WHOLE = 1_000_000
 MOST_LABELS = 32
@@ -156,7 +155,6 @@ def check_waves(waves: Sequence[Slice]) -> None:
 #
 # It is a part of the channel's document (`versions.state`), so that a channel and its rollout are never at odds:
 # whoever moves the channel ends the rollout by the same write, and what halts a rollout is the write that nodes read.
-
 
 # Of the decisions, the first ones and the last ones, and of the letters of who decided and why, so that the document
 # that nodes read stays small.

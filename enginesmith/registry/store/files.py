@@ -33,7 +33,6 @@ from enginesmith.core.errors import UnavailableError, check_digest
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-
 _COUNTS_LOCK = threading.Lock()
 _COUNTS = {"errors": 0, "retries": 0}
 
@@ -59,11 +58,9 @@ class Hasher(Protocol):
 
     def update(self, data: "ReadableBuffer", /) -> object:
         """Add a piece of data."""
-        ...
 
     def hexdigest(self) -> str:
         """The digest of all pieces, in lower-case hexadecimal."""
-        ...
 
 
 @dataclass(frozen=True)

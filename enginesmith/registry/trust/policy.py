@@ -44,7 +44,6 @@ from enginesmith.registry.trust.signatures import (
 if TYPE_CHECKING:
     import yaml
 
-
 # The trust policy of a client: a YAML file that says whose signatures a model needs before it is loaded.
 #
 # ::
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
 # A model that no rule matches is refused; a rule for `*` matches all. An unknown key is an error, since a policy with a
 # misspelt key would protect less than it seems to.
 
-
 FORMAT = 1
 LARGEST_POLICY_BYTES = 256 << 10
 LARGEST_KEY_BYTES = 64 << 10
@@ -71,7 +69,6 @@ MOST_RULES = 1000
 _GLOB = re.compile(r"[a-z0-9._*?\[\]!-]{1,128}")
 _EVENTS = 100_000
 _DEPTH = 16
-
 
 _Text = Annotated[str, Len(1, 1000), Predicate(str.isprintable), doc("1 to 1000 printable characters")]
 
@@ -264,7 +261,6 @@ def _read_file(path: Path, limit: int) -> bytes:
 # Only signatures by a policy's own keys are read, so that one who can write to the registry cannot hide a good
 # signature among many bad ones. Under a policy, an attestation without the signatures can only say that an engine
 # failed; that it is proven does not count then.
-
 
 # How many signatures are read to find those by certificates; those by keys are found by name.
 MOST_SIGNATURES = 64

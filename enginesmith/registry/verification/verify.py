@@ -35,7 +35,6 @@ from enginesmith.registry.versions.state import Move, read_channel, read_history
 
 # What a verification finds: problems, some of which are faults.
 
-
 FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature", "stale")
 # What a channel's snapshot is called among the things that a blob is part of.
 SNAPSHOT = "snapshot"

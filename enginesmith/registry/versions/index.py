@@ -34,7 +34,6 @@ from enginesmith.registry.versions.state import Move, read_channel, read_history
 if TYPE_CHECKING:
     from enginesmith.core.reports.latency import LatencyReport
 
-
 # The index of all models: versions and what channels serve, in 16 documents, so that a list asks for few of them.
 #
 # It is a view of `models/`, made where a list had to look at many models, and complete from then on: who changes a
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 #
 # An entry is written by compare-and-swap from what the registry holds after the document was read, and every write
 # counts the document's serial number up: of two writers of one model the later one has seen what the earlier one did.
-
 
 FORMAT = 1
 MAX_BYTES = 48 << 20
@@ -247,7 +245,6 @@ def _parse(data: bytes | None) -> IndexShard | None:
 
 
 # The data that `enginesmith list`, `enginesmith show` and `enginesmith registry history` print.
-
 
 # Concurrent requests to a remote registry.
 _AT_ONCE = 16

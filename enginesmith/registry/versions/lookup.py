@@ -37,7 +37,6 @@ from enginesmith.registry.versions.state import Channel, read_channel
 # A blob is lost when it is missing, truncated, or a link out of the registry, which one stat or HEAD request shows.
 # Other bytes of the same size are found when they are read: by a pull, and by `verify`.
 
-
 DEFAULT_CHANNELS = (STABLE, "candidate")
 # Concurrent requests to a remote registry.
 _AT_ONCE = 16
@@ -247,7 +246,6 @@ def engine_sizes(manifest: Manifest) -> dict[str, int | None]:
 # the registry itself (`SnapshotDocuments`). So a snapshot needs no trust and no signature of its own: whoever could
 # forge one could as well delete or add documents in the registry, and what a trust policy asks is signed in the
 # documents. There is one for a version, not one for each kind of machine: docs/scale.md has the sizes.
-
 
 SNAPSHOT_FORMAT = 1
 # Of the blob, and of the documents in it. A version with more evidence has no snapshot; its documents are read singly.

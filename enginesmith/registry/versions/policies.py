@@ -24,9 +24,7 @@ from enginesmith.registry.versions.state import Channel
 if TYPE_CHECKING:
     from enginesmith.registry.trust.signatures import KeySigner
 
-
 # What nodes would lose by a move of a channel: targets and precisions that it serves now and would not serve then.
-
 
 # Losses that a move may have, as `list_losses` names them; None: any.
 AcceptedLosses = Collection[str] | None
@@ -96,7 +94,6 @@ def _losses(
 #
 # A policy is a document of the registry and is checked by the commands that promote. It does not protect from those
 # who can write to the store directly: see docs/concepts/security.md.
-
 
 OPEN_CHANNELS = ("candidate",)
 FORMAT = 1

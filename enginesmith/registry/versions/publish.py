@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from enginesmith.core.reports.proof import Approved, Report
     from enginesmith.registry.trust.signing import Keyless, Signed, SigningKey
 
-
 # Adds evidence to a published version (attestations, latency reports, signatures), and refreshes the channels that
 # serve it, whose snapshots hold it.
 #
@@ -113,7 +112,6 @@ def _hold_change(store: Store, manifest: Manifest) -> AbstractContextManager[Gua
 #
 # `find_same` finds the version that a publication would repeat: the same engines with the same proofs, made from other
 # inputs (a comment in the entry point, a renamed file, a calibration sample that changes no scale).
-
 
 _RECORD = "publish"
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")

@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from pipeline.outcome import Outcome
     from pipeline.progress import Progress
 
-
 # `enginesmith build` and `enginesmith plan`.
-
 
 # Rules of a proposal that are printed.
 MOST_RULES = 24

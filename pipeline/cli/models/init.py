@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from pipeline.drafts.requests import Scaling
     from pipeline.orchestration.watch import WatchedSpec
 
-
 # `enginesmith init`: a first spec, by looking at a model or as a commented starter.
-
 
 _SCALINGS = ("imagenet", "unit", "symmetric", "bytes")
 # Writes a file's content into a stream.

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pipeline.orchestration.runs.views import RunView
     from pipeline.quantization.search.trial import SearchDocument
 
-
 # `enginesmith report`: the HTML page of a version or a canary.
 
 
@@ -149,7 +148,6 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
 
 
 # `enginesmith status`: the states of runs and their units, while they go on and afterwards.
-
 
 WATCH_S = 2.0
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pipeline.operations.refit import PublishedRefit, Refit
     from pipeline.orchestration.run import RunOptions
 
-
 # `enginesmith debug attribute`: which nodes drifted in the graphs and engines of a version.
 
 
@@ -96,7 +95,6 @@ def _show(answer: "AttributionAnswer") -> None:
 
 
 # `enginesmith traffic record`: requests for a canary, from stdin or generated from samples.
-
 
 # Inputs as JSON; the time of arrival in seconds since the epoch and the seconds until the answer, where known.
 _Request = tuple[Mapping[str, object], float | None, float | None]

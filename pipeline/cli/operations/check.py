@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pipeline.regressions.findings import RegressionCheck
     from pipeline.regressions.pairs import CheckOptions
 
-
 # `enginesmith check`: the command of a pull request that changes a model or its spec.
 
 

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from pipeline.regressions.trend import Trend
     from validation.fuzz.run import FuzzReport
 
-
 # `enginesmith profile --series`: a model's recorded latencies over time, with their change points.
-
 
 COLUMNS = ("engine", "bucket", "machine", "points", "since", "newest", "relative", "changes")
 

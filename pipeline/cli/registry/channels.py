@@ -36,7 +36,6 @@ from pipeline.cli.serving.rollout import GivenPlan, describe_plan
 if TYPE_CHECKING:
     from pipeline.orchestration.metrics.live import LiveMetrics
 
-
 # The commands of channels' history and policies: history, policy show, policy set.
 
 

@@ -42,9 +42,7 @@ from enginesmith.registry.versions.state import Channel, read_channel
 if TYPE_CHECKING:
     from pipeline.rollout.operations import Operator, RolloutStatus
 
-
 # Options that say how a version comes to a channel: waves, their time, gates, how fast they open.
-
 
 _GATES = "health=95% (nodes that are well), errors=1% (requests that failed), canary (a PASS), reports=20 (nodes)"
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from pipeline.traffic.place import SplitTrace
     from pipeline.traffic.summary import TrafficSummary
 
-
 # `enginesmith traffic buckets`: the buckets that cost recorded traffic least.
 
 
@@ -181,7 +180,6 @@ def _print_advice(advice: "BucketAdvice", split: "SplitTrace") -> None:
 
 
 # `enginesmith traffic capacity`: machines and cost for a rate of requests, as tables, JSON or a picture.
-
 
 _COLUMNS = ("engine", "on", "per second", "batch", "wait", "busy", "machines", "per million")
 

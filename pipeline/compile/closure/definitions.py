@@ -16,7 +16,6 @@ from pipeline.compile.closure import Closure
 
 # The source code of installed modules, found and read as Python's import system would, without importing them.
 
-
 # This distribution.
 PACKAGES = frozenset({"builders", "validation", "pipeline", "enginesmith"})
 
@@ -98,7 +97,6 @@ class SourceFiles:
 #
 # The digest of a definition is that of its syntax tree: comments, docstrings and layout do not count, and neither does
 # a definition that nothing refers to. What stands under `if TYPE_CHECKING:` is left out, since it never runs.
-
 
 # What a module runs when it is imported, beside defining things.
 BODY = ""
@@ -323,7 +321,6 @@ def _is_typing_only(node: Any) -> bool:
 # as a value counts whole. A text that names a module or a function of ours counts as a reference to it. What runs when
 # a module is imported counts for every module that is imported on the way. What is not seen: code that is found by a
 # name that is put together when the program runs; `code.py` says what stands for it.
-
 
 # What a step's worker calls and its key leaves out, because it decides nothing of what the step gives: room or module,
 # and why. tests/pipeline/compile/closure/test_carriers.py holds each of them to that. Progress, displays, pages and

@@ -28,7 +28,6 @@ from pipeline.values import EngineBlob, Exported, Json
 
 # Whether what a graph gives can be what another takes: dtypes, and sizes as far as they are known.
 
-
 Tensor = HeaderTensor | TensorSpec
 
 
@@ -181,7 +180,6 @@ def whole_outputs(loaded: LoadedEnsemble, outputs: Mapping[str, Sequence[TensorS
 
 # The order in which an ensemble is built: each graph's data, then the graph as a model of its own; last the whole.
 # And what a build would do: to each graph, and what follows for the whole.
-
 
 # Of the actions of its graphs, the one that decides what becomes of the whole is the first of these.
 _DECIDING = ("refused", "failed", "unknown", "build")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from validation.data.joined import Steps
     from validation.data.samples import Samples
 
-
 # The graphs and functions of an ensemble in order, run as one session: exported graphs, or engines in their place.
 
 
@@ -167,7 +166,6 @@ class WholeData:
 
 # The step that computes the samples of a graph: what the exported graphs before it give for the data of the whole;
 # in an ensemble with state, at each step of its sequences.
-
 
 # Arrays of computed samples: the sequence and the step that each is of. No input has such a name.
 SEQUENCE, STEP = "sequence number", "step number"

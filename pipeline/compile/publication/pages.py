@@ -35,13 +35,11 @@ from validation.reporting.version_document import VersionDocument
 if TYPE_CHECKING:
     from validation.canary.report import CanaryReport
 
-
 # Pages for people, and the JSON that each is drawn from: a version's report and a canary's.
 #
 # A version's JSON is a copy of what lies in the registry by digest, made for reading in one piece; it proves nothing.
 # It lies with its page beside the version's manifest. A run of which no engine passed has a page, too, with what
 # failed, at which stage, at which node: under `failed/`, where the model's next such run replaces it.
-
 
 # Makes the HTML page of a version's document.
 DrawPage = Callable[[VersionDocument], str]
@@ -241,7 +239,6 @@ def _describe(
 #
 # Formats: https://github.com/in-toto/attestation/blob/main/spec/v1, https://slsa.dev/spec/v1.0/provenance,
 # https://cyclonedx.org/docs/1.6/json.
-
 
 # The manifest's sources of these names are the statement and the SBOM.
 STATEMENT = "provenance statement"

@@ -41,7 +41,6 @@ from validation.reporting.version_document import VersionDocument
 
 # What a run would publish, as values: the draft of the manifest, the entry of each unit, and what stands beside.
 
-
 # Entries of a manifest's provenance: the engine whose kernels another has, with other weights.
 REFITTED = "refitted from"
 

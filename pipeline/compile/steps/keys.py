@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from validation.latency.measurement.loop import BucketInputs
     from validation.latency.roofline.costs import GraphCosts
 
-
 # What the steps have in common: their limits, what their keys hold of code, the shapes of a spec.
-
 
 # Nearly all of this machine's memory: a runaway step must not take the machine with it.
 HOST_MEMORY_MIB = int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
@@ -114,7 +112,6 @@ def shapes_of(spec: "ModelSpec") -> Json:
 
 # The step that times an engine where it runs: after everything else, one engine at a time, in processes of its own in
 # which nothing else was loaded.
-
 
 # Runs under the profiler: as many as fit the bucket's time, within these.
 FEWEST_PROFILED, MOST_PROFILED = 5, 60

@@ -46,9 +46,7 @@ if TYPE_CHECKING:
     from validation.limits.rounding import Honest
     from validation.metrics.drift import Drift
 
-
 # The limits of one graph's or engine's checks: documented, measured on the model, or a person's.
-
 
 WEAK = "a weak limit: it knows nothing of the task; give golden.metric, or limits of your own"
 STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
@@ -160,7 +158,6 @@ def add_notes(found: "Budgets", reference: Session, note: str, of_integers: str 
 
 
 # The step that proves an engine where it can run: its checks against the graph it was built from, and the verdict.
-
 
 # The check of an engine that could not be opened or run.
 CRASHED = Check("engine", "runs", "", "all", None, None, False)

@@ -38,7 +38,6 @@ from validation.latency.machine import machine
 
 # Which sizes an engine answers, beyond those that it was proven at.
 
-
 Sizes = Mapping[str, int]
 
 
@@ -118,7 +117,6 @@ def _is_right(expected: Session, actual: Session, request: BuildRequest, inputs:
 #
 # The steps are those of a build, with its records: what was built or proven before is not done again. Nothing is
 # published and no channel moves. Engines are always timed anew, alone and in pairs: the recommendation rests on it.
-
 
 # An SQNR above so many dB is beyond what float32 tells apart, so it is counted as this.
 MOST_DB = 200.0

@@ -184,7 +184,6 @@ def _cases(whole: WholeData) -> GoldenSet:
 # number or limit in the file has no effect. What cannot be checked is that the answers came from that engine on that
 # GPU: whoever can compute the model can make up answers that fit.
 
-
 # Clocks differ by less than this.
 _CLOCKS = timedelta(minutes=10)
 _BROKE = ("load failed", "run failed", "crashed")

@@ -33,12 +33,10 @@ if TYPE_CHECKING:
 
     from enginesmith.listening import HttpServer
 
-
 # Every metric: its name, kind, labels and meaning. Tests compare docs/guides/observability.md and the dashboard.
 #
 # Labels have few values: the targets and backends of a fleet, our states, and at most `MOST_MODELS` models. No
 # digest, version, run or file is a label.
-
 
 Where = Literal["run", "registry"]
 _UNIT = ("target", "backend")
@@ -265,7 +263,6 @@ def serve_metrics(registry: "CollectorRegistry", address: HttpAddress) -> Iterat
 # A flow's process ends too soon to be scraped, and a catalog has hundreds of them. What they did is in the registry, so
 # one exporter has the numbers of all, also of those that died. It reads the registry in the background, and a scrape
 # gets the numbers of the last look at once. Prometheus is imported where the numbers are handed to it.
-
 
 # Models that have series of their own, the first by name: a model's drift is some 36 series, which for 10,000 models
 # would be more than a scrape should bring. Counts of engines are of all models.

@@ -24,7 +24,6 @@ from pipeline.progress import events
 if TYPE_CHECKING:
     from pipeline.values import BuildPlan
 
-
 # The state of the run of this process, kept up to date by its events.
 
 
@@ -198,7 +197,6 @@ class Tracker(events.Progress):
 #
 # It writes what changed, at most every `pace_s`, and less often where a write takes long: one hundredth of the time
 # goes into it at most. Where the store is slow or down there is one warning and no record.
-
 
 # Seconds between two writes into a folder and into a store elsewhere, and between two signs of life there.
 PACE_S, FAR_PACE_S = 2.0, 10.0

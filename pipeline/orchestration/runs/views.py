@@ -16,7 +16,6 @@ from enginesmith.registry.store.base import Store
 # Whole lines are scrubbed before anything is cut, as a cut through a secret would hide it from the scrubber. A line
 # that has not ended yet is not shown.
 
-
 # Of one job the first and the last so many bytes are kept.
 HEAD_BYTES = 1 << 20
 TAIL_BYTES = 3 << 20
@@ -114,7 +113,6 @@ class KeptLog:
 
 
 # A run's state as it reads at a moment: whether its driver is lost, how long it took, how long it will still take.
-
 
 # A driver that has missed this many signs of life counts as dead, also on another machine.
 MISSED_BEATS = 3

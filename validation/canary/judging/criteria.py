@@ -33,12 +33,10 @@ from validation.statistics.serial_dependence import (
 
 # The margins by which a candidate may be worse; docs/guides/canary.md has the reason of each default.
 
-
 # An answer that takes more than so many times the baseline's p99 counts as failed: what a tail beyond p99 costs.
 LATE = 5.0
 # The share of different answers that is allowed by their own noise: at least, and at most.
 NOISE = (0.002, 0.01)
-
 
 # The criteria of a canary: latency quantiles, shares of failed or different answers, the mean score.
 #
@@ -46,7 +44,6 @@ NOISE = (0.002, 0.01)
 # Hypotheses of Equivalence and Noninferiority, 2010). PASS when the upper bound is within the margin, FAIL when the
 # lower one is beyond it (the other of two one-sided tests, Schuirmann 1987), INSUFFICIENT when the margin lies between
 # them. "No difference was found" is no PASS.
-
 
 Verdict = Literal["PASS", "FAIL", "INSUFFICIENT"]
 REPLICATES = 1000

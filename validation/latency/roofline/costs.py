@@ -22,7 +22,6 @@ from validation.latency.measurement.loop import latencies
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
-
 # The cost of a node: multiplications, operations, bytes; from the types and shapes of its inputs and outputs.
 #
 # Bytes are those that a node reads and writes when every tensor comes from memory and goes back to it once. Operators

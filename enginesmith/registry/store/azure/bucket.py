@@ -45,7 +45,6 @@ from enginesmith.registry.store.objects.reading import NoWholeAnswerError
 # A message has the error's code and the remedy, never the server's whole response: that may hold a token or a signed
 # URL.
 
-
 # Bytes of one request of a download. Azure's library holds all of them in memory.
 CHUNK_BYTES = 8 << 20
 
@@ -193,7 +192,6 @@ def _explain_no_answer(place: AzureLocation, error: Exception) -> str:
 
 
 # The requests of a container of Azure Blob Storage (`objects.api.BucketApi` documents them).
-
 
 PAGE_KEYS = 5000
 # Azure takes no '-' in the name of metadata.

@@ -49,7 +49,6 @@ from enginesmith.registry.store.objects.reading import HttpBody, NoWholeAnswerEr
 # harm, since the server ignores bytes that it has; so google-cloud-storage repeats these by itself. What the object's
 # answer says is compared once more.
 
-
 # Google takes chunks that are multiples of it.
 _CHUNK_UNIT = 256 << 10
 
@@ -109,7 +108,6 @@ class _Checked:
 
 
 # The requests of a bucket of Google Cloud Storage (`objects.api.BucketApi` documents them).
-
 
 PAGE_KEYS = 1000
 _PARTIAL = 206

@@ -19,7 +19,6 @@ from enginesmith.registry.store.layout import is_key
 
 # The place of a registry behind HTTP: an `http(s)://host:port/prefix` URI as a value.
 
-
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -82,7 +81,6 @@ def parse_location(text: str) -> HttpLocation:
 # Of the standard library alone, because serving nodes read by it. No proxy is asked: a cache is near. A bearer token,
 # if the server wants one, is read from the file that ENGINESMITH_CACHE_TOKEN_FILE names at every request, so that it
 # may be renewed; redirections are not followed, so that no other host gets it.
-
 
 TOKEN_FILE = "ENGINESMITH_CACHE_TOKEN_FILE"  # noqa: S105 - the name of a variable
 CONNECT_TIMEOUT_S = 5.0

@@ -18,7 +18,6 @@ from enginesmith.registry.store.layout import MAX_KEYS, check_size
 
 # Bytes that are to be uploaded: their parts, digested while they are read.
 
-
 T = TypeVar("T")
 
 PART_BYTES = 16 << 20
@@ -114,7 +113,6 @@ def send_parts(source: UploadSource, send: Callable[[int, bytes], T]) -> list[T]
 # requires that the object is absent or still has the tag that was read. Attempts, write tokens and digests are
 # `attempts`, `reading` and `writing`, the same for all.
 
-
 # The name of a write's token among an object's metadata.
 TOKEN = "enginesmith-write"  # noqa: S105 - a name
 
@@ -189,15 +187,12 @@ class BucketPlace(Protocol):
     @property
     def uri(self) -> str:
         """The URI that opens it, everywhere with the same result."""
-        ...
 
     def locator(self, key: str) -> str:
         """Where a key is, as other tools write it: 's3://bucket/prefix/key'."""
-        ...
 
     def key(self, key: str) -> str:
         """The key's name in the bucket."""
-        ...
 
 
 class Body(Protocol):
@@ -208,11 +203,9 @@ class Body(Protocol):
 
         Raises Failed when it breaks off.
         """
-        ...
 
     def close(self) -> None:
         """Release the connection, for reuse if all of it was read."""
-        ...
 
 
 class BucketApi(Protocol):
@@ -227,40 +220,32 @@ class BucketApi(Protocol):
     @property
     def place(self) -> BucketPlace:
         """Where the registry is."""
-        ...
 
     @property
     def kind(self) -> str:
         """What holds the bucket, for messages: 'S3 server'."""
-        ...
 
     @property
     def never(self) -> str:
         """A well-formed tag that no object has."""
-        ...
 
     def head(self, key: str) -> ObjectFacts:
         """An object's metadata."""
-        ...
 
     def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
         """A small object and its tag. Declines one of over `limit` bytes, and one that still has the tag `unless`."""
-        ...
 
     def open_from(self, key: str, start: int, tag: str) -> tuple[str, Body]:
         """The object's tag, and its bytes from `start` to its end. Declines if it has not the tag `tag` ('': any)."""
-        ...
 
     def open_range(self, key: str, start: int, size: int) -> Body:
         """Exactly `size` bytes (1 or more) from `start`. Declines (416) if the object ends before."""
-        ...
 
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
         """Write an object if it has the tag `expected` (None: is absent), with `token` in its metadata unless ''.
 
         The server refuses bytes that changed on the way.
         """
-        ...
 
     def put_large(self, key: str, source: UploadSource, expected: str | None) -> None:
         """Like `put`, of more than one part, with as many requests as it takes; those that may be are repeated.
@@ -268,41 +253,32 @@ class BucketApi(Protocol):
         Raises IntegrityError, and makes no object, when the source has not its digest. What is left of an upload that
         was not completed has no key.
         """
-        ...
 
     def holds(self, found: ObjectFacts, source: UploadSource) -> bool | None:
         """Whether the object of `source`'s size has its bytes; None where only reading it tells."""
-        ...
 
     def delete(self, key: str, tag: str = "") -> None:
         """Delete an object if it has the tag `tag` ('': any)."""
-        ...
 
     def copy(self, key: str, dest: str, tag: str) -> None:
         """Copy an object that has the tag `tag` to the key `dest`, whatever is there."""
-        ...
 
     def page(self, prefix: str, after: str, *, deep: bool) -> ListedPage:
         """A page of what is under a prefix: all of it, or (not `deep`) only what is directly there, and folders."""
-        ...
 
     def now(self) -> datetime:
         """The time by the server's clock: the date of its answer about the registry's marker (RFC 9110, 6.6.1)."""
-        ...
 
     def strays(self) -> tuple[str, ...]:
         """Uploads that dead writers left and that cost money, in words. Raises UnavailableError."""
-        ...
 
     def sweep(self) -> int:
         """Delete these, and return how many; 0 where that is not allowed."""
-        ...
 
 
 # Which requests to a bucket are repeated, and when. The libraries' own retries are off, because they know neither a
 # conditional write whose response was lost (sent again, it would meet its own object and call that a conflict) nor a
 # body that was cut halfway (docs/decisions/0005-retries-of-our-own.md).
-
 
 Sent = TypeVar("Sent")
 

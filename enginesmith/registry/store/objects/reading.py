@@ -77,7 +77,6 @@ class HttpBody:
 # A body that breaks off is resumed at that byte, and the pauses between attempts start anew whenever bytes came, so
 # that a bad network ends nothing while bytes move.
 
-
 # The documents that were read last, with their tags: at most `_REMEMBERED`, each of at most `_REMEMBERED_BYTES`.
 _LAST_READ: dict[tuple[BucketApi, str], tuple[bytes, str]] = {}
 _REMEMBERED = 64

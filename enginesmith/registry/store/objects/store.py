@@ -185,7 +185,6 @@ def _is_sound(bucket: BucketApi, key: str, found: ObjectFacts, source: UploadSou
 # The store in a bucket (`enginesmith.registry.store.base.Store` documents the methods), and how it is opened or
 # made.
 
-
 _DISCARDED = "discarded"
 # Attempts when a registry is opened: few, since a wrong endpoint is likelier than a passing fault.
 _ATTEMPTS = 4

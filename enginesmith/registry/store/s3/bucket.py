@@ -44,7 +44,6 @@ from enginesmith.registry.store.s3.requests import answers, client, whole
 # longer finds its upload gone, and begins again. A lifecycle rule of the bucket (AbortIncompleteMultipartUpload) does
 # the same.
 
-
 LEFT_AFTER = timedelta(days=1)
 
 
@@ -86,7 +85,7 @@ def send(bucket: _Bucket, key: str, source: UploadSource, expected: str | None) 
         # Sent twice it does no harm: a completed upload is gone, which the server declines (404).
         _ask(bucket, f"completing {key}", "complete_multipart_upload", "ETag", request)
     except BaseException:
-        # After an interrupt too. An upload that cannot be aborted now is found by `strays` and aborted by `sweep` later.
+        # After an interrupt too. `sweep` aborts later what cannot be aborted now.
         with suppress(EnginesmithError, Declined):
             _ask(bucket, f"aborting {key}", "abort_multipart_upload", "", upload, attempts=3)
         raise
@@ -134,7 +133,6 @@ def _find_abandoned(bucket: _Bucket) -> Iterator[Upload]:
 
 
 # The requests of a bucket of Amazon S3 or a compatible server (`objects.api.BucketApi` documents them).
-
 
 _FACTS = ("ContentLength", "ETag")
 _PARTIAL = 206
