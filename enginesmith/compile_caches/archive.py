@@ -130,7 +130,6 @@ def _digest_class(kind: type) -> str:
 
 MOST_BYTES = 4 << 30
 _MOST_MEMBERS = 100_000
-_MOST_RECIPE_BYTES = 16 << 20
 _RECIPE, _FILES = "recipe.json", "files/"
 _MEMBER = re.compile(rf"{_RECIPE}|{_FILES}(?:[\w-][\w.+-]*/){{0,8}}[\w-][\w.+-]*")
 # Locks of running processes.

@@ -127,7 +127,7 @@ def _canary(site: ModelSite, path: str, digest: str) -> bytes:
 PER_PAGE = 100
 # Of the data of a report.
 MOST_BYTES = 64 << 20
-MOST_CANARIES, MOST_OF_MODEL, MOST_GAPS, MOST_RUNS = 300, 20, 500, 200
+MOST_CANARIES, MOST_GAPS, MOST_RUNS = 300, 500, 200
 
 
 def overview_pages(store: Store, notes: Mapping[str, ModelNote], known: KnownMachines, salt: str) -> Iterator[Page]:
@@ -352,7 +352,6 @@ def _code() -> str:
     """Digest of the files that draw pages."""
     parts = (
         resources.files("pipeline.site"),
-        resources.files("pipeline.site.shown"),
         resources.files("pipeline.site") / "templates",
         resources.files("validation.reporting"),
     )

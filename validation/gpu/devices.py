@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -244,32 +244,29 @@ _KINDS = "biuf"
 class RecordingSession(Session):
     """A session that keeps the first answer to each call, in `answers`.
 
-    only: names of the outputs to keep; default: all.  scope: whose answers these are, where several sessions' are kept
-    together.  follow: whether a call that was answered before gets that answer,
-    so that a sequence goes on from what is on record where a device does not repeat its bits.
+    scope: whose answers these are, where several sessions' are kept together.  follow: whether a call that was answered
+    before gets that answer, so that a sequence goes on from what is on record where a device does not repeat its bits.
     """
 
     def __init__(
         self,
         session: Session,
         answers: dict[str, dict[str, PackedArray]] | None = None,
-        only: Collection[str] | None = None,
         follow: bool = False,
         scope: str = "",
     ) -> None:
         self.inputs: Sequence[TensorSpec] = session.inputs
         self.outputs: Sequence[TensorSpec] = session.outputs
         self.answers = {} if answers is None else answers
-        self._session, self._only, self._follow, self._scope = session, only, follow, scope
+        self._session, self._follow, self._scope = session, follow, scope
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """Run, and keep the outputs."""
         question_key = question(inputs, self._scope)
         if self._follow and question_key in self.answers:
             return {name: unpack(value) for name, value in self.answers[question_key].items()}
-        outputs, only = self._session.run(inputs), self._only
-        recorded_outputs = {name: array for name, array in outputs.items() if only is None or name in only}
-        self.answers.setdefault(question_key, {name: pack(array) for name, array in recorded_outputs.items()})
+        outputs = self._session.run(inputs)
+        self.answers.setdefault(question_key, {name: pack(array) for name, array in outputs.items()})
         return outputs
 
 

@@ -68,7 +68,7 @@ class LevelChange:
     after: float
 
 
-def find_changes(values: Sequence[float], penalty: float = PENALTY) -> list[LevelChange]:
+def find_changes(values: Sequence[float]) -> list[LevelChange]:
     """The changes of level of a series of positive numbers, oldest first; none of fewer than LEAST_POINTS.
 
     Raises ModuleNotFoundError without ruptures (extra `trend`).
@@ -81,7 +81,7 @@ def find_changes(values: Sequence[float], penalty: float = PENALTY) -> list[Leve
     noise = noise_of(logs)
     clipped = clip(logs, noise) / noise
     detector = KernelCPD(kernel="linear", min_size=LEAST_LEVEL)
-    ends = detector.fit(clipped.reshape(-1, 1)).predict(pen=penalty * (1 + (_FEW / len(values)) ** 2))
+    ends = detector.fit(clipped.reshape(-1, 1)).predict(pen=PENALTY * (1 + (_FEW / len(values)) ** 2))
     edges = [0, *ends]
     return [
         _change(logs, noise, edges[index - 1], edges[index], edges[index + 1]) for index in range(1, len(edges) - 1)

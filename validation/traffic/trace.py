@@ -314,11 +314,6 @@ def _kernel(one: Array, other: Array, scale: float, length: float) -> Array:
     return np.asarray(scale**2 * (1.0 + apart) * np.exp(-apart))
 
 
-def sizes_array(dims: Sequence[str], sizes: Sequence[Mapping[str, int]]) -> Array:
-    """Sizes of named dims as int64 [rows, dims]."""
-    return np.array([[one[dim] for dim in dims] for one in sizes], np.int64).reshape(len(sizes), len(dims))
-
-
 @dataclass(frozen=True, eq=False)
 class Trace:
     """Requests in the order of their arrival. at: seconds since the first, float64 [requests], rising; all 0 where the

@@ -128,8 +128,8 @@ def parse_report(data: bytes) -> NodeReport:
     return parse_as(data, MAX_BYTES, NodeReport)
 
 
-def read_reports(store: Store, rollout: Rollout, most: int = MOST_REPORTERS) -> Heard:
-    """The reports of the nodes that are asked for them; at most so many are read, which are a random sample.
+def read_reports(store: Store, rollout: Rollout) -> Heard:
+    """The reports of the nodes that are asked for them; at most MOST_REPORTERS are read, a random sample.
 
     A node that is asked no longer, as fewer shall report by now, has left its last report there.
     """
@@ -137,7 +137,7 @@ def read_reports(store: Store, rollout: Rollout, most: int = MOST_REPORTERS) -> 
     stamps = dict(store.stamps(prefix))
     named = ((key, key.removeprefix(prefix).removesuffix(".json")) for key in sorted(stamps))
     keys = [key for key, node in named if is_digest(node) and reports(node, rollout.reporters_ppm)]
-    documents = _each(store, store.read, keys[:most])
+    documents = _each(store, store.read, keys[:MOST_REPORTERS])
     node_reports, damaged = list[NodeReport](), 0
     for key, data in zip(keys, documents, strict=False):
         try:
@@ -148,12 +148,13 @@ def read_reports(store: Store, rollout: Rollout, most: int = MOST_REPORTERS) -> 
     return Heard(len(keys), tuple(node_reports), damaged)
 
 
-def clear_reports(store: Store, running: Rollout, most: int = 10 * MOST_REPORTERS) -> int:
-    """Delete the reports of a channel's rollouts but the one that runs, at most so many, and return how many."""
+def clear_reports(store: Store, running: Rollout) -> int:
+    """Delete the reports of a channel's rollouts but the one that runs, at most 10 * MOST_REPORTERS, and return how
+    many."""
     model, channel = running.model, running.channel
     stays = serving_prefix(model, channel, running.id)
     keys = (key for key in store.list(serving_prefix(model, channel)) if not key.startswith(stays))
-    return len(_each(store, store.remove, list(islice(keys, most))))
+    return len(_each(store, store.remove, list(islice(keys, 10 * MOST_REPORTERS))))
 
 
 def _each(store: Store, work: Callable[[str], T], keys: Sequence[str]) -> list[T]:

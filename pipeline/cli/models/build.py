@@ -79,7 +79,7 @@ class _BuildOptions:
         HttpAddress | None,
         Option(
             "Serve Prometheus metrics there; port 0 is any free one, host 0.0.0.0 is for a pod.",
-            type=ListenAddress("127.0.0.1"),
+            type=ListenAddress(),
             metavar="HOST:PORT",
             shown="off",
         ),

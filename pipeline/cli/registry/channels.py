@@ -186,7 +186,7 @@ def served_metrics(address: HttpAddress | None) -> Iterator["LiveMetrics | None"
 @command()
 @click.option(
     "--listen",
-    type=ListenAddress("127.0.0.1"),
+    type=ListenAddress(),
     metavar="HOST:PORT",
     default="127.0.0.1:9464",
     show_default=True,

@@ -54,7 +54,7 @@ def site(dest: Path, registry: str, trust: Path | None, as_json: bool, **sources
 @command()
 @click.option(
     "--listen",
-    type=ListenAddress("127.0.0.1"),
+    type=ListenAddress(),
     metavar="HOST:PORT",
     default="127.0.0.1:8080",
     show_default=True,

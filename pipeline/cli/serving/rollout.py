@@ -330,7 +330,7 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
 @rollout.command("receive")
 @click.option(
     "--listen",
-    type=ListenAddress("127.0.0.1"),
+    type=ListenAddress(),
     metavar="HOST:PORT",
     default="127.0.0.1:8470",
     show_default=True,

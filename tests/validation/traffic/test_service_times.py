@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from enginesmith.core.errors import DataError
-from validation.traffic.trace import ServiceTimes, sizes_array
+from validation.traffic.trace import ServiceTimes
 
 LENGTHS = np.array([[16], [32], [64], [128], [256]])
 
@@ -63,5 +63,5 @@ def test_beyond_what_was_timed_nothing_is_predicted():
 def test_two_dims():
     sizes = np.array([[batch, length] for batch in (1, 4, 8) for length in (16, 64, 256)])
     service = times(lambda batch, length: 1e-5 * batch * length, sizes, ("batch", "length"))
-    found, _ = service.predict(sizes_array(("batch", "length"), [{"length": 32, "batch": 2}]))
+    found, _ = service.predict(np.array([[2, 32]]))
     assert found == pytest.approx([1e-5 * 64], rel=0.02)

@@ -1,1 +1,0 @@
-"""What a check found, in the formats that continuous integration shows."""

@@ -1,1 +1,0 @@
-"""Rollouts and series of latencies as the site shows them."""
