@@ -14,9 +14,11 @@ from typing import Literal
 
 from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped]
 
-from builders.backends.onnxruntime.file import embed_shapes, restore_names
+from builders.backends.onnxruntime.file import embed_shapes as embed_shapes
+from builders.backends.onnxruntime.file import restore_names as restore_names
 from builders.backends.onnxruntime.saturation import exact_source
-from builders.backends.onnxruntime.session import OrtSession, failures, open_model, words_of
+from builders.backends.onnxruntime.session import OrtSession, failures, open_model
+from builders.backends.onnxruntime.session import words_of as words_of
 from builders.onnx_graphs.bodies import graph_bytes, has_shards
 from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.structure import cut_constant_part, cut_varying_part
@@ -28,16 +30,6 @@ from enginesmith.core.types import Tensors, Untyped
 
 # A graph with less is run in one thread, and so is a step of a model with state with less than the second.
 ONE_THREAD_BYTES, ONE_THREAD_STEP_BYTES = 1 << 20, 8 << 20
-
-__all__ = [
-    "ReferenceSession",
-    "accepts",
-    "embed_shapes",
-    "open_interpreter",
-    "restore_names",
-    "threads_for",
-    "words_of",
-]
 
 
 class ReferenceSession(OrtSession):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import PackageNotFoundError as PackageNotFoundError
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from enginesmith.arrays import InputCheck
 
 # Versions of installed distributions; a module of its own, since steps that load no backend record versions too.
-
-__all__ = ["PackageNotFoundError", "version", "versions_of"]
 
 
 def version(name: str) -> str:

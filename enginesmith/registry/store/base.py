@@ -13,7 +13,8 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from enginesmith.core.errors import ConflictError, InputError, UnavailableError, UndecidedError
 from enginesmith.registry.store.download import Fill
 from enginesmith.registry.store.files import BlobDigest
-from enginesmith.registry.store.folder import FileStore, open_folder
+from enginesmith.registry.store.folder import FileStore as FileStore
+from enginesmith.registry.store.folder import open_folder
 from enginesmith.registry.store.layout import MARKER, MAX_DOCUMENT_BYTES, check_format
 
 if TYPE_CHECKING:
@@ -90,17 +91,6 @@ def _open(uri: str) -> "BucketApi":
 #
 # A store has blobs (immutable, by digest) and documents (small, by key, changed by compare-and-swap). It has no notion
 # of models, so that another kind of store needs one file and passes the same tests.
-
-__all__ = [
-    "Documents",
-    "FileStore",
-    "Store",
-    "absolute_uri",
-    "check_marker",
-    "open_store",
-    "split_places",
-    "written_at",
-]
 
 # Enough for dozens of concurrent writers of one document.
 _ATTEMPTS = 200
