@@ -93,7 +93,9 @@ class Step:
         except ModelError as error:
             raise ModelError(f"{self.node}: {error}") from error
         except Exception as error:  # of many classes, for sizes, types and values that an operator cannot take
-            raise ModelError(f"{self.node}: {lookups.xp.name} cannot run it: {_words(error)}") from error
+            # The first line of a library's message; JAX's go on for pages.
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ModelError(f"{self.node}: {lookups.xp.name} cannot run it: {reason}") from error
         results = result if isinstance(result, tuple) else (result,)
         values.update(
             (n, value) for n, value in zip(self.node.outputs, results, strict=False) if n and value is not None
@@ -191,11 +193,6 @@ def _step(node: Node, opset: int, xp: ArrayLibrary) -> AnyStep:
             "use the backend onnxruntime or tensorrt, or export the model without it"
         )
     return Step(node, row, opset)
-
-
-def _words(error: Exception) -> str:
-    """The first line of a library's message; JAX's go on for pages."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _array(value: Value, xp: ArrayLibrary) -> Array:

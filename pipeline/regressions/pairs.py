@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from builders.execution.jobs import Job, Needs, WorkerContext
 from enginesmith.core.errors import EnginesmithError, InputError, SpecError
-from enginesmith.core.reports.latency import PairedBenchmark
 from enginesmith.core.reports.proof import Check, name_task_checks
 from enginesmith.core.text import now
 from enginesmith.core.types import PRECISIONS, BuildRequest, Precision, Session
@@ -325,7 +324,11 @@ class PairMeasurement:
             remarks.append(self._remark(name, error))
             return None
         self.work.context.progress.emit(Finished(name, words=benchmark.verdict))
-        return times_of(benchmark)
+        middle = next(item for item in benchmark.ratios if item.p == 0.5)
+        interval = middle.ratio, middle.low, middle.high, middle.detectable
+        return BucketTimes(
+            benchmark.bucket, *benchmark.medians_s, *interval, benchmark.runs, benchmark.surroundings.busy
+        )
 
     def _remark(self, name: str, error: EnginesmithError) -> str:
         if stops_run(error):
@@ -333,13 +336,6 @@ class PairMeasurement:
         first = str(error).splitlines()[0]
         self.work.context.progress.emit(Finished(name, "failed", first))
         return f"{name} could not be compared: {first}"
-
-
-def times_of(found: PairedBenchmark) -> BucketTimes:
-    """What a check keeps of a paired benchmark, of which the new engine is the first."""
-    middle = next(item for item in found.ratios if item.p == 0.5)
-    interval = middle.ratio, middle.low, middle.high, middle.detectable
-    return BucketTimes(found.bucket, *found.medians_s, *interval, found.runs, found.surroundings.busy)
 
 
 def changed_interface(request: BuildRequest, entry: EngineEntry) -> str | None:

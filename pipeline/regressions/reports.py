@@ -160,12 +160,6 @@ def path_of(spec: str) -> str:
     return spec if path is None or path.parts[:1] == ("..",) else path.as_posix()
 
 
-def uri_of(spec: str) -> str:
-    """The same as a URI reference."""
-    path = path_of(spec)
-    return path if "://" in path else quote(path)
-
-
 def fingerprint(model: str, found: Finding) -> str:
     """A digest that the same finding has in every run, whatever was measured."""
     return digest_of([model, found.rule, found.unit, found.bucket])
@@ -232,8 +226,9 @@ def to_sarif(check: RegressionCheck) -> str:
 
 
 def _result(check: RegressionCheck, found: Finding, index: int) -> dict[str, object]:
+    path = path_of(check.spec)
     place: dict[str, object] = {
-        "artifactLocation": {"uri": uri_of(check.spec)},
+        "artifactLocation": {"uri": path if "://" in path else quote(path)},
         "region": {"startLine": found.line or 1},
     }
     return {

@@ -187,11 +187,6 @@ def total_of(costs: Array, partition: Partition) -> float:
     return float(sum(costs[begin, end + 1] for begin, end in zip(begins, partition, strict=True)))
 
 
-def finest(grid: RequestGrid) -> tuple[Partition, ...]:
-    """The partitions in which each candidate is an edge."""
-    return tuple(tuple(range(len(edges))) for edges in grid.edges)
-
-
 def count_profiles(partitions: Sequence[Partition]) -> int:
     """How many optimization profiles the partitions make: every combination of buckets."""
     return reduce(lambda count, partition: count * len(partition), partitions, 1)
@@ -240,7 +235,7 @@ def partition_grid(model: CostModel, chosen: Sequence[int], most: int, price: fl
 
     most: profiles at most, over all dims.  price: of a profile, in seconds.
     """
-    whole = finest(model.grid)
+    whole = tuple(tuple(range(len(edges))) for edges in model.grid.edges)
     fixed = count_profiles([partition for axis, partition in enumerate(whole) if axis not in chosen])
     most = max(most // fixed, 1)
     costs = [model.intervals(axis, whole) for axis in chosen]

@@ -103,10 +103,5 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> It
     yield "| " + " | ".join(head) + " |"
     yield "|" + "---|" * len(head)
     for row in rows:
-        yield "| " + " | ".join(_cell(value) for value in row) + " |"
+        yield "| " + " | ".join(" ".join(value.split()).replace("|", "\\|")[:400] for value in row) + " |"
     yield ""
-
-
-def _cell(value: str) -> str:
-    """The text of a table's cell: in one line, with '|' escaped."""
-    return " ".join(value.split()).replace("|", "\\|")[:400]

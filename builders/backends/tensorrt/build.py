@@ -78,15 +78,6 @@ def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, ed
     return network
 
 
-def add_profiles(builder: Untyped, config: Untyped, profiles: Iterable[ShapeProfile]) -> None:
-    """Add an optimization profile to `config` for each of `profiles`. One that TensorRT cannot use fails the build."""
-    for shapes in profiles:
-        profile = builder.create_optimization_profile()
-        for name, low, best, high in shapes.inputs:
-            profile.set_shape(name, low, best, high)
-        config.add_optimization_profile(profile)
-
-
 def has_profile(name: str, profiles: Iterable[ShapeProfile]) -> bool:
     """Whether there are profiles and each has shapes for this input."""
     profile_flags = [any(entry[0] == name for entry in shapes.inputs) for shapes in profiles]
@@ -340,7 +331,12 @@ class TensorRTEdition:
         config = builder.create_builder_config()
         config.progress_monitor = watching
         self._configure(trt, config, request)
-        add_profiles(builder, config, request.profiles)
+        # A profile that TensorRT cannot use fails the build.
+        for shapes in request.profiles:
+            profile = builder.create_optimization_profile()
+            for name, low, best, high in shapes.inputs:
+                profile.set_shape(name, low, best, high)
+            config.add_optimization_profile(profile)
         said.messages += self._begin(config, workdir)
         plan = builder.build_serialized_network(network, config)
         self._end(config, workdir)

@@ -78,7 +78,11 @@ def _compile_module(
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param and (size := fixed.get(names.own.get(dim.dim_param, ""))):
                 dim.dim_value = size
-    check_heeded(proto, names)
+    # TVM compiles a node with an attribute or input that its importer ignores, and computes something else, as ONNX's
+    # node tests show.
+    for node in walk_nodes(proto.graph):
+        if reason := _find_ignored(node):
+            raise ModelError(f"TVM cannot compile the model: {names.restore(node.name)}: {reason}")
     settle_shapes(proto)
     rewrite_ranges(proto)
     with _own_words(proto, names):
@@ -145,16 +149,6 @@ def _reason(error: Exception, proto: Untyped, names: Names) -> str:
 
 def _short(said: str) -> str:
     return " ".join(said.split())[:_LONGEST]
-
-
-def check_heeded(proto: "onnx.ModelProto", names: Names) -> None:
-    """Raise ModelError naming the first node with an attribute or input that TVM's importer ignores, and the remedy.
-
-    It compiles such a node and computes something else, as ONNX's node tests show.
-    """
-    for node in walk_nodes(proto.graph):
-        if reason := _find_ignored(node):
-            raise ModelError(f"TVM cannot compile the model: {names.restore(node.name)}: {reason}")
 
 
 def _find_ignored(node: "onnx.NodeProto") -> str | None:

@@ -134,22 +134,6 @@ class Module:
     imported: set[Target] = field(default_factory=set)
 
 
-def parse_module(name: str, source: SourceFile, owns: Callable[[str], bool]) -> Module:
-    """The definitions of a module. Raises EnginesmithError where the source is not Python.
-
-    A compiled extension module is one definition, of its bytes. owns: see `SourceFiles.owns`.
-    """
-    if source.is_compiled:
-        return Module(name, {BODY: Definition(source.digest)})
-    try:
-        tree = ast.parse(source.data)
-    except (SyntaxError, ValueError) as error:
-        raise EnginesmithError(f"module {name} cannot be parsed: {error}; reinstall it") from error
-    reader = _Reader(Module(name), name if source.is_package else name.rpartition(".")[0], owns)
-    reader.read(tree.body)
-    return reader.finish()
-
-
 @dataclass
 class _Draft:
     """A definition as its statements are read. tree: its syntax, flat.  reads: names, and attributes of names.
@@ -193,7 +177,10 @@ class _Reader:
         for statement in statements:
             match statement:
                 case ast.Import() | ast.ImportFrom():
-                    self._bind(statement)
+                    for name, target in self._targets(statement):
+                        self._module.imported.add(target)
+                        if name:
+                            self._module.bound.setdefault(name, set()).add(target)
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                     # A decorator of this code base may put what it decorates into a table, others are known not to.
                     registered = any(self._is_ours(decorator) for decorator in statement.decorator_list)
@@ -211,12 +198,6 @@ class _Reader:
         for block in (statement, *getattr(statement, "handlers", ())):
             for part in ("body", "orelse", "finalbody"):
                 self.read(getattr(block, part, []))
-
-    def _bind(self, statement: ast.Import | ast.ImportFrom) -> None:
-        for name, target in self._targets(statement):
-            self._module.imported.add(target)
-            if name:
-                self._module.bound.setdefault(name, set()).add(target)
 
     def finish(self) -> Module:
         """The module."""
@@ -361,7 +342,20 @@ def _walk(roots: Iterable[str], sources: SourceFiles) -> "_ReachWalk":
 
 @lru_cache(maxsize=4096)
 def _parse(module: str, source: SourceFile, packages: frozenset[str]) -> Module:
-    return parse_module(module, source, lambda name: name.partition(".")[0] in packages)
+    # A compiled extension module is one definition, of its bytes.
+    if source.is_compiled:
+        return Module(module, {BODY: Definition(source.digest)})
+    try:
+        tree = ast.parse(source.data)
+    except (SyntaxError, ValueError) as error:
+        raise EnginesmithError(f"module {module} cannot be parsed: {error}; reinstall it") from error
+    reader = _Reader(
+        Module(module),
+        module if source.is_package else module.rpartition(".")[0],
+        lambda name: name.partition(".")[0] in packages,
+    )
+    reader.read(tree.body)
+    return reader.finish()
 
 
 class _ReachWalk:

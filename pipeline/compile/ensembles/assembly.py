@@ -166,18 +166,6 @@ def _shared_dims(loaded: LoadedEnsemble) -> dict[str, Dim]:
     return dims
 
 
-def whole_outputs(loaded: LoadedEnsemble, outputs: Mapping[str, Sequence[TensorSpec]]) -> tuple[TensorSpec, ...]:
-    """The outputs of the whole under their names, those among them that its states take. outputs: of the exported
-    graphs."""
-    inner_sources = set(loaded.spec.connections.values())
-    every = {f"{graph}.{item.name}": item for graph, items in outputs.items() for item in items}
-    names = loaded.spec.outputs or [name for name in every if name not in inner_sources]
-    state_outputs = [f"{graph}.{state.output}" for graph, own in loaded.graphs.items() for state in own.states()]
-    return tuple(
-        TensorSpec(name, every[name].dtype, every[name].shape) for name in dict.fromkeys((*names, *state_outputs))
-    )
-
-
 # The order in which an ensemble is built: each graph's data, then the graph as a model of its own; last the whole.
 # And what a build would do: to each graph, and what follows for the whole.
 
@@ -408,7 +396,16 @@ class Assembly:
         check_connections(self.loaded, {graph.name: graph.outputs for graph in self.chain})
 
     def _outputs(self) -> tuple[TensorSpec, ...]:
-        return whole_outputs(self.loaded, {graph.name: graph.outputs for graph in self.chain})
+        outputs = {graph.name: graph.outputs for graph in self.chain}
+        inner_sources = set(self.loaded.spec.connections.values())
+        every = {f"{graph}.{item.name}": item for graph, items in outputs.items() for item in items}
+        names = self.loaded.spec.outputs or [name for name in every if name not in inner_sources]
+        state_outputs = [
+            f"{graph}.{state.output}" for graph, own in self.loaded.graphs.items() for state in own.states()
+        ]
+        return tuple(
+            TensorSpec(name, every[name].dtype, every[name].shape) for name in dict.fromkeys((*names, *state_outputs))
+        )
 
     def _publish(self, golden: WholeData, done: Mapping[str, CompiledGraph]) -> Outcome:
         versions: dict[str, Manifest] = {

@@ -57,17 +57,12 @@ def write_offline_bundle(
     version with a contract and for engines without weights of their own, UnknownNameError where no engine is left,
     IntegrityError for a damaged blob.
     """
-    require_empty(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty; name a folder that is, or that is not there yet")
     if manifest.graphs:
         return _write_whole(store, manifest, folder, targets)
     entries = choose_engines(manifest, judge_entries(store, manifest), targets)
     return write_engines(store, manifest, folder, entries)
-
-
-def require_empty(folder: Path) -> None:
-    """Raise InputError for a folder that holds something."""
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty; name a folder that is, or that is not there yet")
 
 
 def choose_engines(
