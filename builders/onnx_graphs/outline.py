@@ -214,7 +214,10 @@ def save_graph(model: ModelProto, path: Path, shard_bytes: int = SHARD_BYTES) ->
     same = dict[object, list[TensorProto]]()  # tensors of the same bytes, which are written once
     for tensor in outside:
         same.setdefault(place_of(tensor) if is_external(tensor) else id(tensor), []).append(tensor)
-    shard_files = _find_kept([tensors[0] for tensors in same.values() if _is_shard(tensors[0], folder)])
+    used = Counter[str]()
+    for file, _, length in map(place_of, [tensors[0] for tensors in same.values() if _is_shard(tensors[0], folder)]):
+        used[file] += length
+    shard_files = {file for file, size in used.items() if 2 * size >= Path(file).stat().st_size}
     fresh = [first for first, *_ in same.values() if not (is_external(first) and place_of(first)[0] in shard_files)]
     for group in _groups(fresh, shard_bytes):
         _write_shard(group, folder)
@@ -272,14 +275,6 @@ def link_shards(model: ModelProto, folder: Path) -> None:
         if not shard.exists():
             shard.hardlink_to(file)
         set_place(tensor, shard.name, *rest)
-
-
-def _find_kept(tensors: Sequence[TensorProto]) -> set[str]:
-    """The shards of which these tensors take half or more."""
-    used = Counter[str]()
-    for file, _, length in map(place_of, tensors):
-        used[file] += length
-    return {file for file, size in used.items() if 2 * size >= Path(file).stat().st_size}
 
 
 def _is_shard(tensor: TensorProto, folder: Path) -> bool:

@@ -47,7 +47,19 @@ class BoundGraph:
         self.inputs, self.outputs = body.inputs, body.outputs
         steps = _steps(body, xp)
         constants = dict(body.constants)
-        self._steps = _fold(steps, constants, xp, folded)
+        # Steps that read small constants only are run here, and their results become constants.
+        remaining_steps = []
+        for step in steps:
+            operand_names = step.node.reads()
+            if operand_names <= constants.keys() and sum(constants[name].size for name in operand_names) <= folded:
+                values = {name: _value(constants[name], xp) for name in operand_names}
+                step.run(values, Lookups(xp, clamped=False))
+                folded_arrays = {name: _to_numpy(values[name], xp) for name in step.node.outputs if name in values}
+                if sum(array.size for array in folded_arrays.values()) <= folded:
+                    constants.update(folded_arrays)
+                    continue
+            remaining_steps.append(step)
+        self._steps = remaining_steps
         used = set(self.outputs).union(*(step.node.reads() for step in self._steps))
         self.constants = {name: array for name, array in constants.items() if name in used}
         self._known = {name: known_constant(array) for name, array in self.constants.items()}
@@ -145,22 +157,6 @@ class Branch:
 
 
 AnyStep = Step | Branch
-
-
-def _fold(steps: list[AnyStep], constants: dict[str, NumpyArray], xp: ArrayLibrary, most: int) -> list[AnyStep]:
-    """The steps without those that read small constants only, which are run; their results are added to `constants`."""
-    remaining_steps = []
-    for step in steps:
-        operand_names = step.node.reads()
-        if operand_names <= constants.keys() and sum(constants[name].size for name in operand_names) <= most:
-            values = {name: _value(constants[name], xp) for name in operand_names}
-            step.run(values, Lookups(xp, clamped=False))
-            folded_arrays = {name: _to_numpy(values[name], xp) for name in step.node.outputs if name in values}
-            if sum(array.size for array in folded_arrays.values()) <= most:
-                constants.update(folded_arrays)
-                continue
-        remaining_steps.append(step)
-    return remaining_steps
 
 
 def _steps(body: Body, xp: ArrayLibrary) -> list[AnyStep]:

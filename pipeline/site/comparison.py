@@ -17,7 +17,6 @@ from enginesmith.core.errors import (
     is_digest,
 )
 from enginesmith.core.reports.latency import LatencyReport
-from enginesmith.core.reports.proof import Report
 from enginesmith.core.text import format_bytes, format_plain
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.evidence.canaries import CanaryVerdict, canaries
@@ -170,17 +169,15 @@ def _quality(document: VersionDocument) -> Iterator[tuple[str, Fact]]:
             unit = "dB" if name.endswith("_db") else ""
             yield f"{graph}: {name}", Fact(metric_text(value, name), value, False, unit)
     for report in document.reports:
-        yield from _worst_sqnr(report)
-
-
-def _worst_sqnr(report: Report) -> Iterator[tuple[str, Fact]]:
-    """The least SQNR of each stage of a unit, over outputs and cases."""
-    worst: dict[str, float] = {}
-    for check in report.checks:
-        if check.name == "sqnr_db" and check.value is not None and not math.isnan(check.value):
-            worst[check.stage] = min(worst.get(check.stage, math.inf), check.value)
-    for stage, value in worst.items():
-        yield f"{report.unit}: SQNR at {stage}", Fact(metric_text(value, "sqnr_db"), value, False, "dB", report.unit)
+        worst: dict[str, float] = {}
+        for check in report.checks:
+            if check.name == "sqnr_db" and check.value is not None and not math.isnan(check.value):
+                worst[check.stage] = min(worst.get(check.stage, math.inf), check.value)
+        for stage, value in worst.items():
+            yield (
+                f"{report.unit}: SQNR at {stage}",
+                Fact(metric_text(value, "sqnr_db"), value, False, "dB", report.unit),
+            )
 
 
 def _latency(document: VersionDocument) -> Iterator[tuple[str, Fact]]:

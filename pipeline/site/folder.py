@@ -225,24 +225,18 @@ def read_models(store: Store, salt: str = "") -> list[ModelKeys]:
         model, _, rest = key.removeprefix(MODELS).partition("/")
         if is_name(model) and rest:
             keys_by_model.setdefault(model, []).append((rest, size))
-    beside = _read_beside(store)
+    beside: dict[str, list[str]] = {}
+    for key, size in sorted(store.sizes(SERIES)):
+        beside.setdefault(key.removeprefix(SERIES).partition("/")[0], []).append(f"{key} {size}")
+    for model, channel in running_rollouts(store):
+        data = store.read(channel_key(model, channel)) or b""
+        beside.setdefault(model, []).append(f"rollout {channel} {digest_of_bytes(data)}")
     shared = [salt, *(digest_of_bytes(store.read(key) or b"") for key, _ in sorted(store.sizes("policies/")))]
     models = (
         _model(store, model, sorted(keys), shared, beside.get(model, ()))
         for model, keys in sorted(keys_by_model.items())
     )
     return [model for model in models if model.versions]
-
-
-def _read_beside(store: Store) -> dict[str, list[str]]:
-    """By model a line for each document that its pages show and that lies elsewhere, or is replaced."""
-    lines_by_model: dict[str, list[str]] = {}
-    for key, size in sorted(store.sizes(SERIES)):
-        lines_by_model.setdefault(key.removeprefix(SERIES).partition("/")[0], []).append(f"{key} {size}")
-    for model, channel in running_rollouts(store):
-        data = store.read(channel_key(model, channel)) or b""
-        lines_by_model.setdefault(model, []).append(f"rollout {channel} {digest_of_bytes(data)}")
-    return lines_by_model
 
 
 def _model(

@@ -66,7 +66,11 @@ def canonical(
         graph_model = ir.from_proto(inline_functions(model))
         passed_on = {value: value.name for value in graph_model.graph.inputs if value.is_graph_output()}
         _tidy(graph_model)
-    _keep_names(passed_on, outputs)
+    # Raises ModelError where the outputs get no other names.
+    for value, name in passed_on.items():
+        if value.name != name and not outputs:
+            raise ModelError(f"{name!r} is an input and an output; name the outputs otherwise, in the spec's outputs")
+        value.name = name
     if inputs:
         _take_inputs(graph_model.graph, inputs)
     if outputs:
@@ -128,17 +132,6 @@ def _tidy(model: ir.Model) -> None:
         if constant is not None and constant.is_initializer():
             ir.convenience.replace_all_uses_with(node.outputs[0], constant)
             model.graph.remove(node, safe=True)
-
-
-def _keep_names(passed_on: Mapping[ir.Value, str | None], outputs: Sequence[str]) -> None:
-    """Restore the names of inputs that are outputs too, which `OutputFixPass` gives to the outputs.
-
-    Raises ModelError where the outputs get no other names.
-    """
-    for value, name in passed_on.items():
-        if value.name != name and not outputs:
-            raise ModelError(f"{name!r} is an input and an output; name the outputs otherwise, in the spec's outputs")
-        value.name = name
 
 
 def _take_inputs(graph: ir.Graph, specs: Sequence[TensorSpec]) -> None:

@@ -89,7 +89,16 @@ def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> Tr
         # The inputs are let go: only their sizes are needed.
         traffic_parts.append((replace(traffic, requests=traffic.requests[:1]), trace_of(traffic, inputs)))
     heads = [head for head, _ in traffic_parts]
-    _check_alike(files, heads)
+    first = heads[0]
+    for file, head in zip(files[1:], heads[1:], strict=True):
+        both = f"{files[0]} and {file}"
+        if head.sampling != first.sampling:
+            shares = f"{first.sampling:g} and {head.sampling:g}"
+            raise DataError(f"{both} hold {shares} of the traffic; give files of one share")
+        if head.timed != first.timed:
+            raise DataError(f"of {both} only one has times of arrival; give such files apart")
+        if head.timed and min(head.start, first.start) < EPOCH_S:
+            raise DataError(f"{both} have times that do not count from the epoch; which came first is not known")
     cut = tuple(file for file, head in zip(files, heads, strict=True) if head.cut)
     origin = next((head.made for head in heads if head.made), "")
     return TrafficAtPlace(_merge([trace for _, trace in traffic_parts]), files, heads[0].sampling, cut, origin)
@@ -132,20 +141,6 @@ def _files_of(place: Path) -> tuple[Path, ...]:
     if not files:
         raise DataError(f"{place} holds no traffic; files of traffic end in {', '.join(SUFFIXES)}")
     return files
-
-
-def _check_alike(files: Sequence[Path], heads: Sequence[RecordedTraffic]) -> None:
-    """Raise DataError for files of unequal sampling, with and without times, or several with times of their own."""
-    first = heads[0]
-    for file, head in zip(files[1:], heads[1:], strict=True):
-        both = f"{files[0]} and {file}"
-        if head.sampling != first.sampling:
-            shares = f"{first.sampling:g} and {head.sampling:g}"
-            raise DataError(f"{both} hold {shares} of the traffic; give files of one share")
-        if head.timed != first.timed:
-            raise DataError(f"of {both} only one has times of arrival; give such files apart")
-        if head.timed and min(head.start, first.start) < EPOCH_S:
-            raise DataError(f"{both} have times that do not count from the epoch; which came first is not known")
 
 
 def _merge(traces: Sequence[Trace]) -> Trace:

@@ -180,18 +180,15 @@ class RepeatedCalls:
         for first_call in self._firsts:
             self._look_again(first_call)
         if not (self.answers.count or self.outputs.count or self.inputs.count):  # else these would fail with them
-            self._refill(pool)
+            # The first call, the second, the first again.
+            self._pair = _pair_of(pool)
+            buffers = {name: copy.array() for name, copy in self._pair[0].copies.items()} if self._pair else {}
+            for item in (*self._pair, *self._pair[:1]):
+                for name, copy in item.copies.items():
+                    buffers[name][...] = copy.array()
+                self._compare(item, self._answer(buffers), self.refilled, f"{item.name} in arrays that were refilled")
             if self.shared:
                 self._share()
-
-    def _refill(self, pool: Sequence[RepeatedInputs]) -> None:
-        """Call with one set of arrays that holds two sets of inputs in turn: the first, the second, the first."""
-        self._pair = _pair_of(pool)
-        buffers = {name: copy.array() for name, copy in self._pair[0].copies.items()} if self._pair else {}
-        for item in (*self._pair, *self._pair[:1]):
-            for name, copy in item.copies.items():
-                buffers[name][...] = copy.array()
-            self._compare(item, self._answer(buffers), self.refilled, f"{item.name} in arrays that were refilled")
 
     def _share(self) -> None:
         """Call from two threads, each with inputs of its own, which begin each of their `AT_ONCE` calls together."""

@@ -273,18 +273,7 @@ def profile_layers(trt: Untyped, session: EngineSession, inputs: Tensors, runs: 
 
     TensorRT tells neither types nor shapes of a layer. Raises as `session.run` does.
     """
-    listener = _listener(trt)
-    for _ in range(max(2, runs // 5)):
-        session.run(inputs)
-    session.listen(listener)
-    for _ in range(runs):
-        session.run(inputs)
-    times: Mapping[str, list[float]] = listener.milliseconds
-    nodes = [NodeTime(name, _kind(name), sum(each) / runs * 1e-3) for name, each in times.items()]
-    return RunProfile(nodes, runs, sum(node.seconds for node in nodes))
 
-
-def _listener(trt: Untyped) -> Untyped:
     class Listener(trt.IProfiler):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IProfiler.__init__(self)
@@ -293,7 +282,15 @@ def _listener(trt: Untyped) -> Untyped:
         def report_layer_time(self, layer_name: str, ms: float) -> None:
             self.milliseconds.setdefault(layer_name, []).append(ms)
 
-    return Listener()
+    listener = Listener()
+    for _ in range(max(2, runs // 5)):
+        session.run(inputs)
+    session.listen(listener)
+    for _ in range(runs):
+        session.run(inputs)
+    times: Mapping[str, list[float]] = listener.milliseconds
+    nodes = [NodeTime(name, _kind(name), sum(each) / runs * 1e-3) for name, each in times.items()]
+    return RunProfile(nodes, runs, sum(node.seconds for node in nodes))
 
 
 def _kind(layer: str) -> str:

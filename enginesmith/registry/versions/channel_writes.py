@@ -122,20 +122,16 @@ def read_documents(store: Documents, manifest: Manifest) -> Snapshot:
         documents = {key: data for key, data in zip(keys, pool.map(store.read, keys), strict=True) if data is not None}
     whole = Snapshot(manifest.model, manifest.version, documents)
     list(attestations(SnapshotDocuments(whole), manifest))
-    return Snapshot(manifest.model, manifest.version, _without_old_latencies(whole, manifest))
-
-
-def _without_old_latencies(snapshot: Snapshot, manifest: Manifest) -> dict[str, bytes]:
-    """The documents without latency reports that newer ones outdate. Raises IntegrityError for a damaged one."""
-    documents = dict(snapshot.documents)
+    # Latency reports that newer ones outdate are left out.
+    documents = dict(whole.documents)
     folder = evidence_prefix("latency", manifest.model, manifest.version)
     keys = [key for key in sorted(documents, key=lambda key: key.split("/")) if key.startswith(folder)]
-    reports = list(latency_reports(SnapshotDocuments(snapshot), manifest))
+    reports = list(latency_reports(SnapshotDocuments(whole), manifest))
     newest_ids = {id(report) for report in newest_of_each(reports)}
     for key, report in zip(keys, reports, strict=True):
         if id(report) not in newest_ids:
             del documents[key]
-    return documents
+    return Snapshot(manifest.model, manifest.version, documents)
 
 
 def pack_snapshot(snapshot: Snapshot) -> bytes | None:

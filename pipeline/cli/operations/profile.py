@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pipeline.canary.engines import ChosenEngine
     from pipeline.compile.run_context import RunContext
     from pipeline.regressions.trend import Trend
-    from validation.fuzz.run import FuzzReport
 
 # `enginesmith profile --series`: a model's recorded latencies over time, with their change points.
 
@@ -252,7 +251,19 @@ def fuzz(
     if as_json:
         emit_json({**encode(engine_choice.identity), **encode_document(report)})
     else:
-        _print_fuzzed(engine_choice, report)
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
+        manifest, unit = engine_choice.manifest, engine_choice.entry.unit
+        echo(f"{manifest.model}@{manifest.version} {unit}, seed {report.seed}: {counts}")
+        for case in report.cases:
+            if case.outcome == "failed":
+                echo(f"  failed {case.case}: {case.reason}")
+        for smallest in report.smallest:
+            echo(f"smallest failing case: {smallest.case}: {smallest.reason}")
+            echo(f"  {smallest.reproduce}")
+        if any(case.outcome == "not judged" for case in report.cases):
+            say(
+                "note: a case is not judged where float32, or the graph itself, has no answer; --json gives the reasons"
+            )
     ctx.exit(0 if report.passed else 1)
 
 
@@ -266,19 +277,6 @@ def _read_histogram(path: Path) -> dict[str, dict[int, float]]:
     except (OSError, ValueError) as error:
         raise InputError(f"histogram {path}: {error}; give JSON {{dim: {{size: count}}}}") from error
     return parse_histogram(data)
-
-
-def _print_fuzzed(chosen: "ChosenEngine", report: "FuzzReport") -> None:
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
-    echo(f"{chosen.manifest.model}@{chosen.manifest.version} {chosen.entry.unit}, seed {report.seed}: {counts}")
-    for case in report.cases:
-        if case.outcome == "failed":
-            echo(f"  failed {case.case}: {case.reason}")
-    for smallest in report.smallest:
-        echo(f"smallest failing case: {smallest.case}: {smallest.reason}")
-        echo(f"  {smallest.reproduce}")
-    if any(case.outcome == "not judged" for case in report.cases):
-        say("note: a case is not judged where float32, or the graph itself, has no answer; --json gives the reasons")
 
 
 @command()

@@ -78,7 +78,12 @@ def published_document(store: Store, manifest: Manifest) -> VersionDocument:
     if data is None:
         raise UnknownNameError(f"{where} has no report.json beside its manifest: it is lost; publish the version again")
     document = read_version(data, f"report.json of {where}")
-    reports = {report.unit: report for report in document.reports} | _find_attested(store, manifest)
+    reports_by_unit: dict[str, Report] = {}
+    for item in sorted(attestations(store, manifest), key=lambda item: item.created_at):
+        key = attestation_key(manifest.model, manifest.version, item.engine, item.report)
+        report = Report.from_json(json.loads(store.read(key) or b"{}"))
+        reports_by_unit[report.unit] = report
+    reports = {report.unit: report for report in document.reports} | reports_by_unit
     return replace(
         document,
         engines=judge_entries(store, manifest),
@@ -132,16 +137,6 @@ def draw_or_explain(document: VersionDocument, draw: DrawPage) -> str:
             f"<!doctype html><meta charset=utf-8><title>{escape(document.reference)}</title><p>The page of "
             f"{escape(document.reference)} could not be drawn ({why}). What it is about lies beside it in report.json."
         )
-
-
-def _find_attested(store: Store, manifest: Manifest) -> dict[str, Report]:
-    """The newest attested report of each unit."""
-    reports_by_unit: dict[str, Report] = {}
-    for item in sorted(attestations(store, manifest), key=lambda item: item.created_at):
-        key = attestation_key(manifest.model, manifest.version, item.engine, item.report)
-        report = Report.from_json(json.loads(store.read(key) or b"{}"))
-        reports_by_unit[report.unit] = report
-    return reports_by_unit
 
 
 def _version(document: dict[str, object], what: str) -> VersionDocument:

@@ -321,7 +321,13 @@ def graph_costs(path: Path, inputs: Sequence[TensorSpec], sizes: Mapping[str, in
 
 def count(graph: "GraphProto") -> GraphCosts:
     """The costs of a graph whose shapes are known. Control flow counts as one node, by what it reads and makes."""
-    tensor_types = _tensors(graph)
+    tensor_types: dict[str, TensorType] = {}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        tensor = value.type.tensor_type
+        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+            tensor_types[value.name] = element_name(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)
+    for item in graph.initializer:
+        tensor_types[item.name] = (element_name(item.data_type), tuple(item.dims))
     behind = {
         node.output[0]: tensor_types.get(node.input[0]) for node in graph.node if node.op_type == "DequantizeLinear"
     }
@@ -357,18 +363,6 @@ def _dtype(node: "NodeProto", behind: Mapping[str, TensorType | None]) -> str | 
         return None
     operands = [behind.get(name) for name in node.input[:2]]
     return operands[0][0] if operands[0] and operands[1] else None
-
-
-def _tensors(graph: "GraphProto") -> dict[str, TensorType]:
-    """Type and shape of every tensor that has both."""
-    tensor_types: dict[str, TensorType] = {}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        tensor = value.type.tensor_type
-        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-            tensor_types[value.name] = element_name(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)
-    for item in graph.initializer:
-        tensor_types[item.name] = (element_name(item.data_type), tuple(item.dims))
-    return tensor_types
 
 
 # The limits of this machine (roofs), measured with the engine's own runtime, threads and process (Williams, Waterman &
