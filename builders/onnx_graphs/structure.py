@@ -4,16 +4,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from builders.onnx_graphs.bodies import list_reads
 from enginesmith.arrays import Array
-
-if TYPE_CHECKING:
-    import onnx
 
 # The part of a graph that computes weights from constants: a quantized weight is dequantized in every run of a graph
 # that is run as it is written, and one that is kept in float also quantized.
@@ -169,8 +167,6 @@ def settle_shapes(model: "onnx.ModelProto") -> None:
 
     A dynamic size that is that of the input at the same place is copied (0). Nodes that nothing reads then are dropped.
     """
-    from onnx import numpy_helper
-
     _lift_constants(model.graph)
     sizes = _infer_sizes(model)
     constants = {tensor.name for tensor in model.graph.initializer}
@@ -203,8 +199,6 @@ def _lift_constants(graph: "onnx.GraphProto") -> None:
 
 def _infer_sizes(model: "onnx.ModelProto") -> dict[str, Dims]:
     """Name -> dims, from the inputs and weights alone: what is stated of outputs may be wrong."""
-    import onnx
-
     stated = [(value, onnx.TypeProto.FromString(value.type.SerializeToString())) for value in model.graph.output]
     for value, _ in stated:
         value.type.tensor_type.ClearField("shape")
@@ -260,8 +254,6 @@ def differs(before: Path, after: Path) -> str | None:
 
     Of what lies in files beside a model only the weights' shapes are read. Raises what `onnx.load` raises.
     """
-    import onnx
-
     old, new = (onnx.load(str(path), load_external_data=False) for path in (before, after))
     return _compare_constants(old.graph, new.graph) or _compare_rest(old, new)
 
@@ -297,22 +289,16 @@ def _compare_rest(old: "onnx.ModelProto", new: "onnx.ModelProto") -> str | None:
 
 
 def _is_weight(tensor: "onnx.TensorProto") -> bool:
-    from onnx import TensorProto
-
     others = (TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL, TensorProto.STRING, TensorProto.UINT32)
     return math.prod(tensor.dims) > 1 and tensor.data_type not in (*others, TensorProto.UINT64)
 
 
 def _content(tensor: "onnx.TensorProto") -> bytes:
     """The bytes of a constant's values; for one in another file its place there."""
-    import onnx
-
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return bytes(tensor.SerializeToString(deterministic=True))
     return bytes(onnx.numpy_helper.to_array(tensor).tobytes())
 
 
 def _form(tensor: "onnx.TensorProto") -> str:
-    import onnx
-
     return f"{onnx.TensorProto.DataType.Name(tensor.data_type).lower()} {list(tensor.dims)}"

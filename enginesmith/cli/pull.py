@@ -20,6 +20,9 @@ from enginesmith.cli.options import (
     takes,
 )
 from enginesmith.cli.tables import download_bar, echo, print_table
+from enginesmith.client.resolve import Policy
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.registry.rollouts.state import ServingNode
 
 if TYPE_CHECKING:
     from enginesmith.client.client import Client
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from enginesmith.client.pull import Pulled
     from enginesmith.client.resolve import EngineRanking
     from enginesmith.client.watching.watch import Swap
-    from enginesmith.core.hardware.machine import Machine
 
 # Options of `pull`, and what they ask for: machines, a policy, a node.
 
@@ -76,8 +78,6 @@ class MachineOptions:
 
     def machine_of(self, target: str) -> "Machine":
         """The machine of a target's name, with what was stated of it."""
-        from enginesmith.core.hardware.machine import Machine
-
         return Machine.from_name(target).with_facts(
             driver=self.driver,
             cuda=self.cuda,
@@ -185,8 +185,6 @@ class PullOptions:
     def client(self, registry: str, trust: Path | None) -> "Client":
         """The client of a registry for what was asked."""
         from enginesmith.client.client import Client
-        from enginesmith.client.resolve import Policy
-        from enginesmith.registry.rollouts.state import ServingNode
 
         policy = Policy(
             precision=self.machine.precision,

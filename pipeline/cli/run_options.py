@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 
 from enginesmith.cli.options import Duration, EngineChoice, Option, Selection, log_format
+from enginesmith.core.hardware.machine import match_targets, parse_targets, target_named
+from enginesmith.core.names import parse_reference
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import locate
 
 if TYPE_CHECKING:
     from enginesmith.registry.manifest import Manifest
@@ -92,9 +96,7 @@ def trusted_manifest(store: "Store", reference: str, trust: Path | None = None) 
     """The manifest of a version. trust: as of `require`.
 
     Raises UnknownNameError for none, UntrustedError without the signatures that the trust policy requires."""
-    from enginesmith.core.names import parse_reference
     from enginesmith.registry.trust import require
-    from enginesmith.registry.versions.lookup import locate
 
     manifest = locate(store, parse_reference(reference)).manifest
     require(store, manifest, trust)
@@ -103,8 +105,6 @@ def trusted_manifest(store: "Store", reference: str, trust: Path | None = None) 
 
 def target_names(manifest: "Manifest", text: str) -> set[str]:
     """The names of a version's targets that names separated by commas stand for; of one that it has not, its own."""
-    from enginesmith.core.hardware.machine import match_targets, parse_targets
-
     hardware_targets = [entry.hardware for entry in manifest.engines]
     target_groups = (match_targets(name, hardware_targets) or parse_targets(name) for name in text.split(","))
     return {target.name for targets in target_groups for target in targets}
@@ -129,9 +129,6 @@ def published_engine(
 
     Raises UnknownNameError when nothing fits, InputError when its hardware is not here.
     """
-    from enginesmith.core.hardware.machine import target_named
-    from enginesmith.core.names import parse_reference
-    from enginesmith.registry.store.base import open_store
     from pipeline.canary.engines import choose
 
     store = open_store(registry)

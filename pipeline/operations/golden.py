@@ -30,7 +30,12 @@ from pipeline.outcome import engine_of
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.values import Attributed, Built, EngineBlob, Graph, GraphVariant, ModelShapes, Recipe, Recorded, Unit
 from validation.attribution.result import read_attribution
-from validation.fuzz.run import FuzzReport
+from validation.comparison.sessions import golden_drifts
+from validation.fuzz.cases import VALUES, Groups, draw, parse_histogram, parse_only
+from validation.fuzz.run import FuzzReport, FuzzSides, fuzz
+from validation.golden.golden_set import GoldenSet
+from validation.limits.budget import default_budget
+from validation.limits.noise_floor import DoubleSession
 
 if TYPE_CHECKING:
     from enginesmith.core.types import Tensors
@@ -173,11 +178,6 @@ class FuzzEngine:
     def run(self, context: WorkerContext) -> FuzzReport:
         """Every case with its outcome. Raises InputError for a histogram or a case that does not fit the model."""
         from builders.reference import ReferenceSession
-        from validation.comparison.sessions import golden_drifts
-        from validation.fuzz.cases import Groups
-        from validation.fuzz.run import FuzzSides, fuzz
-        from validation.limits.budget import default_budget
-        from validation.limits.noise_floor import DoubleSession
 
         place, workdir, request = open_store(context.store), context.workdir, self.engine.request
         frozen, cases = golden_set(place, self.golden, workdir), self._cases()
@@ -199,8 +199,6 @@ class FuzzEngine:
         return fuzz_run.report(lambda case: shlex.join([*self.terms.command, "--only", str(case)]))
 
     def _cases(self) -> "Sequence[FuzzCase]":
-        from validation.fuzz.cases import VALUES, draw, parse_histogram, parse_only
-
         terms, dims = self.terms, self.shapes.dims
         if terms.only:
             return [parse_only(terms.only, dims)]
@@ -297,8 +295,6 @@ def golden_of(store: Store, text: str) -> str:
 
 def describe_golden(store: Store, digest: str) -> Shown:
     """What a golden set holds, and the versions that use it. Raises DataError for a blob that is no golden set."""
-    from validation.golden.golden_set import GoldenSet
-
     with TemporaryDirectory(prefix="enginesmith-golden-") as folder:
         golden = GoldenSet.load(fetch(store, digest, Path(folder) / "golden.safetensors"))
         cases = tuple((case.name, case.kind) for case in golden.cases)

@@ -20,7 +20,7 @@ from validation.data.batches import leading_dim
 from validation.data.samples import resize, sizes_of
 from validation.golden.free_running import FreeRunningSession
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
-from validation.limits.noise_floor import MOST_CASES, Noise
+from validation.limits.noise_floor import MOST_CASES, DoubleSession, Noise, noise_floor
 
 # Bounds of the process: seconds, and MiB besides those that the weights take (`WEIGHTS` times the model's file: as it
 # is read, in float64, and in the session in float32).
@@ -37,7 +37,6 @@ class MeasureNoise:
     def run(self, context: WorkerContext) -> Noise:  # noqa: ARG002 - the protocol's
         """The noise floor; without floors and with the reason where the model cannot be run in float64."""
         from builders.reference import ReferenceSession, threads_for
-        from validation.limits.noise_floor import DoubleSession, noise_floor
 
         try:
             exact = DoubleSession(self.model)

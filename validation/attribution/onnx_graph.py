@@ -8,7 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import onnx
+from onnx import ValueInfoProto, helper, numpy_helper
+
 from builders.onnx_graphs.bodies import list_reads
+from builders.onnx_graphs.outline import in_shards, link_shards
+from builders.onnx_graphs.weights import load_graph
 from enginesmith.arrays import Array
 from enginesmith.core.types import Session, Tensors, TensorSpec
 from validation.attribution.cuts import GraphStep
@@ -20,7 +26,7 @@ from validation.metrics.drift import Drift, measure
 from validation.metrics.slices import worst_slice
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 # The error of one tensor as a value that is kept, and the segments whose own error breaks a limit of the model.
 
@@ -125,10 +131,7 @@ class OnnxGraph:
     """
 
     def __init__(self, path: Path, workdir: Path, opens: Opener, *, fuses: bool) -> None:
-        import onnx
 
-        from builders.onnx_graphs.outline import in_shards, link_shards
-        from builders.onnx_graphs.weights import load_graph
         from builders.reference import embed_shapes, restore_names
 
         workdir.mkdir(parents=True, exist_ok=True)
@@ -171,8 +174,6 @@ class OnnxGraph:
 
     def open_tapped(self, tensors: Sequence[str], whole: bool) -> AbstractContextManager[Session]:
         """The graph with these tensors as outputs. whole: beside its own, with every node; else with needed ones."""
-        from onnx import ValueInfoProto
-
         model = deepcopy(self._model)
         have = {value.name: value for value in model.graph.output}
         output_names = [*(self.outputs if whole else ()), *tensors]
@@ -183,8 +184,6 @@ class OnnxGraph:
 
     def shapes(self, tensors: Sequence[str], inputs: Tensors) -> Mapping[str, tuple[int, ...]]:
         """The shapes of these tensors in one run."""
-        from onnx import ValueInfoProto, helper
-
         model = deepcopy(self._model)
         nodes = _select_needed(model.graph, tensors, frozenset())
         nodes += [helper.make_node("Shape", [name], [f"{name}{SHAPE}"]) for name in tensors]
@@ -195,8 +194,6 @@ class OnnxGraph:
 
     def open_segment(self, tensors: Sequence[str], given: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
         """The graph cut at `given`. A tensor that is both given and computed is an output named NAME@local."""
-        from onnx import ValueInfoProto
-
         model = deepcopy(self._model)
         nodes = _select_needed(model.graph, tensors, frozenset(given))
         for node in nodes:
@@ -222,8 +219,6 @@ def _name(node: "NodeProto") -> str:
 
 def _zero(node: "NodeProto", scalars: "Mapping[str, TensorProto]") -> float | None:
     """The zero point of a QuantizeLinear node; None of others, and where it is no scalar constant."""
-    from onnx import numpy_helper
-
     if node.op_type != "QuantizeLinear":
         return None
     point = node.input[2] if len(node.input) > 2 else ""
@@ -263,8 +258,5 @@ def _set(graph: "GraphProto", nodes: "list[NodeProto] | None", outputs: "Sequenc
 
 def _input(spec: TensorSpec) -> "ValueInfoProto":
     """An input of the spec's rank with unknown sizes, since an activation has other sizes in other cases."""
-    import numpy as np
-    from onnx import helper
-
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
     return helper.make_tensor_value_info(spec.name, kind, [None] * len(spec.shape))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from builders.onnx_graphs.bodies import walk_graphs, walk_nodes
 from builders.onnx_graphs.outline import lacks_lists, load_outline
@@ -26,7 +27,7 @@ from enginesmith.core.types import Tensors
 from validation.metrics.drift import Drift, is_exact, measure
 
 if TYPE_CHECKING:
-    from onnx import AttributeProto, ModelProto, TensorProto
+    from onnx import ModelProto
     from onnx.reference.op_run import OpRun
 
 # Cases of each kind that are measured: one in float64 takes as long as several inferences.
@@ -81,7 +82,6 @@ def _as_double(array: Array) -> Array:
 
 def _widen(model: "ModelProto") -> None:
     """Replace float32 by float64 in constants, casts, inputs and outputs, in place, and drop inferred shapes."""
-    from onnx import TensorProto, numpy_helper
 
     def widen(tensor: TensorProto) -> TensorProto:
         return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
@@ -103,8 +103,6 @@ def _widen(model: "ModelProto") -> None:
 def _widen_attribute(
     op_type: str, attribute: "AttributeProto", widened: "Callable[[TensorProto], TensorProto]"
 ) -> None:
-    from onnx import AttributeProto, TensorProto, helper
-
     if attribute.type == AttributeProto.TENSOR and attribute.t.data_type == TensorProto.FLOAT:
         attribute.t.CopyFrom(widened(attribute.t))
     elif op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.FLOAT:

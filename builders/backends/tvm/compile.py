@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from onnx import helper, numpy_helper
 
 from builders.backends import optional_methods
+from builders.backends.tvm.cuda import CubinCompiler
+from builders.backends.tvm.tuning import schedule_kernels
 from builders.onnx_graphs.bodies import Names, plain, walk_nodes
 from builders.onnx_graphs.structure import settle_shapes
 from enginesmith.arrays import InputCheck
@@ -46,8 +49,6 @@ def compile_model(
         def tune(module: Untyped) -> Untyped:
             import tvm
 
-            from builders.backends.tvm.tuning import schedule_kernels
-
             target = tvm.target.Target({**host, "num-cores": os.cpu_count() or 1})
             module, said = schedule_kernels(module, target, workdir, tune_s)
             notes.extend(said)
@@ -55,7 +56,6 @@ def compile_model(
 
         _link_library(_compile_module(request, model, host, tune if tune_s else None), path)
         return path, tuple(notes)
-    from builders.backends.tvm.cuda import CubinCompiler
 
     compiler = CubinCompiler(request.target.sm, workdir, fast_math=fast_math)
     target = {"kind": "cuda", "arch": request.target.sm, "host": host}
@@ -152,8 +152,6 @@ def _short(said: str) -> str:
 
 
 def _find_ignored(node: "onnx.NodeProto") -> str | None:
-    from onnx import helper
-
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     training = node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]
     if training or (node.op_type == "BatchNormalization" and attributes.get("training_mode", 0)):
@@ -172,8 +170,6 @@ def rewrite_ranges(model: "onnx.ModelProto") -> None:
     that size, cannot prove it equal to the dimension's, and then compiles no sum of the two. The running sum of as many
     ones, each left out of its own sum, is the same numbers, and its size is the dimension's own symbol.
     """
-    from onnx import helper, numpy_helper
-
     graph = model.graph
     producers = {name: node for node in graph.node for name in node.output}
     values = {tensor.name: tensor for tensor in graph.initializer}
@@ -204,7 +200,6 @@ def _one_dimension(
     shape = made.get(scalar.input[0])
     if shape is None or shape.op_type != "Shape":
         return None
-    from onnx import helper
 
     ends = {attribute.name: helper.get_attribute_value(attribute) for attribute in shape.attribute}
     start, end = ends.get("start", 0), ends.get("end", 0)
@@ -212,8 +207,6 @@ def _one_dimension(
 
 
 def _scalar(tensor: "onnx.TensorProto | None") -> int | None:
-    from onnx import numpy_helper
-
     if tensor is None:
         return None
     array = numpy_helper.to_array(tensor)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from enginesmith.core import requirements
 from enginesmith.core.hardware.cpu_kinds import machine_flags
-from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.hardware.machine import Machine, driver_version
 from enginesmith.core.requirements import Requirement, is_within, numbers, same_version
 from enginesmith.core.text import format_bytes, run_command
 
@@ -34,8 +34,6 @@ _EMITTED = ("abm", "adx", "amx", "asimd", "avx", "bmi", "f16c", "fma", "gfni", "
 
 def list_facts(cuda: bool) -> dict[str, str]:
     """The facts of this installation: name -> text, 'absent' where there is none. cuda: whether for code of a GPU."""
-    from enginesmith.core.hardware.machine import driver_version
-
     readers: dict[str, Callable[[], str | None]] = {
         "Python": platform.python_version,
         "Python's headers": lambda: sysconfig.get_paths()["include"],

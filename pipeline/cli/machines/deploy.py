@@ -17,9 +17,21 @@ from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.machine import GENERATIONS
 from enginesmith.core.names import STABLE, check_channel
-from enginesmith.registry.store.base import EXAMPLES, is_in_bucket, place_in_bucket
+from enginesmith.registry.store.base import EXAMPLES, absolute_uri, is_in_bucket, place_in_bucket
 from pipeline.cli.run_options import Building
-from pipeline.orchestration.deployments.plan import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, DeploymentPlan
+from pipeline.intake.places import place_at
+from pipeline.orchestration.deployments.plan import (
+    FLEET,
+    FLEET_CRON,
+    FLOWS,
+    KINDS,
+    NAME,
+    POOL,
+    REGISTRY,
+    DeploymentPlan,
+    text,
+)
+from pipeline.orchestration.gpu_workers import gpu_named
 
 # Prefect's own rule for names.
 _BANNED = "/%&<>"
@@ -148,9 +160,6 @@ def deploy(options: _DeployOptions, stated_registry: str | None, as_json: bool) 
     Uses the server of PREFECT_API_URL. Safe to run again after an upgrade or with other options: only differences are
     applied.
     """
-    from enginesmith.registry.store.base import absolute_uri
-    from pipeline.orchestration.deployments.plan import REGISTRY, text
-
     if options.keep and not options.owner:
         raise click.UsageError("--keep is about what an owner registered; give --owner")
     if options.on is not None and options.building.executor != "ray":
@@ -193,8 +202,6 @@ def _check_name(option: str, given: str) -> str:
 
 def _absolute_place(option: str, given: str) -> str:
     """The absolute path of a folder, or a bucket's or file:// URI as it is. Raises InputError for what is neither."""
-    from pipeline.intake.places import place_at
-
     if not given:
         raise InputError(f"{option} is empty; give a folder, file:///folder, {EXAMPLES}, or leave it out")
     if "://" not in given:
@@ -207,8 +214,6 @@ def _absolute_place(option: str, given: str) -> str:
 
 def _check_on(name: str, only: tuple[str, ...], duration: timedelta | None) -> None:
     """Raise InputError or UnknownNameError unless Ray's workers with the GPU `name` can run what it is given for."""
-    from pipeline.orchestration.gpu_workers import gpu_named
-
     gpu_named(name)
     if only and not {"validate-pending", "canary"} & set(only):
         raise InputError(f"--on is about validate-pending and canary, and not about {', '.join(only)}; leave it out")

@@ -18,9 +18,13 @@ import click
 
 from enginesmith.cli.options import command, emit_json
 from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware.cpu_kinds import CpuKind, this_kind
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.text import format_bytes, pluralize
-from enginesmith.core.types import Scalar
+from enginesmith.core.types import PRECISIONS, BuildRequest, Scalar, ShapeProfile, TensorSpec
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import models
 
 if TYPE_CHECKING:
     from enginesmith.core.types import Backend, Precision, Target
@@ -124,10 +128,6 @@ def _services() -> Iterator[DoctorFinding]:
 
 
 def _registry(registry: str) -> DoctorFinding:
-    from enginesmith.core.errors import EnginesmithError
-    from enginesmith.registry.store.base import open_store
-    from enginesmith.registry.versions.lookup import models
-
     try:
         count = len(models(open_store(registry)))
     except EnginesmithError as error:
@@ -205,8 +205,6 @@ def row_of(backend: "Backend") -> BackendRow:
 
 def builds_of(backend: "Backend") -> dict[str, list[str]]:
     """By target, the precisions that a backend builds, or would if it was installed."""
-    from enginesmith.core.types import PRECISIONS
-
     table: dict[str, list[str]] = {
         target.name: [kind for kind in PRECISIONS if _would_build(backend, target, kind)]
         for target in _list_served(backend)
@@ -224,15 +222,12 @@ def group_by_precisions(builds: Mapping[str, list[str]]) -> Iterator[tuple[list[
 
 
 def _list_served(backend: "Backend") -> "list[Target]":
-    from enginesmith.core.hardware.machine import parse_targets
-
     return [target for target in parse_targets("all") if backend.serves(target)]
 
 
 def _would_build(backend: "Backend", target: "Target", precision: "Precision", *, dynamic: bool = False) -> bool:
     """Whether a model with one float input is refused for no other reason than that the backend is not installed."""
     from builders.backends.discovery import options_of, toolchain_of
-    from enginesmith.core.types import BuildRequest, ShapeProfile, TensorSpec
 
     tensor = (TensorSpec("x", "float32", ("n" if dynamic else 1, 4)),)
     profiles = (ShapeProfile((("x", (1, 4), (2, 4), (4, 4)),)),) if dynamic else ()

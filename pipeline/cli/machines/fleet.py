@@ -9,8 +9,11 @@ import click
 
 from enginesmith.cli.options import Group, Option, emit_json, runtimes_option, say, takes
 from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.text import format_bytes, join_first, pluralize
-from pipeline.fleet.coverage import STATES, Coverage
+from enginesmith.registry.store.base import open_store
+from pipeline.fleet.coverage import STATES, Coverage, predictor
+from pipeline.fleet.inventory import Access, check_version
 
 if TYPE_CHECKING:
     from enginesmith.registry.store.base import Store
@@ -53,8 +56,6 @@ class _Sources:
 
     def open(self, registry: str, runtimes: Mapping[str, str]) -> "tuple[Store, FleetSources]":
         """The registry, and what to compare with it. runtimes: by package, where the inventory does not say it."""
-        from enginesmith.registry.store.base import open_store
-        from pipeline.fleet.inventory import Access
         from pipeline.orchestration.fleet import FleetSources
 
         access = Access(self.kubeconfig, self.context, self.timeout)
@@ -84,7 +85,6 @@ def fleet(ctx: click.Context, /, options: _FleetOptions, registry: str, as_json:
             named = ", ".join(f"--{name.replace('_', '-').replace('runtimes', 'runtime')}" for name in set_options)
             raise click.UsageError(f"{named}: give options after `fleet {ctx.invoked_subcommand}`")
         return
-    from pipeline.fleet.coverage import predictor
     from pipeline.orchestration.fleet import reconcile
 
     store, sources = options.sources.open(registry, options.runtimes)
@@ -111,8 +111,6 @@ class _PlanOptions:
 
     def change(self) -> "StateChange":
         """What happens to the fleet. Raises click's usage error for nothing, InputError for what is no version."""
-        from enginesmith.core.hardware.machine import parse_targets
-        from pipeline.fleet.inventory import check_version
         from pipeline.fleet.plan import StateChange, parse_nodes
 
         found = StateChange(
@@ -134,7 +132,6 @@ def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
 
     Nothing is changed. Times are predicted from the builds on record.
     """
-    from pipeline.fleet.coverage import predictor
     from pipeline.fleet.plan import make_plan
     from pipeline.orchestration.fleet import compare_deployments
 
@@ -149,8 +146,6 @@ def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
 
 def _checked(runtimes: Mapping[str, str]) -> dict[str, str]:
     """The versions of runtimes by package. Raises InputError for what is no version."""
-    from pipeline.fleet.inventory import check_version
-
     for name, version in runtimes.items():
         check_version(f"runtime {name}", version)
     return {**runtimes}

@@ -22,9 +22,14 @@ from enginesmith.cli.options import (
 from enginesmith.cli.registry import check_signing_key, sign_published
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.errors import HttpAddress
+from enginesmith.core.names import parse_reference
 from enginesmith.core.parsing import user
 from enginesmith.core.reports.proof import ON_RANDOM
 from enginesmith.core.text import format_bytes, format_checks, format_metric, format_metrics
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.lookup import locate
+from enginesmith.registry.versions.policies import losses_of_build
 from pipeline.cli.models.catalog import build_all, is_stuck, plan_all
 from pipeline.cli.registry.channels import served_metrics
 from pipeline.cli.run_options import Building, run_options, shown_progress
@@ -143,11 +148,6 @@ def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
     sign_published(sign_key, registry, f"{outcome.model}@{outcome.version}", outcome.manifest)
     if outcome.channel is None or outcome.channel_refusal is None:
         return outcome
-    from enginesmith.core.names import parse_reference
-    from enginesmith.registry.store.base import open_store
-    from enginesmith.registry.versions import channels
-    from enginesmith.registry.versions.lookup import locate
-    from enginesmith.registry.versions.policies import losses_of_build
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(f"{outcome.model}@{outcome.version}")).manifest
@@ -190,7 +190,6 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
 
 def _send_if_unsent(outcome: "Outcome", registry: str) -> None:
     """Send the event of the version to a configured server, if the run that published it did not come to that."""
-    from enginesmith.registry.store.base import open_store
     from pipeline.orchestration.gpu_workers import PUBLISHED, was_sent
 
     store = open_store(registry)

@@ -13,7 +13,9 @@ from enginesmith.cli.options import (
 )
 from enginesmith.cli.tables import echo
 from enginesmith.core.codec import encode
+from enginesmith.core.errors import InputError
 from enginesmith.core.text import pluralize
+from enginesmith.registry.store.base import open_store
 from pipeline.cli.run_options import shown_progress
 
 if TYPE_CHECKING:
@@ -48,7 +50,6 @@ def accept(spec: str, stated_registry: str | None, quiet: bool, as_json: bool) -
 @click.argument("reference", metavar="REF|DIGEST")
 def show(reference: str, registry: str, as_json: bool) -> None:
     """Show the golden set of a version (REF) or a digest: cases, noise floor, and the versions proven with it."""
-    from enginesmith.registry.store.base import open_store
     from pipeline.operations.golden import describe_golden, golden_of
 
     store = open_store(registry)
@@ -60,7 +61,6 @@ def show(reference: str, registry: str, as_json: bool) -> None:
 @click.argument("after", metavar="B")
 def diff(before: str, after: str, registry: str, as_json: bool) -> None:
     """Show how golden set B differs from golden set A. Each is a REF, whose golden set is meant, or a digest."""
-    from enginesmith.registry.store.base import open_store
     from pipeline.compile.steps.exports import golden_change
     from pipeline.operations.golden import golden_of
 
@@ -74,7 +74,6 @@ def diff(before: str, after: str, registry: str, as_json: bool) -> None:
 
 def _make(address: str, registry: str | None, quiet: bool, accepting: bool) -> "MadeGolden":
     """Export the spec, which makes its golden set. accepting: whether a digest that the spec demands is ignored."""
-    from enginesmith.core.errors import InputError
     from pipeline.compile.steps.exports import export, latest_golden, told_change
     from pipeline.operations.golden import MadeGolden, unfreeze
     from pipeline.orchestration.run import RunOptions, open_run

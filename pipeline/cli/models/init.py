@@ -17,6 +17,9 @@ from enginesmith.cli.tables import echo
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.names import inside
 from enginesmith.core.text import pluralize
+from enginesmith.core.types import Dim
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.files import start_atomic_write
 
 if TYPE_CHECKING:
     from pipeline.drafts.facts import FoundModel
@@ -243,7 +246,6 @@ def _split(found: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["Fo
 
 
 def _split_inputs(found: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:
-    from enginesmith.core.types import Dim
     from pipeline.drafts.requests import split_requests, write_samples
     from pipeline.spec.source import LARGEST_SIZE
 
@@ -260,8 +262,6 @@ def _split_inputs(found: "FoundModel", requests: Path, scaling: "Scaling") -> tu
 
 def _write(files: Mapping[Path, _Writer], force: bool) -> None:
     """Write files, all of them or none: each under another name first. Raises InputError for one that exists."""
-    from enginesmith.registry.store.files import start_atomic_write
-
     for path in files:
         if path.exists() and not force:
             raise InputError(f"{path} exists; choose another name, or overwrite it with --force")
@@ -301,7 +301,6 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     Stored: the spec, its source (an entry point with the local modules it imports), weights, calibration and golden
     data. Not stored: installed packages, and files that the code opens by itself.
     """
-    from enginesmith.registry.store.base import open_store
     from pipeline.intake.places import register as register_spec
     from pipeline.spec.ensembles.model import load_any
 
@@ -332,7 +331,6 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
     A spec is taken once its files are unchanged between two polls. Each event is sent once, also by a watcher that was
     restarted. With --json, one line of JSON for each spec that was registered or cannot be read.
     """
-    from enginesmith.registry.store.base import open_store
     from pipeline.orchestration.watch import Watch
 
     def show(seen: "WatchedSpec") -> None:

@@ -18,7 +18,12 @@ from enginesmith.cli.options import (
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import decode, encode
+from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.names import parse_reference
 from enginesmith.core.text import format_bytes, format_plain
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.files import write_whole
+from enginesmith.registry.versions.lookup import locate
 from pipeline.cli.run_options import shown_progress
 
 if TYPE_CHECKING:
@@ -42,10 +47,6 @@ def report(source: str, out: Path, to_prefect: bool, registry: str, as_json: boo
 
     The page is one file without scripts or links to other files, in light and dark, ready to print.
     """
-    from enginesmith.core.names import parse_reference
-    from enginesmith.registry.store.base import open_store
-    from enginesmith.registry.store.files import write_whole
-    from enginesmith.registry.versions.lookup import locate
     from pipeline.compile.publication.pages import draw_page, published_document, read_document
 
     if source.endswith(".json") or "/" in source:
@@ -165,8 +166,6 @@ def status(
 
     Proofs and canaries are not listed: `enginesmith show` and the Prefect server show those.
     """
-    from enginesmith.registry.store.base import open_store
-
     store = open_store(registry)
     if log is not None:
         _show_log(store, name, log)
@@ -245,7 +244,6 @@ def _row(one: "RunView", item: "RunItem") -> list[str]:
 
 def _show_log(store: "Store", name: str | None, unit: str) -> None:
     """Print the whole log of a job that ended, or the end of what it printed so far."""
-    from enginesmith.core.errors import InputError
     from enginesmith.registry.builds.runs import find_run, read_live
 
     if name is None:
@@ -266,8 +264,6 @@ def _show_log(store: "Store", name: str | None, unit: str) -> None:
 
 def _item_named(items: "list[RunItem]", wanted: str, run: str) -> "RunItem":
     """The unit or step of this name, or the only one that has all these words. Raises UnknownNameError."""
-    from enginesmith.core.errors import UnknownNameError
-
     words = wanted.split()
     matches = [item for item in items if item.name == wanted] or [
         item for item in items if set(words) <= set(item.name.split())

@@ -23,7 +23,10 @@ from enginesmith.cli.options import (
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode
+from enginesmith.core.errors import InputError
 from enginesmith.core.text import pluralize
+from enginesmith.registry.manifest import require_model
+from enginesmith.registry.store.base import open_store
 from pipeline.cli.run_options import local_context, run_options, shown_progress, target_names, trusted_manifest
 
 if TYPE_CHECKING:
@@ -54,7 +57,6 @@ def attribute(
     For a quantized or cast graph that fails, also says which nodes to leave in float. Exit code 1 if anything failed,
     and for an attribution that could not be made.
     """
-    from enginesmith.registry.store.base import open_store
     from pipeline.operations.golden import attribute_version
 
     store = open_store(registry)
@@ -130,7 +132,6 @@ def record(
     Serving code in Python uses enginesmith.Recorder for the same. With --samples the traffic is generated instead: real
     inputs that arrive at random (a Poisson process).
     """
-    from enginesmith.core.errors import InputError
     from enginesmith.recording.recorder import Recorder
 
     if (samples is None) != (per_second is None):
@@ -211,9 +212,6 @@ def refit(
     With a spec, engines that cannot be refitted are built as by `enginesmith build`; with a version, nothing is built.
     Exit code 1 if nothing was refitted or a unit failed.
     """
-    from enginesmith.registry.manifest import require_model
-    from enginesmith.registry.store.base import open_store
-
     store = open_store(registry)
     base = trusted_manifest(store, reference)
     require_model(base)

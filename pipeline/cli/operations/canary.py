@@ -9,8 +9,12 @@ import click
 from enginesmith.cli.options import EngineChoice, Group, Option, emit_json, say, takes
 from enginesmith.cli.tables import echo
 from enginesmith.core.codec import encode
-from enginesmith.core.names import STABLE
+from enginesmith.core.errors import UnavailableError, UnknownNameError
+from enginesmith.core.hardware.machine import target_named
+from enginesmith.core.names import STABLE, Reference, check_channel, check_model, check_version, parse_reference
 from enginesmith.core.parsing import user
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions.lookup import locate
 
 if TYPE_CHECKING:
     from pipeline.canary.verdicts import WrittenReport
@@ -92,9 +96,6 @@ def canary() -> None:
 @click.pass_context
 def run(ctx: click.Context, /, options: _RunOptions, registry: str, as_json: bool) -> None:
     """Replay recorded traffic against both engines at its recorded times, in turns, and judge the observations."""
-    from enginesmith.core.hardware.machine import target_named
-    from enginesmith.core.names import parse_reference
-    from enginesmith.registry.store.base import open_store
     from pipeline.canary.run import CanaryRun, run_canary
     from validation.canary.replay import ReplayPace
 
@@ -157,10 +158,6 @@ def judge(ctx: click.Context, /, options: _JudgeOptions, registry: str, as_json:
 
 def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thresholds, str]":
     """The thresholds, and where they are from in words: `spec`, else the candidate's version, else the defaults."""
-    from enginesmith.core.errors import UnavailableError, UnknownNameError
-    from enginesmith.core.names import Reference, check_model, check_version
-    from enginesmith.registry.store.base import open_store
-    from enginesmith.registry.versions.lookup import locate
     from pipeline.canary.verdicts import DEFAULTS, spec_thresholds, thresholds_of
     from validation.canary.judging.thresholds import Thresholds
     from validation.canary.observations import read_head
@@ -179,8 +176,6 @@ def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thr
 
 def _finish(ctx: click.Context, /, written: "WrittenReport", registry: str, after: _After, as_json: bool) -> None:
     """Act on the verdict, print it, and leave with its exit code."""
-    from enginesmith.core.names import check_channel
-    from enginesmith.registry.store.base import open_store
     from pipeline.canary.settle import attach as attach_verdict
     from pipeline.canary.verdicts import roll_back
     from validation.canary.judging.criteria import describe_measured

@@ -25,6 +25,9 @@ from enginesmith.cli.options import (
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode, encode_document
 from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware.machine import target_named
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.files import make_folder, reachable, write_whole
 from pipeline.cli.run_options import Buckets, Building, chosen_buckets, run_options, shown_progress
 
 if TYPE_CHECKING:
@@ -171,8 +174,6 @@ def check(
     No version is published and no channel moves; the build after the merge finds the engines. In GitHub Actions
     findings become annotations and the step's summary. Exit code 1 when a regression is shown.
     """
-    from enginesmith.registry.store.files import make_folder, reachable
-
     report_paths, terms = options.files(), options.terms()
     for path in report_paths.values():
         with reachable(f"writing {path}"):
@@ -195,8 +196,6 @@ def check(
 def _check(
     spec: str, options: _CheckOptions, terms: "CheckOptions", stated_registry: str | None, quiet: bool
 ) -> "RegressionCheck":
-    from enginesmith.core.hardware.machine import target_named
-    from enginesmith.registry.store.base import open_store
     from pipeline.intake.places import registry_of
     from pipeline.orchestration.run import build_lock, lock_names, open_run
     from pipeline.regressions.check import check as check_spec
@@ -225,7 +224,6 @@ def write_reports(found: "RegressionCheck", files: Mapping[str, Path]) -> None:
 
     Raises UnavailableError where a file cannot be written.
     """
-    from enginesmith.registry.store.files import write_whole
     from pipeline.regressions.reports import to_code_quality, to_commands, to_junit, to_markdown, to_sarif
 
     makers: dict[str, Callable[[RegressionCheck], str | bytes]] = {
@@ -248,8 +246,6 @@ def write_reports(found: "RegressionCheck", files: Mapping[str, Path]) -> None:
 
 @contextmanager
 def _reachable(place: str) -> Iterator[None]:
-    from enginesmith.registry.store.files import reachable
-
     with reachable(f"writing {place}"):
         yield
 
@@ -306,8 +302,6 @@ def compare(
     Recommends one, with the reason and what would change it. Publishes nothing; later builds reuse the engines.
     Exit code 1 when there is nothing to recommend.
     """
-    from enginesmith.core.hardware.machine import target_named
-    from enginesmith.registry.store.files import make_folder, reachable, write_whole
     from pipeline.operations.compare.report import describe_comparison, format_heading, format_markdown, format_rows
     from pipeline.operations.compare.run import CompareOptions
     from pipeline.operations.compare.run import compare as compare_engines

@@ -21,7 +21,12 @@ from enginesmith.cli.options import (
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core import parsing
 from enginesmith.core.codec import encode, encode_document
+from enginesmith.core.errors import InputError, UnknownNameError
+from enginesmith.core.hardware.machine import target_named
+from enginesmith.core.names import check_model, parse_reference
 from enginesmith.core.types import PRECISIONS
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.files import write_whole
 from pipeline.cli.run_options import Buckets, chosen_buckets, published_engine
 
 if TYPE_CHECKING:
@@ -41,11 +46,7 @@ def show_series(model: str, buckets: Sequence[str], out: Path | None, registry: 
     A change is shown with the version, toolchain or driver that came with it. Raises UnknownNameError where there is no
     such series, InputError for `out` of another format than .svg and .html.
     """
-    from enginesmith.core.errors import InputError, UnknownNameError
-    from enginesmith.core.names import check_model
     from enginesmith.registry.latency_series import list_series, models_with_series
-    from enginesmith.registry.store.base import open_store
-    from enginesmith.registry.store.files import write_whole
     from pipeline.regressions.trend import find_trend
 
     if out is not None and out.suffix not in (".svg", ".html"):
@@ -156,8 +157,6 @@ def profile(reference: str, options: _ProfileOptions, registry: str, quiet: bool
     With --against, the two engines run alternately in small blocks in random order, so that other load on the machine
     affects both alike.
     """
-    from enginesmith.core.hardware.machine import target_named
-    from enginesmith.core.names import parse_reference
     from pipeline.canary.engines import choose
     from pipeline.operations.check_reproducible import ProfileOptions, benchmark_pair, profile_published
 
@@ -269,7 +268,6 @@ def fuzz(
 
 def _read_histogram(path: Path) -> dict[str, dict[int, float]]:
     """{dim: {size: count}} of a JSON file. Raises InputError."""
-    from enginesmith.core.errors import InputError
     from validation.fuzz.cases import parse_histogram
 
     try:

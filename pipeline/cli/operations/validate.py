@@ -15,7 +15,9 @@ from enginesmith.cli.options import (
     targets_option,
 )
 from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.text import pluralize
+from enginesmith.registry.store.base import open_store
 from pipeline.cli.run_options import local_context, target_names, trusted_manifest
 
 if TYPE_CHECKING:
@@ -74,8 +76,6 @@ def validate(
     --carry takes the engines there and --import brings the results back (docs/reference/gpu-check.md). Exit code 1 if a
     check failed, or a result was refused.
     """
-    from enginesmith.registry.store.base import open_store
-
     options.check(reference)
     targets, carry = options.targets, options.carry
     store = open_store(registry)
@@ -99,7 +99,6 @@ def _run(
     store: "Store", manifest: "Manifest", wanted: set[str] | None, targets: str | None, quiet: bool, as_json: bool
 ) -> list[str]:
     """Run the engines for the targets `wanted`, print their verdicts and return them. targets: as they were given."""
-    from enginesmith.core.errors import UnknownNameError
     from pipeline.operations.validate import validate as validate_here
 
     with local_context(store, quiet) as context:

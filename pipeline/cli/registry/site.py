@@ -17,6 +17,7 @@ from enginesmith.cli.options import (
 )
 from enginesmith.cli.tables import echo
 from enginesmith.core.errors import HttpAddress
+from enginesmith.registry.store.base import open_store
 
 site_options = combine(
     path_option("--inventory", "Groups of nodes, as of `enginesmith fleet`.", shown="every GPU product known"),
@@ -39,7 +40,6 @@ def site(dest: Path, registry: str, trust: Path | None, as_json: bool, **sources
 
     Only what changed since the last time is read and written.
     """
-    from enginesmith.registry.store.base import open_store
     from pipeline.site.folder import SiteFolder
     from pipeline.site.generate import SiteSources, write_site
 
@@ -75,7 +75,6 @@ def serve(
     from tempfile import TemporaryDirectory
 
     from enginesmith.listening import HttpServer
-    from enginesmith.registry.store.base import open_store
     from pipeline.site.folder import SiteFolder
     from pipeline.site.generate import SiteSources, write_site
     from pipeline.site.server import Refresher, SiteFiles

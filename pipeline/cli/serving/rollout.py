@@ -37,6 +37,7 @@ from enginesmith.registry.rollouts.state import (
 )
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
+from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.state import Channel, read_channel
 
 if TYPE_CHECKING:
@@ -216,7 +217,6 @@ def start_rollout(
     NAME:CHANNEL: a channel of the same model; CHANNEL alone is enough (default: stable).
     """
     from enginesmith.registry.trust import require
-    from enginesmith.registry.versions.lookup import locate
     from pipeline.rollout import operations
 
     named = parse_reference(reference)

@@ -26,7 +26,12 @@ from enginesmith.cli.options import (
 )
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import encode
+from enginesmith.core.errors import InputError
+from enginesmith.core.hardware.machine import target_named
+from enginesmith.core.names import parse_reference
 from enginesmith.core.text import format_plain
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.files import write_whole
 from pipeline.cli.run_options import shown_progress, trusted_manifest
 
 if TYPE_CHECKING:
@@ -94,7 +99,6 @@ def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, qu
     The cost of a request is the engine time of its padded batch, from times measured at candidate sizes, and its share
     of the profiles' price. The buckets are the best for one dim; for several, the product of each dim's best.
     """
-    from enginesmith.core.errors import InputError
     from pipeline.compile.run_context import Work
     from pipeline.traffic.buckets import advise_buckets, write_buckets
     from pipeline.traffic.place import BucketOptions, read_place, split_beyond
@@ -148,8 +152,6 @@ def _opened(address: str, stated_registry: str | None, quiet: bool) -> "Iterator
 
 
 def _engine(reference: str | None, choice: EngineChoice, context: "RunContext") -> "ChosenEngine | None":
-    from enginesmith.core.hardware.machine import target_named
-    from enginesmith.core.names import parse_reference
     from pipeline.canary.engines import choose
 
     if reference is None:
@@ -158,7 +160,6 @@ def _engine(reference: str | None, choice: EngineChoice, context: "RunContext") 
 
 
 def _draw(advice: "BucketAdvice", split: "SplitTrace", out: Path) -> None:
-    from enginesmith.registry.store.files import write_whole
     from pipeline.traffic.summary import count_sizes, draw_choice
 
     dim_names = tuple(advice.choice.edges)
@@ -235,8 +236,6 @@ def capacity(
     By the latencies on record of each engine on each kind of machine, through a simulated batcher. What was not timed
     is not guessed. Exit code 1 if no engine keeps the limit, or the machines that there are do not carry the rate.
     """
-    from enginesmith.registry.store.base import open_store
-    from enginesmith.registry.store.files import write_whole
     from pipeline.capacity.forecast import CapacityTerms, ServerOverhead, ServingTerms, prepare
     from validation.capacity.greatest_rate import LatencyLimit, cost_svg
     from validation.capacity.machines import CapacityDemand
@@ -366,8 +365,6 @@ def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_
 
 def _model_of(place: Path, named: str | None, registry: str) -> "ModelSpec":
     """The spec that tells the inputs: of a spec, of a version, or of the model of `place`. Raises InputError."""
-    from enginesmith.core.errors import InputError
-    from enginesmith.registry.store.base import open_store
     from pipeline.intake.places import spec_at
     from pipeline.operations.validate import spec_of
     from pipeline.traffic.place import model_of_place

@@ -15,7 +15,7 @@ from builders.execution.jobs import Job, Request, WorkerContext
 from builders.onnx_graphs.bodies import has_shards
 from enginesmith.core.codec import decode, encode_document, encode_fields
 from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError, StepError, UnavailableError
-from enginesmith.core.reports.proof import OVERLAP, PADDING, Check
+from enginesmith.core.reports.proof import OVERLAP, PADDING, Check, describe
 from enginesmith.core.types import Precision, Session
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
@@ -26,6 +26,7 @@ from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_li
 from pipeline.compile.steps.proofs import CompiledLimits, WrittenLimits, cases_of
 from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
+from pipeline.quantization.ranges import Ranges
 from pipeline.values import Attributed, Built, EngineBlob
 from validation.metrics.tasks.terms import TaskMetric
 
@@ -281,8 +282,6 @@ def _graph(path: Path, workdir: Path) -> "OnnxGraph":
 
 
 def _list_failed(checks: Sequence[Check]) -> list[str]:
-    from enginesmith.core.reports.proof import describe
-
     return [describe(check) for check in checks if not check.passed]
 
 
@@ -306,7 +305,6 @@ def _propose(
     before: the checks of the graph as it is.  judge: makes the checks of a graph.  clock: of the attribution.
     """
     from builders.onnx_graphs.weights import load_graph
-    from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.search.proposal import QuantizationRecipe, propose
 
     variant, ranges = written.variant, Ranges.from_json(written.ranges) if written.ranges else None

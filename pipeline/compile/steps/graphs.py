@@ -28,7 +28,7 @@ from pipeline.compile.steps.calibration import CalibrationMethod, calibration_me
 from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, model_shapes, step_limits
 from pipeline.compile.steps.proofs import WrittenLimits, as_written
 from pipeline.compile.steps.search import node_overrides, not_searched
-from pipeline.quantization.ranges import QuantizationNotes, refuse_share
+from pipeline.quantization.ranges import QuantizationNotes, Ranges, refuse_share
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.values import (
     Exported,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from enginesmith.core.reports.breakdown import QuantizationRecord
-    from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.statistics.observations import Observations
     from pipeline.spec.model import ModelSpec
     from validation.metrics.drift import Drift
@@ -124,7 +123,6 @@ class WriteGraph:
         matches no node."""
         from builders.onnx_graphs.weights import load_graph
         from pipeline.quantization.insertion_points import prepare_model, scale_states
-        from pipeline.quantization.ranges import Ranges
         from pipeline.quantization.schemes.write import write as write_variant
         from pipeline.quantization.shares import narrow_share, sizes_at
         from pipeline.quantization.statistics.observations import Observations

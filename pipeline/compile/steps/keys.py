@@ -25,7 +25,7 @@ from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set
 from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
 from pipeline.values import EngineBlob, Exported, Json, ModelShapes
-from validation.latency.machine import machine
+from validation.latency.machine import SystemLoadMonitor, machine
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
@@ -205,7 +205,6 @@ class BenchmarkPair:
 
     def run(self, context: WorkerContext) -> PairedBenchmark:
         """Whether the first is faster, and what else ran on the machine. Raises what opening and running raise."""
-        from validation.latency.machine import SystemLoadMonitor
         from validation.latency.measurement.paired import compare_times, run_interleaved
 
         place, opens = open_store(context.store), []

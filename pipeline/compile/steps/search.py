@@ -30,8 +30,8 @@ from pipeline.compile.steps.calibration import (
 )
 from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
 from pipeline.progress.events import Finished
-from pipeline.quantization.schemes.overrides import Override
-from pipeline.quantization.search.quality import GraphLimits, SearchFloor
+from pipeline.quantization.schemes.overrides import Override, resolve
+from pipeline.quantization.search.quality import GraphLimits, SearchClock, SearchFloor
 from pipeline.values import Exported, GraphVariant, Json, Observed, Searched, SearchResult
 
 if TYPE_CHECKING:
@@ -106,8 +106,6 @@ class SearchQuantization:
         import onnx
 
         from pipeline.quantization.insertion_points import prepare_model
-        from pipeline.quantization.schemes.overrides import resolve
-        from pipeline.quantization.search.quality import SearchClock
         from pipeline.quantization.search.search import choose_each
         from pipeline.quantization.search.trial import SearchTarget
         from pipeline.quantization.settings.runs import RunLabels, group_runs

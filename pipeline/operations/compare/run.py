@@ -35,6 +35,7 @@ from pipeline.spec.model import ModelSpec
 from pipeline.spec.validation import Latency
 from pipeline.values import EngineBlob, Exported, ModelShapes, Selection
 from validation.latency.machine import machine
+from validation.limits.budget import default_budget
 
 # Which sizes an engine answers, beyond those that it was proven at.
 
@@ -96,7 +97,6 @@ def sizes_outside(dims: Sequence[Dim]) -> list[dict[str, int]]:
 def _is_right(expected: Session, actual: Session, request: BuildRequest, inputs: Tensors) -> bool | None:
     """Whether the engine's outputs are within the documented limits; None where the graph itself does not answer."""
     from validation.comparison.sessions import case_checks, run
-    from validation.limits.budget import default_budget
 
     try:
         expected_outputs = run(expected, inputs)

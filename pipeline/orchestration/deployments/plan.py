@@ -7,7 +7,10 @@ limits, which `enginesmith prefect deploy` makes.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import yaml
+
 from enginesmith.core.hardware.machine import GENERATIONS
+from pipeline.compile.run_context import version_of
 from pipeline.orchestration.gpu_workers import DRIFTED, JUDGED, PUBLISHED, REGISTERED, UNPROVEN
 
 NAME = "enginesmith"
@@ -214,9 +217,6 @@ FLOWS = tuple(item.flow for item in DeploymentPlan("", fleet="report").deploymen
 
 def text(plan: DeploymentPlan) -> str:
     """The text of the `prefect.yaml`. The plan's registry may be `REGISTRY`."""
-    import yaml
-
-    from pipeline.compile.run_context import version_of
 
     entries = []
     for item in plan.deployments():
