@@ -34,9 +34,9 @@ from pipeline.orchestration.run import (
     Executors,
     RunOptions,
     compile_locked,
-    compile_once,
     open_context,
     open_loaded,
+    open_run,
     select,
     split_names,
     start_executors,
@@ -61,13 +61,15 @@ def compile_any(
     progress: Progress,
     executors: Executors | None = None,
 ) -> Compiled:
-    """Build, prove and publish the spec at an address: of a model (`compile_once`), or of an ensemble with its graphs.
+    """Build, prove and publish the spec at an address: of a model, or of an ensemble with its graphs.
 
-    Raises what `compile_once` raises.
+    Of several runs on the same thing at once one works; the others wait for its lock and find the steps on record.
+    Raises what `open_run` and `compile_model` raise.
     """
     with spec_at(address, options.registry) as spec_place:
         if not is_ensemble(spec_place.path):
-            return compile_once(spec_place, options, runner, progress, executors)
+            with open_run(spec_place, options, progress, executors, runner) as run:
+                return Compiled(compile_locked(run, options), run.context.store)
         with nullcontext(executors) if executors else start_executors(options) as both:
             return _compile_ensemble(spec_place, options, runner, progress, both)
 
@@ -82,28 +84,16 @@ def _compile_ensemble(
     with open_context(loaded.spec, store, options, progress, executors) as context, workdir() as folder:
 
         def compile_graph(spec: ModelSpec) -> CompiledGraph:
-            return _compile_graph(spec, loaded, options, runner, progress, executors)
+            # What of the options its spec has, and no channel, since the whole has one.
+            quiet = spec.model_copy(update={"publication": spec.publication.model_copy(update={"channel": None})})
+            own = own_options(spec, loaded, options)
+            with open_loaded(quiet, own, progress, executors, runner) as run:
+                compiled, exported = compile_locked(run, own), export(run)
+            return CompiledGraph(compiled, exported, wanted_of(spec, run.selection, options))
 
         outcome = Assembly(loaded, context, folder).run(compile_graph)
         context.progress.emit(RunConcluded(outcome))
         return Compiled(outcome, store)
-
-
-def _compile_graph(
-    spec: ModelSpec,
-    loaded: LoadedEnsemble,
-    options: RunOptions,
-    runner: StepRunner,
-    progress: Progress,
-    executors: Executors,
-) -> CompiledGraph:
-    """A graph by itself: what of the options its spec has, and no channel, since the whole has one."""
-    quiet = spec.model_copy(update={"publication": spec.publication.model_copy(update={"channel": None})})
-    own = own_options(spec, loaded, options)
-    with open_loaded(quiet, own, progress, executors, runner) as run:
-        outcome = compile_locked(run, own)
-        exported = export(run)
-    return CompiledGraph(outcome, exported, wanted_of(spec, run.selection, options))
 
 
 def wanted_of(
@@ -435,9 +425,7 @@ def _plan_row(address: str | Found, options: RunOptions, listings: Listings) -> 
                 missing = dict.fromkeys(
                     f"{name}: {step}" for name, graph in forecast.graphs.items() for step in graph.missing
                 )
-                return replace(
-                    PlannedSpec(loaded.spec.address, loaded.model, dict(units), tuple(missing)), spec=str(address)
-                )
+                return PlannedSpec(str(address), loaded.model, dict(units), tuple(missing))
             spec = spec_place.load()
             return replace(plan_spec(spec, options, listings.of(spec, options)), spec=str(address))
     except EnginesmithError as error:

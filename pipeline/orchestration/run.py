@@ -69,22 +69,6 @@ class Compiled:
     store: Store
 
 
-def compile_once(
-    address: Path | str | Found,
-    options: RunOptions,
-    runner: StepRunner,
-    progress: Progress,
-    executors: Executors | None = None,
-) -> Compiled:
-    """Export, quantize, build, prove and publish the spec at an address.
-
-    Of several runs on the same thing at once one works; the others wait for its lock and find the steps on record.
-    Raises what `open_run` and `compile_model` raise.
-    """
-    with open_run(address, options, progress, executors, runner) as run:
-        return Compiled(compile_locked(run, options), run.context.store)
-
-
 def compile_locked(run: Run, options: RunOptions) -> Outcome:
     """`compile_model` while this run holds its build locks; from the records where another run holds one and there is
     nothing to do."""
