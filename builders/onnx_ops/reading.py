@@ -10,6 +10,7 @@ import onnx
 import onnx.inliner
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from builders.onnx_graphs.bodies import walk_nodes
 from builders.onnx_ops.table import NumpyArray
 from enginesmith.core.errors import ModelError
 
@@ -90,7 +91,7 @@ def read_model(model: ModelProto, known: Collection[str]) -> Body:
 def _inline_functions(model: ModelProto, known: Collection[str]) -> ModelProto:
     """The model without local functions, and with the function bodies of operators that are not known."""
     model = onnx.inliner.inline_local_functions(model)
-    unknown = {node.op_type for node in model.graph.node if node.domain in _OWN_DOMAINS} - {*known, "Constant"}
+    unknown = {node.op_type for node in walk_nodes(model.graph) if node.domain in _OWN_DOMAINS} - {*known, "Constant"}
     if not unknown:
         return model
     typed = onnx.shape_inference.infer_shapes(model)  # some bodies depend on types, those of weights included

@@ -59,7 +59,7 @@ class AotInductor:
     """
 
     name: ClassVar[str] = "aotinductor"
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     install: ClassVar[str] = "pip install '.[export]' in a clone, and a C++ compiler (apt-get install g++)"
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="budget", tunes_on_target=True, options=SharedOptions(cpu_level="cpu")

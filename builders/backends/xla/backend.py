@@ -40,7 +40,7 @@ class Xla:
     """
 
     name: ClassVar[str] = "xla"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     install: ClassVar[str] = "pip install '.[xla]' in a clone"
     capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", thread_safe=True)
 

@@ -97,28 +97,6 @@ def _bias(
     return bias
 
 
-@operator("RotaryEmbedding")
-def rotary_embedding(
-    xp: ArrayLibrary, x: Array, cos: Array, sin: Array, positions: Array | None = None,
-    *, interleaved: int = 0, num_heads: int | None = None, rotary_embedding_dim: int = 0,
-) -> Array:  # fmt: skip
-    """Rotary positions of [batch, heads, length, size], or of [batch, length, heads * size] with `num_heads`."""
-    flat = x.ndim == 3
-    must(not flat or bool(num_heads), "its input has 3 axes and it does not say how many heads there are")
-    parts = x.reshape((x.shape[0], x.shape[1], num_heads or 1, -1)) if flat else xp.swapaxes(x, 1, 2)
-    turned = rotary_embedding_dim or parts.shape[-1]
-    head, rest = parts[..., :turned], parts[..., turned:]
-    if positions is not None:
-        cos, sin = xp.take(cos, positions, 0), xp.take(sin, positions, 0)
-    cos, sin = xp.unsqueeze(cos, 2), xp.unsqueeze(sin, 2)
-    half = turned // 2
-    a, b = (head[..., 0::2], head[..., 1::2]) if interleaved else (head[..., :half], head[..., half:])
-    pair = [cos * a - sin * b, sin * a + cos * b]
-    joined = xp.stack(pair, -1).reshape(head.shape) if interleaved else xp.concat(pair, -1)
-    output = xp.concat([joined, rest], -1)
-    return output.reshape(x.shape) if flat else xp.swapaxes(output, 1, 2)
-
-
 # Operators on numbers that are known while a graph is traced: sizes, axes, pads.
 #
 # Each function gives a `Known`, or None where the operator has to be done on arrays. The numbers are in numpy's object

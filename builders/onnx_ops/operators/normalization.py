@@ -66,36 +66,11 @@ def _standardize(xp: ArrayLibrary, x: Array, axes: tuple[int, ...], epsilon: flo
     return centred * inverse, mean, inverse
 
 
-@operator("RMSNormalization")
-def rms_normalization(
-    xp: ArrayLibrary, x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
-) -> Array:
-    """x over the root of its mean square over the axes from `axis` on, times the scale."""
-    wide = xp.astype(x, xp.dtype(tensor_dtype_to_np_dtype(stash_type)))
-    axes = tuple(range(axis % x.ndim, x.ndim))
-    inverse = xp.rsqrt(xp.mean(wide * wide, axis=axes, keepdims=True) + epsilon)
-    return xp.astype(wide * inverse, x.dtype) * scale
-
-
 @operator("InstanceNormalization")
 def instance_normalization(xp: ArrayLibrary, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5) -> Array:
     """Normalized within each channel of each sample; 16-bit floats are computed in float32."""
     wide = x if x.dtype == xp.float64 else xp.astype(x, xp.float32)
     normal = xp.astype(_by_groups(xp, wide, x.shape[1], epsilon), x.dtype)
-    return normal * _channels(scale, x) + _channels(bias, x)
-
-
-@operator("GroupNormalization")
-def group_normalization(
-    xp: ArrayLibrary, x: Array, scale: Array, bias: Array,
-    *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1, opset: int,
-) -> Array:  # fmt: skip
-    """Normalized within groups of channels; scale and bias are per group up to opset 20, per channel from 21 on."""
-    wide = xp.astype(x, xp.dtype(tensor_dtype_to_np_dtype(stash_type)))
-    normal = xp.astype(_by_groups(xp, wide, num_groups, epsilon), x.dtype)
-    if opset < 21:
-        each = x.shape[1] // num_groups
-        scale, bias = xp.repeat_interleave(scale, each, 0), xp.repeat_interleave(bias, each, 0)
     return normal * _channels(scale, x) + _channels(bias, x)
 
 

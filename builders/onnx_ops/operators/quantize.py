@@ -66,18 +66,6 @@ def laid_out(xp: ArrayLibrary, scale: Array, x: Array, axis: int, block: int) ->
     return xp.cut(xp.repeat_interleave(scale, block, axis), axis, 0, x.shape[axis])
 
 
-@operator("DynamicQuantizeLinear")
-def dynamic_quantize_linear(xp: ArrayLibrary, x: Array) -> tuple[Array, Array, Array]:
-    """Values in uint8, scale and zero point, for the range of the array with zero."""
-    axes = tuple(range(x.ndim))
-    low, high = xp.clip(xp.amin(x, axis=axes), None, 0.0), xp.clip(xp.amax(x, axis=axes), 0.0, None)
-    scale = (high - low) / 255.0
-    safe = xp.where(scale == 0, xp.ones_like(scale), scale)
-    zero = xp.clip(xp.round(-low / safe), 0, 255)
-    values = xp.clip(xp.round(x / safe) + zero, 0, 255)
-    return xp.astype(values, xp.uint8), scale, xp.astype(zero, xp.uint8)
-
-
 @operator("QLinearMatMul")
 def qlinear_matmul(
     xp: ArrayLibrary, a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array,

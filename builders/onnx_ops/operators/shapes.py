@@ -227,16 +227,3 @@ def space_to_depth(xp: ArrayLibrary, x: Array, *, blocksize: int, mode: str = "D
     parts = x.reshape((n, c, h // blocksize, blocksize, w // blocksize, blocksize))
     parts = xp.permute(parts, (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
     return parts.reshape((n, c * blocksize * blocksize, h // blocksize, w // blocksize))
-
-
-@operator("CenterCropPad")
-def center_crop_pad(xp: ArrayLibrary, x: Array, shape: Numbers, *, axes: list[int] | None = None) -> Array:
-    """x cut, or padded with zeros, to a shape, as much on both sides; of an odd amount one more at the end."""
-    for axis, size in zip(axes if axes is not None else range(x.ndim), shape, strict=True):
-        axis, have = axis % x.ndim, x.shape[axis]
-        if have > size:
-            x = xp.cut(x, axis, start := (have - size) // 2, start + size)
-        elif have < size:
-            before = (size - have) // 2
-            x = _pad_axis(xp, x, axis, before, size - have - before, "constant", None)
-    return x
