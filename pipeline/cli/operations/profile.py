@@ -250,9 +250,9 @@ def fuzz(
     if as_json:
         emit_json({**encode(engine_choice.identity), **encode_document(report)})
     else:
-        counts = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
         manifest, unit = engine_choice.manifest, engine_choice.entry.unit
-        echo(f"{manifest.model}@{manifest.version} {unit}, seed {report.seed}: {counts}")
+        echo(f"{manifest.model}@{manifest.version} {unit}, seed {report.seed}: {verdicts}")
         for case in report.cases:
             if case.outcome == "failed":
                 echo(f"  failed {case.case}: {case.reason}")
