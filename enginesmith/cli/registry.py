@@ -108,7 +108,7 @@ def initialize(pairs: tuple[str, ...], registry: str) -> None:
     """Pull each enginesmith:// URI SRC into the folder DEST, as KServe asks a storage initializer to.
 
     SRC: enginesmith://REF?OPTION=VALUE&..., with options of `enginesmith pull`, such as
-    enginesmith://digits@3?target=l4. It lies as --layout triton unless the URI has another layout.
+    enginesmith://digits@3?target=l4. The default layout is triton.
     """
     if len(pairs) % 2:
         raise click.UsageError(f"{pairs[-1]!r} has no folder: give SRC and DEST in pairs")
@@ -178,7 +178,7 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
 
 
 @command()
-@click.option("--delete", is_flag=True, help="Mark and delete. Without this nothing changes.")
+@click.option("--delete", is_flag=True, help="Mark and delete; without this option nothing changes.")
 @click.option("--grace", type=Duration(), default="7d", show_default=True, help="Time from marking to deleting.")
 @click.option(
     "--keep-versions",
@@ -195,7 +195,7 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
     help="Newest moves of each channel to keep, for rollback.",
 )
 def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
-    """Show what nothing needs any more. With --delete, mark it, and delete what was marked at least --grace ago."""
+    """List garbage. With --delete, mark it, and delete garbage that was marked at least --grace ago."""
     rules = Rules(keep_versions, keep_moves)
     gc_report = collect(open_store(registry), rules, grace, delete=delete, say=lambda name: say(f"deleting {name}"))
     if not as_json:
@@ -275,7 +275,7 @@ def _print(found: Collected) -> None:
 @click.option(
     "--measure",
     metavar="MODULE:FUNCTION",
-    help="Of a torch-compile-cache: time a start with and without it; FILE is made first if it is not there.",
+    help="For a torch-compile-cache: time a start with and without it; writes FILE first if it does not exist.",
 )
 def attach(
     reference: str,
@@ -287,9 +287,9 @@ def attach(
     registry: str,
     as_json: bool,
 ) -> None:
-    """Add FILE to the published version REF; `enginesmith pull` brings it to the machines that it fits.
+    """Add FILE to the published version REF; `enginesmith pull` downloads it on machines that it fits.
 
-    A torch-compile-cache says itself which machines it fits. Nodes pull it if it is signed: run `enginesmith registry
+    A torch-compile-cache names the machines that it fits. Nodes pull it only if it is signed: run `enginesmith registry
     sign REF --attachment FILE` afterwards.
     """
     store = open_store(registry)

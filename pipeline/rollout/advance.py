@@ -96,9 +96,9 @@ def _health(rollout: Rollout, heard: Heard, moment: Moment, least_ppm: int) -> G
     silent = sum(report.is_silent(moment.now) for report in heard.reports if not report.failure)
     count, limit = len(heard.reports), 1 - least_ppm / 1e6
     if count == 0:
-        return GateResult("health", "wait", "no reports: no node that was reached has said how it is")
+        return GateResult("health", "wait", "no node of the wave has reported")
     bound, over = rates.lower(len(failing), count, moment.level), f"at most {limit:.4g} may"
-    failing_text = f"{len(failing)} of {count} nodes that report fail"
+    failing_text = f"{len(failing)} of {count} reporting nodes failed"
     all_fail = len(failing) == count >= LEAST_ALL and limit**count <= ALL_ALPHA
     too_many = len(failing) > limit * count
     if failing and (bound > limit or all_fail or (moment.is_over and too_many)):

@@ -48,7 +48,7 @@ class DoctorFinding:
 @command()
 @click.pass_context
 def doctor(ctx: click.Context, registry: str, as_json: bool) -> None:
-    """Show what this machine can build and run, and what is missing, with the remedy.
+    """Show which engines this machine can build and run, and how to install what is missing.
 
     Exit code 1 if anything is broken.
     """

@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 class _After:
     """What to do with a verdict."""
 
-    attach: Annotated[
-        bool, Option("Keep the verdict in the registry, beside the version: promotion without a person counts it.")
-    ] = False
+    attach: Annotated[bool, Option("Store the verdict beside the version, for automatic promotion.")] = False
     auto: Annotated[
         str | None,
         Option(
-            "On FAIL, roll this channel of the candidate's model back if it serves the candidate; --auto alone is "
+            "On FAIL, roll this channel of the candidate's model back if it serves the candidate; --auto alone means "
             "the channel stable.",
             metavar="[CHANNEL]",
             is_flag=False,
@@ -38,7 +36,7 @@ class _After:
 
 @dataclass(frozen=True, kw_only=True)
 class _RunOptions:
-    candidate: Annotated[str, Option("Version to be served next.", metavar="REF")]
+    candidate: Annotated[str, Option("Version to judge.", metavar="REF")]
     baseline: Annotated[str, Option("Version that is served now.", metavar="REF")]
     traffic: Annotated[Path, Option("File of recorded requests, .jsonl or .npz.")]
     choice: EngineChoice
@@ -61,9 +59,7 @@ class _RunOptions:
             shown="as the record shows",
         ),
     ] = None
-    observed: Annotated[
-        Path | None, Option("Observation log of production, which shows how many requests were in flight.")
-    ] = None
+    observed: Annotated[Path | None, Option("Production log that shows the number in flight.")] = None
     seed: Annotated[int, Option("Seed of the order of requests and of the bootstrap.", type=click.IntRange(0))] = 0
     looks: Annotated[
         int,
@@ -130,7 +126,7 @@ class _JudgeOptions:
         Option("Number of requests at the last look.", type=click.IntRange(1), shown="this look is the only one"),
     ] = None
     previous: Annotated[Path | None, Option("The report.json of the look before this one.")] = None
-    missing: Annotated[Literal["failed", "ignored"], Option("How a request counts that only one side observed.")] = (
+    missing: Annotated[Literal["failed", "ignored"], Option("How to count a request that only one side observed.")] = (
         "failed"
     )
     seed: Annotated[int, Option("Seed of the bootstrap.", type=click.IntRange(0))] = 0

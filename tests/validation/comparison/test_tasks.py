@@ -66,8 +66,9 @@ def test_accuracy_is_over_all_golden_cases_in_order():
 def test_a_pass_on_few_samples_says_how_many_would_show_the_limit():
     check = only(Fake(original), golden(), decisions(0.95))
     assert check.passed and check.value == 1.0
-    assert check.note == "8 of 8: at least 0.69 of all, with 95 % confidence; 59 without a wrong one would show 0.95"
-    assert "would show" not in only(Fake(original), golden(), decisions(0.6)).note
+    needed = "59 samples without an error would be needed to show 0.95"
+    assert check.note == f"8 of 8: the true share is at least 0.69, with 95 % confidence; {needed}"
+    assert "needed to show" not in only(Fake(original), golden(), decisions(0.6)).note
 
 
 def raises(inputs):
