@@ -224,7 +224,7 @@ GLOBAL_OPTIONS = (
         show_default=f"for a spec its publication.registry; else {DEFAULT_REGISTRY}",
         show_envvar=True,
         help="Registry: a path, file://, s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix or "
-        "http://cache. Of several, separated by commas, pull reads the first that answers; other commands use the last.",
+        "http://cache. Of several (comma-separated), pull reads the first that answers; other commands use the last.",
     ),
     GlobalOption(
         "--trust",

@@ -295,7 +295,7 @@ def _remedy(reference: str, unproven: Sequence[EngineEntry]) -> str:
     if drawn:
         said.append("build again with real inputs in golden.data, or promote with --accept-random-inputs")
     if any(entry.is_measured for entry in unproven if entry not in drawn) or not unproven:
-        said.append(f"run `enginesmith validate {reference}` on such a node")
+        said.append(f"run `enginesmith validate {reference}` on a node with that hardware")
     if blind := next((entry for entry in unproven if not entry.is_measured), None):
         said.append(f"build again with other golden data ({blind.unit}: {blind.reason})")
     return " and ".join(said)
