@@ -258,7 +258,7 @@ def _print(found: Collected) -> None:
         echo(f"writing now: {lease}")
     gone, garbage_bytes = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
     kept = pluralize(len(found.kept), "version")
-    echo(f"{kept} kept; {format_bytes(gone)} deleted, {format_bytes(garbage_bytes)} marked or to mark")
+    echo(f"{kept} kept; {format_bytes(gone)} deleted, {format_bytes(garbage_bytes)} of garbage left")
     if rows and not found.acted:
         say("nothing was changed; add --delete to mark what is new and to delete what is due")
 

@@ -293,7 +293,7 @@ def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
     times = [f"{unit} takes {speed.seconds / own_s:.2f} times as long" for unit, speed in slower.items() if speed]
     own = ", by time inside the runtime" if best.speed and best.speed.timed == "runtime" else ""
     lead = "the fastest" if len(slower) == len(alike) else "faster"
-    said = [f"{lead} on this kind of machine{own}:  {join_first(times, 3)}"] if times else []
+    said = [f"{lead} on this kind of machine{own}: {join_first(times, 3)}"] if times else []
     if wider_units := [item.entry.unit for item in alike if item.entry.unit not in slower and _is_wider(best, item)]:
         said.append(f"more accurate than {join_first(wider_units, 3)} (not shown to be faster on this kind of machine)")
     return "; ".join(said) or None

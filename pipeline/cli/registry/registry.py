@@ -340,8 +340,8 @@ def _print_verified(result: Verification, repairs: Repairs) -> None:
         say("`enginesmith registry fsck --repair` writes what is stale anew")
     if remaining_faults:
         say(
-            "to mend it: build again; what that does not make again, restore from a copy, or delete the folder of its "
-            "version, models/NAME/versions/VERSION, and run `enginesmith registry gc`"
+            "to repair it, build again; restore other files from a copy, or delete the version's folder, "
+            "models/NAME/versions/VERSION, and run `enginesmith registry gc`"
         )
     mended = bool(faults) and not remaining_faults and bool(repairs.channels)
     verdict = "sound" if result.sound else "mended" if mended else "DAMAGED"
