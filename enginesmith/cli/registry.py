@@ -80,7 +80,7 @@ def mirror(
     type=click.Choice(["plain", "triton"]),
     default="plain",
     show_default=True,
-    help="What an image holds; triton: a model repository in /models, as KServe's model cars do.",
+    help="Content of an image; triton: a model repository in /models, as KServe's model cars do.",
 )
 def export_oci(
     reference: str, dest: Path, proven_only: bool, layout: str, trust: Path | None, registry: str, as_json: bool
@@ -216,7 +216,7 @@ def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, regi
 
 @command()
 @reference_argument
-@click.option("--remove", is_flag=True, help="Remove the pin of NAME@VERSION, whose files may be gone.")
+@click.option("--remove", is_flag=True, help="Remove the pin of NAME@VERSION, even if its files are gone.")
 @why_option
 def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) -> None:
     """Keep the version REF, whatever its age, until the pin is removed."""
@@ -269,7 +269,7 @@ def _print(found: Collected) -> None:
 @command()
 @reference_argument
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--kind", required=True, help="What the file is: torch-compile-cache, or a name of your own.")
+@click.option("--kind", required=True, help="Kind of the file: torch-compile-cache, or your own name.")
 @click.option("--target", metavar="TARGET", show_default="any machine", help=f"{TARGET}; only such machines pull it.")
 @click.option("--note", default="", help="A remark for people, of at most 1000 characters.")
 @click.option(
@@ -376,7 +376,7 @@ SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
     metavar="FILE",
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Sign the attachment with the bytes of this file, too; repeat it.",
+    help="Also sign the attachment that equals this file; repeat it.",
 )
 def sign(
     reference: str,
@@ -388,7 +388,7 @@ def sign(
     registry: str,
     as_json: bool,
 ) -> None:
-    """Sign the version REF and the attestations that it has so far."""
+    """Sign the version REF and its current attestations."""
     signer = _signer(private_key, certificate, chain, keyless)
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest

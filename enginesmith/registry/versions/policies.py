@@ -119,7 +119,7 @@ class CanaryPass:
 
 @dataclass(frozen=True)
 class ChannelPolicy:
-    """What a channel requires of a version.
+    """Show and set what a channel requires of a version.
 
     proven: targets that each need a proven engine.  canary: every engine of these targets needs a PASS; without
     targets one PASS is enough.  canary_on: GPU generations and kinds of CPU (`canaries.targets_named`) that each need a

@@ -161,7 +161,7 @@ class BackendRow:
 @command("backends")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 def list_backends(names: tuple[str, ...], as_json: bool) -> None:
-    """List the compilers: installed or how to install, what each builds, and whether its engines run here.
+    """List the compilers: how to install each, what it builds, and whether its engines run on this machine.
 
     NAME: show only these, with their options.
     """

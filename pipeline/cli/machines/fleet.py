@@ -130,7 +130,7 @@ class _PlanOptions:
 @fleet.command()
 @takes(_PlanOptions)
 def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
-    """Show what a change of the fleet would break, and what must be rebuilt, in which order and in what time.
+    """Show what a change of the fleet would break, and what must be rebuilt, in which order and how long it takes.
 
     Nothing is changed. Times are predicted from the builds on record.
     """

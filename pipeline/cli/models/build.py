@@ -115,7 +115,7 @@ def build(
 ) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC.
 
-    With --target, --precision or --backend, the version holds only those engines, and no channel is moved to it. Exit
+    With --target, --precision or --backend, the version has only these engines, and no channel moves to it. Exit
     code 1 if a unit failed. With --all, a spec that fails does not stop the others.
     """
     from pipeline.intake.places import registry_of

@@ -301,7 +301,7 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     """Store SPEC, a file, and the files it names in the registry, and send the event on which Prefect builds it.
 
     Stored: the spec, its source (an entry point with the local modules it imports), weights, calibration and golden
-    data. Not stored: installed packages, and files that the code opens by itself.
+    data. Not stored: installed packages, and files that the code opens itself.
     """
     from enginesmith.registry.store.base import open_store
     from pipeline.intake.places import register as register_spec
@@ -329,7 +329,7 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
 @number_option("--interval", click.FloatRange(0.1), 30.0, "Seconds between polls.")
 @click.option("--once", is_flag=True, help="Poll once, register what is new, and exit.")
 def watch_specs(place: str, registry: str, interval: float, once: bool, as_json: bool) -> None:
-    """Watch PLACE (a folder, a file:// URI or a prefix of a bucket) and register each spec whose content is new.
+    """Watch PLACE (a folder, a file:// URI or a prefix of a bucket) and register each new or changed spec.
 
     A spec is taken once its files are unchanged between two polls. Each event is sent once, also by a watcher that was
     restarted. With --json, one line of JSON for each spec that was registered or cannot be read.

@@ -165,7 +165,7 @@ def status(
 ) -> None:
     """List builds, or show one: RUN, or the newest of MODEL. A build writes its state to the registry as it goes on.
 
-    Proofs and canaries are not listed: `enginesmith show` and the Prefect server show those.
+    Proofs and canaries are not listed: `enginesmith show` and the Prefect server show them.
     """
     from enginesmith.registry.store.base import open_store
 

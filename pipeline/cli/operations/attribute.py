@@ -207,7 +207,7 @@ def refit(
 ) -> None:
     """Give the engines of REF new weights without building them, prove them, and publish a version.
 
-    For engines built with backends.tensorrt.refittable or strip_weights, if the models differ in their weights alone.
+    For engines built with backends.tensorrt.refittable or strip_weights, if the models differ only in their weights.
     With a spec, engines that cannot be refitted are built as by `enginesmith build`; with a version, nothing is built.
     Exit code 1 if nothing was refitted or a unit failed.
     """

@@ -54,9 +54,9 @@ class _RunOptions:
     in_flight: Annotated[
         int | None,
         Option(
-            "Requests that an engine may have at once; 1 sends one after the other, to both engines in turns.",
+            "Requests that an engine may have at once; 1: one request at a time, alternately to both engines.",
             type=click.IntRange(1, 32),
-            shown="as the record shows",
+            shown="from the recorded latencies",
         ),
     ] = None
     observed: Annotated[Path | None, Option("Production log that shows the number in flight.")] = None
@@ -87,7 +87,7 @@ def canary() -> None:
 @takes(_RunOptions)
 @click.pass_context
 def run(ctx: click.Context, /, options: _RunOptions, registry: str, as_json: bool) -> None:
-    """Replay recorded traffic against both engines at its recorded times, in turns, and judge the observations."""
+    """Replay recorded traffic to both engines, alternately and at its recorded times, and judge the observations."""
     from enginesmith.core.hardware.machine import target_named
     from enginesmith.core.names import parse_reference
     from enginesmith.registry.store.base import open_store
@@ -120,7 +120,7 @@ def run(ctx: click.Context, /, options: _RunOptions, registry: str, as_json: boo
 class _JudgeOptions:
     candidate: Annotated[Path, Option("File of the candidate's observations, JSONL.")]
     baseline: Annotated[Path, Option("File of the baseline's observations, JSONL.")]
-    spec: Annotated[Path | None, Option("Spec whose thresholds are used.")] = None
+    spec: Annotated[Path | None, Option("Spec with the thresholds.")] = None
     planned: Annotated[
         int | None,
         Option("Number of requests at the last look.", type=click.IntRange(1), shown="this look is the only one"),

@@ -122,7 +122,7 @@ class _ProfileOptions:
         str | None, Option("Instead compare with an engine of this REF: which is faster.", metavar="REF2")
     ] = None
     against_precision: Annotated[
-        str | None, Option("Precision of REF2.", type=click.Choice(PRECISIONS), shown="that of --precision")
+        str | None, Option("Precision of REF2.", type=click.Choice(PRECISIONS), shown="as --precision")
     ] = None
     seed: Annotated[int, Option("Seed of the order of runs with --against and --record.", type=click.IntRange(0))] = 0
     record: Annotated[

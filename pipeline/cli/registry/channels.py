@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.argument("where", metavar="NAME[:CHANNEL]")
 @click.option("--limit", type=click.IntRange(1), show_default="all", help="Newest moves of each channel to show.")
 def history(where: str, limit: int | None, registry: str, as_json: bool) -> None:
-    """Show who moved a channel (or each channel of NAME), when, why, and on what evidence.
+    """Show who moved a channel (or each channel of NAME), when, why, and with which canary.
 
     NAME:CHANNEL: a model and its channel.
     """
@@ -62,7 +62,7 @@ def history(where: str, limit: int | None, registry: str, as_json: bool) -> None
 
 @click.group(cls=Group)
 def policy() -> None:
-    """What a channel requires of a version.
+    """Show and set what a channel requires of a version.
 
     '*:CHANNEL' stands for the channel of every model that has no policy of its own.
     """

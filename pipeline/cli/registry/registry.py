@@ -168,7 +168,7 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
     "--accept-random-inputs",
     "random_inputs",
     is_flag=True,
-    help="Accept engines that are proven on random inputs alone; the channel's history records it.",
+    help="Accept engines that are proven only on random inputs; the channel's history records it.",
 )
 @accept_loss_option
 def promote(

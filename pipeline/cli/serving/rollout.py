@@ -250,7 +250,7 @@ def start_rollout(
 @rollout.command("status")
 @click.argument("where", metavar="[NAME:CHANNEL]", required=False)
 def show_status(where: str | None, registry: str, as_json: bool) -> None:
-    """Show a channel's rollout: its waves, what nodes report, gates, decisions.
+    """Show a channel's rollout: its waves, node reports, gates and decisions.
 
     NAME:CHANNEL: a model and its channel (default: all rollouts that are not finished).
     """

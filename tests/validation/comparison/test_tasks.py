@@ -58,7 +58,9 @@ def test_accuracy_is_over_all_golden_cases_in_order():
     labels[0] = (labels[0] + 1) % 3
     check = only(Fake(original), golden(labels), accuracy(0.9))
     assert check.value == 7 / 8 and not check.passed and check.limit == 0.9
-    assert check.note.startswith("the original model has 0.8750; 7 of 8: the true share is at least 0.53, with 95 % confidence")
+    assert check.note.startswith(
+        "the original model has 0.8750; 7 of 8: the true share is at least 0.53, with 95 % confidence"
+    )
     assert only(Fake(original), golden(labels), accuracy()).passed
     assert only(Fake(classes), golden(labels), accuracy(0.8)).passed
 
