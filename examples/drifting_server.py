@@ -60,8 +60,8 @@ def main(registry: str, traffic: str, server: str) -> None:
         sys.exit(f"no alarm in {counts.requests} requests, of which {100 * counts.fallback_rate:.1f} % fit no engine")
     before, after = (f"{100 * rate:.0f} %" for rate in (drift.reference, drift.rate))
     print(
-        f"digits@{version} got {counts.requests} requests; since request {drift.since} {after} of them fit no "
-        f"engine, and {before} did before: the event is sent",
+        f"digits@{version} got {counts.requests} requests; since request {drift.since}, {after} fit no engine "
+        f"(before: {before}); event sent",
         flush=True,
     )
     sent[0].join()

@@ -182,7 +182,7 @@ def make_report(
     """
     checks = tuple(check for proof in proofs for check in proof.checks)
     # The report is read on other machines.
-    verdict, reason = judge(checks, cannot_run and cannot_run.replace("on this machine", "where it was built"))
+    verdict, reason = judge(checks, cannot_run and cannot_run.replace("on this machine", "on the build machine"))
     if entry.hardware.is_cpu and cannot_run is None and verdict != "unproven":
         reason = f"{reason}, on {cpu or this_kind().name}"
     return Report(

@@ -176,7 +176,7 @@ class LazyGroup(Group):
 def enginesmith() -> None:
     """Compile a model for every GPU generation in a fleet, prove each engine, publish it.
 
-    Exit codes: 0 done, 1 a build or check failed, 2 bad input, 3 something the run depends on is out of reach, 130
+    Exit codes: 0 done, 1 a build or check failed, 2 bad input, 3 a service is unreachable, 130
     interrupted.
     """
 

@@ -32,14 +32,14 @@ class LayoutOptions:
         Literal["plain", "triton", "kserve"],
         Option("Layout of DEST; triton: a model repository, kserve: objects of a cluster that pulls it."),
     ] = "plain"
-    most: Annotated[int | None, Option("triton: join requests, at most so many samples.", type=click.IntRange(1))] = (
+    most: Annotated[int | None, Option("triton: batch requests, up to this many samples.", type=click.IntRange(1))] = (
         None
     )
     wait: Annotated[
-        float | None, Option("triton: join requests; one waits so long for others (2ms).", type=ShortTime())
+        float | None, Option("triton: batch requests; longest wait for others (2ms).", type=ShortTime())
     ] = None
     warmup: Annotated[bool, Option("triton: run golden inputs first.", name="--warmup/--no-warmup")] = True
-    image: Annotated[str | None, Option("kserve: the client's image, by digest, which pulls in the cluster.")] = None
+    image: Annotated[str | None, Option("kserve: image of the client that pulls in the cluster, by digest.")] = None
     car: Annotated[
         str | None, Option("kserve: an image of `registry export --layout triton`, by digest.", metavar="IMAGE")
     ] = None

@@ -219,7 +219,7 @@ GLOBAL_OPTIONS = (
         show_default=f"for a spec its publication.registry; else {DEFAULT_REGISTRY}",
         show_envvar=True,
         help="Registry: a path, file://, s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix or "
-        "http://cache. Of several with commas, pull reads the first that answers; all else is done at the last.",
+        "http://cache. Of several (comma-separated), pull reads the first that answers; other commands use the last.",
     ),
     GlobalOption(
         "--trust",
@@ -406,7 +406,7 @@ _BACKENDS = "Compiler, as `enginesmith backends list` lists it"
 _ALL = "all of the spec"
 Precisions = Annotated[str | None, several("precision", _PRECISIONS, _ALL)]
 # Of a command that takes all installed ones.
-InstalledBackends = Annotated[str | None, several("backend", _BACKENDS, "every one that is installed")]
+InstalledBackends = Annotated[str | None, several("backend", _BACKENDS, "all installed")]
 Target = Annotated[str, Option(f"{TARGET}; auto is this machine.", metavar="TARGET")]
 Jobs = Annotated[
     int | None, Option("Processes that run at the same time.", type=click.IntRange(1, 1024), shown="one per CPU")
@@ -436,12 +436,12 @@ class EngineChoice:
 
 
 # Passed as `why: str`.
-why_option = click.option("--why", metavar="TEXT", default="", help="Reason, which is recorded and shown later.")
+why_option = click.option("--why", metavar="TEXT", default="", help="Reason, recorded in the history.")
 # Passed as `accept_loss: bool`.
 accept_loss_option = click.option(
     "--accept-loss",
     is_flag=True,
-    help="Let nodes lose targets or precisions that the channel serves; which ones is recorded.",
+    help="Allow the loss of targets or precisions that the channel serves, and record it.",
 )
 
 

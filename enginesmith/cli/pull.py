@@ -53,9 +53,9 @@ class MachineOptions:
         ),
     ] = ("auto",)
     precision: Annotated[str | None, precision_option("the one that fits best")] = None
-    driver: Annotated[str | None, Option("GPU driver of that machine, e.g. 580.65.06.", metavar="VERSION")] = None
+    driver: Annotated[str | None, Option("GPU driver of the target machine, e.g. 580.65.06.", metavar="VERSION")] = None
     cuda: Annotated[str | None, Option("Newest CUDA that this driver supports, e.g. 13.0.", metavar="VERSION")] = None
-    runtimes: Annotated[Mapping[str, str], runtimes_option("on that machine")] = field(default_factory=dict)
+    runtimes: Annotated[Mapping[str, str], runtimes_option("on the target machine")] = field(default_factory=dict)
     memory: Annotated[float | None, Option("GPU memory in GiB.", type=click.FloatRange(0, min_open=True))] = None
 
     def machines(self) -> "list[Machine] | AllGenerations":
@@ -110,14 +110,14 @@ class FollowOptions:
     health: Annotated[
         str | None,
         Option(
-            "With --follow: command that exits with 0, or URL that answers 2xx, while the server is well.",
+            "With --follow: command that exits with 0, or URL that answers 2xx, while the server is healthy.",
             metavar="COMMAND|URL",
         ),
     ] = None
     report: Annotated[
         str | None,
         Option(
-            "With --follow: URL to post reports to rollouts to; none reports nothing.",
+            "With --follow: URL that receives this node's rollout reports; none: send no reports.",
             metavar="URL|none",
             shown="the registry",
         ),
@@ -152,26 +152,26 @@ class PullOptions:
     dest: Annotated[Path, Option("Folder for the engine.", shown="this folder")] = Path()
     machine: MachineOptions
     proven_only: Annotated[bool, Option("Only proven engines.")] = False
-    allow_unsigned: Annotated[bool, Option("Pull attachments that are code without a signature, too.")] = False
+    allow_unsigned: Annotated[bool, Option("Also pull unsigned attachments that contain code.")] = False
     fallback: Annotated[Literal["onnx"] | None, Option("Take the ONNX model if no engine fits.")] = None
     layout: LayoutOptions
-    rehash: Annotated[
-        bool, Option("Hash files that are here already, instead of trusting that nothing changed them.")
-    ] = False
+    rehash: Annotated[bool, Option("Hash files that are already in DEST again, even if they look unchanged.")] = False
     explain: Annotated[
         bool,
-        Option(
-            "Only show which engines fit the machine, best first, and why not the others. Exit code 1 if none does."
-        ),
+        Option("Only list the engines that fit, best first, and why the others do not. Exit code 1 if none fits."),
     ] = False
     node: Annotated[
         str | None,
-        Option("This node.", envvar="ENGINESMITH_NODE", show_envvar=True, shown="the host's name"),
+        Option("Name of this node.", envvar="ENGINESMITH_NODE", show_envvar=True, shown="the host's name"),
     ] = None
-    region: Annotated[str, Option("Its region, for rollouts.", envvar="ENGINESMITH_REGION", show_envvar=True)] = ""
+    region: Annotated[
+        str, Option("Region of this node, for rollouts.", envvar="ENGINESMITH_REGION", show_envvar=True)
+    ] = ""
     labels: Annotated[
         str,
-        Option("Its labels, for rollouts.", envvar="ENGINESMITH_LABELS", show_envvar=True, metavar="LABEL,..."),
+        Option(
+            "Labels of this node, for rollouts.", envvar="ENGINESMITH_LABELS", show_envvar=True, metavar="LABEL,..."
+        ),
     ] = ""
     following: FollowOptions
 
@@ -248,9 +248,9 @@ def refuse_without_follow(context: click.Context) -> None:
 def pull(
     references: tuple[str, ...], options: PullOptions, registry: str, trust: Path | None, quiet: bool, as_json: bool
 ) -> None:
-    """Download the engine of REF that fits the target best, verified, and say why that one.
+    """Download and verify the engine of REF that fits the target best, and print the reason for the choice.
 
-    With --follow, REF may be several channels, each of which comes into DEST/MODEL/CHANNEL.
+    With --follow, you may name several channels; the engine of each is in DEST/MODEL/CHANNEL.
     """
     context, layout, dest = click.get_current_context(), options.layout.layout, options.dest
     check_layout(context, layout)

@@ -80,7 +80,7 @@ def mirror(
     type=click.Choice(["plain", "triton"]),
     default="plain",
     show_default=True,
-    help="What an image holds; triton: a model repository in /models, as KServe's model cars do.",
+    help="Content of an image; triton: a model repository in /models, as KServe's model cars do.",
 )
 def export_oci(
     reference: str, dest: Path, proven_only: bool, layout: str, trust: Path | None, registry: str, as_json: bool
@@ -108,7 +108,7 @@ def initialize(pairs: tuple[str, ...], registry: str) -> None:
     """Pull each enginesmith:// URI SRC into the folder DEST, as KServe asks a storage initializer to.
 
     SRC: enginesmith://REF?OPTION=VALUE&..., with options of `enginesmith pull`, such as
-    enginesmith://digits@3?target=l4. It lies as --layout triton unless the URI has another layout.
+    enginesmith://digits@3?target=l4. The default layout is triton.
     """
     if len(pairs) % 2:
         raise click.UsageError(f"{pairs[-1]!r} has no folder: give SRC and DEST in pairs")
@@ -178,7 +178,7 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
 
 
 @command()
-@click.option("--delete", is_flag=True, help="Mark and delete. Without this nothing changes.")
+@click.option("--delete", is_flag=True, help="Mark and delete; without this option nothing changes.")
 @click.option("--grace", type=Duration(), default="7d", show_default=True, help="Time from marking to deleting.")
 @click.option(
     "--keep-versions",
@@ -195,7 +195,7 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
     help="Newest moves of each channel to keep, for rollback.",
 )
 def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
-    """Show what nothing needs any more. With --delete, mark it, and delete what was marked at least --grace ago."""
+    """List garbage. With --delete, mark it, and delete garbage that was marked at least --grace ago."""
     rules = Rules(keep_versions, keep_moves)
     gc_report = collect(open_store(registry), rules, grace, delete=delete, say=lambda name: say(f"deleting {name}"))
     if not as_json:
@@ -216,7 +216,7 @@ def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, regi
 
 @command()
 @reference_argument
-@click.option("--remove", is_flag=True, help="Remove the pin of NAME@VERSION, whose files may be gone.")
+@click.option("--remove", is_flag=True, help="Remove the pin of NAME@VERSION, even if its files are gone.")
 @why_option
 def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) -> None:
     """Keep the version REF, whatever its age, until the pin is removed."""
@@ -254,7 +254,7 @@ def _print(found: Collected) -> None:
         echo(f"writing now: {lease}")
     gone, garbage_bytes = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
     kept = pluralize(len(found.kept), "version")
-    echo(f"{kept} kept; {format_bytes(gone)} deleted, {format_bytes(garbage_bytes)} marked or to mark")
+    echo(f"{kept} kept; {format_bytes(gone)} deleted, {format_bytes(garbage_bytes)} of garbage left")
     if rows and not found.acted:
         say("nothing was changed; add --delete to mark what is new and to delete what is due")
 
@@ -265,13 +265,13 @@ def _print(found: Collected) -> None:
 @command()
 @reference_argument
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--kind", required=True, help="What the file is: torch-compile-cache, or a name of your own.")
+@click.option("--kind", required=True, help="Kind of the file: torch-compile-cache, or your own name.")
 @click.option("--target", metavar="TARGET", show_default="any machine", help=f"{TARGET}; only such machines pull it.")
 @click.option("--note", default="", help="A remark for people, of at most 1000 characters.")
 @click.option(
     "--measure",
     metavar="MODULE:FUNCTION",
-    help="Of a torch-compile-cache: time a start with and without it; FILE is made first if it is not there.",
+    help="For a torch-compile-cache: time a start with and without it; writes FILE first if it does not exist.",
 )
 def attach(
     reference: str,
@@ -283,9 +283,9 @@ def attach(
     registry: str,
     as_json: bool,
 ) -> None:
-    """Add FILE to the published version REF; `enginesmith pull` brings it to the machines that it fits.
+    """Add FILE to the published version REF; `enginesmith pull` downloads it on machines that it fits.
 
-    A torch-compile-cache says itself which machines it fits. Nodes pull it if it is signed: run `enginesmith registry
+    A torch-compile-cache names the machines that it fits. Nodes pull it only if it is signed: run `enginesmith registry
     sign REF --attachment FILE` afterwards.
     """
     store = open_store(registry)
@@ -371,7 +371,7 @@ SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
     metavar="FILE",
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Sign the attachment with the bytes of this file, too; repeat it.",
+    help="Also sign the attachment that equals this file; repeat it.",
 )
 def sign(
     reference: str,
@@ -383,7 +383,7 @@ def sign(
     registry: str,
     as_json: bool,
 ) -> None:
-    """Sign the version REF and the attestations that it has so far."""
+    """Sign the version REF and its current attestations."""
     signer = _signer(private_key, certificate, chain, keyless)
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest

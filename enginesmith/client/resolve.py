@@ -119,7 +119,7 @@ class EngineRanking:
             remedy = "add the target to the spec and build, or choose"
             if any(reason.startswith(_UNPROVEN) for _, reason in self.rejected):
                 kind = "proven engine"
-                remedy = f"`enginesmith validate {self.what}` on such a machine proves what never ran there; or choose"
+                remedy = f"run `enginesmith validate {self.what}` on a machine of this kind, or choose"
             raise UnknownNameError("\n".join([f"{self.what} has no {kind} for {target_text}; {remedy}:", *lines]))
         ranked = tuple(candidate.entry for candidate in self.candidates)
         remarks = self.candidates[0].remarks
@@ -291,13 +291,13 @@ def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
     slower = {item.entry.unit: item.speed for item in alike if is_faster_by_evidence(best.speed, item.speed)}
     own_s = best.speed.seconds if best.speed else 1.0
     times = [f"{unit} takes {speed.seconds / own_s:.2f} times as long" for unit, speed in slower.items() if speed]
-    own = " by their runtime alone" if best.speed and best.speed.timed == "runtime" else ""
+    own = ", by time inside the runtime" if best.speed and best.speed.timed == "runtime" else ""
     lead = "the fastest" if len(slower) == len(alike) else "faster"
-    said = [f"{lead} as timed on such a machine{own}: {join_first(times, 3)}"] if times else []
+    said = [f"{lead} on this kind of machine{own}: {join_first(times, 3)}"] if times else []
     if wider_units := [
         item.entry.unit
         for item in alike
         if item.entry.unit not in slower and accuracy_order(best.entry.precision) < accuracy_order(item.entry.precision)
     ]:
-        said.append(f"more accurate than {join_first(wider_units, 3)}, not shown to be faster on such a machine")
+        said.append(f"more accurate than {join_first(wider_units, 3)} (not shown to be faster on this kind of machine)")
     return "; ".join(said) or None

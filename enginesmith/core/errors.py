@@ -22,7 +22,7 @@ from annotated_types import Predicate, doc
 #     │   ├── ModelError              a model: an ONNX file, a .pt2, an entry point
 #     │   ├── DataError               calibration or golden data
 #     │   └── UnknownNameError          a reference, target or precision that names nothing
-#     ├── UnavailableError         3  something the run depends on is out of reach (registry, Ray, Prefect, disk full)
+#     ├── UnavailableError         3  a service is unreachable (registry, Ray, Prefect, disk full)
 #     │   └── UndecidedError            a write whose answer was lost: it may have happened or not
 #     ├── IntegrityError           1  bytes do not match their digest, or a manifest does not match itself
 #     ├── ConflictError            1  somebody else published first, with other content

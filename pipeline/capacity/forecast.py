@@ -68,7 +68,7 @@ class ServerOverhead:
 
 @dataclass(frozen=True)
 class ServingTerms:
-    """How a machine serves. batch: samples of a batch at most, None: the best of those timed.  wait_s: longest wait for
+    """How a machine serves. batch: samples of a batch at most, None: the best timed batch.  wait_s: longest wait for
     others, None: the best of a grid.  server: what the server adds, None: nothing is counted."""
 
     batch: int | None = None
@@ -233,7 +233,7 @@ class Forecaster:
             names = names_not_timed(entry, machine_names, timed) or ([] if is_timed or self.prices else [entry.target])
             for name in names:
                 command = f"enginesmith validate {self.reference} --target {entry.target}"
-                reason = f"not measured; on such a machine: {command}"
+                reason = f"not measured; run on this kind of machine: {command}"
                 yield EngineCapacity(
                     entry.unit, name, entry.digest, name if name in machine_names else None, reason=reason
                 )

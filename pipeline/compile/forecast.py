@@ -226,14 +226,15 @@ def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> st
     """Why it is not known what becomes of a unit."""
     for missed in known.missed:
         if item.variant in {graph.variant for graph in missed.graphs}:
-            return f"{missed.why}: what int8 takes is searched, and known once that is done"
+            return f"{missed.why}: build searches for a better quantization; the action is known after the search"
     name, exported = item.unit, known.exported is not None
     stages = ["calibration"] if exported else ["export", *(["calibration"] if item.precision != "fp32" else [])]
     none = "no engine for this unit yet" if name not in causes.before else f"missing: {', '.join(known.missing)}"
     after = "quantized" if exported else "exported"
     follows = item.variant.searched and search_follows(causes.work.spec)
-    searched = "; a search runs if plain calibration misses the limits" if follows else ""
-    return f"{'; '.join(causes.list_changes(name, *stages)) or none}; known once the model is {after}{searched}"
+    searched = "; if plain calibration misses the limits, build searches for a better quantization" if follows else ""
+    changes = "; ".join(causes.list_changes(name, *stages)) or none
+    return f"{changes}; the action is known once the model is {after}{searched}"
 
 
 def _changes(forecast: Forecast, known: OnRecord, causes: Causes, made: Sequence[str]) -> list[ForecastChange]:

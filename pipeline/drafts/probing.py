@@ -182,7 +182,7 @@ class _Probe:
         if low == high:
             return FoundDim(low, low, low, f"only {low} ran of the sizes that were tried")
         tried = f"the graph ran at {low} and {high}"
-        only = "" if step == 1 else f", and in steps of {step} alone"
+        only = "" if step == 1 else f", and only at multiples of {step}"
         opt = low if is_batch(name) else min(max(at, low), high)
         return FoundDim(low, opt, high, tried + only, step)
 

@@ -72,7 +72,7 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
     )
     yield from _data("golden", golden, REAL)
     if found.metric:
-        why = "in golden: what the model is for (docs/guides/bring-a-model.md#say-what-the-model-is-for)"
+        why = "in golden: what the model is for (docs/guides/bring-a-model.md#add-a-task-metric)"
         yield f"# metric: {quote(dict(found.metric))}   # {why}"
 
 

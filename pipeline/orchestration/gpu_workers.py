@@ -154,16 +154,16 @@ class Payload:
 PAYLOADS: Mapping[str, Payload] = {
     REGISTERED: Payload(
         _MODEL | {"spec": "`registered:MODEL@DIGEST`, or `registered:MODEL` for the newest"} | _REGISTRY | {"by": ""},
-        "by `prefect register` and `watch`; by `enginesmith fleet --apply` for each model with something to build",
-        {"digest": "of the bundle", "units": "what the fleet lacks"},
+        "by `prefect register` and `watch`; by `enginesmith fleet --apply` for each model to build",
+        {"digest": "of the stored files", "units": "missing in the fleet"},
     ),
     PUBLISHED: Payload(
         _MODEL | {"version": "", "manifest": "digest"} | _REGISTRY,
-        "by the flows that compile, and `build --runner prefect`; once for each version",
+        "once for each version, by the compile flows and `build --runner prefect`",
     ),
     UNPROVEN: Payload(
         _MODEL | {"version": "", "target": "`sm_90`", "engines": "digests"} | _REGISTRY | {"by": ""},
-        "by `enginesmith fleet --apply`, for each version and GPU generation with something to prove",
+        "by `enginesmith fleet --apply`, for each version and GPU generation to prove",
     ),
     JUDGED: Payload(
         _MODEL
@@ -173,14 +173,16 @@ PAYLOADS: Mapping[str, Payload] = {
     ),
     DRIFTED: Payload(
         _MODEL
-        | {"version": "served", "rate": "of fallbacks", "reference": "the rate before", "since": "ISO 8601, UTC"}
+        | {"version": "served", "rate": "of fallbacks", "reference": "earlier rate", "since": "ISO 8601, UTC"}
         | _REGISTRY
         | {"by": "host"},
-        "by servers with a router, once each: `Router(on_drift=enginesmith.DriftEvent(...))`",
+        "once by each server with a [router](router.md#when-traffic-changes)",
     ),
     ADVANCED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, for each wave that opens"),
-    HALTED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the same, for a rollout that a gate halted, or a move aborted"),
-    DONE: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the same, for one whose channel was promoted"),
+    HALTED: Payload(
+        _MODEL | _ROLLOUT | _REGISTRY, "by the same flow, for a rollout halted by a gate or aborted by a move"
+    ),
+    DONE: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the same flow, when the channel is promoted"),
 }
 
 

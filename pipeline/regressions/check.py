@@ -87,7 +87,7 @@ def _lost(item: MetricPair) -> bool:
 def _judge_metric(pair: EnginePair, item: MetricPair) -> Finding:
     new = "cannot be measured" if item.new is None else format_metric(item.name, item.new)
     served = format_metric(item.name, item.served or 0.0)
-    message = f"{item.name} {new}, {served} as served ({pair.against}); at most {item.allowed:g} worse passes"
+    message = f"{item.name} {new}, served version {served} ({pair.against}); the limit is {item.allowed:g} worse"
     return Finding("metric", "error", message, pair.unit)
 
 
@@ -97,7 +97,7 @@ def _judge_times(pair: EnginePair, options: CheckOptions) -> Iterator[Finding]:
         if times.ratio is None or times.low is None or times.high is None:
             noisy.append(f"{times.bucket} (too few runs)")
         elif times.low > 1 + options.slower:
-            time_text = f"{seconds_text(times.new_s)}, {seconds_text(times.served_s)} as served ({pair.against})"
+            time_text = f"{seconds_text(times.new_s)}, served version {seconds_text(times.served_s)} ({pair.against})"
             interval = f"{times.ratio:.3f} times the time (95 %: {times.low:.3f} to {times.high:.3f})"
             message = f"{time_text}: {interval}; over {1 + options.slower:.3g} is a regression"
             yield Finding("latency", "error", message, pair.unit, times.bucket)

@@ -79,7 +79,7 @@ def list_rows(check: RegressionCheck) -> list[list[str]]:
 
 
 def _list_rows_of(check: RegressionCheck, pair: EnginePair) -> list[list[str]]:
-    head = [pair.unit + (" (what is pulled here)" if pair.pulled else ""), pair.against]
+    head = [pair.unit + (" (pulled here)" if pair.pulled else ""), pair.against]
     if pair.same:
         return [[*head, "bytes", "", "", "equal"]]
     bad = {

@@ -95,9 +95,9 @@ def _health(rollout: Rollout, heard: Heard, moment: Moment, least_ppm: int) -> G
     silent = sum(report.is_silent(moment.now) for report in heard.reports if not report.failure)
     count, limit = len(heard.reports), 1 - least_ppm / 1e6
     if count == 0:
-        return GateResult("health", "wait", "no reports: no node that was reached has said how it is")
+        return GateResult("health", "wait", "no reports from nodes of the wave")
     bound, over = rates.lower(len(failing), count, moment.level), f"at most {limit:.4g} may"
-    failing_text = f"{len(failing)} of {count} nodes that report fail"
+    failing_text = f"{len(failing)} of {count} reporting nodes failed"
     all_fail = len(failing) == count >= LEAST_ALL and limit**count <= ALL_ALPHA
     too_many = len(failing) > limit * count
     if failing and (bound > limit or all_fail or (moment.is_over and too_many)):
@@ -263,7 +263,7 @@ def _go_on(rollout: Rollout, now: datetime, by: str, gates: tuple[GateResult, ..
     if waiting := [gate for gate in gates if gate.verdict == "wait"]:
         why = "; ".join(f"{gate.name}: {gate.why}" for gate in waiting)
         if any(gate.name != "person" for gate in waiting):
-            why += f" (`enginesmith rollout resume {rollout.where} --without-data` ends the wave all the same)"
+            why += f" (`enginesmith rollout resume {rollout.where} --without-data` ends the wave without data)"
         return Advance(rollout, "waiting", why, gates, heard)
     why = join_first([f"{gate.name}: {gate.why}" for gate in gates], 4, "; ") or "its time is over"
     if rollout.wave + 1 == len(rollout.plan.waves):

@@ -369,7 +369,7 @@ class RolloutStatus:
         if not rollout.is_open:
             return f"opening: {', '.join(map(str, rollout.reach))}"
         if rollout.soaking is None:
-            return "open, and no controller has looked since"
+            return "open; no controller has polled since"
         return f"open for {(self.now - parse_time(rollout.soaking)).total_seconds():.0f} s"
 
 

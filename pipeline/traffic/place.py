@@ -157,7 +157,7 @@ def _merge(traces: Sequence[Trace]) -> Trace:
 
 @dataclass(frozen=True)
 class BucketOptions:
-    """dims: that get buckets; () for all but the batch.  most: profiles at most; None for as many as pay.
+    """dims: that get buckets; () for all but the batch.  most: profiles at most; None for as many as reduce the cost.
 
     batch: samples in a batch at most; None for the greatest that the model takes, where the traffic has times.
     wait_s: as in `BatchPolicy`.  rate: requests a second to plan for; None for that of the traffic.

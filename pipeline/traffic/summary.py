@@ -301,8 +301,8 @@ def _set_hours(axes: "Axes", summary: TrafficSummary) -> None:
 
 # Traffic and plans as rows of text.
 
-DIM_COLUMNS = ("dim", "requests", "sizes", "least", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "greatest")
-PLAN_COLUMNS = ("buckets", "profiles", "engine time a request", "padding", "batch", "busy", "price", "chosen saves")
+DIM_COLUMNS = ("dim", "requests", "sizes", "min", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "max")
+PLAN_COLUMNS = ("buckets", "profiles", "engine time per request", "padding", "batch", "busy", "price", "chosen saves")
 _MOST_ROWS, _BAR = 16, 30
 
 

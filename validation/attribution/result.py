@@ -199,13 +199,13 @@ def read_attribution(store: Store, digest: str) -> Attribution:
 
 # What attribution found, in words: a headline, the table as text, the proposal; and the section of an HTML page.
 
-COLUMNS = ("#", "node", "op", "own error", "inherited", "tensor", "why")
+COLUMNS = ("#", "node", "op", "own error", "total", "tensor", "why")
 SHOWN = 12
 
 
 def summarize(found: Attribution) -> str:
     """The finding in one line."""
-    return _summarize(found) + ("" if found.complete else " (the time was over before the whole model was looked at)")
+    return _summarize(found) + ("" if found.complete else " (the time limit ended before the whole model was ranked)")
 
 
 def _summarize(found: Attribution) -> str:
@@ -213,7 +213,7 @@ def _summarize(found: Attribution) -> str:
         return f"no golden case fails at the {found.stage} stage by itself; all parts are ranked"
     if found.finding == "spread":
         worst = found.rows[0]
-        start = f"no node breaks a limit by itself: the errors of {found.segments} segments add up"
+        start = f"no node breaks a limit by itself: the errors of {found.segments} parts add up"
         return f"{start}; the largest is {worst.node}'s ({worst.op_type}, {format_error(worst.local)})"
     first = found.blamed[0]
     others = f", and {len(found.blamed) - 1} more" if len(found.blamed) > 1 else ""
@@ -266,18 +266,18 @@ def describe_proposal(proposal: Proposal) -> Iterator[str]:
         return
     if proposal.leave is None:
         yield (
-            f"no proposal: in {proposal.runs} runs no choice among the {proposal.groups} groups passed; "
-            "the error is not only theirs"
+            f"no proposal: none of {proposal.runs} graphs with some of the {proposal.groups} groups in float passed; "
+            "the error does not come from these groups alone"
         )
         return
-    sure = "without any one of them it fails" if proposal.minimal else "the runs ended before it was minimal"
+    sure = "no group can be left out" if proposal.minimal else "a smaller set was not ruled out in the time"
     group_text = f"{len(proposal.leave)} of {proposal.groups} groups"
-    yield f"leave {group_text} in float and it passes ({proposal.runs} graphs run; {sure})"
+    yield f"with {group_text} in float the graph passes ({proposal.runs} graphs tried; {sure})"
     for change in proposal.quality or ():
         after = change.after.value if change.after else None
         yield f"  {describe(change.before)} -> {'not measured' if after is None else f'{after:.4g}'}"
     if proposal.searched:
-        yield "  the search will run again with these rules, and may choose otherwise"
+        yield "  the quantization search will run again with these rules and may choose another graph"
     yield from (proposal.snippet or "").splitlines()
 
 

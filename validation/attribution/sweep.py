@@ -372,7 +372,7 @@ def _list_notes(has_points: bool, complete: bool, segments: int, fuses: bool) ->
     if not has_points:
         yield "the two models share no inner tensor by name, so only the outputs could be compared"
     if not complete:
-        yield f"the time for it was over after {segments} segments; {MORE_TIME}"
+        yield f"the time limit ended after {segments} parts; {MORE_TIME}"
     if fuses:
         yield "no cut lies between a weighted node and the one that its kernel absorbs; the two are one row"
 

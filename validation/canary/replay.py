@@ -70,7 +70,7 @@ class ReplayPace:
     """How traffic is replayed. scale: how many times as dense as recorded.  duration: seconds; None: the file once.
 
     seed: of the order of the engines.  warmup: requests sent before, unobserved.  in_flight: how many requests an
-    engine may have at once; None: as many as the record shows (`concurrent`).
+    engine may have at once; None: as many from the recorded latencies (`concurrent`).
     """
 
     scale: float = 1.0

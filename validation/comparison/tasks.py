@@ -404,9 +404,10 @@ def _bound(item: TaskValue, limit: float | None) -> str:
     if item.count is None or not item.total:
         return ""
     least = lower(item.count, item.total, LEVEL)
-    text = f"{item.count} of {item.total}: at least {least:.2f} of all, with {100 * (1 - LEVEL):.0f} % confidence"
+    sure = f"with {100 * (1 - LEVEL):.0f} % confidence"
+    text = f"{item.count} of {item.total}: the true share is at least {least:.2f}, {sure}"
     needed = count_needed(1 - limit, LEVEL) if limit is not None and least < limit else None
-    return text if needed is None else f"{text}; {needed} without a wrong one would show {limit:g}"
+    return text if needed is None else f"{text}; {needed} samples without an error would be needed to show {limit:g}"
 
 
 def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[Check]:

@@ -411,7 +411,7 @@ def _place(place: int, start: int, block: Block, shape: Sequence[int], batched: 
 
 
 def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int, elements: int) -> Iterator[R]:
-    """The results of all tasks in order. threads: 0 for as many as pay with so many elements in all."""
+    """The results of all tasks in order. threads: 0 for as many as reduce the cost with so many elements in all."""
     workers = min(threads or min(os.cpu_count() or 1, MOST_THREADS, elements // LEAST), len(tasks))
     if workers <= 1:
         yield from map(work, tasks)

@@ -157,7 +157,7 @@ def find_unservable(entry: EngineEntry) -> str | None:
     if entry.backend == ENSEMBLE:
         return "an ensemble is several models of Triton's, which this layout does not write; pull its graphs one by one"
     if entry.backend not in _OPENED_BY:
-        return f"no backend of Triton opens engines of {entry.backend}; it opens those of {', '.join(_OPENED_BY)}"
+        return f"Triton does not load {entry.backend} engines; it loads engines of {', '.join(_OPENED_BY)}"
     if entry.is_stripped:
         return "its file has no weights, and Triton puts none in"
     request = with_int8_states(make_request(entry))

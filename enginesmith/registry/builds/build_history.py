@@ -284,7 +284,7 @@ class LockHolder:
 
     def __str__(self) -> str:
         since = self.since[:19].replace("T", " ")
-        return f"{self.what} is being done by {self.host}, process {self.pid}, since {since} UTC"
+        return f"{self.what} is running on {self.host}, process {self.pid}, since {since} UTC"
 
 
 @contextmanager

@@ -166,7 +166,7 @@ UNFINISHED: tuple[State, ...] = ("running", "paused")
 
 @dataclass(frozen=True)
 class Gates:
-    """What a wave needs before the next one. health_ppm: least share of reporting nodes that are well.
+    """What a wave needs before the next one. health_ppm: least share of reporting nodes that are healthy.
 
     errors_ppm: largest share of requests that failed.  canary: whether a canary's PASS is needed.  approve: whether a
     person ends each wave.  least_reports: fewest nodes that must have reported for `health_ppm`.

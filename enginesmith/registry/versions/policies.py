@@ -114,7 +114,7 @@ class CanaryPass:
 
 @dataclass(frozen=True)
 class ChannelPolicy:
-    """What a channel requires of a version.
+    """Show and set what a channel requires of a version.
 
     proven: targets that each need a proven engine.  canary: every engine of these targets needs a PASS; without
     targets one PASS is enough.  canary_on: GPU generations and kinds of CPU (`canaries.targets_named`) that each need a
@@ -298,7 +298,7 @@ def _remedy(reference: str, unproven: Sequence[EngineEntry]) -> str:
     if drawn:
         said.append("build again with real inputs in golden.data, or promote with --accept-random-inputs")
     if any(entry.is_measured for entry in unproven if entry not in drawn) or not unproven:
-        said.append(f"run `enginesmith validate {reference}` on such a node")
+        said.append(f"run `enginesmith validate {reference}` on a node with that hardware")
     if blind := next((entry for entry in unproven if not entry.is_measured), None):
         said.append(f"build again with other golden data ({blind.unit}: {blind.reason})")
     return " and ".join(said)

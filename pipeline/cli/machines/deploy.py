@@ -103,24 +103,22 @@ class _DeployOptions:
     on: Annotated[
         str | None,
         Option(
-            "GPU (l4, sm_89) of Ray's nodes that prove and run canaries; without it the machine of a flow run does.",
+            "GPU (l4, sm_89) of the Ray nodes that prove engines and run canaries; default: the flow's machine.",
             metavar="TARGET",
         ),
     ] = None
     gc_delete: Annotated[bool, Option("Let the nightly garbage collection delete; without this it only lists.")] = False
-    fleet: Annotated[str, Option("Reconcile the cluster's nodes on a schedule.", type=click.Choice(FLEET))] = FLEET[0]
+    fleet: Annotated[str, Option("Compare nodes with the registry on a schedule.", type=click.Choice(FLEET))] = FLEET[0]
     fleet_catalog: Annotated[
         str | None, Option("Which models must be served where: a YAML file that the workers can read.")
     ] = None
     fleet_cron: Annotated[
-        str, Option("When the fleet is reconciled: a cron expression, in UTC.", name="--fleet-schedule")
+        str, Option("Schedule of the comparison with the fleet: a cron expression, in UTC.", name="--fleet-schedule")
     ] = FLEET_CRON
-    owner: Annotated[str | None, Option("Whose the deployments are: a tag of theirs, such as a cluster's name.")] = None
+    owner: Annotated[str | None, Option("Tag of the deployments that names their owner, such as a cluster.")] = None
     keep: Annotated[
         tuple[str, ...],
-        Option(
-            "Delete what this owner registered, but this and what is registered now; repeat it.", metavar="FLOW/NAME"
-        ),
+        Option("Delete this owner's other deployments, but keep FLOW/NAME; repeat it.", metavar="FLOW/NAME"),
     ] = ()
     dry_run: Annotated[bool, Option("Show what would change; change nothing.")] = False
     print_yaml: Annotated[bool, Option("Print the deployments as a prefect.yaml; register nothing.")] = False

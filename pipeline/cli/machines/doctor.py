@@ -52,7 +52,7 @@ class DoctorFinding:
 @command()
 @click.pass_context
 def doctor(ctx: click.Context, registry: str, as_json: bool) -> None:
-    """Show what this machine can build and run, and what is missing, with the remedy.
+    """Show which engines this machine can build and run, and how to install what is missing.
 
     Exit code 1 if anything is broken.
     """
@@ -161,7 +161,7 @@ class BackendRow:
 @command("backends")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 def list_backends(names: tuple[str, ...], as_json: bool) -> None:
-    """List the compilers: installed or how to install, what each builds, and whether its engines run here.
+    """List the compilers: how to install each, what it builds, and whether its engines run on this machine.
 
     NAME: show only these, with their options.
     """

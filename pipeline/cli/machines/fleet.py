@@ -67,7 +67,7 @@ class _FleetOptions:
     runtimes: Annotated[Mapping[str, str], runtimes_option("on the nodes, where the inventory does not say it")] = (
         field(default_factory=dict)
     )
-    apply: Annotated[bool, Option("Start builds and proofs of what is missing on the Prefect server.")] = False
+    apply: Annotated[bool, Option("Start the missing builds and proofs on the Prefect server.")] = False
     sources: _Sources
 
 
@@ -75,7 +75,7 @@ class _FleetOptions:
 @takes(_FleetOptions)
 @click.pass_context
 def fleet(ctx: click.Context, /, options: _FleetOptions, registry: str, as_json: bool) -> None:
-    """Compare the nodes of a cluster with the registry: what is covered, missing, unproven or about to break.
+    """List the models and nodes of a cluster whose engine is missing, broken or unproven.
 
     Exit code 1 if a model that must be served cannot be.
     """
@@ -128,7 +128,7 @@ class _PlanOptions:
 @fleet.command()
 @takes(_PlanOptions)
 def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
-    """Show what a change of the fleet would break, and what must be rebuilt, in which order and in what time.
+    """Show what a change of the fleet would break, and what must be rebuilt, in which order and how long it takes.
 
     Nothing is changed. Times are predicted from the builds on record.
     """
@@ -245,7 +245,7 @@ def _print_fleet(fleet: "Fleet", unwanted: Sequence["NodeGroup"]) -> None:
 def _print_work(work: Sequence["FleetWork"]) -> None:
     if not work:
         return
-    echo("\nTo do, in this order (what most nodes wait for first, then channel stable, then the shorter)")
+    echo("\nTo do, in this order (most waiting nodes first, then channel stable, then shorter builds)")
     rows = [
         [item.unit.kind, item.name, str(item.nodes), join_first(item.groups), _time(item), item.refused or item.first]
         for item in work

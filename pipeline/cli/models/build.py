@@ -63,7 +63,7 @@ class _Specs:
     place: Annotated[
         str | None,
         Option(
-            "In place of SPEC: every spec of a folder, a prefix of a bucket, or registered: the newest of each model.",
+            "Instead of SPEC: every spec in a folder or bucket prefix, or `registered`: the newest spec of each model.",
             name="--all",
             metavar="PLACE",
         ),
@@ -118,7 +118,7 @@ def build(
 ) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC.
 
-    With --target, --precision or --backend, the version holds only those engines, and no channel is moved to it. Exit
+    With --target, --precision or --backend, the version has only these engines, and no channel moves to it. Exit
     code 1 if a unit failed. With --all, a spec that fails does not stop the others.
     """
     from pipeline.intake.places import registry_of
@@ -286,7 +286,7 @@ def _print_engines(outcome: "Outcome") -> None:
         ("target", "precision", "backend", "status", "size", "checks", *metrics, "why"),
         rows,
         title=f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else ""),
-        note=f"{', '.join(metrics)}: of the engine where it ran, else of the graph it is built from" if metrics else "",
+        note=f"{', '.join(metrics)}: measured on the engine if it ran, else on its graph" if metrics else "",
         styles=STYLES,
     )
 
@@ -297,7 +297,7 @@ def _print_engines(outcome: "Outcome") -> None:
 @dataclass(frozen=True, kw_only=True)
 class _PlanOptions:
     specs: _Specs
-    no_export: Annotated[bool, Option("Answer from what is on record; run nothing and write nothing.")] = False
+    no_export: Annotated[bool, Option("Use only stored results; run nothing and write nothing.")] = False
 
 
 @command()
@@ -313,11 +313,11 @@ def plan(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Show for every unit of SPEC whether it would be built, and why.
+    """List each unit of SPEC with the action that `build` would take, and the reason.
 
-    What is not on record yet is exported, calibrated and quantized first, so that every build key is complete. With
-    --no-export a unit whose graph is not on record is 'unknown'. Exit code 1 if a unit has failed, or all are refused.
-    With --all nothing is run.
+    Exports, calibrates and quantizes first, unless results are in the registry, so that every build key is complete.
+    With --no-export, a unit without a recorded graph is 'unknown'. Exit code 1 if a unit has failed, or all are
+    refused. With --all nothing is run.
     """
     from pipeline.orchestration.catalog import foresee_spec
 
@@ -334,7 +334,7 @@ def plan(
         _print_plan(forecast)
     if unknown := forecast.count("unknown"):
         verb = "is" if unknown == 1 else "are"
-        say(f"{unknown} of {_count_units(forecast)} units {verb} unknown; without --no-export all are known")
+        say(f"{unknown} of {_count_units(forecast)} units {verb} unknown; to export them first, leave out --no-export")
     counts = {action: forecast.count(action) for action in ("failed", "refused")}
     ctx.exit(int(is_stuck(counts, _count_units(forecast))))
 

@@ -60,7 +60,7 @@ def show(reference: str, registry: str, as_json: bool) -> None:
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
 def diff(before: str, after: str, registry: str, as_json: bool) -> None:
-    """Show how golden set B differs from golden set A. Each is a REF, whose golden set is meant, or a digest."""
+    """Show how golden set B differs from golden set A. A and B are versions (REF) or digests."""
     from pipeline.compile.steps.exports import golden_change
     from pipeline.operations.golden import golden_of
 

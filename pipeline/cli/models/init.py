@@ -58,7 +58,7 @@ _OTHERS = {
     "--from-requests",
     "requests",
     type=click.Path(path_type=Path, exists=True),
-    help="Saved requests to make calibration and golden data of: .jsonl of `enginesmith traffic record`, .npz, .npy, "
+    help="Saved requests for calibration and golden data: .jsonl of `enginesmith traffic record`, .npz, .npy, "
     "JSON, "
     "Parquet, a folder of images.",
 )
@@ -67,7 +67,7 @@ _OTHERS = {
     type=click.Choice(_SCALINGS),
     default="imagenet",
     show_default=True,
-    help="What is done with pixels of images: ImageNet's mean and deviation, 0..1, -1..1, nothing.",
+    help="How to scale pixels: ImageNet's mean and deviation, 0..1, -1..1, or unchanged.",
 )
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 def init(models: tuple[str, ...], out: Path | None, requests: Path | None, scaling: "Scaling", force: bool) -> None:
@@ -76,8 +76,8 @@ def init(models: tuple[str, ...], out: Path | None, requests: Path | None, scali
     MODEL: an ONNX file, a .pt2 program, a torch entry point such as model.py:build or package.models:build, or Triton's
     config.pbtxt beside an ONNX file. Without MODEL a commented starter is written.
 
-    Several ONNX files, in the order of the data flow, make one model: a spec for each, and one that connects them as
-    far as their names and shapes show it. NAME=FILE gives a graph a name other than its file's.
+    Several ONNX files, in the order of the data flow, become one ensemble: a spec for each, and one that connects
+    them where names and shapes match. NAME=FILE names a graph.
     """
     if len(models) > 1:
         if requests:
@@ -280,7 +280,7 @@ def _write(files: Mapping[Path, _Writer], force: bool) -> None:
 
 
 @command()
-@click.option("--ensemble", is_flag=True, help="Of the spec of several graphs (docs/guides/ensembles.md).")
+@click.option("--ensemble", is_flag=True, help="Schema of ensemble specs (docs/guides/ensembles.md).")
 def schema(ensemble: bool) -> None:
     """Print the JSON Schema of a spec, for editors and pre-commit checks."""
     from pipeline.spec.ensembles.model import EnsembleSpec
@@ -294,12 +294,12 @@ def schema(ensemble: bool) -> None:
 
 @command()
 @click.argument("spec", type=click.Path(path_type=Path))
-@click.option("--no-event", is_flag=True, help="Only keep it in the registry; send no event to Prefect.")
+@click.option("--no-event", is_flag=True, help="Only store the spec; send no event to Prefect.")
 def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     """Store SPEC, a file, and the files it names in the registry, and send the event on which Prefect builds it.
 
     Stored: the spec, its source (an entry point with the local modules it imports), weights, calibration and golden
-    data. Not stored: installed packages, and files that the code opens by itself.
+    data. Not stored: installed packages, and files that the code opens itself.
     """
     from pipeline.intake.places import register as register_spec
     from pipeline.spec.ensembles.model import load_any
@@ -326,7 +326,7 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
 @number_option("--interval", click.FloatRange(0.1), 30.0, "Seconds between polls.")
 @click.option("--once", is_flag=True, help="Poll once, register what is new, and exit.")
 def watch_specs(place: str, registry: str, interval: float, once: bool, as_json: bool) -> None:
-    """Watch PLACE (a folder, a file:// URI or a prefix of a bucket) and register each spec whose content is new.
+    """Watch PLACE (a folder, a file:// URI or a prefix of a bucket) and register each new or changed spec.
 
     A spec is taken once its files are unchanged between two polls. Each event is sent once, also by a watcher that was
     restarted. With --json, one line of JSON for each spec that was registered or cannot be read.

@@ -156,15 +156,15 @@ WATCH_S = 2.0
 @command()
 @click.argument("name", metavar="[RUN|MODEL]", required=False)
 @number_option("--limit", click.IntRange(1, 2000), 20, "Newest runs to list.")
-@click.option("--all", "steps", is_flag=True, help="Also show a run's other steps: export, calibration, proofs.")
-@click.option("--log", metavar="UNIT", help="Print the output of the compiler of this unit, or of this step.")
-@click.option("--watch", is_flag=True, help="Refresh until the run is over; Ctrl-C ends it.")
+@click.option("--all", "steps", is_flag=True, help="Also show the other steps of a run: export, calibration, proofs.")
+@click.option("--log", metavar="UNIT", help="Print the compiler's output for this unit, or the output of this step.")
+@click.option("--watch", is_flag=True, help="Refresh until the run ends; Ctrl-C ends it.")
 def status(
     name: str | None, limit: int, steps: bool, log: str | None, watch: bool, registry: str, as_json: bool
 ) -> None:
     """List builds, or show one: RUN, or the newest of MODEL. A build writes its state to the registry as it goes on.
 
-    Proofs and canaries are not listed: `enginesmith show` and the Prefect server show those.
+    Proofs and canaries are not listed: `enginesmith show` and the Prefect server show them.
     """
     store = open_store(registry)
     if log is not None:

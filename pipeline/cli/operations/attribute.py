@@ -52,10 +52,10 @@ class _AttributeOptions:
 def attribute(
     ctx: click.Context, reference: str, options: _AttributeOptions, registry: str, quiet: bool, as_json: bool
 ) -> None:
-    """Find the nodes that drifted in the graphs and engines of REF: the error each adds, and the error it inherits.
+    """Find the nodes that drifted in the graphs and engines of REF: own error of each node, total error at its output.
 
-    For a quantized or cast graph that fails, also says which nodes to leave in float. Exit code 1 if anything failed,
-    and for an attribution that could not be made.
+    For a quantized or cast graph that fails, also proposes nodes to leave in float. Exit code 1 if a check failed or
+    an attribution could not be made.
     """
     from pipeline.operations.golden import attribute_version
 
@@ -89,7 +89,7 @@ def _show(answer: "AttributionAnswer") -> None:
         print_table(
             COLUMNS,
             [format_row(index, row) for index, row in enumerate(rows)],
-            note=f"{more} more segments err less by themselves; --json has them" if more > 0 else "",
+            note=f"{more} more parts have smaller own errors; --json lists them" if more > 0 else "",
             red=[index for index, row in enumerate(rows) if row.blamed],
         )
     for line in rest:
@@ -113,7 +113,7 @@ _Request = tuple[Mapping[str, object], float | None, float | None]
 @number_option("--requests", click.IntRange(1), None, "With --samples: number of requests.", shown="each sample once")
 @number_option("--batch", click.IntRange(1), 1, "With --samples: samples per request.")
 @number_option("--seed", click.IntRange(0), 0, "Seed of the sampling and the arrivals.")
-@click.option("--model", default="", metavar="NAME", help="Name of the model that is asked, which TRAFFIC then says.")
+@click.option("--model", default="", metavar="NAME", help="Name of the model; TRAFFIC records it.")
 def record(
     traffic: Path,
     sampling: float,
@@ -188,12 +188,10 @@ def _make_up(samples: Path, per_second: float, requests: int | None, batch: int,
     "weights",
     required=True,
     metavar="SPEC|REF",
-    help="Where the new weights are: a spec, whose model is exported and quantized, or a version (REF).",
+    help="Source of the new weights: a spec, which is exported and quantized, or a version (REF).",
 )
 @takes(Selection, "selection")
-@click.option(
-    "--dry-run", is_flag=True, help="Show what could be refitted, as far as manifest and plan say; do nothing."
-)
+@click.option("--dry-run", is_flag=True, help="List the engines that could be refitted; do nothing.")
 @click.pass_context
 def refit(
     ctx: click.Context,
@@ -208,7 +206,7 @@ def refit(
 ) -> None:
     """Give the engines of REF new weights without building them, prove them, and publish a version.
 
-    For engines built with backends.tensorrt.refittable or strip_weights, if the models differ in their weights alone.
+    For engines built with backends.tensorrt.refittable or strip_weights, if the models differ only in their weights.
     With a spec, engines that cannot be refitted are built as by `enginesmith build`; with a version, nothing is built.
     Exit code 1 if nothing was refitted or a unit failed.
     """

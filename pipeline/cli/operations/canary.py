@@ -25,13 +25,11 @@ if TYPE_CHECKING:
 class _After:
     """What to do with a verdict."""
 
-    attach: Annotated[
-        bool, Option("Keep the verdict in the registry, beside the version: promotion without a person counts it.")
-    ] = False
+    attach: Annotated[bool, Option("Store the verdict beside the version, for automatic promotion.")] = False
     auto: Annotated[
         str | None,
         Option(
-            "On FAIL, roll this channel of the candidate's model back if it serves the candidate; --auto alone is "
+            "On FAIL, roll this channel of the candidate's model back if it serves the candidate; --auto alone means "
             "the channel stable.",
             metavar="[CHANNEL]",
             is_flag=False,
@@ -42,7 +40,7 @@ class _After:
 
 @dataclass(frozen=True, kw_only=True)
 class _RunOptions:
-    candidate: Annotated[str, Option("Version to be served next.", metavar="REF")]
+    candidate: Annotated[str, Option("Version to judge.", metavar="REF")]
     baseline: Annotated[str, Option("Version that is served now.", metavar="REF")]
     traffic: Annotated[Path, Option("File of recorded requests, .jsonl or .npz.")]
     choice: EngineChoice
@@ -60,14 +58,12 @@ class _RunOptions:
     in_flight: Annotated[
         int | None,
         Option(
-            "Requests that an engine may have at once; 1 sends one after the other, to both engines in turns.",
+            "Requests that an engine may have at once; 1: one request at a time, alternately to both engines.",
             type=click.IntRange(1, 32),
-            shown="as the record shows",
+            shown="from the recorded latencies",
         ),
     ] = None
-    observed: Annotated[
-        Path | None, Option("Observation log of production, which shows how many requests were in flight.")
-    ] = None
+    observed: Annotated[Path | None, Option("Production log that shows the number in flight.")] = None
     seed: Annotated[int, Option("Seed of the order of requests and of the bootstrap.", type=click.IntRange(0))] = 0
     looks: Annotated[
         int,
@@ -95,7 +91,7 @@ def canary() -> None:
 @takes(_RunOptions)
 @click.pass_context
 def run(ctx: click.Context, /, options: _RunOptions, registry: str, as_json: bool) -> None:
-    """Replay recorded traffic against both engines at its recorded times, in turns, and judge the observations."""
+    """Replay recorded traffic to both engines, alternately and at its recorded times, and judge the observations."""
     from pipeline.canary.run import CanaryRun, run_canary
     from validation.canary.replay import ReplayPace
 
@@ -125,13 +121,13 @@ def run(ctx: click.Context, /, options: _RunOptions, registry: str, as_json: boo
 class _JudgeOptions:
     candidate: Annotated[Path, Option("File of the candidate's observations, JSONL.")]
     baseline: Annotated[Path, Option("File of the baseline's observations, JSONL.")]
-    spec: Annotated[Path | None, Option("Spec whose thresholds are used.")] = None
+    spec: Annotated[Path | None, Option("Spec with the thresholds.")] = None
     planned: Annotated[
         int | None,
         Option("Number of requests at the last look.", type=click.IntRange(1), shown="this look is the only one"),
     ] = None
     previous: Annotated[Path | None, Option("The report.json of the look before this one.")] = None
-    missing: Annotated[Literal["failed", "ignored"], Option("How a request counts that only one side observed.")] = (
+    missing: Annotated[Literal["failed", "ignored"], Option("How to count a request that only one side observed.")] = (
         "failed"
     )
     seed: Annotated[int, Option("Seed of the bootstrap.", type=click.IntRange(0))] = 0

@@ -87,7 +87,7 @@ class _CheckOptions:
     against: Annotated[
         str | None,
         Option(
-            "Version that is served; none: nothing is, and the spec's own checks decide.",
+            "Version to compare with; none: no comparison, only the spec's own checks.",
             metavar="REF",
             shown="the model's channel stable, else candidate, else its newest version",
         ),
@@ -96,7 +96,7 @@ class _CheckOptions:
     slower: Annotated[
         float,
         Option(
-            "Regression: the median is shown, with 95 % confidence, to take longer by more than this.",
+            "Report a regression if the median is slower by more than this, with 95 % confidence.",
             type=Share(),
             shown="3%",
         ),
@@ -104,18 +104,18 @@ class _CheckOptions:
     worse: Annotated[
         Mapping[str, float],
         Option(
-            "Regression: a task metric is worse than that of the served engine by more than this; repeat it.",
+            "Report a regression if a task metric is worse than the served engine's by more than this; repeat it.",
             metavar="[METRIC=]LOSS",
             multiple=True,
             type=str,
             callback=_read_losses,
-            shown="0.005; 0.5 of a metric in dB; 1 % of a perplexity",
+            shown="0.005; 0.5 for metrics in dB; 1 % for perplexity",
         ),
     ] = field(default_factory=dict)
     drift: Annotated[
         Literal["auto", "fail", "note"],
         Option(
-            "How to treat answers that differ from the served engine's; auto: as a regression where no task metric has "
+            "How to treat answers that differ from the served engine's; auto: as a regression if no task metric has "
             "a limit."
         ),
     ] = "auto"
@@ -137,7 +137,7 @@ class _CheckOptions:
     scratch: Annotated[
         str | None,
         Option(
-            "Registry that takes what is built here; --registry is then only read.",
+            "Registry for everything that is built; --registry is then only read.",
             metavar="URI",
             shown="the registry itself",
         ),
@@ -169,7 +169,7 @@ def check(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Build SPEC and compare quality and latency with what a channel serves: one command for a pull request.
+    """Build SPEC and compare its quality and latency with the served version: one command for a pull request.
 
     No version is published and no channel moves; the build after the merge finds the engines. In GitHub Actions
     findings become annotations and the step's summary. Exit code 1 when a regression is shown.
@@ -297,9 +297,9 @@ def compare(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Build SPEC with every backend that can, for one target, and compare quality and latency.
+    """Build SPEC with every suitable backend for one target, and compare quality and latency.
 
-    Recommends one, with the reason and what would change it. Publishes nothing; later builds reuse the engines.
+    Recommends one, with the reason. Publishes nothing; later builds reuse the engines.
     Exit code 1 when there is nothing to recommend.
     """
     from pipeline.operations.compare.report import describe_comparison, format_heading, format_markdown, format_rows

@@ -119,7 +119,7 @@ class _ProfileOptions:
         str | None, Option("Instead compare with an engine of this REF: which is faster.", metavar="REF2")
     ] = None
     against_precision: Annotated[
-        str | None, Option("Precision of REF2.", type=click.Choice(PRECISIONS), shown="that of --precision")
+        str | None, Option("Precision of REF2.", type=click.Choice(PRECISIONS), shown="as --precision")
     ] = None
     seed: Annotated[int, Option("Seed of the order of runs with --against and --record.", type=click.IntRange(0))] = 0
     record: Annotated[
@@ -221,7 +221,9 @@ def _print_pair(first: "ChosenEngine", second: "ChosenEngine", paired: "PairedBe
 @takes(EngineChoice, "choice")
 @number_option("--seed", click.IntRange(0), 0, "Seed of the random cases.")
 @number_option("--cases", click.IntRange(0, 100_000), 50, "Number of random cases.")
-@path_option("--histogram", "File with the sizes that traffic has: JSON {dim: {size: count}}.", shown="all sizes alike")
+@path_option(
+    "--histogram", "File with the sizes of recorded traffic: JSON {dim: {size: count}}.", shown="all sizes alike"
+)
 @click.option("--only", metavar="CASE", help="Try only this case, named as in the report: 'batch=5 values=ones'.")
 @click.pass_context
 def fuzz(
@@ -285,7 +287,7 @@ def _read_histogram(path: Path) -> dict[str, dict[int, float]]:
 def check_reproducible(
     ctx: click.Context, /, reference: str, choice: EngineChoice, times: int, registry: str, quiet: bool, as_json: bool
 ) -> None:
-    """Build an engine of REF again, several times, and compare the bytes and the outputs.
+    """Rebuild an engine of REF several times, and compare bytes and outputs.
 
     Publishes nothing. Exit code 1 if outputs differ by more than the drift limits; different bytes are no failure.
     """

@@ -41,7 +41,7 @@ class _ValidateOptions:
     imported: Annotated[
         Path | None,
         Option(
-            "Judge the results file that `python -m validation.gpu --carry` made of such a folder, and attach it.",
+            "Judge the results file of `python -m validation.gpu --carry` for this folder, and attach the proof.",
             name="--import",
             type=click.Path(path_type=Path, exists=True, dir_okay=False),
         ),

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @click.argument("where", metavar="NAME[:CHANNEL]")
 @click.option("--limit", type=click.IntRange(1), show_default="all", help="Newest moves of each channel to show.")
 def history(where: str, limit: int | None, registry: str, as_json: bool) -> None:
-    """Show who moved a channel (or each channel of NAME), when, why, and on what evidence.
+    """Show who moved a channel (or each channel of NAME), when, why, and with which canary.
 
     NAME:CHANNEL: a model and its channel.
     """
@@ -61,7 +61,7 @@ def history(where: str, limit: int | None, registry: str, as_json: bool) -> None
 
 @click.group(cls=Group)
 def policy() -> None:
-    """What a channel requires of a version.
+    """Show and set what a channel requires of a version.
 
     '*:CHANNEL' stands for the channel of every model that has no policy of its own.
     """
@@ -96,13 +96,13 @@ class _PolicyOptions:
     proven: Annotated[
         str, Option("Targets that need a proven engine: l4,sm_90,cpu.", metavar="TARGETS", shown="none")
     ] = ""
-    canary: Annotated[bool, Option("Whether a canary's PASS is needed.", name="--canary/--no-canary")] = False
+    canary: Annotated[bool, Option("Require a canary's PASS.", name="--canary/--no-canary")] = False
     canary_on: Annotated[
         str,
         Option(
-            "GPU generations and kinds of CPU that a canary must have passed on, each: sm_89,sm_90,cpu.",
+            "GPU generations and kinds of CPU on each of which a canary must have passed: sm_89,sm_90,cpu.",
             metavar="TARGETS",
-            shown="what the channel serves, for canaries without a person",
+            shown="for automatic moves: the targets that the channel serves",
         ),
     ] = ""
     signed_by: Annotated[
@@ -120,9 +120,9 @@ class _PolicyOptions:
 @takes(_PolicyOptions)
 @why_option
 def set_policy(where: str, options: _PolicyOptions, why: str, registry: str, as_json: bool) -> None:
-    """Set the policy of a channel, in place of the one before.
+    """Replace the policy of a channel.
 
-    Without options it requires only what every channel requires.
+    Without options, only the rules of every channel apply.
 
     Creates the registry if there is none: policies may be set before the first version is published.
     """
@@ -207,7 +207,7 @@ def served_metrics(address: HttpAddress | None) -> Iterator["LiveMetrics | None"
     help="Write the metrics to this file (for node_exporter) and exit.",
 )
 def metrics(listen: HttpAddress, every: float, once: bool, textfile: Path | None, registry: str) -> None:
-    """Serve a registry's numbers to Prometheus: builds, runs, cache, unproven engines, drift.
+    """Serve metrics of a registry to Prometheus: builds, runs, cache, unproven engines, drift.
 
     Read from the registry's documents, so one exporter covers every run, wherever it took place.
     """

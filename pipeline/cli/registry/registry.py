@@ -45,7 +45,7 @@ from enginesmith.registry.versions.state import Channel, read_channel, read_hist
 @click.option(
     "--layers", metavar="UNIT", help="Show the layers and tactics of this engine, as its compiler reports them."
 )
-@click.option("--diff", "older", metavar="REF2", help="Show what differs from this version, the older one.")
+@click.option("--diff", "older", metavar="REF2", help="Show the differences from REF2, the older version.")
 @click.option("--provenance", is_flag=True, help="Print the stored SLSA provenance statement.")
 @click.option("--sbom", is_flag=True, help="Print the stored CycloneDX SBOM of the environment that built the version.")
 def show(
@@ -127,7 +127,7 @@ def _print_heading(facts: VersionStatus) -> None:
 @click.option(
     "--repair",
     is_flag=True,
-    help="Move corrupt blobs away, so that the next build makes them again; write snapshots anew.",
+    help="Move corrupt blobs away, so that the next build makes them again, and rewrite snapshots.",
 )
 def verify(reference: str | None, repair: bool, registry: str, as_json: bool) -> None:
     """Re-hash every byte of REF, or of the whole registry, and report damage. Exit code 1 if there is any."""
@@ -168,7 +168,7 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
     "--accept-random-inputs",
     "random_inputs",
     is_flag=True,
-    help="Accept engines that are proven on random inputs alone; the channel's history records it.",
+    help="Accept engines that are proven only on random inputs; the channel's history records it.",
 )
 @accept_loss_option
 def promote(
@@ -183,9 +183,9 @@ def promote(
     trust: Path | None,
     as_json: bool,
 ) -> None:
-    """Point a channel to the version REF.
+    """Move a channel to the version REF.
 
-    Refused where nodes would lose a target or a precision that the channel serves now, unless --accept-loss.
+    Refused if nodes would lose a target or a precision that the channel serves, unless you pass --accept-loss.
 
     NAME:CHANNEL: a channel of the same model; CHANNEL alone is enough (default: stable).
     """
@@ -220,9 +220,9 @@ def promote(
 @click.argument("where", metavar="NAME[:CHANNEL]")
 @why_option
 def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
-    """Point a channel back to the version that it served before.
+    """Move a channel back to the version that it served before.
 
-    While a rollout brings it another version, that is aborted, and the channel stays where it is.
+    During a rollout: abort the rollout; the channel keeps its version.
 
     NAME:CHANNEL: a model and its channel; NAME alone is its channel stable.
     """
@@ -340,8 +340,8 @@ def _print_verified(result: Verification, repairs: Repairs) -> None:
         say("`enginesmith registry fsck --repair` writes what is stale anew")
     if remaining_faults:
         say(
-            "to mend it: build again; what that does not make again, restore from a copy, or delete the folder of its "
-            "version, models/NAME/versions/VERSION, and run `enginesmith registry gc`"
+            "to repair it, build again; restore other files from a copy, or delete the version's folder, "
+            "models/NAME/versions/VERSION, and run `enginesmith registry gc`"
         )
     mended = bool(faults) and not remaining_faults and bool(repairs.channels)
     verdict = "sound" if result.sound else "mended" if mended else "DAMAGED"

@@ -38,7 +38,7 @@ site_options = combine(
 def site(dest: Path, registry: str, trust: Path | None, as_json: bool, **sources: Any) -> None:
     """Write the registry as a website into the folder DEST: static files, for a bucket, a server or a browser.
 
-    Only what changed since the last time is read and written.
+    Reads and writes only changes since the last run.
     """
     from pipeline.site.folder import SiteFolder
     from pipeline.site.generate import SiteSources, write_site
@@ -61,7 +61,7 @@ def site(dest: Path, registry: str, trust: Path | None, as_json: bool, **sources
     help="Where to serve; port 0 is any free one, host 0.0.0.0 is for a pod.",
 )
 @number_option("--every", click.FloatRange(1), 30.0, "Seconds between polls of the registry.")
-@click.option("--prefix", default="", metavar="/PATH", help="Path of an ingress that the site lies below.")
+@click.option("--prefix", default="", metavar="/PATH", help="Path of the site below an ingress.")
 @path_option("--dest", "Folder for the site's files.", shown="a temporary one")
 @site_options
 def serve(
@@ -70,7 +70,7 @@ def serve(
     """Show the registry as a website: the files of `enginesmith site write`, brought up to date as the registry
     changes.
 
-    Read-only: GET and HEAD are answered, and nothing else. There is no login: listen on loopback, or behind an ingress.
+    Read-only: only GET and HEAD are answered. There is no login: listen on loopback, or behind an ingress.
     """
     from tempfile import TemporaryDirectory
 

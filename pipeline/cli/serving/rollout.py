@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 # Options that say how a version comes to a channel: waves, their time, gates, how fast they open.
 
-_GATES = "health=95% (nodes that are well), errors=1% (requests that failed), canary (a PASS), reports=20 (nodes)"
+
+_GATES = "health=95% (healthy nodes), errors=1% (failed requests), canary (a PASS), reports=20 (nodes that report)"
 
 
 class Durations(click.ParamType[tuple[timedelta, ...]]):
@@ -75,20 +76,20 @@ class GivenPlan:
     soak: Annotated[
         tuple[tuple[timedelta, ...], ...],
         Option(
-            "Least time of a wave; one for all waves, or one for each.",
+            "Minimum time of a wave: one value, or one for each wave.",
             type=Durations(),
             metavar="DURATION,...",
             shown="10m",
         ),
     ] = ()
     gates: Annotated[
-        tuple[str, ...], Option(f"What a wave needs: {_GATES}; repeat it.", name="--gate", metavar="GATE")
+        tuple[str, ...], Option(f"Rules for the next wave: {_GATES}; repeat it.", name="--gate", metavar="GATE")
     ] = ()
-    approve: Annotated[bool, Option("A person ends each wave, with `enginesmith rollout resume`.")] = False
+    approve: Annotated[bool, Option("Wait at the end of each wave for `enginesmith rollout resume`.")] = False
     max_unavailable: Annotated[
         str | None,
         Option(
-            "Most nodes that may swap within one poll interval: 1%, or a number with --nodes.",
+            "Maximum of nodes that swap within one poll interval: 1%, or a number with --nodes.",
             metavar="N|SHARE",
             shown="all",
         ),
@@ -96,9 +97,9 @@ class GivenPlan:
     nodes: Annotated[
         int | None,
         Option(
-            "Least number of nodes: waves are limited to their shares of it; --max-unavailable may be a number.",
+            "Minimum number of nodes: waves never exceed their share of it; --max-unavailable may be a number.",
             type=click.IntRange(1),
-            shown="what the last rollout's reports say",
+            shown="from the last rollout's reports",
         ),
     ] = None
     poll_interval: Annotated[timedelta, Option("Time between a node's polls.", type=Duration(), shown="2m")] = (
@@ -127,7 +128,7 @@ class GivenPlan:
         return RolloutPlan(waves, soaks_s, read_gates(self.gates, self.approve), look_s, self._step(), self.nodes)
 
     def _step(self) -> int | None:
-        """Parts per million of the nodes that may be reached within one look; None: all."""
+        """Parts per million of the nodes that may swap within one poll interval; None: all."""
         text = self.max_unavailable
         if text is None:
             return None
@@ -184,7 +185,7 @@ def format_duration(seconds: int) -> str:
 
 @click.group(cls=Group)
 def rollout() -> None:
-    """Bring a version to a channel in waves, with gates, and halt it by itself."""
+    """Roll out a version in waves; halt and roll back automatically if a gate fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +210,7 @@ def start_rollout(
     trust: Path | None,
     as_json: bool,
 ) -> None:
-    """Start a rollout of the version REF to a channel; its first wave is open then.
+    """Start a rollout of the version REF to a channel, and open its first wave.
 
     Without --wave the waves are those of the channel's policy. The channel goes on serving what it serves; when the
     last wave is over, it is promoted. `enginesmith rollout watch`, or the flow, makes the steps.
@@ -243,7 +244,7 @@ def start_rollout(
 @rollout.command("status")
 @click.argument("where", metavar="[NAME:CHANNEL]", required=False)
 def show_status(where: str | None, registry: str, as_json: bool) -> None:
-    """Show a channel's rollout: its waves, what nodes report, gates, decisions.
+    """Show a channel's rollout: its waves, node reports, gates and decisions.
 
     NAME:CHANNEL: a model and its channel (default: all rollouts that are not finished).
     """
@@ -267,7 +268,7 @@ def show_status(where: str | None, registry: str, as_json: bool) -> None:
 @channel_argument
 @why_option
 def pause_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
-    """Stop a rollout where it is; gates that fail still halt it."""
+    """Pause a rollout: no further wave opens, and failing gates still halt it."""
     from pipeline.rollout.operations import pause
 
     store = open_store(registry)
@@ -277,11 +278,11 @@ def pause_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
 @rollout.command("resume")
 @channel_argument
 @click.option(
-    "--without-data", is_flag=True, help="Approve the open wave though gates lack data; those that fail still halt it."
+    "--without-data", is_flag=True, help="Approve the open wave even if gates lack data; failing gates still halt it."
 )
 @why_option
 def resume_rollout(where: str, without_data: bool, why: str, registry: str, as_json: bool) -> None:
-    """Let a paused rollout go on, or approve its open wave."""
+    """Continue a paused rollout, or approve its open wave."""
     from pipeline.rollout.operations import resume
 
     store = open_store(registry)
@@ -293,7 +294,7 @@ def resume_rollout(where: str, without_data: bool, why: str, registry: str, as_j
 @channel_argument
 @why_option
 def abort_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
-    """End a rollout; every node returns to what the channel serves."""
+    """End a rollout; all nodes return to the channel's version."""
     from pipeline.rollout.operations import abort
 
     store = open_store(registry)
@@ -305,9 +306,9 @@ def abort_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
 @click.option("--once", is_flag=True, help="Poll once and exit.")
 @number_option("--interval", click.FloatRange(0.05), 15.0, "Seconds between polls.")
 def watch_rollout(where: str | None, once: bool, interval: float, registry: str, as_json: bool) -> None:
-    """Make the steps that are due, until the rollout is finished. Several may run at once, and may be killed.
+    """Make the steps that are due, until the rollout ends. You may run several at once, and kill them.
 
-    Exit code 1 if it was halted or aborted. NAME:CHANNEL: a model and its channel (default: every rollout, for ever).
+    Exit code 1 if it was halted or aborted. NAME:CHANNEL: a model and its channel (default: every rollout).
     """
     from pipeline.rollout.advance import RolloutFollower
 
@@ -337,7 +338,7 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
     help="Where to listen; port 0 is any free one.",
 )
 def receive_reports(listen: HttpAddress, registry: str) -> None:
-    """Take reports of nodes that may not write the registry (`pull --follow --report URL`), and store them.
+    """Receive and store reports of nodes without write access to the registry (`pull --follow --report URL`).
 
     Beyond loopback the nodes must show a token: set ENGINESMITH_REPORT_TOKEN here and there.
     """
@@ -382,7 +383,7 @@ def _describe_limits(found: Rollout) -> str:
     if not found.nodes:
         return "shares are averages: the number of nodes is unknown; pass --nodes to make them limits"
     return (
-        f"first wave: {found.plan.waves[0]}, {found.aim} of places, so that it keeps within that of {found.nodes} nodes"
+        f"first wave: {found.plan.waves[0]}, {found.aim} on average, to stay within that share of {found.nodes} nodes"
     )
 
 
@@ -394,7 +395,7 @@ def _print_status(status: "RolloutStatus") -> None:
     )
     if rollout_state.losses:
         echo(f"accepted losses: {', '.join(rollout_state.losses)}")
-    print_table(("wave", "who", "least_time", "state"), status.list_waves())
+    print_table(("wave", "nodes", "soak", "state"), status.list_waves())
     if not rollout_state.is_finished:
         failing = sum(bool(report.failure) for report in heard.reports)
         read = f" of {len(heard.reports)} read" if len(heard.reports) < heard.nodes else ""

@@ -54,10 +54,12 @@ class _BucketsOptions:
     dims: Annotated[
         tuple[str, ...], Option("Dim to choose for; repeat it.", name="--dim", shown="all but the batch")
     ] = ()
-    most: Annotated[int | None, Option("Most profiles.", type=click.IntRange(1, 64), shown="as many as pay")] = None
+    most: Annotated[
+        int | None, Option("Maximum number of profiles.", type=click.IntRange(1, 64), shown="as many as lower the cost")
+    ] = None
     batch: Annotated[
         int | None,
-        Option("Most samples that a batcher puts together.", type=click.IntRange(1), shown="the dim's max"),
+        Option("Maximum samples of a batch.", type=click.IntRange(1), shown="the dim's max"),
     ] = None
     wait: Annotated[float, Option("Longest wait for others (2ms).", type=ShortTime(), shown="0ms")] = 0.0
     rate: Annotated[
@@ -72,7 +74,7 @@ class _BucketsOptions:
             shown="its build, once, and its share of the memory",
         ),
     ] = None
-    shrink: Annotated[bool, Option("Let the greatest bucket end at the greatest size of the traffic.")] = False
+    shrink: Annotated[bool, Option("End the largest bucket at the largest size in the traffic.")] = False
     engine: Annotated[str | None, Option("Time the engine of this version.", metavar="REF", shown="the fp32 graph")] = (
         None
     )
@@ -87,14 +89,14 @@ class _BucketsOptions:
         Path | None,
         Option("Also draw a picture (.svg) into this file.", type=click.Path(path_type=Path, dir_okay=False)),
     ] = None
-    write: Annotated[bool, Option("Write the buckets into SPEC; all else in the file stays as it is.")] = False
+    write: Annotated[bool, Option("Write the buckets into SPEC; the rest of the file is unchanged.")] = False
 
 
 @command()
 @spec_argument
 @takes(_BucketsOptions)
 def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, quiet: bool, as_json: bool) -> None:
-    """Choose the buckets of SPEC's dims that cost the recorded traffic least, and say what they save.
+    """Choose the buckets with the lowest cost for recorded traffic, and print the saving.
 
     The cost of a request is the engine time of its padded batch, from times measured at candidate sizes, and its share
     of the profiles' price. The buckets are the best for one dim; for several, the product of each dim's best.
@@ -190,7 +192,7 @@ class _CapacityOptions:
     rate: Annotated[
         float, Option("Requests per second of the whole fleet.", type=click.FloatRange(0, 1e9, min_open=True))
     ]
-    p99: Annotated[float, Option("Limit of latency, kept by 99 in 100 (50ms).", type=ShortTime(above=True))]
+    p99: Annotated[float, Option("Limit of p99 latency (50ms).", type=ShortTime(above=True))]
     prices: Annotated[Path | None, Option("Prices of machines (YAML).", shown="no costs")] = None
     fleet: Annotated[
         Path | None, Option("Inventory as `enginesmith fleet` reads it; its counts replace those of the prices.")
@@ -203,18 +205,18 @@ class _CapacityOptions:
         None
     )
     batch: Annotated[
-        int | None, Option("Samples of a batch, at most.", type=click.IntRange(1), shown="the best of those timed")
+        int | None, Option("Maximum samples of a batch.", type=click.IntRange(1), shown="the best timed batch")
     ] = None
     wait: Annotated[
         float | None, Option("Longest wait for others (2ms).", type=ShortTime(), shown="the best of five")
     ] = None
     headroom: Annotated[float, Option("Share of each machine kept free.", type=Percent(), shown="0%")] = 0.0
-    spare: Annotated[int, Option("Machines that may be lost.", type=click.IntRange(0, 100))] = 1
+    spare: Annotated[int, Option("Number of machines that may fail.", type=click.IntRange(0, 100))] = 1
     batch_overhead: Annotated[
-        float | None, Option("What your server adds to each batch.", type=ShortTime(), shown="not counted")
+        float | None, Option("Time that your server adds to each batch.", type=ShortTime(), shown="not counted")
     ] = None
     request_overhead: Annotated[
-        float | None, Option("The same, for each request.", type=ShortTime(), shown="not counted")
+        float | None, Option("Time that your server adds to each request.", type=ShortTime(), shown="not counted")
     ] = None
     precision: Annotated[str | None, precision_option("all")] = None
     out: Annotated[
@@ -328,8 +330,8 @@ def _cost(value: float, low: float, high: float | None, currency: str) -> str:
 @click.option(
     "--model",
     metavar="SPEC|REF",
-    show_default="the model that PLACE names",
-    help="Spec (a file that ends in .yaml, registered:MODEL) or version of the model that was asked.",
+    show_default="the model named in PLACE",
+    help="Spec (a file that ends in .yaml, registered:MODEL) or version of the recorded model.",
 )
 @path_option("--out", "Also draw a picture (.svg) into this file.", dir_okay=False)
 def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_json: bool) -> None:

@@ -25,7 +25,7 @@ def test_gc_shows_first_and_deletes_when_told(three: Store) -> None:
     assert told("registry", "pin", "--remove", "digits@1") == {"model": "digits", "version": "1", "pinned": False}
     assert isinstance(run("registry", "pin", "--remove", "digits").exception, UnknownNameError)
     assert run("registry", "pin", "--remove", "digits@1", "--why", "old").exit_code == 2
-    assert "2 versions kept; 0 B deleted, 0 B marked or to mark" in said("registry", "gc")
+    assert "2 versions kept; 0 B deleted, 0 B of garbage left" in said("registry", "gc")
     for grace in ("soon", "999999d"):
         assert run("registry", "gc", "--delete", "--grace", grace).exit_code == 2
     assert told("registry", "fsck")["problems"] == []

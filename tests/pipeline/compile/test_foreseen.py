@@ -18,7 +18,7 @@ from tests.pipeline.projects import SPEC, Project, arrays, weights, write_model
 
 MODEL, CALIBRATION, GOLDEN = "model tiny.onnx", "calibration data calibration.npz", "golden data golden.npz"
 
-SEARCHED = "; a search runs if plain calibration misses the limits"
+SEARCHED = "; if plain calibration misses the limits, build searches for a better quantization"
 
 
 def planned(project: Project, *words: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -159,7 +159,7 @@ def test_without_an_export_it_runs_and_writes_nothing_and_says_what_it_cannot_kn
     monkeypatch.setattr(filestore.os, "access", lambda *_: False)  # a registry that is not this user's
     units, changes = planned(built, "--no-export")
     assert {unit["action"] for unit in units.values()} == {"unknown"}
-    assert units["cpu int8"]["reason"] == f"{MODEL} changed; known once the model is exported{SEARCHED}"
+    assert units["cpu int8"]["reason"] == f"{MODEL} changed; the action is known once the model is exported{SEARCHED}"
     assert units["cpu int8"]["build_key"] is None and units["cpu int8"]["request"] is None
     assert list(changes) == [f"{MODEL} changed"]
     done = built.run("plan", built.spec, "--no-export")
@@ -171,13 +171,18 @@ def test_without_an_export_what_needs_no_calibration_is_known(built: Project) ->
     change_data(built, "calibration.npz", 100.0)
     units, _ = planned(built, "--no-export")
     assert units["cpu fp32"]["action"] == "cached" and units["sm_75 fp32"]["action"] == "refused"
-    assert units["cpu int8"]["reason"] == f"{CALIBRATION} changed; known once the model is quantized{SEARCHED}"
+    assert (
+        units["cpu int8"]["reason"]
+        == f"{CALIBRATION} changed; the action is known once the model is quantized{SEARCHED}"
+    )
 
 
 def test_a_plan_says_what_it_does_first(project: Project) -> None:
     project.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
     first = project.run("plan", project.spec, "--no-export")
-    assert first.code == 0 and "no engine for this unit yet; known once the model is exported" in first.out
+    assert (
+        first.code == 0 and "no engine for this unit yet; the action is known once the model is exported" in first.out
+    )
     done = project.run("plan", project.spec)
     assert "export is missing and runs first" in done.err and "export ..." in done.err
     assert "not on record" not in project.run("plan", project.spec).err

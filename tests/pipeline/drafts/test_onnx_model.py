@@ -30,7 +30,7 @@ def test_dims_without_names_get_them_and_steps_are_found(tmp_path: Path) -> None
     for name in ("height", "width"):
         dim = found.dims[name]
         assert dim.min % 4 == dim.opt % 4 == dim.max % 4 == 0 and dim.min < dim.max
-        assert dim.multiple == 4 and "in steps of 4 alone" in dim.why
+        assert dim.multiple == 4 and "only at multiples of 4" in dim.why
     (tmp_path / "spec.yaml").write_text(write_spec(found))
     assert [dim.multiple for dim in load_spec(tmp_path / "spec.yaml").named_dims()] == [1, 4, 4]
 

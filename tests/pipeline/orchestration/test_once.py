@@ -22,7 +22,7 @@ from tests.waiting import PATIENCE_S, stopped
 
 ROOT = Path(__file__).parents[3]
 SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
-WAITING = re.compile(r"lock: waiting: compiling tiny is being done by \S+, process (\d+), since ")
+WAITING = re.compile(r"lock: waiting: compiling tiny is running on \S+, process (\d+), since ")
 
 
 def start(project: Project, *words: str, stop_at: str = "") -> subprocess.Popen[str]:

@@ -120,7 +120,7 @@ def test_the_table_shows_what_waits_while_it_does(capsys: pytest.CaptureFixture[
         shown.emit(Waiting(f"unit {number}", f"a node: none yet, 1:0{number} left"))
     for number in (80, 89):
         shown.emit(Waiting(f"sm_{number} fp16", f"a slot of enginesmith-gpu-sm_{number}"))
-    shown.emit(Waiting("lock", "compiling [tiny] is being done by vm"))
+    shown.emit(Waiting("lock", "compiling [tiny] is running on vm"))
     shown.emit(Retrying("unit 1", "killed by SIGSEGV"))
     assert "unit 1: once more: killed by SIGSEGV" in capsys.readouterr().err
     Console(file=sys.stdout, width=120).print(shown._draw())
@@ -129,7 +129,7 @@ def test_the_table_shows_what_waits_while_it_does(capsys: pytest.CaptureFixture[
         "… unit 0, unit 1, unit 2 and 2 more: waiting: a node: none yet, 1:00 left",
         "… sm_80 fp16: waiting: a slot of enginesmith-gpu-sm_80",
         "… sm_89 fp16: waiting: a slot of enginesmith-gpu-sm_89",
-        "… lock: waiting: compiling [tiny] is being done by vm",
+        "… lock: waiting: compiling [tiny] is running on vm",
     ]
     shown.emit(Started("unit 0"))
     shown.emit(Finished("lock", "done", "waited 12 s"))
@@ -140,7 +140,7 @@ def test_the_table_shows_what_waits_while_it_does(capsys: pytest.CaptureFixture[
 
 def test_of_several_models_each_step_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     shown = by_model(Lines()).of_run("digits", "run-1")
-    shown.emit(Waiting("lock", "compiling digits is being done by vm"))
+    shown.emit(Waiting("lock", "compiling digits is running on vm"))
     shown.emit(Started("export"))
     with shown.watch("export"):
         pass
@@ -149,7 +149,7 @@ def test_of_several_models_each_step_says_whose_it_is(capsys: pytest.CaptureFixt
     shown.emit(VersionSettled("digits@1", "published"))
     said = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]
     assert said == [
-        "digits lock: waiting: compiling digits is being done by vm",
+        "digits lock: waiting: compiling digits is running on vm",
         "digits export ...",
         "digits export: done",
         "verdict on digits cpu fp32: proven: 3 checks",

@@ -25,7 +25,7 @@ def pair(**parts: object) -> EnginePair:
 
 def sample(spec: str = "digits.yaml", findings: tuple[Finding, ...] | None = None) -> RegressionCheck:
     known = (
-        Finding("latency", "error", "200 µs, 100 µs as served: 2.0 times | 100 % [slower]", UNIT, "batch=8", 17),
+        Finding("latency", "error", "200 µs, served version 100 µs: 2.0 times | 100 % [slower]", UNIT, "batch=8", 17),
         Finding("too-noisy", "warning", "neither shown nor ruled out", UNIT, "batch=32", 17),
         Finding(
             "coverage", "note", "digits@3 has this engine,\nand this spec does not give it", "cpu fp16 onnxruntime"

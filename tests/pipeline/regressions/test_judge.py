@@ -59,7 +59,7 @@ def test_a_task_metric_may_be_worse_by_so_much(name: str, new: float, served: fl
 def test_a_lost_metric_is_told_with_both_values() -> None:
     worse = pair(metrics=(MetricPair("accuracy", 0.90, 0.95, 0.01),))
     (found,) = judge_pair(worse, CheckOptions(), judged_by_metric=True)
-    assert "accuracy 0.9000, 0.9500 as served" in found.text and found.text.endswith("at most 0.01 worse passes")
+    assert "accuracy 0.9000, served version 0.9500" in found.text and found.text.endswith("the limit is 0.01 worse")
 
 
 def test_the_allowed_loss_of_a_metric_comes_before_that_of_all() -> None:

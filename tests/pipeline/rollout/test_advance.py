@@ -69,7 +69,7 @@ def test_nodes_that_fail_halt_it_at_the_first_look_that_shows_it(share):
     tell(store, rollout, 30, nodes[bad:])
     assert look(store, 31).action == ("halted" if share == 1.0 else "waiting")
     found = look(store, 600)
-    assert found.action == "halted" and f"{bad} of {len(nodes)} nodes that report fail" in found.why
+    assert found.action == "halted" and f"{bad} of {len(nodes)} reporting nodes failed" in found.why
     assert "unhealthy: told" in found.why and read_channel(store, *WHERE).active_rollout is None
     assert all(served(store, node) == "1" for node in NODES[:20]) and not running_rollouts(store)
 

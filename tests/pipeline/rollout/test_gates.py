@@ -29,7 +29,7 @@ def report(node: str, second: float, fails: bool):
 @pytest.mark.parametrize("health_ppm", [950_000, 900_000, 800_000, 500_000])
 def test_where_all_that_report_fail_it_fails_at_once(health_ppm):
     found = judge(8, 8, health_ppm)
-    assert found.verdict == "fail" and "8 of 8 nodes that report fail" in found.why
+    assert found.verdict == "fail" and "8 of 8 reporting nodes failed" in found.why
     assert judge(8, 8, health_ppm, least_reports=100).verdict == "fail"
 
 

@@ -40,7 +40,7 @@ def test_the_segments_measured_in_time_are_ranked(tmp_path: Path) -> None:
     assert whole.complete and "time" not in summarize(whole)
     for found in (early, none):
         assert not found.complete and 0 < found.segments < whole.segments
-        assert summarize(found).endswith("(the time was over before the whole model was looked at)")
+        assert summarize(found).endswith("(the time limit ended before the whole model was ranked)")
         assert any(MORE_TIME in line for line in describe_attribution(found))
     assert len(none.cases) == 1 and none.segments < early.segments
 

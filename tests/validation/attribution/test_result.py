@@ -75,7 +75,7 @@ def test_the_headline_says_blamed_spread_or_nothing() -> None:
     assert summarize(FOUND) == f"{node} (MatMul): 9.0 dB by itself, limit 15 dB"
     rows = tuple(replace(row, blamed="") for row in FOUND.rows)
     spread = summarize(replace(FOUND, rows=rows, finding="spread"))
-    assert "the errors of 20 segments add up" in spread and f"{node}'s (MatMul, 9.0 dB)" in spread
+    assert "the errors of 20 parts add up" in spread and f"{node}'s (MatMul, 9.0 dB)" in spread
     assert summarize(replace(FOUND, finding="nothing-failed")).startswith("no golden case fails")
     assert format_row(0, FOUND.rows[0])[:5] == ("1", f"{node} + 1", "MatMul", "9.0 dB", "8.0 dB")
 
@@ -91,8 +91,8 @@ def test_whether_tapping_changed_the_outputs_is_always_said() -> None:
 
 def test_the_page_has_the_table_the_proposal_and_nothing_where_nothing_failed() -> None:
     text = " ".join(Page(render(version_report())).text.split())
-    assert "Which node drifted" in text and "8 more segments err less by themselves." in text
-    assert "leave 1 of 24 groups in float and it passes (7 graphs run; without any one of them it fails)" in text
+    assert "Which node drifted" in text and "8 more parts have smaller own errors." in text
+    assert "with 1 of 24 groups in float the graph passes (7 graphs tried; no group can be left out)" in text
     assert "12.1, limit 15 -> 21.5" in text and "precision: fp16}" in text
     assert text.count("✕ 9.0 dB") == 1
     assert "Which node drifted" not in render({**version_report(), "attributions": []})

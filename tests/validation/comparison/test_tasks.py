@@ -58,7 +58,9 @@ def test_accuracy_is_over_all_golden_cases_in_order():
     labels[0] = (labels[0] + 1) % 3
     check = only(Fake(original), golden(labels), accuracy(0.9))
     assert check.value == 7 / 8 and not check.passed and check.limit == 0.9
-    assert check.note.startswith("the original model has 0.8750; 7 of 8: at least 0.53 of all, with 95 % confidence")
+    assert check.note.startswith(
+        "the original model has 0.8750; 7 of 8: the true share is at least 0.53, with 95 % confidence"
+    )
     assert only(Fake(original), golden(labels), accuracy()).passed
     assert only(Fake(classes), golden(labels), accuracy(0.8)).passed
 
@@ -66,8 +68,9 @@ def test_accuracy_is_over_all_golden_cases_in_order():
 def test_a_pass_on_few_samples_says_how_many_would_show_the_limit():
     check = only(Fake(original), golden(), decisions(0.95))
     assert check.passed and check.value == 1.0
-    assert check.note == "8 of 8: at least 0.69 of all, with 95 % confidence; 59 without a wrong one would show 0.95"
-    assert "would show" not in only(Fake(original), golden(), decisions(0.6)).note
+    needed = "59 samples without an error would be needed to show 0.95"
+    assert check.note == f"8 of 8: the true share is at least 0.69, with 95 % confidence; {needed}"
+    assert "needed to show" not in only(Fake(original), golden(), decisions(0.6)).note
 
 
 def raises(inputs):

@@ -64,7 +64,7 @@ class Metric(Declared):
         kw_only=True,
         metadata=about(
             "limits on numeric drift do not count beside it: true for all precisions but fp32, or a list of precisions "
-            "(docs/guides/bring-a-model.md#say-what-the-model-is-for)"
+            "(docs/guides/bring-a-model.md#add-a-task-metric)"
         ),
     )
 

@@ -160,7 +160,7 @@ def test_what_triton_cannot_serve_is_passed_over_with_the_reason(store: Store, d
     placed = place(store, dest, machine="l4")
     assert placed.pulled[0].engine.precision == "fp16"
     reasons = dict(placed.pulled[0].resolution.rejected)
-    assert "no backend of Triton opens engines of tensorrt-rtx" in reasons["l4 int8 tensorrt-rtx"]
+    assert "Triton does not load tensorrt-rtx engines" in reasons["l4 int8 tensorrt-rtx"]
     assert "has no weights" in reasons["l4 fp8 tensorrt"]
     odd = replace(cpu_engine(store, 1), outputs=(TensorSpec("logits", "complex64", ("batch", 10)),))
     publish_engines(store, [odd, rtx], "b")

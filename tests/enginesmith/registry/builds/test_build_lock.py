@@ -92,7 +92,7 @@ def test_who_waits_is_told_for_whom_and_a_silent_holder_loses_its_turn(tmp_path:
     other(store, since="2026-11-20T18:23:01.123456+00:00")
     said: list[str] = []
     with hold_build_lock(store, NAME, "mine", said.append):
-        assert said == ["compiling is being done by elsewhere, process 1, since 2026-11-20 18:23:01 UTC"]
+        assert said == ["compiling is running on elsewhere, process 1, since 2026-11-20 18:23:01 UTC"]
     assert build_history.DEAD_AFTER_S < sum(waited) < build_history.DEAD_AFTER_S + 2 * build_history._POLL_S
 
 

@@ -113,7 +113,7 @@ def test_a_catalog_says_for_whom_a_model_waits(project: Project, monkeypatch: py
     done = project.run("build", "--all", project.folder)
     assert done.code == 0 and taken
     assert (
-        "tiny lock: waiting: compiling tiny is being done by elsewhere, process 7, since 2026-11-20 18:23:01 UTC"
+        "tiny lock: waiting: compiling tiny is running on elsewhere, process 7, since 2026-11-20 18:23:01 UTC"
         in done.err
     )
     assert "tiny lock: done: waited " in done.err and "tiny export: cached" in done.err

@@ -49,7 +49,7 @@ def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Pr
     }
     assert told["snippet"] == found.proposal.snippet and not any("attribution" in name for name in manifest.sources)
     page = (loud.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
-    assert "Which node drifted" in page and "leave 1 of 2 groups in float" in page and "cpu int8 onnxruntime" in page
+    assert "Which node drifted" in page and "with 1 of 2 groups in float" in page and "cpu int8 onnxruntime" in page
 
     words = ("debug", "attribute", "tiny", "--target", "cpu", "--precision", "int8")
     again = loud.run(*words)

@@ -32,7 +32,7 @@ def test_a_rollout_from_its_start_to_its_end(serving: Store) -> None:
     text = said("rollout", "start", "digits@2", WHERE, "--wave", "50%,100%", "--soak", "0s", "--why", "faster")
     assert "digits:stable: rollout" in text and "is running (started, wave 50%; 1 is served)" in text
     assert "50%, 100% with 0s each; gates: none" in text
-    assert "open, and no controller has looked" in said("rollout", "status", WHERE)
+    assert "open; no controller has polled" in said("rollout", "status", WHERE)
     assert len(told("rollout", "status")) == 1
     assert "is paused" in said("rollout", "pause", WHERE, "--why", "lunch")
     assert "is running (resumed" in said("rollout", "resume", "digits")
@@ -141,7 +141,7 @@ def test_how_many_swap_at_once(serving: Store) -> None:
 def test_how_many_nodes_there_are_makes_waves_limits(serving: Store) -> None:
     options = ("--wave", "1%,region=eu,100%", "--nodes", "10000")
     text = said("rollout", "start", "digits@2", WHERE, *options)
-    assert "waves are limits of 10000 nodes" in text and "first wave: 1%, 0.5972% of places" in text
+    assert "waves are limits of 10000 nodes" in text and "first wave: 1%, 0.5972% on average" in text
     assert "1%, at most 100 of 10000" in said("rollout", "status", WHERE)
     (found,) = told("rollout", "status", WHERE)
     assert (found["nodes"], found["shares_ppm"]) == (10_000, [5_972, 1_000_000, 1_000_000])

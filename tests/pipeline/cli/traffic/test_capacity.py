@@ -68,7 +68,9 @@ def test_rates_machines_costs_and_the_mix(timed: Project) -> None:
     assert gpu["price"] == "l4" and gpu["greatest"]["rate"]["value"] > 2 * rate["value"]
     missing = [row for row in found["engines"] if row["machine"] == "t4"]
     assert missing and all(not row["greatest"] for row in missing)
-    assert "not measured; on such a machine: enginesmith validate tiny@1 --target sm_75" in missing[0]["reason"]
+    assert (
+        "not measured; run on this kind of machine: enginesmith validate tiny@1 --target sm_75" in missing[0]["reason"]
+    )
     assert set(found["mix"]["machines"]) <= {"cpu", "l4"} and found["mix"]["machines"].get("l4", 0) <= 2
     assert "<svg" in timed.folder.joinpath("cost.svg").read_text()
     again = timed.run(*words, "--wait", "0ms", "--batch", 1, "--quiet")

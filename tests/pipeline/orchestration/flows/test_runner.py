@@ -117,8 +117,8 @@ def test_the_log_of_a_flow_has_waits_that_mean_something() -> None:
     progress._logger, progress._clocks = log, Clocks()  # type: ignore[assignment]
     progress.emit(Waiting("check fp16", QUEUED))
     for _ in range(2):
-        progress.emit(Waiting("lock", "compiling tiny is being done by vm"))
-    assert logged == ["lock: waiting: compiling tiny is being done by vm"]
+        progress.emit(Waiting("lock", "compiling tiny is running on vm"))
+    assert logged == ["lock: waiting: compiling tiny is running on vm"]
 
 
 def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]]) -> None:

@@ -73,7 +73,7 @@ def test_the_one_group_that_breaks_the_graph_is_left_in_float(scheme: Quantizati
     assert all(check.passed for check in bench.judge(pasted))
     (quality,) = [change for change in told.quality if change.before.name == "sqnr_db"]
     assert quality.before.value < 28 <= quality.after.value
-    assert any("leave 1 of 3 groups in float" in line for line in describe_proposal(told))
+    assert any("with 1 of 3 groups in float" in line for line in describe_proposal(told))
 
 
 def test_rules_that_the_spec_has_stay_in_front(tmp_path: Path) -> None:
