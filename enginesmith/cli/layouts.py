@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from enginesmith.core.hardware.machine import Machine
 
 # Options that mean something for one layout alone.
-_FOR_TRITON = ("most", "wait", "warmup")
+_FOR_TRITON = ("max_batch_size", "max_queue_delay", "warmup")
 _FOR_KSERVE = ("image", "car")
 
 
@@ -32,10 +32,10 @@ class LayoutOptions:
         Literal["plain", "triton", "kserve"],
         Option("Layout of DEST; triton: a model repository, kserve: objects of a cluster that pulls it."),
     ] = "plain"
-    most: Annotated[int | None, Option("triton: join requests, at most so many samples.", type=click.IntRange(1))] = (
-        None
-    )
-    wait: Annotated[
+    max_batch_size: Annotated[
+        int | None, Option("triton: join requests, at most so many samples.", type=click.IntRange(1))
+    ] = None
+    max_queue_delay: Annotated[
         float | None, Option("triton: join requests; one waits so long for others (2ms).", type=ShortTime())
     ] = None
     warmup: Annotated[bool, Option("triton: run golden inputs first.", name="--warmup/--no-warmup")] = True
@@ -49,8 +49,8 @@ class LayoutOptions:
         from enginesmith.client.layouts.triton import Triton
         from enginesmith.client.layouts.triton_config import DynamicBatching
 
-        joined = self.most is not None or self.wait is not None
-        return Triton(DynamicBatching(self.most, self.wait or 0.0) if joined else None, self.warmup)
+        batching = DynamicBatching(self.max_batch_size, self.max_queue_delay)
+        return Triton(batching if batching != DynamicBatching() else None, self.warmup)
 
 
 def check_layout(context: click.Context, layout: str) -> None:
