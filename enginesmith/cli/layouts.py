@@ -10,6 +10,7 @@ import click
 from enginesmith.cli.options import Option, ShortTime, emit_json, say
 from enginesmith.cli.tables import echo
 from enginesmith.core.names import parse_reference
+from enginesmith.core.text import pluralize
 from enginesmith.registry.store.base import absolute_uri
 from enginesmith.registry.store.files import make_folder, write_whole
 
@@ -114,6 +115,8 @@ def write_objects(
 
 def show_placed(placed: "Placed", as_json: bool) -> None:
     """Print what a repository serves now."""
+    from enginesmith.client.resolve import list_targets
+
     for item in placed.pulled:
         for line in (*item.warnings, *(f"note: {remark}" for remark in item.resolution.remarks)):
             say(line)
@@ -139,5 +142,12 @@ def show_placed(placed: "Placed", as_json: bool) -> None:
     accepted = {entry.unit for item in placed.pulled for entry in item.resolution.ranked}
     rejected = [row for item in placed.pulled for row in item.resolution.rejected if row[0] not in accepted]
     # Of several reasons the one of the machine that the engine was built for is the last.
-    for unit, reason in dict(sorted(rejected, key=lambda row: not row[1].startswith("built for "))).items():
-        echo(f"not:    {unit}: {reason}")
+    reasons = dict(sorted(rejected, key=lambda row: not row[1].startswith("built for ")))
+    units_by_reason: dict[str, list[str]] = {}
+    for unit, reason in reasons.items():
+        units_by_reason.setdefault("" if reason.startswith("built for ") else reason, []).append(unit)
+    elsewhere = units_by_reason.pop("", [])
+    for reason, units in units_by_reason.items():
+        echo(f"not:    {', '.join(units)}: {reason}")
+    if elsewhere:
+        echo(f"not:    {pluralize(len(elsewhere), 'engine')} for other hardware: {list_targets(elsewhere)}")

@@ -15,7 +15,7 @@ another capability is rejected.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -36,11 +36,16 @@ FALLBACK = "onnx"
 # lacks something, it is not proven, it was not built, it has another precision, it is for other hardware.
 RejectionKind = Literal["unopened", "unmet", "unproven", "not built", "precision", "hardware"]
 _KINDS: tuple[RejectionKind, ...] = get_args(RejectionKind)
-_MOST_SHOWN = 8
+_MOST_SHOWN = 4
 
 if TYPE_CHECKING:
     from enginesmith.registry.evidence.latencies import MeasuredSpeed
     from enginesmith.registry.trust.policy import TrustPolicy
+
+
+def list_targets(units: Iterable[str]) -> str:
+    """The targets of units, each once: 'l4, t4'."""
+    return ", ".join(dict.fromkeys(unit.split()[0] for unit in units))
 
 
 @dataclass(frozen=True)
@@ -131,24 +136,27 @@ class EngineRanking:
     def _explain_lack(self) -> str:
         """Why nothing fits: the rejection that comes nearest and its remedy, and the others in a line."""
         target_text = self.machine.name + (f" in {self.policy.precision}" if self.policy.precision else "")
-        lead = f"{self.what} has no {{}} for {target_text}"
         if not self.rejected:
-            return f"{lead.format('engine')}: it has no engines at all; build it"
-        # One of an older kind of ranking, which `without` made, is of the machine.
-        ordered = sorted(self.rejected, key=lambda row: _KINDS.index(self.kinds.get(row[0], "unmet")))
-        (unit, reason), rest = ordered[0], ordered[1:]
-        kind = self.kinds.get(unit, "unmet")
+            return f"{self.what} has no engine for {target_text}: it has no engines at all; build it"
+        of_kind: dict[RejectionKind, list[str]] = {kind: [] for kind in _KINDS}
+        for unit, reason in self.rejected:
+            of_kind[self.kinds.get(unit, "unmet")].append(f"{unit}: {reason}")
+        elsewhere = list_targets(unit for unit, _ in self.rejected if self.kinds.get(unit) == "hardware")
+        if of_kind.pop("hardware"):
+            of_kind["hardware"] = [f"it has engines for {elsewhere}"]
+        (kind, first), *rest = [(kind, text) for kind, texts in of_kind.items() for text in texts]
         remedies: dict[RejectionKind, str] = {
             "unopened": self.remedy,
             "unmet": "give such a machine what it lacks, or build for it as it is",
             "unproven": f"`enginesmith validate {self.what}` on such a machine proves what never ran there",
             "not built": "change that and build again",
             "precision": f"add {self.policy.precision} to the precisions of its spec and build, or ask for another one",
-            "hardware": f"add {self.machine.target.name} to the targets of its spec and build",
+            "hardware": f"add {self.machine.target.name} to the targets of its spec and build, or name another target",
         }
-        text = f"{lead.format('proven engine' if kind == 'unproven' else 'engine')}: {unit}: {reason}; {remedies[kind]}"
-        others = join_first([f"{unit}: {reason}" for unit, reason in rest], _MOST_SHOWN, "; ")
-        return f"{text}\n  nor {others}" if others else text
+        what = "proven engine" if kind == "unproven" else "engine"
+        text = f"{self.what} has no {what} for {target_text}: {first}; {remedies[kind]}"
+        others = join_first([reason for _, reason in rest], _MOST_SHOWN, "; ")
+        return f"{text}\n  also: {others}" if others else text
 
     def to_json(self) -> dict[str, Any]:
         """As JSON: the machine, the policy, candidates best first, and the rejected."""
@@ -215,7 +223,8 @@ def _reject(entry: EngineEntry, machine: Machine, policy: Policy) -> tuple[Rejec
     unmet = [finding for finding in evaluate(entry.requires, machine) if finding.rules_out]
     processor = hardware_of(entry.requires)
     if wrong := next((finding for finding in unmet if finding.requirement is processor), None):
-        return "hardware", wrong.words
+        # Of another kind of CPU the words say what this one lacks.
+        return "unmet" if entry.hardware.is_cpu and machine.is_cpu else "hardware", wrong.words
     if policy.precision is not None and entry.precision != policy.precision:
         return "precision", f"{entry.precision}, and {policy.precision} was asked for"
     if not entry.usable:

@@ -153,7 +153,8 @@ def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
 
     Axis 0 is `batch` wherever its name says that it counts samples (`N`, `batch_size`). An axis that the model leaves
     without a name ('?') gets one of its own, what such an axis is usually called: `batch` for axis 0, `height` and
-    `width` of [n, c, h, w], `length` of a sequence; with the input's name before it where that name is taken. A sum of other dims of the model stays one.
+    `width` of [n, c, h, w], `length` of a sequence; with the input's name before it where that name is taken. A
+    sum of other dims of the model stays one.
     """
     names_by_dim: dict[str, str] = {}
     named = []

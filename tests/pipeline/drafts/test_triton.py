@@ -127,8 +127,8 @@ def test_a_configuration_by_hand_is_kept_and_what_is_not_is_said(tmp_path: Path)
     assert (spec.serve, spec.version, spec.targets) == ("triton", "1", ("gpu",))
     assert {name: (dim.min, dim.max) for name, dim in spec.dims.items()} == {
         "batch": (1, 8),
-        "height": (224, 224),
-        "width": (224, 224),
+        "h": (224, 224),
+        "w": (224, 224),
     }
     assert spec.triton.model_dump() == {
         "instances": 2,
