@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from enginesmith.core.errors import IntegrityError, UnknownNameError
 from enginesmith.core.hardware.evaluation import evaluate
 from enginesmith.core.hardware.machine import Machine, generation_of
-from enginesmith.core.requirements import Gpu, hardware_of
+from enginesmith.core.requirements import Cpu, Gpu, hardware_of
 from enginesmith.core.text import join_first
 from enginesmith.core.types import accuracy_order
 from enginesmith.registry.evidence.attestations import JudgedEntry
@@ -224,7 +224,7 @@ def _reject(entry: EngineEntry, machine: Machine, policy: Policy) -> tuple[Rejec
     processor = hardware_of(entry.requires)
     if wrong := next((finding for finding in unmet if finding.requirement is processor), None):
         # Of another kind of CPU the words say what this one lacks.
-        return "unmet" if entry.hardware.is_cpu and machine.is_cpu else "hardware", wrong.words
+        return "unmet" if isinstance(processor, Cpu) and machine.is_cpu else "hardware", wrong.words
     if policy.precision is not None and entry.precision != policy.precision:
         return "precision", f"{entry.precision}, and {policy.precision} was asked for"
     if not entry.usable:

@@ -249,26 +249,23 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
     return _take_kinds(_take_batch(_take_sizes(model_facts, config_message), config_message), config_message)
 
 
-# Fields of a configuration that a spec has, in whatever section, or that follow from the model.
-_KEPT = frozenset(
-    {"name", "platform", "backend", "version_policy", "max_batch_size", "input", "output", "dynamic_batching"}
-    | {"instance_group", "default_model_filename", "model_warmup", "parameters", "cc_model_filenames"}
-)
-# The like of a message in it.
-_KEPT_WITHIN: Mapping[str, frozenset[str]] = {
-    "dynamic_batching": frozenset({"preferred_batch_size", "max_queue_delay_microseconds"}),
-    "instance_group": frozenset({"kind", "count", "name", "profile"}),
-    "output": frozenset({"name", "data_type", "dims", "label_filename", "reshape"}),
-    "version_policy": frozenset({"specific", "latest"}),
+# Fields of a configuration and of its messages that a spec has, in whatever section, or that follow from the model.
+_KEPT: Mapping[str, str] = {
+    "": "name platform backend version_policy max_batch_size input output dynamic_batching instance_group "
+    "default_model_filename model_warmup parameters cc_model_filenames",
+    "dynamic_batching": "preferred_batch_size max_queue_delay_microseconds",
+    "instance_group": "kind count name profile",
+    "output": "name data_type dims label_filename reshape",
+    "version_policy": "specific latest",
 }
 
 
 def _find_dropped(told: ProtoMessage) -> Iterator[str]:
     """What the configuration says that no spec has."""
-    yield from (f"{name}: not taken, since no spec has it" for name in told.fields if name not in _KEPT)
-    for name, kept in _KEPT_WITHIN.items():
-        dropped = {field for item in told.messages(name) for field in item.fields} - kept
-        yield from (f"{name}.{field}: not taken, since no spec has it" for field in sorted(dropped))
+    for name, kept in _KEPT.items():
+        messages = told.messages(name) if name else [told]
+        for field in dict.fromkeys(field for item in messages for field in item.fields if field not in kept.split()):
+            yield f"{f'{name}.' if name else ''}{field}: not taken, since no spec has it"
 
 
 def _read_serving(told: ProtoMessage, place: Path, folder: Path) -> dict[str, object]:

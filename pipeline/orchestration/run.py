@@ -186,7 +186,9 @@ def open_loaded(
     store = open_store(registry_of(spec, options.registry), create=True)
     with open_context(spec, store, options, progress, executors, keep_state=keep_state) as context:
         if depends_on_workers(spec, options):
-            selection = replace(selection, workers=find_ray_workers(spec, context.executor, options))
+            selection = replace(
+                selection, workers=find_ray_workers(spec, context.executor, options.wait_for_nodes_s > 0)
+            )
         yield Run(spec, context, selection, runner)
 
 
@@ -277,35 +279,34 @@ def select(spec: ModelSpec, options: RunOptions) -> Selection:
         _select_targets(spec, options.targets),
         select_precisions(spec, options.precisions),
         _select("backends", options.backends, tuple(spec.backends), tuple(backends.names())),
-        tuple((target.name, HERE) for target in _gpu_targets(spec) if not cuda.explain_missing_gpu(target)),
+        tuple((target.name, HERE) for target in spec.target_list() if _is_here(target)),
     )
 
 
-def _gpu_targets(spec: ModelSpec) -> list[Target]:
-    return [target for target in spec.target_list() if not target.is_cpu]
+def _is_here(target: Target) -> bool:
+    return not target.is_cpu and cuda.explain_missing_gpu(target) is None
 
 
 def depends_on_workers(spec: ModelSpec, options: RunOptions) -> bool:
     """Whether a cluster has to be asked which units the spec has: one of its compilers tunes on GPUs."""
-    tools = (backends.load(name) for name in spec.backends)
-    tunes = any(tool.capabilities.tunes_on_target and backends.configure(tool.name, {}).versions() for tool in tools)
-    return options.executor == "ray" and tunes and bool(_gpu_targets(spec))
+    tools = (backends.configure(name, {}) for name in spec.backends)
+    tunes = any(tool.capabilities.tunes_on_target and tool.versions() for tool in tools)
+    return options.executor == "ray" and tunes and not all(target.is_cpu for target in spec.target_list())
 
 
-def find_ray_workers(spec: ModelSpec, executor: Executor, options: RunOptions) -> tuple[tuple[str, str], ...]:
+def find_ray_workers(spec: ModelSpec, executor: Executor, waits: bool) -> tuple[tuple[str, str], ...]:
     """`Selection.workers` of a cluster: the targets that a node has now, or that units wait for."""
     from builders.execution.ray import RayExecutor
 
     if not isinstance(executor, RayExecutor):
         return ()
-    waits = ", once one comes" if options.wait_for_nodes_s else ""
-    workers = []
-    for target in _gpu_targets(spec):
-        if executor.has_node(Needs(gpu_labels(target), required=True, gpus=1)):
-            workers.append((target.name, f"on a Ray worker with {target.sm}"))
-        elif waits:
-            workers.append((target.name, f"on a Ray worker with {target.sm}{waits}"))
-    return tuple(workers)
+    gpus = [target for target in spec.target_list() if not target.is_cpu]
+    has = [executor.has_node(Needs(gpu_labels(target), required=True, gpus=1)) for target in gpus]
+    where = [
+        f"on a Ray worker with {gpu.sm}" + ("" if here else ", once one comes")
+        for gpu, here in zip(gpus, has, strict=True)
+    ]
+    return tuple((gpu.name, text) for gpu, here, text in zip(gpus, has, where, strict=True) if here or waits)
 
 
 def _select_targets(spec: ModelSpec, text: str | None) -> tuple[Target, ...]:

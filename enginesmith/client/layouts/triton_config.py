@@ -124,8 +124,8 @@ _OPENED_BY = {
 }
 # To get an engine that one of these opens.
 REMEDY = (
-    "build again with `serve: triton` in its spec, and no backends: ONNX Runtime's engines (fp32, fp16) are built on any "
-    "machine, TensorRT's (int8, too) on a worker with that GPU"
+    "build again with `serve: triton` in its spec, and no backends: ONNX Runtime's engines (fp32, fp16) are built on "
+    "any machine, TensorRT's (int8, too) on a worker with that GPU"
 )
 # The one whose engines need ONNX Runtime's TensorRT provider.
 _BY_PROVIDER = "onnxruntime-tensorrt"

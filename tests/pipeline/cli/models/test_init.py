@@ -197,7 +197,7 @@ def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: P
     text = (tmp_path / "both.yaml").read_text()
     assert "# FILL_IN? second.y: one of first.a, first.b, or an input of the whole" in text
     assert "  second.input_mask: mask " in text and "  first.mask: mask " in text
-    assert "#   first.x: float32 [n, 4]" in text
+    assert "#   first.x: float32 [batch, 4]" in text
 
 
 def test_requests_without_the_states_of_a_model_name_the_two_ways_out(
