@@ -90,7 +90,7 @@ def test_wheels_installed_over_each_other_are_refused(gpu_wheel, monkeypatch):
     gpu_wheel.unlink()
     assert "onnxruntime was installed over onnxruntime-gpu" in made.refuses(request(made))
     found = {"onnxruntime": "1.30.0", "onnxruntime-gpu": "1.31.1"}
-    monkeypatch.setattr(onnxruntime_gpu, "versions_of", lambda *names: {name: found[name] for name in names})
+    monkeypatch.setattr(onnxruntime_gpu, "versions_of", lambda *names: {n: found[n] for n in names if n in found})
     assert "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0" in made.refuses(request(made))
 
 

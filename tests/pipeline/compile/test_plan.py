@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from builders.backends import discovery
 from builders.backends.optional_methods import profiles
 from builders.execution.local import LocalExecutor
+from builders.execution.ray import RayExecutor
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from enginesmith.registry.store.base import open_store
@@ -17,6 +18,7 @@ from pipeline.compile import plan
 from pipeline.compile.causes import Causes, explain_change
 from pipeline.compile.plan import candidates
 from pipeline.compile.run_context import RunContext, Work
+from pipeline.orchestration.run import RunOptions, depends_on_workers, find_ray_workers
 from pipeline.spec.model import ModelSpec, load_spec, matches_unit
 from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof, Selection
 from tests.pipeline.projects import Project
@@ -268,3 +270,19 @@ def test_a_unit_for_triton_without_its_gpu_is_refused_with_that_reason(project: 
     assert (tuned["backend"], tuned["action"], tuned["built_at"]) == ("tensorrt", "refused", "nowhere in this fleet")
     assert "no builder of this run has sm_90, on which tensorrt tunes; build it there, or with" in tuned["reason"]
     assert (portable["action"], portable["opens_in"]) == ("build", "Triton, ONNX Runtime")
+
+
+def test_a_clusters_workers_are_its_nodes_with_that_gpu_or_those_that_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RayExecutor, "has_node", lambda _, needs: needs.labels["enginesmith/sm"] == "sm_90")
+    monkeypatch.setattr(discovery.load("tensorrt"), "versions", lambda _: {"tensorrt": "11.4"})
+    spec, cluster = served("triton", ("h100", "l4", "cpu")), RayExecutor("ray://head:1")
+    here = ("h100", "on a Ray worker with sm_90")
+    assert find_ray_workers(spec, cluster, waits=False) == (here,)
+    assert find_ray_workers(spec, cluster, waits=True) == (here, ("l4", "on a Ray worker with sm_89, once one comes"))
+    assert find_ray_workers(spec, LocalExecutor(), waits=True) == ()
+    asked = [
+        depends_on_workers(each, RunOptions(executor="ray")) for each in (spec, served("rtx"), served(None, ("cpu",)))
+    ]
+    assert asked == [True, False, False] and not depends_on_workers(spec, RunOptions())
