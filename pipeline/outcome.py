@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from builders.backends.discovery import capabilities_of
 from enginesmith.core.codec import encode_document
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import describe_host
@@ -154,7 +155,9 @@ def judge_built(
     if built.failure:
         return JudgedUnit(replace(failed, reason=built.failure.reason), built=built)
     graph, precision = built.unit.graph, entry.precision
+    matrix = capabilities_of(entry.backend).matrix if cannot_run else None
     remarks = [
+        matrix.explain_absence(entry.compute_capability, precision) if matrix else None,
         graph.own_int8 if precision != "int8-dynamic" else None,
         describe_share(graph.share, precision) if graph.share is not None else None,
         graph.searched,

@@ -63,11 +63,15 @@ class OnnxModel:
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of a spec that a run asks for; empty means all."""
+    """The part of a spec that a run asks for; empty means all.
+
+    workers: the targets with a GPU among the run's builders, and where: 'here', 'on a Ray worker with sm_90'.
+    """
 
     targets: tuple[Target, ...] = ()
     precisions: tuple[Precision, ...] = ()
     backends: tuple[str, ...] = ()
+    workers: tuple[tuple[str, str], ...] = ()
 
     def covers(self, target: Target, precision: Precision, backend: str) -> bool:
         """Whether the run asks for this unit."""

@@ -10,6 +10,7 @@ import click
 from enginesmith.cli.options import Option, ShortTime, emit_json, say
 from enginesmith.cli.tables import echo
 from enginesmith.core.names import parse_reference
+from enginesmith.core.text import pluralize
 from enginesmith.registry.store.base import absolute_uri
 from enginesmith.registry.store.files import make_folder, write_whole
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from enginesmith.core.hardware.machine import Machine
 
 # Options that mean something for one layout alone.
-_FOR_TRITON = ("most", "wait", "warmup")
+_FOR_TRITON = ("max_batch_size", "max_queue_delay", "warmup")
 _FOR_KSERVE = ("image", "car")
 
 
@@ -32,10 +33,10 @@ class LayoutOptions:
         Literal["plain", "triton", "kserve"],
         Option("Layout of DEST; triton: a model repository, kserve: objects of a cluster that pulls it."),
     ] = "plain"
-    most: Annotated[int | None, Option("triton: batch requests, up to this many samples.", type=click.IntRange(1))] = (
-        None
-    )
-    wait: Annotated[
+    max_batch_size: Annotated[
+        int | None, Option("triton: batch requests, up to this many samples.", type=click.IntRange(1))
+    ] = None
+    max_queue_delay: Annotated[
         float | None, Option("triton: batch requests; longest wait for others (2ms).", type=ShortTime())
     ] = None
     warmup: Annotated[bool, Option("triton: run golden inputs first.", name="--warmup/--no-warmup")] = True
@@ -49,8 +50,8 @@ class LayoutOptions:
         from enginesmith.client.layouts.triton import Triton
         from enginesmith.client.layouts.triton_config import DynamicBatching
 
-        joined = self.most is not None or self.wait is not None
-        return Triton(DynamicBatching(self.most, self.wait or 0.0) if joined else None, self.warmup)
+        batching = DynamicBatching(self.max_batch_size, self.max_queue_delay)
+        return Triton(batching if batching != DynamicBatching() else None, self.warmup)
 
 
 def check_layout(context: click.Context, layout: str) -> None:
@@ -114,6 +115,8 @@ def write_objects(
 
 def show_placed(placed: "Placed", as_json: bool) -> None:
     """Print what a repository serves now."""
+    from enginesmith.client.resolve import list_targets
+
     for item in placed.pulled:
         for line in (*item.warnings, *(f"note: {remark}" for remark in item.resolution.remarks)):
             say(line)
@@ -139,5 +142,12 @@ def show_placed(placed: "Placed", as_json: bool) -> None:
     accepted = {entry.unit for item in placed.pulled for entry in item.resolution.ranked}
     rejected = [row for item in placed.pulled for row in item.resolution.rejected if row[0] not in accepted]
     # Of several reasons the one of the machine that the engine was built for is the last.
-    for unit, reason in dict(sorted(rejected, key=lambda row: not row[1].startswith("built for "))).items():
-        echo(f"not:    {unit}: {reason}")
+    reasons = dict(sorted(rejected, key=lambda row: not row[1].startswith("built for ")))
+    units_by_reason: dict[str, list[str]] = {}
+    for unit, reason in reasons.items():
+        units_by_reason.setdefault("" if reason.startswith("built for ") else reason, []).append(unit)
+    elsewhere = units_by_reason.pop("", [])
+    for reason, units in units_by_reason.items():
+        echo(f"not:    {', '.join(units)}: {reason}")
+    if elsewhere:
+        echo(f"not:    {pluralize(len(elsewhere), 'engine')} for other hardware: {list_targets(elsewhere)}")

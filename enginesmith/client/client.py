@@ -140,6 +140,8 @@ class Client:
 
         store, located = self._locator.store, self._locator.locate(parse_reference(reference))
         located, rankings = rank_each(store, located, _machines(machine), self.policy, layout)
+        # Before any folder is made.
+        layout.check(located.manifest, [ranking.resolution().chosen for ranking in rankings])
         place = layout.at(Path(dest).expanduser().absolute(), located.manifest.model)
         with hold(place):
             return place.swap(store, located, rankings, self._fetcher(progress), keep)

@@ -15,15 +15,15 @@ another capability is rejected.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from enginesmith.core.errors import IntegrityError, UnknownNameError
 from enginesmith.core.hardware.evaluation import evaluate
 from enginesmith.core.hardware.machine import Machine, generation_of
-from enginesmith.core.requirements import Gpu, hardware_of
+from enginesmith.core.requirements import Cpu, Gpu, hardware_of
 from enginesmith.core.text import join_first
 from enginesmith.core.types import accuracy_order
 from enginesmith.registry.evidence.attestations import JudgedEntry
@@ -32,12 +32,20 @@ from enginesmith.registry.manifest import EngineEntry
 PORTABLE = "gpu"
 # The target that stands for the version's ONNX model.
 FALLBACK = "onnx"
-# How the reason begins why an engine that would do is rejected by `Policy.proven_only`.
-_UNPROVEN = "unproven, and only proven engines may be used"
+# Why an engine is rejected, those that come nearest to one that fits first: the server does not open it, the machine
+# lacks something, it is not proven, it was not built, it has another precision, it is for other hardware.
+RejectionKind = Literal["unopened", "unmet", "unproven", "not built", "precision", "hardware"]
+_KINDS: tuple[RejectionKind, ...] = get_args(RejectionKind)
+_MOST_SHOWN = 4
 
 if TYPE_CHECKING:
     from enginesmith.registry.evidence.latencies import MeasuredSpeed
     from enginesmith.registry.trust.policy import TrustPolicy
+
+
+def list_targets(units: Iterable[str]) -> str:
+    """The targets of units, each once: 'l4, t4'."""
+    return ", ".join(dict.fromkeys(unit.split()[0] for unit in units))
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,7 @@ class EngineRanking:
     """Which of a version's engines a machine can use, best first, and why not each of the others (unit, reason).
 
     what: the version, as in 'digits@3'.  lost: those of the rejected that would do, and whose bytes are lost.
+    kinds: of the rejections, by unit.  remedy: of engines that a server does not open.
     """
 
     what: str
@@ -91,6 +100,8 @@ class EngineRanking:
     candidates: tuple[EngineCandidate, ...]
     rejected: tuple[tuple[str, str], ...]
     lost: tuple[tuple[str, str], ...] = ()
+    kinds: Mapping[str, RejectionKind] = field(default_factory=dict, compare=False)
+    remedy: str = ""
 
     def without(self, lost: Mapping[str, str]) -> "EngineRanking":
         """The ranking without engines whose bytes are lost. lost: engine's digest -> reason."""
@@ -98,11 +109,15 @@ class EngineRanking:
         gone = tuple((c.entry.unit, f"lost: {lost[c.entry.digest or '']}") for c in self.candidates if c not in sound)
         return replace(self, candidates=sound, rejected=(*self.rejected, *gone), lost=(*self.lost, *gone))
 
-    def rejecting(self, reasons: Mapping[str, str]) -> "EngineRanking":
-        """The ranking without engines that a server cannot open. reasons: engine's digest -> reason."""
+    def rejecting(self, reasons: Mapping[str, str], remedy: str = "") -> "EngineRanking":
+        """The ranking without engines that a server cannot open. reasons: engine's digest -> reason.  remedy: to get
+        one that it opens."""
         survivors = tuple(item for item in self.candidates if item.entry.digest not in reasons)
         gone = tuple((c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in survivors)
-        return replace(self, candidates=survivors, rejected=(*self.rejected, *gone))
+        kinds: dict[str, RejectionKind] = {**self.kinds, **dict.fromkeys((unit for unit, _ in gone), "unopened")}
+        return replace(
+            self, candidates=survivors, rejected=(*self.rejected, *gone), kinds=kinds, remedy=remedy or self.remedy
+        )
 
     def resolution(self) -> "Resolution":
         """The best engine with the reasons. Raises UnknownNameError with every rejection when no engine is compatible,
@@ -113,17 +128,35 @@ class EngineRanking:
             what = f"every engine of {self.what} that fits {self.machine.name} is lost"
             raise IntegrityError("\n".join([f"{what}; {remedy}:", *lines]))
         if not self.candidates:
-            target_text = self.machine.name + (f" in {self.policy.precision}" if self.policy.precision else "")
-            kind = "engine"
-            lines = [f"  {unit}: {reason}" for unit, reason in self.rejected] or ["  it has no engines at all"]
-            remedy = "add the target to the spec and build, or choose"
-            if any(reason.startswith(_UNPROVEN) for _, reason in self.rejected):
-                kind = "proven engine"
-                remedy = f"run `enginesmith validate {self.what}` on a machine of this kind, or choose"
-            raise UnknownNameError("\n".join([f"{self.what} has no {kind} for {target_text}; {remedy}:", *lines]))
+            raise UnknownNameError(self._explain_lack())
         ranked = tuple(candidate.entry for candidate in self.candidates)
         remarks = self.candidates[0].remarks
         return Resolution(ranked[0], _why(self.candidates), ranked, self.rejected, remarks, self.lost)
+
+    def _explain_lack(self) -> str:
+        """Why nothing fits: the rejection that comes nearest and its remedy, and the others in a line."""
+        target_text = self.machine.name + (f" in {self.policy.precision}" if self.policy.precision else "")
+        if not self.rejected:
+            return f"{self.what} has no engine for {target_text}: it has no engines at all; build it"
+        of_kind: dict[RejectionKind, list[str]] = {kind: [] for kind in _KINDS}
+        for unit, reason in self.rejected:
+            of_kind[self.kinds.get(unit, "unmet")].append(f"{unit}: {reason}")
+        elsewhere = list_targets(unit for unit, _ in self.rejected if self.kinds.get(unit) == "hardware")
+        if of_kind.pop("hardware"):
+            of_kind["hardware"] = [f"it has engines for {elsewhere}"]
+        (kind, first), *rest = [(kind, text) for kind, texts in of_kind.items() for text in texts]
+        remedies: dict[RejectionKind, str] = {
+            "unopened": self.remedy,
+            "unmet": "give such a machine what it lacks, or build for it as it is",
+            "unproven": f"`enginesmith validate {self.what}` on such a machine proves what never ran there",
+            "not built": "change that and build again",
+            "precision": f"add {self.policy.precision} to the precisions of its spec and build, or ask for another one",
+            "hardware": f"add {self.machine.target.name} to the targets of its spec and build, or name another target",
+        }
+        what = "proven engine" if kind == "unproven" else "engine"
+        text = f"{self.what} has no {what} for {target_text}: {first}; {remedies[kind]}"
+        others = join_first([reason for _, reason in rest], _MOST_SHOWN, "; ")
+        return f"{text}\n  also: {others}" if others else text
 
     def to_json(self) -> dict[str, Any]:
         """As JSON: the machine, the policy, candidates best first, and the rejected."""
@@ -164,7 +197,7 @@ def rank_engines(
     """
     machine = machine.with_installed(item for entry in entries for item in entry.requires)
     here = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
-    judged = [(entry, rejection(entry, machine, policy)) for entry in here]
+    judged = [(entry, _reject(entry, machine, policy)) for entry in here]
     fitting = [entry for entry, reason in judged if reason is None]
     fitting.sort(key=lambda entry: _rank(entry, machine))
     speeds = timed(fitting) if len(fitting) > 1 else {}
@@ -173,27 +206,36 @@ def rank_engines(
         for entry in _by_speed(fitting, machine, speeds)
         for speed in (speeds.get(entry.digest or ""),)
     )
+    rejected = [(entry.unit, *why) for entry, why in judged if why is not None]
+    reasons = tuple((unit, words) for unit, _, words in rejected)
     return EngineRanking(
-        what, machine, policy, candidates, tuple((entry.unit, why) for entry, why in judged if why is not None)
+        what, machine, policy, candidates, reasons, kinds={unit: kind for unit, kind, _ in reversed(rejected)}
     )
 
 
 def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | None:
     """The reason why an engine is incompatible with the machine or the policy; None if it is compatible."""
+    why = _reject(entry, machine, policy)
+    return why and why[1]
+
+
+def _reject(entry: EngineEntry, machine: Machine, policy: Policy) -> tuple[RejectionKind, str] | None:
     unmet = [finding for finding in evaluate(entry.requires, machine) if finding.rules_out]
     processor = hardware_of(entry.requires)
     if wrong := next((finding for finding in unmet if finding.requirement is processor), None):
-        return wrong.words
+        # Of another kind of CPU the words say what this one lacks.
+        return "unmet" if isinstance(processor, Cpu) and machine.is_cpu else "hardware", wrong.words
     if policy.precision is not None and entry.precision != policy.precision:
-        return f"{entry.precision}, and {policy.precision} was asked for"
+        return "precision", f"{entry.precision}, and {policy.precision} was asked for"
     if not entry.usable:
-        return f"{entry.status}: {entry.reason}"
+        return "not built", f"{entry.status}: {entry.reason}"
     if unmet:  # before a missing proof: no proof could be made there
-        return unmet[0].words
+        return "unmet", unmet[0].words
     if policy.proven_only and entry.status != "proven":
-        return f"{_UNPROVEN}: {entry.reason}"
+        return "unproven", f"unproven, and only proven engines may be used: {entry.reason}"
     if policy.proven_only and _is_foreign(entry, machine):
-        return f"proven on {entry.hardware.sm} and not on {machine.target.sm}, and only proven engines may be used"
+        words = f"proven on {entry.hardware.sm} and not on {machine.target.sm}, and only proven engines may be used"
+        return "unproven", words
     return None
 
 

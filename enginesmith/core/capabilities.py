@@ -27,6 +27,27 @@ class SharedOptions:
 
 
 @dataclass(frozen=True)
+class SupportMatrix:
+    """What a vendor's table lists. source: which table, for people.  capabilities: the compute capabilities in it.
+
+    without: (compute capability, precision) pairs that it leaves out of these.
+    """
+
+    source: str
+    capabilities: tuple[tuple[int, int], ...]
+    without: tuple[tuple[tuple[int, int], str], ...] = ()
+
+    def explain_absence(self, capability: tuple[int, int] | None, precision: str) -> str:
+        """'sm_80 is not in NVIDIA's support matrix (...)'; '' for a pair that it lists, and for CPUs."""
+        if capability is None:
+            return ""
+        name = "sm_{}{}".format(*capability)
+        if capability in self.capabilities:
+            name = f"{precision} on {name}" if (capability, precision) in self.without else ""
+        return name and f"{name} is not in {self.source}"
+
+
+@dataclass(frozen=True)
 class Capabilities:
     """What a compiler, its engines and its sessions can do, whatever the options are set to.
 
@@ -46,6 +67,8 @@ class Capabilities:
     shards: whether it compiles graphs whose weights lie in files beside them, as those of over 1 GiB do.
     gpu_tools: entries of `versions()` that engines for CPUs are made without: they are in no such engine's toolchain.
     options: names of options that others may read or set.
+    opened_by: servers and runtimes that open its engines, as people call them; empty where only its session does.
+    matrix: the vendor's table of supported hardware; None where none was read.
     """
 
     determinism: Determinism
@@ -60,3 +83,5 @@ class Capabilities:
     shards: bool = False
     gpu_tools: tuple[str, ...] = ()
     options: SharedOptions = SharedOptions()
+    opened_by: tuple[str, ...] = ()
+    matrix: SupportMatrix | None = None

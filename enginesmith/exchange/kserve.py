@@ -32,8 +32,8 @@ _OPTIONS = (
     "cuda",
     "memory",
     "fallback",
-    "most",
-    "wait",
+    "max-batch-size",
+    "max-queue-delay",
     "registry",
 )
 _FLAGS = ("proven-only", "no-warmup")

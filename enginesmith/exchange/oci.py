@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginesmith.client.layouts.triton import Triton
-from enginesmith.client.layouts.triton_config import find_unservable
+from enginesmith.client.layouts.triton_config import REMEDY, find_unservable
 from enginesmith.client.pull import BlobFetcher, describe, stem_of
 from enginesmith.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginesmith.core.codec import Excerpt, decode, encode, parse_as
@@ -140,7 +140,7 @@ def _find_servable(manifest: Manifest, entries: Sequence[EngineEntry]) -> list[E
     reasons = {entry.unit: find_unservable(entry) for entry in entries}
     if all(reasons.values()):
         lines = [f"  {unit}: {reason}" for unit, reason in reasons.items()]
-        what = f"{manifest.model}@{manifest.version} has no engine that Triton can serve:"
+        what = f"{manifest.model}@{manifest.version} has no engine that Triton can serve; {REMEDY}:"
         raise UnknownNameError("\n".join([what, *lines]))
     return [entry for entry in entries if not reasons[entry.unit]]
 

@@ -31,14 +31,39 @@ from pipeline.values import BuildPlan, Exported, Graph, GraphVariant, Observed, 
 MOST_PROFILES = 64
 
 
+# Where a unit can be built.
+HERE, NOWHERE = "here", "nowhere in this fleet"
+
+
 @dataclass(frozen=True)
 class PlanCandidate:
-    """A unit before its graph is known. native_io: whether a 16-bit graph's inputs and outputs are 16-bit too."""
+    """A unit before its graph is known. native_io: whether a 16-bit graph's inputs and outputs are 16-bit too.
+
+    worker: where its GPU is among the run's builders (`Selection.workers`); '' for nowhere.
+    """
 
     target: Target
     precision: Precision
     backend: Backend
     native_io: bool = False
+    worker: str = ""
+
+    @property
+    def built_at(self) -> str:
+        """Where it can be built: 'here', 'on a Ray worker with sm_90', 'nowhere in this fleet'."""
+        return (self.worker or NOWHERE) if self.backend.capabilities.tunes_on_target else HERE
+
+    @property
+    def opens_in(self) -> str:
+        """What opens its engine: 'Triton, ONNX Runtime'; 'TensorRT for RTX only'."""
+        opened_by = self.backend.capabilities.opened_by or ("enginesmith",)
+        return ", ".join(opened_by) if len(opened_by) > 1 else f"{opened_by[0]} only"
+
+    @property
+    def absence(self) -> str:
+        """That the vendor's support matrix lacks it; '' where it lists it, or none was read."""
+        matrix = self.backend.capabilities.matrix
+        return matrix.explain_absence(self.target.compute_capability, self.precision) if matrix else ""
 
     @property
     def unit(self) -> str:
@@ -56,17 +81,29 @@ def candidates(spec: ModelSpec, selection: Selection) -> tuple[PlanCandidate, ..
     """Every target, backend and precision of the spec that the run asks for and the backend builds for, in the spec's
     order."""
     tools = [backends.configure(name, options) for name, options in spec.backends.items()]
+    tunes = any(tool.capabilities.tunes_on_target and tool.versions() for tool in tools)
+    workers = dict(selection.workers)
+
+    def is_wanted(target: Target, tool: Backend, precision: Precision) -> bool:
+        if not (tool.serves(target) and selection.covers(target, precision, tool.name)):
+            return False
+        named = tool.name in selection.backends
+        return named or spec.has_unit(target, precision, tool.name, tunes and target.name in workers)
+
     combinations = itertools.product(spec.target_list(), tools, spec.precision_list())
+    native_io = spec.quantization.io == "native"
     return tuple(
-        PlanCandidate(target, precision, tool, spec.quantization.io == "native")
+        PlanCandidate(target, precision, tool, native_io, workers.get(target.name, ""))
         for target, tool, precision in combinations
-        if tool.serves(target) and selection.covers(target, precision, tool.name)
+        if is_wanted(target, tool, precision)
     )
 
 
 def describe_narrowing(spec: ModelSpec, selection: Selection) -> str | None:
     """What a run asks for that leaves out units of the spec, in words; None where it asks for all of them."""
-    if len(candidates(spec, selection)) == len(candidates(spec, Selection())):
+    if len(candidates(spec, selection)) == len(
+        candidates(spec, replace(selection, targets=(), precisions=(), backends=()))
+    ):
         return None
     names = [target.name for target in selection.targets], selection.precisions, selection.backends
     return "; ".join(filter(None, map(", ".join, names)))
@@ -128,7 +165,13 @@ def _unit(exported: Exported, item: PlanCandidate, graph: Graph, causes: Causes,
     request, aside = _request(work.spec, item, graph), ""
     required = any(matches_unit(pattern, request.unit) for pattern in work.spec.build.required)
     searched = f"; {graph.searched}" if graph.searched else ""
-    if reason := _refusal(exported, item, request, graph.idle):
+    reason = _refusal(exported, item, request, graph.idle)
+    if work.spec.serve and item.built_at == NOWHERE:
+        reason = (
+            f"no builder of this run has {item.target.sm}, on which {item.backend.name} tunes; build it there, or with "
+            "--executor ray and such a worker"
+        )
+    if reason:
         return Unit(request, graph, "refused", reason + (searched if graph.idle else ""), required)
     if graph.own_int8 and item.precision != "int8-dynamic":
         aside = f"; {graph.own_int8}"

@@ -92,6 +92,7 @@ class FoundModel:
     states: inputs that seem to take what an output gave in the call before.
     targets: what it is served on, as a spec names it; 'cpu' where nothing says so.
     refused: why it does not take the requests that were given, as far as that was tried.
+    serve: what opens its engines, as a spec names it.  triton: the spec's section of that name.  version: of the spec.
     """
 
     name: str
@@ -107,6 +108,9 @@ class FoundModel:
     states: tuple[State, ...] = ()
     targets: tuple[str, ...] = ("cpu",)
     refused: str = ""
+    serve: str = ""
+    triton: Mapping[str, object] = field(default_factory=dict)
+    version: str = ""
 
     def with_dims(self, dims: Mapping[str, FoundDim]) -> "FoundModel":
         """The same with other dims."""
@@ -147,9 +151,10 @@ def model_name(text: str) -> str:
 def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Inputs whose dims have names that a spec can have, equal ones for equal names of the model.
 
-    An axis that the model leaves without a name ('?') gets one of its own, what such an axis is usually called:
-    `batch` for axis 0, `height` and `width` of [n, c, h, w], `length` of a sequence; with the input's name before it
-    where that name is taken. A sum of other dims of the model stays one.
+    Axis 0 is `batch` wherever its name says that it counts samples (`N`, `batch_size`). An axis that the model leaves
+    without a name ('?') gets one of its own, what such an axis is usually called: `batch` for axis 0, `height` and
+    `width` of [n, c, h, w], `length` of a sequence; with the input's name before it where that name is taken. A
+    sum of other dims of the model stays one.
     """
     names_by_dim: dict[str, str] = {}
     named = []
@@ -166,6 +171,8 @@ def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
                 own = _identifier(dim) if dim != "?" else None
                 if own and is_batch(own) and "batch" not in own.lower() and dim not in first:
                     own = None  # an n that is no axis 0 counts samples of a signal, or points
+                if own and axis == 0 and is_batch(own) and "batch" not in every:
+                    own = "batch"
                 name = _free(own or _usual_name(spec, axis), spec.name, names_by_dim)
                 names_by_dim[dim if dim != "?" else f"{spec.name}\0{axis}"] = name
                 shape.append(name)

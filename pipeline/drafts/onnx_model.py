@@ -231,15 +231,61 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
     if model is None:
         raise InputError(f"{config}: no {name} beside it, nor in a folder of a version; put it there")
     model_facts = look_at_onnx(model, str(model.resolve().relative_to(folder.resolve())))
+    unfit = (*_find_unfit(model_facts, config_message), *_find_dropped(config_message))
     notes = (
         *model_facts.notes,
         f"{config.name}: max_batch_size {config_message.text('max_batch_size') or '0'}",
-        *(f"{config.name}: {wrong}" for wrong in _find_unfit(model_facts, config_message)),
+        *(f"{config.name}: {wrong}" for wrong in unfit),
     )
     model_facts = replace(
-        model_facts, name=model_name(config_message.text("name") or config.resolve().parent.name), notes=notes
+        model_facts,
+        name=model_name(config_message.text("name") or config.resolve().parent.name),
+        notes=notes,
+        serve="triton",
+        triton=_read_serving(config_message, config.parent, folder),
+        # Clients may ask for a version that the configuration names.
+        version=str(_version(model)) if _version(model) in served else "",
     )
     return _take_kinds(_take_batch(_take_sizes(model_facts, config_message), config_message), config_message)
+
+
+# Fields of a configuration and of its messages that a spec has, in whatever section, or that follow from the model.
+_KEPT: Mapping[str, str] = {
+    "": "name platform backend version_policy max_batch_size input output dynamic_batching instance_group "
+    "default_model_filename model_warmup parameters cc_model_filenames",
+    "dynamic_batching": "preferred_batch_size max_queue_delay_microseconds",
+    "instance_group": "kind count name profile",
+    "output": "name data_type dims label_filename reshape",
+    "version_policy": "specific latest",
+}
+
+
+def _find_dropped(told: ProtoMessage) -> Iterator[str]:
+    """What the configuration says that no spec has."""
+    for name, kept in _KEPT.items():
+        messages = told.messages(name) if name else [told]
+        for field in dict.fromkeys(field for item in messages for field in item.fields if field not in kept.split()):
+            yield f"{f'{name}.' if name else ''}{field}: not taken, since no spec has it"
+
+
+def _read_serving(told: ProtoMessage, place: Path, folder: Path) -> dict[str, object]:
+    """The section `triton` of the spec: instances, batching, label files. place: the configuration's folder."""
+    batching, serving = told.message("dynamic_batching"), dict[str, object]()
+    counts = [count for group in told.messages("instance_group") for count in group.numbers("count")]
+    if max(counts, default=1) > 1:
+        serving["instances"] = max(counts)
+    if sizes := batching.numbers("preferred_batch_size"):
+        serving["preferred_batch_sizes"] = list(sizes)
+    if "dynamic_batching" in told.fields:
+        serving["max_queue_delay_us"] = next(iter(batching.numbers("max_queue_delay_microseconds")), 0)
+    files = {item.text("name"): item.text("label_filename") for item in told.messages("output")}
+    labels = {name: (place / file).resolve() for name, file in files.items() if file}
+    for name, path in labels.items():
+        if not (path.is_file() and path.is_relative_to(folder.resolve())):
+            raise InputError(f"output {name!r} has the label file {files[name]!r}, which is no file in {folder}")
+    if labels:
+        serving["labels"] = {name: str(path.relative_to(folder.resolve())) for name, path in labels.items()}
+    return serving
 
 
 def _version(path: Path) -> int:

@@ -38,6 +38,7 @@ def quote(value: object) -> str:
 def _sections(found: FoundModel, calibration: str | None, golden: str | None) -> Iterator[str]:
     yield from (f"# {note}" for note in found.notes)
     yield f"model: {quote(found.name)}"
+    yield from _version(found)
     yield f"source: {quote(dict(found.source))}"
     yield ""
     yield "inputs:                       # numbers are fixed sizes, names are dims"
@@ -66,6 +67,7 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
     yield from _precisions(found, calibration)
     targets = f"targets: [{', '.join(found.targets)}]"
     yield f"{targets:<29} # or a generation (ampere), a product (l4), sm_89, gpu (each generation), all"
+    yield from _serving(found)
     yield ""
     yield from _data(
         "calibration", calibration, "real inputs that int8 is measured and, if need be, searched on: add int8"
@@ -74,6 +76,18 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
     if found.metric:
         why = "in golden: what the model is for (docs/guides/bring-a-model.md#add-a-task-metric)"
         yield f"# metric: {quote(dict(found.metric))}   # {why}"
+
+
+def _version(found: FoundModel) -> Iterator[str]:
+    if found.version:
+        yield f"version: {quote(found.version)}   # as it is served now; without it versions are numbered from 1"
+
+
+def _serving(found: FoundModel) -> Iterator[str]:
+    if found.serve:
+        yield f"serve: {found.serve:<22} # what opens the engines (docs/guides/serving-layouts.md)"
+    if found.triton:
+        yield f"triton: {quote(dict(found.triton))}"
 
 
 # Of golden data: without it every engine is proven on random inputs.

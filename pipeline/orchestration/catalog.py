@@ -203,6 +203,7 @@ def _foresee_model(
     if not no_export:
         with open_loaded(spec, options, together(asked.progress, steps), executors, keep_state=False) as run:
             batches = list(run.prepare())
+            recorded = replace(recorded, selection=run.selection)
         record_state = OnRecord(batches[-1].exported, list_graphs(batches))
     return ForecastGraph(foresee(record_state, recorded, steps.names), record_state.exported, ((), ()))
 

@@ -10,9 +10,10 @@ from typing import Literal
 
 from builders.backends import discovery as backends
 from builders.execution.forking import fork_server
-from builders.execution.jobs import Executor
+from builders.execution.jobs import Executor, Needs
 from builders.execution.local import LocalExecutor
 from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError, digest_of
+from enginesmith.core.hardware import cuda
 from enginesmith.core.hardware.machine import match_targets
 from enginesmith.core.parsing import this_process
 from enginesmith.core.types import PRECISIONS, Precision, Target
@@ -20,9 +21,11 @@ from enginesmith.registry.builds.build_history import is_held
 from enginesmith.registry.leases import BUILDING, hold_lease
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.composition import IN_PROCESS, Run, StepRunner, compile_model
+from pipeline.compile.plan import HERE
 from pipeline.compile.preflight import PRELOADED
 from pipeline.compile.publication.publish import resolved_spec
 from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext, hold_lock
+from pipeline.compile.steps.engines import gpu_labels
 from pipeline.intake.places import Found, registry_of, spec_at
 from pipeline.orchestration.runs.recorder import new_run, new_tracker, note_run, record_run
 from pipeline.orchestration.tracing import spans
@@ -86,6 +89,8 @@ def compile_from_records(address: Path | str | Found, options: RunOptions) -> Ou
         if is_ensemble(spec_place.path):
             return None
         spec = spec_place.load()
+        if depends_on_workers(spec, options):
+            return None
         store = open_store(registry_of(spec, options.registry), create=True)
         tracker = new_tracker(new_run(spec.model, spec.address, store))
         try:
@@ -164,6 +169,10 @@ def open_loaded(
     selection = select(spec, options)
     store = open_store(registry_of(spec, options.registry), create=True)
     with open_context(spec, store, options, progress, executors, keep_state=keep_state) as context:
+        if depends_on_workers(spec, options):
+            selection = replace(
+                selection, workers=find_ray_workers(spec, context.executor, options.wait_for_nodes_s > 0)
+            )
         yield Run(spec, context, selection, runner)
 
 
@@ -262,7 +271,34 @@ def select(spec: ModelSpec, options: RunOptions) -> Selection:
         tuple(target for target in spec_targets if target in selection),
         select_precisions(spec, options.precisions),
         _select("backends", options.backends, tuple(spec.backends), tuple(backends.names())),
+        tuple((target.name, HERE) for target in spec_targets if _is_here(target)),
     )
+
+
+def _is_here(target: Target) -> bool:
+    return not target.is_cpu and cuda.explain_missing_gpu(target) is None
+
+
+def depends_on_workers(spec: ModelSpec, options: RunOptions) -> bool:
+    """Whether a cluster has to be asked which units the spec has: one of its compilers tunes on GPUs."""
+    tools = (backends.configure(name, {}) for name in spec.backends)
+    tunes = any(tool.capabilities.tunes_on_target and tool.versions() for tool in tools)
+    return options.executor == "ray" and tunes and not all(target.is_cpu for target in spec.target_list())
+
+
+def find_ray_workers(spec: ModelSpec, executor: Executor, waits: bool) -> tuple[tuple[str, str], ...]:
+    """`Selection.workers` of a cluster: the targets that a node has now, or that units wait for."""
+    from builders.execution.ray import RayExecutor
+
+    if not isinstance(executor, RayExecutor):
+        return ()
+    gpus = [target for target in spec.target_list() if not target.is_cpu]
+    has = [executor.has_node(Needs(gpu_labels(target), required=True, gpus=1)) for target in gpus]
+    where = [
+        f"on a Ray worker with {gpu.sm}" + ("" if here else ", once one comes")
+        for gpu, here in zip(gpus, has, strict=True)
+    ]
+    return tuple((gpu.name, text) for gpu, here, text in zip(gpus, has, where, strict=True) if here or waits)
 
 
 def select_precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...]:

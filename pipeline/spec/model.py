@@ -15,7 +15,7 @@ from enginesmith.core.hardware import machine
 from enginesmith.core.types import CALIBRATED, PLUS, QUANTIZED, Precision, TensorSpec, list_sums
 from pipeline.spec.document import Kind, is_ensemble, line_of, load_document
 from pipeline.spec.quantization import Calibration
-from pipeline.spec.sections import Golden, SpecSections
+from pipeline.spec.sections import Golden, SpecSections, wrong_server
 from pipeline.spec.source import FILL_IN, WEIGHTS, Loc, Mistakes
 from pipeline.spec.validation import StageLimits
 
@@ -67,6 +67,8 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     yield from _wrong_int8_states(spec)
     yield from _wrong_sequences(spec)
     yield from wrong_pads(spec)
+    yield from wrong_server(spec)
+    yield from _wrong_labels(spec)
     needy = [precision for precision in CALIBRATED if precision in spec.precisions]
     if needy and spec.calibration is None and spec.source.kind != "onnx":
         place: Loc = ("precisions", spec.precisions.index(needy[0]))
@@ -91,6 +93,18 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
             loc = "golden", *below
             yield loc, f"{'.'.join(map(str, loc))} {output!r} is not one of the outputs {list(spec.outputs or ())}"
     yield from _broken_contract(spec)
+
+
+def _wrong_labels(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
+    """Label files of what is no output, and preferred sizes beyond the largest batch: (key, message)."""
+    for output in spec.triton.labels:
+        if spec.outputs and output not in spec.outputs:
+            yield ("triton", "labels", output), f"triton.labels has {output!r}, which is none of {list(spec.outputs)}"
+    largest = spec.dims["batch"].max if "batch" in spec.dims else None
+    for index, size in enumerate(spec.triton.preferred_batch_sizes):
+        if largest is not None and size > largest:
+            place: Loc = ("triton", "preferred_batch_sizes", index)
+            yield place, f"triton.preferred_batch_sizes has {size}, and dims.batch.max is {largest}; take a smaller one"
 
 
 def _wrong_dims(spec: SpecSections) -> Iterator[tuple[Loc, str]]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
@@ -88,7 +88,21 @@ class Golden(MeasuredData, SequenceArrays):
 
 # The sections of a spec, each checked by itself, and what they say as values of the other rooms.
 
-DEFAULT_BACKENDS: dict[str, dict[str, Scalar]] = {"onnxruntime": {}, "tensorrt-rtx": {}}
+# What opens the engines, by the key of a spec: its name as in `Capabilities.opened_by` ('' for sessions of enginesmith,
+# which open all), and the compilers that a spec gets which names none.
+Server = Literal["triton", "onnxruntime", "rtx", "python"]
+_SERVERS: dict[Server | None, tuple[str, tuple[str, ...]]] = {
+    None: ("", ("onnxruntime", "tensorrt", "tensorrt-rtx", "onnxruntime-cuda")),
+    "triton": ("Triton", ("onnxruntime", "tensorrt", "onnxruntime-cuda")),
+    "onnxruntime": ("ONNX Runtime", ("onnxruntime", "onnxruntime-cuda")),
+    "rtx": ("TensorRT for RTX", ("onnxruntime", "tensorrt-rtx")),
+    "python": ("", ("onnxruntime", "tensorrt", "tensorrt-rtx")),
+}
+
+
+def server_backends(serve: Server | None) -> dict[str, dict[str, Scalar]]:
+    """The compilers, without options, of a spec that names none."""
+    return {name: {} for name in _SERVERS[serve][1]}
 
 
 class Build(SpecPart):
@@ -110,6 +124,19 @@ class Timeouts(SpecPart):
     proof_s: float = Field(1800, gt=0, le=86400, description="checking a quantized graph, or proving an engine")
     latency_s: float = Field(1800, gt=0, le=86400, description="timing an engine")
     attribution_s: float = Field(300, gt=0, le=86400, description="finding which node drifted, per failed check")
+
+
+class TritonServing(SpecPart):
+    """What Triton's configuration says beside the engines (`pull --layout triton`)."""
+
+    instances: int = Field(1, ge=1, le=256, description="of the model on the CPU, or on each GPU: instance_group.count")
+    preferred_batch_sizes: tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...] = Field(
+        (), description="sizes that dynamic batching waits for"
+    )
+    max_queue_delay_us: int | None = Field(
+        None, ge=0, le=3_600_000_000, description="microseconds that a request waits for others; turns on batching"
+    )
+    labels: dict[GraphName, File] = Field({}, description="file of class names, one a line, of an output")
 
 
 class Publication(SpecPart):
@@ -161,7 +188,14 @@ class SpecSections(SpecFile):
     )
     precisions: tuple[Precision, ...] = Field(("fp32",), min_length=1)
     targets: tuple[TargetName, ...] = Field(min_length=1, description="cpu, sm_89, l4, ampere, gpu, all, ...")
-    backends: dict[str, dict[str, Scalar]] = Field(DEFAULT_BACKENDS, description="compilers to use, with their options")
+    serve: Server | None = Field(
+        None, description="what opens the engines, which decides the compilers; default: any of these"
+    )
+    backends: dict[str, dict[str, Scalar]] = Field(
+        default_factory=lambda data: server_backends(data.get("serve")),
+        description="compilers to use, with their options; default: those whose engines the server opens",
+    )
+    triton: TritonServing = TritonServing()
     calibration: Calibration | None = None
     quantization: Quantization = Quantization()
     golden: Golden | None = None
@@ -170,7 +204,7 @@ class SpecSections(SpecFile):
     timeouts: Timeouts = Timeouts()
     publication: Publication = Publication()
 
-    omitted: ClassVar[frozenset[str]] = frozenset({"state"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"state", "serve", "triton"})
     # Files of data that were computed for this run, by the name that the spec has for them.
     _computed: Mapping[str, Path] = PrivateAttr(default_factory=dict)
 
@@ -222,6 +256,7 @@ class SpecSections(SpecFile):
         yield from ((("source", key), name) for key, name in source.items() if name)
         data = {"calibration": calibration, "golden": golden}
         yield from (((section, "data"), name) for section, name in data.items() if name)
+        yield from ((("triton", "labels", output), name) for output, name in self.triton.labels.items())
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         """The inputs, in order."""
@@ -247,9 +282,33 @@ class SpecSections(SpecFile):
         targets = [target for name in self.targets for target in machine.parse_targets(name)]
         return tuple(dict.fromkeys(targets))
 
+    def has_unit(self, target: Target, precision: Precision, backend: str, has_worker: bool) -> bool:
+        """Whether a unit is one of the spec's. Where it names no compilers, its server decides: on GPUs TensorRT where
+        a worker tunes it, and TensorRT for RTX in its place elsewhere and for RTX cards; beside these ONNX Runtime in
+        the precisions that its CUDA provider computes in.
+
+        has_worker: whether some builder of this run has TensorRT and that GPU.
+        """
+        if self.backends != server_backends(self.serve) or target.is_cpu:
+            return True
+        if backend == "onnxruntime-cuda":
+            return precision in ("fp32", "fp16")
+        if backend == "tensorrt":
+            return has_worker or self.serve == "triton"
+        is_card = (target.product or "").startswith("rtx") or (target.compute_capability or (0, 0))[0] == 12
+        return not has_worker or is_card or self.serve == "rtx"
+
     def precision_list(self) -> tuple[Precision, ...]:
         """Precisions, each once, from wide to narrow."""
         return tuple(p for p in PRECISIONS if p in self.precisions)
+
+
+def wrong_server(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
+    """Backends whose engines the server of the spec does not open: (key, message)."""
+    title, usual = _SERVERS[spec.serve]
+    for name in spec.backends:
+        if title and name not in usual and title not in backends.capabilities_of(name).opened_by:
+            yield ("backends", name), f"{title} opens no engines of {name}; remove it, or change serve: {spec.serve}"
 
 
 def _wrong_options(chosen: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple[Loc, str]]:

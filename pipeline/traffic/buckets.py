@@ -22,7 +22,7 @@ from pipeline.compile.steps.keys import MeasureEngine, engine_limits, model_shap
 from pipeline.operations.validate import spec_of
 from pipeline.outcome import engine_of
 from pipeline.spec.model import ModelSpec, load_spec
-from pipeline.spec.sections import DEFAULT_BACKENDS
+from pipeline.spec.sections import server_backends
 from pipeline.traffic.choice import DAY_S, MOST_PROFILES, BucketChoice, choose_buckets
 from pipeline.traffic.place import BucketOptions, SplitTrace, TrafficAtPlace, plan_task
 from pipeline.values import EngineBlob, Recorded, Selection
@@ -60,7 +60,7 @@ class EngineTimer:
         plain = spec.model_copy(update={"targets": ("cpu",), "precisions": ("fp32",)})
         selection = Selection(tuple(parse_targets("cpu")), ("fp32",))
         if not candidates(plain, selection):
-            plain = plain.model_copy(update={"backends": DEFAULT_BACKENDS})
+            plain = plain.model_copy(update={"backends": server_backends(None)})
         run = Run(plain, context, selection)
         batches = list(run.prepare())
         units = [unit for batch in batches for unit in batch.plan.units]

@@ -25,6 +25,7 @@ SPEC: dict[str, Any] = {
     "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},
     "precisions": ["fp32", "int8"],
     "targets": ["cpu", "sm_75", "sm_89"],
+    "backends": {"onnxruntime": {}, "tensorrt-rtx": {}},
     "calibration": {"data": "calibration.npz"},
     "golden": {
         "data": "golden.npz",

@@ -72,6 +72,7 @@ class OnnxRuntime:
         schemes_by_target=True,
         shards=True,
         rounds_activations=True,  # in MatMulNBits, see `build`
+        opened_by=("Triton", "ONNX Runtime"),
     )
 
     graph_optimization: str = "extended"

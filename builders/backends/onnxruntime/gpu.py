@@ -4,7 +4,7 @@ import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -38,6 +38,8 @@ from enginesmith.core.types import (
 _MOST_TYPES = 3
 _MOST_BYTES = (1 << 31) - 1  # of a protobuf
 CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
+# Whatever its provider, an engine is an ONNX file.
+OPENED_BY = ("Triton", "ONNX Runtime")
 # Both wheels are the module `onnxruntime`: the one installed last is the one that runs.
 INSTALL = "pip install --no-deps --force-reinstall onnxruntime-gpu, of onnxruntime's version"
 ProviderOptions = dict[str, str]
@@ -193,7 +195,7 @@ class _OnnxRuntimeGpu(ABC):
         for spec in (*request.inputs, *request.outputs):
             if spec.dtype == "bfloat16":
                 return f"{spec.name!r} is bfloat16, which onnxruntime takes from no numpy array; cast it to float32"
-        return self._find_misinstallation()
+        return self._find_missing_builder()
 
     @abstractmethod
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
@@ -227,8 +229,12 @@ class _OnnxRuntimeGpu(ABC):
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:
         """The providers of a session with their options, the backend's own first."""
 
+    def _find_missing_builder(self) -> str | None:
+        """What a build lacks here."""
+        return self._find_misinstallation()
+
     def _find_misinstallation(self) -> str | None:
-        here, plain = self.versions().get("onnxruntime-gpu"), versions_of("onnxruntime").get("onnxruntime")
+        here, plain = (versions_of(name).get(name) for name in ("onnxruntime-gpu", "onnxruntime"))
         if here is None:
             return f"onnxruntime-gpu is not installed; {self.install}"
         if plain not in (None, here):
@@ -251,7 +257,7 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
 
     name: ClassVar[str] = "onnxruntime-cuda"
     provider: ClassVar[str] = CUDA
-    capabilities: ClassVar[Capabilities] = Capabilities(determinism="budget", thread_safe=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="budget", thread_safe=True, opened_by=OPENED_BY)
     precisions: ClassVar[dict[Precision, str]] = {
         "bf16": "the CUDA provider has bfloat16 kernels for few operators; use fp16, or tensorrt",
         "int8": "the CUDA provider dequantizes Q/DQ and computes in float, slower than fp16; use fp16, or "
@@ -275,15 +281,24 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
         if self.memory_mib < 0:
             raise InputError(f"backends.{self.name}.memory_mib: {self.memory_mib} is negative; 0 means no limit")
 
+    def versions(self) -> dict[str, str]:
+        """Version of either wheel: a build writes a graph and needs no GPU provider."""
+        packages = versions_of("onnxruntime-gpu", "onnxruntime")
+        return {"onnxruntime": next(iter(packages.values()))} if packages else {}
+
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
         """A release as new as the one that wrote it: an engine is an ONNX file, which later releases read."""
-        return (for_target(request.target), *later_versions(dict(request.toolchain), "onnxruntime-gpu"))
+        runtimes = later_versions(dict(request.toolchain), "onnxruntime")
+        return (for_target(request.target), *(replace(item, packages=("onnxruntime-gpu",)) for item in runtimes))
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Write the graph with its weights into WORKDIR/engine.onnx. Raises ModelError when it is no valid model."""
         path = workdir / "engine.onnx"
         write_whole(model, path)
         return Engine.of_file(self, request, path)
+
+    def _find_missing_builder(self) -> str | None:
+        return None if self.versions() else "onnxruntime is not installed; pip install onnxruntime"
 
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:  # noqa: ARG002
         """CUDA alone; ONNX Runtime adds the CPU for what computes shapes."""
@@ -310,6 +325,7 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
         tunes_on_target=True,
         thread_safe=True,
         options=SharedOptions(workspace_mib="workspace_mib"),
+        opened_by=OPENED_BY,
     )
     provider: ClassVar[str] = TENSORRT
     precisions: ClassVar[dict[Precision, str]] = {

@@ -24,7 +24,7 @@ from builders.backends.tensorrt.build import (
     wheels,
 )
 from builders.backends.tensorrt.library import Opening, recorder, refit, serialize_engine
-from enginesmith.core.capabilities import Capabilities
+from enginesmith.core.capabilities import Capabilities, SupportMatrix
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware import cuda
 from enginesmith.core.requirements import Gpu, Library, Product, Requirement, Runtime, Weights, numbers
@@ -37,6 +37,12 @@ _NEXT_MAJOR = {8: 10, 10: 11}
 _VERBOSITY = {"none": "NONE", "names": "LAYER_NAMES_ONLY", "detailed": "DETAILED"}
 _OTHER_PRODUCT = "TensorRT warns of errors on another product, but for engines with hardware_compatibility"
 _CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
+# https://docs.nvidia.com/deeplearning/tensorrt-rtx, "Support Matrix" of 1.0, 1.1, 1.4 and 1.5; none was there for 1.7.
+_RTX_MATRIX = SupportMatrix(
+    "NVIDIA's support matrix of TensorRT-RTX (1.0 to 1.5)",
+    ((7, 5), (8, 6), (8, 9), (12, 0), (12, 1)),
+    without=(((7, 5), "int8"),),
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,13 @@ class TensorRT(TensorRTEdition):
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt")
     install: ClassVar[str] = "pip install '.[tensorrt]' in a clone on a node with that GPU, or use tensorrt-rtx"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        determinism="budget", tunes_on_target=True, refits=True, timing_cache=True, times_nodes=True, options=OPTIONS
+        determinism="budget",
+        tunes_on_target=True,
+        refits=True,
+        timing_cache=True,
+        times_nodes=True,
+        options=OPTIONS,
+        opened_by=("Triton", "TensorRT"),
     )
 
     optimization_level: int = 3
@@ -219,7 +231,13 @@ class TensorRTRTX(TensorRTEdition):
     module: ClassVar[str] = "tensorrt_rtx"
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt-rtx")
     install: ClassVar[str] = "pip install tensorrt-rtx (Linux, x86-64)"
-    capabilities: ClassVar[Capabilities] = Capabilities(determinism="budget", times_nodes=True, options=OPTIONS)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget",
+        times_nodes=True,
+        options=OPTIONS,
+        opened_by=("TensorRT for RTX",),
+        matrix=_RTX_MATRIX,
+    )
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """As the base class, with a note that there is no account of the layers: the inspector needs a GPU."""
@@ -230,7 +248,11 @@ class TensorRTRTX(TensorRTEdition):
     def _hardware_refusal(self, request: BuildRequest) -> str | None:
         target = request.target
         if target.compute_capability not in _CAPABILITIES:
-            return f"{target.sm} is not a target of TensorRT-RTX; use full tensorrt on a node with that GPU"
+            absent = _RTX_MATRIX.explain_absence(target.compute_capability, request.precision)
+            return (
+                f"{absent}, nor a target of its compiler; build it with onnxruntime-cuda, on any machine, or tensorrt, "
+                f"on a worker with {target.sm}: add it to the spec's backends, or leave backends out"
+            )
         if target.sm == "sm_75" and request.precision == "fp32":
             return "sm_75 has no FP32 GEMM in TensorRT-RTX; use fp16"
         return super()._hardware_refusal(request)

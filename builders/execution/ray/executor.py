@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import Self
 
-from builders.execution.jobs import Job, ProcessEnded, Result, Started, Waiting, Watch, ignore_event, result_type
+from builders.execution.jobs import Job, Needs, ProcessEnded, Result, Started, Waiting, Watch, ignore_event, result_type
 from builders.execution.local import run_with_retries
 from builders.execution.ray import task as cluster
 from builders.execution.ray.task import RayNode, RayTask, TaskAnswer, answers, countdown, find_fitting, nodes, none_fits
@@ -267,6 +267,10 @@ class RayExecutor:
         with self._slots or nullcontext():  # a short wait after `cancel`, which kills the jobs that hold slots
             self._refuse_when_cancelled(job)
             return run_with_retries(job, watch, attempt, clustered=True)
+
+    def has_node(self, needs: Needs) -> bool:
+        """Whether the cluster has a node now that a job with these needs could run on. Raises as `run`."""
+        return bool(find_fitting(needs, self._connect().nodes(fresh=True)))
 
     def cancel(self) -> None:
         """End the jobs that run, within some seconds, and refuse new ones."""

@@ -17,7 +17,7 @@ from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download
 from enginesmith.client.resolve import EngineRanking, Policy, Resolution
 from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError
 from enginesmith.core.hardware.machine import Machine
-from enginesmith.registry.manifest import EngineEntry
+from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import make_folder, reachable, sync_folder
 from enginesmith.registry.versions.lookup import Located
@@ -79,9 +79,14 @@ class Layout(Protocol):
     """How engines lie on disk."""
 
     several: ClassVar[bool]
+    remedy: ClassVar[str]
 
     def reject(self, entry: EngineEntry) -> str | None:
         """why a server of this layout cannot open an engine; None if it can."""
+
+    def check(self, manifest: Manifest, entries: Sequence[EngineEntry]) -> None:
+        """Raise InputError for engines that do not lie together in this layout, or not as its options ask."""
+        ...
 
     def at(self, dest: Path, model: str) -> Place:
         """The place of a model in the folder `dest`."""
@@ -90,7 +95,7 @@ class Layout(Protocol):
 def without_rejected(found: EngineRanking, layout: Layout) -> EngineRanking:
     """The ranking without engines that a server of this layout cannot open."""
     reasons = [(item, layout.reject(item.entry)) for item in found.candidates]
-    return found.rejecting({str(item.entry.digest): reason for item, reason in reasons if reason})
+    return found.rejecting({str(item.entry.digest): reason for item, reason in reasons if reason}, layout.remedy)
 
 
 @contextmanager
@@ -162,10 +167,14 @@ class Plain:
     """One engine, and the link `current` to it."""
 
     several: ClassVar[bool] = False
+    remedy: ClassVar[str] = ""
 
     def reject(self, entry: EngineEntry) -> str | None:  # noqa: ARG002 - see Layout
         """None: whoever opens it chooses what opens it."""
         return None
+
+    def check(self, manifest: Manifest, entries: Sequence[EngineEntry]) -> None:
+        """See `Layout`: one engine alone is all that is there."""
 
     def at(self, dest: Path, model: str) -> "PlainPlace":  # noqa: ARG002 - see Layout
         """The folder itself, which is one model's."""

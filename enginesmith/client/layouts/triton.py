@@ -40,11 +40,15 @@ from enginesmith.client.layouts.protobuf_text import parse
 from enginesmith.client.layouts.triton_config import (
     HEADER,
     MOST_BYTES,
+    REMEDY,
     DynamicBatching,
+    ServingHints,
     TritonFile,
     WarmupInput,
     file_suffix,
     find_unservable,
+    label_file,
+    label_source,
     largest_batch,
     read_warmup,
     warmup_files,
@@ -88,12 +92,18 @@ class Triton:
     """A model repository. batching: None for no dynamic batching.  warmup: whether golden inputs are run first."""
 
     several: ClassVar[bool] = True
+    remedy: ClassVar[str] = REMEDY
     batching: DynamicBatching | None = None
     warmup: bool = True
 
     def reject(self, entry: EngineEntry) -> str | None:
         """Why Triton cannot open an engine."""
         return find_unservable(entry)
+
+    def check(self, manifest: Manifest, entries: Sequence[EngineEntry]) -> None:
+        """See `Layout`: what `write_config` raises, before anything is written."""
+        files = [TritonFile(entry, file_suffix(entry)) for entry in entries]
+        write_config(manifest.model, 1, "", files, hints=ServingHints.of(manifest), batching=self.batching)
 
     def at(self, dest: Path, model: str) -> "TritonPlace":
         """The model's folder in the repository `dest`."""
@@ -150,6 +160,7 @@ class TritonPlace:
         self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
     ) -> Placed:
         """See `Place`. Each ranking gives the engine of another compute capability."""
+        self.layout.check(located.manifest, [ranking.resolution().chosen for ranking in rankings])
         number, before = triton_version(located.manifest.version), self.served()
         with self._leaving_nothing(number) if not before else nullcontext():
             folder, staged = self.root / str(number), self.root / STAGING / str(number)
@@ -159,10 +170,18 @@ class TritonPlace:
                 pulled = [self._bring(store, located, item, fetcher, len(rankings) == 1) for item in rankings]
                 if staged.is_dir():
                     pulled = [self._gather(item, staged) for item in pulled]
+                hints = ServingHints.of(located.manifest)
+                self._bring_labels(store, located.manifest, hints, pulled[0].path.parent, fetcher)
                 warmup = self._read_warmup(store, located.manifest, pulled[0].engine, fetcher)
                 files = [TritonFile(item.engine, item.path.name) for item in pulled]
                 config = write_config(
-                    self.model, number, located.manifest.version, files, batching=self.layout.batching, warmup=warmup
+                    self.model,
+                    number,
+                    located.manifest.version,
+                    files,
+                    hints=hints,
+                    batching=self.layout.batching,
+                    warmup=warmup,
                 )
                 swapped = self._switch(number, before, config, pulled[0].engine, warmup, keep)
             identity = digest_of([config, *(str(item.engine.digest) for item in pulled)])
@@ -202,6 +221,18 @@ class TritonPlace:
             return download_engine(store, located, resolution, place, fetcher, file=f"{stem}{file_suffix(engine)}")
 
         return download_best(found, download)
+
+    def _bring_labels(
+        self, store: Store, manifest: Manifest, hints: ServingHints, place: Path, fetcher: BlobFetcher
+    ) -> None:
+        """Class names of outputs beside the engine. Raises as `download_engine`, and IntegrityError for a version that
+        has lost them."""
+        for output in hints.labels:
+            digest = manifest.sources.get(label_source(output))
+            if digest is None:
+                raise IntegrityError(f"{manifest.model}@{manifest.version} has lost the labels of {output!r}; build it")
+            path = place / Path(label_file(triton_version(manifest.version), output, hints)).name
+            fetcher.fetch(store, choose_digest(digest, manifest.blake3.get(digest)), store.size(digest), path)
 
     def _gather(self, pulled: Pulled, staged: Path) -> Pulled:
         """Have an engine that is in the served folder in the staged one, too, which is to replace that."""

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
@@ -16,7 +16,7 @@ from enginesmith.core.parsing import parse_json
 from enginesmith.core.requirements import Count
 from enginesmith.core.state import ENSEMBLE, with_int8_states
 from enginesmith.core.types import PLUS, BuildRequest, TensorSpec
-from enginesmith.registry.manifest import EngineEntry, make_request
+from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
 
 # Warm-up requests out of a version's golden set: the bytes of one case's inputs, as Triton reads them from files.
 #
@@ -120,6 +120,11 @@ _OPENED_BY = {
     "onnxruntime-tensorrt": ("onnxruntime", _ONNX),
     "tensorrt": ("tensorrt", _PLAN),
 }
+# To get an engine that one of these opens.
+REMEDY = (
+    "build again with `serve: triton` in its spec, and no backends: ONNX Runtime's engines (fp32, fp16) are built on "
+    "any machine, TensorRT's (int8, too) on a worker with that GPU"
+)
 # The one whose engines need ONNX Runtime's TensorRT provider.
 _BY_PROVIDER = "onnxruntime-tensorrt"
 
@@ -139,17 +144,53 @@ class TritonFile:
 
 @dataclass(frozen=True)
 class DynamicBatching:
-    """How Triton joins requests. most: samples of a batch; None for as many as the engine takes.  wait_s: how long a
-    request waits for others."""
+    """How Triton joins requests, by its own names. max_batch_size: None for as many samples as the engine takes.
 
-    most: int | None = None
-    wait_s: float = 0.0
+    max_queue_delay_s: how long a request waits for others; None is what the version's spec says, else 0.
+    """
+
+    max_batch_size: int | None = None
+    max_queue_delay_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.most is not None and self.most < 1:
-            raise InputError(f"most is {self.most}; a batch has at least one sample")
-        if not 0.0 <= self.wait_s <= 3600.0:
-            raise InputError(f"wait_s is {self.wait_s}; give seconds from 0 to 3600")
+        if self.max_batch_size is not None and self.max_batch_size < 1:
+            raise InputError(f"max_batch_size is {self.max_batch_size}; a batch has at least one sample")
+        if self.max_queue_delay_s is not None and not 0.0 <= self.max_queue_delay_s <= 3600.0:
+            raise InputError(f"max_queue_delay_s is {self.max_queue_delay_s}; give seconds from 0 to 3600")
+
+
+@dataclass(frozen=True)
+class ServingHints(Excerpt):
+    """What the section `triton` of a version's spec says. labels: output -> file of class names."""
+
+    instances: Count = 1
+    preferred_batch_sizes: tuple[Count, ...] = ()
+    max_queue_delay_us: Count | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "ServingHints":
+        """Those of a version; the defaults where its spec has no such section."""
+        return decode(manifest.spec.get("triton", {}), cls, "spec.triton")
+
+    def batching(self, asked: DynamicBatching | None) -> DynamicBatching | None:
+        """How requests are joined: as it was asked for, else as the spec says; None where neither wants it."""
+        delay_us = self.max_queue_delay_us
+        if asked is None and delay_us is None and not self.preferred_batch_sizes:
+            return None
+        asked = asked or DynamicBatching()
+        delay_s = (delay_us or 0) / 1e6 if asked.max_queue_delay_s is None else asked.max_queue_delay_s
+        return replace(asked, max_queue_delay_s=delay_s)
+
+
+def label_source(output: str) -> str:
+    """The name, among the sources of a manifest, of an output's class names."""
+    return f"labels {output}"
+
+
+def label_file(number: int, output: str, hints: ServingHints) -> str:
+    """Where an output's class names lie in the model's folder: in the version's, by the number of the output."""
+    return f"{number}/labels{[*hints.labels].index(output)}.txt"
 
 
 def find_unservable(entry: EngineEntry) -> str | None:
@@ -181,6 +222,7 @@ def write_config(
     version: str,
     files: Sequence[TritonFile],
     *,
+    hints: ServingHints = ServingHints(),
     batching: DynamicBatching | None = None,
     warmup: Mapping[str, WarmupInput] | None = None,
 ) -> str:
@@ -190,14 +232,17 @@ def write_config(
     Raises InputError for engines that no single configuration describes, and where requests cannot be joined.
     """
     requests = [with_int8_states(make_request(item.entry)) for item in files]
-    config = _describe(files[0], requests[0], batching)
-    for item, request in zip(files[1:], requests[1:], strict=True):
-        if _describe(item, request, batching) != config:
+    batching = hints.batching(batching)
+    configs = [_describe(item, request, batching, hints) for item, request in zip(files, requests, strict=True)]
+    config = configs[0]
+    for item, other in zip(files[1:], configs[1:], strict=True):
+        if other != config:
             raise InputError(
                 f"{item.entry.unit} has other inputs, sizes or profiles than {files[0].entry.unit}, and one "
                 "configuration describes both; pull them into two folders"
             )
     config_fields: dict[str, Fields] = {"name": name, **config}
+    config_fields["output"] = [_with_labels(spec, number, hints) for spec in _messages(config["output"])]
     config_fields |= {"version_policy": {"specific": {"versions": [number]}}, **_name_files(files)}
     config_fields["parameters"] = entries({"enginesmith_version": {"string_value": version}})
     if warmup:
@@ -231,24 +276,48 @@ def largest_batch(request: BuildRequest) -> int:
     return top if ends[0][0] == 1 and top > 1 and not gaps else 0
 
 
-def _describe(item: TritonFile, request: BuildRequest, batching: DynamicBatching | None) -> dict[str, Fields]:
+def _messages(value: Fields) -> Iterator[Mapping[str, Fields]]:
+    return (item for item in value if isinstance(item, Mapping)) if isinstance(value, Sequence) else iter(())
+
+
+def _with_labels(output: Mapping[str, Fields], number: int, hints: ServingHints) -> Field:
+    """An output's message with the file of its class names, where it has one."""
+    name = str(output["name"])
+    return {**output, "label_filename": label_file(number, name, hints)} if name in hints.labels else output
+
+
+def _describe(
+    item: TritonFile, request: BuildRequest, batching: DynamicBatching | None, hints: ServingHints
+) -> dict[str, Fields]:
     """The fields that engines of one configuration share."""
     backend, platform = _OPENED_BY[item.entry.backend]
     most = largest_batch(request)
     if batching and not most:
         raise InputError(
             f"{item.entry.unit}: requests cannot be joined, because axis 0 of its inputs and outputs is not a dim "
-            f"{BATCH!r} of sizes from 1 on; leave out --most and --wait"
+            f"{BATCH!r} of sizes from 1 on; leave out --max-batch-size and --max-queue-delay, or what the section "
+            "triton of its spec says of batches"
         )
-    if batching and batching.most is not None:
-        most = min(most, batching.most)
+    if batching and batching.max_batch_size is not None:
+        if batching.max_batch_size > most:
+            raise InputError(
+                f"{item.entry.unit}: max_batch_size {batching.max_batch_size} is beyond its largest batch, {most}; ask "
+                f"for {most} or less, or build it with a larger dims.{BATCH}.max"
+            )
+        most = batching.max_batch_size
     fixed = _fixed_sizes(request)
     config_fields: dict[str, Fields] = {"backend": backend, "platform": platform, "max_batch_size": most}
     for kind, specs in (("input", request.inputs), ("output", request.outputs)):
         config_fields[kind] = [_describe_tensor(spec, fixed, bool(most)) for spec in specs]
     if batching:
-        config_fields["dynamic_batching"] = {"max_queue_delay_microseconds": round(batching.wait_s * 1e6)}
-    config_fields["instance_group"] = [_instances(item.entry, platform, len(request.profiles))]
+        preferred = hints.preferred_batch_sizes or _tuned_batches(request, platform)
+        sizes = sorted({size for size in preferred if size <= most})
+        delay_us = round((batching.max_queue_delay_s or 0.0) * 1e6)
+        config_fields["dynamic_batching"] = {
+            **({"preferred_batch_size": sizes} if sizes else {}),
+            "max_queue_delay_microseconds": delay_us,
+        }
+    config_fields["instance_group"] = [_instances(item.entry, platform, len(request.profiles), hints.instances)]
     if item.entry.backend == _BY_PROVIDER:
         config_fields["optimization"] = {
             "execution_accelerators": {"gpu_execution_accelerator": [{"name": "tensorrt"}]}
@@ -278,12 +347,20 @@ def _describe_tensor(spec: TensorSpec, fixed: Mapping[str, int], batched: bool) 
     return tensor_fields if dims else {**tensor_fields, "reshape": {"shape": list[Field]()}}
 
 
-def _instances(entry: EngineEntry, platform: str, profiles: int) -> Field:
-    """One instance on the CPU or on each GPU; of a plan with several profiles, with all of them: else Triton takes the
+def _tuned_batches(request: BuildRequest, platform: str) -> set[int]:
+    """What each profile of a plan with several is tuned for: Triton's documentation advises preferred sizes for these
+    alone ("Dynamic Batcher", "Preferred Batch Sizes")."""
+    if platform != _PLAN or len(request.profiles) < 2:
+        return set()
+    return {opt[0] for profile in request.profiles for _, _, opt, _ in profile.inputs}
+
+
+def _instances(entry: EngineEntry, platform: str, profiles: int, count: int) -> Field:
+    """Instances on the CPU or on each GPU; of a plan with several profiles, with all of them: else Triton takes the
     first alone."""
     if entry.hardware.is_cpu:
-        return {"kind": Word("KIND_CPU"), "count": 1}
-    instance_group: dict[str, Fields] = {"kind": Word("KIND_GPU"), "count": 1}
+        return {"kind": Word("KIND_CPU"), "count": count}
+    instance_group: dict[str, Fields] = {"kind": Word("KIND_GPU"), "count": count}
     if platform == _PLAN and profiles > 1:
         instance_group["profile"] = [str(index) for index in range(profiles)]
     return instance_group

@@ -25,16 +25,19 @@ from enginesmith.core.errors import HttpAddress
 from enginesmith.core.names import parse_reference
 from enginesmith.core.parsing import user
 from enginesmith.core.reports.proof import ON_RANDOM
+from enginesmith.core.state import ENSEMBLE
 from enginesmith.core.text import format_bytes, format_checks, format_metric, format_metrics
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.policies import losses_of_build
 from pipeline.cli.models.catalog import build_all, is_stuck, plan_all
+from pipeline.cli.models.init import MODELS, draft_spec
 from pipeline.cli.registry.channels import served_metrics
 from pipeline.cli.run_options import Building, run_options, shown_progress
 
 if TYPE_CHECKING:
+    from enginesmith.registry.manifest import EngineEntry
     from pipeline.compile.ensembles.assembly import EnsembleForecast
     from pipeline.compile.forecast import Forecast
     from pipeline.orchestration.run import RunOptions
@@ -118,6 +121,7 @@ def build(
 ) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC.
 
+    SPEC may be a model's file (.onnx, .pt2, Triton's config.pbtxt): a spec for --target is written beside it first.
     With --target, --precision or --backend, the version has only these engines, and no channel moves to it. Exit
     code 1 if a unit failed. With --all, a spec that fails does not stop the others.
     """
@@ -130,6 +134,11 @@ def build(
         if sign_key or chosen.metrics or runner == "prefect":
             raise click.UsageError("--all builds in this process: leave out --sign-key, --metrics and --runner prefect")
         ctx.exit(build_all(specs.place or "", options, quiet, as_json))
+    if Path(spec).suffix.lower() in MODELS:
+        path, is_new = draft_spec(Path(spec), specs.selection.targets)
+        say(f"{'wrote' if is_new else 'spec:'} {path}")
+        # A new one names the targets itself: the run is of all of it.
+        spec, options = str(path), replace(options, targets=None if is_new else options.targets)
     if sign_key:
         check_signing_key(sign_key)
     with served_metrics(chosen.metrics) as counting:
@@ -279,7 +288,7 @@ def _print_engines(outcome: "Outcome") -> None:
                 format_bytes(engine.size_bytes),
                 format_checks(engine.entry.checks),
                 *(format_metric(name, engine.metrics[name]) if name in engine.metrics else "" for name in metrics),
-                engine.entry.reason,
+                "; ".join(filter(None, (engine.entry.reason, _limited_to(engine.entry)))),
             ]
         )
     print_table(
@@ -291,12 +300,25 @@ def _print_engines(outcome: "Outcome") -> None:
     )
 
 
+def _limited_to(entry: "EngineEntry") -> str:
+    """'opens in TensorRT for RTX only', of an engine for GPUs that one runtime alone opens; else ''."""
+    from builders.backends.discovery import capabilities_of
+
+    if not entry.usable or entry.hardware.is_cpu or entry.backend == ENSEMBLE:
+        return ""
+    opened_by = capabilities_of(entry.backend).opened_by
+    return f"opens in {opened_by[0]} only" if len(opened_by) == 1 else ""
+
+
 # `enginesmith plan`.
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PlanOptions:
     specs: _Specs
+    executor: Annotated[Literal["local", "ray"], Option("Where builds would run: their GPUs decide the backends.")] = (
+        "local"
+    )
     no_export: Annotated[bool, Option("Use only stored results; run nothing and write nothing.")] = False
 
 
@@ -323,8 +345,10 @@ def plan(
 
     specs = chosen.specs
     check_source(spec, specs.place)
-    options = run_options(stated_registry, specs.selection, specs.jobs)
+    options = run_options(stated_registry, specs.selection, specs.jobs, Building(chosen.executor))
     if spec is None:
+        if chosen.executor == "ray":
+            raise click.UsageError("--all runs nothing and asks no cluster: leave out --executor ray")
         ctx.exit(plan_all(specs.place or "", options, as_json))
     with shown_progress(quiet) as progress:
         forecast = foresee_spec(spec, options, progress, chosen.no_export, lambda text: None if quiet else say(text))
@@ -353,7 +377,11 @@ def _print_plan(found: "Forecast | EnsembleForecast") -> None:
 
     if isinstance(found, Forecast):
         rows = [
-            [item.item.target.name, item.item.precision, item.item.backend.name, item.action, item.reason]
+            [
+                *(item.item.target.name, item.item.precision, item.item.backend.name, item.action),
+                *(item.item.built_at, item.item.opens_in),
+                "; ".join(filter(None, (item.reason, item.item.absence))),
+            ]
             for item in found.units
         ]
         _print_units(found.model, rows)
@@ -362,14 +390,17 @@ def _print_plan(found: "Forecast | EnsembleForecast") -> None:
         return
     for graph in found.graphs.values():
         _print_plan(graph)
-    whole = [[unit.target, unit.precision, "ensemble", unit.action, unit.reason] for unit in found.units]
+    whole = [
+        [unit.target, unit.precision, "ensemble", unit.action, "", "enginesmith only", unit.reason]
+        for unit in found.units
+    ]
     _print_units(found.model, whole)
 
 
 def _print_units(model: str, rows: list[list[str]]) -> None:
     counts = {action: sum(row[3] == action for row in rows) for action in (*_SHOWN, "failed", "unknown")}
     count_texts = [f"{count} {action}" for action, count in counts.items() if count or action in _SHOWN]
-    header = ("target", "precision", "backend", "action", "why")
+    header = ("target", "precision", "backend", "action", "built", "opens in", "why")
     print_table(header, rows, title=f"{model}: {', '.join(count_texts)}", styles=STYLES)
 
 

@@ -4,7 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -115,6 +115,31 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
     if model_facts.unknown:
         say(f"  fill in: {', '.join(model_facts.unknown)}; the lines are marked FILL_IN")
     say(f"read it, then: enginesmith plan {path}")
+
+
+# Files that `build` takes in the place of a spec.
+MODELS = (".onnx", ".pt2", ".pbtxt")
+
+
+def draft_spec(model: Path, targets: str | None) -> tuple[Path, bool]:
+    """The spec of a model's file, which is written beside it where it is not there; and whether it was written.
+
+    targets: names with commas; None is what the model's file says. Raises InputError where another model's spec is in
+    its place.
+    """
+    from pipeline.drafts.text import write_spec
+    from pipeline.orchestration.run import split_names
+    from pipeline.spec.model import load_spec
+
+    model_facts, path = _look(model, None)
+    if path.exists():
+        if dict(model_facts.source) != {(spec := load_spec(path)).source.kind: spec.source_file}:
+            raise InputError(f"{path} is the spec of another model; rename one of them, or name the spec")
+        return path, False
+    model_facts = replace(model_facts, targets=tuple(split_names(targets)) or model_facts.targets)
+    text = write_spec(model_facts).encode()
+    _write({path: lambda stream: stream.write(text)}, force=False)
+    return path, True
 
 
 def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> None:

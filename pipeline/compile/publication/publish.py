@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from enginesmith.client.layouts.triton_config import label_source
 from enginesmith.client.resolve import PORTABLE
 from enginesmith.core.errors import canonical_json, digest_of, digest_of_path
 from enginesmith.core.hardware.machine import describe_host
@@ -12,6 +13,7 @@ from enginesmith.core.text import format_bytes, now
 from enginesmith.core.types import QUANTIZED
 from enginesmith.registry.evidence.canaries import LAYERS, RECIPE, RECORD
 from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.lookup import load
 from enginesmith.registry.versions.publish import (
     Published,
@@ -104,7 +106,7 @@ def draft_version(found: Judged, work: Work) -> VersionDraft:
     """What a run publishes of what it found. Raises OSError for a file of the spec that is gone."""
     spec, exported, plan = work.spec, found.exported, found.plan
     blake3 = {record.digest: record.blake3 for item in found.units if (record := item.built.record)}
-    manifest = _draft_manifest(spec, found)
+    manifest = _draft_manifest(spec, found, _store_labels(spec, work.context.store))
     units: dict[str, UnitResult] = {unit.name: UnitResult(entry_of(unit)) for unit in plan.refused}
     for item in found.units:
         notes = (*item.entry.notes, *_hint(spec, exported, item))
@@ -157,10 +159,16 @@ def note_larger(units: Sequence[UnitResult]) -> list[UnitResult]:
     return noted
 
 
-def _draft_manifest(spec: ModelSpec, found: Judged) -> Manifest:
+def _store_labels(spec: ModelSpec, store: Store) -> dict[str, str]:
+    """The files of class names as sources of the version."""
+    labels = spec.triton.labels
+    return {label_source(output): store.put_file(spec.file(name)) for output, name in labels.items()}
+
+
+def _draft_manifest(spec: ModelSpec, found: Judged, labels: Mapping[str, str]) -> Manifest:
     exported, plan, judged = found.exported, found.plan, found.units
     graphs = {unit.graph.variant: unit.graph for unit in plan.units}.values()
-    sources = {"onnx": exported.model.digest, "golden": exported.golden}
+    sources = {"onnx": exported.model.digest, "golden": exported.golden, **labels}
     sources |= {f"graph {graph.variant.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
     resolved = resolved_spec(spec)
     # How long engines are timed changes nothing about what they are.

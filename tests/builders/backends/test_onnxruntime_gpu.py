@@ -22,6 +22,8 @@ from builders.backends.onnxruntime.gpu import (
 )
 from enginesmith.core.errors import DataError, EnginesmithError, ModelError
 from enginesmith.core.hardware import cuda
+from enginesmith.core.hardware.evaluation import evaluate
+from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.types import Engine, ShapeProfile, TensorSpec
 from tests.builders import graphs
 
@@ -66,17 +68,29 @@ def test_what_a_provider_lacks_is_refused_with_the_remedy(backend, gpu_wheel):
 L4_CPU = graphs.request("cpu").target
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_without_the_gpu_wheel_the_refusal_says_how_to_get_it(backend):
-    assert "pip install" in backend().refuses(request(backend())) and backend().versions() == {}
+def test_without_the_gpu_wheel_the_refusal_says_how_to_get_it():
+    backend = OnnxRuntimeTensorRT()
+    assert "pip install" in backend.refuses(request(backend)) and backend.versions() == {}
+
+
+def test_the_cuda_engine_is_built_with_either_wheel_and_opened_by_the_gpus(monkeypatch):
+    backend = OnnxRuntimeCuda()
+    version = backend.versions()["onnxruntime"]
+    assert backend.refuses(request(backend)) is None, "this machine has the CPU wheel alone"
+    runtime = backend.requires(dataclasses.replace(request(backend), toolchain=(("onnxruntime", version),)))[1]
+    assert evaluate([runtime], Machine((8, 9), runtimes={"onnxruntime-gpu": version}))[0].state == "met"
+    monkeypatch.setattr(cuda, "gpus", lambda: L4)
+    assert "onnxruntime-gpu is not installed" in (backend.runs(request(backend).target) or "")
+    monkeypatch.setattr(onnxruntime_gpu, "versions_of", lambda *_: {})
+    assert "pip install onnxruntime" in (backend.refuses(request(backend)) or "")
 
 
 def test_wheels_installed_over_each_other_are_refused(gpu_wheel, monkeypatch):
-    made = OnnxRuntimeCuda()
+    made = OnnxRuntimeTensorRT()
     gpu_wheel.unlink()
     assert "onnxruntime was installed over onnxruntime-gpu" in made.refuses(request(made))
     found = {"onnxruntime": "1.30.0", "onnxruntime-gpu": "1.31.1"}
-    monkeypatch.setattr(onnxruntime_gpu, "versions_of", lambda *names: {name: found[name] for name in names})
+    monkeypatch.setattr(onnxruntime_gpu, "versions_of", lambda *names: {n: found[n] for n in names if n in found})
     assert "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0" in made.refuses(request(made))
 
 

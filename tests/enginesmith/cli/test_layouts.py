@@ -26,13 +26,13 @@ def run(store: Store, *arguments: str) -> int:
 def test_a_repository_is_written_and_told(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     publish_engines(store, [cpu_engine(store, 1)])
     dest = ("--layout", "triton", "--target", "cpu", "--dest", str(tmp_path / "m"))
-    assert run(store, *dest, "--most", "4", "--wait", "2ms", "--json") == 0
+    assert run(store, *dest, "--max-batch-size", "4", "--max-queue-delay", "2ms", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["version"], told["swapped"], told["engines"][0]["unit"]) == ("1", True, "cpu fp32 onnxruntime")
     found = read_config(Path(told["config"]))
     assert found["max_batch_size"] == 4
     assert found["dynamic_batching"] == {"max_queue_delay_microseconds": "2000"}
-    assert run(store, *dest, "--most", "4", "--wait", "2ms") == 0
+    assert run(store, *dest, "--max-batch-size", "4", "--max-queue-delay", "2ms") == 0
     assert "was served already" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         watch = ("--follow", "--once", "--json", "--registry", store.uri)
@@ -48,8 +48,8 @@ def test_several_targets_lie_together(store: Store, tmp_path: Path, capsys: pyte
         assert run(store, *dest, *how) == 0
         out = capsys.readouterr().out
         assert "chosen: sm_89-fp16.plan: sm_89 fp16 tensorrt of digits@1" in out
-        assert [line.split(":")[1].strip() for line in out.splitlines() if line.startswith("not:")] == [
-            "cpu fp32 onnxruntime"
+        assert [line for line in out.splitlines() if line.startswith("not:")] == [
+            "not:    1 engine for other hardware: cpu"
         ], "an engine of a target that was asked for too is not refused"
     assert run(store, *dest, "--target", "sm_80", "--target", "all") == 2
     assert "leave out the others" in capsys.readouterr().err
@@ -60,9 +60,9 @@ def test_several_targets_lie_together(store: Store, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("given", "owner"),
     [
-        (("--most", "4"), "triton"),
+        (("--max-batch-size", "4"), "triton"),
         (("--no-warmup",), "triton"),
-        (("--wait", "1ms"), "triton"),
+        (("--max-queue-delay", "1ms"), "triton"),
         (("--car", "x"), "kserve"),
     ],
 )

@@ -101,15 +101,29 @@ def test_every_rejection_has_its_reason() -> None:
     with pytest.raises(UnknownNameError) as error:
         resolve(entries[:4], SM89, proven_only=True, what="digits@1")
     assert str(error.value).splitlines() == [
-        "digits@1 has no proven engine for sm_89; run `enginesmith validate digits@1` on a machine of this "
-        "kind, or choose:",
-        "  sm_80 fp16 any: built for sm_80; this is sm_89",
-        "  cpu fp16 any: built for cpu; this is sm_89",
-        "  sm_89 int8 any: failed: because",
-        "  sm_89 fp32 any: unproven, and only proven engines may be used: because",
+        "digits@1 has no proven engine for sm_89: sm_89 fp32 any: unproven, and only proven engines may be used: "
+        "because; `enginesmith validate digits@1` on such a machine proves what never ran there",
+        "  also: sm_89 int8 any: failed: because; it has engines for sm_80, cpu",
     ]
-    with pytest.raises(UnknownNameError, match=r"has no engine for sm_89; add the target to the spec"):
-        resolve(entries[:2], SM89, proven_only=True)
+
+
+@pytest.mark.parametrize(
+    ("entries", "precision", "words"),
+    [
+        ([entry("sm_80"), entry("cpu")], None, "it has engines for sm_80, cpu; add sm_89 to the targets of its spec"),
+        ([entry("cpu"), entry("sm_89", "int8", "failed")], None, "failed: because; change that and build again"),
+        (
+            [entry("cpu"), entry("sm_89")],
+            "int8",
+            "int8 was asked for; add int8 to the precisions of its spec and build",
+        ),
+        ([], None, "it has no engines at all; build it"),
+    ],
+)
+def test_the_nearest_rejection_comes_first_with_a_remedy_that_helps(entries, precision, words) -> None:
+    with pytest.raises(UnknownNameError) as error:
+        resolve(entries, SM89, precision)
+    assert words in str(error.value).splitlines()[0] and len(str(error.value).splitlines()) <= 2
 
 
 def test_the_why_names_what_it_was_preferred_to() -> None:
@@ -121,7 +135,7 @@ def test_the_why_names_what_it_was_preferred_to() -> None:
 
 
 def test_a_cpu_takes_no_portable_gpu_engine() -> None:
-    with pytest.raises(UnknownNameError, match="built for gpu; this is cpu"):
+    with pytest.raises(UnknownNameError, match="it has engines for gpu"):
         resolve([entry(PORTABLE)], CPU)
     with pytest.raises(UnknownNameError, match="no engines at all"):
         resolve([], CPU)

@@ -86,7 +86,7 @@ def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engi
         return flows.canary.fn("digits", "2", target=target, **place)
 
     skipped = run("l4")
-    said = "there is nothing to run on l4: digits@2 has no engine for sm_89 (l4)"
+    said = "there is nothing to run on l4: digits@2 has no engine for sm_89 (l4): it has engines for cpu"
     assert (skipped.name, skipped.message) == ("Skipped", said)
     for content in ("three", "four"):
         publish_engines(store, [engine(store, "sm_89", data=content.encode())], content, channel=None)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from builders.backends import discovery
 from builders.backends.optional_methods import profiles
 from builders.execution.local import LocalExecutor
+from builders.execution.ray import RayExecutor
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from enginesmith.registry.store.base import open_store
@@ -17,6 +18,7 @@ from pipeline.compile import plan
 from pipeline.compile.causes import Causes, explain_change
 from pipeline.compile.plan import candidates
 from pipeline.compile.run_context import RunContext, Work
+from pipeline.orchestration.run import RunOptions, depends_on_workers, find_ray_workers
 from pipeline.spec.model import ModelSpec, load_spec, matches_unit
 from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof, Selection
 from tests.pipeline.projects import Project
@@ -165,6 +167,7 @@ def test_more_profiles_than_any_compiler_takes_are_refused_before_they_are_made(
             "inputs": {"x": {"shape": names}},
             "dims": {name: {"buckets": list(range(1, 100))} for name in names},
             "targets": ["sm_89"],
+            "serve": "rtx",
         }
     )
     (item,) = candidates(spec, Selection())
@@ -190,3 +193,98 @@ def test_a_target_that_no_backend_of_the_spec_builds_for_is_not_left_out_in_sile
     assert done.code == 0 and "1 build, 0 cached, 0 refused" in done.out
     assert "sm_89: left out: no backend of the spec (onnxruntime) builds for it" in done.err
     assert "left out" not in project.run("plan", project.spec, "--target", "cpu").err
+
+
+def served(serve: str | None = None, targets: tuple[str, ...] = ("l4",), **parts: object) -> ModelSpec:
+    spec = {"model": "m", "source": {"onnx": "m.onnx"}, "inputs": {"x": {"shape": [1, 4]}}, "targets": [*targets]}
+    return ModelSpec.model_validate({**spec, **({"serve": serve} if serve else {}), **parts})
+
+
+def units_of(spec: ModelSpec, *workers: str) -> list[str]:
+    return [item.unit for item in candidates(spec, Selection(workers=tuple((name, "here") for name in workers)))]
+
+
+@pytest.mark.parametrize(
+    ("serve", "alone", "with_worker"),
+    [
+        (None, ["tensorrt-rtx", "onnxruntime-cuda"], ["tensorrt", "onnxruntime-cuda"]),
+        ("triton", ["tensorrt", "onnxruntime-cuda"], ["tensorrt", "onnxruntime-cuda"]),
+        ("onnxruntime", ["onnxruntime-cuda"], ["onnxruntime-cuda"]),
+        ("rtx", ["tensorrt-rtx"], ["tensorrt-rtx"]),
+        ("python", ["tensorrt-rtx"], ["tensorrt"]),
+    ],
+)
+def test_the_server_decides_the_compilers(
+    serve: str | None, alone: list[str], with_worker: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensorrt = discovery.load("tensorrt")
+    monkeypatch.setattr(tensorrt, "versions", lambda _: {"tensorrt": "11.4"})
+    spec = served(serve)
+    assert units_of(spec) == [f"l4 fp32 {name}" for name in alone]
+    assert units_of(spec, "l4") == [f"l4 fp32 {name}" for name in with_worker]
+    assert units_of(served(serve, ("cpu",))) == ["cpu fp32 onnxruntime"]
+    monkeypatch.setattr(tensorrt, "versions", lambda _: {})
+    assert units_of(spec, "l4") == units_of(spec), "the GPU without the compiler tunes nothing"
+
+
+def test_a_card_has_its_rtx_engine_beside_that_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery.load("tensorrt"), "versions", lambda _: {"tensorrt": "11.4"})
+    assert "rtx4090 fp32 tensorrt-rtx" in units_of(served(targets=("rtx4090",)), "rtx4090")
+    assert "l4 fp32 tensorrt-rtx" not in units_of(served(targets=("l4",)), "l4")
+
+
+def test_the_portable_engine_has_the_precisions_that_its_provider_computes_in() -> None:
+    data = {"precisions": ["fp16", "int8"], "calibration": {"data": "c.npz"}}
+    assert units_of(served(**data)) == ["l4 fp16 tensorrt-rtx", "l4 int8 tensorrt-rtx", "l4 fp16 onnxruntime-cuda"]
+
+
+def test_backends_that_the_server_does_not_open_are_a_mistake() -> None:
+    with pytest.raises(ValueError, match="Triton opens no engines of tensorrt-rtx; remove it, or change serve: triton"):
+        served("triton", backends={"tensorrt-rtx": {}})
+    assert units_of(served("triton", backends={"onnxruntime-tensorrt": {}})) == ["l4 fp32 onnxruntime-tensorrt"]
+
+
+def test_each_unit_says_where_it_is_built_what_opens_it_and_what_the_matrix_lacks() -> None:
+    spec = served("triton", ("h100",))
+    tuned, portable = candidates(spec, Selection(workers=(("h100", "on a Ray worker with sm_90"),)))
+    assert (tuned.built_at, tuned.opens_in) == ("on a Ray worker with sm_90", "Triton, TensorRT")
+    assert (portable.built_at, portable.opens_in) == ("here", "Triton, ONNX Runtime")
+    assert candidates(spec, Selection())[0].built_at == "nowhere in this fleet"
+    data = {"precisions": ["fp16", "int8"], "calibration": {"data": "c.npz"}}
+    absences = {
+        item.unit: item.absence for item in candidates(served("rtx", ("t4", "a100", "l4"), **data), Selection())
+    }
+    matrix = "is not in NVIDIA's support matrix of TensorRT-RTX (1.0 to 1.5)"
+    assert absences == {
+        "t4 fp16 tensorrt-rtx": "",
+        "t4 int8 tensorrt-rtx": f"int8 on sm_75 {matrix}",
+        "a100 fp16 tensorrt-rtx": f"sm_80 {matrix}",
+        "a100 int8 tensorrt-rtx": f"sm_80 {matrix}",
+        "l4 fp16 tensorrt-rtx": "",
+        "l4 int8 tensorrt-rtx": "",
+    }
+
+
+def test_a_unit_for_triton_without_its_gpu_is_refused_with_that_reason(project: Project) -> None:
+    project.change_spec(serve="triton", backends=None, targets=["sm_90"], precisions=["fp32"], calibration=None)
+    done = project.run("plan", project.spec, "--json")
+    tuned, portable = done.json["units"]
+    assert (tuned["backend"], tuned["action"], tuned["built_at"]) == ("tensorrt", "refused", "nowhere in this fleet")
+    assert "no builder of this run has sm_90, on which tensorrt tunes; build it there, or with" in tuned["reason"]
+    assert (portable["action"], portable["opens_in"]) == ("build", "Triton, ONNX Runtime")
+
+
+def test_a_clusters_workers_are_its_nodes_with_that_gpu_or_those_that_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RayExecutor, "has_node", lambda _, needs: needs.labels["enginesmith/sm"] == "sm_90")
+    monkeypatch.setattr(discovery.load("tensorrt"), "versions", lambda _: {"tensorrt": "11.4"})
+    spec, cluster = served("triton", ("h100", "l4", "cpu")), RayExecutor("ray://head:1")
+    here = ("h100", "on a Ray worker with sm_90")
+    assert find_ray_workers(spec, cluster, waits=False) == (here,)
+    assert find_ray_workers(spec, cluster, waits=True) == (here, ("l4", "on a Ray worker with sm_89, once one comes"))
+    assert find_ray_workers(spec, LocalExecutor(), waits=True) == ()
+    asked = [
+        depends_on_workers(each, RunOptions(executor="ray")) for each in (spec, served("rtx"), served(None, ("cpu",)))
+    ]
+    assert asked == [True, False, False] and not depends_on_workers(spec, RunOptions())

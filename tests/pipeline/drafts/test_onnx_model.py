@@ -194,9 +194,15 @@ def test_a_sum_of_other_dims_stays_one() -> None:
 
 def test_an_n_that_is_no_axis_0_is_no_batch() -> None:
     audio = TensorSpec("audio", "float32", ("b", "n"))
-    assert name_axes((audio,))[0].shape == ("b", "length")
+    assert name_axes((audio,))[0].shape == ("batch", "length")
     state = TensorSpec("state", "float32", (2, "b", 64))
-    assert [spec.shape for spec in name_axes((state, audio))] == [(2, "b", 64), ("b", "length")]
+    assert [spec.shape for spec in name_axes((audio, state))] == [("batch", "length"), (2, "batch", 64)]
+
+
+@pytest.mark.parametrize("name", ["batch_size", "N", "bs"])
+def test_axis_0_of_samples_is_the_dim_that_servers_join_requests_along(name: str) -> None:
+    named = name_axes((TensorSpec("x", "float32", (name, 3)), TensorSpec("y", "float32", (name,))))
+    assert [spec.shape for spec in named] == [("batch", 3), ("batch",)]
 
 
 def test_a_model_whose_weights_stay_in_their_files_is_tried_too(

@@ -12,6 +12,7 @@ from enginesmith.core.errors import InputError
 from pipeline.drafts.facts import FoundModel
 from pipeline.drafts.onnx_model import ProtoMessage, look_at_triton, parse
 from pipeline.drafts.text import write_spec
+from pipeline.spec.model import load_spec
 from tests.pipeline.drafts.graphs import halving
 from tests.pipeline.quantization.small_nets import build
 
@@ -102,6 +103,46 @@ def load_document_of(text: str) -> dict[str, object]:
     found = yaml.safe_load(text)
     assert isinstance(found, dict)
     return found
+
+
+# As NVIDIA's examples write them: an image classifier with labels, instances and dynamic batching.
+BY_HAND = """
+name: "densenet_onnx"
+platform: "onnxruntime_onnx"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 224, 224 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] label_filename: "names.txt" } ]
+instance_group [ { kind: KIND_GPU count: 2 gpus: [ 0 ] } ]
+dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 preserve_ordering: true }
+version_policy: { specific: { versions: [ 1 ] } }
+response_cache { enable: true }
+"""
+
+
+def test_a_configuration_by_hand_is_kept_and_what_is_not_is_said(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("a\nb\n")
+    found = sized(tmp_path, BY_HAND)
+    (tmp_path / "densenet.yaml").write_text(write_spec(found))
+    spec = load_spec(tmp_path / "densenet.yaml")
+    assert (spec.serve, spec.version, spec.targets) == ("triton", "1", ("gpu",))
+    assert {name: (dim.min, dim.max) for name, dim in spec.dims.items()} == {
+        "batch": (1, 8),
+        "h": (224, 224),
+        "w": (224, 224),
+    }
+    assert spec.triton.model_dump() == {
+        "instances": 2,
+        "preferred_batch_sizes": (4, 8),
+        "max_queue_delay_us": 100,
+        "labels": {"y": "names.txt"},
+    }
+    dropped = {note.split(": ")[1] for note in found.notes if "since no spec has it" in note}
+    assert dropped == {"response_cache", "dynamic_batching.preserve_ordering", "instance_group.gpus"}
+
+
+def test_a_label_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"output 'y' has the label file 'names.txt', which is no file in"):
+        sized(tmp_path, BY_HAND)
 
 
 @pytest.mark.parametrize(

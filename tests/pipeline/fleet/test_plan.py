@@ -100,7 +100,7 @@ def test_nodes_that_come_need_engines_if_their_spec_and_a_compiler_allow(store: 
     by_name = {item.name: item for item in found.work}
     assert by_name["digits@1 sm_100 fp16 tensorrt"].ready and by_name["digits@1 sm_100 fp16 tensorrt"].nodes == 16
     (ranker,) = (item for item in found.work if item.unit.model == "ranker" and item.unit.target.name == "sm_100")
-    assert ranker.refused == "sm_100 is not a target of TensorRT-RTX; use full tensorrt on a node with that GPU"
+    assert "; build it with onnxruntime-cuda, on any machine, or tensorrt, on a worker with sm_100" in ranker.refused
     assert ranker.first == "add sm_100 to its spec, and register it again"
     assert not ranker.ready and found.work.index(ranker) > found.work.index(by_name["digits@1 sm_100 fp16 tensorrt"])
 

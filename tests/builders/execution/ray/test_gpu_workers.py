@@ -207,7 +207,7 @@ def test_no_worker_is_asked_for_where_there_is_nothing_to_compare(store, on_l4, 
         return done.reason
 
     assert reason(traffic=str(tmp_path), target="l4") == (
-        "there is nothing to run on l4: tiny@1 has no engine for sm_89 (l4)"
+        "there is nothing to run on l4: tiny@1 has no engine for sm_89 (l4): it has engines for cpu"
     )
     assert "no recorded traffic is named" in reason(target="l4")
     (tmp_path / "empty").mkdir()

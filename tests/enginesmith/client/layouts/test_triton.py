@@ -18,12 +18,14 @@ from enginesmith.client.resolve import Policy
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, UnknownNameError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.types import ShapeProfile, TensorSpec
+from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.publish import publish
 from pipeline.drafts.onnx_model import look_at_triton
 from tests.enginesmith.client.layouts.engines import GOLDEN, cpu_engine, plan, publish_with_golden, stripped, wide
 from tests.enginesmith.client.layouts.model_config import read_config
-from tests.enginesmith.registries import engine, flip, names_in, publish_engines
+from tests.enginesmith.registries import approval, draft, engine, flip, names_in, publish_engines
 from tests.enginesmith.registry.test_ensembles import publish_graphs, publish_whole
 
 
@@ -118,16 +120,78 @@ def test_requests_are_joined_only_where_that_was_asked_for_and_can_be(store: Sto
     publish_engines(store, [cpu_engine(store, 1)])
     place(store, dest)
     assert "dynamic_batching" not in config(dest)
-    place(store, dest, layout=Triton(DynamicBatching(most=16, wait_s=0.005)))
+    place(store, dest, layout=Triton(DynamicBatching(max_batch_size=16, max_queue_delay_s=0.005)))
     assert config(dest)["dynamic_batching"] == {"max_queue_delay_microseconds": "5000"}
     assert config(dest)["max_batch_size"] == 16
     fixed = replace(cpu_engine(store, 2), outputs=(TensorSpec("logits", "float32", (10,)),))
     publish_engines(store, [fixed], "b")
     with pytest.raises(InputError, match="requests cannot be joined"):
         place(store, dest, layout=Triton(DynamicBatching()))
-    for wrong in ({"most": 0}, {"wait_s": float("nan")}):
+    for wrong in ({"max_batch_size": 0}, {"max_queue_delay_s": float("nan")}):
         with pytest.raises(InputError):
             DynamicBatching(**wrong)
+
+
+def test_a_batch_beyond_the_engines_is_refused_and_no_folder_is_made(store: Store, dest: Path) -> None:
+    publish_engines(store, [cpu_engine(store, 1)])
+    with pytest.raises(InputError, match="max_batch_size 33 is beyond its largest batch, 32; ask for 32 or less"):
+        place(store, dest, layout=Triton(DynamicBatching(max_batch_size=33)))
+    assert not dest.exists()
+
+
+def publish_hints(store: Store, entries: list[EngineEntry], **hints: object) -> None:
+    """A version whose spec has a section `triton`."""
+    drafted = draft(store, "hints")
+    sources = {**drafted.sources, "labels logits": store.put_bytes(b"zero\none\n")}
+    publish(
+        store,
+        replace(drafted, sources=sources, spec={**drafted.spec, "triton": hints}),
+        [(entry, approval(entry)) for entry in entries],
+        (),
+        channel="candidate",
+    )
+
+
+def test_instances_preferred_sizes_and_labels_are_those_of_the_spec(store: Store, dest: Path) -> None:
+    hints = {"instances": 2, "preferred_batch_sizes": [4, 8], "max_queue_delay_us": 100}
+    publish_hints(store, [cpu_engine(store, 1)], **hints, labels={"logits": "names.txt"})
+    place(store, dest)
+    found = config(dest)
+    assert found["dynamic_batching"] == {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": "100"}
+    assert found["instance_group"] == [{"kind": "KIND_CPU", "count": 2}]
+    assert found["output"][0]["label_filename"] == "1/labels0.txt"
+    assert (dest / "digits" / "1" / "labels0.txt").read_text() == "zero\none\n"
+    # Smaller batches than asked for leave no preferred size that Triton would refuse.
+    place(store, dest, layout=Triton(DynamicBatching(max_batch_size=4)))
+    assert config(dest)["dynamic_batching"] == {"preferred_batch_size": [4], "max_queue_delay_microseconds": "100"}
+    again = look_at_triton(dest / "digits" / "config.pbtxt", dest)
+    assert again.version == "1" and again.serve == "triton"
+    assert again.triton == {
+        "instances": 2,
+        "preferred_batch_sizes": [4],
+        "max_queue_delay_us": 100,
+        "labels": {"logits": "digits/1/labels0.txt"},
+    }
+
+
+def test_plans_with_several_profiles_prefer_the_batches_that_these_are_tuned_for(store: Store, dest: Path) -> None:
+    publish_engines(store, [plan(store, "l4", profiles=2)])
+    place(store, dest, machine="l4", layout=Triton(DynamicBatching()))
+    assert config(dest)["dynamic_batching"]["preferred_batch_size"] == [8, 16]
+
+
+def test_what_triton_opens_none_of_is_said_first_and_before_any_folder(store: Store, dest: Path) -> None:
+    others = [engine(store, "sm_75", "fp16"), cpu_engine(store, 1)]
+    publish_engines(store, [engine(store, "l4", "int8"), engine(store, "l4", "fp16"), *others])
+    with pytest.raises(UnknownNameError) as caught:
+        place(store, dest, machine="l4")
+    first, *rest = str(caught.value).splitlines()
+    assert first.startswith(
+        "digits@1 has no engine for sm_89 (l4): l4 fp16 tensorrt-rtx: no backend of Triton opens engines of"
+    )
+    assert "build again with `serve: triton` in its spec" in first and "targets" not in first
+    assert len(rest) == 1 and rest[0].endswith("; it has engines for sm_75, cpu")
+    assert not dest.exists()
 
 
 def test_plans_of_several_generations_are_chosen_by_compute_capability(store: Store, dest: Path) -> None:

@@ -6,6 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
+from enginesmith.cli import main
+from pipeline.orchestration.run import RunOptions
+from pipeline.outcome import Outcome
 from pipeline.spec.ensembles.model import load_ensemble
 from pipeline.spec.model import load_spec
 from tests.ensembles import write_ensemble
@@ -14,8 +17,6 @@ from tests.stateful_ensembles import write_stateful_ensemble
 
 
 def init(*words: object) -> int:
-    from enginesmith.cli import main
-
     with pytest.raises(SystemExit) as ended:
         main(["init", *map(str, words)])
     return int(ended.value.code or 0)
@@ -196,7 +197,7 @@ def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: P
     text = (tmp_path / "both.yaml").read_text()
     assert "# FILL_IN? second.y: one of first.a, first.b, or an input of the whole" in text
     assert "  second.input_mask: mask " in text and "  first.mask: mask " in text
-    assert "#   first.x: float32 [n, 4]" in text
+    assert "#   first.x: float32 [batch, 4]" in text
 
 
 def test_requests_without_the_states_of_a_model_name_the_two_ways_out(
@@ -221,3 +222,27 @@ def test_requests_without_the_states_of_a_model_name_the_two_ways_out(
     assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 0
     assert "state: inputs like others, as in the requests" in capsys.readouterr().err
     assert not load_spec(tmp_path / "net.yaml").state
+
+
+def test_a_models_file_in_the_place_of_a_spec_is_drafted_once_and_for_the_targets_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def compile_spec(spec: str, options: RunOptions, *_: object) -> Outcome:
+        asked.append((Path(spec).name, options.targets))
+        return Outcome("net", "1", False, (), {})
+
+    monkeypatch.setattr("pipeline.cli.models.build._compile", compile_spec)
+    model = halving(tmp_path / "net.onnx")
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            main(["build", str(model), "--target", "l4,h100", "--registry", str(tmp_path / "registry")])
+        assert ended.value.code == 0
+    assert load_spec(tmp_path / "net.yaml").targets == ("l4", "h100")
+    # A spec that was there is built as it is, or the part of it that is asked for.
+    assert asked == [("net.yaml", None), ("net.yaml", "l4,h100")]
+    halving(tmp_path / "other.onnx").rename(tmp_path / "Net.onnx")
+    with pytest.raises(SystemExit) as ended:
+        main(["build", str(tmp_path / "Net.onnx")])
+    assert ended.value.code == 2 and "net.yaml is the spec of another model" in capsys.readouterr().err
