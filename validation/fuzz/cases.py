@@ -25,11 +25,12 @@ from validation.golden.golden_set import GoldenSet, case_kinds
 
 Values = Literal[
     "realistic", "zeros", "ones", "extreme", "denormal", "nan",
-    "times_2", "times_8", "times_64", "negated", "negative", "permuted",
+    "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared",
 ]  # fmt: skip
 VALUES: tuple[Values, ...] = get_args(Values)
-# Real values of other magnitudes, signs and places: 'negative' is minus the magnitude of each.
-MOVED: tuple[Values, ...] = ("times_2", "times_8", "times_64", "negated", "negative", "permuted")
+# Real values of other magnitudes, signs and places: 'negative' is minus the magnitude of each, and 'cleared' has zeros
+# in half of what is the same everywhere, as a mask is that hides nothing.
+MOVED: tuple[Values, ...] = ("times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared")
 _FACTORS: Mapping[Values, float] = {"times_2": 2.0, "times_8": 8.0, "times_64": 64.0, "negated": -1.0}
 Histogram = Mapping[str, Mapping[int, float]]
 
@@ -188,6 +189,8 @@ def make(
 
 def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
     """A float input of two axes or more with its values moved. A vector or a number may be a size, and stays."""
+    if values == "cleared":
+        return clear_half(real)
     if real.dtype.kind != "f" or real.ndim < 2:
         return real
     if values == "permuted":
@@ -196,6 +199,16 @@ def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
     with np.errstate(over="ignore"):
         moved = -np.abs(real) if values == "negative" else real * np.asarray(_FACTORS[values], real.dtype)
     return np.asarray(moved, real.dtype)
+
+
+def clear_half(real: Array) -> Array:
+    """An input of two axes or more that holds one value, not 0, everywhere: with zeros in the second half of its last
+    axis. Another one as it is."""
+    if real.ndim < 2 or real.shape[-1] < 2 or not real.size or not real.flat[0] or (real != real.flat[0]).any():
+        return real
+    cleared = real.copy()
+    cleared[..., real.shape[-1] // 2 :] = 0
+    return cleared
 
 
 def nan_at(case: FuzzCase, specs: Sequence[TensorSpec], seed: int) -> int | None:
