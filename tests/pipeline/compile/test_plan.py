@@ -175,7 +175,7 @@ def test_more_profiles_than_any_compiler_takes_are_refused_before_they_are_made(
 
 
 def test_the_plan_names_what_a_compiler_is_known_to_compute_otherwise_and_the_source(tmp_path: Path) -> None:
-    text = "y = GridSample<mode=\"{mode}\">(x, g)"
+    text = 'y = GridSample<mode="{mode}">(x, g)'
     shapes = "float[n,c,h,w] x, float[n,k,l,2] g", "float[n,c,k,l] y"
     store, executor = open_store(tmp_path / "registry", create=True), LocalExecutor(1)
     context = RunContext(store, executor, executor)
