@@ -39,7 +39,7 @@ SHARE = 0.1
 SIZES_SHARE = 0.5
 # Where the share is less, grids of up to SMALL_GRID sizes get GRID_S seconds, and the first FEW_CALLS calls FEW_S.
 SMALL_GRID, GRID_S = 256, 0.2
-FEW_CALLS, FEW_S = 160, 0.15
+FEW_CALLS, FEW_S = 640, 0.15
 # What is done whatever time it takes.
 LEAST_SIZES, LEAST_CALLS = 1, 16
 # Grids of up to so many sizes are enumerated; of larger ones, about as many points can be drawn.

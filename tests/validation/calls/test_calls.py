@@ -12,7 +12,7 @@ from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import TensorSpec
 from tests.validation.calls.sessions import BUDGET, SEEN, Buffers, Nth, Overwriting, Raising, failed, tried
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Linear
-from validation.calls.checks import magnitude_checks
+from validation.calls.checks import FEW_CALLS, Allowance, call_checks, magnitude_checks
 from validation.fuzz.run import FuzzSides
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import Budgets, StagedLimits
@@ -121,6 +121,18 @@ def test_the_odds_of_missing_a_rare_fault_are_those_of_the_calls_that_were_made(
     for share, words in ((100, "1 of 100 calls"), (1000, "1 of 1,000 calls")):
         odds = (1 - 1 / share) ** made
         assert f"a fault in {words} would be missed with a probability of {odds:.2g}" in note
+
+
+@pytest.mark.parametrize("wrong", [lambda n: n % 300 == 0, lambda n: n >= 500], ids=["each 300th", "from 500 on"])
+def test_the_calls_that_a_fast_engine_gets_by_default_show_rare_faults(wrong: Callable[[int], bool]) -> None:
+    def calls_of(candidate: object) -> Check:
+        pair = FuzzSides(Linear(), candidate, "fp32", StagedLimits.of(BUDGET), BUDGET)  # type: ignore[arg-type]
+        enough = Allowance(-1.0, 0.0, few_s=1.0, clock=lambda: 0.0)  # as fast as a clock can tell
+        checks = call_checks(pair, (SPECS, DIMS), SEEN, 0, enough, lambda: True, sizes=False)
+        return next(check for check in checks if check.name == "calls repeated")
+
+    assert calls_of(Linear()).passed and f"{FEW_CALLS} calls" in calls_of(Linear()).note
+    assert not calls_of(Nth(rolled, wrong)).passed
 
 
 def test_bits_are_asked_for_only_where_they_differ_and_else_the_limits_of_drift_hold() -> None:
