@@ -298,51 +298,22 @@ _IREE: tuple[tuple[str, Rule], ...] = (
 )
 # A change of `write`, or of the rows that have it, makes other engines: raise the backend's `revision`.
 FAULTS: tuple[KnownFault, ...] = (
-    KnownFault(
-        "linear-grid-sample",
-        "GridSample",
-        {"tensorrt": ("10.13.3", "11.1"), "tensorrt-rtx": ("", "")},
-        f"{_TRT}/4813, https://github.com/pytorch/TensorRT/issues/4074, https://github.com/jamjamjon/usls/pull/261",
-        _sampled,
-        gather_samples,
-    ),
-    KnownFault(
-        "nearest-grid-sample",
-        "GridSample",
-        {"tensorrt": ("10.13.3", "11.1"), "tensorrt-rtx": ("1.5", "1.5")},
-        f"{_TRT}/4646, https://github.com/onnx/onnx-tensorrt/pull/1060",
-        _sampled_nearest,
-        mended={"tensorrt-rtx": "1.7"},  # the layer that the parser of 1.7.1 makes says linear, or cubic
-    ),
+    KnownFault("linear-grid-sample", "GridSample", {"tensorrt": ("10.13.3", "11.1"), "tensorrt-rtx": ("", "")},
+               f"{_TRT}/4813, https://github.com/pytorch/TensorRT/issues/4074, "
+               "https://github.com/jamjamjon/usls/pull/261", _sampled, gather_samples),
+    # mended: the layer that the parser of RTX 1.7.1 makes says linear, or cubic
+    KnownFault("nearest-grid-sample", "GridSample", {"tensorrt": ("10.13.3", "11.1"), "tensorrt-rtx": ("1.5", "1.5")},
+               f"{_TRT}/4646, https://github.com/onnx/onnx-tensorrt/pull/1060", _sampled_nearest,
+               mended={"tensorrt-rtx": "1.7"}),
     KnownFault("two-cumsums", "CumSum", {"tensorrt": ("10.8", "10.11")}, f"{_TRT}/4551, {_TRT}/4513", _summed),
-    KnownFault(
-        "transposed-input",
-        "Softmax",
-        {"tensorrt": ("11.2", "11.2")},
-        f"{_TRT}/4826",
-        _transposed,
-        precisions=_HALF,
-    ),
-    KnownFault(
-        "resized-choice",
-        "Resize",
-        {"tensorrt": ("11.1", "11.2")},
-        f"{_TRT}/4846",
-        _resized,
-        generations=("sm_75", "sm_86"),
-    ),
-    KnownFault(
-        "fused-attention",
-        "Softmax",
-        {"tensorrt": ("", "10.16")},
-        f"{_TRT}/4837",
-        _fused,
-        told=True,
-        generations=("sm_120",),
-        precisions=_HALF,
-    ),
+    KnownFault("transposed-input", "Softmax", {"tensorrt": ("11.2", "11.2")}, f"{_TRT}/4826", _transposed,
+               precisions=_HALF),
+    KnownFault("resized-choice", "Resize", {"tensorrt": ("11.1", "11.2")}, f"{_TRT}/4846", _resized,
+               generations=("sm_75", "sm_86")),
+    KnownFault("fused-attention", "Softmax", {"tensorrt": ("", "10.16")}, f"{_TRT}/4837", _fused, told=True,
+               generations=("sm_120",), precisions=_HALF),
     *(KnownFault(f"iree-{operator}", operator, {"iree": ("", "")}, _RUN, rule) for operator, rule in _IREE),
-)
+)  # fmt: skip
 BY_NAME = {fault.name: fault for fault in FAULTS}
 COMPILERS = frozenset(compiler for fault in FAULTS for compiler in fault.compilers)
 

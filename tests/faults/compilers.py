@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper, parser, shape_inference
+from onnx import ModelProto, helper, numpy_helper, parser, shape_inference
 
 from builders.backends.known_faults import gather_samples
 from builders.onnx_graphs.rewriting import rewrite
@@ -17,8 +17,9 @@ from enginesmith.core.types import Dim, Precision, TensorSpec
 from pipeline.quantization.schemes.cast import cast_float
 from tests.faults.bench import Bench, BuiltEngine
 from tests.faults.families import BATCH, series
+from tests.faults.nets import ROWS, rows
 from tests.faults.table import Caught, Fault, blamed, caught
-from tests.pipeline.quantization.small_nets import build, run, sqnr_db
+from tests.pipeline.quantization.small_nets import build, named, run, sqnr_db
 from tests.validation.attribution.planted import copy_of, weight, with_attribute, with_names
 
 TRT = "https://github.com/NVIDIA/TensorRT/issues"
@@ -95,10 +96,6 @@ def instead(model: ModelProto, name: str, text: str, **constants: object) -> Mod
     return copied
 
 
-def named(model: ModelProto, name: str) -> NodeProto:
-    return next(node for node in model.graph.node if node.name == name)
-
-
 def score_of(outputs: np.ndarray) -> np.ndarray:
     return outputs[..., -1]
 
@@ -129,27 +126,13 @@ def deformable() -> ModelProto:
         "ws": np.abs(rng.normal(size=(16, 1))) / 8, "bs": np.float32(-3.7), "side": np.float32(640),
     }  # fmt: skip
     text = """
-        c = Conv<kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(image, w1, b1)
-        f = Relu(c)
-        pooled = GlobalAveragePool(f)
-        flat = Flatten(pooled)
-        o0 = MatMul(flat, wo)
-        o1 = Tanh(o0)
-        o2 = Reshape(o1, to_points)
-        o3 = Mul(o2, reach)
-        grid = Add(o3, anchors)
+        c = Conv<kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(image, w1, b1) f = Relu(c)
+        pooled = GlobalAveragePool(f) flat = Flatten(pooled) o0 = MatMul(flat, wo) o1 = Tanh(o0)
+        o2 = Reshape(o1, to_points) o3 = Mul(o2, reach) grid = Add(o3, anchors)
         sampled = GridSample<mode="linear", padding_mode="border", align_corners=1>(f, grid)
-        summed = ReduceSum<keepdims=0>(sampled, last)
-        rows = Transpose<perm=[0,2,1]>(summed)
-        h0 = MatMul(rows, wh)
-        h = Relu(h0)
-        s0 = MatMul(h, ws)
-        s1 = Add(s0, bs)
-        scores = Sigmoid(s1)
-        b0 = MatMul(h, wb)
-        b1s = Sigmoid(b0)
-        boxes = Mul(b1s, side)
-        found = Concat<axis=-1>(boxes, scores)
+        summed = ReduceSum<keepdims=0>(sampled, last) rows = Transpose<perm=[0,2,1]>(summed)
+        h0 = MatMul(rows, wh) h = Relu(h0) s0 = MatMul(h, ws) s1 = Add(s0, bs) scores = Sigmoid(s1)
+        b0 = MatMul(h, wb) part = Sigmoid(b0) boxes = Mul(part, side) found = Concat<axis=-1>(boxes, scores)
     """
     return with_names(build("float[batch,3,16,16] image", "float[batch,16,5] found", text, weights))
 
@@ -185,17 +168,10 @@ def attend(name: str, source: str, to: str, bias: str = "") -> str:
     """A layer of attention, as text; its tensors and weights begin with `name`."""
     masked = f"{name}s2 = Add({name}s1, {bias})" if bias else f"{name}s2 = Identity({name}s1)"
     return f"""
-        {name}q = MatMul({source}, {name}wq)
-        {name}k = MatMul({source}, {name}wk)
-        {name}v = MatMul({source}, {name}wv)
-        {name}kt = Transpose<perm=[0,2,1]>({name}k)
-        {name}s0 = MatMul({name}q, {name}kt)
-        {name}s1 = Mul({name}s0, {name}scale)
-        {masked}
-        {name}p = Softmax<axis=-1>({name}s2)
-        {name}a = MatMul({name}p, {name}v)
-        {name}o = MatMul({name}a, {name}wo)
-        {to} = Add({source}, {name}o)
+        {name}q = MatMul({source}, {name}wq) {name}k = MatMul({source}, {name}wk) {name}v = MatMul({source}, {name}wv)
+        {name}kt = Transpose<perm=[0,2,1]>({name}k) {name}s0 = MatMul({name}q, {name}kt)
+        {name}s1 = Mul({name}s0, {name}scale) {masked} {name}p = Softmax<axis=-1>({name}s2)
+        {name}a = MatMul({name}p, {name}v) {name}o = MatMul({name}a, {name}wo) {to} = Add({source}, {name}o)
     """
 
 
@@ -212,12 +188,8 @@ def encoder() -> ModelProto:
     weights = attention_weights("a", 8, 1) | attention_weights("b", 16, 2)
     weights |= {"one": np.float32(1), "fill": np.float32(-1e4), "axes": np.array([1]), "w": np.eye(WIDTH)[:, :10]}
     text = f"""
-        m0 = Sub(one, mask)
-        m1 = Mul(m0, fill)
-        bias = Unsqueeze(m1, axes)
-        {attend("a", "x", "y1", "bias")}
-        {attend("b", "y1", "y2", "bias")}
-        y = MatMul(y2, w)
+        m0 = Sub(one, mask) m1 = Mul(m0, fill) bias = Unsqueeze(m1, axes)
+        {attend("a", "x", "y1", "bias")} {attend("b", "y1", "y2", "bias")} y = MatMul(y2, w)
     """
     return with_names(build(f"float[batch,6,{WIDTH}] x, float[batch,6] mask", "float[batch,6,10] y", text, weights))
 
@@ -252,13 +224,8 @@ def vision(sharp: float = 3.0) -> ModelProto:
     }  # fmt: skip
     weights["awo"] = weights["awo"] * 6  # type: ignore[operator]
     text = f"""
-        {attend("a", "x", "y1")}
-        n = LayerNormalization<axis=-1>(y1, gamma, beta)
-        u0 = MatMul(n, up)
-        u = Relu(u0)
-        d0 = MatMul(u, down)
-        d1 = Add(d0, b)
-        found = Sigmoid(d1)
+        {attend("a", "x", "y1")} n = LayerNormalization<axis=-1>(y1, gamma, beta)
+        u0 = MatMul(n, up) u = Relu(u0) d0 = MatMul(u, down) d1 = Add(d0, b) found = Sigmoid(d1)
     """
     return with_names(build(f"float[batch,6,{WIDTH}] x", "float[batch,6,5] found", text, weights))
 
@@ -292,10 +259,6 @@ def outliers() -> ModelProto:
     }  # fmt: skip
     text = "h = MatMul(x, w1) n = LayerNormalization<axis=-1, epsilon=1e-5>(h, gamma, beta) logits = MatMul(n, w2)"
     return with_names(build("float[batch,8] x", "float[batch,10] logits", text, weights))
-
-
-def rows(seed: int, count: int) -> Samples:
-    return {"x": np.random.default_rng(seed).normal(size=(count, 8)).astype(np.float32)}
 
 
 def squared_in_half(model: ModelProto, wrong: bool) -> ModelProto:
@@ -334,34 +297,15 @@ def suppressing() -> ModelProto:
         "first": np.array([0]), "picks": np.array([PICKS, 1]), "none": np.float32(0), "last": np.float32(5),
     }  # fmt: skip
     text = """
-        s0 = MatMul(x, ws)
-        s1 = Sub(s0, below)
-        s2 = Relu(s1)
-        s = Reshape(s2, row)
-        boxes = MatMul(x, wb)
-        best, at = TopK<axis=1>(s, k)
-        at3 = Unsqueeze(at, inner)
-        picked = GatherND<batch_dims=1>(boxes, at3)
-        flat = Flatten(picked)
-        part = Sigmoid(flat)
-        left = Slice(picked, first, o1, axis2)
-        share = Sigmoid(left)
-        cell0 = Mul(share, cells)
-        cell1 = Floor(cell0)
-        cell2 = Clip(cell1, none, last)
-        cell = Cast<to=7>(cell2)
-        shape = Shape(x)
-        many0 = Gather(shape, z)
-        numbers = Range(z, many0, o)
-        samples = Reshape(numbers, column)
-        size1 = Gather(shape, first)
-        wide = Concat<axis=0>(size1, picks)
-        batch = Expand(samples, wide)
-        where = Concat<axis=-1>(batch, cell)
-        empty0 = Concat<axis=0>(size1, six)
-        empty = Expand(none, empty0)
-        votes = ScatterND<reduction="add">(empty, where, best)
-        found = Concat<axis=1>(flat, votes)
+        s0 = MatMul(x, ws) s1 = Sub(s0, below) s2 = Relu(s1) s = Reshape(s2, row) boxes = MatMul(x, wb)
+        best, at = TopK<axis=1>(s, k) at3 = Unsqueeze(at, inner)
+        picked = GatherND<batch_dims=1>(boxes, at3) flat = Flatten(picked)
+        left = Slice(picked, first, o1, axis2) share = Sigmoid(left) cell0 = Mul(share, cells)
+        cell1 = Floor(cell0) cell2 = Clip(cell1, none, last) cell = Cast<to=7>(cell2)
+        shape = Shape(x) many0 = Gather(shape, z) numbers = Range(z, many0, o) samples = Reshape(numbers, column)
+        size1 = Gather(shape, first) wide = Concat<axis=0>(size1, picks) batch = Expand(samples, wide)
+        where = Concat<axis=-1>(batch, cell) empty0 = Concat<axis=0>(size1, six) empty = Expand(none, empty0)
+        votes = ScatterND<reduction="add">(empty, where, best) found = Concat<axis=1>(flat, votes)
     """
     weights |= {"o1": np.array([1]), "axis2": np.array([2])}
     return with_names(build(f"float[batch,{PLACES},6] x", f"float[batch,{4 * PICKS + 6}] found", text, weights))
@@ -404,13 +348,10 @@ def pyramid() -> ModelProto:
         "w3": rng.normal(size=(2, 8, 1, 1)), "scales": np.float32([1, 1, 2, 2]),
     }  # fmt: skip
     text = """
-        c1 = Conv<kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(image, w1)
-        r1 = Relu(c1)
-        c2 = Conv<kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(r1, w2)
-        r2 = Relu(c2)
+        c1 = Conv<kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(image, w1) r1 = Relu(c1)
+        c2 = Conv<kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(r1, w2) r2 = Relu(c2)
         large = Resize<mode="linear", coordinate_transformation_mode="half_pixel">(r2, "", scales)
-        sum = Add(large, r1)
-        y = Conv<kernel_shape=[1,1]>(sum, w3)
+        sum = Add(large, r1) y = Conv<kernel_shape=[1,1]>(sum, w3)
     """
     return with_names(build("float[batch,3,16,16] image", "float[batch,2,8,8] y", text, weights))
 
@@ -455,8 +396,7 @@ def batch_error(right: Run, wrong: Run) -> float:
 
 def far_logits() -> ModelProto:
     """Attention whose logits lie some 1,500 above zero, which a Softmax in fp32 takes off."""
-    net = vision(1.0)
-    copied = copy_of(net)
+    copied = vision(1.0)
     copied.graph.initializer.append(numpy_helper.from_array(np.float32(1500), "far"))
     node = named(copied, "Identity_as2")
     node.op_type, node.name, node.input[:] = "Add", "Add_as2", [node.input[0], "far"]
@@ -468,10 +408,8 @@ LOGITS = ("MatMul_as0", "Mul_as1", "Add_as2", "Softmax_ap")
 
 def half_softmax(model: ModelProto, wrong: bool) -> ModelProto:
     """The casts around the Softmax are moved: what it reads has 11 bits."""
-    if not wrong:
-        return copy_of(model)
     text = "c = Mul(in0, split) e = Sub(c, in0) r = Sub(c, e) out = Softmax<axis=-1>(r)"
-    return instead(model, "Softmax_ap", text, split=np.float32(8193))
+    return instead(model, "Softmax_ap", text, split=np.float32(8193)) if wrong else copy_of(model)
 
 
 def pooled() -> ModelProto:
@@ -481,14 +419,8 @@ def pooled() -> ModelProto:
         "w1": rng.normal(size=(6, 16)) / 2, "w2": rng.normal(size=(16, 5)), "steps": np.array([1]), "one": np.int64(1),
     }  # fmt: skip
     text = """
-        h0 = MatMul(x, w1)
-        h = Relu(h0)
-        shape = Shape(h)
-        many0 = Gather(shape, one)
-        many = Cast<to=1>(many0)
-        total = ReduceSum<keepdims=0>(h, steps)
-        mean = Div(total, many)
-        z = MatMul(mean, w2)
+        h0 = MatMul(x, w1) h = Relu(h0) shape = Shape(h) many0 = Gather(shape, one) many = Cast<to=1>(many0)
+        total = ReduceSum<keepdims=0>(h, steps) mean = Div(total, many) z = MatMul(mean, w2)
     """
     return with_names(build("float[batch,steps,6] x", "float[batch,5] z", text, weights))
 
@@ -506,7 +438,6 @@ def other_length(right: Run, wrong: Run) -> float:
     return sqnr_db(right(double), wrong(double))
 
 
-X = (TensorSpec("x", "float32", ("batch", 8)),)
 REPORTS: Sequence[Report] = (
     Report(
         "GridSample by other corners", f"{TRT}/4813", "1,481 of 6,269 detections at fp32, no warning",
@@ -526,7 +457,7 @@ REPORTS: Sequence[Report] = (
     ),
     Report(
         "LayerNorm whose square leaves fp16", f"{TRT}/2564", "an overflow, and another answer",
-        decided(rows(14, 400)), (0.9, 0.99), outliers, rows, X, squared_in_half,
+        decided(rows(14, 400)), (0.9, 0.99), outliers, rows, ROWS, squared_in_half,
         "node MatMul_logits (with LayerNormalization_n)", "engine magnitudes", frozenset(), precision="fp16",
     ),
     Report(
@@ -547,7 +478,7 @@ REPORTS: Sequence[Report] = (
     ),
     Report(
         "a shared weight transposed again", "https://github.com/PaddlePaddle/Paddle/pull/49687", "wrong results",
-        decided(rows(17, 400)), (0.95, 0.999), tied, rows, X, transposed_again, "node MatMul_g0 (with Tanh_g)",
+        decided(rows(17, 400)), (0.95, 0.999), tied, rows, ROWS, transposed_again, "node MatMul_g0 (with Tanh_g)",
     ),
     Report(
         "an engine that is right for batch 1", f"{TRT}/4853", "exact alone, wrong by orders of magnitude in two",
