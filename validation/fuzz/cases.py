@@ -176,7 +176,8 @@ def make(
     if case.values == "realistic":
         return real
     if case.values in MOVED:
-        return {name: _move(generator, array, case.values) for name, array in real.items()}
+        kept = () if case.values == "cleared" else list_masks(real)
+        return {name: array if name in kept else _move(generator, array, case.values) for name, array in real.items()}
     if case.values == "nan":
         position = nan_at(case, specs, seed)
         for name, array in real.items() if position is not None else ():
@@ -201,10 +202,18 @@ def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
     return np.asarray(moved, real.dtype)
 
 
+def list_masks(inputs: Tensors) -> list[str]:
+    """Names of the inputs of zeros and ones alone, beside others: twice a mask is none."""
+    masks = [name for name, array in inputs.items() if array.dtype.kind in "fiub" and np.isin(array, (0, 1)).all()]
+    return masks if len(masks) < len(inputs) else []
+
+
 def clear_half(real: Array) -> Array:
     """An input of two axes or more that holds one value, not 0, everywhere: with zeros in the second half of its last
     axis. Another one as it is."""
-    if real.ndim < 2 or real.shape[-1] < 2 or not real.size or not real.flat[0] or (real != real.flat[0]).any():
+    if real.dtype.kind not in "fiub" or real.ndim < 2 or real.shape[-1] < 2 or not real.size:
+        return real
+    if not real.flat[0] or (real != real.flat[0]).any():
         return real
     cleared = real.copy()
     cleared[..., real.shape[-1] // 2 :] = 0
