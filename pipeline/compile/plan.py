@@ -9,16 +9,21 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from builders.backends import discovery as backends
+from builders.backends.known_faults import COMPILERS, Verdict, judge_faults, list_faults
 from builders.backends.optional_methods import get_scheme, profiles
 from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.reports.proof import OVERLAP, describe
 from enginesmith.core.state import with_int8_states
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
+from enginesmith.registry.store.base import open_store
 from pipeline.compile.causes import Causes
-from pipeline.compile.run_context import Work, stops_run
+from pipeline.compile.run_context import RunContext, Work, stops_run
+from pipeline.compile.steps.blobs import fetch_graph
 from pipeline.compile.steps.engines import recall_engine, recall_reduced
 from pipeline.compile.steps.graphs import quantize
 from pipeline.compile.steps.search import search_for_limits
@@ -165,7 +170,8 @@ def _unit(exported: Exported, item: PlanCandidate, graph: Graph, causes: Causes,
     request, aside = _request(work.spec, item, graph), ""
     required = any(matches_unit(pattern, request.unit) for pattern in work.spec.build.required)
     searched = f"; {graph.searched}" if graph.searched else ""
-    reason = _refusal(exported, item, request, graph.idle)
+    known = _judge_known(request, context) if graph.failure is None else Verdict()
+    reason = _refusal(exported, item, request, graph.idle) or known.refusal
     if work.spec.serve and item.built_at == NOWHERE:
         reason = (
             f"no builder of this run has {item.target.sm}, on which {item.backend.name} tunes; build it there, or with "
@@ -175,7 +181,7 @@ def _unit(exported: Exported, item: PlanCandidate, graph: Graph, causes: Causes,
         return Unit(request, graph, "refused", reason + (searched if graph.idle else ""), required)
     if graph.own_int8 and item.precision != "int8-dynamic":
         aside = f"; {graph.own_int8}"
-    aside += searched
+    aside += searched + "".join(f"; {note}" for note in known.notes)
     if graph.failure:
         return Unit(request, graph, "failed", graph.failure.reason, required)
     if failed := [*exported.proof.failed, *graph.proof.failed]:
@@ -192,6 +198,19 @@ def _unit(exported: Exported, item: PlanCandidate, graph: Graph, causes: Causes,
         reason = f"an engine with this build key is in the registry{aside}"
         return Unit(request, graph, "cached", reason, required)
     return Unit(request, graph, "build", causes.of_build(request, exported.model.digest) + aside, required)
+
+
+def _judge_known(request: BuildRequest, context: RunContext) -> Verdict:
+    """What a compiler is known to make of the graph; nothing is looked for where the graph is not in the store."""
+    if request.backend not in COMPILERS or not context.store.has(request.model):
+        return Verdict()
+    return judge_faults(_list_known(context.store.uri, request.model, request.backend), request)
+
+
+@lru_cache(maxsize=256)
+def _list_known(store: str, model: str, compiler: str) -> tuple[tuple[str, str], ...]:
+    with TemporaryDirectory() as folder:
+        return tuple(list_faults(fetch_graph(open_store(store), model, Path(folder) / "graph.onnx"), compiler))
 
 
 def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest, idle: str | None = None) -> str | None:

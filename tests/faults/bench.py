@@ -124,9 +124,9 @@ class BuiltEngine:
         check = CheckEngine(self.blob, self.bench.golden, limits or {}, self.bench.metrics, promised, calls)  # type: ignore[arg-type]
         return [*self.bench.run(check).checks]
 
-    def attribution(self, sizes: Sequence[str] = ()) -> Attribution:
-        """Which node drifted. sizes: cases of a failed check of sizes."""
-        return self.bench._attribution(AttributeEngine(self.blob, self.bench.golden, {}, (), tuple(sizes)))
+    def attribution(self, cases: Sequence[str] = ()) -> Attribution:
+        """Which node drifted. cases: of failed checks of sizes and magnitudes."""
+        return self.bench._attribution(AttributeEngine(self.blob, self.bench.golden, {}, (), tuple(cases)))
 
     def fuzzed(self, cases: int = 6, seed: int = 0, only: str | None = None) -> FuzzReport:
         """The report of `enginesmith debug fuzz`."""

@@ -80,9 +80,9 @@ def _measured(check: Check) -> str:
 def _limit(check: Check) -> str:
     if check.limit is None:
         return ""
-    upper = check.name.startswith(("contract", "sizes", "calls")) and check.name != "contract seeds"
+    upper = check.name.startswith(("contract", "sizes", "calls", "magnitudes")) and check.name != "contract seeds"
     lower = not (at_most(check.name) or upper)
-    lower = lower or "sqnr_db" in check.note
+    lower = lower or (check.name.startswith("contract") and "sqnr_db" in check.note)
     return f"{'at least' if lower else 'at most'} {_with_unit(check, check.limit)}"
 
 

@@ -18,7 +18,7 @@ from enginesmith.serving.pad_plan import plan_padding
 from validation.calls.repeated import RepeatedCalls, pool_of
 from validation.comparison.sessions import golden_drifts, limited_checks, run
 from validation.data.samples import sizes_of
-from validation.fuzz.cases import MOVED, FuzzCase, Groups, make
+from validation.fuzz.cases import MOVED, FuzzCase, Groups, clear_half, make
 from validation.fuzz.run import FuzzOutcome, FuzzSides, try_case
 from validation.golden.golden_set import Case, GoldenSet, edge_sizes
 from validation.limits.budget import StagedLimits
@@ -38,7 +38,7 @@ SHARE = 0.1
 SIZES_SHARE = 0.5
 # Where the share is less, grids of up to SMALL_GRID sizes get GRID_S seconds, and the first FEW_CALLS calls FEW_S.
 SMALL_GRID, GRID_S = 256, 0.2
-FEW_CALLS, FEW_S = 160, 0.15
+FEW_CALLS, FEW_S = 640, 0.15
 # What is done whatever time it takes.
 LEAST_SIZES, LEAST_CALLS = 1, 16
 # Grids of up to so many sizes are enumerated; of larger ones, about as many points can be drawn.
@@ -122,13 +122,15 @@ def inner_sizes(
 
 
 def magnitude_checks(pair: FuzzSides, specs: Sequence[TensorSpec], golden: GoldenSet) -> Iterator[Check]:
-    """One check over real values that are larger, negated or permuted; none of a model without float inputs of two axes
-    or more, nor where the graph itself answers none of these with finite numbers."""
+    """One check over real values that are larger, negated, permuted or cleared; none of a model without such inputs,
+    nor where the graph itself answers none of these with finite numbers."""
     groups = Groups(golden)[:1]
-    if not any(array.dtype.kind == "f" and array.ndim > 1 for array in groups[0].values()):
+    moves = any(array.dtype.kind == "f" and array.ndim > 1 for array in groups[0].values())
+    clears = any(clear_half(array) is not array for array in groups[0].values())
+    if not (moves or clears):
         return
     sizes = tuple(sizes_of(groups[0], specs).items())
-    cases = [FuzzCase(sizes, values) for values in MOVED]
+    cases = [FuzzCase(sizes, values) for values in MOVED if (clears if values == "cleared" else moves)]
     outcomes = [try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), pair) for case in cases]
     failed = [item for item in outcomes if item.verdict == "failed"]
     judged = [item for item in outcomes if item.verdict != "not judged"]

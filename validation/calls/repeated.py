@@ -38,9 +38,8 @@ MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20
 AT_ONCE = 4
 # Turns that are drawn at a time.
 _AT_ONCE = 1024
-# Of no failures in n trials, the 95 % bound on their share is 3 / n (Hanley and Lippman-Hand, "If Nothing Goes Wrong,
-# Is Everything All Right?", 1983).
-RULE_OF_THREE = 3
+# Shares of faulty calls for which the note gives the probability that none of n calls was one: (1 - share)^n.
+SHARES = (100, 1000)
 
 
 @dataclass(frozen=True)
@@ -278,7 +277,10 @@ class RepeatedCalls:
         where two sets of inputs have one size."""
         summary = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
         same = "within the limits, other bits" if self._other_bits else "the same bits"
-        odds = f"wrong calls of 1 in {self.calls // RULE_OF_THREE} or more show with 95 %"
+        odds = " and ".join(
+            f"a fault in 1 of {share:,} calls would be missed with a probability of {(1 - 1 / share) ** self.calls:.2g}"
+            for share in SHARES
+        )
         yield _check("calls repeated", self.answers, summary, f"{summary}; {same}; {odds}")
         yield _check("calls outputs", self.outputs, summary, "kept over later calls, and compared again")
         yield _check("calls inputs", self.inputs, summary, "compared after each call")

@@ -25,11 +25,12 @@ from validation.golden.golden_set import GoldenSet, case_kinds
 
 Values = Literal[
     "realistic", "zeros", "ones", "extreme", "denormal", "nan",
-    "times_2", "times_8", "times_64", "negated", "negative", "permuted",
+    "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared",
 ]  # fmt: skip
 VALUES: tuple[Values, ...] = get_args(Values)
-# Real values of other magnitudes, signs and places: 'negative' is minus the magnitude of each.
-MOVED: tuple[Values, ...] = ("times_2", "times_8", "times_64", "negated", "negative", "permuted")
+# Real values of other magnitudes, signs and places: 'negative' is minus the magnitude of each, and 'cleared' has zeros
+# in half of what is the same everywhere, as a mask is that hides nothing.
+MOVED: tuple[Values, ...] = ("times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared")
 _FACTORS: Mapping[Values, float] = {"times_2": 2.0, "times_8": 8.0, "times_64": 64.0, "negated": -1.0}
 Histogram = Mapping[str, Mapping[int, float]]
 
@@ -175,7 +176,8 @@ def make(
     if case.values == "realistic":
         return real
     if case.values in MOVED:
-        return {name: _move(generator, array, case.values) for name, array in real.items()}
+        kept = () if case.values == "cleared" else list_masks(real)
+        return {name: array if name in kept else _move(generator, array, case.values) for name, array in real.items()}
     if case.values == "nan":
         position = nan_at(case, specs, seed)
         for name, array in real.items() if position is not None else ():
@@ -188,6 +190,8 @@ def make(
 
 def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
     """A float input of two axes or more with its values moved. A vector or a number may be a size, and stays."""
+    if values == "cleared":
+        return clear_half(real)
     if real.dtype.kind != "f" or real.ndim < 2:
         return real
     if values == "permuted":
@@ -196,6 +200,24 @@ def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
     with np.errstate(over="ignore"):
         moved = -np.abs(real) if values == "negative" else real * np.asarray(_FACTORS[values], real.dtype)
     return np.asarray(moved, real.dtype)
+
+
+def list_masks(inputs: Tensors) -> list[str]:
+    """Names of the inputs of zeros and ones alone, beside others: twice a mask is none."""
+    masks = [name for name, array in inputs.items() if array.dtype.kind in "fiub" and np.isin(array, (0, 1)).all()]
+    return masks if len(masks) < len(inputs) else []
+
+
+def clear_half(real: Array) -> Array:
+    """An input of two axes or more that holds one value, not 0, everywhere: with zeros in the second half of its last
+    axis. Another one as it is."""
+    if real.dtype.kind not in "fiub" or real.ndim < 2 or real.shape[-1] < 2 or not real.size:
+        return real
+    if not real.flat[0] or (real != real.flat[0]).any():
+        return real
+    cleared = real.copy()
+    cleared[..., real.shape[-1] // 2 :] = 0
+    return cleared
 
 
 def nan_at(case: FuzzCase, specs: Sequence[TensorSpec], seed: int) -> int | None:

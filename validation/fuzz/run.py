@@ -21,7 +21,7 @@ from enginesmith.core.reports.proof import Check, describe
 from enginesmith.core.types import QUANTIZED, Dim, Precision, Session, Tensors, TensorSpec
 from validation.comparison.sessions import case_checks, edge_checks, run
 from validation.data.batches import leading_dim
-from validation.fuzz.cases import MOVED, FuzzCase, Values, make, reach
+from validation.fuzz.cases import MOVED, FuzzCase, Values, list_masks, make, reach
 from validation.limits.budget import HONEST_DB, LEAST_DB, ROUNDING_DB, OutputLimits, StagedLimits
 from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, is_exact, measure
@@ -178,14 +178,15 @@ def _moved_db(precision: Precision) -> float:
 
 
 def _is_ill_conditioned(check: Check, inputs: Tensors, expected: Tensors, sides: FuzzSides) -> bool:
-    """Whether the reference moves nearly as far as a check fails by when each float input moves by one rounding."""
+    """Whether the reference moves nearly as far as a check fails by when each float input moves by one rounding. A mask
+    was never rounded."""
     if check.name != "sqnr_db" or check.value is None:
         return False
     unit = float(np.finfo(np.float32).eps) * 10 ** (ROUNDING_DB.get(sides.precision, ROUNDING_DB["bf16"]) / 20)
     drawn = np.random.default_rng(0)
     moved = {
         name: np.asarray(array * (1 + unit * drawn.choice([-1.0, 1.0], array.shape)), array.dtype)
-        if array.dtype.kind == "f"
+        if array.dtype.kind == "f" and name not in list_masks(inputs)
         else array
         for name, array in inputs.items()
     }

@@ -3,17 +3,17 @@
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from builders.backends import optional_methods
-from builders.backends.iree.miscompilations import Scope, attributes_of, wrong_loops, wrong_operators
-from builders.onnx_graphs.bodies import Names, list_bodies, plain
+from builders.backends.known_faults import find_faults
+from builders.onnx_graphs.bodies import Names, list_bodies, plain, walk_nodes
+from builders.onnx_graphs.rewriting import Scope, Writer, Writing, attributes_of, rewrite
 from enginesmith.arrays import Array, InputCheck
 from enginesmith.core.errors import EnginesmithError, ModelError, StepError
 from enginesmith.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
@@ -27,20 +27,12 @@ if TYPE_CHECKING:
 _BEYOND = 2**31 - 1
 
 
-def rewrite(graph: "onnx.GraphProto", opset: int, outer: Scope | None = None) -> None:
+def rewrite_for_iree(graph: "onnx.GraphProto", opset: int) -> None:
     """Rewrite a graph whose shapes are inferred, inner graphs included, in place."""
-    scope = (outer or Scope()).inside(graph)
-    new_nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        for inner in list_bodies(node):
-            rewrite(inner, opset, scope)
+    for node in walk_nodes(graph):
         if node.op_type == "Loop":
             _state_carried(node)
-        rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-        new = rule(_Writer(node, opset), scope) if rule else None
-        new_nodes.extend([node] if new is None else new)
-    del graph.node[:]
-    graph.node.extend(new_nodes)
+    rewrite(graph, opset, _RULES)
 
 
 def _state_carried(loop: "onnx.NodeProto") -> None:
@@ -56,36 +48,7 @@ def _state_carried(loop: "onnx.NodeProto") -> None:
                 body_output.type.tensor_type.shape.CopyFrom(body_input.type.tensor_type.shape)
 
 
-class _Writer:
-    """Makes the nodes that take the place of one, under its name, so that the compiler's errors name that node.
-
-    Called with an operator, its inputs and attributes it adds a node and gives the name of its output.
-    """
-
-    def __init__(self, node: "onnx.NodeProto", opset: int) -> None:
-        self.node = node
-        self.opset = opset
-        self.nodes: list[onnx.NodeProto] = []
-
-    def constant(self, array: object) -> str:
-        """The name of a constant."""
-        from onnx import numpy_helper
-
-        return self("Constant", value=numpy_helper.from_array(np.asarray(array)))
-
-    def __call__(self, operator: str, *inputs: str, **attributes: Untyped) -> str:
-        """The name of a new node's output."""
-        return self.last(operator, inputs, [f"{self.node.output[0]}_{len(self.nodes)}"], **attributes)
-
-    def last(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Untyped) -> str:
-        """Add a node with these outputs; the name of the first."""
-        from onnx import helper
-
-        self.nodes.append(helper.make_node(operator, inputs, outputs, name=self.node.name, **attributes))
-        return outputs[0]
-
-
-def _slice(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
+def _slice(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     """Backwards from beyond the end it reads memory in front of the tensor: it begins at the last entry instead."""
     data, starts, _, axes, steps = (*write.node.input, "", "")[:5]
     step, start = scope.array(steps), scope.array(starts)
@@ -113,7 +76,7 @@ def _begin(start: Array, step: Array, scope: Scope, data: str, axes: str) -> Arr
     return clipped_start
 
 
-def _computed_begin(write: _Writer, scope: Scope, data: str, starts: str, axes: str, steps: str) -> str:
+def _computed_begin(write: Writer, scope: Scope, data: str, starts: str, axes: str, steps: str) -> str:
     from onnx import TensorProto
 
     wide = scope.dtype(starts) != np.int32
@@ -131,7 +94,7 @@ def _computed_begin(write: _Writer, scope: Scope, data: str, starts: str, axes: 
     return write("Where", beyond, last, starts)
 
 
-def _clip(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":  # noqa: ARG001 - the same of all types
+def _clip(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":  # noqa: ARG001 - the same of all types
     """It takes NaN for the lower bound, and unsigned numbers for signed: as Max and Min it does not, in this order."""
     value, low, high = (*write.node.input, "", "")[:3]
     if not low and not high:
@@ -142,7 +105,7 @@ def _clip(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":  # noq
     return write.nodes
 
 
-def _normalize(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
+def _normalize(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     """It divides zeros by their norm of zero."""
     attributes, kind = attributes_of(write.node), scope.dtype(write.node.input[0])
     if kind is None:
@@ -158,7 +121,7 @@ def _normalize(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     return write.nodes
 
 
-def _power(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
+def _power(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     """By exponents that are not one constant it takes logarithms: NaN for numbers below zero, and for 0 by 0."""
     from onnx import helper
 
@@ -181,7 +144,7 @@ def _power(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     return write.nodes
 
 
-def _multiply_integers(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
+def _multiply_integers(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
     """Without zero points it takes unsigned numbers for signed where both are unsigned."""
     if len(write.node.input) > 2 or any(scope.dtype(name) != np.uint8 for name in write.node.input):
         return None
@@ -190,7 +153,7 @@ def _multiply_integers(write: _Writer, scope: Scope) -> "list[onnx.NodeProto] | 
     return write.nodes
 
 
-_RULES: dict[str, Callable[[_Writer, Scope], "list[onnx.NodeProto] | None"]] = {
+_RULES: dict[str, Writing] = {
     "Clip": _clip,
     "LpNormalization": _normalize,
     "MatMulInteger": _multiply_integers,
@@ -250,10 +213,10 @@ def _import(model: Path, module: Path) -> Names:
     try:
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
         opset = max(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
-        wrong = next(chain(wrong_loops(proto.graph), wrong_operators(proto.graph, opset)), None)
-        if wrong is not None:
-            raise ModelError(f"IREE computes something else than the model: {names.restore(wrong)}, or use onnxruntime")
-        rewrite(proto.graph, opset)
+        for _, node, words in find_faults(proto, "iree"):
+            wrong = names.restore(f"{node.name} {words}")
+            raise ModelError(f"IREE computes something else than the model: {wrong}, or use onnxruntime")
+        rewrite_for_iree(proto.graph, opset)
         info = onnx_importer.ModelInfo(onnx.shape_inference.infer_shapes(proto, data_prop=True))
         operation = info.create_module(context=ir.Context()).operation
         onnx_importer.NodeImporter.define_function(info.main_graph, operation).import_all()

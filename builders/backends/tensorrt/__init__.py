@@ -4,14 +4,6 @@
 loaded). `tensorrt` tunes on the GPU it builds for, and therefore builds only where that GPU is; 10.16 and 11.x are
 served by the same calls, which tests check by name against the bindings of each.
 
-    base.py       what both share: options, refusals, build, open
-    editions.py   what each has of its own
-    build.py      network, profiles, progress, timing cache and account of the layers of a build
-    loading.py    what comes before an engine runs: options of opening it, plugins, new weights
-    session.py    running an engine, and the times of its layers
-    lanes.py      execution contexts with their buffers and CUDA graphs
-    words.py      TensorRT's messages as one error with a remedy
-
 Precision lives in the graph: networks are strongly typed, int8 comes as Q/DQ nodes and fp16 as casts. What cannot work
 is refused before any compiler is imported; what the compiler refuses is raised with its own words and a remedy.
 INT8 and convolution engines are not byte-reproducible (generated names differ), so nothing may depend on equal digests.

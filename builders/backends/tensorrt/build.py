@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.discovery import check_compatible, find_compatible_gpu
+from builders.backends.known_faults import without_faults
 from builders.backends.optional_methods import GIVEN, GROWN, RunProfile, versions_of
 from builders.backends.tensorrt.library import (
     Opening,
@@ -215,7 +216,7 @@ class TensorRTEdition:
     """
 
     name: ClassVar[str]
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     title: ClassVar[str]
     module: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]]
@@ -274,14 +275,14 @@ class TensorRTEdition:
 
         self._check_host(request.target)
         check_model(model)
-        model = with_dequantized_weights(model, workdir)
+        model, mended = without_faults(request, with_dequantized_weights(model, workdir), workdir)
         trt = self._import()
         said = recorder(self.module)
         said.messages.clear()
         path = workdir / f"engine.{self.name}"
         path.write_bytes(self._plan(trt, said, request, model, workdir))
-        notes = tuple(dict.fromkeys(clean(text) for level, text in said.messages if level == "WARNING"))
-        return Engine.of_file(self, request, path, notes)
+        notes = dict.fromkeys(clean(text) for level, text in said.messages if level == "WARNING")
+        return Engine.of_file(self, request, path, (*mended, *notes))
 
     def runs(self, target: Target) -> str | None:
         """Why no engine for that target runs on this machine: a CPU target, or no GPU of its compute capability."""

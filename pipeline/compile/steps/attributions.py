@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 class Suspect:
     """What is taken apart: the graph of `built`, or its engine. units: names of the units whose it is.
 
-    sizes: cases of a failed check of sizes, the golden set having passed.
+    cases: of failed checks beside the golden set, which has passed.
     """
 
     stage: Literal["quantization", "engine"]
     built: Built
     units: tuple[str, ...]
-    sizes: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -76,8 +76,8 @@ def find_suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
         if "quantization" in drifted and unit.graph.recipe is not None:
             broken[unit.request.model] = Suspect("quantization", item.built, ())
         if "engine" in drifted and discovery.capabilities_of(unit.request.backend).opens_parts:
-            sizes = tuple(check.case for check in failed if check.name == "sizes")
-            broken[unit.name] = Suspect("engine", item.built, (), sizes)
+            cases = tuple(check.case for check in failed if check.name in ("sizes", "magnitudes"))
+            broken[unit.name] = Suspect("engine", item.built, (), cases)
         for name, suspect in broken.items():
             previous_suspect = suspects.get((suspect.stage, name), suspect)
             suspects[suspect.stage, name] = replace(previous_suspect, units=(*previous_suspect.units, unit.name))
@@ -204,7 +204,7 @@ def _judge_trials(
 class AttributeEngine:
     """Find which node of an engine drifted from the graph it was built from. Only an ONNX Runtime engine can be tapped.
 
-    sizes: cases of the failed check of sizes, which are then looked at in the golden set's place: it has passed.
+    cases: of failed checks of sizes and magnitudes, which are looked at in the place of the golden set: it has passed.
     seconds: for all of it (`Clock`).
     """
 
@@ -212,7 +212,7 @@ class AttributeEngine:
     golden: str
     limits: Mapping[str, float]
     metrics: tuple[TaskMetric, ...] = ()
-    sizes: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
     seconds: float = math.inf
 
     def run(self, context: WorkerContext) -> AttributionFound:
@@ -233,8 +233,8 @@ class AttributeEngine:
         graph = runnable(fetch_graph(place, request.model, workdir / "graph.onnx"), request.precision)
         with ReferenceSession(graph) as expected, backend.open_part(engine) as actual:
             loosest_limits = CompiledLimits(graph, request, self.limits, workdir)(expected, frozen).loosest()
-            if self.sizes:  # the limits are the golden set's
-                frozen, metrics = cases_of(self.sizes, frozen, request), ()
+            if self.cases:  # the limits are the golden set's
+                frozen, metrics = cases_of(self.cases, frozen, request), ()
             checks = drift_checks("engine", expected, actual, frozen, loosest_limits)
             failed = _list_failed(proof_of(checks, actual, frozen, metrics, "engine").checks)
         tapped = OnnxGraph(engine, workdir / "actual", backend.open_part, fuses=True)
@@ -361,7 +361,7 @@ def _run_attribution(suspect: Suspect, reference: str, golden: str, work: Work) 
         )
         opened = []
     else:
-        request = AttributeEngine(built.blob, golden, limits, metrics, suspect.sizes, seconds)
+        request = AttributeEngine(built.blob, golden, limits, metrics, suspect.cases, seconds)
         opened = [backend_root(built.unit.request.backend)]
     key = {**encode_fields(request), **code_key(type(request), *opened)}
     job = Job(f"attribute {suspect.name}", request, work.context.store.uri, step_limits(spec, "attribution"))

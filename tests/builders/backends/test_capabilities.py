@@ -29,6 +29,7 @@ IMPORTS = {
     "enginesmith/serving/ort_compiling.py": "compiles a version's graph for one size, in a server without `builders`",
 }
 NAMES = {
+    "builders/backends/known_faults.py": "the table of faults that users have reported says of which compiler",
     "enginesmith/cli/__init__.py": "the extras of the distribution, some of which are called as their backend is",
     "pipeline/spec/sections.py": "the backends of a spec that names none",
     "validation/gpu/models.py": "a question about TensorRT-RTX alone, which no backend's request asks",

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.backends import discovery
+from builders.backends.known_faults import Verdict
 from builders.backends.optional_methods import profiles
 from builders.execution.local import LocalExecutor
 from builders.execution.ray import RayExecutor
@@ -22,6 +23,7 @@ from pipeline.orchestration.run import RunOptions, depends_on_workers, find_ray_
 from pipeline.spec.model import ModelSpec, load_spec, matches_unit
 from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof, Selection
 from tests.pipeline.projects import Project
+from tests.pipeline.quantization.small_nets import build
 
 REQUEST = BuildRequest(
     model="a" * 64,
@@ -175,6 +177,22 @@ def test_more_profiles_than_any_compiler_takes_are_refused_before_they_are_made(
     exported = Exported(OnnxModel("0" * 64, tensor, tensor, 20, carries_qdq=False), "1" * 64, Proof())
     request = plan._request(spec, item, Graph(GraphVariant("fp32"), "0" * 64, tensor, tensor))
     assert "combine to more than 64 profiles" in (plan._refusal(exported, item, request) or "")
+
+
+def test_the_plan_names_what_a_compiler_is_known_to_compute_otherwise_and_the_source(tmp_path: Path) -> None:
+    text = 'y = GridSample<mode="{mode}">(x, g)'
+    shapes = "float[n,c,h,w] x, float[n,k,l,2] g", "float[n,c,k,l] y"
+    store, executor = open_store(tmp_path / "registry", create=True), LocalExecutor(1)
+    context = RunContext(store, executor, executor)
+    found = {}
+    for mode in ("linear", "cubic", "nearest"):
+        model = store.put_bytes(build(*shapes, text.format(mode=mode), {}).SerializeToString())
+        full = replace(REQUEST, model=model, backend="tensorrt", toolchain=(("tensorrt", "11.1.0"),))
+        found[mode] = plan._judge_known(full, context)
+    assert found["linear"].refusal is None and "(GridSample) " in found["linear"].notes[0]
+    assert "https://github.com/NVIDIA/TensorRT/issues/" in found["linear"].notes[0]
+    assert "opset 18" in (found["cubic"].refusal or "") and "/issues/4646" in (found["cubic"].refusal or "")
+    assert found["nearest"] == plan._judge_known(REQUEST, context) == Verdict()
 
 
 @pytest.mark.parametrize("command", ["plan", "build"])

@@ -31,6 +31,7 @@ def drift(stage: str, name: str = "sqnr_db") -> Check:
         ([drift("engine", "contract ece")], []),
         ([drift("engine", "calls repeated")], []),
         ([drift("engine", "sizes")], ["engine"]),
+        ([drift("engine", "magnitudes")], ["engine"]),
         ([drift("engine", "padding")], []),
         ([drift("export")], []),
     ],
@@ -42,5 +43,5 @@ def test_what_only_inherits_a_failure_is_not_taken_apart(failed: list[Check], ta
     judged = cast("JudgedUnit", SimpleNamespace(built=built, report=SimpleNamespace(failed=tuple(failed))))
     found = find_suspects([judged])
     assert [item.stage for item in found] == taken
-    sizes = tuple(check.case for check in failed if check.name == "sizes")
-    assert all(item.sizes == sizes for item in found)
+    cases = tuple(check.case for check in failed if check.name in ("sizes", "magnitudes"))
+    assert all(item.cases == cases for item in found)

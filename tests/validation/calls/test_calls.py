@@ -9,11 +9,12 @@ import pytest
 
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.reports.proof import Check
+from enginesmith.core.types import TensorSpec
 from tests.validation.calls.sessions import BUDGET, SEEN, Buffers, Nth, Overwriting, Raising, failed, tried
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Linear
-from validation.calls.checks import magnitude_checks
+from validation.calls.checks import FEW_CALLS, Allowance, call_checks, magnitude_checks
 from validation.fuzz.run import FuzzSides
-from validation.golden.golden_set import freeze
+from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import Budgets, StagedLimits
 
 NAMES = {"sizes", "calls repeated", "calls outputs", "calls inputs", "calls refilled"}
@@ -114,6 +115,26 @@ def test_a_fault_that_comes_again_is_counted_and_its_first_call_is_named() -> No
     assert f"; {found.value:.0f} of {made} calls with 8 inputs" in found.note
 
 
+def test_the_odds_of_missing_a_rare_fault_are_those_of_the_calls_that_were_made() -> None:
+    note = tried(Linear())["calls repeated"].note
+    made = int(note.partition(" calls with")[0])
+    for share, words in ((100, "1 of 100 calls"), (1000, "1 of 1,000 calls")):
+        odds = (1 - 1 / share) ** made
+        assert f"a fault in {words} would be missed with a probability of {odds:.2g}" in note
+
+
+@pytest.mark.parametrize("wrong", [lambda n: n % 300 == 0, lambda n: n >= 500], ids=["each 300th", "from 500 on"])
+def test_the_calls_that_a_fast_engine_gets_by_default_show_rare_faults(wrong: Callable[[int], bool]) -> None:
+    def calls_of(candidate: object) -> Check:
+        pair = FuzzSides(Linear(), candidate, "fp32", StagedLimits.of(BUDGET), BUDGET)  # type: ignore[arg-type]
+        enough = Allowance(-1.0, 0.0, few_s=1.0, clock=lambda: 0.0)  # as fast as a clock can tell
+        checks = call_checks(pair, (SPECS, DIMS), SEEN, 0, enough, lambda: True, sizes=False)
+        return next(check for check in checks if check.name == "calls repeated")
+
+    assert calls_of(Linear()).passed and f"{FEW_CALLS} calls" in calls_of(Linear()).note
+    assert not calls_of(Nth(rolled, wrong)).passed
+
+
 def test_bits_are_asked_for_only_where_they_differ_and_else_the_limits_of_drift_hold() -> None:
     asked: list[bool] = []
 
@@ -181,6 +202,32 @@ def test_an_engine_that_is_wrong_at_other_magnitudes_or_signs_is_seen(where: int
     assert not check.passed and ("negative" if where == "negative" else "times_") in check.case
     (clean,) = moved(Linear(lambda x, y: y * np.float32(1 + 1e-6)))
     assert clean.passed and "times 64" in clean.note and "negative" in clean.note
+
+
+@pytest.mark.parametrize("kind", ["float32", "int64", "bool"])
+def test_a_mask_that_hides_nothing_in_the_golden_data_and_is_left_out_is_seen(kind: str) -> None:
+    specs = (*SPECS, TensorSpec("mask", kind, SPECS[0].shape))
+    golden = GoldenSet([replace(case, inputs={**case.inputs, "mask": np.ones(case.inputs["x"].shape, kind)})
+                        for case in SEEN.cases], noise=SEEN.noise)  # fmt: skip
+
+    class Masked(Linear):
+        inputs = specs
+
+        def __init__(self, heeds: bool) -> None:
+            super().__init__()
+            self.heeds = heeds
+
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            hidden = 1 - np.abs(1 - inputs["mask"].astype(np.float32)) * np.float32(1e7) if self.heeds else 1
+            return super().run({"x": inputs["x"] * hidden})
+
+    def check_of(heeds: bool) -> Check:
+        pair = FuzzSides(Masked(True), Masked(heeds), "fp32", StagedLimits.of(BUDGET), BUDGET)
+        (check,) = magnitude_checks(pair, specs, golden)
+        return check
+
+    assert check_of(True).passed and "cleared" in check_of(True).note
+    assert not check_of(False).passed and check_of(False).case.endswith("values=cleared")
 
 
 def test_what_is_ill_conditioned_or_not_finite_there_is_not_judged() -> None:

@@ -191,7 +191,7 @@ def test_the_time_is_kept_whatever_a_call_costs_and_the_report_says_how_far_it_w
     assert "calls with 8 inputs in 6 s" in calls
     clock, sizes, calls = timed(60.0, 60.0, seconds=1.0)  # both are: the least of each
     assert (clock.calls.count("graph"), clock.calls.count("engine")) == (LEAST_SIZES, LEAST_SIZES + LEAST_CALLS + 3)
-    assert f"{LEAST_CALLS} calls" in calls and "1 in 5 or more show with 95 %" in calls
+    assert f"{LEAST_CALLS} calls" in calls and "1 of 100 calls would be missed with a probability of 0.85" in calls
     clock, sizes, calls = timed(1e-4, 1e-4, seconds=1.0)  # cheap: all sizes, and the rest is for calls
     assert "12 of 12 sizes" in sizes
     assert clock.calls.count("engine") > 9000

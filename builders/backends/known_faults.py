@@ -1,0 +1,421 @@
+"""Nodes that a compiler is known to compile into something else: one table, with the source of each row.
+
+A row is refused, written as nodes that compute the same, or, where nobody has found out what exactly is wrong, told.
+Versions and generations are those that were reported. In a later version, or on another generation, a row that would be
+refused is told instead: whether the fault is there is not known.
+
+IREE's rows were found by running ONNX's node tests and tests/conformance/torture with 3.13. IREE makes a counted loop
+of a Loop whenever it can, and a counted loop runs all its turns, whatever the condition at its begin and that of its
+body. So a Loop is taken only where both conditions follow as true from the constants in the graph. IREE reads and
+writes a Scan forwards along axis 0, whatever its attributes, and takes 1 for a dynamic size of its results.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from builders.onnx_graphs.bodies import list_bodies, walk_nodes
+from builders.onnx_graphs.rewriting import Scope, Writer, Writing, attributes_of, rewrite
+from enginesmith.core.errors import ModelError
+from enginesmith.core.requirements import numbers
+from enginesmith.core.types import BuildRequest, Precision
+
+if TYPE_CHECKING:
+    import onnx
+
+_RUNS_ON = (
+    "runs for as many turns as its trip count says, also when its condition says stop; give it a condition that is "
+    "constantly true"
+)
+_SCAN_LISTS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
+# For others it computes tanh, or another slope.
+_ACTIVATIONS = {b"Sigmoid", b"Tanh", b"Relu"}
+
+
+def _loop(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    (body,) = list_bodies(node)
+    if not scope.begins(node) or body.output[0].name not in scope.inside(body, node).true_names:
+        yield _RUNS_ON
+
+
+def _scan(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    """'REASON; REMEDY' for each way in which IREE gets a Scan wrong."""
+    attributes = attributes_of(node)
+    for name in _SCAN_LISTS:
+        if any(attributes.get(name, ())):
+            yield (
+                f"goes forwards along axis 0 whatever {name} says; reverse or transpose the tensor outside of the Scan"
+            )
+    states = len(node.input) - attributes["num_scan_inputs"]
+    for name in filter(None, node.output[states:]):
+        if (sizes := scope.sizes(name)) is None or None in sizes:
+            yield f"collects {name} of a dynamic size, which is taken for 1; export the model with fixed sizes"
+
+
+def _flattens(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    sizes, axis = scope.sizes(node.input[0]), attributes_of(node).get("axis", 1)
+    if scope.opset < 13 and (sizes is None or axis not in (-1, len(sizes) - 1)):
+        yield "is taken along one axis, as from opset 13 on; export the model with opset 13 or later"
+
+
+def _find_unsigned(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    for name in node.input[:1]:
+        kind = scope.dtype(name)
+        if kind is not None and kind.kind == "u":
+            yield f"takes {kind.name} for signed numbers; cast {name} to a wider signed type in front of it"
+
+
+def _recurrent(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    attributes = attributes_of(node)
+    lengths, peepholes = (node.input[place] if len(node.input) > place else "" for place in (4, 7))
+    if lengths:
+        array, sizes = scope.array(lengths), scope.sizes(node.input[0])
+        if array is None or sizes is None or array.tolist() != [sizes[0]] * array.size:
+            yield "leaves sequence_lens out of account; mask the sequences in the model"
+    if peepholes:
+        yield "leaves its peephole weights out of account; export the model without them"
+    if "clip" in attributes:
+        yield "leaves clip out of account; export the model without it"
+    if others := [name.decode() for name in attributes.get("activations", ()) if name not in _ACTIVATIONS]:
+        yield f"computes another activation than {others[0]}; use Sigmoid, Tanh or Relu"
+
+
+def _average(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    """Averages with ceil_mode, of windows that reach beyond the padding, or begin there."""
+    attributes = attributes_of(node)
+    if not attributes.get("ceil_mode") or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
+        return
+    kernel = np.array(attributes["kernel_shape"])
+    ones = [1] * kernel.size
+    pads = np.array(attributes.get("pads", [0, 0] * kernel.size)).reshape(2, -1)
+    windows = (kernel - 1) * attributes.get("dilations", ones) + 1
+    strides = np.array(attributes.get("strides", ones))
+    sizes = (scope.sizes(node.input[0]) or [None] * (kernel.size + 2))[2:]
+    # how far the last window reaches beyond the padding; a whole window beyond the entries is none
+    room = windows - pads[1]
+    beyond = [
+        min(stride, space) - 1 if size is None else -(size + sum(pad) - window) % stride
+        for size, pad, window, stride, space in zip(sizes, pads.T, windows, strides, room, strict=True)
+    ]
+    if max(beyond) > (0 if attributes.get("count_include_pad") else 1):
+        yield "divides by too much where windows reach beyond the padding (ceil_mode); pad in the model instead"
+    elif any(reach and reach >= space for reach, space in zip(beyond, room, strict=True)):
+        yield "has windows that begin behind the last entry (ceil_mode), which are to be left out; pad in the model"
+
+
+def _pad(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    if attributes_of(node).get("mode") == b"wrap":
+        yield "is never done compiling with mode wrap; write it as slices and Concat"
+    amounts = scope.array(node.input[1]) if len(node.input) > 1 else None
+    reflects = attributes_of(node).get("mode") == b"reflect"  # of these it gets the ends right
+    if amounts is not None and (amounts[: amounts.size // 2 if reflects else None] < 0).any():
+        yield "reads elsewhere where an amount is negative; cut off by Slice"
+
+
+def _quantized_product(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    ranks = [scope.sizes(node.input[place]) for place in (0, 3)]
+    if any(sizes is None or len(sizes) > 2 for sizes in ranks):
+        yield "is computed wrongly in batches; use DequantizeLinear, MatMul and QuantizeLinear"
+
+
+def _sampled(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    if _is_gathered(node, scope):
+        yield "interpolates otherwise"
+
+
+def _sampled_nearest(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    mode = _interpolation(node)
+    if scope.opset >= 20 and mode != "nearest" and not _is_gathered(node, scope):
+        yield f"takes the nearest pixel in place of {mode} interpolation; export the model with opset 18"
+
+
+def _is_gathered(node: "onnx.NodeProto", scope: Scope) -> bool:
+    """Whether `gather_samples` writes a GridSample: linear, of images, within their borders or with zeros around."""
+    sizes, padding = scope.sizes(node.input[0]), attributes_of(node).get("padding_mode", b"zeros")
+    return _interpolation(node) == "linear" and sizes is not None and len(sizes) == 4 and padding != b"reflection"
+
+
+def _interpolation(node: "onnx.NodeProto") -> str:
+    """'linear', 'cubic' or 'nearest': opset 20 has other names than 16."""
+    return str(attributes_of(node).get("mode", b"linear").decode()).removeprefix("bi")
+
+
+def _summed(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    """A CumSum beside one along another axis, or in another direction."""
+
+    def how(each: "onnx.NodeProto") -> tuple[object, ...]:
+        axis, attributes = scope.array(each.input[1]), attributes_of(each)
+        return axis if axis is None else int(axis.ravel()[0]), *(attributes.get(n, 0) for n in ("exclusive", "reverse"))
+
+    if any(each.op_type == "CumSum" and how(each) != how(node) for each in scope.nodes):
+        yield "is summed as another CumSum of the model is, along its axis; write one as a product with a triangle"
+
+
+def _transposed(softmax: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    for name in _attended(softmax, scope):
+        made = scope.makers.get(name)
+        if made is not None and made.op_type == "Transpose" and made.input[0] in scope.inputs:
+            yield f"reads {made.input[0]!r} as if transposing it moved no data; transpose it outside of the model"
+
+
+def _fused(softmax: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    if _attended(softmax, scope):
+        yield "is fused with the products beside it into one kernel, which is wrong for some networks"
+
+
+def _attended(softmax: "onnx.NodeProto", scope: Scope) -> tuple[str, ...]:
+    """What the products before and behind a Softmax read: names of queries, keys and values; none of another one."""
+    above = _product_above(softmax.input[0], scope, 6)
+    below = [each for each in scope.nodes if each.op_type == "MatMul" and each.input[0] == softmax.output[0]]
+    return (*above.input, below[0].input[1]) if above is not None and below else ()
+
+
+def _product_above(name: str, scope: Scope, depth: int) -> "onnx.NodeProto | None":
+    made = scope.makers.get(name)
+    if made is None or made.op_type == "MatMul":
+        return made
+    if not depth or made.op_type not in ("Add", "Cast", "Div", "Mul", "Sub", "Where"):
+        return None
+    return next(filter(None, (_product_above(each, scope, depth - 1) for each in made.input)), None)
+
+
+def _resized(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+    made = scope.makers.get(node.input[0])
+    chosen = made is not None and made.op_type == "Transpose" and scope.makers.get(made.input[0])
+    if chosen and chosen.op_type == "If":
+        yield "gets other numbers than an If behind a Transpose gives; transpose in both branches of the If"
+
+
+def _always(words: str) -> "Rule":
+    def rule(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:  # noqa: ARG001 - as all rules
+        yield words
+
+    return rule
+
+
+def gather_samples(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
+    """Linear GridSample of images as gathers of the four pixels around each point, in float32; None of another one.
+
+    The pixels of [N, C, H, W] become rows of [N, H * W, C], of which GatherND reads one a point.
+    """
+    from onnx import TensorProto
+
+    attributes, (image, grid) = attributes_of(write.node), write.node.input
+    if not _is_gathered(write.node, scope):
+        return None
+    points = write("Cast", grid, to=TensorProto.FLOAT)
+    shape, zero, one = write("Shape", image), write.constant(np.float32(0)), write.constant(np.float32(1))
+    per_axis = []
+    for column, axis in enumerate((3, 2)):
+        place = write("Gather", points, write.constant(np.int64(column)), axis=3)
+        place = write("Reshape", place, write.constant(np.array([0, -1, 1])))
+        size = write("Cast", write("Gather", shape, write.constant(np.int64(axis))), to=TensorProto.FLOAT)
+        last, half = write("Sub", size, one), write.constant(np.float32(0.5))
+        if attributes.get("align_corners"):
+            place = write("Mul", write("Mul", write("Add", place, one), half), last)
+        else:
+            place = write("Mul", write("Sub", write("Mul", write("Add", place, one), size), one), half)
+        if attributes.get("padding_mode") == b"border":
+            place = write("Min", write("Max", place, zero), last)
+        first = write("Floor", place)
+        part = write("Sub", place, first)
+        pixels = []
+        for pixel, share in ((first, write("Sub", one, part)), (write("Add", first, one), part)):
+            inside = write("Min", write("Max", pixel, zero), last)
+            share = write("Mul", share, write("Cast", write("Equal", pixel, inside), to=TensorProto.FLOAT))
+            number = write("Where", write("IsNaN", inside), zero, inside)
+            pixels.append((write("Cast", number, to=TensorProto.INT64), share))
+        per_axis.append(pixels)
+    rows = write("Transpose", write("Reshape", image, write.constant(np.array([0, 0, -1]))), perm=[0, 2, 1])
+    width, total = write("Gather", shape, write.constant(np.int64(3))), ""
+    for down, share_down in per_axis[1]:
+        for across, share_across in per_axis[0]:
+            row = write("Add", write("Mul", down, width), across)
+            pixel = write("Cast", write("GatherND", rows, row, batch_dims=1), to=TensorProto.FLOAT)
+            term = write("Mul", pixel, write("Mul", share_down, share_across))
+            total = write("Add", total, term) if total else term
+    leading = write("Gather", shape, write.constant(np.array([0, 1])))
+    trailing = write("Gather", write("Shape", grid), write.constant(np.array([1, 2])))
+    sampled = write("Reshape", write("Transpose", total, perm=[0, 2, 1]), write("Concat", leading, trailing, axis=0))
+    kind = scope.types[image].elem_type if image in scope.types else TensorProto.FLOAT
+    write.last("Cast", [sampled], list(write.node.output), to=kind)
+    return write.nodes
+
+
+Rule = Callable[["onnx.NodeProto", Scope], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class KnownFault:
+    """A row. operator: of the nodes that `find` looks at, for which it gives 'REASON; REMEDY' where the fault is.
+
+    compilers: backend -> the first and the last version that was reported; '' where none was.
+    source: public threads, or how it was found.  write: what takes the node's place; None where it is refused, or told.
+    generations, precisions: those that were reported, and those that can have it; () are all.
+    mended: backend -> the first version that was seen to be right.
+    """
+
+    name: str
+    operator: str
+    compilers: Mapping[str, tuple[str, str]]
+    source: str
+    find: Rule
+    write: Writing | None = None
+    told: bool = False
+    generations: tuple[str, ...] = ()
+    precisions: tuple[Precision, ...] = ()
+    mended: Mapping[str, str] = field(default_factory=dict)
+
+    def versions(self, compiler: str) -> str:
+        """'tensorrt 10.8 to 10.11'."""
+        first, last = self.compilers[compiler]
+        words = first if first == last else f"{first} to {last}" if first else f"up to {last}"
+        return f"{compiler} {words if first or last else 'of unknown versions'}"
+
+
+_HALF: tuple[Precision, ...] = ("fp16", "bf16")
+_TRT = "https://github.com/NVIDIA/TensorRT/issues"
+_RUN = "ONNX's node tests, run with IREE 3.13"
+_IREE: tuple[tuple[str, Rule], ...] = (
+    ("AveragePool", _average),
+    ("Det", _always("divides by zero where an entry of the diagonal comes to 0; compute the determinant outside")),
+    ("Div", _find_unsigned),
+    ("GRU", _recurrent),
+    ("GridSample", _always("reads elsewhere for points far outside of the image; sample outside of the model")),
+    ("Hardmax", _flattens),
+    ("LSTM", _recurrent),
+    ("Loop", _loop),
+    ("MaxPool", _find_unsigned),
+    ("Mod", _find_unsigned),
+    ("Pad", _pad),
+    ("QLinearMatMul", _quantized_product),
+    ("RNN", _recurrent),
+    ("Scan", _scan),
+    ("TopK", _find_unsigned),
+)
+# A change of `write`, or of the rows that have it, makes other engines: raise the backend's `revision`.
+FAULTS: tuple[KnownFault, ...] = (
+    KnownFault("linear-grid-sample", "GridSample", {"tensorrt": ("10.13.3", "11.1"), "tensorrt-rtx": ("", "")},
+               f"{_TRT}/4813, https://github.com/pytorch/TensorRT/issues/4074, "
+               "https://github.com/jamjamjon/usls/pull/261", _sampled, gather_samples),
+    # mended: the layer that the parser of RTX 1.7.1 makes says linear, or cubic
+    KnownFault("nearest-grid-sample", "GridSample", {"tensorrt": ("10.13.3", "11.1"), "tensorrt-rtx": ("1.5", "1.5")},
+               f"{_TRT}/4646, https://github.com/onnx/onnx-tensorrt/pull/1060", _sampled_nearest,
+               mended={"tensorrt-rtx": "1.7"}),
+    KnownFault("two-cumsums", "CumSum", {"tensorrt": ("10.8", "10.11")}, f"{_TRT}/4551, {_TRT}/4513", _summed),
+    KnownFault("transposed-input", "Softmax", {"tensorrt": ("11.2", "11.2")}, f"{_TRT}/4826", _transposed,
+               precisions=_HALF),
+    KnownFault("resized-choice", "Resize", {"tensorrt": ("11.1", "11.2")}, f"{_TRT}/4846", _resized,
+               generations=("sm_75", "sm_86")),
+    KnownFault("fused-attention", "Softmax", {"tensorrt": ("", "10.16")}, f"{_TRT}/4837", _fused, told=True,
+               generations=("sm_120",), precisions=_HALF),
+    *(KnownFault(f"iree-{operator}", operator, {"iree": ("", "")}, _RUN, rule) for operator, rule in _IREE),
+)  # fmt: skip
+BY_NAME = {fault.name: fault for fault in FAULTS}
+COMPILERS = frozenset(compiler for fault in FAULTS for compiler in fault.compilers)
+
+
+def find_faults(model: "onnx.ModelProto", compiler: str) -> Iterator[tuple[KnownFault, "onnx.NodeProto", str]]:
+    """Each row of a compiler and a node that it is about, inner graphs included, with 'REASON; REMEDY'. model: its
+    shapes are inferred."""
+    rows: dict[str, list[KnownFault]] = {}
+    for fault in FAULTS:
+        if compiler in fault.compilers:
+            rows.setdefault(fault.operator, []).append(fault)
+
+    def walk(graph: "onnx.GraphProto", scope: Scope) -> Iterator[tuple[KnownFault, "onnx.NodeProto", str]]:
+        for node in graph.node:
+            for fault in rows.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ():
+                yield from ((fault, node, words) for words in fault.find(node, scope))
+            for body in list_bodies(node):
+                yield from walk(body, scope.inside(body, node))
+
+    return walk(model.graph, Scope(_opset_of(model)).inside(model.graph))
+
+
+def _opset_of(model: "onnx.ModelProto") -> int:
+    return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a graph with one compiler. refusal: why it is not built; None where it is.
+
+    notes: what is written otherwise, and what is told.  written: names of the rows that are.
+    """
+
+    refusal: str | None = None
+    notes: tuple[str, ...] = ()
+    written: frozenset[str] = frozenset()
+
+
+def judge_faults(found: Iterable[tuple[str, str]], request: BuildRequest) -> Verdict:
+    """The verdict on a graph. found: names of rows, each with "node 'x' (Operator) REASON; REMEDY"."""
+    by_row, refusals, notes, written = dict[str, list[str]](), list[str](), list[str](), set[str]()
+    for name, words in found:
+        by_row.setdefault(name, []).append(words)
+    for name, (words, *others) in by_row.items():
+        fault = BY_NAME[name]
+        if (reported := _is_reported(fault, request)) is None:
+            continue
+        more = f", and {len(others)} more like it" if others else ""
+        source = f"{more} (reported of {fault.versions(request.backend)}: {fault.source})"
+        if fault.write:
+            written.add(name)
+            notes.append(f"{words} and is written as other operators{source}")
+        elif fault.told or not reported:
+            notes.append(f"{words}: only a proof on {request.target.sm} shows it{source}")
+        else:
+            refusals.append(f"{words}{source}")
+    return Verdict(refusals[0] if refusals else None, tuple(notes), frozenset(written))
+
+
+def _is_reported(fault: KnownFault, request: BuildRequest) -> bool | None:
+    """Whether a fault was reported of this version and generation; None where it cannot be there."""
+    first, last = (numbers(version) for version in fault.compilers[request.backend])
+    here = max((numbers(text) for name, text in request.toolchain if name.startswith(request.backend)), default=())
+    mended = numbers(fault.mended.get(request.backend, ""))
+    if (here and here < first) or (here and mended and here >= mended):
+        return None
+    if fault.precisions and request.precision not in fault.precisions:
+        return None
+    known = not (here and last) or here[: len(last)] <= last
+    return known and (not fault.generations or request.target.sm in fault.generations)
+
+
+def list_faults(path: Path, compiler: str) -> list[tuple[str, str]]:
+    """(name of the row, "node 'x' (Operator) REASON; REMEDY") of each fault that a compiler is known to make of the
+    graph in a file."""
+    from onnx import shape_inference
+
+    from builders.onnx_graphs.outline import load_outline
+
+    operators = {fault.operator for fault in FAULTS if compiler in fault.compilers}
+    model = load_outline(path)
+    if not any(node.op_type in operators for node in walk_nodes(model.graph)):
+        return []
+    found = find_faults(shape_inference.infer_shapes(model), compiler)
+    return [(fault.name, f"node {node.name!r} ({node.op_type}) {words}") for fault, node, words in found]
+
+
+def without_faults(request: BuildRequest, path: Path, workdir: Path) -> tuple[Path, tuple[str, ...]]:
+    """The graph in a file, or where nodes are written otherwise WORKDIR/mended.onnx, and notes. Raises ModelError for
+    a graph that the request's compiler is known to make something else of."""
+    from onnx import shape_inference
+
+    from builders.onnx_graphs.outline import write_graph
+    from builders.onnx_graphs.weights import load_graph
+
+    verdict = judge_faults(list_faults(path, request.backend), request)
+    if verdict.refusal:
+        raise ModelError(f"{request.backend} computes something else than the model: {verdict.refusal}")
+    if not verdict.written:
+        return path, verdict.notes
+    model = shape_inference.infer_shapes(load_graph(path))
+    rows = (BY_NAME[name] for name in verdict.written)
+    rewrite(model.graph, _opset_of(model), {fault.operator: fault.write for fault in rows if fault.write})
+    write_graph(model, workdir / "mended.onnx")
+    return workdir / "mended.onnx", verdict.notes

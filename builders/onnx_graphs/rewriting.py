@@ -1,0 +1,159 @@
+"""What is known of a graph's values, and nodes written in the place of others."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from builders.onnx_graphs.bodies import list_bodies
+from enginesmith.core.types import Untyped
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass
+class Scope:
+    """What is known of the values that a graph reads, by name: `TypeProto.Tensor`, and the constants' `TensorProto`.
+
+    true_names: of values that are always true, or whole numbers other than 0.  makers: the node behind each value of
+    this graph alone.  inputs: names of its inputs that are no constants.  nodes: of this graph alone.
+    """
+
+    opset: int = 0
+    types: dict[str, Untyped] = field(default_factory=dict)
+    arrays: dict[str, Untyped] = field(default_factory=dict)
+    true_names: frozenset[str] = frozenset()
+    makers: Mapping[str, Untyped] = field(default_factory=dict)
+    inputs: Collection[str] = ()
+    nodes: Sequence[Untyped] = ()
+
+    def inside(self, graph: Untyped, node: Untyped = None) -> "Scope":
+        """The scope of a graph in this one. node: whose body it is."""
+        values = (*graph.value_info, *graph.input, *graph.output)
+        constants = {tensor.name: tensor for tensor in graph.initializer}
+        inputs = {value.name for value in graph.input} - constants.keys()
+        for each in graph.node:
+            if each.op_type == "Constant" and each.attribute[0].name == "value":
+                constants[each.output[0]] = each.attribute[0].t
+        types = {value.name: value.type.tensor_type for value in values if value.type.tensor_type.elem_type}
+        outer = self.true_names | ({graph.input[1].name} if self.begins(node) else set())
+        return replace(
+            self,
+            types={**self.types, **types},
+            arrays={**self.arrays, **constants},
+            true_names=_list_true(graph, outer),
+            makers={name: each for each in graph.node for name in each.output},
+            inputs=inputs,
+            nodes=graph.node,
+        )
+
+    def begins(self, node: Untyped) -> bool:
+        """Whether a node is a Loop whose condition at its begin is always true."""
+        if node is None or node.op_type != "Loop":
+            return False
+        return len(node.input) < 2 or not node.input[1] or node.input[1] in self.true_names
+
+    def array(self, name: str) -> "np.ndarray | None":
+        """A constant's array; None of another value."""
+        from onnx import numpy_helper
+
+        return numpy_helper.to_array(self.arrays[name]) if name in self.arrays else None
+
+    def sizes(self, name: str) -> Sequence[int | None] | None:
+        """A value's sizes, None for a dynamic one; None when not even its rank is known."""
+        if name in self.arrays:
+            return tuple(self.arrays[name].dims)
+        if name not in self.types or not self.types[name].HasField("shape"):
+            return None
+        return [dim.dim_value if dim.HasField("dim_value") else None for dim in self.types[name].shape.dim]
+
+    def dtype(self, name: str) -> "np.dtype | None":
+        """A value's dtype; None when it is not known."""
+        from onnx import helper
+
+        if name in self.arrays:
+            return helper.tensor_dtype_to_np_dtype(self.arrays[name].data_type)
+        return helper.tensor_dtype_to_np_dtype(self.types[name].elem_type) if name in self.types else None
+
+
+def attributes_of(node: Untyped) -> dict[str, Untyped]:
+    """A node's attributes by name."""
+    from onnx import helper
+
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _list_true(graph: "onnx.GraphProto", outer: frozenset[str]) -> frozenset[str]:
+    """Names of values in a graph that are always true, or whole numbers other than 0."""
+    from onnx import TensorProto
+
+    true_names = {*outer, *(tensor.name for tensor in graph.initializer if _is_true(tensor))}
+    for node in graph.node:
+        input_flags = [name in true_names for name in node.input]
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        if (
+            (node.op_type == "Constant" and "value" in attributes and _is_true(attributes["value"].t))
+            or (node.op_type in ("Identity", "And") and all(input_flags))
+            or (node.op_type == "Or" and any(input_flags))
+            or (node.op_type == "Cast" and attributes["to"].i == TensorProto.BOOL and all(input_flags))
+        ):
+            true_names.add(node.output[0])
+    return frozenset(true_names)
+
+
+def _is_true(tensor: "onnx.TensorProto") -> bool:
+    from onnx import TensorProto, numpy_helper
+
+    if tensor.data_type not in (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64):
+        return False
+    array = numpy_helper.to_array(tensor)
+    return array.size == 1 and bool(array.all())
+
+
+class Writer:
+    """Makes the nodes that take the place of one, under its name, so that the compiler's errors name that node.
+
+    Called with an operator, its inputs and attributes it adds a node and gives the name of its output.
+    """
+
+    def __init__(self, node: "onnx.NodeProto", opset: int) -> None:
+        self.node = node
+        self.opset = opset
+        self.nodes: list[onnx.NodeProto] = []
+
+    def constant(self, array: object) -> str:
+        """The name of a constant."""
+        from onnx import numpy_helper
+
+        return self("Constant", value=numpy_helper.from_array(np.asarray(array)))
+
+    def __call__(self, operator: str, *inputs: str, **attributes: Untyped) -> str:
+        """The name of a new node's output."""
+        return self.last(operator, inputs, [f"{self.node.output[0]}_{len(self.nodes)}"], **attributes)
+
+    def last(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Untyped) -> str:
+        """Add a node with these outputs; the name of the first."""
+        from onnx import helper
+
+        self.nodes.append(helper.make_node(operator, inputs, outputs, name=self.node.name, **attributes))
+        return outputs[0]
+
+
+Writing = Callable[[Writer, Scope], "list[onnx.NodeProto] | None"]
+
+
+def rewrite(graph: "onnx.GraphProto", opset: int, rules: Mapping[str, Writing], outer: Scope | None = None) -> None:
+    """Write the nodes of a graph whose shapes are inferred otherwise, inner graphs included, in place. rules: by
+    operator."""
+    scope = (outer or Scope(opset)).inside(graph)
+    new_nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        for inner in list_bodies(node):
+            rewrite(inner, opset, rules, scope)
+        rule = rules.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        new = rule(Writer(node, opset), scope) if rule else None
+        new_nodes.extend([node] if new is None else new)
+    del graph.node[:]
+    graph.node.extend(new_nodes)

@@ -1,0 +1,202 @@
+"""Graphs that a compiler is known to make something else of are refused, written otherwise or remarked on."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, shape_inference
+from onnxruntime import InferenceSession
+
+from builders.backends.known_faults import (
+    COMPILERS,
+    FAULTS,
+    gather_samples,
+    judge_faults,
+    list_faults,
+    without_faults,
+)
+from builders.backends.tensorrt import TensorRTRTX
+from builders.backends.tensorrt.library import recorder
+from builders.onnx_graphs.rewriting import rewrite
+from enginesmith.core.errors import ModelError
+from tests.builders import graphs
+from tests.pipeline.quantization.small_nets import build
+
+SAMPLE = 'y = GridSample<mode="{mode}", padding_mode="{padding}", align_corners={corners}>(x, g)'
+CUMSUMS = "a = CumSum(x, zero) y0 = CumSum{how}(a, {axis}) y = Identity(y0)"
+ATTEND = """
+    kt = Transpose<perm=[0,2,1]>({k}) s0 = MatMul(q, kt) s = Mul(s0, c)
+    p = Softmax<axis=-1>(s) y = MatMul(p, q)
+"""
+CHOOSE = """
+    z = If(b) <then_branch = one () => (float[n,1,4,4] t) {{ t = Add(x, c) }},
+               else_branch = two () => (float[n,1,4,4] e) {{ e = Sub(x, c) }}>
+    w = {between}(z) y = Resize<mode="cubic">(w, "", scales)
+"""
+
+
+def sampling(mode="linear", padding="zeros", corners=0, opset=20):
+    text = SAMPLE.format(mode=mode, padding=padding, corners=corners)
+    return build("float[n,c,h,w] x, float[n,k,l,2] g", "float[n,c,k,l] y", text, {}, opset)
+
+
+def saved(model, folder):
+    for node in model.graph.node:
+        node.name = node.name or node.output[0]
+    onnx.save(model, folder / "graph.onnx")
+    return folder / "graph.onnx"
+
+
+def request(compiler="tensorrt", version="11.1.0", target="sm_120", precision="fp32"):
+    made = graphs.request(target, precision)
+    return replace(made, backend=compiler, toolchain=((compiler, version), (f"enginesmith-{compiler}", "3")))
+
+
+def verdict(model, folder, **of):
+    asked = request(**of)
+    return judge_faults(list_faults(saved(model, folder), asked.backend), asked)
+
+
+def sums(how="", axis="one"):
+    numbers = {"zero": np.array(0), "one": np.array(1)}
+    return build("float[3,4] x", "float[3,4] y", CUMSUMS.format(how=how, axis=axis), numbers)
+
+
+def attention(k="k0"):
+    text = "q = Relu(x) k0 = Relu(x)" + ATTEND.format(k=k)
+    return build("float[2,6,16] x", "float[2,6,16] y", text, {"c": np.float32(0.25)})
+
+
+def choosing(between="Transpose<perm=[0,1,3,2]>"):
+    weights = {"c": np.float32(1), "scales": np.float32([1, 1, 2, 2])}
+    return build("float[n,1,4,4] x, bool b", "float[n,1,8,8] y", CHOOSE.format(between=between), weights)
+
+
+@pytest.mark.parametrize("opset", [16, 20])
+@pytest.mark.parametrize("corners", [0, 1])
+@pytest.mark.parametrize("padding", ["zeros", "border"])
+def test_gathers_sample_as_grid_sample_does(padding, corners, opset):
+    model = sampling("linear" if opset == 20 else "bilinear", padding, corners, opset)
+    written = shape_inference.infer_shapes(model)
+    rewrite(written.graph, opset, {"GridSample": gather_samples})
+    onnx.checker.check_model(written)
+    assert "GridSample" not in {node.op_type for node in written.graph.node}
+    rng = np.random.default_rng(0)
+    points = rng.uniform(-1.6, 1.6, (2, 5, 7, 2)).astype("f")
+    points[0, 0] = [-1, 1]  # at the corners themselves
+    points[1, 0] = [1e6, -1e6]
+    feed = {"x": rng.normal(size=(2, 3, 6, 9)).astype("f"), "g": points}
+    expected, got = (
+        InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)[0]
+        for each in (model, written)
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gathers_of_float16_give_float16():
+    model = sampling()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    written = shape_inference.infer_shapes(model)
+    rewrite(written.graph, 20, {"GridSample": gather_samples})
+    onnx.checker.check_model(written, full_check=True)
+    assert helper.get_attribute_value(written.graph.node[-1].attribute[0]) == TensorProto.FLOAT16
+
+
+@pytest.mark.parametrize("compiler", ["tensorrt", "tensorrt-rtx"])
+@pytest.mark.parametrize("opset", [16, 20])
+def test_linear_grid_sample_is_written_as_gathers_and_the_plan_says_why(compiler, opset, tmp_path):
+    model = sampling("linear" if opset == 20 else "bilinear", opset=opset)
+    found = verdict(model, tmp_path, compiler=compiler)
+    assert found.refusal is None and len(found.notes) == 1
+    assert "node 'y' (GridSample)" in found.notes[0] and "written as other operators" in found.notes[0]
+    assert f"reported of {compiler} " in found.notes[0] and "NVIDIA/TensorRT/issues/4813" in found.notes[0]
+    path, notes = without_faults(request(compiler), tmp_path / "graph.onnx", tmp_path)
+    assert notes == found.notes
+    assert "GridSample" not in {node.op_type for node in onnx.load(path).graph.node}
+
+
+def test_the_parser_of_rtx_takes_linear_and_cubic_for_what_they_are(tmp_path):
+    trt = pytest.importorskip("tensorrt_rtx")
+    logger = recorder("tensorrt_rtx")
+    for mode in ("linear", "cubic"):
+        path = saved(sampling(mode), tmp_path)
+        network = trt.Builder(logger).create_network(0)
+        assert trt.OnnxParser(network, logger).parse_from_file(str(path))
+        layers = [network.get_layer(index) for index in range(network.num_layers)]
+        (layer,) = [each for each in layers if each.type == trt.LayerType.GRID_SAMPLE]
+        layer.__class__ = trt.IGridSampleLayer
+        assert layer.interpolation_mode == getattr(trt.InterpolationMode, mode.upper())
+
+
+@pytest.mark.parametrize(
+    ("model", "of", "words"),
+    [
+        (sampling("cubic"), {}, "takes the nearest pixel in place of cubic"),
+        (sampling("linear", "reflection"), {}, "takes the nearest pixel in place of linear"),
+        (sums(), {"version": "10.9.0"}, "summed as another CumSum"),
+        (sums("<reverse=1>", "zero"), {"version": "10.9.0"}, "summed as another CumSum"),
+        (attention("x"), {"version": "11.2.1", "precision": "fp16"}, "reads 'x' as if transposing"),
+        (choosing(), {"version": "11.2.1", "target": "sm_86"}, "transpose in both branches"),
+    ],
+)
+def test_what_cannot_be_written_otherwise_is_refused_with_node_remedy_and_source(model, of, words, tmp_path):
+    found = verdict(model, tmp_path, **of)
+    assert found.refusal and words in found.refusal and ";" in found.refusal
+    assert "https://github.com/" in found.refusal and "node '" in found.refusal
+    with pytest.raises(ModelError, match="tensorrt computes something else than the model: node "):
+        without_faults(request(**of), tmp_path / "graph.onnx", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "of", "words"),
+    [
+        (sums(), {"version": "11.4.0"}, "10.8 to 10.11"),  # a later version than was reported
+        (choosing(), {"version": "11.2.1", "target": "sm_89"}, "only a proof on sm_89 shows it"),
+        (attention(), {"version": "10.16.1", "precision": "fp16"}, "up to 10.16"),
+    ],
+)
+def test_where_it_is_not_known_it_is_told_and_built(model, of, words, tmp_path):
+    found = verdict(model, tmp_path, **of)
+    assert found.refusal is None and words in found.notes[0] and "https://" in found.notes[0]
+    assert without_faults(request(**of), tmp_path / "graph.onnx", tmp_path) == (tmp_path / "graph.onnx", found.notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "of"),
+    [
+        (sampling("nearest"), {}),
+        (sampling(), {"version": "10.12.0"}),  # before the first that was reported
+        (sampling("cubic"), {"compiler": "tensorrt-rtx", "version": "1.7.1"}),  # seen to be right
+        (sampling(), {"compiler": "onnxruntime"}),
+        (sums("", "zero"), {"version": "10.9.0"}),
+        (sums(), {"version": "10.7.0"}),
+        (attention("x"), {"version": "11.2.1"}),  # fp32 has no fused kernel
+        (attention(), {"version": "11.2.1", "precision": "fp16", "target": "sm_89"}),
+        (choosing("Identity"), {"version": "11.2.1", "target": "sm_86"}),
+    ],
+)
+def test_what_is_right_is_left_alone(model, of, tmp_path):
+    found = verdict(model, tmp_path, **of)
+    assert found.refusal is None and not found.written
+    assert not [note for note in found.notes if "up to 10.16" not in note]
+
+
+def test_every_row_has_a_source_and_a_compiler_that_exists():
+    from builders.backends import discovery
+
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    for fault in FAULTS:
+        assert fault.source.startswith(("https://github.com/", "ONNX's node tests"))
+        assert all(discovery.load(name) for name in fault.compilers)
+    assert {"tensorrt", "tensorrt-rtx", "iree"} <= COMPILERS
+
+
+def test_an_engine_is_built_from_the_gathers(tmp_path):
+    pytest.importorskip("tensorrt_rtx")
+    model = build("float[1,3,8,8] x, float[1,4,4,2] g", "float[1,3,4,4] y", SAMPLE.format(
+        mode="linear", padding="border", corners=1), {})  # fmt: skip
+    asked = replace(graphs.request("sm_89"), inputs=(), outputs=(), profiles=())
+    engine = TensorRTRTX().build(asked, saved(model, tmp_path), tmp_path)
+    assert "written as other operators" in engine.notes[0] and engine.size_bytes > 0
