@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from functools import cache
 from shutil import rmtree
 
+from enginesmith.core.errors import digest_of_bytes
 from enginesmith.core.names import parse_reference
-from enginesmith.registry.versions import channel_writes
+from enginesmith.registry.store.layout import blob_key
+from enginesmith.registry.versions import channel_writes, index
 from enginesmith.registry.versions.state import read_channel
 from tests.simulation.actors import GRACE, MODEL, NODES, Registry
 from tests.simulation.choices import Choices, shorten
@@ -16,8 +18,12 @@ from tests.simulation.rules import Rules
 from tests.simulation.store import Content, SimulatedStore
 from tests.simulation.world import BEGIN, Actor, Call, Temper, Violation, World
 
-CONTENTS = ("a", "b", "b", "c", "d")
-KINDS = ("publish", "promote", "rollback", "gc", "nightly", "nightly", "pull", "repair", "pin", "mirror", "watch")
+CONTENTS = ("a", "b", "b", "c", "d", "f")
+KINDS = (
+    *("publish", "promote", "rollback", "gc", "nightly", "nightly", "pull", "repair", "pin", "mirror", "watch", "list"),
+)
+# The blob of version 3, which no channel serves, that a disk may have lost.
+_LOST = digest_of_bytes(b"engine c")
 COLLECTING = ("publish", "promote", "promote", "publish z", "rollback", "pin")
 ROLLING = (
     *("start", "start", "abort", "pause", "advance", "advance", "well", "unhealthy", "promote", "rollback"),
@@ -36,8 +42,9 @@ class Failure:
 
 
 @cache
-def beginning() -> Content:
-    """A registry in which version 1 is stable, zeta the candidate, 3 kept for its number, and 2 garbage that is due."""
+def beginning(indexed: bool = False) -> Content:
+    """A registry in which version 1 is stable, zeta the candidate, 3 kept for its number, and 2 garbage that is due.
+    indexed: whether it has an index."""
     world = World(Choices(0, ()), Temper(), name="beginning")
     content = Content()
     registry = Registry(world, SimulatedStore(world, content), Rules(world, content, GRACE))
@@ -51,6 +58,8 @@ def beginning() -> Content:
         for call in world.calls:
             assert call.acknowledged, call.error
         assert registry.collect().acknowledged
+        if indexed:
+            index.make_index(registry.store)
 
     with patched(world):
         world.run([Actor("beginning", work)], calm=True)
@@ -62,8 +71,11 @@ def run_seed(seed: int, script: Sequence[int] | None = None) -> Failure | None:
     choices = Choices(seed, script)
     temper = _temper(choices)
     world = World(choices, temper, BEGIN + 2 * GRACE)
-    content = beginning().copy()
+    content = beginning(choices.random.random() < 0.2).copy()
     rules = Rules(world, content, GRACE)
+    if choices.random.random() < 0.1:
+        rules.lost = frozenset({_LOST})
+        content.set(blob_key(_LOST), None, BEGIN)
     site_rules = Rules(world, Content(), GRACE, copies=True)
     site = Registry(world, SimulatedStore(world, site_rules.content, site_rules.changed, "site"), site_rules)
     store = SimulatedStore(world, content, rules.changed)
@@ -109,9 +121,10 @@ def _temper(choices: Choices) -> Temper:
         ask_again=some(0.4, choices.random.choice((0.03, 0.3))),
         crash=some(0.5, 0.01),
         stall=some(0.5, choices.random.choice((0.004, 0.03))),
-        stall_s=choices.random.choice((600.0, 2400.0, 7200.0, 7200.0)),
+        stall_s=choices.random.choice((200.0, 450.0, 600.0, 2400.0, 3590.0, 7200.0, 7200.0)),
         stale=some(0.2, 0.3),
         skew_s=choices.random.choice((0.0, 0.0, 60.0, 4 * 3600.0)),
+        apart=some(0.3, 0.7),
     )
 
 
@@ -140,12 +153,14 @@ def _work(registry: Registry, choices: Choices, kinds: Sequence[str]) -> Callabl
     content, version = draw.choice(CONTENTS), draw.choice(("1", "2", "2", "3", "zeta"))
     node, looks = draw.choice((None, *NODES)), draw.choice((1, 2, 4))
     wait, pause = draw.choice((0.0, 0.0, 0.0, 600.0, 2400.0)), draw.choice((1.0, 60.0, 650.0, 1900.0))
+    lasts = draw.random() < 0.3
     again, folder = draw.choice((0, 0, 5)), draw.randrange(len(registry.folders))
     works: dict[str, Callable[[], object]] = {
-        "publish": lambda: registry.publish(content),
+        "publish": lambda: registry.publish(content, pause=wait if lasts else 0.0),
         "promote": lambda: registry.promote(version),
         "rollback": registry.rollback,
         "gc": registry.collect,
+        "list": registry.listing,
         "publish z": lambda: registry.publish("z", "zeta"),
         "nightly": lambda: [(registry.collect(), registry.world.sleep(pause)) for _ in range(4)],
         "pull": lambda: registry.pull(f"{MODEL}:stable", node),
@@ -183,12 +198,20 @@ def _afterwards(registry: Registry) -> None:
             raise Violation(f"{call.what} was acknowledged as {call.result}, which was never there")
     registry.world.sleep(26 * 3600)
     _end_rollouts(registry)
-    for work in (registry.collect, registry.repair, lambda: registry.publish("e"), registry.rollback, registry.repair):
+    garbage = registry.rules.garbage()
+    works = (registry.collect, lambda: registry.publish("e"), registry.rollback, registry.listing)
+    for work in (*works, lambda: registry.world.sleep(GRACE.total_seconds() + 60), registry.collect, registry.repair):
         call = work()
-        if call.error is not None and not any(words in str(call.error) for words in _NOTHING_TO_DO):
+        if (
+            call is not None
+            and call.error is not None
+            and not any(words in str(call.error) for words in _NOTHING_TO_DO)
+        ):
             raise Violation(f"afterwards, {call.what} ends in {type(call.error).__name__}: {call.error}")
-    if call.result:
+    if set(call.result) != {f"missing {digest}" for digest in registry.rules.missing()}:
         raise Violation(f"after a repair there is still {call.result}")
+    if left := garbage & registry.rules.garbage():
+        raise Violation(f"blob {min(left)[:14]} was garbage for longer than the grace period, and is still there")
     registry.pull(f"{MODEL}:stable")
     _end_copies(registry)
 
