@@ -110,7 +110,7 @@ def run_seeds(begun: Progress, end: int, state: Path | None) -> int:
             passed_s = time.monotonic() - began
             if sys.stderr.isatty() or passed_s > said + _LINE_S:
                 said, rate = passed_s, (last - begun.next) / passed_s
-                line = f"{last} seeds, {len(done.failed)} failed, {rate:.0f} per second, {(end - last) / rate / 60:.0f} min"
+                line = f"{last} seeds, {len(done.failed)} failed, {rate:.0f} per second, {(end - last) / rate:.0f} s"
                 start, stop = ("\r", " left ") if sys.stderr.isatty() else ("", " left\n")
                 print(f"{start}{line}", end=stop, file=sys.stderr, flush=True)
     total = end - begun.next if state is None else done.next

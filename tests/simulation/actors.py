@@ -108,10 +108,12 @@ class Registry:
 
     def collect(self) -> Call:
         """Collect garbage, as a nightly job does."""
-        return self.world.call(
-            "gc",
-            lambda: len([i for i in collect(self.store, Kept(1, 0), GRACE, delete=True).items if i.state == "deleted"]),
-        )
+
+        def work() -> int:
+            items = collect(self.store, Kept(1, 0), self.rules.grace, delete=True).items
+            return sum(item.state == "deleted" for item in items)
+
+        return self.world.call("gc", work)
 
     def repair(self) -> Call:
         """Verify all, and mend what is found."""

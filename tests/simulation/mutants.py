@@ -66,6 +66,7 @@ _FIND_GARBAGE = garbage.find_garbage
 _UPDATE_STATE = leases.update_state
 _TAKE_LEASE = leases.take_lease
 _COPY_VERSION = mirror._copy_version
+_POINT = channels.point
 _RENEW = garbage.Claim.begin_generation
 _SECURE = leases.Guard.secure
 
@@ -107,10 +108,22 @@ def _for_another(work: str, *, with_mine: bool = True) -> Mutant:
     def update(store: Any, change: Any) -> Any:
         if not change.__qualname__.startswith(work):
             return _UPDATE_STATE(store, change)
-        mine = inspect.getclosurevars(change).nonlocals["self"].sweeper if with_mine else None
-        return _UPDATE_STATE(store, lambda known: change(replace(garbage.without_sweeper(known), sweeper=mine)))
+        if not with_mine:
+            return _UPDATE_STATE(store, lambda known: change(garbage.without_sweeper(known)))
+        mine = inspect.getclosurevars(change).nonlocals["self"].sweeper
+        return _UPDATE_STATE(store, lambda known: change(replace(known, sweeper=mine)))
 
     return _attribute(garbage, "update_state", update)
+
+
+def _publish_first(self: Any, shards: Any) -> Any:
+    generation = _RENEW(self, shards)
+    self.publish_generation()
+    return generation
+
+
+def _end_any(*args: Any, ending: Any = None, **options: Any) -> Any:
+    return _POINT(*args, ending=ending and (mock.ANY, ending[1]), **options)
 
 
 def _manifest_first(source: Any, manifest: Any, guard: Any, *rest: Any) -> None:
@@ -235,6 +248,12 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "what was marked is deleted at once": _attribute(garbage.Sweep, "run", _due_at_once),
     "a mark that was taken away is deleted all the same": _attribute(garbage, "_take", _take_any),
+    "a name that is going is taken": _attribute(
+        leases.MarkShard,
+        "without",
+        lambda self, names: replace(self, waiting={k: v for k, v in self.waiting.items() if k not in names}),
+    ),
+    "a generation is published before its marks": _attribute(garbage.Claim, "begin_generation", _publish_first),
     "a shard is not recorded before it has marks": _attribute(
         garbage.Claim, "begin_generation", lambda self, shards: _RENEW(self, ())
     ),
@@ -259,6 +278,7 @@ MUTANTS: dict[str, Mutant] = {
         "change_rollout", _change_any_rollout, advance, operations
     ),
     "a rollout begins while another runs": _attribute(operations, "_serving", _serving_anything),
+    "a promotion ends whatever rollout there is": _attribute(channels, "point", _end_any),
     "a move does not end the rollout": _attribute(channels, "_end_rollout", lambda rollout, move: rollout),
     "a rollout is marked after it began": _attribute(operations, "begin_rollout", _begin_before_the_mark),
     "a rollout that is over leads nodes": _attribute(

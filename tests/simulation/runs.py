@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from shutil import rmtree
 
@@ -71,12 +72,13 @@ def run_seed(seed: int, script: Sequence[int] | None = None) -> Failure | None:
     choices = Choices(seed, script)
     temper = _temper(choices)
     world = World(choices, temper, BEGIN + 2 * GRACE)
-    content = beginning(choices.random.random() < 0.2).copy()
-    rules = Rules(world, content, GRACE)
+    content = beginning(choices.random.random() < 0.3).copy()
+    grace = GRACE if choices.random.random() < 0.85 else timedelta()
+    rules = Rules(world, content, grace)
     if choices.random.random() < 0.1:
         rules.lost = frozenset({_LOST})
         content.set(blob_key(_LOST), None, BEGIN)
-    site_rules = Rules(world, Content(), GRACE, copies=True)
+    site_rules = Rules(world, Content(), grace, copies=True)
     site = Registry(world, SimulatedStore(world, site_rules.content, site_rules.changed, "site"), site_rules)
     store = SimulatedStore(world, content, rules.changed)
     folders = [Folder(store, parse_reference(f"{MODEL}:stable"), node) for node in (None, *NODES[:2])]
@@ -140,7 +142,7 @@ def _actors(registry: Registry, choices: Choices) -> list[Actor]:
         kinds = draw.sample(COLLECTING, draw.randint(1, 3))
         works += [_work(registry, choices, ["nightly"]) for _ in range(draw.randint(1, 2))]
     elif scene == "racing":
-        kinds = draw.choice((["publish"], ["promote", "rollback"]))
+        kinds = draw.choice((["publish", "publish", "list"], ["promote", "rollback", "list"]))
     for _ in range(draw.randint(3, 6) - len(works)):
         steps = [_work(registry, choices, kinds) for _ in range(draw.randint(1, 3))]
         works.append(lambda steps=steps: [step() for step in steps])  # type: ignore[misc]
