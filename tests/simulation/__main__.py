@@ -13,6 +13,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -84,7 +85,8 @@ def main() -> int:
         "--planted", nargs="?", const="", metavar="TEXT", help="look for the planted bugs whose names have this text"
     )
     given = parser.parse_args()
-    beginning()
+    for indexed in (False, True):  # before a bug is planted
+        beginning(indexed)
     if given.planted is not None:
         return find_planted(given.planted, given.first or 0, given.end if given.end != 1_000_000 else 10_000)
     if given.first is not None:
@@ -160,7 +162,8 @@ def _find_one(wanted: tuple[str, int, int]) -> tuple[str, int | None, int]:
     for seed in range(first, end):
         with MUTANTS[name]():
             found = run_seed(seed)
-        if found and "TypeError" not in found.why and not run_seed(seed):  # else it is a bug that nobody planted
+        # A program that is wrong in itself shows nothing, nor does a bug that nobody planted.
+        if found and not re.search(r"(Type|Attribute|Name|Recursion)Error", found.why) and not run_seed(seed):
             with MUTANTS[name]():
                 return name, seed, len(shortest(found).trace)
     return name, None, 0

@@ -63,7 +63,7 @@ def _change_with(contains: bool) -> Mutant:
 
 _CHANGE = base.change
 _FIND_GARBAGE = garbage.find_garbage
-_UPDATE_STATE = leases.update_state
+_READ_STATE, _UPDATE_STATE = leases.read_state, leases.update_state
 _TAKE_LEASE = leases.take_lease
 _COPY_VERSION = mirror._copy_version
 _POINT = channels.point
@@ -72,15 +72,13 @@ _SECURE = leases.Guard.secure
 
 
 def _seen_later(store: Any) -> Any:
-    return replace(leases.read_state(store), generation=10**6)
+    return replace(_READ_STATE(store), generation=10**6)
 
 
 def _create_over(self: SimulatedStore, key: str, data: bytes) -> bool:
-    return (
-        self.replace(key, data, self.content.objects.get(key))
-        if key.endswith("manifest.json")
-        else self.replace(key, data, None)
-    )
+    if not key.endswith("manifest.json"):
+        return self.replace(key, data, None)
+    return self._write(f"PUT {key}", lambda: self._set(key, data) or True, key, data)
 
 
 def _take_any(known: Any, names: Any) -> Any:
@@ -273,7 +271,9 @@ MUTANTS: dict[str, Mutant] = {
     "what was unpinned goes at once": _attribute(registered_specs, "unmark", lambda *_: None),
     "a move is not kept before the next one": _attribute(state, "keep_history", lambda *_: None),
     "a rollout is not kept before the next one": _attribute(state, "_loses", lambda old, new: old.moves != new.moves),
-    "a rollback returns to the last move": _attribute(state.ChannelHistory, "previous", lambda self: self.moves[-2]),
+    "a rollback returns to the last move": _attribute(
+        state.ChannelHistory, "previous", lambda self: self.moves[-2] if self.moves[1:] else None
+    ),
     "a step of a rollout is written over another": _everywhere(
         "change_rollout", _change_any_rollout, advance, operations
     ),

@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.__main__ import Progress, digest_of_sources
 from tests.simulation.choices import Choices, shorten
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.runs import run_seed, shortest
+from tests.simulation.runs import beginning, run_seed, shortest
 
 # Planted bugs that few seeds show, whatever the order of sets in this process.
 SOON = [
@@ -36,6 +36,8 @@ def test_ten_thousand_interleavings_keep_the_rules() -> None:
 
 @pytest.mark.parametrize("name", SOON)
 def test_planted_bugs_are_found(name: str) -> None:
+    for indexed in (False, True):
+        beginning(indexed)
     with MUTANTS[name]():
         failure = next((found for seed in range(400) if (found := run_seed(seed))), None)
         assert failure is not None

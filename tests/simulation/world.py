@@ -22,7 +22,7 @@ _REQUEST = timedelta(milliseconds=20)
 # How far the clocks of a store's servers are from the true time; more is what `leases.MARGIN` does not bear.
 APART = timedelta(seconds=25)
 # How much likelier a process stands still just before it asks whether its lease or claim still holds.
-_LIKELIER = 5
+_LIKELIER = 8
 
 
 class Crash(BaseException):
