@@ -272,7 +272,7 @@ MUTANTS: dict[str, Mutant] = {
     "a move is not kept before the next one": _attribute(state, "keep_history", lambda *_: None),
     "a rollout is not kept before the next one": _attribute(state, "_loses", lambda old, new: old.moves != new.moves),
     "a rollback returns to the last move": _attribute(
-        state.ChannelHistory, "previous", lambda self: self.moves[-2] if self.moves[1:] else None
+        state.ChannelHistory, "previous", lambda self: (None, None, *self.moves)[-2]
     ),
     "a step of a rollout is written over another": _everywhere(
         "change_rollout", _change_any_rollout, advance, operations
