@@ -92,12 +92,12 @@ def patched(world: World) -> Iterator[None]:
             self._lock = _Lock(world)  # type: ignore[assignment]
 
         def check(self) -> None:
-            world.rely(super().check, lambda: self.sweeper.expires)
+            world.rely(super().check, lambda: self.sweeper.expires, 5)
 
     checked = leases.Guard.check
 
     def check(self: leases.Guard) -> None:
-        world.rely(lambda: checked(self), lambda: self.lease.expires)
+        world.rely(lambda: checked(self), lambda: self.lease.expires, 20)
 
     replacements = {**_CACHED, futures.ThreadPoolExecutor: Inline, datetime: clock, garbage.Claim: SimulatedClaim}
     places = _places(len(sys.modules))

@@ -74,7 +74,7 @@ def run_seed(seed: int, script: Sequence[int] | None = None) -> Failure | None:
     temper = _temper(choices)
     world = World(choices, temper, BEGIN + 2 * GRACE)
     content = beginning(choices.random.random() < 0.3).copy()
-    grace = GRACE if temper.stale or choices.random.random() < 0.75 else timedelta()
+    grace = GRACE if temper.stale or choices.random.random() < 0.7 else timedelta()
     rules = Rules(world, content, grace)
     if choices.random.random() < 0.1:
         rules.lost = frozenset({_LOST})
@@ -137,7 +137,7 @@ def _actors(registry: Registry, choices: Choices) -> list[Actor]:
     """Three to six actors, each with one to three things to do."""
     draw = choices.random
     works: list[Callable[[], object]] = []
-    scene = draw.choice(("any", "rolling", "rolling", "collecting", "collecting", "racing"))
+    scene = draw.choice(("any", "rolling", "rolling", "collecting", "collecting", "collecting", "racing", "racing"))
     kinds, fresh = draw.sample(KINDS, draw.randint(2, 5)), scene in ("collecting", "racing")
     if scene == "rolling":
         kinds = ["start", *draw.sample(ROLLING, draw.randint(2, 5)), *draw.sample(KINDS, draw.randint(0, 2))]
@@ -145,7 +145,7 @@ def _actors(registry: Registry, choices: Choices) -> list[Actor]:
         kinds = draw.sample(COLLECTING, draw.randint(1, 3))
         works += [_work(registry, choices, ["nightly"], fresh) for _ in range(draw.randint(1, 2))]
     elif scene == "racing":
-        kinds = draw.choice((NUMBERS, ["promote", "rollback", "list"]))
+        kinds = draw.choice((NUMBERS, ["promote", "promote", "rollback", "rollback", "list"]))
     for _ in range(draw.randint(3, 6) - len(works)):
         steps = [_work(registry, choices, kinds, fresh) for _ in range(draw.randint(1, 3))]
         works.append(lambda steps=steps: [step() for step in steps])  # type: ignore[misc]
@@ -201,6 +201,7 @@ def _afterwards(registry: Registry) -> None:
         key = f"models/{MODEL}/versions/{call.result}/manifest.json"
         if call.what.startswith("publish") and call.acknowledged and key not in registry.rules.published:
             raise Violation(f"{call.what} was acknowledged as {call.result}, which was never there")
+    registry.listing()
     registry.world.sleep(26 * 3600)
     _end_rollouts(registry)
     garbage = registry.rules.garbage()

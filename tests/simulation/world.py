@@ -21,8 +21,6 @@ MOST_STEPS = 40_000
 _REQUEST = timedelta(milliseconds=20)
 # How far the clocks of a store's servers are from the true time; more is what `leases.MARGIN` does not bear.
 APART = timedelta(seconds=25)
-# How much likelier a process stands still just before it asks whether its lease or claim still holds.
-_LIKELIER = 8
 
 
 class Crash(BaseException):
@@ -227,11 +225,11 @@ class World:
         yield
         actor.on_step = None  # unless it was killed: then it changes nothing any more
 
-    def rely(self, check: Callable[[], None], end: Callable[[], datetime]) -> None:
+    def rely(self, check: Callable[[], None], end: Callable[[], datetime], times: int) -> None:
         """Have whoever has the turn check its lease or claim, perhaps after it stood still, and rely on it until its
-        end, by the store's clock."""
+        end, by the store's clock. times: how much likelier it stands still than at a request."""
         self.rely_no_more()
-        self.maybe_stall(_LIKELIER)
+        self.maybe_stall(times)
         check()
         self._running().counts_until = end() - APART
 

@@ -171,7 +171,7 @@ def publish(
     with hold_change(store, [manifest.model], f"publishing {manifest.model}") as guard:
         secure_graphs(guard, manifest)
         newest_number = 0 if wanted_version else _highest_number(store, manifest.model)
-        existing = _find_existing(store, manifest, wanted_version)
+        existing = _find_existing(store, manifest, wanted_version, newest_number)
         if existing:
             secure_version(guard, existing.manifest)
         published = existing or _write(guard, manifest, wanted_version, newest_number)
@@ -206,15 +206,15 @@ def published_without(manifest: Manifest, missing: str) -> Iterator[None]:
         raise type(error)(f"{name} is published, but {missing} could not be written: {error}") from error
 
 
-def find_published(store: Store, manifest: Manifest) -> Manifest | None:
-    """The published version that equals a manifest, or None. Reads no blob.
+def find_published(store: Store, manifest: Manifest, known_number: int = 0) -> Manifest | None:
+    """The published version that equals a manifest, or None. Reads no blob. known_number: a listing may be stale.
 
     Equal means: the same content went in, every unit has the same status, and all blobs are present. (The engines'
     bytes may differ: compilers are not deterministic, and two builds of equal inputs are interchangeable.)
     """
     record = recall(store, _RECORD, _memo_key(manifest))
     existing_manifest = _alike(store, manifest, str(record.get("version"))) if record else None
-    return existing_manifest or _recent(store, manifest, _highest_number(store, manifest.model))
+    return existing_manifest or _recent(store, manifest, max(known_number, _highest_number(store, manifest.model)))
 
 
 def find_same(
@@ -269,8 +269,10 @@ def _entries(
     return (*(entry for entry, _ in approved), *others)
 
 
-def _find_existing(store: Store, manifest: Manifest, wanted: str | None) -> Published | None:
-    existing_manifest = load_if_there(store, manifest.model, wanted) if wanted else find_published(store, manifest)
+def _find_existing(store: Store, manifest: Manifest, wanted: str | None, seen: int) -> Published | None:
+    existing_manifest = (
+        load_if_there(store, manifest.model, wanted) if wanted else find_published(store, manifest, seen)
+    )
     if existing_manifest is None:
         return None
     published = _same_or_conflict(existing_manifest, manifest)
