@@ -279,9 +279,8 @@ def _find_existing(store: Store, manifest: Manifest, wanted: str | None, seen: i
     if lost := find_lost_of(store, existing_manifest):
         what = existing_manifest.blobs()[next(iter(lost))]
         raise IntegrityError(
-            f"{existing_manifest.model}@{existing_manifest.version} has lost its {what}, and building "
-            f"again gave other bytes; "
-            "versions never change: restore it, or choose another version"
+            f"{existing_manifest.model}@{existing_manifest.version} has lost its {what}, and building again gave other "
+            "bytes; versions never change: restore it, or choose another version"
         )
     return published
 
@@ -317,8 +316,7 @@ def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> P
 def _recent(store: Store, manifest: Manifest, newest: int, seen: int = 0) -> Manifest | None:
     """The version equal to `manifest` among the newest numbered versions after `seen`: of a run that was killed before
     it wrote its record, or of a concurrent one."""
-    numbers = range(newest, max(seen, newest - _RECENT), -1)
-    candidates = (_alike(store, manifest, str(number)) for number in numbers)
+    candidates = (_alike(store, manifest, str(item)) for item in range(newest, max(seen, newest - _RECENT), -1))
     return next((candidate for candidate in candidates if candidate), None)
 
 
