@@ -1,6 +1,7 @@
 """Planted bugs of the registry's protocol: each takes one of its rules away, and the simulation must find it."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -298,7 +299,9 @@ MUTANTS: dict[str, Mutant] = {
     "a snapshot is not secured": _snapshots_with(secure=_secure_nothing),
     "missing blobs are not looked for before a publication": _attribute(publish, "find_lost_of", lambda *_: {}),
     "missing blobs are not looked for before a promotion": _attribute(channels, "find_lost_of", lambda *_: {}),
-    "missing blobs are not looked for by a verification": _attribute(verify, "check_blobs", lambda *_: None),
+    "missing blobs are not looked for by a verification": _attribute(
+        sys.modules[verify.__module__], "check_blobs", lambda *_: None
+    ),
     "a mirror writes the manifest before the blobs": _attribute(mirror, "_copy_version", _manifest_first),
     "the index is not kept": _everywhere("refresh_index", lambda *_: None, index),
 }
