@@ -1,25 +1,80 @@
 """Runs seeds of the simulation, side by side, and goes on where an earlier run was stopped.
 
-python -m tests.simulation                     a million seeds; Ctrl-C keeps how far it came
+python -m tests.simulation                     a million seeds; however it is stopped, the next call goes on, and begins
+                                               anew if a module that a seed runs has changed
 python -m tests.simulation --from 98 --to 99   one seed; prints the shortest trace of a failure
 python -m tests.simulation --planted           each planted bug, until a seed shows it
 """
 
 import argparse
+import ctypes
 import gc
+import hashlib
 import json
 import multiprocessing
 import os
+import re
+import signal
+import subprocess
 import sys
 import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.pool import Pool
 from pathlib import Path
 
+from tests.one_thread import ROOMS
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.runs import Failure, beginning, run_seed, shortest
 
 _PART = 50
 STATE = Path("build/simulation.json")
+# Seconds between two lines of progress where nobody looks on.
+_LINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the seeds are. sources: digest of the modules that a seed runs.  commit: that they were run on, for
+    people.  next: the first seed that was not run.  failed: seeds.  earlier: the progress on each other sources."""
+
+    sources: str
+    commit: str = ""
+    next: int = 0
+    failed: tuple[int, ...] = ()
+    earlier: tuple[dict[str, object], ...] = ()
+
+    @classmethod
+    def read(cls, state: Path, sources: str) -> "Progress":
+        """What a file has of these sources; none of them if it has other ones, which then are `earlier`."""
+        git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+        fresh = cls(sources, git.stdout.strip())
+        if not state.exists():
+            return fresh
+        stored = json.loads(state.read_text())
+        if stored.get("sources") == sources:
+            return cls(**{**stored, "failed": tuple(stored["failed"]), "earlier": tuple(stored["earlier"])})
+        earlier = stored.pop("earlier", ())
+        return replace(fresh, earlier=(*earlier, stored))
+
+    def write(self, state: Path) -> None:
+        """Replace the file at once, so that a process that is killed leaves the old one or the new one."""
+        state.parent.mkdir(exist_ok=True)
+        fresh = state.with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(self), indent=1))
+        fresh.replace(state)
+
+
+def digest_of_sources() -> str:
+    """Digest of all modules of this tree that are loaded, which are those that a seed runs, without those that only
+    start the seeds or plant bugs."""
+    beside = {"__main__", __name__, "tests.simulation.mutants"}
+    names = [name for name in sys.modules if name.partition(".")[0] in (*ROOMS, "tests") and name not in beside]
+    files = {name: sys.modules[name].__file__ for name in sorted(names)}
+    digest = hashlib.sha256()
+    for name, file in files.items():
+        digest.update(f"{name}\n".encode() + (Path(file).read_bytes() if file else b""))
+    return digest.hexdigest()[:16]
 
 
 def main() -> int:
@@ -30,31 +85,39 @@ def main() -> int:
         "--planted", nargs="?", const="", metavar="TEXT", help="look for the planted bugs whose names have this text"
     )
     given = parser.parse_args()
-    beginning()
+    for indexed in (False, True):  # before a bug is planted
+        beginning(indexed)
     if given.planted is not None:
         return find_planted(given.planted, given.first or 0, given.end if given.end != 1_000_000 else 10_000)
-    resumes = given.first is None
-    first = json.loads(STATE.read_text())["next"] if resumes and STATE.exists() else given.first or 0
-    return run_seeds(first, given.end, STATE if resumes else None)
+    if given.first is not None:
+        return run_seeds(Progress("", next=given.first), given.end, None)
+    begun = Progress.read(STATE, digest_of_sources())
+    if begun.earlier and not begun.next:
+        print(f"other sources passed earlier, which does not count for these: {begun.earlier[-1]}")
+    print(f"seeds {begun.next} to {given.end} on sources {begun.sources}, commit {begun.commit}", flush=True)
+    return run_seeds(begun, given.end, STATE)
 
 
-def run_seeds(first: int, end: int, state: Path | None) -> int:
-    """Run seeds on all cores, and print each failure; 1 if there was one."""
-    began, failed = time.monotonic(), 0
+def run_seeds(begun: Progress, end: int, state: Path | None) -> int:
+    """Run seeds on all cores, and print each failure; 1 if there was one, in this call or before."""
+    done, began, said = begun, time.monotonic(), 0.0
     with _pool() as pool:
-        parts = ((start, min(start + _PART, end)) for start in range(first, end, _PART))
+        parts = ((start, min(start + _PART, end)) for start in range(begun.next, end, _PART))
         for last, failures in pool.imap(_run_part, parts):
             for failure in failures:
-                failed += 1
                 show(failure)
+            done = replace(done, next=last, failed=(*done.failed, *(failure.seed for failure in failures)))
             if state is not None:
-                state.parent.mkdir(exist_ok=True)
-                state.write_text(json.dumps({"next": last}))
-            if sys.stderr.isatty():
-                rate = (last - first) / (time.monotonic() - began)
-                print(f"\r{last} seeds, {failed} failed, {rate:.0f} a second ", end="", file=sys.stderr, flush=True)
-    print(f"\n{end - first - failed} passed, {failed} failed")
-    return min(failed, 1)
+                done.write(state)
+            passed_s = time.monotonic() - began
+            if sys.stderr.isatty() or passed_s > said + _LINE_S:
+                said, rate = passed_s, (last - begun.next) / passed_s
+                line = f"{last} seeds, {len(done.failed)} failed, {rate:.0f} per second, {(end - last) / rate:.0f} s"
+                start, stop = ("\r", " left ") if sys.stderr.isatty() else ("", " left\n")
+                print(f"{start}{line}", end=stop, file=sys.stderr, flush=True)
+    total = end - begun.next if state is None else done.next
+    print(f"\n{total - len(done.failed)} passed, {len(done.failed)} failed", *done.failed)
+    return min(len(done.failed), 1)
 
 
 def _pool() -> Pool:
@@ -62,7 +125,13 @@ def _pool() -> Pool:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-    return multiprocessing.get_context("fork").Pool(os.cpu_count())
+    return multiprocessing.get_context("fork").Pool(os.cpu_count(), _end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """Have a process of the pool end when its parent is killed, where the system can do that."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _run_part(part: tuple[int, int]) -> tuple[int, list[Failure]]:
@@ -93,7 +162,8 @@ def _find_one(wanted: tuple[str, int, int]) -> tuple[str, int | None, int]:
     for seed in range(first, end):
         with MUTANTS[name]():
             found = run_seed(seed)
-        if found and "TypeError" not in found.why and not run_seed(seed):  # else it is a bug that nobody planted
+        # A program that is wrong in itself shows nothing, nor does a bug that nobody planted.
+        if found and not re.search(r"(Type|Attribute|Name|Recursion)Error", found.why) and not run_seed(seed):
             with MUTANTS[name]():
                 return name, seed, len(shortest(found).trace)
     return name, None, 0

@@ -1,5 +1,6 @@
 """What users and programs do to a registry, as actors that run the product's own code."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -11,20 +12,21 @@ from enginesmith.registry.collection.references import Rules as Kept
 from enginesmith.registry.gc import collect
 from enginesmith.registry.rollouts.reports import NodeReport, report_key, write_report
 from enginesmith.registry.rollouts.state import Gates, RolloutPlan, ServingNode, Slice, format_time
+from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.verification.verify import repair, verify
-from enginesmith.registry.versions import channel_writes, channels, lookup
+from enginesmith.registry.versions import channel_writes, channels, index, lookup
 from enginesmith.registry.versions.publish import publish
+from enginesmith.registry.versions.state import Channel
 from pipeline.rollout import operations
 from pipeline.rollout.advance import RolloutFollower
 from tests.enginesmith import registries
 from tests.simulation.folders import Folder
-from tests.simulation.rules import Rules
+from tests.simulation.rules import NODES, Rules
 from tests.simulation.store import SimulatedStore
 from tests.simulation.world import Call, Violation, World
 
 MODEL = "digits"
 GRACE = timedelta(minutes=30)
-NODES = tuple(ServingNode(f"node-{number}") for number in range(8))
 PLAN = RolloutPlan((Slice(500_000), Slice(1_000_000)), (600, 600), Gates(health_ppm=900_000))
 
 
@@ -39,17 +41,24 @@ class Registry:
     site: "Registry | None" = None
     folders: list[Folder] = field(default_factory=list)
 
-    def publish(self, content: str, version: str | None = None) -> Call:
-        """Publish a version with one engine of its own, which moves the channel candidate."""
+    def publish(self, content: str, version: str | None = None, pause: float = 0.0) -> Call:
+        """Publish a version with one engine of its own, which moves the channel candidate. pause: seconds from when the
+        engine is stored."""
         number = self._number()
 
         def work() -> str:
             entry = registries.engine(self.store, data=f"engine {content}".encode())
             draft = registries.draft(self.store, content, MODEL)
             pairs = [(entry, registries.approval(entry))]
-            return publish(self.store, draft, pairs, wanted_version=version, why=number).version
+            if pause:
+                self.world.sleep(pause)
+            published = publish(self.store, draft, pairs, wanted_version=version, why=number)
+            digests.append(published.digest)
+            return published.version
 
-        return self.world.call(f"publish {content}", work)
+        digests: list[str] = []
+        call = self.world.call(f"publish {content}", work)
+        return self._took_effect(call, "candidate", lambda state: state.manifest in digests)
 
     def promote(self, version: str, channel: str = "stable") -> Call:
         """Point a channel at a version."""
@@ -60,21 +69,52 @@ class Registry:
             channels.promote(self.store, manifest, channel, why=number)
             return manifest.digest
 
-        return self.world.call(f"promote {version} {channel}", work)
+        call = self.world.call(f"promote {version} {channel}", work)
+        return self._took_effect(call, channel, lambda state: state.manifest == call.result)
 
     def rollback(self, channel: str = "stable") -> Call:
         """Point a channel at what it served before."""
         number = self._number()
-        return self.world.call(
+        call = self.world.call(
             f"rollback {channel}", lambda: channels.rollback(self.store, MODEL, channel, why=number).manifest
         )
+        return self._took_effect(call, channel, lambda state: state.move.why == number)
+
+    def _took_effect(self, call: Call, channel: str, shows: Callable[[Channel], bool]) -> Call:
+        """The call. Raises Violation if it was acknowledged, and no state that the channel had meanwhile shows it."""
+        if call.acknowledged and self.world.name != "beginning":
+            states = self.rules.states_between(f"{MODEL}:{channel}", call.began, call.ended or 0)
+            if not any(map(shows, states)):
+                raise Violation(f"{call.what} was acknowledged, and {channel} does not show it")
+        return call
+
+    def listing(self) -> Call:
+        """List all models, by the index where there is one."""
+
+        def work() -> str:
+            (listed,) = index.list_all(self.store)
+            versions.extend(listed.versions)
+            return listed.channels["stable"]
+
+        versions: list[str] = []
+        before = {
+            str(call.result) for call in self.world.calls if call.what.startswith("publish") and call.acknowledged
+        }
+        call = self.world.call("list", work)
+        there = {version for version in before if manifest_key(MODEL, version) in self.store.content.objects}
+        exact = not self.world.temper.stale  # a stale listing may go into the index, which the next collection mends
+        if call.acknowledged and exact and there - set(versions):
+            raise Violation(f"a list has {versions}, and not {sorted(there)}")
+        return self._took_effect(call, "stable", lambda state: state.version == call.result)
 
     def collect(self) -> Call:
         """Collect garbage, as a nightly job does."""
-        return self.world.call(
-            "gc",
-            lambda: len([i for i in collect(self.store, Kept(1, 0), GRACE, delete=True).items if i.state == "deleted"]),
-        )
+
+        def work() -> int:
+            items = collect(self.store, Kept(1, 0), self.rules.grace, delete=True).items
+            return sum(item.state == "deleted" for item in items)
+
+        return self.world.call("gc", work)
 
     def repair(self) -> Call:
         """Verify all, and mend what is found."""
@@ -132,7 +172,10 @@ class Registry:
             manifest = lookup.load(self.store, MODEL, version)
             return operations.start(self.store, manifest, "stable", PLAN, self._operator()).id
 
-        return self.world.call(f"rollout start {version}", work)
+        call = self.world.call(f"rollout start {version}", work)
+        return self._took_effect(
+            call, "stable", lambda state: state.rollout is not None and state.rollout.id == call.result
+        )
 
     def abort(self) -> Call:
         """Abort the rollout that runs; what nodes get from then on is checked when they look."""
@@ -140,7 +183,10 @@ class Registry:
         def work() -> str:
             return operations.abort(self.store, MODEL, "stable", self._operator()).id
 
-        return self.world.call("rollout abort", work)
+        call = self.world.call("rollout abort", work)
+        return self._took_effect(
+            call, "stable", lambda state: _is(state, "aborted") and state.rollout.id == call.result
+        )
 
     def pause(self) -> Call:
         """Pause the rollout and resume it."""
@@ -160,12 +206,14 @@ class Registry:
     def advance(self) -> Call:
         """One look of a controller at all that runs."""
 
-        def work() -> tuple[str, ...]:
-            said: list[str] = []
-            RolloutFollower(self.store, None, said.append).look()
-            return tuple(said)
-
-        return self.world.call("controller looks", work)
+        said: list[str] = []
+        call = self.world.call(
+            "controller looks", lambda: (RolloutFollower(self.store, None, said.append).look(), said)
+        )
+        for ended in ("done", "halted", "aborted"):
+            if any(line.startswith(f"{MODEL}:stable: {ended}:") for line in said):
+                self._took_effect(call, "stable", lambda state, ended=ended: _is(state, ended))
+        return call
 
     def report(self, failure: str) -> Call:
         """Three nodes report of the rollout that runs."""
@@ -187,3 +235,7 @@ class Registry:
     def _number(self) -> str:
         """What tells the moves of two calls apart."""
         return f"{self.world.name} {len(self.world.calls)}"
+
+
+def _is(state: Channel, ended: str) -> bool:
+    return state.rollout is not None and state.rollout.state == ended

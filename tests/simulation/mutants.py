@@ -1,5 +1,7 @@
 """Planted bugs of the registry's protocol: each takes one of its rules away, and the simulation must find it."""
 
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -7,14 +9,15 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-from enginesmith.registry import leases
-from enginesmith.registry import leases as marks
+from enginesmith.core.errors import IntegrityError
+from enginesmith.exchange import mirror
+from enginesmith.registry import leases, registered_specs
 from enginesmith.registry.collection import garbage, references
-from enginesmith.registry.collection import garbage as claim
-from enginesmith.registry.collection import garbage as sweep
+from enginesmith.registry.rollouts.state import Rollout, is_reached
 from enginesmith.registry.store import base
-from enginesmith.registry.store.layout import ROLLOUTS, running_rollout_key
-from enginesmith.registry.versions import channel_writes, channels, lookup, publish, state
+from enginesmith.registry.store.layout import ROLLOUTS, lease_key, manifest_key, running_rollout_key
+from enginesmith.registry.verification import verify
+from enginesmith.registry.versions import channel_writes, channels, index, lookup, publish, state
 from pipeline.rollout import advance, operations
 from tests.simulation.store import SimulatedStore
 
@@ -38,42 +41,50 @@ def _everywhere(name: str, value: object, *owners: object) -> Mutant:
     return lambda: _all(*(mock.patch.object(owner, name, value) for owner in owners if hasattr(owner, name)))
 
 
-def _blind_change(store: Any, key: str, make: Any, contains: Any = None) -> bytes | None:
-    before = store.read(key)
-    after: bytes | None = make(before)
-    if after is None or after == before:
-        return before
-    store.replace(key, after, store.read(key))
-    return after
+def _blind_change(part: str) -> Mutant:
+    """`change` without a condition of the documents whose keys have this part."""
+
+    def change(store: Any, key: str, make: Any, contains: Any = base.change.__defaults__[0]) -> bytes | None:
+        if part not in key:
+            return _CHANGE(store, key, make, contains)
+        before = store.read(key)
+        after: bytes | None = make(before)
+        if after is None or after == before:
+            return before
+        store.replace(key, after, store.read(key))
+        return after
+
+    return _everywhere("change", change, base, state)
 
 
-def _change_again(store: Any, key: str, make: Any, contains: Any = None) -> bytes | None:
-    """`change` that repeats a write whose answer was lost."""
-    return _CHANGE(store, key, make, lambda found, written: False)
+def _change_with(contains: bool) -> Mutant:
+    """`change` that takes every lost answer for one of a write that was done, or was not."""
+    return _attribute(state, "change", lambda store, key, make, _=None: _CHANGE(store, key, make, lambda *_: contains))
 
 
 _CHANGE = base.change
-_SECURE_VERSION = leases.secure_version
-_NEWEST = references._newest
 _FIND_GARBAGE = garbage.find_garbage
-_FIND_SERVED = references.find_served_versions
+_READ_STATE, _UPDATE_STATE = leases.read_state, leases.update_state
+_TAKE_LEASE = leases.take_lease
+_COPY_VERSION = mirror._copy_version
+_POINT = channels.point
+_RENEW = garbage.Claim.begin_generation
+_SECURE = leases.Guard.secure
 
 
 def _seen_later(store: Any) -> Any:
-    return replace(marks.read_state(store), generation=10**6)
+    return replace(_READ_STATE(store), generation=10**6)
 
 
 def _create_over(self: SimulatedStore, key: str, data: bytes) -> bool:
-    return (
-        self.replace(key, data, self.content.objects.get(key))
-        if key.endswith("manifest.json")
-        else self.replace(key, data, None)
-    )
+    if not key.endswith("manifest.json"):
+        return self.replace(key, data, None)
+    return self._write(f"PUT {key}", lambda: self._set(key, data) or True, key, data)
 
 
 def _take_any(known: Any, names: Any) -> Any:
     going = {name: known.waiting.get(name, mark) for name, mark in names.items()}
-    return marks.MarkShard({n: m for n, m in known.waiting.items() if n not in going}, {**known.going, **going})
+    return leases.MarkShard({n: m for n, m in known.waiting.items() if n not in going}, {**known.going, **going})
 
 
 def _due_at_once(self: Any) -> Any:
@@ -81,7 +92,56 @@ def _due_at_once(self: Any) -> Any:
     return _RUN(self)
 
 
-_RUN = sweep.Sweep.run
+_RUN = garbage.Sweep.run
+_FOUND: dict[int, Any] = {}
+
+
+def _references_first(self: Any) -> Any:
+    _FOUND[id(self.rules)] = _FIND_GARBAGE(self.store, self.rules)
+    return _RUN(self)
+
+
+def _for_another(work: str, *, with_mine: bool = True) -> Mutant:
+    """The claim as if it were that of the collection that writes it, in one of its functions."""
+
+    def update(store: Any, change: Any) -> Any:
+        if not change.__qualname__.startswith(work):
+            return _UPDATE_STATE(store, change)
+        if not with_mine:
+            return _UPDATE_STATE(store, lambda known: change(garbage.without_sweeper(known)))
+        mine = inspect.getclosurevars(change).nonlocals["self"].sweeper
+        return _UPDATE_STATE(store, lambda known: change(replace(known, sweeper=mine)))
+
+    return _attribute(garbage, "update_state", update)
+
+
+def _publish_first(self: Any, shards: Any) -> Any:
+    generation = _RENEW(self, shards)
+    self.publish_generation()
+    return generation
+
+
+def _end_any(*args: Any, ending: Any = None, **options: Any) -> Any:
+    return _POINT(*args, ending=ending and (mock.ANY, ending[1]), **options)
+
+
+def _manifest_first(source: Any, manifest: Any, guard: Any, *rest: Any) -> None:
+    key = manifest_key(manifest.model, manifest.version)
+    guard.store.create(key, source.read(key))
+    _COPY_VERSION(source, manifest, guard, *rest)
+
+
+def _look_before(guard: Any, names: Iterable[str]) -> None:
+    lost = [name for name in names if not guard.store.has(name)] if isinstance(names, dict) else []
+    _SECURE(guard, names)
+    if lost:
+        raise IntegrityError(f"{lost[0]} is not there")
+
+
+def _lose_lease(store: Any, *rest: Any) -> Any:
+    lease = _TAKE_LEASE(store, *rest)
+    store.remove(lease_key(lease.id))
+    return lease
 
 
 def _keep_without_pins(self: Any, version: Any, why: str) -> None:
@@ -134,10 +194,6 @@ _KEEP, _KEEP_SERVED = references._Marking.keep, references._Marking._keep_served
 _SERVING = operations._serving
 
 
-def _no_lease(guard: Any, names: Iterable[str]) -> None:
-    marks.unmark(guard.store, names)
-
-
 def _secure_nothing(guard: Any, names: Iterable[str]) -> None:
     list(names)
 
@@ -146,46 +202,92 @@ def _only_newest(versions: list[str], count: int) -> set[str]:
     return set(sorted(versions, key=lookup.version_order)[max(0, len(versions) - count) :])
 
 
-class _Unsecured(leases.Guard):
-    def secure(self, names: Iterable[str]) -> None:
-        list(names)
+def _snapshots_with(**methods: Any) -> Mutant:
+    """Snapshots that are written with other methods of the guard."""
+    guard_class = type("Guard", (leases.Guard,), methods)
+
+    def write(guard: Any, channel: Any) -> Any:
+        return _WITH_SNAPSHOTS(guard_class(guard.store, guard.lease, guard.begun), channel)
+
+    return _everywhere("with_snapshots", write, channels, channel_writes)
 
 
-def _snapshots_unsecured(guard: Any, channel: Any) -> Any:
-    return _WITH_SNAPSHOTS(_Unsecured(guard.store, guard.lease), channel)
-
-
-def _claim_over(store: Any, change: Any) -> Any:
-    if change.__qualname__.startswith("hold_claim"):
-        return marks.update_state(store, lambda known: change(claim.without_sweeper(known)))
-    return marks.update_state(store, change)
+def _secure_unlike(guard: Any, names: Iterable[str]) -> None:
+    leases.unmark(guard.store, names)
 
 
 _WITH_SNAPSHOTS = channel_writes.with_snapshots
 
 MUTANTS: dict[str, Mutant] = {
-    "a document is written whatever it says by now": _everywhere("change", _blind_change, base, state),
-    "a move whose answer was lost is made again": _everywhere("change", _change_again, state),
+    "a channel is written whatever it says by now": _blind_change("/channels/"),
+    "a history is written whatever it says by now": _blind_change("/histories/"),
+    "marks are written whatever they say by now": _blind_change("gc/marks/"),
+    "the claim is written whatever it says by now": _blind_change("gc/state"),
+    "the index is written whatever it says by now": _blind_change("index/"),
+    "a move whose answer was lost is made again": _change_with(False),
+    "a move whose answer was lost counts as made": _change_with(True),
     "a manifest is written over one of the same number": _attribute(SimulatedStore, "create", _create_over),
+    "a version is published again": _attribute(publish, "_recent", lambda *_: None),
     "marks are not taken away": _attribute(leases.Guard, "secure", _secure_nothing),
-    "a lease that is over still counts for its holder": _attribute(leases.Guard, "secure", _no_lease),
+    "marks are taken away after blobs were looked for": lambda: _all(
+        mock.patch.object(leases.Guard, "secure", _look_before),
+        mock.patch.object(publish, "find_lost_of", lambda *_: {}),
+    ),
+    "a lease that is over still counts for its holder": _attribute(leases.Guard, "check", lambda _: None),
+    "a lease that is over counts for a manifest": _attribute(leases.Guard, "secure", _secure_unlike),
+    "a lease that is over counts for a channel": _snapshots_with(check=lambda _: None, secure=_secure_unlike),
+    "a lease is removed before the write": _everywhere("take_lease", _lose_lease, leases, index),
+    "a lease counts until its last second": _attribute(leases, "MARGIN", timedelta()),
     "a lease holds nothing that is marked later": _attribute(leases, "read_state", _seen_later),
+    "a lease that is over holds garbage": _attribute(leases.Lease, "is_held", lambda *_: True),
     "collections take no notice of leases": _everywhere("list_leases", lambda store: [], leases),
-    "what was marked is deleted at once": _attribute(sweep.Sweep, "run", _due_at_once),
-    "a mark that was taken away is deleted all the same": _attribute(sweep, "_take", _take_any),
-    "a collection goes on after another took over": _attribute(claim.Claim, "check", lambda self: None),
-    "a collection does not look whether another works": _attribute(claim, "update_state", _claim_over),
+    "leases are read after the references": lambda: _all(
+        mock.patch.object(garbage.Sweep, "run", _references_first),
+        mock.patch.object(garbage, "find_garbage", lambda _, rules: _FOUND.pop(id(rules))),
+    ),
+    "what was marked is deleted at once": _attribute(garbage.Sweep, "run", _due_at_once),
+    "a mark that was taken away is deleted all the same": _attribute(garbage, "_take", _take_any),
+    "a name that is going is taken": _attribute(
+        leases.MarkShard,
+        "without",
+        lambda self, names: replace(self, waiting={k: v for k, v in self.waiting.items() if k not in names}),
+    ),
+    "a generation is published before its marks": _attribute(garbage.Claim, "begin_generation", _publish_first),
+    "a shard is not recorded before it has marks": _attribute(
+        garbage.Claim, "begin_generation", lambda self, shards: _RENEW(self, ())
+    ),
+    "a collection goes on after another took over": _attribute(garbage.Claim, "check", lambda self: None),
+    "a collection does not look whether another works": _for_another("hold_claim", with_mine=False),
+    "a collection renews the claim of another": _for_another("Claim._write"),
+    "a collection releases the claim of another": _for_another("Claim.release"),
+    "blobs of a version that stays go": _attribute(
+        garbage, "find_garbage", lambda *args: replace(_FIND_GARBAGE(*args), named={})
+    ),
     "pinned versions go": _attribute(references._Marking, "keep", _keep_without_pins),
     "versions that only a rollout leads to go": _attribute(references._Marking, "_keep_served", _without_rollouts),
     "versions that a channel serves go": _attribute(references._Marking, "_keep_served", _without_channels),
     "the highest number goes": _attribute(references, "_newest", _only_newest),
+    "what a move left goes at once": _attribute(channels, "version_name", lambda *_: "none@0"),
+    "what a rollout left goes at once": _attribute(channel_writes, "unmark", lambda *_: None),
+    "what was unpinned goes at once": _attribute(registered_specs, "unmark", lambda *_: None),
     "a move is not kept before the next one": _attribute(state, "keep_history", lambda *_: None),
+    "a rollout is not kept before the next one": _attribute(state, "_loses", lambda old, new: old.moves != new.moves),
+    "a rollback returns to the last move": _attribute(
+        state.ChannelHistory, "previous", lambda self: (None, None, *self.moves)[-2]
+    ),
     "a step of a rollout is written over another": _everywhere(
         "change_rollout", _change_any_rollout, advance, operations
     ),
     "a rollout begins while another runs": _attribute(operations, "_serving", _serving_anything),
+    "a promotion ends whatever rollout there is": _attribute(channels, "point", _end_any),
     "a move does not end the rollout": _attribute(channels, "_end_rollout", lambda rollout, move: rollout),
     "a rollout is marked after it began": _attribute(operations, "begin_rollout", _begin_before_the_mark),
+    "a rollout that is over leads nodes": _attribute(
+        Rollout, "serves", lambda self, node: is_reached(node, self.id, self.reach)
+    ),
+    "nodes that fail do not halt a rollout": _attribute(
+        advance, "_health", lambda *_: advance.GateResult("health", "pass", "")
+    ),
     "the mark of a rollout that runs is removed": _everywhere(
         "clear_marks", _clear_all_marks, channel_writes, advance, operations
     ),
@@ -194,6 +296,12 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a wave ends by the clock of its controller": _attribute(SimulatedStore, "now", lambda self: self.world.now()),
     "a version is promoted that is not secured": _attribute(channels, "secure_version", lambda *_: None),
-    "a snapshot is not secured": _everywhere("with_snapshots", _snapshots_unsecured, channels, channel_writes),
-    "missing blobs are not looked for": _everywhere("find_lost_of", lambda *_: {}, publish, channels),
+    "a snapshot is not secured": _snapshots_with(secure=_secure_nothing),
+    "missing blobs are not looked for before a publication": _attribute(publish, "find_lost_of", lambda *_: {}),
+    "missing blobs are not looked for before a promotion": _attribute(channels, "find_lost_of", lambda *_: {}),
+    "missing blobs are not looked for by a verification": _attribute(
+        sys.modules[verify.__module__], "check_blobs", lambda *_: None
+    ),
+    "a mirror writes the manifest before the blobs": _attribute(mirror, "_copy_version", _manifest_first),
+    "the index is not kept": _everywhere("refresh_index", lambda *_: None, index),
 }

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from datetime import datetime
@@ -18,7 +18,7 @@ from types import FunctionType
 from typing import Any
 from unittest import mock
 
-from enginesmith.core import errors, names, parsing
+from enginesmith.core import codec, errors, names, parsing
 from enginesmith.registry import leases, manifest
 from enginesmith.registry import leases as marks
 from enginesmith.registry.builds import runs
@@ -30,6 +30,7 @@ from tests.simulation.world import World
 
 # Functions of bytes and texts that return frozen values.
 _PURE: tuple[Callable[..., Any], ...] = (
+    codec.parse_as,
     errors.digest_of_bytes,
     layout.blob_key,
     layout.is_key,
@@ -91,16 +92,12 @@ def patched(world: World) -> Iterator[None]:
             self._lock = _Lock(world)  # type: ignore[assignment]
 
         def check(self) -> None:
-            world.maybe_stall(_LIKELIER)
-            super().check()
-            world.counts_until(self.sweeper.expires)
+            world.rely(super().check, lambda: self.sweeper.expires, 5)
 
-    secured = leases.Guard.secure
+    checked = leases.Guard.check
 
-    def secure(self: leases.Guard, wanted: Iterable[str]) -> None:
-        world.maybe_stall(_LIKELIER)
-        world.counts_until(self.lease.expires)
-        secured(self, wanted)
+    def check(self: leases.Guard) -> None:
+        world.rely(lambda: checked(self), lambda: self.lease.expires, 20)
 
     replacements = {**_CACHED, futures.ThreadPoolExecutor: Inline, datetime: clock, garbage.Claim: SimulatedClaim}
     places = _places(len(sys.modules))
@@ -109,14 +106,14 @@ def patched(world: World) -> Iterator[None]:
             mock.patch.multiple(time, sleep=world.sleep, time=lambda: world.now().timestamp()),
             mock.patch.multiple(secrets, token_hex=world.token, randbelow=lambda _: 0),
             mock.patch.object(os, "getpid", lambda: 1),
-            mock.patch.object(socket, "gethostname", lambda: "host"),
+            mock.patch.object(socket, "gethostname", lambda: world.current.process.name if world.current else "host"),
             mock.patch.object(random, "uniform", lambda low, high: (low + high) / 2),
             mock.patch.multiple(os, **{name: _as_step(world, getattr(os, name)) for name in _CHANGES}),
             mock.patch.object(download.threading, "Thread", _InlineThread),
             mock.patch.object(zlib, "compress", _COMPRESS),
             mock.patch.object(parsing, "steady_s", lambda: world.time.timestamp()),
             mock.patch.object(leases, "keep_renewing", world.repeat),
-            mock.patch.object(leases.Guard, "secure", secure),
+            mock.patch.object(leases.Guard, "check", check),
         ):
             for space, name, original in places:
                 space[name] = replacements[original]
@@ -135,18 +132,20 @@ def _as_step(world: World, work: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-# How much likelier a process stands still just before it asks whether its lease or claim still holds.
-_LIKELIER = 5
 _CHANGES = ("link", "mkdir", "rename", "replace", "rmdir", "symlink", "unlink")
 _COMPRESS = lru_cache(1 << 12)(zlib.compress)
-_CACHED: dict[object, Any] = {function: lru_cache(1 << 14)(function) for function in _PURE}
+_DIGESTS = lru_cache(1 << 14)(lambda data, read=errors.digests_in: tuple(read(data)))
+_CACHED: dict[object, Any] = {
+    **{function: lru_cache(1 << 14)(function) for function in _PURE},
+    errors.digests_in: lambda data: iter(_DIGESTS(data)),
+}
 
 
 @lru_cache(1)
 def _places(modules: int) -> list[tuple[dict[str, Any], str, Any]]:
     """Where the product's modules have what is replaced: namespace, name, original. modules: how many are imported;
     with more of them it is looked for again."""
-    originals = {futures.ThreadPoolExecutor, datetime, garbage.Claim, *_PURE}
+    originals = {futures.ThreadPoolExecutor, datetime, garbage.Claim, *_CACHED}
     return [
         (vars(module), name, value)
         for room, module in list(sys.modules.items())

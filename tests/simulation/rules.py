@@ -1,15 +1,27 @@
 """The rules that a registry keeps at every moment, checked at each change of the store and at the end of a run."""
 
+import json
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from enginesmith.core.errors import digests_in
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.manifest import parse
 from enginesmith.registry.rollouts.state import Rollout, ServingNode
-from enginesmith.registry.store.layout import MODELS, blob_key, channel_history_key, manifest_key
+from enginesmith.registry.store.layout import (
+    BLOBS,
+    LEASES,
+    MARK_STATE,
+    MODELS,
+    blob_key,
+    channel_history_key,
+    manifest_key,
+)
 from enginesmith.registry.versions.state import Channel, Move, parse_channel, parse_history
 from tests.simulation.store import Content
-from tests.simulation.world import BEGIN, Violation, World
+from tests.simulation.world import APART, BEGIN, Violation, World
+
+NODES = tuple(ServingNode(f"node-{number}") for number in range(8))
 
 
 @dataclass
@@ -17,17 +29,20 @@ class Rules:
     """Watches one store. published: every manifest that was ever there, by key.  states: those that each channel
     was in, and from which step on.  moves: all that it made.
     soaking: since when all of each wave of a rollout is reached, by the true time.  served_last: until when a channel
-    led to each version.  grace: of collections.  copies: whether a mirror writes it."""
+    led to each version.  unwell: rollout -> node's report -> since which step it says that the node fails.  grace: of
+    collections.  copies: whether a mirror writes it.  lost: blobs that a disk lost before the run began."""
 
     world: World
     content: Content
     grace: timedelta
     copies: bool = False
+    lost: frozenset[str] = frozenset()
     published: dict[str, bytes] = field(default_factory=dict)
     states: dict[str, list[tuple[int, Channel]]] = field(default_factory=dict)
     moves: dict[str, list[Move]] = field(default_factory=dict)
     soaking: dict[tuple[str, int], datetime] = field(default_factory=dict)
     served_last: dict[str, datetime] = field(default_factory=dict)
+    unwell: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key, data in self.content.objects.items():
@@ -52,6 +67,11 @@ class Rules:
                 self._blob_removed(key)
             return
         match key.removeprefix(MODELS).split("/"):
+            case ["serving", _, _, rollout, _]:
+                fails = self.unwell.setdefault(rollout, {})
+                fails.pop(key, None)
+                if after and json.loads(after).get("failure"):
+                    fails[key] = self.world.steps
             case [_, "versions", _, "manifest.json"]:
                 self._manifest_changed(key, before, after)
             case [model, "channels", name]:
@@ -59,9 +79,28 @@ class Rules:
             case [model, "pins", name] if after is None:
                 self.served_last[f"{model}@{name.removesuffix('.json')}"] = self.world.time
             case [model, "pins", name] if after is not None and before is None:
+                self._check_lease(f"pin of {name}")
                 self._there(model, name.removesuffix(".json"), None, f"pin of {name}")
 
+    def _check_lease(self, what: str) -> None:
+        """Who writes what refers to content holds a lease, which no server's clock counts as over."""
+        leases = (json.loads(data) for key, data in self.content.objects.items() if key.startswith(LEASES))
+        if not any(self._is_held(lease["holder"], lease["expires"]) for lease in leases):
+            raise Violation(f"{what} was written without a lease that is held")
+
+    def _check_claim(self, what: str) -> None:
+        """Who deletes holds the claim to collect, which no server's clock counts as over."""
+        sweeper = json.loads(self.content.objects.get(MARK_STATE, b"{}")).get("sweeper")
+        if sweeper is None or not self._is_held(sweeper["by"], sweeper["expires"]):
+            raise Violation(f"{what} was deleted by a collection that does not hold the claim")
+
+    def _is_held(self, holder: str, expires: str) -> bool:
+        actor = self.world.current
+        mine = actor is None or holder == f"{actor.process.name} 1"
+        return mine and self.world.time + APART < datetime.fromisoformat(expires)
+
     def _blob_removed(self, key: str) -> None:
+        self._check_claim(key[:14])
         digest = key.rpartition("/")[2].encode()
         for other, data in self.content.objects.items():
             if other.startswith(MODELS) and digest in data and self._is_live(other):
@@ -83,14 +122,40 @@ class Rules:
                 f"{key} was used before, by {'the same' if self.published[key] == after else 'another'} version"
             )
         self.published[key] = after
+        self._check_lease(key)
         self._whole(key, after)
+        new = parse(after)
+        for other, data in self.content.objects.items():
+            if (
+                other != key
+                and not self.copies
+                and other.endswith("/manifest.json")
+                and (old := parse(data)).content == new.content
+            ):
+                raise Violation(f"{key} repeats version {old.version}")
 
-    def _whole(self, key: str, data: bytes) -> None:
-        missing = [digest for digest in parse(data).blobs() if blob_key(digest) not in self.content.objects]
-        if missing:
+    def _whole(self, key: str, data: bytes, lost: frozenset[str] = frozenset()) -> None:
+        missing = [item for item in parse(data).blobs() if blob_key(item) not in self.content.objects]
+        if missing and not lost.issuperset(missing):
             raise Violation(f"{key} names blob {missing[0][:12]}, which is not there")
 
+    def missing(self) -> set[str]:
+        """The blobs that manifests name and that are not there."""
+        manifests = (data for key, data in self.content.objects.items() if key.endswith("/manifest.json"))
+        return {
+            item for data in manifests for item in parse(data).blobs() if blob_key(item) not in self.content.objects
+        }
+
+    def garbage(self) -> set[str]:
+        """The blobs that no document names, whatever it is a document of."""
+        objects = self.content.objects.items()
+        named = {
+            item for key, data in objects if key.startswith(MODELS) and self._is_live(key) for item in digests_in(data)
+        }
+        return {key for key, _ in objects if key.startswith(BLOBS) and key.rpartition("/")[2] not in named}
+
     def _version_removed(self, key: str) -> None:
+        self._check_claim(key)
         model, _, version, _ = key.removeprefix(MODELS).split("/")
         if self.world.time - self.served_last.get(f"{model}@{version}", BEGIN) < self.grace - timedelta(minutes=1):
             raise Violation(f"{model}@{version} was deleted within the grace period after a channel or a pin led to it")
@@ -116,11 +181,16 @@ class Rules:
         if old and (new.moves, new.revision) <= (old.moves, old.revision):
             raise Violation(f"channel {model}:{name} went back from move {old.moves}, revision {old.revision}")
         self._check_moves(new, old)
+        if old is None or not (
+            new.served.items() <= old.served.items() and new.snapshots.items() <= old.snapshots.items()
+        ):
+            self._check_lease(f"channel {name}")
         if new.active_rollout and new.active_rollout.base_manifest != new.manifest:
             raise Violation(f"rollout {new.active_rollout.id} goes on though its channel was moved")
         for version in old.served.values() if old else ():
             self.served_last[f"{model}@{version}"] = self.world.time
         if new.rollout:
+            self._check_serving(new, new.rollout)
             self._check_rollout(new.rollout, old.rollout if old else None)
         self.states.setdefault(f"{model}:{name}", []).append((self.world.steps, new))
 
@@ -129,12 +199,18 @@ class Rules:
         where = f"{new.model}:{new.name}"
         data = self.content.objects.get(channel_history_key(new.model, new.name))
         try:
-            moves = parse_history(data, where).with_state(new).moves
+            stored = parse_history(data, where)
+            moves = stored.with_state(new).moves
         except Malformed as error:
             raise Violation(f"channel {where} lost moves: {error}") from error
+        rollouts = {item.id for item in (new.rollout, *stored.rollouts) if item}
+        if old and old.rollout and old.rollout.id not in rollouts:
+            raise Violation(f"channel {where} lost rollout {old.rollout.id}")
         known = self.moves.setdefault(where, [])
         if new.moves == len(known) + 1:
             known.append(new.move)
+            if new.move.action == "rollback" and (new.manifest, new.version) != _before_last(known[:-1]):
+                raise Violation(f"channel {where} was rolled back to {new.version}")
         if list(moves) != known:
             raise Violation(f"channel {where} has other moves than were made")
         if self.copies:
@@ -142,6 +218,14 @@ class Rules:
         whys = [move.why for move in moves if move.why]
         if len(whys) != len(set(whys)):
             raise Violation(f"channel {where} was moved twice by one call")
+
+    def _check_serving(self, state: Channel, rollout: Rollout) -> None:
+        """One that is over leads nobody; one that runs leads nodes to its version or to what the channel serves."""
+        over = rollout.state not in ("running", "paused")
+        for node in NODES[:4]:
+            digest = state.served_to(node).manifest
+            if digest != state.manifest and (over or digest != rollout.manifest):
+                raise Violation(f"rollout {rollout.id} is {rollout.state} and leads {node.name} to {digest[:12]}")
 
     def _check_rollout(self, new: Rollout, old: Rollout | None) -> None:
         """One that ended does not go on, one that runs is not replaced, and no decision is lost."""
@@ -156,8 +240,11 @@ class Rules:
         if (new.wave > old.wave or new.state == "done") and old.id == new.id:
             since = self.soaking.get((old.id, old.wave))
             least = timedelta(seconds=old.plan.soaks_s[old.wave])
-            if since is None or self.world.time - since < least:
+            if since is None or self.world.time - since < least - 2 * APART:
                 raise Violation(f"wave {old.wave} of rollout {old.id} ended before its time (from {since})")
+            looked = next(call.began for call in reversed(self.world.calls) if call.actor == self.world.current.name)
+            if any(step < looked for step in self.unwell.get(old.id, {}).values()):
+                raise Violation(f"wave {old.wave} of rollout {old.id} ended though nodes fail")
         if old.id != new.id and not old.is_finished:
             raise Violation(f"rollout {new.id} began while {old.id} was {old.state}")
 
@@ -168,11 +255,22 @@ class Rules:
             raise Violation(f"{who} leads to {model}@{version}, which is not there")
         if digest is not None and parse(data).digest != digest:
             raise Violation(f"{who} leads to another {model}@{version}")
-        self._whole(key, data)
+        self._whole(key, data, self.lost if digest is None else frozenset())  # any version may be pinned
+
+    def states_between(self, where: str, began: int, ended: int) -> list[Channel]:
+        """The states of a channel at some step from `began` to `ended`."""
+        states = self.states.get(where, [])
+        before = [state for step, state in states if step <= began]
+        return [*before[-1:], *(state for step, state in states if began < step <= ended)]
 
     def served_between(self, where: str, node: ServingNode | None, began: int, ended: int) -> set[str]:
         """Digests of the manifests that a channel led a node to at some step from `began` to `ended`."""
-        states = self.states.get(where, [])
-        within = [state for step, state in states if began <= step <= ended]
-        before = [state for step, state in states if step <= began]
-        return {state.served_to(node).manifest for state in (*within, *before[-1:])}
+        return {state.served_to(node).manifest for state in self.states_between(where, began, ended)}
+
+
+def _before_last(moves: list[Move]) -> tuple[str, str] | None:
+    """What a rollback returns to: the promotion before the last one that was not rolled back."""
+    active: list[Move] = []
+    for move in moves:
+        active = [*active, move] if move.action == "promote" else active[:-1]
+    return (active[-2].manifest, active[-2].version) if len(active) > 1 else None

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from shutil import rmtree
 
+from enginesmith.core.errors import digest_of_bytes
 from enginesmith.core.names import parse_reference
-from enginesmith.registry.versions import channel_writes
+from enginesmith.registry.store.layout import blob_key
+from enginesmith.registry.versions import channel_writes, index
 from enginesmith.registry.versions.state import read_channel
 from tests.simulation.actors import GRACE, MODEL, NODES, Registry
 from tests.simulation.choices import Choices, shorten
@@ -16,8 +19,13 @@ from tests.simulation.rules import Rules
 from tests.simulation.store import Content, SimulatedStore
 from tests.simulation.world import BEGIN, Actor, Call, Temper, Violation, World
 
-CONTENTS = ("a", "b", "b", "c", "d")
-KINDS = ("publish", "promote", "rollback", "gc", "nightly", "nightly", "pull", "repair", "pin", "mirror", "watch")
+CONTENTS = ("a", "c", "b", "b", "d", "f")
+NUMBERS = ["publish", "publish", "list"]
+KINDS = (
+    *("publish", "promote", "rollback", "gc", "nightly", "nightly", "pull", "repair", "pin", "mirror", "watch", "list"),
+)
+# The blob of version 3, which no channel serves, that a disk may have lost.
+_LOST = digest_of_bytes(b"engine c")
 COLLECTING = ("publish", "promote", "promote", "publish z", "rollback", "pin")
 ROLLING = (
     *("start", "start", "abort", "pause", "advance", "advance", "well", "unhealthy", "promote", "rollback"),
@@ -36,8 +44,9 @@ class Failure:
 
 
 @cache
-def beginning() -> Content:
-    """A registry in which version 1 is stable, zeta the candidate, 3 kept for its number, and 2 garbage that is due."""
+def beginning(indexed: bool) -> Content:
+    """A registry in which version 1 is stable, zeta the candidate, 3 kept for its number, and 2 garbage that is due.
+    indexed: whether it has an index."""
     world = World(Choices(0, ()), Temper(), name="beginning")
     content = Content()
     registry = Registry(world, SimulatedStore(world, content), Rules(world, content, GRACE))
@@ -51,6 +60,8 @@ def beginning() -> Content:
         for call in world.calls:
             assert call.acknowledged, call.error
         assert registry.collect().acknowledged
+        if indexed:
+            index.make_index(registry.store)
 
     with patched(world):
         world.run([Actor("beginning", work)], calm=True)
@@ -62,9 +73,13 @@ def run_seed(seed: int, script: Sequence[int] | None = None) -> Failure | None:
     choices = Choices(seed, script)
     temper = _temper(choices)
     world = World(choices, temper, BEGIN + 2 * GRACE)
-    content = beginning().copy()
-    rules = Rules(world, content, GRACE)
-    site_rules = Rules(world, Content(), GRACE, copies=True)
+    content = beginning(choices.random.random() < 0.3).copy()
+    grace = GRACE if temper.stale or choices.random.random() < 0.7 else timedelta()
+    rules = Rules(world, content, grace)
+    if choices.random.random() < 0.1:
+        rules.lost = frozenset({_LOST})
+        content.set(blob_key(_LOST), None, BEGIN)
+    site_rules = Rules(world, Content(), grace, copies=True)
     site = Registry(world, SimulatedStore(world, site_rules.content, site_rules.changed, "site"), site_rules)
     store = SimulatedStore(world, content, rules.changed)
     folders = [Folder(store, parse_reference(f"{MODEL}:stable"), node) for node in (None, *NODES[:2])]
@@ -99,8 +114,10 @@ def _kind(why: str) -> str:
 
 
 def _temper(choices: Choices) -> Temper:
-    """How rough this seed is: each kind of trouble is there or not, so that no kind hides another (swarm testing)."""
+    """How rough this seed is: each kind of trouble is there or not, so that no kind hides another (swarm testing).
+    Lists are stale where a grace period is longer than any writer works."""
     draw = choices.random.random
+    stale = draw() < 0.2
     some = lambda probability, value: value if draw() < probability else 0.0  # noqa: E731
     return Temper(
         switch=choices.random.choice((0.02, 0.1, 0.3, 0.6)),
@@ -108,10 +125,11 @@ def _temper(choices: Choices) -> Temper:
         lose=some(0.4, 0.05),
         ask_again=some(0.4, choices.random.choice((0.03, 0.3))),
         crash=some(0.5, 0.01),
-        stall=some(0.5, choices.random.choice((0.004, 0.03))),
-        stall_s=choices.random.choice((600.0, 2400.0, 7200.0, 7200.0)),
-        stale=some(0.2, 0.3),
+        stall=some(0.6, choices.random.choice((0.004, 0.03))),
+        stall_s=choices.random.choice((200.0, 450.0, 600.0, *(() if stale else (2400.0, 3590.0, 7200.0, 7200.0)))),
+        stale=0.3 if stale else 0.0,
         skew_s=choices.random.choice((0.0, 0.0, 60.0, 4 * 3600.0)),
+        apart=some(0.3, 0.7),
     )
 
 
@@ -119,33 +137,35 @@ def _actors(registry: Registry, choices: Choices) -> list[Actor]:
     """Three to six actors, each with one to three things to do."""
     draw = choices.random
     works: list[Callable[[], object]] = []
-    scene = draw.choice(("any", "rolling", "rolling", "collecting", "collecting", "racing"))
-    kinds = draw.sample(KINDS, draw.randint(2, 5))
+    scene = draw.choice(("any", "rolling", "rolling", "collecting", "collecting", "collecting", "racing", "racing"))
+    kinds, fresh = draw.sample(KINDS, draw.randint(2, 5)), scene in ("collecting", "racing")
     if scene == "rolling":
         kinds = ["start", *draw.sample(ROLLING, draw.randint(2, 5)), *draw.sample(KINDS, draw.randint(0, 2))]
     elif scene == "collecting":
         kinds = draw.sample(COLLECTING, draw.randint(1, 3))
-        works += [_work(registry, choices, ["nightly"]) for _ in range(draw.randint(1, 2))]
+        works += [_work(registry, choices, ["nightly"], fresh) for _ in range(draw.randint(1, 2))]
     elif scene == "racing":
-        kinds = draw.choice((["publish"], ["promote", "rollback"]))
+        kinds = draw.choice((NUMBERS, ["promote", "promote", "rollback", "rollback", "list"]))
     for _ in range(draw.randint(3, 6) - len(works)):
-        steps = [_work(registry, choices, kinds) for _ in range(draw.randint(1, 3))]
+        steps = [_work(registry, choices, kinds, fresh) for _ in range(draw.randint(1, 3))]
         works.append(lambda steps=steps: [step() for step in steps])  # type: ignore[misc]
-    return [Actor(f"actor-{number}", work, slow=draw.random() < 0.3) for number, work in enumerate(works)]
+    return [Actor(f"actor-{number}", work, slow=draw.random() < 0.5) for number, work in enumerate(works)]
 
 
-def _work(registry: Registry, choices: Choices, kinds: Sequence[str]) -> Callable[[], object]:
+def _work(registry: Registry, choices: Choices, kinds: Sequence[str], fresh: bool) -> Callable[[], object]:
     draw = choices.random
     kind = draw.choice(kinds)
-    content, version = draw.choice(CONTENTS), draw.choice(("1", "2", "2", "3", "zeta"))
+    content, version = draw.choice(CONTENTS[2 if fresh else 0 :]), draw.choice(("1", "2", "2", "3", "zeta"))
     node, looks = draw.choice((None, *NODES)), draw.choice((1, 2, 4))
     wait, pause = draw.choice((0.0, 0.0, 0.0, 600.0, 2400.0)), draw.choice((1.0, 60.0, 650.0, 1900.0))
+    lasts = draw.random() < 0.3
     again, folder = draw.choice((0, 0, 5)), draw.randrange(len(registry.folders))
     works: dict[str, Callable[[], object]] = {
-        "publish": lambda: registry.publish(content),
+        "publish": lambda: registry.publish(content, pause=wait if lasts else 0.0),
         "promote": lambda: registry.promote(version),
         "rollback": registry.rollback,
         "gc": registry.collect,
+        "list": registry.listing,
         "publish z": lambda: registry.publish("z", "zeta"),
         "nightly": lambda: [(registry.collect(), registry.world.sleep(pause)) for _ in range(4)],
         "pull": lambda: registry.pull(f"{MODEL}:stable", node),
@@ -181,14 +201,22 @@ def _afterwards(registry: Registry) -> None:
         key = f"models/{MODEL}/versions/{call.result}/manifest.json"
         if call.what.startswith("publish") and call.acknowledged and key not in registry.rules.published:
             raise Violation(f"{call.what} was acknowledged as {call.result}, which was never there")
+    registry.listing()
     registry.world.sleep(26 * 3600)
     _end_rollouts(registry)
-    for work in (registry.collect, registry.repair, lambda: registry.publish("e"), registry.rollback, registry.repair):
+    garbage = registry.rules.garbage()
+    works = (registry.collect, lambda: registry.publish("e"), registry.rollback, registry.listing)
+    for number, work in enumerate((*works, registry.collect, registry.repair)):
+        if number == len(works):
+            registry.world.sleep(GRACE.total_seconds() + 60)
         call = work()
+        garbage &= registry.rules.garbage()
         if call.error is not None and not any(words in str(call.error) for words in _NOTHING_TO_DO):
             raise Violation(f"afterwards, {call.what} ends in {type(call.error).__name__}: {call.error}")
-    if call.result:
+    if set(call.result) != {f"missing {digest}" for digest in registry.rules.missing()}:
         raise Violation(f"after a repair there is still {call.result}")
+    if garbage:
+        raise Violation(f"blob {min(garbage)[:14]} was garbage for longer than the grace period, and is still there")
     registry.pull(f"{MODEL}:stable")
     _end_copies(registry)
 

@@ -18,7 +18,7 @@ from enginesmith.core.errors import IntegrityError, UnavailableError, UndecidedE
 from enginesmith.registry.store.download import Fill
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import blob_key, check_key
-from tests.simulation.world import BEGIN, World
+from tests.simulation.world import APART, BEGIN, World
 
 PAGE = 50
 T = TypeVar("T")
@@ -105,6 +105,7 @@ class SimulatedStore:
         key = blob_key(digest)
         if self._request(f"HEAD {key[:14]}", lambda: self.content.objects.get(key)) != data:
             self._write(f"PUT {key[:14]}", lambda: self._set(key, data))
+        self.world.rely_no_more()  # an upload may take hours
         return digest
 
     def has(self, digest: str) -> bool:
@@ -201,7 +202,8 @@ class SimulatedStore:
                 yield key, self.content.written.get(key, BEGIN)
 
     def now(self) -> datetime:
-        return self._request("clock", lambda: self.world.time)
+        side = self.world.choices.pick(self.world.temper.apart, 2) if not self.world.calm else 0
+        return self._request("clock", lambda: self.world.time + (timedelta(), APART, -APART)[side])
 
     def discard(self, digest: str) -> None:
         self._write("discard", lambda: self._set(blob_key(digest), None))
@@ -259,8 +261,8 @@ class SimulatedStore:
         before = self.content.objects.get(key)
         if before != data:
             self.content.set(key, data, self.world.time)
-            if self.world.current and (data is None or any(part in key for part in _COUNTING)):
-                self.world.current.counts_until = None
+            if data is None or any(part in key for part in _COUNTING):
+                self.world.rely_no_more()
             self.observe(key, before, data)
 
     def _stale(self) -> frozenset[str]:

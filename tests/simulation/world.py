@@ -19,6 +19,8 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 MOST_STEPS = 40_000
 # Time that a request takes.
 _REQUEST = timedelta(milliseconds=20)
+# How far the clocks of a store's servers are from the true time; more is what `leases.MARGIN` does not bear.
+APART = timedelta(seconds=25)
 
 
 class Crash(BaseException):
@@ -36,7 +38,7 @@ class Temper:
     switch: another actor has the next turn.  refuse: the store answers 503, nothing is done.  lose: the request is done
     and its answer lost.  ask_again: the same of a document's write, whose writer looks what became of it.  crash: the
     process ends before or after the request.  stall: a slow process stands still for `stall_s`.  stale: a list says
-    what was there up to `stale_s` ago.
+    what was there up to `stale_s` ago.  apart: the store's clock is `APART` before or after the true time.
     """
 
     switch: float = 0.3
@@ -49,6 +51,7 @@ class Temper:
     stale: float = 0.0
     stale_s: float = 5.0
     skew_s: float = 0.0
+    apart: float = 0.0
 
 
 @dataclass
@@ -222,9 +225,18 @@ class World:
         yield
         actor.on_step = None  # unless it was killed: then it changes nothing any more
 
-    def counts_until(self, end: datetime) -> None:
-        """Note that whoever has the turn counts on a lease or claim that ends then, by the store's clock."""
-        self._running().counts_until = end
+    def rely(self, check: Callable[[], None], end: Callable[[], datetime], times: int) -> None:
+        """Have whoever has the turn check its lease or claim, perhaps after it stood still, and rely on it until its
+        end, by the store's clock. times: how much likelier it stands still than at a request."""
+        self.rely_no_more()
+        self.maybe_stall(times)
+        check()
+        self._running().counts_until = end() - APART
+
+    def rely_no_more(self) -> None:
+        """Note that whoever has the turn wrote what it checked its lease for, or does something that may last."""
+        if self.current:
+            self.current.counts_until = None
 
     def maybe_stall(self, times: int = 1) -> bool:
         """Have a slow process stand still, or one of its threads, if the run's decisions say so; whether it did. times:

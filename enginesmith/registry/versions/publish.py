@@ -169,7 +169,7 @@ def publish(
     with hold_change(store, [manifest.model], f"publishing {manifest.model}") as guard:
         secure_graphs(guard, manifest)
         newest_number = 0 if wanted_version else _highest_number(store, manifest.model)
-        existing = _find_existing(store, manifest, wanted_version)
+        existing = _find_existing(store, manifest, wanted_version, newest_number)
         if existing:
             secure_version(guard, existing.manifest)
         published = existing or _write(guard, manifest, wanted_version, newest_number)
@@ -204,15 +204,15 @@ def published_without(manifest: Manifest, missing: str) -> Iterator[None]:
         raise type(error)(f"{name} is published, but {missing} could not be written: {error}") from error
 
 
-def find_published(store: Store, manifest: Manifest) -> Manifest | None:
-    """The published version that equals a manifest, or None. Reads no blob.
+def find_published(store: Store, manifest: Manifest, known_number: int = 0) -> Manifest | None:
+    """The published version that equals a manifest, or None. Reads no blob. known_number: a listing may be stale.
 
     Equal means: the same content went in, every unit has the same status, and all blobs are present. (The engines'
     bytes may differ: compilers are not deterministic, and two builds of equal inputs are interchangeable.)
     """
     record = recall(store, _RECORD, _memo_key(manifest))
     existing_manifest = _alike(store, manifest, str(record.get("version"))) if record else None
-    return existing_manifest or _recent(store, manifest, _highest_number(store, manifest.model))
+    return existing_manifest or _recent(store, manifest, max(known_number, _highest_number(store, manifest.model)))
 
 
 def find_same(
@@ -267,17 +267,18 @@ def _entries(
     return (*(entry for entry, _ in approved), *others)
 
 
-def _find_existing(store: Store, manifest: Manifest, wanted: str | None) -> Published | None:
-    existing_manifest = load_if_there(store, manifest.model, wanted) if wanted else find_published(store, manifest)
+def _find_existing(store: Store, manifest: Manifest, wanted: str | None, seen: int) -> Published | None:
+    existing_manifest = (
+        load_if_there(store, manifest.model, wanted) if wanted else find_published(store, manifest, seen)
+    )
     if existing_manifest is None:
         return None
     published = _same_or_conflict(existing_manifest, manifest)
     if lost := find_lost_of(store, existing_manifest):
         what = existing_manifest.blobs()[next(iter(lost))]
         raise IntegrityError(
-            f"{existing_manifest.model}@{existing_manifest.version} has lost its {what}, and building "
-            f"again gave other bytes; "
-            "versions never change: restore it, or choose another version"
+            f"{existing_manifest.model}@{existing_manifest.version} has lost its {what}, and building again gave other "
+            "bytes; versions never change: restore it, or choose another version"
         )
     return published
 
@@ -313,8 +314,7 @@ def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> P
 def _recent(store: Store, manifest: Manifest, newest: int, seen: int = 0) -> Manifest | None:
     """The version equal to `manifest` among the newest numbered versions after `seen`: of a run that was killed before
     it wrote its record, or of a concurrent one."""
-    numbers = range(newest, max(seen, newest - _RECENT), -1)
-    candidates = (_alike(store, manifest, str(number)) for number in numbers)
+    candidates = (_alike(store, manifest, str(item)) for item in range(newest, max(seen, newest - _RECENT), -1))
     return next((candidate for candidate in candidates if candidate), None)
 
 

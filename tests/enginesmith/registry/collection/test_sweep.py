@@ -240,6 +240,17 @@ def test_what_is_published_counts_for_later_collections_alone(due: MemoryStore) 
     assert (after_it.generation, after_it.latest, after_it.abandoned) == (before + 1, before + 1, ())
 
 
+def test_what_was_marked_under_a_lease_is_said_to_be_held_by_it(
+    due: MemoryStore, clock: Callable[[timedelta], None]
+) -> None:
+    with hold_lease(due, "building for days", timedelta(days=3)):
+        gather(due)
+        clock(2 * GRACE)
+        found = collect(due, ONE, GRACE, delete=True)
+        assert {item.state for item in found.items} == {"held"} and "building for days" in found.leases[0]
+    assert {item.state for item in collect(due, ONE, GRACE, delete=True).items} == {"deleted"}
+
+
 def test_blobs_of_a_version_that_cannot_go_stay(due: MemoryStore, clock: Callable[[timedelta], None]) -> None:
     """Its mark was taken away and theirs were not: deleting them would leave a version without its engine."""
     shard = shard_of("digits@1")
