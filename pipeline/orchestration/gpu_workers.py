@@ -178,7 +178,7 @@ PAYLOADS: Mapping[str, Payload] = {
         | {"version": "served", "rate": "of fallbacks", "reference": "the rate before", "since": "ISO 8601, UTC"}
         | _REGISTRY
         | {"by": "host"},
-        "by servers with a router, once each: `Router(on_drift=enginesmith.DriftEvent(...))`",
+        "by servers with a router, once each: `Router(on_drift=enginesmith.serving.DriftEvent(...))`",
     ),
     ADVANCED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, for each wave that opens"),
     HALTED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the same, for a rollout that a gate halted, or a move aborted"),
