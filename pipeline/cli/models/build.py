@@ -20,11 +20,10 @@ from enginesmith.cli.options import (
     takes,
 )
 from enginesmith.cli.registry import check_signing_key, sign_published
-from enginesmith.cli.tables import echo, print_table
+from enginesmith.cli.tables import STYLES, echo, print_engines, print_table
 from enginesmith.core.errors import HttpAddress
 from enginesmith.core.parsing import user
-from enginesmith.core.reports.proof import ON_RANDOM
-from enginesmith.core.text import format_bytes, format_checks, format_metric, format_metrics
+from enginesmith.core.text import format_metrics
 from pipeline.cli.models.catalog import build_all, is_stuck, plan_all
 from pipeline.cli.registry.channels import served_metrics
 from pipeline.cli.run_options import Building, run_options, shown_progress
@@ -42,15 +41,6 @@ if TYPE_CHECKING:
 
 # Rules of a proposal that are printed.
 MOST_RULES = 24
-STYLES = {
-    "build": "cyan",
-    "cached": "green",
-    "proven": "green",
-    ON_RANDOM: "yellow",
-    "unproven": "yellow",
-    "refused": "dim",
-    "failed": "red",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,25 +263,8 @@ def _show_place(outcome: "Outcome") -> None:
 
 
 def _print_engines(outcome: "Outcome") -> None:
-    metrics = sorted({name for engine in outcome.engines for name in engine.metrics})
-    rows = []
-    for engine in outcome.engines:
-        rows.append(
-            [
-                *(engine.entry.target, engine.entry.precision, engine.entry.backend, engine.entry.status),
-                format_bytes(engine.size_bytes),
-                format_checks(engine.entry.checks),
-                *(format_metric(name, engine.metrics[name]) if name in engine.metrics else "" for name in metrics),
-                engine.entry.reason,
-            ]
-        )
-    print_table(
-        ("target", "precision", "backend", "status", "size", "checks", *metrics, "why"),
-        rows,
-        title=f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else ""),
-        note=f"{', '.join(metrics)}: of the engine where it ran, else of the graph it is built from" if metrics else "",
-        styles=STYLES,
-    )
+    engines = [(replace(item.entry, size_bytes=item.size_bytes), item.metrics) for item in outcome.engines]
+    print_engines(engines, f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else ""))
 
 
 # `enginesmith plan`.
