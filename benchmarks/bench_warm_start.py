@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginesmith.compile_caches.warm_start import measure_start
+from enginesmith.compile_caches.loading import measure_start
 
 if TYPE_CHECKING:
     import torch

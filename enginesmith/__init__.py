@@ -1,4 +1,4 @@
-"""The public Python API of Enginesmith, handed on lazily: importing it loads nothing heavy.
+"""The public Python API of Enginesmith. Importing it loads nothing heavy: each name is imported on its first use.
 
 ::
 
@@ -14,116 +14,96 @@
     whole = enginesmith.Ensemble.described(enginesmith.open_onnx, pulled.description)     # of several graphs
     router = enginesmith.Router.opened(client.pull_all("model:stable", "engines/"))    # requests to buckets
     batcher = enginesmith.Batcher(router, most=32, wait_s=0.005)                       # requests joined to batches
-    warm = enginesmith.warm_start(pulled)                    # torch.compile out of a cache that is attached
     recorder = enginesmith.Recorder("traffic.jsonl", sampling=0.1)                     # requests, for a canary
-    log = enginesmith.ObservationLog("stable.jsonl", pulled.description)               # what became of them
+
+Every error that a caller may want to handle is in `enginesmith.errors`, below `EnginesmithError`. What configures the
+classes above is in the packages `enginesmith.client`, `serving`, `recording`, `generation`, `compile_caches` and
+`user_code`; each is loaded on its first use, too.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from enginesmith.core.exports import on_first_use
+
 if TYPE_CHECKING:
+    from enginesmith import client as client
+    from enginesmith import compile_caches as compile_caches
+    from enginesmith import generation as generation
+    from enginesmith import recording as recording
+    from enginesmith import serving as serving
+    from enginesmith import user_code as user_code
     from enginesmith.client.client import Client, pull
-    from enginesmith.client.layouts.base import ALL_GENERATIONS
-    from enginesmith.client.layouts.triton import Triton
-    from enginesmith.client.layouts.triton_config import DynamicBatching
-    from enginesmith.client.resolve import Policy
-    from enginesmith.client.watching.server import Command, HealthCommand, HealthUrl, Post, ReportUrl
-    from enginesmith.compile_caches.warm_start import warm_start
+    from enginesmith.client.pull import Pulled
+    from enginesmith.core import errors
+    from enginesmith.core.errors import EnginesmithError
     from enginesmith.core.hardware.machine import Machine
-    from enginesmith.core.state import Padding
     from enginesmith.ensembles import Ensemble
-    from enginesmith.generation import Generator, Prompt, SamplingSettings
+    from enginesmith.generation import Generator
     from enginesmith.opening import open_onnx
-    from enginesmith.recording.recorder import ObservationLog, Recorder
-    from enginesmith.registry.rollouts.state import ServingNode
+    from enginesmith.recording.recorder import Recorder
     from enginesmith.serving.batcher import Batcher
-    from enginesmith.serving.buckets import RoutedEngine
-    from enginesmith.serving.drift import DriftEvent
     from enginesmith.serving.router import Router
     from enginesmith.streams import Streams
-    from enginesmith.user_code.channel import load_function
     from pipeline.api import build
     from pipeline.spec.model import load_spec
 
+    __version__: str
+
 __all__ = [
-    "ALL_GENERATIONS",
     "Batcher",
     "Client",
-    "Command",
-    "DriftEvent",
-    "DynamicBatching",
+    "EnginesmithError",
     "Ensemble",
     "Generator",
-    "HealthCommand",
-    "HealthUrl",
     "Machine",
-    "ObservationLog",
-    "Padding",
-    "Policy",
-    "Post",
-    "Prompt",
+    "Pulled",
     "Recorder",
-    "ReportUrl",
-    "RoutedEngine",
     "Router",
-    "SamplingSettings",
-    "ServingNode",
     "Streams",
-    "Triton",
+    "__version__",
     "build",
-    "load_function",
+    "errors",
     "load_spec",
     "open_onnx",
     "pull",
-    "warm_start",
 ]
 
 _HOMES = {
-    "ALL_GENERATIONS": "enginesmith.client.layouts.base",
-    "Client": "enginesmith.client.client",
-    "Command": "enginesmith.client.watching.server",
-    "DynamicBatching": "enginesmith.client.layouts.triton_config",
-    "HealthCommand": "enginesmith.client.watching.server",
-    "HealthUrl": "enginesmith.client.watching.server",
-    "Machine": "enginesmith.core.hardware.machine",
-    "Policy": "enginesmith.client.resolve",
-    "Post": "enginesmith.client.watching.server",
-    "ReportUrl": "enginesmith.client.watching.server",
-    "ServingNode": "enginesmith.registry.rollouts.state",
-    "Triton": "enginesmith.client.layouts.triton",
-    "pull": "enginesmith.client.client",
     "Batcher": "enginesmith.serving.batcher",
-    "DriftEvent": "enginesmith.serving.drift",
+    "Client": "enginesmith.client.client",
+    "EnginesmithError": "enginesmith.core.errors",
     "Ensemble": "enginesmith.ensembles",
     "Generator": "enginesmith.generation",
-    "ObservationLog": "enginesmith.recording.recorder",
-    "Padding": "enginesmith.serving.buckets",
-    "Prompt": "enginesmith.generation",
+    "Machine": "enginesmith.core.hardware.machine",
+    "Pulled": "enginesmith.client.pull",
     "Recorder": "enginesmith.recording.recorder",
-    "RoutedEngine": "enginesmith.serving.buckets",
     "Router": "enginesmith.serving.router",
-    "SamplingSettings": "enginesmith.generation",
     "Streams": "enginesmith.streams",
     "build": "pipeline.api",
-    "load_function": "enginesmith.user_code.channel",
+    "errors": "enginesmith.core.errors",
     "load_spec": "pipeline.spec.model",
     "open_onnx": "enginesmith.opening",
-    "warm_start": "enginesmith.compile_caches.warm_start",
+    "pull": "enginesmith.client.client",
+    **{
+        name: f"enginesmith.{name}"
+        for name in ("client", "compile_caches", "generation", "recording", "serving", "user_code")
+    },
 }
-# What needs the packages above this one, of which a team may have its own of the same name.
-_ABOVE = ("build", "load_spec")
+
+_named = on_first_use("enginesmith", _HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'enginesmith' has no attribute {name!r}; it has {', '.join(__all__)}")
-    import importlib
+    if name == "__version__":
+        from importlib.metadata import version
 
-    if name in _ABOVE:
+        return version("enginesmith")
+    if name in ("build", "load_spec"):
+        # A team may have packages of its own with the names of those above this one.
         from enginesmith.rooms import check_own
 
         check_own()
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return _named(name)
 
 
 def __dir__() -> list[str]:

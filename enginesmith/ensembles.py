@@ -115,7 +115,7 @@ class EnsembleStreams(Streams):
 
 # That a graph without profiles is given at once.
 MOST_ROWS = 32
-_ALLOW = "allow it with functions=enginesmith.load_function, once you trust who published it"
+_ALLOW = "allow it with functions=enginesmith.user_code.load_function, once you trust who published it"
 
 
 @dataclass(frozen=True)
@@ -271,8 +271,8 @@ class Ensemble(Session):
     ) -> "Ensemble":
         """The ensemble of a pulled one. opens: gives for an engine's file, of which the digest was checked, a function
         that runs it.  description: the JSON of the whole.  functions: gives for a folder, a Python file in it, a name
-        and the digests of its files the function between graphs, as `enginesmith.load_function` does, which runs the
-        version's own code in this process.
+        and the digests of its files the function between graphs, as `enginesmith.user_code.load_function` does, which
+        runs the version's own code in this process.
 
         Raises DataError for a file that is none and for functions that nobody allowed to run, IntegrityError for
         engines with other bytes than were published, and what `opens` and `functions` raise.

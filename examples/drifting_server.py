@@ -16,6 +16,7 @@ import numpy as np
 
 import enginesmith
 from enginesmith.core.errors import DataError
+from enginesmith.serving import DriftEvent
 
 IMAGES = Path(__file__).resolve().parent / "digits" / "golden.npz"
 # Requests before the clients change, and at most after that; share of them that is larger than any engine takes.
@@ -42,7 +43,7 @@ def main(registry: str, traffic: str, server: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pulled = client.pull_all("digits:stable", folder)
         version = pulled[0].located.manifest.version
-        alarm = enginesmith.DriftEvent("digits", version, registry, server)
+        alarm = DriftEvent("digits", version, registry, server)
         sent: list[Thread] = []
         router = enginesmith.Router.opened(
             pulled, reference_rate=USUALLY, on_drift=lambda drift: sent.append(alarm(drift))

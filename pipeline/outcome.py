@@ -63,6 +63,7 @@ class UnitResult:
             "status": entry.status,
             "reason": entry.reason,
             "checks": dict(entry.checks),
+            "sqnr_db": entry.sqnr_db,
             "metrics": dict(self.metrics),
             "cached": self.cached,
             "seconds": self.seconds,
@@ -165,7 +166,7 @@ def judge_built(
     report = make_report(entry, golden, proofs, cannot_run, remarks=[text for text in remarks if text])
     usable = replace(entry, report=report.digest) if approve(report) else failed
     status: Status = report.verdict if usable is not failed else "failed"
-    entry = replace(usable, status=status, reason=report.reason, checks=report.counts)
+    entry = replace(usable, status=status, reason=report.reason, checks=report.counts, sqnr_db=report.sqnr_db)
     return JudgedUnit(entry, entry.size_bytes, report, dict(proofs[-1].metrics) if proofs else {}, built=built)
 
 

@@ -28,7 +28,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
 def test_what_serving_code_uses_is_light_too(tmp_path: Path) -> None:
     code = (
         "import sys, enginesmith; enginesmith.Recorder('traffic.jsonl').append({}); "
-        "enginesmith.ObservationLog('log.jsonl')\n"
+        "enginesmith.recording.ObservationLog('log.jsonl')\n"
         "heavy = {'pipeline', 'pydantic', 'click', 'torch', 'onnx', 'onnxruntime', 'prefect', 'ray', 'jinja2'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -135,3 +135,14 @@ def test_the_published_schema_is_the_one_of_the_code(name: str, options: list[st
         [sys.executable, "-m", "enginesmith", "debug", "schema", *options], capture_output=True, text=True, check=True
     ).stdout
     assert page.read_text() == printed, "run `make docs`"
+
+
+def test_the_root_has_sixteen_names_and_each_public_package_says_what_it_has() -> None:
+    assert len(enginesmith.__all__) <= 16
+    for name in enginesmith.__all__:
+        assert getattr(enginesmith, name)
+    for package in ("client", "compile_caches", "recording", "serving", "user_code"):
+        module = getattr(enginesmith, package)
+        assert all(getattr(module, name) for name in module.__all__)
+        with pytest.raises(AttributeError, match=f"'enginesmith.{package}' has no attribute 'nonsense'; it has"):
+            module.nonsense  # noqa: B018 - the access is the test

@@ -294,7 +294,7 @@ def attach(
         raise click.UsageError(f"--measure is for --kind {COMPILE_CACHE}")
     measured: dict[str, float] = {}
     if measure:
-        from enginesmith.compile_caches.warm_start import measure_start
+        from enginesmith.compile_caches.loading import measure_start
 
         measured = measure_start(measure, file).to_json()
     if not file.is_file():

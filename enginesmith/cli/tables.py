@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from enginesmith.client.pull import silent
-from enginesmith.core.text import visible
+from enginesmith.core.text import format_bytes, format_checks, format_metric, visible
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
     from enginesmith.client.pull import Progress
+    from enginesmith.registry.manifest import EngineEntry
 
 # The bar of a download: bytes, speed and time left on one line of stderr, however narrow it is, if a person looks.
 
@@ -182,6 +183,36 @@ def _blocks(headings: "Cells", rows: "Sequence[Cells]") -> "Iterator[RenderableT
         if index:
             yield ""
         yield block
+
+
+# rich's style of a unit's status or action.
+STYLES = {
+    "build": "cyan",
+    "cached": "green",
+    "proven": "green",
+    "proven on random inputs": "yellow",
+    "unproven": "yellow",
+    "refused": "dim",
+    "failed": "red",
+}
+
+
+def print_engines(engines: "Sequence[tuple[EngineEntry, Mapping[str, float]]]", title: str = "") -> None:
+    """The engines of a version, each with its task metrics, as build, show and validate print them."""
+    metrics = sorted({name for _, values in engines for name in values})
+    rows = [
+        [
+            *(engine.target, engine.precision, engine.backend, engine.status),
+            *(format_bytes(engine.size_bytes), format_checks(engine.checks)),
+            "" if engine.sqnr_db is None else format_metric("sqnr_db", engine.sqnr_db),
+            *(format_metric(name, values[name]) if name in values else "" for name in metrics),
+            engine.reason,
+        ]
+        for engine, values in engines
+    ]
+    columns = ("target", "precision", "backend", "status", "size", "checks", "SQNR", *metrics, "why")
+    note = f"{', '.join(['SQNR', *metrics])}: measured on the engine if it ran, else on its graph"
+    print_table(columns, rows, title=title, note=note if engines else "", styles=STYLES)
 
 
 def print_fields(columns: Sequence[str], rows: Sequence[object]) -> None:

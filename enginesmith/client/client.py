@@ -4,10 +4,10 @@
 
     import enginesmith
 
-    client = enginesmith.Client("s3://models/registry", policy=enginesmith.Policy(proven_only=True))
+    client = enginesmith.Client("s3://models/registry", policy=enginesmith.client.Policy(proven_only=True))
     answer = client.resolve("digits:stable")                  # what fits, best first; why not the others
     pulled = client.pull("digits:stable", "engines/")         # verified, through this machine's cache
-    client.watch("digits:stable", "engines/", hook=enginesmith.Command("systemctl reload server"))
+    client.watch("digits:stable", "engines/", hook=enginesmith.client.Command("systemctl reload server"))
 
 A pull goes through these modules: `client` asks `locate` (the manifest) and `resolve` (the ranking), and `pull` brings
 the files from `registry.store` (cache, download, a folder or S3). What only layouts, watchers, trust policies, latency

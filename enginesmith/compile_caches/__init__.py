@@ -1,1 +1,12 @@
 """Compile caches of torch as files: what is in one, the model it is for, and how a process starts warm out of it."""
+
+from typing import TYPE_CHECKING
+
+from enginesmith.core.exports import on_first_use
+
+if TYPE_CHECKING:
+    from enginesmith.compile_caches.loading import warm_start
+
+__all__ = ["warm_start"]
+
+__getattr__ = on_first_use(__name__, {"warm_start": "enginesmith.compile_caches.loading"})

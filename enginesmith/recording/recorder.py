@@ -1,7 +1,7 @@
 """For serving code: a recorder of requests, and a log of their answers' latencies, errors and digests.
 
     recorder = enginesmith.Recorder("traffic.jsonl", sampling=0.1)
-    log = enginesmith.ObservationLog("stable.jsonl", "engines/tiny-3-cpu-int8.json")
+    log = enginesmith.recording.ObservationLog("stable.jsonl", "engines/tiny-3-cpu-int8.json")
     ...
     recorder.append(inputs)
     log.append(latency_s, ok=True, outputs=outputs, request=request_id)

@@ -65,7 +65,7 @@ class EngineEntry:
     reason: of the status, in words.  build_key: digest of the build request.
     graph: digest of the ONNX model it was compiled from.  scales: digest of the calibrated ranges of an int8 engine.
     digest, size_bytes, suffix: the engine's file; None without one.  report: digest of its validation report.
-    checks: numbers of checks, as `Report.counts`.  requires: what a machine must have to run it.
+    checks, sqnr_db: `Report.counts` and `Report.sqnr_db`.  requires: what a machine must have to run it.
     notes: messages of the compiler or a cast that users should know.
     quantized_states: as in `BuildRequest`.
     """
@@ -90,6 +90,7 @@ class EngineEntry:
     profiles: tuple[ShapeProfile, ...] = ()
     report: Digest | None = None
     checks: Mapping[str, Count] = field(default_factory=lambda: {"passed": 0, "failed": 0})
+    sqnr_db: float | None = None
     requires: tuple[Requirement, ...] = ()
     notes: tuple[str, ...] = ()
     quantized_states: tuple[QuantizedState, ...] = ()

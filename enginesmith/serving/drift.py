@@ -146,7 +146,7 @@ def wilson_upper(counted: int, requests: int) -> float:
 #
 # ::
 #
-#     alarm = enginesmith.DriftEvent("digits", "4", "s3://models/registry", "http://prefect:4200/api")
+#     alarm = enginesmith.serving.DriftEvent("digits", "4", "s3://models/registry", "http://prefect:4200/api")
 #     router = enginesmith.Router.opened(pulled, on_drift=alarm)
 #
 # One POST of JSON to `/events` of Prefect's API, by a thread of its own: a serving node needs no Prefect for it, and

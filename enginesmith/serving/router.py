@@ -391,7 +391,7 @@ def _check_arguments(
             if not isinstance(item, RoutedEngine):
                 raise InputError(f"{name} has a {type(item).__name__}; give RoutedEngine, or use Router.opened")
     if padding is not None and not isinstance(padding, Padding):
-        raise InputError(f"padding is a {type(padding).__name__}; give enginesmith.Padding, or None")
+        raise InputError(f"padding is a {type(padding).__name__}; give enginesmith.serving.Padding, or None")
     if reference_rate is not None and not isinstance(reference_rate, Real):
         raise InputError(f"reference rate {reference_rate!r}: give a share of the requests, from 0 to 1")
     if on_drift is not None and not callable(on_drift):

@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 import enginesmith
+from enginesmith.user_code import load_function
 
 SIZE = 480, 160
 
@@ -24,9 +25,7 @@ def main() -> None:
             "ocr:candidate", registry=asked.registry, target="cpu", precision=asked.precision, dest=folder
         )
         # The functions are this folder's ocr.py, as it was published.
-        whole = enginesmith.Ensemble.described(
-            enginesmith.open_onnx, pulled.description, functions=enginesmith.load_function
-        )
+        whole = enginesmith.Ensemble.described(enginesmith.open_onnx, pulled.description, functions=load_function)
         for picture in asked.pictures:
             image = np.asarray(Image.open(picture).convert("RGB").resize(SIZE))
             found = whole.run({"image": image})

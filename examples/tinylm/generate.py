@@ -5,6 +5,7 @@ from tempfile import TemporaryDirectory
 
 import enginesmith
 from enginesmith.core.errors import EnginesmithError
+from enginesmith.generation import Prompt, SamplingSettings
 
 
 def pull(registry: str, precision: str, dest: str) -> enginesmith.Generator:
@@ -36,8 +37,8 @@ def main() -> None:
 
 def answer(asked: argparse.Namespace) -> list[list[int]]:
     """The bytes after each prompt."""
-    settings = enginesmith.SamplingSettings(asked.temperature, asked.top_k, asked.top_p, asked.repetition_penalty)
-    prompts = [enginesmith.Prompt(text.encode(), settings, asked.count, asked.seed) for text in asked.prompts]
+    settings = SamplingSettings(asked.temperature, asked.top_k, asked.top_p, asked.repetition_penalty)
+    prompts = [Prompt(text.encode(), settings, asked.count, asked.seed) for text in asked.prompts]
     with TemporaryDirectory() as folder:
         return pull(asked.registry, asked.precision, folder).generate(prompts)
 

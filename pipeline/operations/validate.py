@@ -2,9 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -61,13 +61,15 @@ class Validated:
     recorded answers that cannot be of this engine, 'error' where the version could not be tried.
 
     reference: 'digits@4'.  unit: None where it is about the whole version.
-    report, latency: digests of the reports that were attached.
+    checks, sqnr_db: as of an entry.  report, latency: digests of the reports that were attached.
     """
 
     reference: str
     unit: str | None
     verdict: str
     reason: str
+    checks: Mapping[str, int] = field(default_factory=dict)
+    sqnr_db: float | None = None
     report: str | None = None
     latency: str | None = None
 
@@ -75,7 +77,8 @@ class Validated:
     def of(cls, manifest: Manifest, entry: EngineEntry, verdict: str = "", reason: str | None = None) -> "Validated":
         """About an engine of a version. Defaults: what is on record of it."""
         reason = entry.reason if reason is None else reason
-        return cls(f"{manifest.model}@{manifest.version}", entry.unit, verdict or entry.status, reason)
+        where = f"{manifest.model}@{manifest.version}"
+        return cls(where, entry.unit, verdict or entry.status, reason, entry.checks, entry.sqnr_db)
 
     @property
     def good(self) -> bool:
@@ -205,7 +208,8 @@ class PublishedEnsemble:
 def attach(store: Store, manifest: Manifest, report: Report) -> Validated:
     """Attach a report to a version."""
     attached = add_attestation(store, manifest, report)
-    return Validated(f"{manifest.model}@{manifest.version}", report.unit, report.verdict, report.reason, attached)
+    where, measured = f"{manifest.model}@{manifest.version}", (report.counts, report.sqnr_db)
+    return Validated(where, report.unit, report.verdict, report.reason, *measured, report=attached)
 
 
 def why_not_here(entry: EngineEntry) -> str | None:

@@ -25,7 +25,7 @@ enginesmith.pull("tiny", registry=registry, target="cpu", dest=place + "/others"
 client.watch("tiny:candidate", place + "/served", machine="cpu", once=True)
 with enginesmith.Recorder(place + "/traffic.jsonl") as recorder:
     recorder.append({"x": np.zeros((1, 8), "float32")})
-with enginesmith.ObservationLog(place + "/stable.jsonl", pulled.description) as log:
+with enginesmith.recording.ObservationLog(place + "/stable.jsonl", pulled.description) as log:
     log.append(0.01, outputs={"logits": np.zeros((1, 2), "float32")})
 assert (recorder.failure, log.failure) == (None, None)
 assert not {"pipeline", "builders", "validation"} & sys.modules.keys()

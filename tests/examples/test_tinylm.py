@@ -13,6 +13,7 @@ import yaml
 from safetensors.torch import load_file
 
 import enginesmith
+from enginesmith.generation import Prompt
 from enginesmith.user_code.entry_point import call_entry_point, importing_from
 from tests.pipeline.projects import arrays
 
@@ -60,7 +61,7 @@ def test_engines_are_proven_and_keep_the_perplexity(built: tuple[Path, Any]) -> 
 
 @pytest.mark.slow
 def test_the_pulled_engine_continues_a_prompt_as_the_module_does(built, decoder, generate, tmp_path) -> None:
-    (answer,) = generate.pull(str(built[0]), "fp32", str(tmp_path)).generate([enginesmith.Prompt(PROMPT, most=32)])
+    (answer,) = generate.pull(str(built[0]), "fp32", str(tmp_path)).generate([Prompt(PROMPT, most=32)])
     text = PROMPT
     with torch.no_grad():
         for _ in range(32):

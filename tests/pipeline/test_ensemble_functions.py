@@ -18,6 +18,7 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions.lookup import load
+from enginesmith.user_code import load_function
 from pipeline.cli.run_options import local_context
 from pipeline.compile.ensembles.assembly import EnsembleForecast
 from pipeline.intake.places import bundle_of
@@ -58,7 +59,7 @@ def test_a_pulled_ensemble_answers_as_its_graphs_and_functions_do(built: tuple[P
         "cpu int8 ensemble": "proven",
     }
     pulled = enginesmith.pull("reader@1", registry=folder / "registry", dest=tmp_path, precision="fp32")
-    whole = enginesmith.Ensemble.described(opens, pulled.description, functions=enginesmith.load_function)
+    whole = enginesmith.Ensemble.described(opens, pulled.description, functions=load_function)
     images = [*draw(np.random.default_rng(3), 20), np.zeros((HEIGHT, WIDTH), np.uint8)]
     counts = set()
     for image in images:
@@ -83,22 +84,20 @@ def test_two_versions_in_one_folder_keep_their_own_code(built: tuple[Path, Outco
     ]
     image = {"image": draw(np.random.default_rng(3), 1)[0]}
     names = [
-        enginesmith.Ensemble.described(opens, each.description, enginesmith.load_function)
-        .run(image)["names.names"]
-        .tolist()
+        enginesmith.Ensemble.described(opens, each.description, load_function).run(image)["names.names"].tolist()
         for each in pulled
     ]
     assert names[1] == [7] * len(names[0]) != names[0]
     (tmp_path / "engines" / "reader@1" / "names" / "reading.py").write_bytes(code)
     with pytest.raises(IntegrityError, match=r"has the digest .* was published; pull it again"):
-        enginesmith.Ensemble.described(opens, pulled[0].description, enginesmith.load_function)
+        enginesmith.Ensemble.described(opens, pulled[0].description, load_function)
     engine = next((tmp_path / "engines" / "reader@2" / "detector").glob("*.onnx"))
     engine.unlink()  # a link to the registry's own file
     engine.write_bytes(b"other")
     with pytest.raises(IntegrityError, match=r"has the digest .* was published; pull it again"):
-        enginesmith.Ensemble.described(opens, pulled[1].description, enginesmith.load_function)
+        enginesmith.Ensemble.described(opens, pulled[1].description, load_function)
     assert not enginesmith.pull("reader@1", registry=registry, dest=tmp_path / "engines", precision="fp32").cached
-    assert enginesmith.Ensemble.described(opens, pulled[0].description, enginesmith.load_function)
+    assert enginesmith.Ensemble.described(opens, pulled[0].description, load_function)
 
 
 def test_code_is_run_by_nobody_who_did_not_allow_it(built: tuple[Path, Outcome], tmp_path: Path) -> None:
@@ -132,7 +131,7 @@ def test_the_version_holds_the_code_and_stays_whole_elsewhere(built: tuple[Path,
     assert verify(other).sound
     pulled = enginesmith.pull("reader@1", registry=tmp_path / "other", dest=tmp_path / "engines")
     assert (tmp_path / "engines" / "reader@1" / "crops" / "sizes.py").read_text() == f"SIDE = {SIDE}\n"
-    assert enginesmith.Ensemble.described(opens, pulled.description, enginesmith.load_function)
+    assert enginesmith.Ensemble.described(opens, pulled.description, load_function)
     with local_context(store, Progress()) as context:
         found = list(validate(manifest, context))
     assert [item.verdict for item in found] == ["proven", "proven"]

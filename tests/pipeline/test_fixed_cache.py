@@ -11,6 +11,7 @@ import torch
 
 import enginesmith
 from enginesmith.core.errors import DataError, SpecError
+from enginesmith.generation import Prompt
 from pipeline.spec.model import load_spec
 from tests.fixed_cache import FIXED, PLACES, WIDTH, make_fixed, write_fixed
 
@@ -42,12 +43,12 @@ def answer(prompt: list[int], count: int) -> list[int]:
 def test_a_generator_answers_prompts_of_several_lengths_as_the_module_does(built, tmp_path) -> None:
     pulled = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
     prompts = [[3, 1, 4, 1, 5], [9, 2]]
-    given = [enginesmith.Prompt(tokens, most=6) for tokens in prompts]
+    given = [Prompt(tokens, most=6) for tokens in prompts]
     generator = enginesmith.Generator.opened(pulled)
     assert generator.generate(given) == [answer(tokens, 6) for tokens in prompts]
-    assert len(generator.generate([enginesmith.Prompt([3, 1])])[0]) == PLACES - 1, "until the cache is full"
+    assert len(generator.generate([Prompt([3, 1])])[0]) == PLACES - 1, "until the cache is full"
     with pytest.raises(DataError, match=r"takes 16 places in 'cache', which is 17 tokens in all"):
-        generator.generate([enginesmith.Prompt([3, 1], most=PLACES)])
+        generator.generate([Prompt([3, 1], most=PLACES)])
 
 
 def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_anew(built, tmp_path) -> None:

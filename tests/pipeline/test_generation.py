@@ -8,13 +8,14 @@ import pytest
 
 import enginesmith
 from enginesmith.core.names import parse_reference
+from enginesmith.generation import Prompt, SamplingSettings
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import locate
 from tests.decoding import DECODER, write_decoder
 
 PROMPTS = [
-    enginesmith.Prompt([3, 1, 4], enginesmith.SamplingSettings(1.2, 6, 0.9), 6, seed=2),
-    enginesmith.Prompt([5], most=6),
+    Prompt([3, 1, 4], SamplingSettings(1.2, 6, 0.9), 6, seed=2),
+    Prompt([5], most=6),
 ]
 
 

@@ -13,6 +13,7 @@ import yaml
 import enginesmith
 from enginesmith.cli import main
 from enginesmith.core.errors import DataError, SpecError
+from enginesmith.generation import Prompt
 from pipeline.spec.model import load_spec
 from tests.masked import CACHES, HEADS, VOCABULARY, WIDTH, export_masked, make_masked, write_masked_data
 
@@ -94,7 +95,7 @@ def test_a_generator_fills_mask_and_places_for_prompts_of_several_lengths(built,
     pulled = enginesmith.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [7, 8]]
     generator = enginesmith.Generator.opened(pulled, ids="input_ids")
-    found = generator.generate([enginesmith.Prompt(each, most=7) for each in prompts])
+    found = generator.generate([Prompt(each, most=7) for each in prompts])
     assert found == [go_on(each, 7) for each in prompts]
 
 

@@ -132,7 +132,7 @@ def read_observations(path: Path, size: int | None = None) -> ObservationTable:
         if len(observations) > MOST_OBSERVATIONS:
             raise lines.error(number, f"more than {MOST_OBSERVATIONS} observations; judge a part of them")
     if not len(observations):
-        raise DataError(f"{path} holds no observations; `enginesmith.ObservationLog` writes them")
+        raise DataError(f"{path} holds no observations; `enginesmith.recording.ObservationLog` writes them")
     names = Counter(name for name in observations.request if name is not None)
     if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
         raise DataError(f"{path}: request {str(twice)[:60]!r} was observed twice; each needs a name of its own")

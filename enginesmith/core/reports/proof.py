@@ -252,6 +252,11 @@ class Report:
         counts = {"passed": len(self.checks) - failed - unknown, "failed": failed}
         return {**counts, "not_measured": unknown} if unknown else counts
 
+    @property
+    def sqnr_db(self) -> float | None:
+        """The least SQNR of the quantized graph's and the engine's outputs, at most `MOST_DB`; None without one."""
+        return least_sqnr_db(self.checks)
+
     @cached_property
     def digest(self) -> str:
         """Digest of the report's canonical JSON."""
@@ -298,6 +303,20 @@ def approve(report: Report) -> Approved | None:
 def unmeasured(stage: str, output: str, case: str, note: str) -> Check:
     """The check that nothing was measured. note: why, and what would measure it."""
     return Check(stage, UNMEASURED, output, case, None, None, True, note)
+
+
+# float32 tells no higher SQNR apart.
+MOST_DB = 200.0
+
+
+def least_sqnr_db(checks: Iterable[Check]) -> float | None:
+    """The least SQNR among the checks of a quantized graph and an engine, at most `MOST_DB`; None without one."""
+    measured = (
+        min(check.value, MOST_DB)
+        for check in checks
+        if check.name == "sqnr_db" and check.stage in ("quantization", "engine") and check.value is not None
+    )
+    return min(measured, default=None)
 
 
 def find_unmeasured(checks: Iterable[Check]) -> tuple[Check, ...]:

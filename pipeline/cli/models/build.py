@@ -20,13 +20,12 @@ from enginesmith.cli.options import (
     takes,
 )
 from enginesmith.cli.registry import check_signing_key, sign_published
-from enginesmith.cli.tables import echo, print_table
+from enginesmith.cli.tables import STYLES, echo, print_engines, print_table
 from enginesmith.core.errors import HttpAddress
 from enginesmith.core.names import parse_reference
 from enginesmith.core.parsing import user
-from enginesmith.core.reports.proof import ON_RANDOM
 from enginesmith.core.state import ENSEMBLE
-from enginesmith.core.text import format_bytes, format_checks, format_metric, format_metrics
+from enginesmith.core.text import format_metrics
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.lookup import locate
@@ -41,22 +40,13 @@ if TYPE_CHECKING:
     from pipeline.compile.ensembles.assembly import EnsembleForecast
     from pipeline.compile.forecast import Forecast
     from pipeline.orchestration.run import RunOptions
-    from pipeline.outcome import Outcome
+    from pipeline.outcome import Outcome, UnitResult
     from pipeline.progress import Progress
 
 # `enginesmith build` and `enginesmith plan`.
 
 # Rules of a proposal that are printed.
 MOST_RULES = 24
-STYLES = {
-    "build": "cyan",
-    "cached": "green",
-    "proven": "green",
-    ON_RANDOM: "yellow",
-    "unproven": "yellow",
-    "refused": "dim",
-    "failed": "red",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,25 +269,13 @@ def _show_place(outcome: "Outcome") -> None:
 
 
 def _print_engines(outcome: "Outcome") -> None:
-    metrics = sorted({name for engine in outcome.engines for name in engine.metrics})
-    rows = []
-    for engine in outcome.engines:
-        rows.append(
-            [
-                *(engine.entry.target, engine.entry.precision, engine.entry.backend, engine.entry.status),
-                format_bytes(engine.size_bytes),
-                format_checks(engine.entry.checks),
-                *(format_metric(name, engine.metrics[name]) if name in engine.metrics else "" for name in metrics),
-                "; ".join(filter(None, (engine.entry.reason, _limited_to(engine.entry)))),
-            ]
-        )
-    print_table(
-        ("target", "precision", "backend", "status", "size", "checks", *metrics, "why"),
-        rows,
-        title=f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else ""),
-        note=f"{', '.join(metrics)}: measured on the engine if it ran, else on its graph" if metrics else "",
-        styles=STYLES,
-    )
+    engines = [(_as_printed(item), item.metrics) for item in outcome.engines]
+    print_engines(engines, f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else ""))
+
+
+def _as_printed(item: "UnitResult") -> "EngineEntry":
+    reason = "; ".join(filter(None, (item.entry.reason, _limited_to(item.entry))))
+    return replace(item.entry, size_bytes=item.size_bytes, reason=reason)
 
 
 def _limited_to(entry: "EngineEntry") -> str:

@@ -1,8 +1,8 @@
 """`enginesmith validate`: proofs of published engines, made here, or on a machine that cannot reach the registry."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import click
 
@@ -14,14 +14,14 @@ from enginesmith.cli.options import (
     takes,
     targets_option,
 )
-from enginesmith.cli.tables import echo, print_table
+from enginesmith.cli.tables import echo, print_engines, print_table
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.text import pluralize
 from enginesmith.registry.store.base import open_store
 from pipeline.cli.run_options import local_context, target_names, trusted_manifest
 
 if TYPE_CHECKING:
-    from enginesmith.registry.manifest import Manifest
+    from enginesmith.registry.manifest import EngineEntry, Manifest, Status
     from enginesmith.registry.store.base import Store
     from pipeline.operations.validate import Validated
 
@@ -113,14 +113,17 @@ def _run(
 
 
 def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: bool) -> None:
+    entries = {entry.unit: entry for entry in manifest.engines}
+    reference = f"{manifest.model}@{manifest.version}"
     if as_json:
         columns = ("target", "precision", "backend", "digest")
-        entries = {entry.unit: entry for entry in manifest.engines}
         items = [
             {
                 **{name: getattr(entries[str(item.unit)], name) for name in columns},
                 "status": item.verdict,
                 "reason": item.reason,
+                "checks": dict(item.checks),
+                "sqnr_db": item.sqnr_db,
                 "report": item.report,
                 "latency": item.latency,
             }
@@ -128,8 +131,12 @@ def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: b
         ]
         emit_json({"model": manifest.model, "version": manifest.version, "engines": items})
     else:
-        rows = [[str(item.unit), item.verdict, item.reason] for item in results]
-        print_table(_COLUMNS, rows, title=f"{manifest.model}@{manifest.version}")
+        print_engines([(_judged(entries[str(item.unit)], item), {}) for item in results], reference)
+
+
+def _judged(entry: "EngineEntry", verdict: "Validated") -> "EngineEntry":
+    status = cast("Status", verdict.verdict)
+    return replace(entry, status=status, reason=verdict.reason, checks=verdict.checks, sqnr_db=verdict.sqnr_db)
 
 
 def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, as_json: bool) -> list[str]:

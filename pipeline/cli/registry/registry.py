@@ -15,14 +15,13 @@ from enginesmith.cli.options import (
     say,
     why_option,
 )
-from enginesmith.cli.tables import echo, print_fields, print_table
+from enginesmith.cli.tables import echo, print_engines, print_fields, print_table
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_reference
 from enginesmith.core.parsing import parse_json, read, user
 from enginesmith.core.reports.latency import LatencyReport
-from enginesmith.core.text import format_bytes, format_checks, format_metrics, pluralize
-from enginesmith.registry.evidence.attestations import JudgedEntry
+from enginesmith.core.text import format_bytes, format_metrics, pluralize
 from enginesmith.registry.evidence.canaries import LAYER_COLUMNS, layer_row, layers_of, quantization_records
 from enginesmith.registry.manifest import functions_of, require_model
 from enginesmith.registry.store.base import Store, open_store
@@ -85,7 +84,7 @@ def show(
         emit_json(facts.to_json())
         return
     _print_heading(facts)
-    _print_engines(facts.engines)
+    print_engines([(engine, {}) for engine in facts.engines])
     if facts.attachments:
         echo("\nattachments")
         print_fields(("name", "kind", "size_bytes", "by", "created_at", "measured", "note"), facts.attachments)
@@ -93,18 +92,6 @@ def show(
         echo("\ncanaries")
         print_fields(("target", "verdict", "against", "unit", "created_at", "report", "reason"), facts.canaries)
     _print_latencies(facts.latencies)
-
-
-def _print_engines(entries: Sequence[JudgedEntry]) -> None:
-    """The engines of a version in the columns of `enginesmith build`."""
-    rows = [
-        [
-            *(item.target, item.precision, item.backend, item.status),
-            *(format_bytes(item.size_bytes), format_checks(item.checks), item.reason),
-        ]
-        for item in entries
-    ]
-    print_table(("target", "precision", "backend", "status", "size", "checks", "why"), rows)
 
 
 def _print_heading(facts: VersionStatus) -> None:

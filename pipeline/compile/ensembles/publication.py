@@ -163,7 +163,8 @@ def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: R
     proof = Proof() if cannot_run else prove(request_proof(unit, built), unit.name, context)
     report = make_report(entry, golden, [proof], cannot_run, remarks=blame(proof.checks))
     context.progress.emit(VerdictReached(unit.name, report.verdict, report.reason))
-    judged = replace(entry, status=report.verdict, reason=report.reason, checks=report.counts, report=report.digest)
+    judged = replace(entry, status=report.verdict, reason=report.reason, report=report.digest)
+    judged = replace(judged, checks=report.counts, sqnr_db=report.sqnr_db)
     if report.verdict == "failed":
         judged = replace(judged, digest=None, size_bytes=None, suffix=None, report=None)
     size = sum(built.versions[name].size_of(engine) or 0 for name, engine in unit.engines.items())

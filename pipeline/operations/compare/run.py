@@ -9,7 +9,7 @@ from builders.execution.jobs import Job, Needs, WorkerContext
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import EnginesmithError, InputError, StepError, UnavailableError
 from enginesmith.core.hardware.machine import parse_targets
-from enginesmith.core.reports.proof import PASSED
+from enginesmith.core.reports.proof import PASSED, least_sqnr_db
 from enginesmith.core.text import now
 from enginesmith.core.types import BuildRequest, Dim, Precision, Session, Target, Tensors
 from enginesmith.registry.evidence.latencies import read_latency_report
@@ -118,8 +118,6 @@ def _is_right(expected: Session, actual: Session, request: BuildRequest, inputs:
 # The steps are those of a build, with its records: what was built or proven before is not done again. Nothing is
 # published and no channel moves. Engines are always timed anew, alone and in pairs: the recommendation rests on it.
 
-# An SQNR above so many dB is beyond what float32 tells apart, so it is counted as this.
-MOST_DB = 200.0
 # The engine that is fastest alone may be slower in a pair; then the winner is timed against the others, so many rounds.
 ROUNDS = 2
 
@@ -204,11 +202,6 @@ class _Measuring:
     def measure(self, item: JudgedUnit) -> EngineFacts:
         """All that is known of a unit; its times and shapes where it is proven."""
         request, built, checks = item.built.unit.request, item.built, item.report.checks if item.report else ()
-        sqnr = [
-            min(check.value, MOST_DB)
-            for check in checks
-            if check.name == "sqnr_db" and check.stage in ("quantization", "engine") and check.value is not None
-        ]
         unit_facts = EngineFacts(
             unit=request.unit,
             backend=request.backend,
@@ -217,7 +210,7 @@ class _Measuring:
             reason="" if item.entry.status in PASSED else item.entry.reason,
             size_bytes=built.record.size_bytes if built.record else None,
             build_s=built.record.seconds if built.record else None,
-            sqnr_db=min(sqnr, default=None),
+            sqnr_db=least_sqnr_db(checks),
             metrics=dict(item.metrics),
             covers=self._list_covered(request),
             notes=built.notes,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from enginesmith.compile_caches.archive import CacheRecipe, CompileOptions, pack
-from enginesmith.compile_caches.warm_start import MeasuredStart
+from enginesmith.compile_caches.loading import MeasuredStart
 from enginesmith.core.requirements import Cpu
 from enginesmith.registry.store.base import Store
 from tests.enginesmith.cli.commands import run, said, told
@@ -51,7 +51,7 @@ def test_a_compile_cache_says_itself_what_it_fits_and_is_measured(
         pack(tmp_path / "files", CacheRecipe(CompileOptions(), "cpu", 1, requires=(Cpu("cpu", "arm64"),)), file)
         return MeasuredStart(10.0, 2.0, 9.0, float("nan"), 0)
 
-    monkeypatch.setattr("enginesmith.compile_caches.warm_start.measure_start", measure)
+    monkeypatch.setattr("enginesmith.compile_caches.loading.measure_start", measure)
     arguments = ("registry", "attach", "digits", cache, "--kind", "torch-compile-cache")
     assert "is no file; with --measure MODULE:FUNCTION it is made" in str(run(*arguments).exception)
     found = told(*arguments, "--measure", "net:build", "--target", "cpu")

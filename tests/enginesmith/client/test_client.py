@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import enginesmith
+from enginesmith.client import Policy
 from enginesmith.core.errors import UnavailableError, UnknownNameError
 from enginesmith.registry.store.base import Store
 from tests.enginesmith.registries import engine, publish_engines, refusal
@@ -53,7 +54,7 @@ def test_resolve_and_pull(published: Store, tmp_path: Path) -> None:
     answer = client.resolve("digits", "l4")
     assert [candidate.entry.unit for candidate in answer.candidates] == ["l4 int8 tensorrt-rtx"]
     assert dict(answer.rejected)["sm_80 fp32 tensorrt-rtx"] == "built for sm_80; this is sm_89 (l4)"
-    strict = enginesmith.Client(published.uri, policy=enginesmith.Policy(proven_only=True))
+    strict = enginesmith.Client(published.uri, policy=Policy(proven_only=True))
     assert strict.resolve("digits", enginesmith.Machine((8, 9), "l4")).candidates == ()
     with pytest.raises(UnknownNameError, match="only proven engines"):
         strict.pull("digits", tmp_path / "out", machine="l4")
@@ -66,7 +67,7 @@ def test_resolve_and_pull(published: Store, tmp_path: Path) -> None:
 
 
 def test_the_onnx_model_is_the_last_resort(published: Store, tmp_path: Path) -> None:
-    wants = enginesmith.Client(published.uri, policy=enginesmith.Policy(fallback="onnx"))
+    wants = enginesmith.Client(published.uri, policy=Policy(fallback="onnx"))
     assert [one.entry.target for one in wants.resolve("digits", "l4").candidates] == ["l4", "onnx"]
     pulled = wants.pull("digits", tmp_path / "out", machine="h100")
     assert pulled.path.read_bytes() == b"onnx" and pulled.path.name == "digits-1-onnx-fp32.onnx"

@@ -19,7 +19,7 @@ from enginesmith.compile_caches.archive import (
     unpack,
     use_probes,
 )
-from enginesmith.compile_caches.warm_start import StaleCacheError, WarmStart
+from enginesmith.compile_caches.loading import StaleCacheError, WarmStart
 from enginesmith.core.errors import IntegrityError
 
 RECIPE = CacheRecipe(CompileOptions(dynamic={"x": (0,)}), "cpu", 2, {"Net": "a" * 64}, {"w": "float32 [2]"})

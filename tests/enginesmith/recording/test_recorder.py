@@ -13,7 +13,8 @@ import pytest
 import enginesmith
 from enginesmith.core.errors import DataError, InputError, UnavailableError
 from enginesmith.core.types import TensorSpec
-from enginesmith.recording.recorder import ObservationLog, Recorder
+from enginesmith.recording import ObservationLog
+from enginesmith.recording.recorder import Recorder
 from enginesmith.recording.traffic import encode_inputs, read_traffic
 from tests.waiting import until
 from validation.canary.observations import EngineIdentity, read_observations
@@ -114,7 +115,7 @@ def test_appending_never_raises(tmp_path):
 def test_observations_are_bound_to_the_engine_that_was_pulled(tmp_path):
     described = {"model": "tiny", "version": "3", "manifest": "a" * 64, "digest": "b" * 64, "precision": "int8"}
     (tmp_path / "tiny.json").write_text(json.dumps(described))
-    with enginesmith.ObservationLog(tmp_path / "log.jsonl", tmp_path / "tiny.json") as log:
+    with ObservationLog(tmp_path / "log.jsonl", tmp_path / "tiny.json") as log:
         assert log.append(0.01, outputs={"y": np.ones(3)}, request=5, score=0.5)
         assert log.append(0.5, ok=False, error="timed out")
         assert not log.append(float("nan")) and log.lost == 1

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import enginesmith
 from enginesmith.core.errors import DataError, IntegrityError, ModelError, digest_of_file
+from enginesmith.user_code import load_function
 
 FILES = {
     "reading.py": "import sizes\nfrom parts.inner import two\n\ndef run(x):\n    return {'y': x * sizes.SIDE + two()}",
@@ -34,7 +34,7 @@ def digests(root: Path, *names: str) -> dict[str, str]:
 
 def test_a_function_is_loaded_with_its_modules_which_are_forgotten(root: Path) -> None:
     before = set(sys.modules)
-    run = enginesmith.load_function(root, "reading.py", "run", digests(root))
+    run = load_function(root, "reading.py", "run", digests(root))
     assert run(ONES)["y"].tolist() == [5, 5]
     assert not {"reading", "sizes", "parts", "parts.inner"} & (set(sys.modules) - before)
     assert not list(root.rglob("__pycache__")), "nothing is written there"
@@ -45,7 +45,7 @@ def test_a_file_in_a_folder_finds_what_lies_beside_it_and_in_the_root(root: Path
         "import outer, sizes\n\ndef run(x):\n    return {'y': outer.ONE + sizes.SIDE}\n"
     )
     files = digests(root, "parts/own.py", "parts/outer.py", "sizes.py")
-    assert enginesmith.load_function(root, "parts/own.py", "run", files)(ONES)["y"] == 4
+    assert load_function(root, "parts/own.py", "run", files)(ONES)["y"] == 4
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -53,16 +53,16 @@ def test_changed_code_is_not_run(root: Path, name: str) -> None:
     files = digests(root)
     (root / name).write_text("raise SystemExit('attacked')\n")
     with pytest.raises(IntegrityError, match=r"has the digest .* was published; pull it again"):
-        enginesmith.load_function(root, "reading.py", "run", files)
+        load_function(root, "reading.py", "run", files)
 
 
 def test_what_was_not_published_is_not_found(root: Path) -> None:
     (root / "planted.py").write_text("SIDE = 7\n")
     (root / "reading.py").write_text("import planted\n\ndef run(x):\n    return {'y': x}\n")
     with pytest.raises(ModelError, match="No module named 'planted'"):
-        enginesmith.load_function(root, "reading.py", "run", digests(root))
+        load_function(root, "reading.py", "run", digests(root))
     with pytest.raises(ModelError, match=r"planted\.py is none of the published files: .*; pull it again"):
-        enginesmith.load_function(root, "planted.py", "run", digests(root))
+        load_function(root, "planted.py", "run", digests(root))
 
 
 def test_bytecode_beside_the_source_is_not_run(root: Path) -> None:
@@ -73,27 +73,27 @@ def test_bytecode_beside_the_source_is_not_run(root: Path) -> None:
     py_compile.compile(str(source), str(cache), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     source.write_bytes(good)
     assert facts.st_size == source.stat().st_size and cache.is_file()
-    assert enginesmith.load_function(root, "reading.py", "run", digests(root))(ONES)["y"].tolist() == [5, 5]
+    assert load_function(root, "reading.py", "run", digests(root))(ONES)["y"].tolist() == [5, 5]
 
 
 def test_paths_that_lead_elsewhere_are_refused(root: Path) -> None:
     digest = digest_of_file(root / "sizes.py")
     for name in ("../sizes.py", "/etc/x.py", "./sizes.py", "a//b.py"):
         with pytest.raises(ModelError, match="is no path of a file"):
-            enginesmith.load_function(root, "reading.py", "run", {**digests(root), name: digest})
+            load_function(root, "reading.py", "run", {**digests(root), name: digest})
     folder = root / "parts"
     (folder / "linked.py").symlink_to(root / "sizes.py")
     with pytest.raises(DataError, match="is no file below"):
-        enginesmith.load_function(folder, "linked.py", "run", {"linked.py": digest})
+        load_function(folder, "linked.py", "run", {"linked.py": digest})
 
 
 def test_the_name_of_a_loaded_module_is_refused(root: Path) -> None:
     (root / "json.py").write_text("import sizes\n")
     with pytest.raises(ModelError, match=r"json\.py has the name of 'json', a module that is loaded already"):
-        enginesmith.load_function(root, "reading.py", "run", digests(root, *FILES, "json.py"))
+        load_function(root, "reading.py", "run", digests(root, *FILES, "json.py"))
 
 
 def test_code_that_ends_the_process_is_an_error(root: Path) -> None:
     (root / "sizes.py").write_text("raise SystemExit(3)\n")
     with pytest.raises(ModelError, match=r"reading\.py cannot be imported: SystemExit: 3"):
-        enginesmith.load_function(root, "reading.py", "run", digests(root))
+        load_function(root, "reading.py", "run", digests(root))

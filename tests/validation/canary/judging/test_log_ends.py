@@ -6,8 +6,8 @@ import os
 import numpy as np
 import pytest
 
-import enginesmith
 from enginesmith.core.errors import DataError
+from enginesmith.recording import ObservationLog
 from tests.validation.canary.simulated_logs import (
     LIMITS,
     SIMULATIONS,
@@ -90,7 +90,7 @@ def test_both_were_closed_one_a_moment_before_the_other(side):
 
 
 def test_a_log_says_that_it_was_stopped_in_order(tmp_path):
-    log = enginesmith.ObservationLog(tmp_path / "a.jsonl")
+    log = ObservationLog(tmp_path / "a.jsonl")
     for index in range(3):
         log.append(0.01, request=index, size=index + 1)
     assert not read_observations(tmp_path / "a.jsonl").ended
@@ -100,29 +100,29 @@ def test_a_log_says_that_it_was_stopped_in_order(tmp_path):
     found = read_observations(tmp_path / "a.jsonl")
     assert found.ended and len(found) == 3 and log.kept == 3
     assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[-1]) == {"kind": "enginesmith-end", "requests": 3}
-    with enginesmith.ObservationLog(tmp_path / "a.jsonl") as again:
+    with ObservationLog(tmp_path / "a.jsonl") as again:
         again.append(0.01, request=3)
         assert not read_observations(tmp_path / "a.jsonl").ended, "served again"
     assert read_observations(tmp_path / "a.jsonl").ended
 
 
 def test_a_log_whose_writer_failed_does_not(tmp_path):
-    with pytest.raises(ZeroDivisionError), enginesmith.ObservationLog(tmp_path / "a.jsonl") as log:
+    with pytest.raises(ZeroDivisionError), ObservationLog(tmp_path / "a.jsonl") as log:
         log.append(0.01)
         raise ZeroDivisionError
     assert not read_observations(tmp_path / "a.jsonl").ended
-    with pytest.raises(KeyboardInterrupt), enginesmith.ObservationLog(tmp_path / "b.jsonl") as log:
+    with pytest.raises(KeyboardInterrupt), ObservationLog(tmp_path / "b.jsonl") as log:
         log.append(0.01)
         raise KeyboardInterrupt
     assert read_observations(tmp_path / "b.jsonl").ended, "Ctrl-C is how a server is stopped"
-    with enginesmith.ObservationLog(tmp_path / "c.jsonl") as log:
+    with ObservationLog(tmp_path / "c.jsonl") as log:
         log.append(0.01)
         log.append(float("nan"))
     assert not read_observations(tmp_path / "c.jsonl").ended, "a line was lost"
 
 
 def test_one_killed_writer_of_several_leaves_the_file_open(tmp_path):
-    shared = enginesmith.ObservationLog(tmp_path / "a.jsonl")
+    shared = ObservationLog(tmp_path / "a.jsonl")
     shared.append(0.01)
     for closes in (True, False):
         if (pid := os.fork()) == 0:
@@ -146,7 +146,7 @@ def test_a_bad_end_is_refused(tmp_path):
 
 def test_logs_that_grow_are_read_up_to_one_moment(tmp_path, monkeypatch):
     paths = [tmp_path / f"{side}.jsonl" for side in ("candidate", "baseline")]
-    logs = [enginesmith.ObservationLog(path) for path in paths]
+    logs = [ObservationLog(path) for path in paths]
     for index in range(4):
         for log in logs:
             log.append(0.01, request=index)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import enginesmith
 from enginesmith.client.client import Client
 from enginesmith.client.pull import Pulled
 from enginesmith.client.resolve import Policy
+from enginesmith.compile_caches import warm_start
 from enginesmith.compile_caches.archive import CacheRecipe, CompileOptions, pack, read_recipe
-from enginesmith.compile_caches.warm_start import FOLDER_VARIABLE, StaleCacheError, measure_start
+from enginesmith.compile_caches.loading import FOLDER_VARIABLE, StaleCacheError, measure_start
 from enginesmith.core.errors import InputError, IntegrityError, ModelError, UntrustedError, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.evaluation import list_facts
@@ -75,11 +75,11 @@ def test_a_cache_that_nobody_vouches_for_is_not_pulled_and_not_read(store: Store
     assert not usual.attachments and "is code, and no signature of it was asked for" in usual.left_out[0][1]
     assert not (tmp_path / "usual" / "attachments").exists()
     with pytest.raises(InputError, match=r"no compile cache came with .* is code"):
-        enginesmith.warm_start(usual, allow_unsigned=True)
+        warm_start(usual, allow_unsigned=True)
     found = pulled(store, tmp_path / "dest")
     for given in (found, *found.attachments, found.attachments[0].description):
         with pytest.raises(UntrustedError, match=r"is code .* allow_unsigned=True"):
-            enginesmith.warm_start(given)
+            warm_start(given)
     assert not mark.exists() and os.environ[FOLDER_VARIABLE] == "before"
 
 
@@ -94,7 +94,7 @@ def test_a_signature_that_a_policy_asked_for_is_enough(store: Store, tmp_path: P
     add_signatures(store, manifest, key, [digest_of_file(tmp_path / "net.cache")])
     found = pulled(store, tmp_path / "dest", policy)
     assert found.attachments[0].signed_by == ("release",)
-    warm = enginesmith.warm_start(found)
+    warm = warm_start(found)
     assert warm.recipe == RECIPE and os.environ[FOLDER_VARIABLE] == str(warm.folder)
     assert warm.folder.stat().st_mode & 0o077 == 0  # others may not write code there
     assert not mark.exists()  # only torch reads a graph, when it looks for one
@@ -110,7 +110,7 @@ def test_other_bytes_than_were_published_are_refused(store: Store, tmp_path: Pat
     path.write_bytes(data[:-9] if change == "cut" else bytes([*data[:-30], data[-30] ^ 1, *data[-29:]]))
     for given in (found, found.attachments[0].description):
         with pytest.raises(IntegrityError, match="was published; pull it again"):
-            enginesmith.warm_start(given, allow_unsigned=True)
+            warm_start(given, allow_unsigned=True)
     assert not mark.exists() and os.environ[FOLDER_VARIABLE] == "before"
 
 
@@ -145,7 +145,7 @@ def test_a_machine_that_changed_after_the_pull_is_seen(
     monkeypatch.setenv("CXX", "no-such-compiler")
     for given in (found, found.attachments[0].description):
         with pytest.raises(StaleCacheError, match=r"made with C\+\+ compiler .*, and absent is here; pull the one"):
-            enginesmith.warm_start(given, allow_unsigned=True)
+            warm_start(given, allow_unsigned=True)
 
 
 def test_an_engine_and_another_attachment_are_no_cache(store: Store, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_an_engine_and_another_attachment_are_no_cache(store: Store, tmp_path: P
     other = found.attachments[0]
     for given in (found, found.description, found.path, other, other.description, tmp_path / "none.json"):
         with pytest.raises(InputError, match="compile cache"):
-            enginesmith.warm_start(given, allow_unsigned=True)
+            warm_start(given, allow_unsigned=True)
 
 
 def test_a_cache_for_a_gpu_asks_for_its_driver_and_runtimes() -> None:
@@ -220,7 +220,7 @@ def test_a_process_out_of_a_cache_compiles_nothing_and_is_measured(
 def test_an_entry_point_that_gives_no_model_is_refused_with_what_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry_point: str, words: str
 ) -> None:
-    from enginesmith.compile_caches.warm_start import load_entry_point
+    from enginesmith.compile_caches.loading import load_entry_point
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -237,4 +237,4 @@ def test_a_description_that_was_edited_is_refused(store: Store, tmp_path: Path, 
     for change in ({"name": "../../evil"}, {"digest": "x"}, {"kind": "vocabulary"}):
         description.write_text(json.dumps({**document, **change}))
         with pytest.raises(InputError, match="compile cache"):
-            enginesmith.warm_start(description, allow_unsigned=True)
+            warm_start(description, allow_unsigned=True)
