@@ -31,13 +31,7 @@ _LACKS: Mapping[str, tuple[str, Mapping[str, Sequence[int]]]] = {
     ),
     "avx512": (
         r"\S*(?:vnni|amx|avx10)\S*",
-        {
-            "EBX_7": (),
-            "ECX_7": (11,),
-            "EDX_7": (2, 22, 24, 25),
-            "EAX_7_1": (4, 21),
-            "EDX_7_1": (4, 8, 10, 19),
-        },
+        {"EBX_7": (), "ECX_7": (11,), "EDX_7": (2, 22, 24, 25), "EAX_7_1": (4, 21), "EDX_7_1": (4, 8, 10, 19)},
     ),
 }
 KINDS = tuple(_LACKS)

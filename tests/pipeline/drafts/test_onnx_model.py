@@ -53,8 +53,7 @@ def test_the_spec_that_is_written_is_a_good_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "precisions"),
-    [("MatMul", ["fp32", "fp16"]), ("Relu", ["fp32"]), ("DynamicQuantizeLinear", ["fp32"])],
+    ("kind", "precisions"), [("MatMul", ["fp32", "fp16"]), ("Relu", ["fp32"]), ("DynamicQuantizeLinear", ["fp32"])]
 )
 def test_precisions_follow_from_what_the_graph_is_made_of(tmp_path: Path, kind: str, precisions: list[str]) -> None:
     more = {"MatMul": ["w"]}.get(kind, [])

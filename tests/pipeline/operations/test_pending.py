@@ -21,14 +21,7 @@ from enginesmith.registry.versions.publish import add_attestation
 from pipeline.compile.composition import InProcess
 from pipeline.compile.run_context import RunContext
 from pipeline.operations import validate as proving
-from pipeline.operations.validate import (
-    Pending,
-    Validated,
-    list_pending,
-    pending_of,
-    validate,
-    why_nothing,
-)
+from pipeline.operations.validate import Pending, Validated, list_pending, pending_of, validate, why_nothing
 from pipeline.operations.validate import validate_pending as prove
 from pipeline.orchestration.flows import validate_pending as flows
 from pipeline.progress import Progress

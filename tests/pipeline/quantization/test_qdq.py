@@ -162,8 +162,7 @@ def test_outputs_and_inputs_keep_their_names_and_types(scheme: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pair", "reason"),
-    [((0.0, 0.0), "was zero"), ((-3.4e38, 1.0), "as a mask does"), ((-1e4, 0.0), "as a mask does")],
+    ("pair", "reason"), [((0.0, 0.0), "was zero"), ((-3.4e38, 1.0), "as a mask does"), ((-1e4, 0.0), "as a mask does")]
 )
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_degenerate_tensors_stay_in_float_and_are_listed(pair: tuple[float, float], reason: str, scheme: str) -> None:

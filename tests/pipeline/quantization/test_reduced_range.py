@@ -21,16 +21,7 @@ from pipeline.quantization.schemes.write import write
 from pipeline.quantization.search.search import choose
 from pipeline.values import GraphVariant
 from tests.builders import graphs
-from tests.pipeline.quantization.small_nets import (
-    CPU,
-    TENSORRT_FP32,
-    build,
-    conv_net,
-    images,
-    ranges_of,
-    run,
-    sqnr_db,
-)
+from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, conv_net, images, ranges_of, run, sqnr_db
 
 REDUCED = replace(CPU, weight_levels=64)
 

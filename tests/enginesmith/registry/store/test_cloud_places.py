@@ -62,10 +62,7 @@ def test_what_is_no_place_is_said_plainly(uri: str, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("uri", "library", "extra"),
-    [
-        ("gs://bkt/x", "google", r"enginesmith\[gcs\]"),
-        ("az://models1/engines/x", "azure", r"enginesmith\[azure\]"),
-    ],
+    [("gs://bkt/x", "google", r"enginesmith\[gcs\]"), ("az://models1/engines/x", "azure", r"enginesmith\[azure\]")],
 )
 def test_a_library_that_is_not_installed_is_named_with_its_extra(
     uri: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch

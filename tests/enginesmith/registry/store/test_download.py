@@ -188,11 +188,7 @@ def test_a_journal_that_cannot_be_used_is_forgotten(tmp_path: Path, spoil: str) 
     journal = journal_of(tmp_path / "file")
     text = journal.read_text()
     assert "\n0\n" in text
-    spoilt = {
-        "torn": text + "1",
-        "of another blob": text.replace(DIGEST, "0" * 64),
-        "nonsense": "\x00",
-    }
+    spoilt = {"torn": text + "1", "of another blob": text.replace(DIGEST, "0" * 64), "nonsense": "\x00"}
     journal.write_text(spoilt[spoil])
     source = Source()
     assert run(tmp_path / "file", source) == DIGEST

@@ -43,12 +43,7 @@ def test_a_worse_model_is_a_regression_at_its_line(built: Project) -> None:
     assert (
         pair["pulled"]
         and not pair["same"]
-        and {item["bucket"] for item in pair["times"]}
-        == {
-            "batch=1",
-            "batch=4",
-            "batch=8",
-        }
+        and {item["bucket"] for item in pair["times"]} == {"batch=1", "batch=4", "batch=8"}
     )
     assert all(item["ratio"] > 0 for item in pair["times"])
     (run,) = json.loads(page.read_text())["runs"]

@@ -197,11 +197,7 @@ def is_page(module: str) -> bool:
         "pipeline.orchestration.metrics",
     )
     rooms += ("validation.plots", "validation.reporting.html", "validation.gpu", "validation.reporting.html")
-    rooms += (
-        "pipeline.compile.publication.pages",
-        "pipeline.orchestration.tracing",
-        "enginesmith.registry",
-    )
+    rooms += ("pipeline.compile.publication.pages", "pipeline.orchestration.tracing", "enginesmith.registry")
     rooms += (
         "pipeline.fleet",
         "pipeline.orchestration.deployments",
