@@ -18,9 +18,8 @@ from enginesmith.registry.manifest import pinned_engines
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.canary.run import CanaryRun, run_canary
-from pipeline.cli.run_options import local_context
 from pipeline.compile.ensembles.publication import EnsembleUnit, request_proof
-from pipeline.operations.validate import read_ensemble, validate
+from pipeline.operations.validate import read_ensemble
 from pipeline.orchestration.catalog import foresee_spec
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
@@ -110,13 +109,6 @@ def test_a_second_run_and_a_plan_find_everything_on_record(built: tuple[Path, Ou
     assert enginesmith.build(path, registry=registry).cached
     found = foresee_spec(str(path), RunOptions(str(registry)), Progress(), no_export=True)
     assert [unit.action for unit in found.units] == ["cached", "cached"]
-
-
-def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome]) -> None:
-    store = open_store(str(built[0] / "registry"))
-    with local_context(store, quiet=True) as context:
-        found = [item.verdict for item in validate(load(store, "told", "1"), context)]
-    assert found == ["proven", "proven"]
 
 
 def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[Path, Outcome], tmp_path: Path) -> None:

@@ -66,11 +66,6 @@ def test_what_a_provider_lacks_is_refused_with_the_remedy(backend, gpu_wheel):
 L4_CPU = graphs.request("cpu").target
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_without_the_gpu_wheel_the_refusal_says_how_to_get_it(backend):
-    assert "pip install" in backend().refuses(request(backend())) and backend().versions() == {}
-
-
 def test_wheels_installed_over_each_other_are_refused(gpu_wheel, monkeypatch):
     made = OnnxRuntimeCuda()
     gpu_wheel.unlink()

@@ -81,14 +81,8 @@ def test_proven_before_accurate_but_not_before_fit() -> None:
 
 
 def test_every_rejection_has_its_reason() -> None:
-    entries = [
-        entry("sm_80"),
-        entry("cpu"),
-        entry("sm_89", "int8", "failed"),
-        entry("sm_89", "fp32", "unproven"),
-        entry("sm_89", "bf16"),
-        entry("sm_89"),
-    ]
+    entries = [entry("sm_80"), entry("cpu"), entry("sm_89", "int8", "failed"), entry("sm_89", "fp32", "unproven")]
+    entries += [entry("sm_89", "bf16"), entry("sm_89")]
     found = resolve(entries, SM89, "fp16", proven_only=True)
     assert found.chosen == entries[-1] and found.ranked == (entries[-1],)
     assert dict(found.rejected) == {

@@ -211,7 +211,7 @@ def test_a_dry_run_changes_nothing(memory: MemoryStore) -> None:
 
 @on_each_store
 def test_processes_that_publish_while_others_collect(store: Store) -> None:
-    """The interleavings are tested in test_races.py; this is the same with processes, on the stores themselves."""
+    """The interleavings are tested in tests/simulation; this is the same with processes, on the stores themselves."""
     publish(store, *range(3))
 
     def publish_some() -> None:

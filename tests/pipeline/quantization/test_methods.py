@@ -91,15 +91,6 @@ def test_mse_is_near_the_best_of_all_bounds(shape: str, activation: Activation) 
     assert error(values, chosen_range(values, Mse(), activation), activation) <= 1.03 * best
 
 
-@BOTH
-@pytest.mark.parametrize("shape", SHAPES)
-def test_mse_is_never_worse_than_minmax(shape: str, activation: Activation) -> None:
-    values = SHAPES[shape].astype(np.float32)
-    low, high = float(values.min()), float(values.max())
-    chosen = chosen_range(values, Mse(), activation)
-    assert error(values, chosen, activation) <= 1.01 * error(values, (low, high), activation)
-
-
 @given(st.floats(0.01, 100), st.floats(0, 50))
 def test_the_expected_error_is_that_of_values_spread_evenly_in_their_bins(reach: float, clip: float) -> None:
     assume(clip < reach)

@@ -90,21 +90,8 @@ def test_builders_and_the_kit_import_on_a_bare_machine(bare: dict[str, str], tmp
 
 def test_the_kit_runs_on_a_bare_machine_and_its_page_says_what_it_saw(bare: dict[str, str], tmp_path: Path) -> None:
     """With torch alone; ONNX Runtime is registered here, and missing: that is its row."""
-    words = (
-        "--device",
-        "cpu",
-        "--size",
-        "small",
-        "--model",
-        "mlp",
-        "--peer",
-        "eager",
-        "--seconds",
-        "0.01",
-        "--no-peaks",
-        "--precision",
-        "fp32",
-    )
+    words = ("--device", "cpu", "--size", "small", "--model", "mlp", "--peer", "eager", "--seconds", "0.01")
+    words += ("--no-peaks", "--precision", "fp32")
     done = python(bare, tmp_path, "-m", "validation.gpu", *words, "--backend", "onnxruntime", "--out", "r.json")
     found = Results.load(tmp_path / "r.json")
     assert done.returncode == 1 and "1 bad" in done.stdout, done.stderr

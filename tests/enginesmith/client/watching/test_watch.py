@@ -159,15 +159,6 @@ def test_what_goes_wrong_keeps_the_old_engine_is_said_once_and_passes(store: Sto
     assert said[3].startswith("digits:candidate is 3 now") and len(said) == 4
 
 
-def test_the_same_trouble_is_said_once(store: Store, dest: Path, tmp_path: Path) -> None:
-    version(store, b"one")
-    said: list[str] = []
-    watch = following(Client(store.uri), dest, say=said.append)
-    (tmp_path / "registry").rename(tmp_path / "away")
-    watch.run(Looks(5))
-    assert len(said) == 1 and said[0].endswith("nothing is served yet")
-
-
 class Looks(threading.Event):
     """Is set after so many looks, and notes for how long it was to be waited."""
 
@@ -297,17 +288,8 @@ def test_a_url_is_posted_to(store: Store, look: Callable[..., Swap]) -> None:
 
 def test_sigterm_ends_a_watch_cleanly(store: Store, dest: Path) -> None:
     version(store, b"one")
-    arguments = [
-        "pull",
-        "digits:candidate",
-        "--target",
-        "cpu",
-        "--dest",
-        str(dest),
-        "--follow",
-        "--registry",
-        store.uri,
-    ]
+    arguments = ["pull", "digits:candidate", "--target", "cpu", "--dest", str(dest), "--follow"]
+    arguments += ["--registry", store.uri]
     command = [sys.executable, "-m", "enginesmith", *arguments, "--interval", "60"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

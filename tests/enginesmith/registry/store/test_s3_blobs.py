@@ -18,7 +18,7 @@ from enginesmith.registry.store.objects import reading as body
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.store.s3 import bucket
 from enginesmith.registry.store.s3.requests import client
-from tests.enginesmith.faulty_proxy import PASSING, Fault, FaultyProxy, Kind, Request
+from tests.enginesmith.faulty_proxy import Fault, FaultyProxy, Request
 from tests.enginesmith.object_stores.kinds import past
 from tests.enginesmith.registries import uploads
 
@@ -28,18 +28,6 @@ ABSENT = "0" * 64
 @pytest.fixture
 def store(store_behind_proxy: ObjectStore) -> ObjectStore:
     return store_behind_proxy
-
-
-@pytest.mark.parametrize("kind", [*PASSING, "flipped answer"])
-def test_an_upload_in_parts_that_met_a_fault_is_completed(store: ObjectStore, proxy: FaultyProxy, kind: Kind) -> None:
-    """At its beginning, in its second part, and at its completion."""
-    for number, (method, part) in enumerate((("POST", "uploads"), ("PUT", "partNumber=2"), ("POST", "uploadId="))):
-        data = os.urandom(3500)
-        proxy.once(Fault(kind, at=0.3), method=method, part=part)
-        digest = store.put_bytes(data)
-        assert proxy.faults == 1, number
-        proxy.fine()
-        assert store.read_blob(digest) == data
 
 
 def test_a_body_that_breaks_off_is_resumed_where_it_broke(
@@ -77,14 +65,6 @@ def test_a_blob_that_is_healed_while_it_is_read_is_read_anew(store: ObjectStore,
 
     proxy.plan(plan)
     assert store.rehash(digest) == BlobDigest(digest, blake3(data).hexdigest()) and proxy.count("GET") == 3
-
-
-def test_a_blob_that_is_there_is_not_sent_again(store: ObjectStore, proxy: FaultyProxy, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(os.urandom(3500))
-    digest = store.put_file(tmp_path / "file")
-    assert proxy.count("PUT", "partNumber") == 4
-    proxy.fine()
-    assert store.put_file(tmp_path / "file") == digest and [found.method for found in proxy.requests] == ["HEAD"]
 
 
 def test_a_blob_that_another_tool_copied_is_read_before_it_is_trusted(store: ObjectStore, proxy: FaultyProxy) -> None:

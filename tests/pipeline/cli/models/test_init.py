@@ -73,16 +73,6 @@ def test_a_file_with_a_colon_in_its_name_is_no_entry_point(tmp_path: Path) -> No
     assert load_spec(tmp_path / "net.yaml").source.onnx == "net:2.onnx"
 
 
-def test_dims_hold_the_sizes_of_the_requests(tmp_path: Path) -> None:
-    from onnx import helper
-
-    model = write(tmp_path / "net.onnx", [helper.make_node("Relu", ["x"], ["y"])], [value("x", ["batch", "length"])])
-    np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((8, 300)).astype("f4"))
-    assert init(model, "--from-requests", tmp_path / "requests.npz") == 0
-    length = load_spec(tmp_path / "net.yaml").dims["length"]
-    assert (length.min, length.opt, length.max) == (1, 300, 300)
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
