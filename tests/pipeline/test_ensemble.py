@@ -135,9 +135,7 @@ def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome], 
     }
 
 
-def test_an_ensemble_that_waits_for_its_proof_is_run_with_the_pending_ones(
-    built: tuple[Path, Outcome], tmp_path: Path
-) -> None:
+def test_an_ensemble_that_waits_for_its_proof_is_run_with_the_pending_ones(built, tmp_path):
     store = open_store(str(tmp_path / "copy"), create=True)
     mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
     whole = load(store, "pair", "1")

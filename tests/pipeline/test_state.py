@@ -151,9 +151,7 @@ def change(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         (RECURRENT, "state.h.initial", 1e39, "state 'h' is float32, which does not hold 1e+39"),
     ],
 )
-def test_what_does_not_fit_is_told_with_its_key(
-    spec: dict[str, Any], path: str, value: Any, told: str, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_told_with_its_key(spec, path, value, told, tmp_path):
     written = write_stateful(tmp_path / "project", change(spec, path, value))
     with pytest.raises(SpecError) as raised:
         enginesmith.build(written, registry=tmp_path / "registry")

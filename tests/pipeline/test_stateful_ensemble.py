@@ -139,9 +139,7 @@ def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[P
     assert not found["free running"].passed and (found["free running"].value or 99) < 60
 
 
-def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(
-    built: tuple[Path, Outcome], tmp_path: Path
-) -> None:
+def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(built, tmp_path):
     registry, reference = str(built[0] / "registry"), parse_reference("told@1")
     pulled = enginesmith.pull("told@1", registry=registry, dest=tmp_path, precision="fp32")
     streams = enginesmith.Ensemble.described(opens, pulled.description).streams()

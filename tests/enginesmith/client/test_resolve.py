@@ -137,9 +137,7 @@ ENTRIES = st.builds(
     st.booleans(),
     st.randoms(use_true_random=False),
 )
-def test_never_an_engine_that_does_not_fit_and_never_by_order(
-    entries: list[EngineEntry], name: str, proven_only: bool, random
-) -> None:
+def test_never_an_engine_that_does_not_fit_and_never_by_order(entries, name, proven_only, random):
     target = parse_targets(name)[0]
     try:
         found = resolve(entries, target, proven_only=proven_only)

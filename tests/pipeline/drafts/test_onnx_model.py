@@ -198,9 +198,7 @@ def test_an_n_that_is_no_axis_0_is_no_batch() -> None:
     assert [spec.shape for spec in name_axes((state, audio))] == [(2, "b", 64), ("b", "length")]
 
 
-def test_a_model_whose_weights_stay_in_their_files_is_tried_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_whose_weights_stay_in_their_files_is_tried_too(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_model, "load_onnx", partial(load_onnx, most_embedded_bytes=100))
     weight = numpy_helper.from_array(np.ones((40, 40), np.float32), "w")
     ends = [[helper.make_tensor_value_info(name, 1, ["batch", 40])] for name in ("x", "y")]

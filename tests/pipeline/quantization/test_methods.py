@@ -69,9 +69,7 @@ SHAPES = {
 @EVERY
 @BOTH
 @given(arrays.arrays(np.float32, st.integers(1, 30), elements=FLOATS))
-def test_every_range_is_finite_and_within_what_was_seen(
-    chosen: Method, activation: Activation, values: np.ndarray
-) -> None:
+def test_every_range_is_finite_and_within_what_was_seen(chosen, activation, values):
     found = ranges(observed(x=seen(values)), chosen, activation)
     low, high = found.tensors["x"]
     assert values.min() <= low <= high <= values.max()

@@ -173,9 +173,7 @@ def test_gemm_alpha_survives() -> None:
 
 
 @pytest.mark.parametrize(("low", "high", "folded"), [(0.0, 6.0, True), (-1.0, 1.0, True), (0.5, 2.0, False)])
-def test_a_clip_is_folded_into_a_cpu_convolution_only_when_saturation_does_its_work(
-    low: float, high: float, folded: bool
-) -> None:
+def test_a_clip_is_folded_into_a_cpu_convolution_only_when_saturation_does_its_work(low, high, folded):
     weights = {
         "w": np.random.default_rng(0).normal(size=(4, 1, 3, 3)),
         "low": np.float32(low),
@@ -247,9 +245,7 @@ def test_another_process_makes_the_same_bytes() -> None:
     [*(("tensorrt", sm) for sm in ("SM75", "SM80", "SM86", "SM89", "SM120")), ("tensorrt-fp32", "SM80")],
 )
 @pytest.mark.parametrize("net", NETS)
-def test_tensorrt_rtx_builds_int8_over_fp16_for_every_generation_and_over_fp32_for_ampere(
-    net: str, scheme: str, sm: str
-) -> None:
+def test_tensorrt_rtx_builds_int8_over_fp16_for_every_generation_and_over_fp32_for_ampere(net, scheme, sm):
     make, data, _ = NETS[net]
     shapes = IMAGE_SHAPES if net == "conv" else TEXT_SHAPES
     assert compiles(quantized(make(), data(), scheme), sm, shapes) == ""

@@ -124,7 +124,7 @@ def test_an_int8_engine_is_exact_here_opened_as_anybody_would(tmp_path: Path, ho
     ],
 )
 def test_an_engine_is_right_on_the_kind_of_cpu_that_it_is_for_or_says_what_it_needs(
-    tmp_path: Path, how: str, target: str, stored: int, needs: bool
+    tmp_path, how, target, stored, needs
 ):
     """Wherever it is built. stored: the largest int8 weight; 0: none, they are uint8."""
     _, engine = compiled(how, "int8", tmp_path, target)

@@ -30,9 +30,7 @@ def store(store_behind_proxy: ObjectStore) -> ObjectStore:
     return store_behind_proxy
 
 
-def test_a_body_that_breaks_off_is_resumed_where_it_broke(
-    store: ObjectStore, proxy: FaultyProxy, tmp_path: Path
-) -> None:
+def test_a_body_that_breaks_off_is_resumed_where_it_broke(store, proxy, tmp_path):
     data = os.urandom(200_000)
     digest = store.put_bytes(data)
     proxy.plan(lambda request: Fault("cut answer", at=0.6) if request.number in (2, 3, 4) else None)
@@ -118,9 +116,7 @@ def test_whoever_may_not_see_uploads_can_publish_all_the_same(store: ObjectStore
 
 
 @pytest.mark.parametrize("beneath", [True, False])
-def test_a_range_leaves_its_connection_to_the_next_one(
-    store: ObjectStore, proxy: FaultyProxy, beneath: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_range_leaves_its_connection_to_the_next_one(store, proxy, beneath, monkeypatch):
     """Read by urllib3's response, or by the one below it."""
     if not beneath:
         monkeypatch.setattr(body, "HTTPResponse", Path)

@@ -5,7 +5,6 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -142,9 +141,7 @@ def _is_off(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_is_a_file, _is_too_small, _is_off])
-def test_without_a_cache_a_blob_comes_all_the_same(
-    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
-) -> None:
+def test_without_a_cache_a_blob_comes_all_the_same(store, tmp_path, monkeypatch, spoil):
     monkeypatch.setenv("ENGINESMITH_CACHE_BYTES", str(1 << 20))
     spoil(tmp_path / "cache")
     digest = store.put_bytes(b"hello")

@@ -86,9 +86,7 @@ def test_a_file_with_a_colon_in_its_name_is_no_entry_point(tmp_path: Path) -> No
         (["net.onnx", "--out", "other/spec.yaml"], "is outside"),
     ],
 )
-def test_mistakes_are_told(
-    tmp_path: Path, words: list[str], told: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_are_told(tmp_path, words, told, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "saved").mkdir()
     for name in ("model.bin", "model.xyz", "model.tflite"):
@@ -189,9 +187,7 @@ def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: P
     assert "#   first.x: float32 [n, 4]" in text
 
 
-def test_requests_without_the_states_of_a_model_name_the_two_ways_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_requests_without_the_states_of_a_model_name_the_two_ways_out(tmp_path, capsys):
     import onnx
 
     text = """
