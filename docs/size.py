@@ -28,7 +28,7 @@ PAGES = ("README.md", "docs/*.md")
 LIMITS = {
     "modules": 420,
     "lines of product": 109_800,
-    "lines of tests": 91_100,
+    "lines of tests": 89_400,
     "lines of the longest module": 600,
     "first-level commands": 24,
     "options": 300,

@@ -31,13 +31,7 @@ _LACKS: Mapping[str, tuple[str, Mapping[str, Sequence[int]]]] = {
     ),
     "avx512": (
         r"\S*(?:vnni|amx|avx10)\S*",
-        {
-            "EBX_7": (),
-            "ECX_7": (11,),
-            "EDX_7": (2, 22, 24, 25),
-            "EAX_7_1": (4, 21),
-            "EDX_7_1": (4, 8, 10, 19),
-        },
+        {"EBX_7": (), "ECX_7": (11,), "EDX_7": (2, 22, 24, 25), "EAX_7_1": (4, 21), "EDX_7_1": (4, 8, 10, 19)},
     ),
 }
 KINDS = tuple(_LACKS)
@@ -58,18 +52,8 @@ def environment(kind: str, folder: Path) -> dict[str, str]:
     cpuinfo.write_text(re.sub(flags, "", Path("/proc/cpuinfo").read_text()))
     defined = [f"-D{name}={sum(1 << bit for bit in bits)}u" for name, bits in masks.items()]
     source = str(Path(__file__).with_suffix(".c"))
-    words = [
-        compiler,
-        "-shared",
-        "-fPIC",
-        "-O2",
-        *defined,
-        f'-DCPUINFO="{cpuinfo}"',
-        source,
-        "-o",
-        str(library),
-        "-ldl",
-    ]
+    words = [compiler, "-shared", "-fPIC", "-O2", *defined, f'-DCPUINFO="{cpuinfo}"', source, "-o"]
+    words += [str(library), "-ldl"]
     variables = {**os.environ, "LD_PRELOAD": f"{library} {os.environ.get('LD_PRELOAD', '')}".strip()}
     try:
         subprocess.run(words, check=True, capture_output=True, text=True)

@@ -38,11 +38,7 @@ DECODER: dict[str, Any] = {
 PAIR: dict[str, Any] = {
     "model": "pair",
     "graphs": {"encoder": "encoder.yaml", "decoder": "decoder.yaml"},
-    "connections": {
-        "decoder.memory": "encoder.hidden",
-        "encoder.attention": "mask",
-        "decoder.mask": "mask",
-    },
+    "connections": {"decoder.memory": "encoder.hidden", "encoder.attention": "mask", "decoder.mask": "mask"},
     "golden": {"data": "golden.npz"},
     "calibration": {"data": "calibration.npz"},
 }

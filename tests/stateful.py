@@ -11,10 +11,7 @@ from onnx import numpy_helper
 RECURRENT: dict[str, Any] = {
     "model": "recurrent",
     "source": {"onnx": "model.onnx"},
-    "inputs": {
-        "x": {"dtype": "float32", "shape": ["batch", 8]},
-        "h": {"dtype": "float32", "shape": [1, "batch", 16]},
-    },
+    "inputs": {"x": {"dtype": "float32", "shape": ["batch", 8]}, "h": {"dtype": "float32", "shape": [1, "batch", 16]}},
     "outputs": ["y", "hn"],
     "state": {"h": {"output": "hn", "initial": 0}},
     "dims": {"batch": {"min": 1, "opt": 4, "max": 8}},

@@ -27,11 +27,7 @@ DECODER: dict[str, Any] = {
     },
     "outputs": ["y", "present"],
     "state": {"past": {"output": "present", "initial": 0}},
-    "dims": {
-        **ENCODER["dims"],
-        "tokens": {"min": 1, "opt": 1, "max": 3},
-        "length": {"min": 0, "opt": 4, "max": 8},
-    },
+    "dims": {**ENCODER["dims"], "tokens": {"min": 1, "opt": 1, "max": 3}, "length": {"min": 0, "opt": 4, "max": 8}},
 }
 DATA: dict[str, Any] = {"sequence": "text", "steps": {"decoder.tokens": "step"}}
 TOLD: dict[str, Any] = {

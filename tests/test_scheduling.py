@@ -35,9 +35,7 @@ def test_a_worker_gets_a_whole_file_and_all_that_shares_a_fleet(test: str, scope
     assert WholeFiles._split_scope(None, test) == scope
 
 
-def test_what_all_workers_need_is_made_once_for_a_key_and_not_taken_when_it_is_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_all_workers_need_is_made_once_for_a_key_and_not_taken_when_it_is_old(tmp_path, monkeypatch):
     made: list[Path] = []
 
     def fill(folder: Path) -> None:

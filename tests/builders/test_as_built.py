@@ -32,13 +32,8 @@ QUANTIZE = ort.InferenceSession(
 )
 
 
-@given(
-    arrays(np.float32, 20, elements=st.floats(-300, 300, width=32)),
-    st.floats(2.0**-20, 2.0**10, width=32),
-)
-def test_a_state_of_int8_is_what_onnx_makes_of_it_and_loses_nothing_when_it_is_handed_on(
-    values: np.ndarray, scale: float
-) -> None:
+@given(arrays(np.float32, 20, elements=st.floats(-300, 300, width=32)), st.floats(2.0**-20, 2.0**10, width=32))
+def test_a_state_of_int8_is_what_onnx_makes_of_it_and_loses_nothing_when_it_is_handed_on(values, scale):
     state = QuantizedState("past", "present", scale)
     stored = store_states([state], {"past": values})["past"]
     np.testing.assert_array_equal(stored, QUANTIZE.run(None, {"x": values, "scale": np.array(scale, np.float32)})[0])

@@ -58,9 +58,7 @@ TAKEN = ("10.0.0.0/24", "10.0.0.130/31", "0.0.0.0/0", "::/0", "fd00:ff00::/24", 
 
 
 @pytest.mark.parametrize(("cidr", "taken"), [*((cidr, False) for cidr in REFUSED), *((cidr, True) for cidr in TAKEN)])
-def test_networks_that_the_chart_refuses_are_those_that_the_server_refuses(
-    cluster: Cluster, namespace: str, cidr: str, taken: bool
-) -> None:
+def test_networks_that_the_chart_refuses_are_those_that_the_server_refuses(cluster, namespace, cidr, taken):
     spec = {"podSelector": {}, "egress": [{"to": [{"ipBlock": {"cidr": cidr}}]}]}
     policy = {"metadata": {"name": "one"}, "spec": spec}
     values = {**sample(), "networkPolicy": {"apiServer": {"cidrs": [cidr]}}}

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from enginesmith.registry.store.base import open_store
-from tests.cluster.conftest import Cluster
 from tests.cluster.nodes import DRIVER
-from tests.cluster.release import Release
 
 log = logging.getLogger("cluster")
 
@@ -30,9 +28,7 @@ def fleet(kubeconfig: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("account", ["enginesmith-builds", "enginesmith-prefect-worker"])
-def test_the_fleet_is_the_clusters_nodes_and_read_by_one_account(
-    cluster: Cluster, installed: Release, tmp_path: Path, account: str
-) -> None:
+def test_the_fleet_is_the_clusters_nodes_and_read_by_one_account(cluster, installed, tmp_path, account):
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(cluster.plane.kubeconfig_of(account, cluster.token(installed.namespace, account)))
     said = fleet(kubeconfig, tmp_path)

@@ -2,16 +2,14 @@
 
 import logging
 
-from tests.cluster.conftest import PODS, Cluster
-from tests.cluster.release import Release, sample
+from tests.cluster.conftest import PODS
+from tests.cluster.release import sample
 
 log = logging.getLogger("cluster")
 GROUPS = ("t4", "a100", "l4", "rtx4090", "rtx5090")
 
 
-def test_every_worker_is_on_its_generation_and_an_upgrade_that_changes_nothing_touches_no_pod(
-    cluster: Cluster, namespace: str, helm: Release
-) -> None:
+def test_every_worker_is_on_its_generation_and_an_upgrade_that_changes_nothing_touches_no_pod(cluster, namespace, helm):
     helm.install(sample(), timeout=300)
     found = cluster.running(namespace, PODS)
     where = {

@@ -8,8 +8,6 @@ import shlex
 from charts import renders
 from tests.cluster.api import Object, wait_for
 from tests.cluster.conftest import Cluster
-from tests.cluster.kubelet import Kubelet
-from tests.cluster.release import Release
 
 log = logging.getLogger("cluster")
 CLASSES = ("priorityclasses", "runtimeclasses")
@@ -52,9 +50,7 @@ def create(cluster: Cluster, namespace: str, kinds: tuple[str, ...]) -> None:
             log.info("made %s %s", kind, name)
 
 
-def test_a_worker_is_refused_until_the_classes_of_the_samples_head_are_there(
-    cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet
-) -> None:
+def test_a_worker_is_refused_until_the_classes_of_the_samples_head_are_there(cluster, namespace, helm, kubelet):
     create(cluster, namespace, ("secrets", "configmaps"))
     helm.install(renders.sample("onprem"), timeout=300)
 

@@ -46,9 +46,7 @@ def busy(cluster: Cluster, namespace: str, helm: Release) -> str:
     return namespace
 
 
-def test_upgrades_and_rollbacks_go_through_and_keep_the_autoscalers_workers(
-    cluster: Cluster, busy: str, helm: Release
-) -> None:
+def test_upgrades_and_rollbacks_go_through_and_keep_the_autoscalers_workers(cluster, busy, helm):
     before = workers(cluster, busy)
     options: list[Values] = [{}, {"wait": "watcher"}, {"wait": "watcher", "rollback_on_failure": True}]
     for most, given in enumerate(options, 3):
@@ -62,9 +60,7 @@ def test_upgrades_and_rollbacks_go_through_and_keep_the_autoscalers_workers(
     log.info("no worker was stopped by %d upgrades and a rollback", len(options))
 
 
-def test_a_group_does_not_go_while_its_workers_run_but_where_that_is_asked_for(
-    cluster: Cluster, busy: str, helm: Release
-) -> None:
+def test_a_group_does_not_go_while_its_workers_run_but_where_that_is_asked_for(cluster, busy, helm):
     before = workers(cluster, busy)
     with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
         helm.upgrade(without("l4"), timeout=300)
@@ -137,9 +133,7 @@ def test_the_ray_cluster_goes_with_the_release(cluster: Cluster, busy: str, helm
     wait_for("its pods to go", lambda: not cluster.pods(busy, "ray.io/cluster=enginesmith-ray"))
 
 
-def test_a_head_that_is_lost_is_made_again_beside_its_workers_and_knows_its_redis(
-    cluster: Cluster, namespace: str, helm: Release
-) -> None:
+def test_a_head_that_is_lost_is_made_again_beside_its_workers_and_knows_its_redis(cluster, namespace, helm):
     secret = {"metadata": {"name": "redis"}, "stringData": {"redis-password": "x"}}
     cluster.api.create("secrets", namespace, secret)
     kept = {"redisAddress": "redis.example:6379", "existingSecret": "redis"}

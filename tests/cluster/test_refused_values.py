@@ -1,7 +1,5 @@
 """Values that are refused before anything is made."""
 
-from typing import Any
-
 import helm_python
 import pytest
 
@@ -24,9 +22,7 @@ from tests.cluster.release import Release, sample
         ({"networkPolicy": {"apiServer": {"cidrs": ["10.0.0.1/24"]}}}, "10.0.0.1/24 has bits set beyond its prefix"),
     ],
 )
-def test_a_wrong_value_is_refused_and_nothing_is_made(
-    cluster: Cluster, namespace: str, helm: Release, changed: dict[str, Any], said: str
-) -> None:
+def test_a_wrong_value_is_refused_and_nothing_is_made(cluster, namespace, helm, changed, said):
     with pytest.raises(helm_python.HelmError, match=said):
         helm.install({**sample(), **changed})
     assert not everything(cluster, namespace)

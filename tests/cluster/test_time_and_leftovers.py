@@ -32,9 +32,7 @@ def clean_up(cluster: Cluster, namespace: str) -> None:
             cluster.api.delete(f"{kind}s", namespace, item["metadata"]["name"])
 
 
-def test_the_same_upgrade_goes_on_after_a_timeout(
-    cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet
-) -> None:
+def test_the_same_upgrade_goes_on_after_a_timeout(cluster, namespace, helm, kubelet):
     kubelet.hold("^enginesmith-deploy-")
     with pytest.raises(helm_python.HelmError, match=r"timed out|deadline|Timeout|not ready"):
         helm.install(WITHOUT_RAY, timeout=15)
@@ -46,9 +44,7 @@ def test_the_same_upgrade_goes_on_after_a_timeout(
     wait_for("the Job to go when it is done", lambda: not cluster.api.list("jobs", namespace))
 
 
-def test_a_helm_that_was_killed_stands_in_the_way_until_its_record_is_deleted(
-    cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet
-) -> None:
+def test_a_helm_that_was_killed_stands_in_the_way_until_its_record_is_deleted(cluster, namespace, helm, kubelet):
     kubelet.hold("^enginesmith-deploy-")
     helm.kill("install", sample(), when=lambda: cluster.api.list("jobs", namespace))
     kubelet.release()
@@ -91,9 +87,7 @@ def test_what_is_left_is_the_volume(cluster: Cluster, namespace: str, helm: Rele
     assert left == {volume}
 
 
-def test_jobs_and_tests_that_failed_are_removed_by_the_same_command(
-    cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet
-) -> None:
+def test_jobs_and_tests_that_failed_are_removed_by_the_same_command(cluster, namespace, helm, kubelet):
     kubelet.hang("^enginesmith-deploy-")
     kubelet.fail("-test-")
     with pytest.raises(helm_python.HelmError):

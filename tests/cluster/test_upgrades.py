@@ -5,7 +5,6 @@ import logging
 from tests.cluster import flow_runs
 from tests.cluster.api import wait_for
 from tests.cluster.conftest import PODS, Cluster
-from tests.cluster.kubelet import Kubelet
 from tests.cluster.release import Release, Values, sample
 
 log = logging.getLogger("cluster")
@@ -27,9 +26,7 @@ def changed_pods(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return {name.rsplit("-", 2)[0] for name, _ in before.items() ^ after.items()}
 
 
-def test_an_upgrade_under_load_keeps_the_autoscalers_workers_and_the_flow_runs(
-    cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet
-) -> None:
+def test_an_upgrade_under_load_keeps_the_autoscalers_workers_and_the_flow_runs(cluster, namespace, helm, kubelet):
     helm.install(sample(), timeout=300)
     cluster.running(namespace, PODS)
     kubelet.hang("^compile-model")

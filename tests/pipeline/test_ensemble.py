@@ -10,19 +10,16 @@ import onnxruntime as ort
 import pytest
 
 import enginesmith
-from enginesmith.core.errors import EnginesmithError, InputError, canonical_json, digest_of
+from enginesmith.core.errors import InputError, canonical_json, digest_of
 from enginesmith.core.names import parse_reference
 from enginesmith.core.reports.proof import Report, approve
 from enginesmith.core.types import Tensors
 from enginesmith.exchange.mirror import mirror
 from enginesmith.exchange.oci import export_oci
-from enginesmith.registry.collection.references import Rules, find_references, inventory
-from enginesmith.registry.evidence.attestations import attest, attestations, judge_entries
+from enginesmith.registry.evidence.attestations import attestations
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store, open_store
-from enginesmith.registry.store.layout import manifest_key
-from enginesmith.registry.verification import verify
-from enginesmith.registry.versions.channels import policy_refusal, promote, rollback
+from enginesmith.registry.versions.channels import promote, rollback
 from enginesmith.registry.versions.index import show_version
 from enginesmith.registry.versions.lookup import load, locate
 from enginesmith.registry.versions.publish import publish
@@ -123,48 +120,6 @@ def test_pulled_engines_answer_as_the_models_do(built: tuple[Path, Outcome], tmp
     assert again.cached
 
 
-def test_a_second_run_finds_everything_on_record(built: tuple[Path, Outcome]) -> None:
-    folder, _ = built
-    again = enginesmith.build(folder / "project" / "pair.yaml", registry=folder / "registry")
-    assert again.cached
-    assert again.version == "1"
-
-
-def test_what_an_ensemble_pins_is_kept_and_verified(built: tuple[Path, Outcome], store: Store) -> None:
-    kept = find_references(store, inventory(store), (), Rules(versions=0, moves=0)).kept
-    assert kept["pair", "1"] == ("among the newest", "channel candidate")
-    assert "graph of pair@1" in kept["pair-encoder", "1"]
-    assert verify(store).sound
-    key = manifest_key("pair-decoder", "1")
-    data = store.read(key)
-    assert data is not None
-    store.remove(key)
-    try:
-        problems = [problem for problem in verify(store).problems if problem.kind == "dangling"]
-        assert "graph 'decoder' is pair-decoder@1, which is not in" in problems[0].detail
-        with pytest.raises(EnginesmithError, match="graph 'decoder' is pair-decoder@1, which is not in"):
-            enginesmith.pull("pair@1", registry=built[0] / "registry", dest=built[0] / "none")
-    finally:
-        store.create(key, data)
-    assert not (built[0] / "none").exists()
-
-
-def test_a_verdict_on_a_graph_counts_for_the_whole(built: tuple[Path, Outcome], tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "copy"), create=True)
-    found = mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
-    assert found.versions == ("pair@1",)
-    assert verify(store).sound
-    whole, encoder = load(store, "pair", "1"), load(store, "pair-encoder", "1")
-    int8 = next(entry for entry in encoder.engines if (entry.target, entry.precision) == ("cpu", "int8"))
-    report = Report.from_json(json.loads(store.read_blob(str(int8.report))))
-    attest(store, encoder, replace(report, verdict="failed", reason="it crashed", host={**report.host, "name": "b"}))
-    judged = {entry.precision: entry for entry in judge_entries(store, whole) if entry.target == "cpu"}
-    assert judged["fp32"].status == "proven"
-    assert judged["int8"].status == "failed"
-    assert judged["int8"].reason == "graph 'encoder': failed when validated later: it crashed"
-    assert "has failed where it was validated" in str(policy_refusal(store, whole, "stable"))
-
-
 def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "copy"), create=True)
     mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
@@ -180,9 +135,7 @@ def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome], 
     }
 
 
-def test_an_ensemble_that_waits_for_its_proof_is_run_with_the_pending_ones(
-    built: tuple[Path, Outcome], tmp_path: Path
-) -> None:
+def test_an_ensemble_that_waits_for_its_proof_is_run_with_the_pending_ones(built, tmp_path):
     store = open_store(str(tmp_path / "copy"), create=True)
     mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
     whole = load(store, "pair", "1")

@@ -208,9 +208,7 @@ def test_what_cannot_be_between_graphs_is_told_with_its_key(path: str, value: An
         ),
     ],
 )
-def test_a_function_that_fails_stops_the_build_with_a_sentence(
-    before: str, after: str, told: str, tmp_path: Path
-) -> None:
+def test_a_function_that_fails_stops_the_build_with_a_sentence(before, after, told, tmp_path):
     assert before in CODE
     written = write_reader(tmp_path / "project", code=CODE.replace(before, after, 1))
     with pytest.raises(EnginesmithError) as raised:

@@ -50,9 +50,7 @@ def test_a_file_that_is_no_spec_says_what_to_run_instead(project: Project, name:
     assert "codec" not in err and err.count("\n") == 1
 
 
-def test_a_disk_that_is_full_after_publication_says_what_is_missing(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_after_publication_says_what_is_missing(project, monkeypatch):
     replace = FileStore.replace
 
     def full(self: FileStore, key: str, data: bytes, expected: bytes | None) -> bool:

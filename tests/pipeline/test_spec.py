@@ -233,18 +233,12 @@ def test_each_mistake_is_a_line_with_key_value_and_remedy(project: Project, part
         ({"precisions": ["fp32", "fp8"], "calibration": None, "source": {"torch": "m.py:b"}}, "- fp8"),
         ({"quantization": {"io": "fp32", "floor": {"sqnr_db": 20}}, "calibration": None}, "floor:"),
         ({"quantization": {"floor": {"sqnr_db": 20, "accuracy": 0.9}}}, "accuracy: 0.9"),
-        (
-            {"golden": {"data": "golden.npz", "labels": "l", "metric": {"output": "z", "floor": 0.9}}},
-            "output: z",
-        ),
+        ({"golden": {"data": "golden.npz", "labels": "l", "metric": {"output": "z", "floor": 0.9}}}, "output: z"),
         ({"golden": {"data": "golden.npz", "metric": {"output": "logits", "floor": 0.9}}}, "metric:"),
         ({"calibration": {"data": "calibration.npz", "percentile": 99.9}}, "percentile: 99.9"),
         ({"validation": {"contract": {"structured": {"logits": {"finite": True}, "z": {"finite": True}}}}}, "z:"),
         ({"validation": {"contract": {"distributional": {"rows": {"z": {}}}}}}, "z: {}"),
-        (
-            {"validation": {"contract": {"distributional": {"seeds": {"outputs": ["logits"], "vary": "z"}}}}},
-            "vary: z",
-        ),
+        ({"validation": {"contract": {"distributional": {"seeds": {"outputs": ["logits"], "vary": "z"}}}}}, "vary: z"),
     ],
 )
 def test_a_mistake_between_keys_points_at_the_line_of_the_one_concerned(project: Project, parts: Any, on: str) -> None:

@@ -18,9 +18,8 @@ from enginesmith.registry.manifest import pinned_engines
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.canary.run import CanaryRun, run_canary
-from pipeline.cli.run_options import local_context
 from pipeline.compile.ensembles.publication import EnsembleUnit, request_proof
-from pipeline.operations.validate import read_ensemble, validate
+from pipeline.operations.validate import read_ensemble
 from pipeline.orchestration.catalog import foresee_spec
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
@@ -112,13 +111,6 @@ def test_a_second_run_and_a_plan_find_everything_on_record(built: tuple[Path, Ou
     assert [unit.action for unit in found.units] == ["cached", "cached"]
 
 
-def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome]) -> None:
-    store = open_store(str(built[0] / "registry"))
-    with local_context(store, quiet=True) as context:
-        found = [item.verdict for item in validate(load(store, "told", "1"), context)]
-    assert found == ["proven", "proven"]
-
-
 def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     """The decoder's engine gives a cache that is two percent off: its other output shows that in later steps."""
     store = open_store(str(built[0] / "registry"))
@@ -147,9 +139,7 @@ def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[P
     assert not found["free running"].passed and (found["free running"].value or 99) < 60
 
 
-def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(
-    built: tuple[Path, Outcome], tmp_path: Path
-) -> None:
+def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(built, tmp_path):
     registry, reference = str(built[0] / "registry"), parse_reference("told@1")
     pulled = enginesmith.pull("told@1", registry=registry, dest=tmp_path, precision="fp32")
     streams = enginesmith.Ensemble.described(opens, pulled.description).streams()

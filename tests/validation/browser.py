@@ -66,14 +66,8 @@ def laid_out(
     (folder / "frames.html").write_text(
         f"<!doctype html><style>iframe {{ border: 0 }}</style><body>{''.join(frames)}</body>{SCRIPT}"
     )
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        *QUIET,
-        f"--user-data-dir={folder}/profile",
-    ]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    options += [*QUIET, f"--user-data-dir={folder}/profile"]
     command = [str(CHROMIUM), *options, "--window-size=1600,2000", "--dump-dom", f"file://{folder}/frames.html"]
     environment = {**os.environ, "HOME": str(folder)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)

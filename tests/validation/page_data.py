@@ -131,7 +131,7 @@ def entry(target: str, precision: str) -> dict:
         "requires": [
             {"kind": "cpu", "target": "cpu"}
             if target == "cpu"
-            else {"kind": "gpu", "target": target, "capability": [8, 9]},
+            else {"kind": "gpu", "target": target, "capability": [8, 9]}
         ],
         "checks": {"passed": 42 if built else 0, "failed": 0},
         "notes": ["node '/encoder/Softmax' stays in fp32: its input reaches 71234 and fp16 ends at 65504"]

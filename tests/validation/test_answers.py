@@ -148,10 +148,7 @@ def test_infinities_alone_prove_nothing():
 
 def random_model(path):
     """y = x and noise without a seed."""
-    nodes = [
-        helper.make_node("RandomNormalLike", ["x"], ["noise"]),
-        helper.make_node("Add", ["x", "noise"], ["y"]),
-    ]
+    nodes = [helper.make_node("RandomNormalLike", ["x"], ["noise"]), helper.make_node("Add", ["x", "noise"], ["y"])]
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in ("x", "y")]
     model = helper.make_model(
         helper.make_graph(nodes, "g", value[:1], value[1:]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8

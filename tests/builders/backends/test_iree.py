@@ -13,7 +13,6 @@ from enginesmith.core.types import TensorSpec
 from tests.builders import graphs, native_graphs
 
 IREE = Iree()
-LEVEL = IREE.cpu
 
 
 @pytest.fixture
@@ -55,12 +54,6 @@ def test_what_it_lacks_is_refused_with_the_remedy(installed, target, precision, 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_what_it_has_is_not_refused(installed, target, precision):
     assert IREE.refuses(own_request(target, precision)) is None
-
-
-def test_not_installed_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(iree, "versions_of", lambda *names, together: {})
-    assert IREE.versions() == {}
-    assert IREE.refuses(own_request()) == "IREE is not installed; pip install '.[iree]' in a clone"
 
 
 def test_shapes_that_it_cannot_be_held_to_are_refused(installed):

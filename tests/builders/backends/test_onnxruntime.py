@@ -1,4 +1,3 @@
-import dataclasses
 import shutil
 
 import numpy as np
@@ -42,15 +41,6 @@ def test_an_engine_takes_any_size_but_those_between_multiples(tmp_path):
         assert len(session.run(image(32))["logits"]) == 32
         with pytest.raises(DataError, match="multiples of 4 there: pad, crop or scale it to 4 or 8"):
             session.run(image(6))
-
-
-def test_building_twice_gives_the_same_digest(tmp_path):
-    model = graphs.convnet(tmp_path / "model.onnx")
-    digests = set()
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        digests.add(OnnxRuntime().build(ort_request(), model, tmp_path / name).digest)
-    assert len(digests) == 1
 
 
 def domains(path) -> set[str]:
@@ -157,13 +147,6 @@ def test_a_file_that_is_no_model_is_a_model_error(tmp_path, content, words):
         OrtSession(path)
 
 
-def test_a_truncated_model_is_a_model_error(tmp_path):
-    whole = graphs.mlp(tmp_path / "model.onnx").read_bytes()
-    (tmp_path / "cut.onnx").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ModelError):
-        OrtSession(tmp_path / "cut.onnx")
-
-
 @pytest.mark.parametrize(
     ("op", "domain", "dtype", "words"),
     [
@@ -261,13 +244,6 @@ def test_unoptimised_means_as_written(tmp_path, monkeypatch):
     assert seen == ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"]
 
 
-def test_a_closed_session_says_so(tmp_path):
-    with OrtSession(graphs.mlp(tmp_path / "model.onnx")) as session:
-        pass
-    with pytest.raises(EnginesmithError, match="closed"):
-        session.run(image(1))
-
-
 def test_external_data_is_found_beside_the_model(tmp_path):
     model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
     where = tmp_path / "external"
@@ -277,12 +253,6 @@ def test_external_data_is_found_beside_the_model(tmp_path):
     shutil.rmtree(where)
     with OnnxRuntime().open(engine) as session:
         assert session.run(image(2))["logits"].shape == (2, 3)
-
-
-def test_the_versions_are_in_the_key():
-    one = ort_request()
-    other = dataclasses.replace(one, toolchain=(("onnxruntime", "0.0.0"),))
-    assert one.key != other.key
 
 
 def test_profiles_and_specs_are_not_needed(tmp_path):

@@ -68,11 +68,6 @@ def test_what_a_provider_lacks_is_refused_with_the_remedy(backend, gpu_wheel):
 L4_CPU = graphs.request("cpu").target
 
 
-def test_without_the_gpu_wheel_the_refusal_says_how_to_get_it():
-    backend = OnnxRuntimeTensorRT()
-    assert "pip install" in backend.refuses(request(backend)) and backend.versions() == {}
-
-
 def test_the_cuda_engine_is_built_with_either_wheel_and_opened_by_the_gpus(monkeypatch):
     backend = OnnxRuntimeCuda()
     version = backend.versions()["onnxruntime"]

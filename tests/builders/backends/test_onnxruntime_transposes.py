@@ -44,9 +44,7 @@ def build_in_fp16(model: Path) -> None:
 
 
 @pytest.mark.parametrize(("cell", "gates"), [("GRU", 3), ("LSTM", 4)])
-def test_recurrent_layers_build_in_fp16_and_the_files_open_with_any_options(
-    cell: str, gates: int, tmp_path: Path
-) -> None:
+def test_recurrent_layers_build_in_fp16_and_the_files_open_with_any_options(cell, gates, tmp_path):
     model = recurrent(cell, gates)
     onnx.save(model, tmp_path / "fp32.onnx")
     onnx.save(cast_float(model, "fp16")[0], tmp_path / "fp16.onnx")
@@ -81,9 +79,7 @@ def answers(model: ModelProto, path: Path) -> dict[str, np.ndarray]:
         ("", ", float16[b,a,16] t, float[b,a,16] c", ["Transpose", "Cast", "Transpose", "MatMul"]),
     ],
 )  # fmt: skip
-def test_the_cast_comes_first_and_every_reader_gets_what_it_got(
-    more: str, outputs: str, operators: list[str], tmp_path: Path
-) -> None:
+def test_the_cast_comes_first_and_every_reader_gets_what_it_got(more, outputs, operators, tmp_path):
     model = chain("[1,0,2]", more, f"float[b,a,5] z{outputs}")
     before = answers(model, tmp_path / "before.onnx")
     assert cast_first(model) == operators.count("Cast")

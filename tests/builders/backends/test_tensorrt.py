@@ -4,8 +4,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from builders.backends import discovery
-from builders.backends.tensorrt import TensorRT, TensorRTRTX, build
+from builders.backends.tensorrt import TensorRT, TensorRTRTX
 from builders.backends.tensorrt.library import builder_reason, ran_out_of_memory
 from enginesmith.core.errors import EnginesmithError, ModelError, digest_of_file
 from enginesmith.core.types import NO_LAYERS, ShapeProfile, TensorSpec
@@ -117,27 +116,10 @@ def test_an_input_type_that_it_cannot_take_is_refused():
     assert "'image' is float64" in words and "cast it" in words
 
 
-def test_refusing_and_versions_need_no_compiler(monkeypatch):
-    def fail(name):
-        raise AssertionError(f"imported {name}")
-
-    monkeypatch.setattr(build.importlib, "import_module", fail)
-    for name in ("tensorrt", "tensorrt-rtx"):
-        backend = discovery.configure(name, {})
-        backend.versions(), backend.scheme(), backend.refuses(graphs.request("sm_89"))
-
-
 def test_versions_name_api_bindings_and_libraries():
     versions = RTX.versions()
     assert {name.rpartition("-")[2] for name in versions} >= {"rtx", "bindings", "libs"}
     assert len(set(versions.values())) == 1
-
-
-def test_where_it_is_not_installed_it_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(build, "versions_of", lambda *names: {})
-    assert RTX.versions() == TensorRT().versions() == {}
-    assert "pip install tensorrt-rtx" in RTX.refuses(graphs.request("sm_89"))
-    assert ".[tensorrt]" in TensorRT().refuses(graphs.request("sm_90"))
 
 
 def test_full_tensorrt_builds_only_where_its_gpu_is(tmp_path):

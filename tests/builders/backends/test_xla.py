@@ -43,14 +43,6 @@ def test_what_xla_cannot_take_is_refused_with_the_remedy():
     assert "'image' is string" in Xla().refuses(xla_request(inputs=(words,)))
 
 
-def test_without_jax_the_refusal_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(xla, "versions_of", lambda *names, together: {})
-    assert (
-        Xla().versions() == {}
-        and Xla().refuses(xla_request()) == "jax is not installed; pip install '.[xla]' in a clone"
-    )
-
-
 @pytest.mark.parametrize("options", [{"matmul_precision": "most"}, {"kept_sizes": 0}])
 def test_an_option_out_of_range_is_an_input_error(options):
     with pytest.raises(InputError, match=f"backends.xla.{next(iter(options))}"):
@@ -155,17 +147,6 @@ def test_a_dim_of_multiples_is_open_in_steps(tmp_path):
 
 
 @pytest.mark.usefixtures("jax")
-def test_building_twice_gives_the_same_bytes_and_the_machines_paths_are_not_in_them(tmp_path):
-    model = graphs.convnet(tmp_path / "model.onnx")
-    shapes = {"inputs": (TensorSpec("image", "float32", ("batch", 3, 16, 16)),)}
-    shapes["outputs"] = (TensorSpec("map", "float32", ("batch", 32, 16, 16)),)
-    shapes["profiles"] = (ShapeProfile((("image", (1, 3, 16, 16), (2, 3, 16, 16), (4, 3, 16, 16)),)),)
-    engines = [built(tmp_path, model, xla_request(**shapes), name=name) for name in "ab"]
-    assert engines[0].digest == engines[1].digest
-    assert b"jax_arrays" not in engines[0].path.read_bytes()
-
-
-@pytest.mark.usefixtures("jax")
 @pytest.mark.parametrize(
     ("precision", "write"),
     [
@@ -219,69 +200,6 @@ def test_a_shape_that_depends_on_data_is_refused_and_the_node_named(tmp_path):
     wanted = fixed(outputs=(TensorSpec("y", "int64", (2, "n")),))
     with pytest.raises(ModelError, match=r"node 'where' \(NonZero\): the shape of its output depends on data"):
         built(tmp_path, model, wanted)
-
-
-@pytest.mark.usefixtures("jax")
-def test_int64_and_bool_go_in_and_out_and_shapes_follow_the_batch(tmp_path):
-    """ids [batch, seq] -> rows of a table, flattened by a Reshape whose sizes come from Shape; and ids > 2."""
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["rows"], name="rows"),
-        helper.make_node("Shape", ["ids"], ["shape"], name="shape"),
-        helper.make_node("Gather", ["shape", "zero"], ["n"], name="n"),
-        helper.make_node("Unsqueeze", ["n", "first"], ["n1"], name="n1"),
-        helper.make_node("Concat", ["n1", "rest"], ["sizes"], name="sizes", axis=0),
-        helper.make_node("Reshape", ["rows", "sizes"], ["flat"], name="flat"),
-        helper.make_node("Greater", ["ids", "two"], ["large"], name="large"),
-        helper.make_node("Add", ["ids", "far"], ["moved"], name="moved"),
-    ]
-    weights = [("table", np.arange(40, dtype="f").reshape(10, 4)), ("zero", np.array(0)), ("first", np.array([0]))]
-    weights += [("rest", np.array([-1])), ("two", np.array(2)), ("far", np.array(1 << 40))]
-    outputs = [("flat", 1, ("b", "f")), ("large", 9, ("b", "s")), ("moved", 7, ("b", "s"))]
-    model = graphs.save(tmp_path / "model.onnx", nodes, [("ids", 7, ("b", "s"))], outputs, weights)
-    specs = {"flat": "float32", "large": "bool", "moved": "int64"}
-    wanted = xla_request(
-        inputs=(TensorSpec("ids", "int64", ("b", "s")),),
-        outputs=tuple(TensorSpec(name, dtype, ("b", "s")) for name, dtype in reversed(specs.items())),
-        profiles=(ShapeProfile((("ids", (1, 1), (2, 3), (4, 8)),)),),
-    )
-    with Xla().open(built(tmp_path, model, wanted)) as session, OrtSession(model, optimized=False) as reference:
-        for shape in ((1, 1), (2, 3), (4, 8)):
-            ids = {"ids": np.random.default_rng(0).integers(0, 10, shape)}
-            made, expected = session.run(ids), reference.run(ids)
-            for name, dtype in specs.items():
-                assert made[name].dtype == dtype
-                np.testing.assert_array_equal(made[name], expected[name])
-
-
-@pytest.mark.usefixtures("jax")
-def test_if_takes_its_branch_at_run_time(tmp_path):
-    def branch(name, operator):
-        node = helper.make_node(operator, ["x"], [f"{name}_out"], name=name)
-        return helper.make_graph([node], name, [], [helper.make_tensor_value_info(f"{name}_out", 1, (2, 4))])
-
-    nodes = [
-        helper.make_node("ReduceSum", ["x"], ["sum"], name="sum", keepdims=0),
-        helper.make_node("Greater", ["sum", "zero"], ["up"], name="up"),
-        helper.make_node(
-            "If", ["up"], ["y"], name="if", then_branch=branch("a", "Neg"), else_branch=branch("b", "Abs")
-        ),
-    ]
-    values = [("x", 1, (2, 4))], [("y", 1, (2, 4))]
-    model = graphs.save(tmp_path / "model.onnx", nodes, *values, [("zero", np.array(0, "f"))])
-    with Xla().open(built(tmp_path, model, fixed())) as session:
-        assert session.run({"x": np.ones((2, 4), "f")})["y"].max() == -1
-        assert session.run({"x": -np.ones((2, 4), "f")})["y"].min() == 1
-
-
-@pytest.mark.usefixtures("jax")
-def test_an_input_may_have_no_axes_and_answers_may_be_written_to(tmp_path):
-    node = helper.make_node("Mul", ["x", "by"], ["y"], name="scaled")
-    model = graphs.save(tmp_path / "m.onnx", [node], [("x", 1, (2, 4)), ("by", 1, ())], [("y", 1, (2, 4))])
-    wanted = fixed(inputs=(TensorSpec("x", "float32", (2, 4)), TensorSpec("by", "float32", ())))
-    with Xla().open(built(tmp_path, model, wanted)) as session:
-        made = session.run({"x": np.ones((2, 4), "f"), "by": np.array(3, "f")})["y"]
-        made += 1
-        assert made.min() == made.max() == 4
 
 
 @pytest.mark.usefixtures("jax")

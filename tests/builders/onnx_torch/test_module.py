@@ -68,13 +68,9 @@ def test_a_4_bit_quantization_ends_at_the_ends_of_4_bits(tmp_path):
 def test_external_data_shared_weights_and_odd_names(tmp_path):
     weight = np.arange(9, dtype="f").reshape(3, 3)
     odd = ["w/1 'quoted'", "w.1", "w_1", "wé" * 40]
-    nodes = [
-        helper.make_node("MatMul", ["x", odd[0]], ["a"], name="ä/b c"),
-        helper.make_node("MatMul", ["a", odd[1]], ["b"]),
-        helper.make_node("Add", ["b", odd[2]], ["c"]),
-        helper.make_node("Sub", ["c", odd[3]], ["d"]),
-        helper.make_node("MatMul", ["d", odd[0]], ["class"]),
-    ]
+    nodes = [helper.make_node("MatMul", ["x", odd[0]], ["a"], name="ä/b c")]
+    nodes += [helper.make_node("MatMul", ["a", odd[1]], ["b"]), helper.make_node("Add", ["b", odd[2]], ["c"])]
+    nodes += [helper.make_node("Sub", ["c", odd[3]], ["d"]), helper.make_node("MatMul", ["d", odd[0]], ["class"])]
     path = graphs.save(
         tmp_path / "plain.onnx",
         nodes,

@@ -40,9 +40,7 @@ def test_what_is_for_another_target_is_left_out_with_the_reason(words: Path, tmp
     assert "not:    attachment words.txt: built for l4" in found and "with:" not in found
 
 
-def test_a_compile_cache_says_itself_what_it_fits_and_is_measured(
-    words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compile_cache_says_itself_what_it_fits_and_is_measured(words, tmp_path, monkeypatch):
     cache = tmp_path / "net.cache"
 
     def measure(entry_point: str, file: Path) -> MeasuredStart:

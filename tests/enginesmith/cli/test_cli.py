@@ -58,9 +58,7 @@ def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, words: list[str
     assert "Traceback" not in done.stderr
 
 
-def test_the_further_lines_of_an_error_are_indented(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_further_lines_of_an_error_are_indented(monkeypatch, capsys):
     monkeypatch.setattr(cli, "enginesmith", _raising(EnginesmithError("nothing fits:\n  a: too large\nb: too old")))
     with pytest.raises(SystemExit):
         cli.main(["list"])
@@ -83,9 +81,7 @@ def test_output_cut_off_by_a_pipe_is_no_error(built: Project) -> None:
         ("aiohttp.web", "needs aiohttp, which is not installed: pip install './enginesmith[serve]' in a clone"),
     ],
 )
-def test_a_package_that_the_client_does_without_is_named_with_its_extra(
-    missing: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_that_the_client_does_without_is_named_with_its_extra(missing, said, monkeypatch, capsys):
     monkeypatch.setattr(cli, "enginesmith", _raising(ModuleNotFoundError(f"No module named '{missing}'", name=missing)))
     with pytest.raises(SystemExit) as ended:
         cli.main([])
@@ -117,9 +113,7 @@ def test_a_table_shows_what_others_wrote_as_it_is_and_obeys_none_of_it(capsys: p
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_a_table_can_be_read_at_every_width(
-    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_can_be_read_at_every_width(width, capsys, monkeypatch):
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": str(width)}.items():
         monkeypatch.setenv(name, value)
     why = "no CUDA GPU of capability 89 on this machine: libcuda is not installed"

@@ -29,14 +29,7 @@ WITHOUT_JSON = {
     "site serve",
 }
 # Phrases that no native speaker would write, or that address a program as a person.
-FOREIGN = (
-    "no own",
-    "says to them",
-    "wants to",
-    "may be given repeatedly",
-    "as it is stored",
-    "stands for,",
-)
+FOREIGN = ("no own", "says to them", "wants to", "may be given repeatedly", "as it is stored", "stands for,")
 
 
 @cache

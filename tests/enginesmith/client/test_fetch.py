@@ -59,9 +59,7 @@ def test_all_come_verified_and_the_listener_gets_their_sum(store: Store, wanted:
     assert told == sorted(told) and told[-1] == (total, total) and {whole for _, whole in told} == {total}
 
 
-def test_as_many_run_at_once_as_the_bound_says_and_no_more(
-    store: Store, wanted: list[Wanted], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_run_at_once_as_the_bound_says_and_no_more(store, wanted, monkeypatch):
     # The first ones wait for each other: one after the other they would wait in vain.
     first, running, most = threading.Barrier(SIDE_BY_SIDE), set[str](), list[int]()
     known, lock = type(store).open_range, threading.Lock()
@@ -107,9 +105,7 @@ def test_one_that_fails_ends_the_others(store: Store, wanted: list[Wanted], monk
 
 
 @on_each_store
-def test_what_is_there_is_not_asked_for_again(
-    store: Store, wanted: list[Wanted], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_there_is_not_asked_for_again(store, wanted, monkeypatch):
     BlobFetcher().fetch_all(store, wanted[:3])
     opened = count_opened(store, monkeypatch)
     BlobFetcher().fetch_all(store, wanted)
@@ -117,9 +113,7 @@ def test_what_is_there_is_not_asked_for_again(
     assert names_in(wanted[0].dest.parent) == sorted(item.blob.digest for item in wanted)
 
 
-def test_they_share_the_memory_and_the_connections_of_one(
-    store: Store, wanted: list[Wanted], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_they_share_the_memory_and_the_connections_of_one(store, wanted, monkeypatch):
     found, known = list[object](), module.download
 
     def download(*arguments: object, beside: int, **rest: object) -> str:

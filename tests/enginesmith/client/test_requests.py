@@ -62,26 +62,20 @@ def kinds(keys: list[str]) -> list[str]:
     return [key.split(" ")[0] for key in keys]
 
 
-def test_a_pull_reads_channel_snapshot_and_engine(
-    store: CountingStore, client: Callable[..., Client], tmp_path: Path
-) -> None:
+def test_a_pull_reads_channel_snapshot_and_engine(store, client, tmp_path):
     with store.counted() as found:
         client().pull("digits:stable", tmp_path / "engines", machine="cpu")
     assert kinds(found.keys) == ["GET"] * 3 and found.keys[0] == f"GET {CHANNEL}"
 
 
-def test_a_pull_when_nothing_changed_is_one_conditional_request(
-    store: CountingStore, client: Callable[..., Client], tmp_path: Path
-) -> None:
+def test_a_pull_when_nothing_changed_is_one_conditional_request(store, client, tmp_path):
     client().pull("digits:stable", tmp_path / "engines", machine="cpu")
     with store.counted() as found:
         assert client().pull("digits:stable", tmp_path / "engines", machine="cpu").cached
     assert found.keys == [f"UNCHANGED {CHANNEL}"] and found.received == 0
 
 
-def test_an_idle_watcher_sends_one_conditional_request(
-    store: CountingStore, client: Callable[..., Client], tmp_path: Path
-) -> None:
+def test_an_idle_watcher_sends_one_conditional_request(store, client, tmp_path):
     watch = watcher(client(), tmp_path / "w")
     watch.once()
     with store.counted() as found:
@@ -90,9 +84,7 @@ def test_an_idle_watcher_sends_one_conditional_request(
     assert set(found.keys) == {f"UNCHANGED {CHANNEL}"} and found.count == 40
 
 
-def test_a_move_costs_two_requests_and_the_engine(
-    store: CountingStore, client: Callable[..., Client], tmp_path: Path
-) -> None:
+def test_a_move_costs_two_requests_and_the_engine(store, client, tmp_path):
     watch = watcher(client(), tmp_path / "w")
     watch.once()
     version(store, b"two")
@@ -106,9 +98,7 @@ def test_a_move_costs_two_requests_and_the_engine(
     assert found.keys == [f"GET {CHANNEL}"]
 
 
-def test_a_move_costs_as_much_under_a_trust_policy(
-    store: CountingStore, client: Callable[..., Client], tmp_path: Path
-) -> None:
+def test_a_move_costs_as_much_under_a_trust_policy(store, client, tmp_path):
     key, policy = written(tmp_path, "release")[0], policy_file(tmp_path, RELEASE)
     for data in (b"two", b"three"):
         manifest = publish_engines(store, [engine(store, data=data)], data.decode(), channel=None).manifest
@@ -126,9 +116,7 @@ def test_a_move_costs_as_much_under_a_trust_policy(
     assert kinds(found.keys) == ["GET"] * 3
 
 
-def test_a_move_costs_as_much_without_a_cache(
-    store: CountingStore, client: Callable[..., Client], tmp_path: Path
-) -> None:
+def test_a_move_costs_as_much_without_a_cache(store, client, tmp_path):
     watch = watcher(client(cache=None), tmp_path / "w")
     watch.once()
     version(store, b"two")
@@ -137,9 +125,7 @@ def test_a_move_costs_as_much_without_a_cache(
     assert kinds(found.keys) == ["GET"] * 3
 
 
-def test_the_number_does_not_grow_with_evidence(
-    store: CountingStore, client: Callable[..., Client], tmp_path: Path
-) -> None:
+def test_the_number_does_not_grow_with_evidence(store, client, tmp_path):
     from enginesmith.registry.versions.lookup import load
 
     manifest = load(store, "digits", "1")
@@ -166,9 +152,7 @@ def test_where_no_registry_is_that_is_said(client: Callable[..., Client], store:
         client().pull("digits:stable", tmp_path / "engines", machine="cpu")
 
 
-def test_a_lost_engine_is_noticed_by_its_download_and_the_next_one_comes(
-    client: Callable[..., Client], store: CountingStore, tmp_path: Path
-) -> None:
+def test_a_lost_engine_is_noticed_by_its_download_and_the_next_one_comes(client, store, tmp_path):
     best = client().resolve("digits:stable", "cpu").candidates[0].entry
     from enginesmith.registry.store.layout import blob_key
 

@@ -106,10 +106,7 @@ def test_an_answer_ranks_and_gives_each_reason() -> None:
 def test_this_machine_is_described_as_far_as_it_can_be_seen(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setattr(
         "enginesmith.core.hardware.cuda.gpus",
-        lambda: (
-            GpuDevice(0, "NVIDIA L4", (8, 9), 23 * GIB),
-            GpuDevice(1, "NVIDIA L4", (8, 9), 22 * GIB),
-        ),
+        lambda: (GpuDevice(0, "NVIDIA L4", (8, 9), 23 * GIB), GpuDevice(1, "NVIDIA L4", (8, 9), 22 * GIB)),
     )
     monkeypatch.setattr("enginesmith.core.hardware.cuda.cuda_version", lambda: "12.4")
     monkeypatch.setattr(module, "_find_installed_version", {"tensorrt-rtx-cu13-bindings": "1.7.1.116"}.get)

@@ -81,14 +81,8 @@ def test_proven_before_accurate_but_not_before_fit() -> None:
 
 
 def test_every_rejection_has_its_reason() -> None:
-    entries = [
-        entry("sm_80"),
-        entry("cpu"),
-        entry("sm_89", "int8", "failed"),
-        entry("sm_89", "fp32", "unproven"),
-        entry("sm_89", "bf16"),
-        entry("sm_89"),
-    ]
+    entries = [entry("sm_80"), entry("cpu"), entry("sm_89", "int8", "failed"), entry("sm_89", "fp32", "unproven")]
+    entries += [entry("sm_89", "bf16"), entry("sm_89")]
     found = resolve(entries, SM89, "fp16", proven_only=True)
     assert found.chosen == entries[-1] and found.ranked == (entries[-1],)
     assert dict(found.rejected) == {
@@ -156,9 +150,7 @@ ENTRIES = st.builds(
     st.booleans(),
     st.randoms(use_true_random=False),
 )
-def test_never_an_engine_that_does_not_fit_and_never_by_order(
-    entries: list[EngineEntry], name: str, proven_only: bool, random
-) -> None:
+def test_never_an_engine_that_does_not_fit_and_never_by_order(entries, name, proven_only, random):
     target = parse_targets(name)[0]
     try:
         found = resolve(entries, target, proven_only=proven_only)

@@ -30,9 +30,7 @@ def watcher(store: CountingStore, folder: Path, *labels: str) -> ChannelWatcher:
     )  # fmt: skip
 
 
-def test_a_rollout_costs_who_is_not_reached_a_changed_channel_and_who_is_two_requests_more_and_a_report(
-    tmp_path: Path,
-) -> None:
+def test_a_rollout_costs_who_is_not_reached_a_changed_channel_and_who_is_two_requests_more_and_a_report(tmp_path):
     store = CountingStore()
     publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
     two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest

@@ -62,9 +62,7 @@ def test_a_cut_file_is_refused(cache: Path, tmp_path: Path, share: float) -> Non
 @pytest.mark.parametrize(
     "name", ["files/../../evil", "/etc/evil", "files//evil", "evil.py", "files/.hidden", "files/a\\b"]
 )
-def test_a_member_that_leads_elsewhere_is_refused_before_anything_is_written(
-    cache: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_member_that_leads_elsewhere_is_refused_before_anything_is_written(cache, tmp_path, name):
     with zipfile.ZipFile(cache, "a") as archive:
         archive.writestr(name, "x")
     with pytest.raises(IntegrityError, match="which no compile cache does"):
@@ -135,9 +133,7 @@ def test_the_same_model_from_another_file_with_another_comment_is_taken(tmp_path
         ("width", {"width": 5}, r"tensor fc.bias was float32 \[4\] and is float32 \[5\] \(and 1 more\)"),
     ],
 )
-def test_another_model_is_refused_with_what_differs(
-    tmp_path: Path, warm: WarmStart, name: str, change: dict[str, Any], words: str
-) -> None:
+def test_another_model_is_refused_with_what_differs(tmp_path, warm, name, change, words):
     with pytest.raises(StaleCacheError, match=f"stale: the cache was made from another model: {words}"):
         warm.compile(model(tmp_path, f"recipe_net_{name}", **change))
 

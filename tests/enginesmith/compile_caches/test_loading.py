@@ -123,9 +123,7 @@ def stale_facts() -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("name", "text", "words"), [*stale_facts()])
-def test_a_stale_cache_is_not_pulled_and_the_reason_says_what_differs(
-    store: Store, tmp_path: Path, mark: Path, name: str, text: str, words: str
-) -> None:
+def test_a_stale_cache_is_not_pulled_and_the_reason_says_what_differs(store, tmp_path, mark, name, text, words):
     published(store, tmp_path, mark, tuple({**dict(FACTS), name: text}.items()))
     ((left_out, reason),) = pulled(store, tmp_path / "dest").left_out
     assert left_out == "net.cache" and words in reason
@@ -137,9 +135,7 @@ def test_a_cache_of_another_kind_of_cpu_is_not_pulled(store: Store, tmp_path: Pa
     assert not found.attachments and "laid out for arm64 CPUs, and this one is" in found.left_out[0][1]
 
 
-def test_a_machine_that_changed_after_the_pull_is_seen(
-    store: Store, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_that_changed_after_the_pull_is_seen(store, tmp_path, mark, monkeypatch):
     published(store, tmp_path, mark)
     found = pulled(store, tmp_path / "dest")
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -190,9 +186,7 @@ def wrong():
 
 
 @pytest.mark.slow
-def test_a_process_out_of_a_cache_compiles_nothing_and_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_out_of_a_cache_compiles_nothing_and_is_measured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET.format(factor=2))
     cache = tmp_path / "net.cache"
@@ -217,9 +211,7 @@ def test_a_process_out_of_a_cache_compiles_nothing_and_is_measured(
         ("nowhere:build", "No module named 'nowhere'; give MODULE:FUNCTION"),
     ],
 )
-def test_an_entry_point_that_gives_no_model_is_refused_with_what_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry_point: str, words: str
-) -> None:
+def test_an_entry_point_that_gives_no_model_is_refused_with_what_is_wanted(tmp_path, monkeypatch, entry_point, words):
     from enginesmith.compile_caches.loading import load_entry_point
 
     monkeypatch.chdir(tmp_path)

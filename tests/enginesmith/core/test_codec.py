@@ -227,10 +227,7 @@ def test_limits_tags_and_free_parts_survive() -> None:
         ({"parts": [{"kind": "tape"}]}, r"^parts\[0\].kind is 'tape'; it must be one of disk, gauge$"),
         ({"parts": [{"size": 1}]}, r"^parts\[0\].kind is missing$"),
         ({"parts": [{"kind": []}]}, r"^parts\[0\].kind is \[\]; it must be a string$"),
-        (
-            {"parts": [{"kind": "gauge", "share": 1}]},
-            r"^parts\[0\].share is 1; .* at least 0, below 1$",
-        ),
+        ({"parts": [{"kind": "gauge", "share": 1}]}, r"^parts\[0\].share is 1; .* at least 0, below 1$"),
         ({"parts": [{"kind": "gauge", "share": "nan"}]}, r"^parts\[0\].share is 'nan'"),
         ({"held": [1]}, r"^held\[0\] is 1; it must be an object$"),
         ({"names": {"x": [1]}, "free": {"x": 1}}, "^a name is free and is not$"),

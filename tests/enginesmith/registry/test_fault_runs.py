@@ -1,12 +1,9 @@
 """A few of the runs of `fault_runs`; what hundreds gave is in docs/concepts/registry.md."""
 
 import gc
-from pathlib import Path
 
 import pytest
 
-from tests.enginesmith.object_stores.kinds import ServerKind
-from tests.enginesmith.object_stores.servers import Servers
 from tests.enginesmith.registries import on_each_bucket
 from tests.enginesmith.registry.fault_runs import run_all
 
@@ -15,8 +12,8 @@ from tests.enginesmith.registry.fault_runs import run_all
 @on_each_bucket
 @pytest.mark.parametrize("seed", [11])
 def test_whatever_happens_to_a_publication_nothing_is_lost_and_a_retry_completes(
-    servers: Servers, server_kind: ServerKind, s3_environment: None, tmp_path: Path, seed: int
-) -> None:
+    servers, server_kind, s3_environment, tmp_path, seed
+):
     server = servers.url(server_kind.name)
     assert run_all(6, seed, server, tmp_path, kind=server_kind.name).runs == 6
     gc.collect()

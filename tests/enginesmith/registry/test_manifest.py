@@ -195,10 +195,7 @@ def test_a_function_is_read() -> None:
         ({"engines": entry_with(requires=[{"kind": 5}])}, r"requires\[0\].kind is 5"),
         ({"engines": entry_with(requires=[{**SM89, "capability": [8]}])}, r"requires\[0\].capability"),
         ({"engines": entry_with(requires=[{**SM89, "target": None}])}, r"requires\[0\].target is None"),
-        (
-            {"engines": entry_with(requires=[{"kind": "memory", "size_bytes": True}])},
-            "size_bytes is True",
-        ),
+        ({"engines": entry_with(requires=[{"kind": "memory", "size_bytes": True}])}, "size_bytes is True"),
     ],
 )
 def test_every_field_is_checked_even_when_the_digest_fits(changes: dict[str, Any], words: str) -> None:

@@ -1,7 +1,6 @@
 """Blobs that are missing, cut or a link out of the registry: found by one look at each before they are vouched for."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -75,13 +74,8 @@ def test_promotion_refuses(store: Store, manifest: Manifest, damage: Damage, kin
 
 @each_damage
 def test_pull_goes_on_to_the_next_engine_and_resolve_does_not_rank_what_is_lost(
-    store: Store,
-    entries: tuple[EngineEntry, EngineEntry],
-    manifest: Manifest,
-    damage: Damage,
-    kind: str,
-    tmp_path: Path,
-) -> None:
+    store, entries, manifest, damage, kind, tmp_path
+):
     damage(store, str(entries[0].digest))
     pulled = pull(store, DIGITS, CPU, tmp_path / "engines")
     assert pulled.engine.precision == "int8" and pulled.path.read_bytes() == b"engine cpu int8"
@@ -96,18 +90,14 @@ def test_pull_goes_on_to_the_next_engine_and_resolve_does_not_rank_what_is_lost(
 
 
 @on_each_store
-def test_pull_goes_on_from_an_engine_whose_bytes_are_others(
-    store: Store, entries: tuple[EngineEntry, EngineEntry], manifest: Manifest, tmp_path: Path
-) -> None:
+def test_pull_goes_on_from_an_engine_whose_bytes_are_others(store, entries, manifest, tmp_path):
     flip(store, str(entries[0].digest))
     pulled = pull(store, DIGITS, CPU, tmp_path)
     assert pulled.engine.precision == "int8" and "holds other bytes" in pulled.warnings[0]
 
 
 @each_damage
-def test_publishing_again_repairs_or_goes_on_beside_what_is_damaged(
-    store: Store, entries: tuple[EngineEntry, EngineEntry], manifest: Manifest, damage: Damage, kind: str
-) -> None:
+def test_publishing_again_repairs_or_goes_on_beside_what_is_damaged(store, entries, manifest, damage, kind):
     damage(store, str(entries[0].digest))
     other = engine(store, precision="fp32", data=b"other bytes of the compiler")
     assert publish_engines(store, (other, entries[1])).manifest.version == "2"
@@ -135,9 +125,7 @@ def test_a_look_at_engines_elsewhere_is_one_request_each(store_behind_proxy: Obj
     assert proxy.count("HEAD", "blobs/") == len(manifest.manifest.blobs()) + 1  # and for the snapshot
 
 
-def test_a_watch_goes_on_to_the_next_engine_and_back_when_the_best_one_is_restored(
-    store: Store, entries: tuple[EngineEntry, EngineEntry], manifest: Manifest, tmp_path: Path
-) -> None:
+def test_a_watch_goes_on_to_the_next_engine_and_back_when_the_best_one_is_restored(store, entries, manifest, tmp_path):
     told: list[str] = []
     seen: list[str] = []
     watch = ChannelWatcher(

@@ -46,7 +46,4 @@ def test_no_module_looks_for_backends() -> None:
             for alias in node.names
         }
         if path.name != "coverage.py":  # the fleet asks whether what is missing could be built
-            assert not found & {
-                "builders.backends.discovery",
-                "builders.backends.discovery.find_incompatibility",
-            }, path
+            assert not found & {"builders.backends.discovery", "builders.backends.discovery.find_incompatibility"}, path

@@ -82,9 +82,7 @@ def test_a_folder_with_other_things_is_still_no_registry(tmp_path: Path) -> None
         open_store(tmp_path, create=True)
 
 
-def test_a_disk_that_is_full_after_publication_says_that_the_version_is_published(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_after_publication_says_that_the_version_is_published(store, monkeypatch):
     replace = FileStore.replace
 
     def full(self: FileStore, key: str, data: bytes, expected: bytes | None) -> bool:

@@ -81,9 +81,7 @@ def test_it_is_sent_again_until_the_server_takes_it(api: Api, monkeypatch: pytes
     assert len(api.taken) == 1 and len(api.authorizations) == 3
 
 
-def test_a_server_that_never_takes_it_is_warned_of_without_its_password(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_never_takes_it_is_warned_of_without_its_password(api, monkeypatch):
     monkeypatch.setattr(drift, "RETRIES_S", ())
     api.codes = [500]
     event = DriftEvent("tiny", "3", "s3://models/r", api.url.replace("127.", "me:secret@127."))
@@ -96,9 +94,7 @@ def test_a_server_that_never_takes_it_is_warned_of_without_its_password(
     ("name", "value", "wanted"),
     [("PREFECT_API_KEY", "k1", "Bearer k1"), ("PREFECT_API_AUTH_STRING", "me:pw", "Basic bWU6cHc=")],
 )
-def test_credentials_are_those_of_prefects_client(
-    api: Api, monkeypatch: pytest.MonkeyPatch, name: str, value: str, wanted: str
-) -> None:
+def test_credentials_are_those_of_prefects_client(api, monkeypatch, name, value, wanted):
     monkeypatch.setenv(name, value)
     DriftEvent("tiny", "3", "s3://models/r", api.url)(DRIFT).join(PATIENCE_S)
     assert api.authorizations == [wanted] and "pw" not in json.dumps(api.taken)

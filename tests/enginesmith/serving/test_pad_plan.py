@@ -16,10 +16,7 @@ from tests.enginesmith.serving.engines import INPUTS, OUTPUTS, PADDING
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 3), st.integers(0, 3))
 def test_padding_is_what_numpy_pads_and_cropping_takes_it_off(batch, sequence, more, longer):
-    sizes, padded = (
-        {"batch": batch, "sequence": sequence},
-        {"batch": batch + more, "sequence": sequence + longer},
-    )
+    sizes, padded = ({"batch": batch, "sequence": sequence}, {"batch": batch + more, "sequence": sequence + longer})
     x = np.arange(batch * sequence, dtype=np.float32).reshape(batch, sequence)
     plan = plan_padding(INPUTS, OUTPUTS, PADDING, sizes, padded)
     found = plan.pad({"x": x, "mask": np.ones(x.shape, np.int64)})

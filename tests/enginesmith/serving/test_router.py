@@ -88,9 +88,7 @@ def test_a_compiled_runner_takes_over_when_it_is_ready():
         return compiled
 
     with Router(
-        [engine("a", profile((1, 4), (1, 16)))],
-        fallbacks=[engine("graph", run=graph)],
-        compiled=JustInTime(compiles),
+        [engine("a", profile((1, 4), (1, 16)))], fallbacks=[engine("graph", run=graph)], compiled=JustInTime(compiles)
     ) as router:
         assert_same(router.run(request(9, 3)), request(9, 3))
         assert len(graph.shapes) == 1
@@ -146,10 +144,7 @@ def test_many_threads_get_their_own_answers_and_no_request_is_lost():
 def test_an_alarm_on_the_fallback_rate_is_reported_once():
     found = []
     router = Router(
-        [engine("a", profile((1, 4), (1, 16)))],
-        fallbacks=[engine("graph")],
-        reference_rate=0.01,
-        on_drift=found.append,
+        [engine("a", profile((1, 4), (1, 16)))], fallbacks=[engine("graph")], reference_rate=0.01, on_drift=found.append
     )
     for _ in range(60):
         router.run(request(9, 3))

@@ -26,7 +26,6 @@ from pipeline.compile.composition import InProcess
 from pipeline.orchestration.flows import canary as flows
 from pipeline.progress import Progress
 from tests.enginesmith.registries import engine, overwrite, publish_engines
-from tests.pipeline.projects import Project
 from validation.canary.report import read_report
 
 
@@ -64,9 +63,7 @@ def test_what_is_missing_is_a_reason(store: Store, pair: tuple[Manifest, Manifes
     assert "has no traffic of digits" in reason(store, traffic=str(tmp_path), target="cpu")
 
 
-def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engine(
-    store: Store, pair: tuple[Manifest, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engine(store, pair, tmp_path, monkeypatch):
     def connect(*_: object) -> bool:
         raise UnavailableError("it looks for Ray")
 
@@ -95,9 +92,7 @@ def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engi
         flows.canary.fn("digits", "4", store.uri, traffic=str(tmp_path), target="l4", executor="ray")
 
 
-def test_the_sweep_finds_a_version_without_a_verdict_once_it_is_old_enough(
-    store: Store, pair: tuple[Manifest, Manifest]
-) -> None:
+def test_the_sweep_finds_a_version_without_a_verdict_once_it_is_old_enough(store, pair):
     cpu = target_named("cpu")
 
     old = timedelta(hours=-1)
@@ -123,9 +118,7 @@ def verdict(store: Store, manifest: Manifest, baseline: Manifest) -> CanaryVerdi
     return CanaryVerdict(*named, baseline.version, store.put_bytes(b"a report"), now())
 
 
-def test_a_sweep_runs_the_canaries_that_were_lost_and_no_damaged_model_stops_it(
-    built: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_runs_the_canaries_that_were_lost_and_no_damaged_model_stops_it(built, tmp_path, monkeypatch):
     store = open_store(built.registry)
     channels.promote(store, lookup.load(store, "tiny", "1"), "stable", proven_only=True)
     built.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
@@ -150,8 +143,8 @@ def test_a_sweep_runs_the_canaries_that_were_lost_and_no_damaged_model_stops_it(
 
 
 def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_registry_keeps(
-    built: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    built, tmp_path, monkeypatch
+):
     store = open_store(built.registry)
     assert built.run("promote", "tiny@1", "tiny:stable", "--proven-only").code == 0
     built.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)

@@ -133,9 +133,7 @@ def test_a_fail_on_one_bars_what_passed_on_the_others(store: Store, pair, settle
     assert serving(store) == "1"
 
 
-def test_a_fail_on_one_takes_back_what_is_served_and_nothing_promotes_it_again(
-    store: Store, pair, settled: Settle
-) -> None:
+def test_a_fail_on_one_takes_back_what_is_served_and_nothing_promotes_it_again(store, pair, settled):
     one, two = pair
     settled("cpu", two, one)
     channels.promote(store, two, "stable")
@@ -166,9 +164,7 @@ def test_a_lost_fail_of_what_is_not_the_newest_is_taken_back_too(store: Store, p
     assert hourly(store) == "rolled back: digits:stable -> 1" and serving(store) == "1"
 
 
-def test_a_fail_that_a_person_knew_of_is_not_taken_back_by_the_hourly_run(
-    store: Store, pair, kept: Settle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fail_that_a_person_knew_of_is_not_taken_back_by_the_hourly_run(store, pair, kept, monkeypatch):
     one, two = pair
     kept("sm_89", two, one, slower=0.05)
     with monkeypatch.context() as patch:
@@ -177,9 +173,7 @@ def test_a_fail_that_a_person_knew_of_is_not_taken_back_by_the_hourly_run(
     assert hourly(store) == "digits:stable serves 2 already" and serving(store) == "2"
 
 
-def test_the_hourly_run_takes_nothing_back_for_a_target_or_a_comparison_that_does_not_count(
-    store: Store, pair, kept: Settle
-) -> None:
+def test_the_hourly_run_takes_nothing_back_for_a_target_or_a_comparison_that_does_not_count(store, pair, kept):
     one, two = pair
     channels.promote(store, two, "stable")
     three = published(store, "three", "cpu", "sm_89")
@@ -288,9 +282,7 @@ def test_a_stored_verdict_is_checked(store: Store, pair, settled: Settle) -> Non
         ({"baseline": ""}, "baseline"),
     ],
 )
-def test_a_verdict_that_could_not_be_read_back_or_been_found_there_is_not_kept(
-    store: Store, pair, settled: Settle, change: dict[str, str], said: str
-) -> None:
+def test_a_verdict_that_could_not_be_read_back_or_been_found_there_is_not_kept(store, pair, settled, change, said):
     one, two = pair
     settled("sm_89", two, one)
     (found,) = canaries(store, two)
@@ -299,9 +291,7 @@ def test_a_verdict_that_could_not_be_read_back_or_been_found_there_is_not_kept(
     assert canaries(store, two) == [found]
 
 
-def test_a_model_that_is_damaged_keeps_no_other_from_being_settled(
-    store: Store, pair, settled: Settle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_is_damaged_keeps_no_other_from_being_settled(store, pair, settled, monkeypatch):
     flows = pytest.importorskip("pipeline.orchestration.flows.settle_canary")
     one, two = pair
     settled("cpu", two, one)
@@ -327,9 +317,7 @@ def test_a_report_about_another_model_moves_nothing(store: Store, pair, settled:
         settle(store, "other", "stable", found.report, lambda _: None)
 
 
-def test_a_fail_that_arrives_while_a_pass_promotes_takes_it_back(
-    store: Store, pair, settled: Settle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fail_that_arrives_while_a_pass_promotes_takes_it_back(store, pair, settled, monkeypatch):
     """Two runs at once: one has seen no FAIL yet, the other finds the candidate not served yet."""
     one, two = pair
     settled("cpu", two, one)

@@ -41,9 +41,7 @@ def proven(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return judged
 
 
-def test_fp32_is_proven_before_calibration_ends(
-    project: Project, proven: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp32_is_proven_before_calibration_ends(project, proven, monkeypatch):
     observe = composition.observe
 
     def wait(*arguments: Any) -> Any:
@@ -65,9 +63,7 @@ def crash(*_: Any) -> Any:
     raise StepError("KeyError: 't'", "crash", "the log")
 
 
-def test_calibration_that_fails_takes_no_other_precision_with_it(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calibration_that_fails_takes_no_other_precision_with_it(project, monkeypatch):
     """The failure stands in the build, the version, the page, the JSON and the exit code; the next build mends it."""
     monkeypatch.setattr(composition, "observe", crash)
     project.change_spec(targets=["cpu"], precisions=["fp32", "fp16", "int8"])
@@ -88,9 +84,7 @@ def test_calibration_that_fails_takes_no_other_precision_with_it(
 
 
 @pytest.mark.parametrize("where", ["write_graph", "_check_graph"])
-def test_a_graph_that_cannot_be_written_or_compared_says_why(
-    project: Project, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_a_graph_that_cannot_be_written_or_compared_says_why(project, monkeypatch, where):
     made = Graph(INT8, "c" * 64, (), (), recipe=Recipe("d" * 64))
     monkeypatch.setattr(graphs, "write_graph", lambda *_: made)
     monkeypatch.setattr(graphs, where, crash)
@@ -99,9 +93,7 @@ def test_a_graph_that_cannot_be_written_or_compared_says_why(
     assert (found.variant, found.model) == (INT8, EXPORTED.model.digest)
 
 
-def test_a_search_that_fails_is_that_of_the_kinds_that_wait_for_it(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_that_fails_is_that_of_the_kinds_that_wait_for_it(project, monkeypatch):
     spec, context, kind = load_spec(project.spec), context_of(project), INT8.searched
     assert kind is not None
     monkeypatch.setattr(composition, "choose", crash)
@@ -128,9 +120,7 @@ def test_something_out_of_reach_ends_the_run(project: Project, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("required", ["cpu int8", "cpu fp32"])
-def test_a_required_unit_without_a_graph_stops_the_run(
-    project: Project, monkeypatch: pytest.MonkeyPatch, required: str
-) -> None:
+def test_a_required_unit_without_a_graph_stops_the_run(project, monkeypatch, required):
     def fail(*_: Any) -> None:
         raise DataError("sample 3 is NaN")
 
@@ -153,9 +143,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
     [("fp32", "observe"), ("int8", "build")],
     ids=["a-plain-unit-before-calibration", "another-before-anything-is-built"],
 )
-def test_a_required_unit_that_is_refused_stops_the_run_early(
-    project: Project, monkeypatch: pytest.MonkeyPatch, refused: str, step: str
-) -> None:
+def test_a_required_unit_that_is_refused_stops_the_run_early(project, monkeypatch, refused, step):
     calls: list[Any] = []
     monkeypatch.setattr(composition, step, lambda *arguments: calls.append(arguments))
     refuse(monkeypatch, refused)
@@ -164,9 +152,7 @@ def test_a_required_unit_that_is_refused_stops_the_run_early(
     assert done.code == 1 and "units that the spec requires are refused" in done.err and not calls
 
 
-def test_the_exported_model_is_planned_before_any_sample_is_observed(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_exported_model_is_planned_before_any_sample_is_observed(project, monkeypatch):
     """Batches are made when they are asked for: nobody who asks for the first alone waits for the second."""
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8"])
     monkeypatch.setattr(composition, "observe", crash)

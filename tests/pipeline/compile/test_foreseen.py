@@ -74,9 +74,7 @@ def test_a_changed_calibration_sample_that_changes_no_engine_is_told_of(project:
 
 
 @pytest.mark.parametrize("words", [(), ("--no-export",)])
-def test_a_changed_golden_value_is_told_of_though_every_engine_is_cached(
-    built: Project, words: tuple[str, ...]
-) -> None:
+def test_a_changed_golden_value_is_told_of_though_every_engine_is_cached(built, words):
     change_data(built, "golden.npz", 0.001)
     units, changes = planned(built, *words)
     assert {unit["action"] for unit in units.values()} == {"cached", "refused"}
@@ -150,9 +148,7 @@ def snapshot(place: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in place.rglob("*") if file.is_file()}
 
 
-def test_without_an_export_it_runs_and_writes_nothing_and_says_what_it_cannot_know(
-    built: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_export_it_runs_and_writes_nothing_and_says_what_it_cannot_know(built, monkeypatch):
     write_model(built.folder / "tiny.onnx", weights(seed=5))
     before = snapshot(built.registry)
     monkeypatch.setattr("builders.execution.local.LocalExecutor.run", lambda *_: pytest.fail("it runs something"))

@@ -81,9 +81,7 @@ def test_versions_are_read_and_absence_is_a_version() -> None:
     assert found["onnx"][0].isdigit()
 
 
-def test_lines_tell_events_and_that_long_work_is_alive(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_tell_events_and_that_long_work_is_alive(capsys, monkeypatch):
     monkeypatch.setattr("pipeline.progress.display.HEARTBEAT_S", 0.02)
     lines = Lines()
     lines.emit(Started("unit"))

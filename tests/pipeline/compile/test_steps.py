@@ -76,9 +76,7 @@ EXPORTED = Exported(OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_qdq=False), GOL
 
 
 @pytest.mark.parametrize("error", [ModelError("it cannot be read"), StepError("it died", "crash")])
-def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(
-    project: Project, error: EnginesmithError
-) -> None:
+def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project, error):
     judged = proofs.validate(
         an_engine(), EXPORTED, Work(load_spec(project.spec), run_context(project.folder.parent, error))
     )
@@ -237,9 +235,7 @@ def test_overrides_of_a_model_that_its_author_quantized_are_no_silent_wish(proje
     )
 
 
-def test_a_large_model_file_is_parsed_where_its_memory_has_a_limit(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_model_file_is_parsed_where_its_memory_has_a_limit(project, tmp_path, monkeypatch):
     spec = load_spec(project.spec)
     context = run_context(tmp_path, StepError("a process of its own"))
     assert list(source_digests(spec, context)["files"]) == ["tiny.onnx"]
@@ -278,9 +274,7 @@ def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -
         assert cluster.asked == 1, "a single part stays here"
 
 
-def test_mistakes_are_looked_for_where_there_is_work_and_not_again(
-    built: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_are_looked_for_where_there_is_work_and_not_again(built, monkeypatch):
     def found(_: object) -> None:
         raise SpecError(["looked"])
 

@@ -145,9 +145,7 @@ def test_any_name_of_a_tensor_is_one_in_the_spec(tmp_path: Path, name: str) -> N
          "output 's' is a sequence"),
     ],
 )  # fmt: skip
-def test_what_no_engine_can_take_is_one_error_with_a_remedy(
-    tmp_path: Path, nodes: list, inputs: list, outputs: list, words: str
-) -> None:
+def test_what_no_engine_can_take_is_one_error_with_a_remedy(tmp_path, nodes, inputs, outputs, words):
     outputs = [value("y", ["batch", 8])] if words.startswith("is optional") else outputs
     path = write(tmp_path / "m.onnx", nodes, inputs, outputs, opset=18)
     with pytest.raises(ModelError, match=words):
@@ -180,9 +178,7 @@ def test_the_sizes_of_many_dims_are_tried_for_the_time_alone(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("runs", [1, 4, 5, 6])
-def test_a_slow_model_is_drafted_with_what_was_tried_in_time(
-    tmp_path: Path, runs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_model_is_drafted_with_what_was_tried_in_time(tmp_path, runs, monkeypatch):
     left = iter([False] * runs)
     monkeypatch.setattr("pipeline.drafts.probing._Probe.is_over", property(lambda _: next(left, True)))
     ends = [value("x", ["batch", "k"])], [value("y", ["batch", "k"])]

@@ -53,8 +53,7 @@ def test_the_spec_that_is_written_is_a_good_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "precisions"),
-    [("MatMul", ["fp32", "fp16"]), ("Relu", ["fp32"]), ("DynamicQuantizeLinear", ["fp32"])],
+    ("kind", "precisions"), [("MatMul", ["fp32", "fp16"]), ("Relu", ["fp32"]), ("DynamicQuantizeLinear", ["fp32"])]
 )
 def test_precisions_follow_from_what_the_graph_is_made_of(tmp_path: Path, kind: str, precisions: list[str]) -> None:
     more = {"MatMul": ["w"]}.get(kind, [])
@@ -205,9 +204,7 @@ def test_axis_0_of_samples_is_the_dim_that_servers_join_requests_along(name: str
     assert [spec.shape for spec in named] == [("batch", 3), ("batch",)]
 
 
-def test_a_model_whose_weights_stay_in_their_files_is_tried_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_whose_weights_stay_in_their_files_is_tried_too(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_model, "load_onnx", partial(load_onnx, most_embedded_bytes=100))
     weight = numpy_helper.from_array(np.ones((40, 40), np.float32), "w")
     ends = [[helper.make_tensor_value_info(name, 1, ["batch", 40])] for name in ("x", "y")]

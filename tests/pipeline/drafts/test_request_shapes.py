@@ -79,9 +79,7 @@ def test_inputs_that_nothing_says_and_optional_ones_are_those_of_the_requests(tm
         ("sequence", {"x": (5, 6, 2)}, "the model does not run with the first request: "),
     ],
 )
-def test_requests_that_do_not_fit_are_told_why(
-    tmp_path: Path, function: str, arrays: dict[str, tuple[int, ...]], said: str
-) -> None:
+def test_requests_that_do_not_fit_are_told_why(tmp_path, function, arrays, said):
     found = look(tmp_path, function, **{name: floats(*shape) for name, shape in arrays.items()})
     assert said in found.refused
     assert not look(tmp_path, "sequence", x=floats(9, 6, 3)).refused

@@ -93,9 +93,7 @@ def test_images_are_cut_and_scaled(tmp_path: Path, shape: tuple[int, ...], first
         ("a.parquet", "PAR1", InputError, "pyarrow"),
     ],
 )
-def test_mistakes_name_the_file_and_what_is_wrong(
-    tmp_path: Path, name: str, content: str | None, error: type[Exception], words: str
-) -> None:
+def test_mistakes_name_the_file_and_what_is_wrong(tmp_path, name, content, error, words):
     path = tmp_path / name
     if content is not None:
         path.write_text(content)
@@ -134,9 +132,7 @@ def test_a_folder_of_files_is_all_that_they_hold(tmp_path: Path) -> None:
     assert len(list(read_requests(tmp_path, INPUTS, DIMS, "unit"))) == 12
 
 
-def test_of_many_requests_those_are_kept_that_a_whole_look_would_choose(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_requests_those_are_kept_that_a_whole_look_would_choose(tmp_path, monkeypatch):
     np.save(tmp_path / "a.npy", rows(200))
     whole = split_requests(tmp_path / "a.npy", INPUTS, DIMS, "unit")
     monkeypatch.setattr("pipeline.drafts.requests.MOST_CALIBRATION", 10)

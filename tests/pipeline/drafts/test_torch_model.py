@@ -73,10 +73,7 @@ def look(folder: Path, function: str, more: str = ""):
         ("linear", [TensorSpec("x", "float32", ("batch", 3))]),
         ("halving", [TensorSpec("x", "float32", ("batch", 3, "height", "width"))]),
         ("recurrent", [TensorSpec("frames", "float32", ("batch", "length", 5))]),
-        (
-            "tokens",
-            [TensorSpec(name, "int64", ("batch", "length")) for name in ("input_ids", "attention_mask")],
-        ),
+        ("tokens", [TensorSpec(name, "int64", ("batch", "length")) for name in ("input_ids", "attention_mask")]),
     ],
 )
 def test_the_first_layer_says_what_the_input_is(tmp_path: Path, function: str, inputs: list[TensorSpec]) -> None:
@@ -161,10 +158,7 @@ def test_a_dataclass_is_returned_as_its_fields_and_inputs_with_defaults_are_name
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (
-            "sized",
-            r"sized\(width\) cannot be called: missing .* 'width'; correct source\.arguments",
-        ),
+        ("sized", r"sized\(width\) cannot be called: missing .* 'width'; correct source\.arguments"),
         ("ready", "ready is a model and no function; write a function that returns it"),
     ],
 )

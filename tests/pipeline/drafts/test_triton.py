@@ -71,9 +71,7 @@ def test_what_the_model_does_not_have_so_is_said_and_not_dropped_in_silence(tmp_
         ("input {name: 'x' dims: [[3]", {}),
     ],
 )  # fmt: skip
-def test_the_sizes_that_are_served_are_those_of_the_spec(
-    tmp_path: Path, config: str, sizes: dict[str, tuple[int, int]]
-) -> None:
+def test_the_sizes_that_are_served_are_those_of_the_spec(tmp_path, config, sizes):
     if not sizes:
         with pytest.raises(InputError, match="a list in a list"):
             sized(tmp_path, config, "batch,3,height,width")

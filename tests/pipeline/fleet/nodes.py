@@ -149,11 +149,7 @@ MIG_HALF = node(
     gpus=1,
     capacity={"nvidia.com/mig-3g.40gb": "2"},
 )
-MIG_INVALID = node(
-    "mig-invalid",
-    gfd(f"{A100}-MIG-INVALID", "8.0", 0, "570.124.06", "12.8", "ampere", 0),
-    gpus=0,
-)
+MIG_INVALID = node("mig-invalid", gfd(f"{A100}-MIG-INVALID", "8.0", 0, "570.124.06", "12.8", "ampere", 0), gpus=0)
 TIME_SHARED = node(
     "t4-shared",
     T4_LABELS

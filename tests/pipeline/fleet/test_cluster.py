@@ -125,9 +125,7 @@ def test_every_page_is_read_and_each_node_once(api: Api, tmp_path: Path, monkeyp
     assert {query["limit"][0] for query in api.asked} == {"4"}
 
 
-def test_a_list_that_went_stale_is_read_again_from_its_start(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_that_went_stale_is_read_again_from_its_start(api, tmp_path, monkeypatch):
     monkeypatch.setattr(inventory, "_PAGE", 8)
     api.expire = 1
     found = read_cluster(access(tmp_path, api.url))

@@ -91,9 +91,7 @@ def digits(store: Store) -> Store:
         (group("l4", memory_bytes=3), "missing", None, "needs at least "),
     ],
 )
-def test_each_state_with_the_reason_that_resolve_gives(
-    digits: Store, where: NodeGroup, state: str, engine: str | None, words: str
-) -> None:
+def test_each_state_with_the_reason_that_resolve_gives(digits, where, state, engine, words):
     (found,) = stand(digits, demand(), where)
     assert (found.state, found.engine and found.engine.unit) == (state, engine)
     assert words in found.reason + found.fit
@@ -190,9 +188,7 @@ def test_without_a_catalog_each_model_with_a_channel_on_every_gpu(digits: Store)
     assert [str(item.reference) for item in found.demands] == ["digits:candidate", "ranker:stable"]
 
 
-def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(store, monkeypatch):
     """What keeps 500 nodes and 200 models a matter of seconds."""
     for index in range(5):
         published(store, f"model-{index}", [built(store, "l4", status="proven"), built(store, "sm_80")])

@@ -105,9 +105,7 @@ def test_nodes_that_come_need_engines_if_their_spec_and_a_compiler_allow(store: 
     assert not ranker.ready and found.work.index(ranker) > found.work.index(by_name["digits@1 sm_100 fp16 tensorrt"])
 
 
-def test_nodes_that_go_leave_engines_idle_and_the_oldest_driver_goes_first(
-    store: Store, fleet: Fleet, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nodes_that_go_leave_engines_idle_and_the_oldest_driver_goes_first(store, fleet, capsys):
     found = plan(store, fleet, driver="590.44", remove=(parse_nodes("t4=8"), parse_nodes("l4=10")))
     assert [(item.name, item.nodes) for item in found.after.groups] == [("l4", 36), ("h200", 4)]
     kept = plan(store, fleet, runtimes={"tensorrt": "10.16.1"}, remove=(parse_nodes("l4=10"),))

@@ -90,9 +90,7 @@ def test_a_catalog_in_a_bucket_calls_its_specs_by_where_they_are(project: Projec
         assert str(here) == str(project.spec)
 
 
-def test_the_registry_is_the_one_asked_for_then_the_variables_then_the_specs(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_registry_is_the_one_asked_for_then_the_variables_then_the_specs(project, monkeypatch):
     monkeypatch.delenv("ENGINESMITH_REGISTRY", raising=False)
     assert registry_of(None, None) == "./registry"
     project.change_spec(publication={"registry": "mine"})

@@ -93,9 +93,7 @@ def test_what_cannot_be_carried_is_said(place: tuple[Store, Manifest], tmp_path:
         write_offline_bundle(*place, tmp_path / "b")
 
 
-def test_an_engine_without_weights_of_its_own_is_not_carried(
-    place: tuple[Store, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_without_weights_of_its_own_is_not_carried(place, tmp_path, monkeypatch):
     store, manifest = place
     entries = judge_entries(store, manifest)
     stripped = [replace(item, requires=(*item.requires, Weights("0" * 64))) for item in entries]
@@ -108,9 +106,7 @@ def test_an_engine_without_weights_of_its_own_is_not_carried(
 @pytest.mark.parametrize(
     ("name", "said"), [("carry.json", "not written by"), ("cases.npz", "changed on the way"), ("engines", "changed on")]
 )
-def test_a_folder_that_was_changed_on_the_way_is_not_run(
-    returned_once: tuple[Path, Path], tmp_path: Path, name: str, said: str
-) -> None:
+def test_a_folder_that_was_changed_on_the_way_is_not_run(returned_once, tmp_path, name, said):
     shutil.copytree(returned_once[0], tmp_path / "out")
     path = tmp_path / "out" / name
     path = next(path.iterdir()) if path.is_dir() else path
@@ -156,9 +152,7 @@ DOCTORED: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", DOCTORED)
-def test_results_of_something_else_are_refused_and_leave_no_trace(
-    place: tuple[Store, Manifest], returned_once: tuple[Path, Path], in_process: None, name: str
-) -> None:
+def test_results_of_something_else_are_refused_and_leave_no_trace(place, returned_once, in_process, name):
     change, said = DOCTORED[name]
     (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", change))
     assert found.verdict == "refused" and said in found.reason
@@ -173,9 +167,7 @@ def far_off(document: dict[str, Any]) -> None:
     assert item["outcome"] == "recorded"
 
 
-def test_drift_is_measured_here_whatever_the_results_say_of_it(
-    place: tuple[Store, Manifest], returned_once: tuple[Path, Path], in_process: None
-) -> None:
+def test_drift_is_measured_here_whatever_the_results_say_of_it(place, returned_once, in_process):
     (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", far_off))
     assert (found.verdict == "failed" and "sqnr" in found.reason) or "max_rel" in found.reason
     assert {entry.unit: entry.status for entry in judge_entries(*place)}["cpu int8 onnxruntime"] == "failed"
@@ -189,9 +181,7 @@ def test_an_engine_that_broke_there_has_failed(place: tuple[Store, Manifest], re
     assert found.verdict == "failed" and "cudaErrorNoKernelImageForDevice" in found.reason
 
 
-def test_what_did_not_finish_there_says_nothing_of_the_engine(
-    place: tuple[Store, Manifest], returned_once: tuple[Path, Path]
-) -> None:
+def test_what_did_not_finish_there_says_nothing_of_the_engine(place, returned_once):
     def late(document: dict[str, Any]) -> None:
         carried(document).update(outcome="not finished", reason="still running after its limit of 1200 s")
 
@@ -201,9 +191,7 @@ def test_what_did_not_finish_there_says_nothing_of_the_engine(
 
 
 @pytest.mark.parametrize("asked", ["contract_of", "padding_rules"])
-def test_a_version_with_a_contract_or_padding_asks_for_runs_of_its_own(
-    place: tuple[Store, Manifest], returned_once: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, asked: str
-) -> None:
+def test_a_version_with_a_contract_or_padding_asks_for_runs_of_its_own(place, returned_once, monkeypatch, asked):
     monkeypatch.setattr(bundle, asked, lambda _: {"bitwise": {}})
     (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", lambda _: None))
     assert found.verdict == "refused" and "`enginesmith validate tiny@1` on a node" in found.reason
@@ -237,9 +225,7 @@ def of_a_gpu(
     return found
 
 
-def test_an_engine_of_a_gpu_is_proven_by_answers_of_such_a_gpu_alone(
-    place: tuple[Store, Manifest], returned_once: tuple[Path, Path], in_process: None, tmp_path: Path
-) -> None:
+def test_an_engine_of_a_gpu_is_proven_by_answers_of_such_a_gpu_alone(place, returned_once, in_process, tmp_path):
     """And made-up answers that fit prove it, too: that much trust in who hands them in remains."""
     out, unit = returned_once[0], "sm_89 fp32 tensorrt-rtx"
     copied = of_a_gpu(place, out, unit, tmp_path / "a", 0.0)

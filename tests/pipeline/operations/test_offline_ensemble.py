@@ -59,9 +59,7 @@ def judge(store: Store, document: dict[str, Any]) -> list[Validated]:
     return list(import_results(store, Results.from_json(document)))
 
 
-def test_graphs_and_the_whole_are_proven_by_what_came_back(
-    place: tuple[Store, Manifest], returned: dict[str, Any]
-) -> None:
+def test_graphs_and_the_whole_are_proven_by_what_came_back(place, returned):
     store, manifest = place
     assert [item["outcome"] for item in returned["carried"]] == ["recorded"] * 3
     found = judge(store, returned)
@@ -77,9 +75,7 @@ def test_graphs_and_the_whole_are_proven_by_what_came_back(
     assert "proven by attestation" in entry.reason
 
 
-def test_answers_of_one_graph_that_are_missing_or_the_other_graphs_are_refused(
-    place: tuple[Store, Manifest], returned: dict[str, Any]
-) -> None:
+def test_answers_of_one_graph_that_are_missing_or_the_other_graphs_are_refused(place, returned):
     document = copy.deepcopy(returned)
     del document["carried"][:2]
     answers = document["carried"][0]["answers"]
@@ -93,9 +89,7 @@ def test_answers_of_one_graph_that_are_missing_or_the_other_graphs_are_refused(
     assert found.verdict == "refused" and "its golden set is 000" in found.reason
 
 
-def test_the_whole_waits_for_its_graphs(
-    place: tuple[Store, Manifest], returned: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_whole_waits_for_its_graphs(place, returned, monkeypatch):
     known = bundle.judge_entries
 
     def waiting(store: Store, manifest: Manifest) -> list[Any]:

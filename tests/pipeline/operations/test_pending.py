@@ -21,14 +21,7 @@ from enginesmith.registry.versions.publish import add_attestation
 from pipeline.compile.composition import InProcess
 from pipeline.compile.run_context import RunContext
 from pipeline.operations import validate as proving
-from pipeline.operations.validate import (
-    Pending,
-    Validated,
-    list_pending,
-    pending_of,
-    validate,
-    why_nothing,
-)
+from pipeline.operations.validate import Pending, Validated, list_pending, pending_of, validate, why_nothing
 from pipeline.operations.validate import validate_pending as prove
 from pipeline.orchestration.flows import validate_pending as flows
 from pipeline.progress import Progress
@@ -108,9 +101,7 @@ def test_who_asks_for_what_cannot_be_proven_here_is_told_why(store: Store) -> No
     assert why_nothing(store, one, "sm_75") == "digits@1 has no unproven engine for sm_75; it has none"
 
 
-def test_of_several_runs_one_proves_and_never_two_engines_at_once(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_several_runs_one_proves_and_never_two_engines_at_once(store, monkeypatch):
     publish_engines(store, [engine(store, status="unproven"), engine(store, precision="fp16", status="unproven")])
     manifest = load(store, "digits", "1")
     monkeypatch.setattr(proving, "spec_of", lambda _: None)
@@ -147,9 +138,7 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(
     assert len(ran) == 4, "a person who says validate means it"
 
 
-def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(store, monkeypatch):
     three_versions(store)
     proven: list[str] = []
 
@@ -171,9 +160,7 @@ def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(
     assert proven == ["digits@1", "digits@3", "digits@3"], "without a version: the newest, and what is served"
 
 
-def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_before(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_before(store, monkeypatch):
     three_versions(store)
     asked: list[str] = []
 

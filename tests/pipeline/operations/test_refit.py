@@ -54,9 +54,7 @@ def model_of(folder: Path, name: str, **changes: np.ndarray) -> Path:
         ({"more": np.ones(3, np.float32)}, "'more' is in one of them alone"),
     ],
 )
-def test_models_that_differ_in_more_than_weights_are_told_apart(
-    tmp_path: Path, changes: dict[str, np.ndarray], words: str | None
-) -> None:
+def test_models_that_differ_in_more_than_weights_are_told_apart(tmp_path, changes, words):
     found = differs(model_of(tmp_path, "old"), model_of(tmp_path, "new", **changes))
     assert (found is None) if words is None else re.search(words, str(found)), found
 

@@ -38,9 +38,7 @@ def test_a_proof_that_is_made_again_has_as_many_checks_as_the_build_had(store: S
 
 
 @pytest.mark.parametrize(("verdict", "runs"), [("proven", True), (ON_RANDOM, True), ("failed", False)])
-def test_a_whole_is_run_where_the_engines_of_its_graphs_passed(
-    monkeypatch: pytest.MonkeyPatch, verdict: str, runs: bool
-) -> None:
+def test_a_whole_is_run_where_the_engines_of_its_graphs_passed(monkeypatch, verdict, runs):
     part: Any = SimpleNamespace(unit="cpu fp32 onnxruntime", target="cpu", digest="a" * 64)
     proofs: list[str] = []
     monkeypatch.setattr(validating, "ensemble_not_here", lambda *_: None)

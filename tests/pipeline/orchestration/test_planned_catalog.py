@@ -51,9 +51,7 @@ def test_a_lost_engine_is_built_and_a_lost_graph_unknown_whatever_the_copies_hol
     assert "unknown" in row["units"] and row["missing"]  # type: ignore[operator]
 
 
-def test_processes_share_the_specs_and_the_rows_stay_in_order(
-    built: Project, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_share_the_specs_and_the_rows_stay_in_order(built, place, monkeypatch):
     alone = plan(built, place)
     monkeypatch.setattr(catalog, "LEAST_SHARE", 1)
     done = built.run("plan", "--all", place, "--json", "--jobs", "2")

@@ -49,9 +49,7 @@ def answer(project: Project, traffic: str | None, executors: Executors, said: li
     return answer_drift(asked, Progress(), executors, say)
 
 
-def test_a_dim_grows_to_hold_what_came_and_the_spec_is_registered_with_buckets(
-    registered: Project, executors: Executors, tmp_path: Path
-) -> None:
+def test_a_dim_grows_to_hold_what_came_and_the_spec_is_registered_with_buckets(registered, executors, tmp_path):
     sizes = np.random.default_rng(0).choice([1, 2, 20], 400, p=[0.5, 0.3, 0.2])
     said: list[str] = []
     found = answer(registered, put_traffic(tmp_path / "traffic", sizes), executors, said)
@@ -76,9 +74,7 @@ def test_one_request_in_a_thousand_grows_nothing(registered: Project, executors:
     ("traffic", "reason"),
     [(None, "`enginesmith prefect deploy --traffic PLACE` names it"), ("empty", "has no traffic of tiny")],
 )
-def test_without_traffic_it_says_so(
-    registered: Project, executors: Executors, tmp_path: Path, traffic: str | None, reason: str
-) -> None:
+def test_without_traffic_it_says_so(registered, executors, tmp_path, traffic, reason):
     (tmp_path / "empty").mkdir()
     assert reason in answer(registered, traffic and str(tmp_path / traffic), executors).reason
 

@@ -23,7 +23,6 @@ from pipeline.progress.events import (
     VerdictReached,
 )
 from tests.pipeline.orchestration.runs.runs import UNIT, plan
-from tests.pipeline.projects import Project
 
 
 @pytest.fixture
@@ -91,9 +90,7 @@ def test_an_exporter_that_is_not_installed_is_a_warning(capsys: pytest.CaptureFi
     assert "pip install opentelemetry-exporter-otlp" in capsys.readouterr().err
 
 
-def test_without_the_sdk_there_is_nothing_but_a_warning(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_sdk_there_is_nothing_but_a_warning(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "opentelemetry.sdk.trace")
     monkeypatch.setattr(tracing.importlib.util, "find_spec", lambda _: None)
     with spans({"OTEL_TRACES_EXPORTER": "console"}) as found:
@@ -101,9 +98,7 @@ def test_without_the_sdk_there_is_nothing_but_a_warning(
     assert "pip install opentelemetry-sdk" in capsys.readouterr().err
 
 
-def test_a_build_makes_spans_for_a_program_that_traces(
-    built: Project, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_makes_spans_for_a_program_that_traces(built, exporter, monkeypatch):
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
@@ -115,9 +110,7 @@ def test_a_build_makes_spans_for_a_program_that_traces(
     assert unit.end_time > unit.start_time and run.attributes and run.attributes["enginesmith.version"] == "2"
 
 
-def test_a_provider_of_our_own_sends_what_is_left_at_the_end(
-    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_provider_of_our_own_sends_what_is_left_at_the_end(exporter, monkeypatch):
     entry = SimpleNamespace(name="memory", load=lambda: lambda: exporter)
     monkeypatch.setattr(tracing.importlib.metadata, "entry_points", lambda group: [entry])
     with spans({"OTEL_TRACES_EXPORTER": "memory"}) as found:

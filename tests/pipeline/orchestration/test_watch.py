@@ -51,9 +51,7 @@ def look(store: Store, place: object, times: int = 1, *, settled: bool = False) 
     return said
 
 
-def test_new_content_is_told_once_also_by_a_watcher_that_starts_anew(
-    project: Project, store: Store, server: Server
-) -> None:
+def test_new_content_is_told_once_also_by_a_watcher_that_starts_anew(project, store, server):
     [seen] = look(store, project.folder, 2)
     assert seen.told and seen.spec == "tiny.yaml"
     assert look(store, project.folder) == [] and len(server.heard) == 1
@@ -99,9 +97,7 @@ def test_files_that_still_change_are_waited_for(project: Project, store: Store, 
     assert [seen.told for seen in said] == [True]
 
 
-def test_a_spec_that_cannot_be_read_is_said_once_and_stops_no_other(
-    project: Project, store: Store, server: Server
-) -> None:
+def test_a_spec_that_cannot_be_read_is_said_once_and_stops_no_other(project, store, server):
     (project.folder / "a.yaml").write_text("model: a\n")
     said = look(store, project.folder, 3)
     assert [(seen.spec, seen.told) for seen in said] == [("a.yaml", False), ("tiny.yaml", True)]

@@ -120,10 +120,7 @@ def images(count: int = 24, seed: int = 2) -> dict[str, np.ndarray]:
 def sentences(count: int = 24, seed: int = 3) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 7, size=(count, 1))
-    return {
-        "tokens": rng.integers(0, 32, size=(count, 6)),
-        "mask": (np.arange(6) < lengths).astype(np.float32),
-    }
+    return {"tokens": rng.integers(0, 32, size=(count, 6)), "mask": (np.arange(6) < lengths).astype(np.float32)}
 
 
 def samples(folder: Path, arrays: dict[str, np.ndarray], specs: tuple[TensorSpec, ...], dim: Dim = BATCH) -> Samples:

@@ -61,9 +61,7 @@ def check(model: onnx.ModelProto, data: dict[str, np.ndarray], precision: str, s
         ((np.nan, np.nan), "is not finite"),
     ],
 )
-def test_ranges_that_say_nothing_leave_the_node_in_float(
-    precision: str, scheme: object, pair: tuple[float, float], reason: str
-) -> None:
+def test_ranges_that_say_nothing_leave_the_node_in_float(precision, scheme, pair, reason):
     ranges = Ranges({"x": (-3.0, 3.0), "a": pair}, "minmax", "0" * 64, 16)
     result, notes = write(two_layers(), precision, scheme, ranges)  # type: ignore[arg-type]
     assert isinstance(notes, QuantizationNotes) and notes.quantized == ("MatMul_a",)

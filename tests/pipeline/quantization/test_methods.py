@@ -69,9 +69,7 @@ SHAPES = {
 @EVERY
 @BOTH
 @given(arrays.arrays(np.float32, st.integers(1, 30), elements=FLOATS))
-def test_every_range_is_finite_and_within_what_was_seen(
-    chosen: Method, activation: Activation, values: np.ndarray
-) -> None:
+def test_every_range_is_finite_and_within_what_was_seen(chosen, activation, values):
     found = ranges(observed(x=seen(values)), chosen, activation)
     low, high = found.tensors["x"]
     assert values.min() <= low <= high <= values.max()
@@ -89,15 +87,6 @@ def test_mse_is_near_the_best_of_all_bounds(shape: str, activation: Activation) 
         for right in ([left] if activation == "int8" else np.geomspace(0.05, 1, 40))
     )
     assert error(values, chosen_range(values, Mse(), activation), activation) <= 1.03 * best
-
-
-@BOTH
-@pytest.mark.parametrize("shape", SHAPES)
-def test_mse_is_never_worse_than_minmax(shape: str, activation: Activation) -> None:
-    values = SHAPES[shape].astype(np.float32)
-    low, high = float(values.min()), float(values.max())
-    chosen = chosen_range(values, Mse(), activation)
-    assert error(values, chosen, activation) <= 1.01 * error(values, (low, high), activation)
 
 
 @given(st.floats(0.01, 100), st.floats(0, 50))

@@ -196,9 +196,7 @@ def test_large_values_do_not_hide_nan_from_histograms(tmp_path: Path) -> None:
 @pytest.mark.parametrize("histograms", [True, False])
 @pytest.mark.parametrize("at", [0, 1, 2**15 - 1, 2**15, 70_000])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7F800001])
-def test_a_nan_is_found_wherever_it_is_and_whatever_it_looks_like(
-    tmp_path: Path, bits: int, at: int, histograms: bool
-) -> None:
+def test_a_nan_is_found_wherever_it_is_and_whatever_it_looks_like(tmp_path, bits, at, histograms):
     """In a tensor of several blocks; one whose payload is in the low bits is counted where an infinity is."""
     weight = np.ones(70_001, np.float32)
     weight[at] = np.array([bits], np.uint32).view(np.float32)[0]

@@ -21,16 +21,7 @@ from pipeline.quantization.schemes.write import write
 from pipeline.quantization.search.search import choose
 from pipeline.values import GraphVariant
 from tests.builders import graphs
-from tests.pipeline.quantization.small_nets import (
-    CPU,
-    TENSORRT_FP32,
-    build,
-    conv_net,
-    images,
-    ranges_of,
-    run,
-    sqnr_db,
-)
+from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, conv_net, images, ranges_of, run, sqnr_db
 
 REDUCED = replace(CPU, weight_levels=64)
 
@@ -133,7 +124,7 @@ def test_an_int8_engine_is_exact_here_opened_as_anybody_would(tmp_path: Path, ho
     ],
 )
 def test_an_engine_is_right_on_the_kind_of_cpu_that_it_is_for_or_says_what_it_needs(
-    tmp_path: Path, how: str, target: str, stored: int, needs: bool
+    tmp_path, how, target, stored, needs
 ):
     """Wherever it is built. stored: the largest int8 weight; 0: none, they are uint8."""
     _, engine = compiled(how, "int8", tmp_path, target)

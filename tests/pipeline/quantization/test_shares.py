@@ -133,8 +133,8 @@ def recurrent_net(hidden: int) -> ModelProto:
 @pytest.mark.parametrize("precision", HEAD)
 @pytest.mark.parametrize(("hidden", "idle"), [(64, False), (1024, True)])
 def test_a_graph_with_hardly_any_of_its_format_is_refused_whether_or_not_it_was_searched(
-    tmp_path: Path, precision: str, hidden: int, idle: bool
-) -> None:
+    tmp_path, precision, hidden, idle
+):
     found = written(tmp_path, recurrent_net(hidden), precision, HEAD[precision])
     share = hidden * 256 / (hidden * 256 + 3 * hidden * (64 + hidden))
     assert found.share == pytest.approx(share) and (found.share < 0.1) is idle

@@ -1,14 +1,7 @@
 """Checks with findings of every kind, for the tests of rules and of formats."""
 
 from enginesmith.core.reports.latency import MachineKind
-from pipeline.regressions.findings import (
-    AnswerDrift,
-    BucketTimes,
-    EnginePair,
-    Finding,
-    MetricPair,
-    RegressionCheck,
-)
+from pipeline.regressions.findings import AnswerDrift, BucketTimes, EnginePair, Finding, MetricPair, RegressionCheck
 
 UNIT = "cpu int8 onnxruntime"
 MACHINE = MachineKind("a CPU", "x86-64-v3", 2, "Linux", ())

@@ -44,8 +44,8 @@ def test_a_change_with_nothing_that_is_recorded_says_so() -> None:
 
 
 def test_without_the_package_that_finds_changes_the_series_is_shown_and_what_is_missing_said(
-    registry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    registry, monkeypatch, capsys
+):
     monkeypatch.setitem(sys.modules, "ruptures", None)
     store = open_store(registry, create=True)
     for bucket in ("batch=32", "batch=8"):

@@ -1,19 +1,14 @@
 """Who wins of several operators and controllers at once, and that a kill anywhere loses nothing."""
 
-from contextlib import suppress
-
-import pytest
-
-from enginesmith.core.errors import ConflictError, EnginesmithError
+from enginesmith.core.errors import ConflictError
 from enginesmith.registry.leases import hold_lease
-from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
 from enginesmith.registry.versions.state import read_channel, read_history
 from pipeline.rollout import operations
 from pipeline.rollout.operations import Operator
 from tests.enginesmith.registries import engine, publish_engines
-from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, seeded
+from tests.enginesmith.registry.memory import Actor, MemoryStore, after, in_turns, interleave, seeded
 from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, begin_and_look, look, plan, registry, served
 
 
@@ -45,50 +40,6 @@ def test_two_controllers_at_once_do_no_harm():
             assert all(actor.error is None for actor in actors)
         assert read_rollout(store, *WHERE).state == "done" and read_channel(store, *WHERE).moves == 2
         assert [d.what for d in read_rollout(store, *WHERE).history].count("wave 100%") == 1
-
-
-@pytest.mark.parametrize("steps", range(1, 60, 2))
-@pytest.mark.parametrize("seconds", [0, 60, 120])
-def test_a_controller_killed_anywhere_loses_nothing(steps, seconds):
-    store, _, two = registry()
-    begin_and_look(store, two, plan("10%", "100%", soak=60))
-    for earlier in range(0, seconds, 60):
-        look(store, earlier)
-    _kill(store, steps, lambda seen: look(seen, seconds))
-    for later in (60, 120, 180):
-        look(store, seconds + later)
-    assert read_rollout(store, *WHERE).state == "done" and read_channel(store, *WHERE).version == "2"
-    assert read_channel(store, *WHERE).moves == 2 and not running_rollouts(store)
-    assert not {item.kind for item in verify(store).problems} - {"orphaned", "stray"}
-
-
-@pytest.mark.parametrize("steps", range(1, 40, 2))
-def test_an_operator_killed_anywhere_leaves_what_can_be_started_or_ended(steps):
-    store, _, two = registry()
-    _kill(store, steps, lambda seen: begin(seen, two, plan("100%")))
-    with suppress(EnginesmithError):
-        begin(store, two, plan("100%"))
-    look(store, 1)
-    assert read_channel(store, *WHERE).active_rollout
-    _kill(store, steps, lambda seen: operations.abort(seen, *WHERE, Operator("ada", at(2))))
-    with suppress(EnginesmithError):
-        operations.abort(store, *WHERE, Operator("ada", at(3)))
-    look(store, 4)
-    assert read_channel(store, *WHERE).active_rollout is None and served(store, NODES[0]) == "1"
-    assert not running_rollouts(store)
-
-
-def _kill(store, steps, work):
-    actor = Actor("killed", kill_at=steps)
-    actor.turn = lambda call: _die(actor)
-    with suppress(Killed):
-        work(store.seen_by(actor))
-
-
-def _die(actor):
-    actor.steps += 1
-    if actor.steps >= actor.kill_at:
-        raise Killed
 
 
 def test_an_abort_and_a_controller_at_once_agree():

@@ -1,6 +1,5 @@
 """A real Chromium, driven over its DevTools protocol: pages as people see them, from a folder or a server."""
 
-import base64
 import itertools
 import json
 import subprocess
@@ -66,13 +65,6 @@ class Tab:
 
     def type(self, text: str) -> None:
         self.call("Input.insertText", text=text)
-
-    def screenshot(self, path: Path, most: int = 4000) -> None:
-        """The whole page, down to `most` pixels, as PNG."""
-        width, height = self.evaluate("[innerWidth, document.documentElement.scrollHeight]")
-        clip = {"x": 0, "y": 0, "width": width, "height": min(height, most), "scale": 1}
-        found = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def requests(self) -> list[str]:
         """The addresses that the page asked for since it was opened."""

@@ -100,9 +100,7 @@ def test_a_killed_run_is_finished_by_the_next(registry: Store, out: Path, monkey
     assert (out / "models" / "other" / "index.html").exists() and not broken_links(out)
 
 
-def test_pages_that_a_killed_run_did_not_delete_are_deleted_by_the_next(
-    registry: Store, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_that_a_killed_run_did_not_delete_are_deleted_by_the_next(registry, out, monkeypatch):
     for model in ("digits", "other"):
         for content in "ab":
             publish_small(registry, model, content)
@@ -123,9 +121,7 @@ def test_pages_that_a_killed_run_did_not_delete_are_deleted_by_the_next(
     assert write(registry, out).drawn == ALWAYS_DRAWN
 
 
-def test_pages_are_synced_together_and_before_anything_is_noted_of_them(
-    registry: Store, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_are_synced_together_and_before_anything_is_noted_of_them(registry, out, monkeypatch):
     seen: list[str] = []
     folder = SiteFolder(out)
     monkeypatch.setattr("os.fsync", lambda _: seen.append("one"))
@@ -149,9 +145,7 @@ def test_what_a_killed_run_wrote_in_part_is_no_file_of_the_site_and_goes(registr
     assert not left.exists() and not list(out.rglob(f"{PREFIX}*"))
 
 
-def test_a_version_that_comes_while_the_site_is_made_waits_for_the_next_time(
-    registry: Store, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_comes_while_the_site_is_made_waits_for_the_next_time(registry, out, monkeypatch):
     publish_small(registry)
     publish_small(registry, "gone")
     seen = read_models(registry, "")

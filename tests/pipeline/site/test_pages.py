@@ -4,8 +4,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from enginesmith.core.text import format_bytes
 from enginesmith.registry.builds.runs import RunState, new_id
 from enginesmith.registry.store.base import Store, open_store
@@ -112,9 +110,7 @@ def test_an_inventory_says_what_the_fleet_lacks(registry: Store, out: Path, tmp_
     assert "l4 (sm_89), driver 570.124.06 40" in words(out, "models", "digits", "index.html")
 
 
-def test_many_models_are_paged_and_all_are_searched(
-    registry: Store, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_models_are_paged_and_all_are_searched(registry, out, monkeypatch):
     monkeypatch.setattr("pipeline.site.generate.PER_PAGE", 2)
     for model in ("a", "b", "c"):
         publish_engines(registry, [engine(registry)], model, model=model)

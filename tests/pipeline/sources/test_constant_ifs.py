@@ -89,10 +89,7 @@ def test_what_the_inputs_decide_stays() -> None:
     nodes, constants = ask_dim(0)
     assert count_ifs(canonical(model_of(nodes, ["n", 3], constants))) == 1, "the dim is not known"
     assert count_ifs(canonical(model_of(nodes, [3, 3], constants))) == 0
-    asked = [
-        helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
-        helper.make_node("Greater", ["s", "zero"], ["c"]),
-    ]
+    asked = [helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0), helper.make_node("Greater", ["s", "zero"], ["c"])]
     assert count_ifs(canonical(model_of(asked, [3, 3], {"zero": np.float32(0)}))) == 1
 
 

@@ -223,9 +223,7 @@ def job_with_little_memory(path: str, workdir: Path) -> None:
     canonical(load_onnx(Path(path), Path(path).parent), [X])
 
 
-def test_a_long_list_that_shape_inference_works_out_takes_no_memory_but_the_jobs_own(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_long_list_that_shape_inference_works_out_takes_no_memory_but_the_jobs_own(folder, tmp_path):
     model = valid_model()
     del model.graph.node[:], model.graph.output[:]
     concats = [node("Concat", [f"s{i}", f"s{i}"], [f"s{i + 1}"], axis=0) for i in range(40)]

@@ -48,9 +48,7 @@ def test_a_model_that_cannot_be_run_in_float64_is_exported_with_a_note(tmp_path:
         ("BASE_MIB", 1, "the float64 run needs more than 1 MiB of memory"),
     ],
 )
-def test_its_time_and_memory_are_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: float, told: str
-) -> None:
+def test_its_time_and_memory_are_bounded(tmp_path, monkeypatch, name, value, told):
     monkeypatch.setattr(noise, name, value)
     done = exported(tmp_path, "y = Relu(x)")
     assert done.checks and any(told in note for note in done.notes)

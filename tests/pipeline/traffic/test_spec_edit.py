@@ -44,13 +44,7 @@ def test_the_line_is_put_in_its_place_and_nothing_else_changes(tmp_path, dims, w
     assert load_spec(path).dims["length"].buckets == (3, 8) and [*tmp_path.glob(".*")] == []
 
 
-@pytest.mark.parametrize(
-    "dims",
-    [
-        "dims: {batch: &all {max: 8}, length: *all}\n",
-        "base: &all {max: 8}\n",
-    ],
-)
+@pytest.mark.parametrize("dims", ["dims: {batch: &all {max: 8}, length: *all}\n", "base: &all {max: 8}\n"])
 def test_what_cannot_be_placed_is_told_and_the_file_stays(tmp_path, dims):
     path = tmp_path / "tiny.yaml"
     write_model(tmp_path / "tiny.onnx", weights())

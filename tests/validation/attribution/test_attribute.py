@@ -9,21 +9,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, helper
 
 from builders.backends.onnxruntime import OnnxRuntime
 from enginesmith.core.types import BuildRequest, Target
 from pipeline.quantization.schemes.cast import cast_float, emulate
-from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.pipeline.quantization.small_nets import (
-    CPU,
-    TENSORRT_FP32,
     attention_net,
     build,
     conv_net,
     images,
     maker,
-    ranges_of,
     sentences,
     sqnr_db,
     x_net,
@@ -44,8 +40,6 @@ from validation.attribution.sweep import Size, attribute
 from validation.limits.budget import default_budget
 
 ATTENTION, CONV = with_names(attention_net()), with_names(conv_net())
-TENSORS = ("x", "n", "a", "u5", "y")
-INT8_LIMITS = default_budget("quantization", "int8")
 
 
 def swapped(model: ModelProto, name: str) -> ModelProto:
@@ -80,34 +74,6 @@ def test_a_fault_is_blamed_on_the_node_it_was_planted_in(fault: str, tmp_path: P
     assert fault == "another table" or (output.local.sqnr_db > 100 and not output.local.nonfinite)
 
 
-@pytest.mark.parametrize("optimized", [False, True])
-@pytest.mark.parametrize(("net", "data"), [(ATTENTION, sentences), (CONV, images)])
-def test_a_clean_model_is_blamed_nowhere(net: ModelProto, data: Callable, optimized: bool, tmp_path: Path) -> None:
-    result = found(net, net, data(), tmp_path, failed=(), optimized=optimized)
-    assert (
-        result.finding == "nothing-failed"
-        and not result.blamed
-        and summarize(result).startswith("no golden case fails")
-    )
-    assert all(row.local.sqnr_db > 120 and row.local.nonfinite == 0 for row in result.rows)
-    assert (len(result.rows) > 5 and {row.node for row in result.rows} > {"MatMul_v"}) or net is CONV
-
-
-@pytest.mark.parametrize("scheme", [CPU, TENSORRT_FP32])
-def test_one_flipped_scale_is_found_in_a_quantized_graph(scheme: object, tmp_path: Path) -> None:
-    ranges = ranges_of(ATTENTION, sentences(), TENSORS)
-    quantized, _ = quantize_int8(ATTENTION, ranges, scheme)
-    clean = found(ATTENTION, quantized, sentences(), tmp_path / "clean", INT8_LIMITS)
-    assert not clean.blamed and clean.finding == "spread"
-    reader = maker(quantized, maker(quantized, "k").input[1])
-    assert reader.op_type == "DequantizeLinear"
-    quantized.graph.initializer.append(numpy_helper.from_array(-weight(quantized, reader.input[1]), "flipped"))
-    faulty = renamed(quantized, reader.output[0], "flipped")
-    result = found(ATTENTION, faulty, sentences(), tmp_path / "faulty", INT8_LIMITS)
-    assert [row.node for row in result.blamed] == ["MatMul_k"]
-    assert result.blamed[0].nodes == ("MatMul_k",) and any("wk" in name for name in result.blamed[0].computed_by)
-
-
 def test_a_quantized_tensor_is_measured_from_its_zero(tmp_path: Path) -> None:
     text = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Relu(d)"
     net = with_names(x_net(text, s=np.float32(0.05), z=np.uint8(200), other=np.float32(0.1)))
@@ -131,24 +97,6 @@ def test_a_mask_does_not_hide_what_is_beside_it(mask: float, tmp_path: Path) -> 
     assert not wider.blamed
 
 
-def renamed(model: ModelProto, tensor: str, scale: str) -> ModelProto:
-    """A copy where the node that dequantizes `tensor` has another scale."""
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    maker(copy, tensor).input[1] = scale
-    return copy
-
-
-def test_overflow_in_fp16_is_blamed_on_the_node_that_overflows(tmp_path: Path) -> None:
-    text = "a = MatMul(x, w) b = Mul(a, k) c = Mul(b, b) d = Sqrt(c) y = Div(d, k)"
-    net = with_names(x_net(text, k=np.float32(500)))
-    half = emulate(cast_float(net, "fp16")[0])
-    result = found(net, half, x_values(), tmp_path, default_budget("quantization", "fp16"))
-    assert [row.node for row in result.blamed] == ["Mul_c"] and "infinite" in result.blamed[0].blamed
-    after = next(row for row in result.rows if row.tensor == "d")
-    assert after.inherited.nonfinite > 0 and after.local.nonfinite == 0
-
-
 def engine(model: ModelProto, folder: Path, change: Callable[[ModelProto], ModelProto] = lambda model: model) -> Path:
     folder.mkdir()
     onnx.save(model, folder / "model.onnx")
@@ -156,23 +104,6 @@ def engine(model: ModelProto, folder: Path, change: Callable[[ModelProto], Model
     path = OnnxRuntime().build(request, folder / "model.onnx", folder).path
     onnx.save(change(onnx.load(path)), path)
     return path
-
-
-@pytest.mark.parametrize(("net", "data"), [(ATTENTION, sentences), (CONV, images)])
-def test_a_fault_in_an_engine_is_told_in_the_names_of_its_graph(
-    net: ModelProto, data: Callable, tmp_path: Path
-) -> None:
-    planted, node = ("wv", "MatMul_v") if net is ATTENTION else ("w2", "Conv_c2")
-    reference, limits = graph(net, tmp_path, "graph"), default_budget("engine", "fp32")
-
-    def result(path: Path) -> object:
-        tapped = OnnxGraph(path, path.parent / "taps", OnnxRuntime().open_part, fuses=True)
-        return attribute("engine", "fp32", reference, tapped, golden_of(data()), limits, ["sqnr_db"])
-
-    clean = result(engine(net, tmp_path / "clean"))
-    assert not clean.blamed and not clean.taps.changed
-    faulty = result(engine(net, tmp_path / "faulty", lambda built: swapped(built, planted)))
-    assert [row.node for row in faulty.blamed] == [node]
 
 
 def test_an_error_within_the_limit_is_blamed_where_the_engine_has_no_other(tmp_path: Path) -> None:

@@ -148,9 +148,7 @@ def test_a_fault_is_blamed_on_its_node_and_on_no_other(name: str, precision: Pre
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_clean_engine_is_blamed_nowhere_and_cut_in_many_parts(
-    name: str, precision: Precision, tmp_path: Path
-) -> None:
+def test_a_clean_engine_is_blamed_nowhere_and_cut_in_many_parts(name, precision, tmp_path):
     family = SUBJECTS[name]
     clean = family.model(0)
     graph = variant(family, clean, precision)(clean)

@@ -1,7 +1,6 @@
 """Each fault of calls is seen by the check that is meant for it and by no other, and clean sessions raise no alarm."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -64,9 +63,7 @@ def test_a_session_that_repeats_itself_raises_no_alarm(seed: int) -> None:
         (lambda: Overwriting(lambda n: n == 90), "calls inputs", "x was overwritten"),
     ],
 )  # fmt: skip
-def test_each_fault_is_seen_by_the_check_that_is_meant_for_it(
-    session: Callable[[], Linear], check: str, told: str
-) -> None:
+def test_each_fault_is_seen_by_the_check_that_is_meant_for_it(session, check, told):
     checks = tried(session())
     assert failed(checks) == {check}
     found = checks[check]

@@ -242,11 +242,7 @@ CELLS: Mapping[str, Cell] = {
     "half of the requests in 5 outages": Cell("broken", failing(outages(5), share(0.001))),
     "3 times slower for 10 % of the run": Cell("broken", slow_stretch(0.1)),
 }
-WRONG: Mapping[Truth, tuple[str, ...]] = {
-    "equal": ("FAIL",),
-    "worse": ("PASS",),
-    "broken": ("PASS", "INSUFFICIENT"),
-}
+WRONG: Mapping[Truth, tuple[str, ...]] = {"equal": ("FAIL",), "worse": ("PASS",), "broken": ("PASS", "INSUFFICIENT")}
 
 
 def verdict_in(cell: Cell, rng: Rng, replicates: int = 200) -> str:

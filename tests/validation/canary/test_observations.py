@@ -107,13 +107,8 @@ def test_a_request_that_one_side_lost_has_failed_there(tmp_path):
 
 def test_answers_are_the_same_by_distance_or_by_digest(tmp_path):
     other = "cd" * 32
-    ours = [
-        line(0),
-        line(1, output=other),
-        line(2, output=other, sqnr_db=40.0),
-        line(3, sqnr_db=3.0),
-        line(4, ok=False),
-    ]
+    ours = [line(0), line(1, output=other), line(2, output=other, sqnr_db=40.0)]
+    ours += [line(3, sqnr_db=3.0), line(4, ok=False)]
     evidence, _ = evidence_of(*both(tmp_path, ours, [line(index) for index in range(5)]), 15.0)
     assert list(evidence.differs) == [False, True, False, True]
     evidence, _ = evidence_of(*both(tmp_path, [line(0, output=None)], [line(0)]), 15.0)

@@ -129,9 +129,7 @@ SOFT = np.array([[0.2, 0.3, 0.5], [1, 0, 0]], np.float32)
         ({"equal_until": 9}, np.array([[1, 9, 5], [2, 9, 0]]), np.array([[1, 9, 7], [2, 4, 9]]), 0.5),
     ],
 )
-def test_a_predicate_holds_on_what_it_describes_and_measures_what_breaks_it(
-    structure: dict[str, Any], good: np.ndarray, bad: np.ndarray, value: float
-) -> None:
+def test_a_predicate_holds_on_what_it_describes_and_measures_what_breaks_it(structure, good, bad, value):
     read = decode(structure, Structure)
     ((_, kept, limit),) = find_broken(read, good, good, {"batch": 2})
     assert kept <= limit

@@ -90,21 +90,8 @@ def test_builders_and_the_kit_import_on_a_bare_machine(bare: dict[str, str], tmp
 
 def test_the_kit_runs_on_a_bare_machine_and_its_page_says_what_it_saw(bare: dict[str, str], tmp_path: Path) -> None:
     """With torch alone; ONNX Runtime is registered here, and missing: that is its row."""
-    words = (
-        "--device",
-        "cpu",
-        "--size",
-        "small",
-        "--model",
-        "mlp",
-        "--peer",
-        "eager",
-        "--seconds",
-        "0.01",
-        "--no-peaks",
-        "--precision",
-        "fp32",
-    )
+    words = ("--device", "cpu", "--size", "small", "--model", "mlp", "--peer", "eager", "--seconds", "0.01")
+    words += ("--no-peaks", "--precision", "fp32")
     done = python(bare, tmp_path, "-m", "validation.gpu", *words, "--backend", "onnxruntime", "--out", "r.json")
     found = Results.load(tmp_path / "r.json")
     assert done.returncode == 1 and "1 bad" in done.stdout, done.stderr
@@ -144,9 +131,7 @@ def test_a_backend_that_is_not_known_is_refused_before_anything_is_tried(capsys:
     assert capsys.readouterr().err == "error: backend 'onnxruntim' is not known; did you mean 'onnxruntime'?\n"
 
 
-def test_what_was_measured_is_in_the_file_whatever_ends_the_kit(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_was_measured_is_in_the_file_whatever_ends_the_kit(capsys, monkeypatch, tmp_path):
     """After the first try the file has it: here Ctrl-C ends the second, where a lost machine would as well."""
     out, tried = tmp_path / "new" / "out.json", []
 
@@ -163,9 +148,7 @@ def test_what_was_measured_is_in_the_file_whatever_ends_the_kit(
     assert len(Results.load(out).tries) == 1 and [path.name for path in out.parent.iterdir()] == ["out.json"]
 
 
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_tried(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_tried(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("validation.gpu.kit.run_job", lambda *_: pytest.fail("something was tried"))
     (tmp_path / "file").touch()
     assert main([*QUICK, "--backend", "onnxruntime", "--out", str(tmp_path / "file" / "out.json")]) == 2

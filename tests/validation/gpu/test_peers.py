@@ -37,9 +37,7 @@ def test_pytorch_as_a_session_takes_and_gives_arrays_and_times_its_device(tmp_pa
         session.run({"x": given["x"].astype(np.float64)})
 
 
-def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_number(tmp_path, monkeypatch):
     def made(peer: str, *_: object) -> Callable[..., Any]:
         if peer == "eager":
             return lambda x: (x + 1,)

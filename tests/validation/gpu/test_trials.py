@@ -56,9 +56,7 @@ def tried(task: BuildTask, model: KitModel, workdir: Path, portable: bool = Fals
         ("no run", "run failed", "illegal memory access"),
     ],
 )
-def test_a_try_says_where_it_ended_and_in_whose_words(
-    how: str, outcome: str, said: str, model: KitModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_try_says_where_it_ended_and_in_whose_words(how, outcome, said, model, tmp_path, monkeypatch):
     register(monkeypatch)
     (task, _) = own_tasks([model], HOPPER)
     assert isinstance(task, BuildTask)

@@ -167,9 +167,7 @@ def test_the_floor_is_part_of_the_golden_set(tmp_path: Path) -> None:
         (20, "y = com.microsoft.Gelu(x)", "NotImplementedError"),
     ],
 )
-def test_an_operator_that_the_evaluator_lacks_is_a_value_error(
-    tmp_path: Path, opset: int, body: str, told: str
-) -> None:
+def test_an_operator_that_the_evaluator_lacks_is_a_value_error(tmp_path, opset, body, told):
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]> net (float[4] x) => (float[4] y)'
         f" <float s = {{0.1}}, int8 z = {{0}}> {{ {body} }}"

@@ -34,10 +34,6 @@ def job(function: str, arguments: dict | None = None, needs: Needs | None = None
     return call_job("unit", f"{JOBS}:{function}", arguments, limits=ProcessLimits(**limits), needs=needs or Needs())
 
 
-def test_the_value_comes_back(executor):
-    assert executor.run(job("add", {"a": 2, "b": 3})) == 5
-
-
 def test_each_job_gets_a_process_and_a_folder_of_its_own_and_the_folder_goes(executor):
     places = [executor.run(job("where")) for _ in range(2)]
     assert len({place["pid"] for place in places}) == 2

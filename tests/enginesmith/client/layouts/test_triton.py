@@ -314,9 +314,7 @@ def test_a_damaged_engine_is_mended_and_one_that_is_lost_passed_over(store: Stor
 
 
 @pytest.mark.parametrize("when", ["download", "golden", "configuration"])
-def test_a_first_pull_that_fails_leaves_no_folder_of_the_model(
-    store: Store, dest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+def test_a_first_pull_that_fails_leaves_no_folder_of_the_model(store, dest, tmp_path, monkeypatch, when):
     entry = cpu_engine(store, 5)
     publish_with_golden(store, [entry], tmp_path, "a")
     if when == "download":

@@ -60,9 +60,7 @@ def served(dest: Path) -> str:
 
 
 @on_each_store
-def test_a_revoked_key_is_noticed_at_the_next_look_though_the_channel_stands(
-    store: Store, tmp_path: Path, dest: Path, trust: Path
-) -> None:
+def test_a_revoked_key_is_noticed_at_the_next_look_though_the_channel_stands(store, tmp_path, dest, trust):
     called: list[str] = []
     hook = lambda facts: called.append(facts["version"]) and None  # noqa: E731
     watch = following(store, dest, trust, hook)
@@ -84,9 +82,7 @@ def test_a_revoked_key_is_noticed_at_the_next_look_though_the_channel_stands(
     assert called == ["1", "2"]
 
 
-def test_what_is_served_and_where_the_channel_leads_are_two_questions(
-    store: Store, tmp_path: Path, dest: Path, trust: Path
-) -> None:
+def test_what_is_served_and_where_the_channel_leads_are_two_questions(store, tmp_path, dest, trust):
     watch = following(store, dest, trust)
     watch.once()
     signed(store, tmp_path, b"two", "other")
@@ -140,9 +136,7 @@ def test_no_hook_is_called_for_what_is_not_trusted(store: Store, tmp_path: Path,
     assert called == ["1"]
 
 
-def test_an_unreachable_registry_revokes_nothing(
-    store: Store, dest: Path, trust: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_registry_revokes_nothing(store, dest, trust, monkeypatch):
     watch = following(store, dest, trust)
     watch.once()
 
@@ -155,9 +149,7 @@ def test_an_unreachable_registry_revokes_nothing(
     assert not (dest / MARK).exists()
 
 
-def test_a_key_is_revoked_while_the_registry_is_out_of_reach(
-    store: Store, dest: Path, trust: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_revoked_while_the_registry_is_out_of_reach(store, dest, trust, tmp_path, monkeypatch):
     """The check needs no request: the signatures came with the version."""
     watch = following(store, dest, trust)
     watch.once()

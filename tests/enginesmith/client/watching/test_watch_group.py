@@ -53,9 +53,7 @@ def served(swaps: tuple[Swap, ...]) -> dict[str, str]:
     return {swap.model: swap.version for swap in swaps}
 
 
-def test_each_channel_is_a_request_and_the_interval_is_as_many_times_longer(
-    store: CountingStore, group: Callable[..., GroupWatcher]
-) -> None:
+def test_each_channel_is_a_request_and_the_interval_is_as_many_times_longer(store, group):
     watch = group(*ALL)
     assert served(watch.once()) == dict.fromkeys(MODELS, "1")
     with store.counted() as found:
@@ -69,9 +67,7 @@ def test_nothing_to_follow_is_an_error(group: Callable[..., GroupWatcher]) -> No
         group()
 
 
-def test_a_registry_that_is_down_keeps_all_and_is_said_once_of_each(
-    store: CountingStore, group: Callable[..., GroupWatcher], tmp_path: Path
-) -> None:
+def test_a_registry_that_is_down_keeps_all_and_is_said_once_of_each(store, group, tmp_path):
     said: list[str] = []
     watch = group(*ALL, say=said.append)
     watch.run(Looks(1))

@@ -96,9 +96,7 @@ def test_who_waits_is_told_for_whom_and_a_silent_holder_loses_its_turn(tmp_path:
     assert build_history.DEAD_AFTER_S < sum(waited) < build_history.DEAD_AFTER_S + 2 * build_history._POLL_S
 
 
-def test_a_holder_whose_process_is_gone_from_this_machine_loses_its_turn_at_once(
-    tmp_path: Path, waited: list[float]
-) -> None:
+def test_a_holder_whose_process_is_gone_from_this_machine_loses_its_turn_at_once(tmp_path, waited):
     store = open_store(tmp_path / "r", create=True)
     here = this_process()
     other(store, host=here.host, namespace=here.namespace, pid=1, began="another boot")
@@ -106,9 +104,7 @@ def test_a_holder_whose_process_is_gone_from_this_machine_loses_its_turn_at_once
         assert waited == []
 
 
-def test_a_living_holder_beats_and_one_that_lost_its_turn_leaves_the_new_one_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_living_holder_beats_and_one_that_lost_its_turn_leaves_the_new_one_alone(tmp_path, monkeypatch):
     store = open_store(tmp_path / "r", create=True)
     monkeypatch.setattr(build_history, "BEAT_S", 0.01)
     with hold_build_lock(store, NAME, "mine"):

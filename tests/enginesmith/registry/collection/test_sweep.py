@@ -85,9 +85,7 @@ def republish(store: MemoryStore) -> None:
     publish_engines(store, [engine(store, data=DATA + b"a")], "again", channel=None)
 
 
-def test_a_collection_killed_at_every_call_leaves_a_sound_registry(
-    due: MemoryStore, few: None, clock: Callable[[timedelta], None]
-) -> None:
+def test_a_collection_killed_at_every_call_leaves_a_sound_registry(due, few, clock):
     """The next one, when its claim is over, ends what it began; until then a writer is served or told."""
     for step in range(1, count_steps(due) + 1):
         store, actor = MemoryStore(dict(due.objects)), Actor("collector", kill_at=step)
@@ -112,9 +110,7 @@ def test_a_collection_killed_at_every_call_leaves_a_sound_registry(
 @pytest.mark.parametrize(
     "work", [republish, lambda store: channels.promote(store, lookup.load(store, "digits", "1"), "stable")]
 )
-def test_a_writer_between_every_two_calls_of_a_collection(
-    due: MemoryStore, few: None, work: Callable[[MemoryStore], object]
-) -> None:
+def test_a_writer_between_every_two_calls_of_a_collection(due, few, work):
     """It begins and ends while the collection stands still: no version and no channel is hurt."""
     refused = 0
     for step in range(1, count_steps(due) + 1):
@@ -174,9 +170,7 @@ def test_of_two_collections_one_works_and_the_other_is_told(due: MemoryStore, fe
         assert verify(store).sound and read_state(store).sweeper is None, step
 
 
-def test_a_collection_that_stood_still_deletes_nothing_after_another_took_over(
-    due: MemoryStore, few: None, clock: Callable[[timedelta], None]
-) -> None:
+def test_a_collection_that_stood_still_deletes_nothing_after_another_took_over(due, few, clock):
     for step in range(2, count_steps(due), 3):
         store, slow = MemoryStore(dict(due.objects)), Actor("slow")
 
@@ -200,9 +194,7 @@ def test_a_collection_that_stood_still_deletes_nothing_after_another_took_over(
         assert verify(store).sound, step
 
 
-def test_a_collection_asks_its_clock_before_each_deletion(
-    due: MemoryStore, clock: Callable[[timedelta], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_collection_asks_its_clock_before_each_deletion(due, clock, monkeypatch):
     monkeypatch.setattr(garbage, "side_by_side", lambda work, items: ((item, work(item)) for item in items))
     removed: list[str] = []
 
@@ -297,9 +289,7 @@ def test_one_mark_however_many_names_are_due(due: MemoryStore, few: None) -> Non
 
 
 @pytest.mark.timeout(60)
-def test_a_claim_is_renewed_while_a_collection_works(
-    due: MemoryStore, clock: Callable[[timedelta], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_is_renewed_while_a_collection_works(due, clock, monkeypatch):
     """Also while nothing is written for longer than it lasts: between any two reads minutes pass."""
     monkeypatch.setattr(garbage, "RENEW_S", 0.001)
     monkeypatch.setattr(references, "side_by_side", lambda work, items: ((item, work(item)) for item in items))
@@ -329,9 +319,7 @@ def test_a_claim_is_renewed_while_a_collection_works(
         republish(due)
 
 
-def test_a_killed_collection_holds_up_the_next_for_minutes(
-    due: MemoryStore, clock: Callable[[timedelta], None]
-) -> None:
+def test_a_killed_collection_holds_up_the_next_for_minutes(due, clock):
     killed = Sweeper("killed", "elsewhere 1", due.now() + SWEEPING)
     leases.update_state(due, lambda known: replace(known, sweeper=killed))
     with pytest.raises(ConflictError, match=r"another collection \(elsewhere 1\) is at work"):

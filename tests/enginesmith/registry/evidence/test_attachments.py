@@ -74,9 +74,7 @@ def test_the_collection_takes_it_with_its_version(store: Store, words: Path) -> 
 
 
 @pytest.mark.parametrize("damage", ["lost", "flipped", "cut"])
-def test_damage_is_found_by_fsck_and_leaves_the_engine_alone(
-    store: Store, words: Path, tmp_path: Path, damage: str
-) -> None:
+def test_damage_is_found_by_fsck_and_leaves_the_engine_alone(store, words, tmp_path, damage):
     manifest = publish(store)
     attach(store, manifest, words)
     if damage == "lost":
@@ -97,9 +95,7 @@ def test_damage_is_found_by_fsck_and_leaves_the_engine_alone(
     assert verify(store).sound and pulled(store, tmp_path / "dest").attachments
 
 
-def test_an_edited_or_moved_document_is_found_and_leaves_the_engine_alone(
-    store: Store, words: Path, tmp_path: Path
-) -> None:
+def test_an_edited_or_moved_document_is_found_and_leaves_the_engine_alone(store, words, tmp_path):
     one = publish(store)
     attached = attach(store, one, words)
     two = publish(store, "b")
@@ -119,9 +115,7 @@ def test_an_edited_or_moved_document_is_found_and_leaves_the_engine_alone(
         assert found.path.is_file() and not found.attachments and "edited by hand" in found.left_out[0][1]
 
 
-def test_one_for_another_machine_is_left_out_and_of_one_name_the_newest_comes(
-    store: Store, words: Path, tmp_path: Path
-) -> None:
+def test_one_for_another_machine_is_left_out_and_of_one_name_the_newest_comes(store, words, tmp_path):
     manifest = publish(store)
     attach(store, manifest, words)
     words.write_text("three")
@@ -136,9 +130,7 @@ def test_one_for_another_machine_is_left_out_and_of_one_name_the_newest_comes(
     assert not found.attachments and "built for l4" in found.left_out[0][1]
 
 
-def test_two_models_in_one_folder_keep_their_own_and_a_new_version_replaces_the_old_one(
-    store: Store, words: Path, tmp_path: Path
-) -> None:
+def test_two_models_in_one_folder_keep_their_own_and_a_new_version_replaces_the_old_one(store, words, tmp_path):
     attach(store, publish(store), words)
     dest = tmp_path / "dest"
     pulled(store, dest)
@@ -156,9 +148,7 @@ def test_a_followed_channel_brings_it_beside_the_engine(store: Store, words: Pat
     assert (tmp_path / "dest" / "current" / "attachments" / "words.txt").read_text() == "one two"
 
 
-def test_a_policy_that_needs_signatures_needs_them_of_attachments_of_any_kind(
-    store: Store, words: Path, tmp_path: Path
-) -> None:
+def test_a_policy_that_needs_signatures_needs_them_of_attachments_of_any_kind(store, words, tmp_path):
     manifest, key = publish(store), SigningKey(written(tmp_path, "release")[0])
     policy = policy_file(tmp_path, NEEDS_RELEASE)
     add_signatures(store, manifest, key)

@@ -89,9 +89,7 @@ def refuse(*_: object) -> Any:
 
 @on_each_kind
 @pytest.mark.parametrize("cached", [True, False])
-def test_a_pull_is_verified_by_the_blake3_of_its_manifest(
-    store: Store, tmp_path: Path, cache: BlobCache, cached: bool, hashed: list[str]
-) -> None:
+def test_a_pull_is_verified_by_the_blake3_of_its_manifest(store, tmp_path, cache, cached, hashed):
     published(store)
     hashed.clear()  # of what was uploaded
     fetcher = cache if cached else None
@@ -103,9 +101,7 @@ def test_a_pull_is_verified_by_the_blake3_of_its_manifest(
     assert names_in(tmp_path / "other") == [] and set(hashed) == {"BLAKE3"}
 
 
-def test_by_sha256_where_the_manifest_or_this_machine_has_no_blake3(
-    store: Store, tmp_path: Path, cache: BlobCache, hashed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_sha256_where_the_manifest_or_this_machine_has_no_blake3(store, tmp_path, cache, hashed, monkeypatch):
     published(store, None)
     pulled(Far(store), tmp_path / "old", cache)
     assert set(hashed) == {"SHA-256"} and names_in(cache.folder / "blobs") == [NAME]
@@ -118,9 +114,7 @@ def test_by_sha256_where_the_manifest_or_this_machine_has_no_blake3(
 
 @pytest.mark.parametrize("says", [BLOB.blake3, None])
 @pytest.mark.parametrize("place", ["its own", "the same"])
-def test_a_manifest_that_pairs_a_name_with_other_bytes_poisons_nobody(
-    store: Store, evil: Far, tmp_path: Path, cache: BlobCache, says: str | None, place: str
-) -> None:
+def test_a_manifest_that_pairs_a_name_with_other_bytes_poisons_nobody(store, evil, tmp_path, cache, says, place):
     """Who pulls from the evil registry gets what it serves; those bytes never come to others under the honest name."""
     published(store, says)
     out = tmp_path / "out"
@@ -142,9 +136,7 @@ def test_nor_do_evil_bytes_become_the_blob_of_the_name(evil: Far, tmp_path: Path
         assert path.read_bytes() == HONEST
 
 
-def test_what_came_by_a_blake3_is_the_blob_once_its_sha256_was_looked_at(
-    honest: Far, tmp_path: Path, cache: BlobCache
-) -> None:
+def test_what_came_by_a_blake3_is_the_blob_once_its_sha256_was_looked_at(honest, tmp_path, cache):
     pulled(honest, tmp_path / "a", cache)
     assert names_in(cache.folder / "blobs") == [BLOB.name] and not cache.holds(NAME)
     with cache.hold(NAME, refuse) as held:

@@ -36,9 +36,7 @@ def write(server_kind: ServerKind) -> str:
 
 
 @pytest.mark.parametrize("kind", PASSING)
-def test_a_write_that_met_a_fault_is_done_once_and_known_to_be_done(
-    store: ObjectStore, proxy: FaultyProxy, write: str, kind: Kind
-) -> None:
+def test_a_write_that_met_a_fault_is_done_once_and_known_to_be_done(store, proxy, write, kind):
     proxy.once(Fault(kind, at=0.3), method=write)
     assert store.create("models/a.json", b"1" * 50)
     assert proxy.faults == 1 and store.read("models/a.json") == b"1" * 50
@@ -113,9 +111,7 @@ def test_what_stays_broken_is_told_with_the_place(store: ObjectStore, proxy: Fau
     assert proxy.count(write) == api.ATTEMPTS
 
 
-def test_a_server_that_nobody_reaches_is_said_at_once(
-    proxy: FaultyProxy, server_kind: ServerKind, s3_environment: None
-) -> None:
+def test_a_server_that_nobody_reaches_is_said_at_once(proxy, server_kind, s3_environment):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(UnavailableError, match=f"at http://127.0.0.1:{port}.*check the endpoint"):

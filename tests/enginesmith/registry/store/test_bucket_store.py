@@ -1,11 +1,10 @@
 """What only registries in buckets have, of every kind: doors, pages of keys, and what is not there."""
 
 import os
-from pathlib import Path
 
 import pytest
 
-from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError, UnavailableError
+from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.base import bucket_at, open_store
 from enginesmith.registry.store.layout import MARKER, blob_key
 from enginesmith.registry.store.objects import reading
@@ -45,9 +44,7 @@ def test_a_bucket_that_is_not_there_is_named(bucket_uri: str) -> None:
         (MARKER, b"{", IntegrityError, "damaged"),
     ],
 )
-def test_a_place_of_something_else_is_refused(
-    bucket_uri: str, key: str, data: bytes, error: type[EnginesmithError], words: str
-) -> None:
+def test_a_place_of_something_else_is_refused(bucket_uri, key, data, error, words):
     overwrite(ObjectStore(bucket_at(bucket_uri)), key, data)
     with pytest.raises(error, match=words):
         open_store(bucket_uri, create=True)
@@ -83,9 +80,7 @@ def test_a_child_has_a_client_of_its_own(store: ObjectStore) -> None:
     assert store.read_blob(digest) == b"x"
 
 
-def test_keys_come_in_pages_and_in_the_same_order_as_from_a_folder(
-    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_come_in_pages_and_in_the_same_order_as_from_a_folder(store, tmp_path, monkeypatch):
     for name in ("gcs", "azure"):
         monkeypatch.setattr(f"enginesmith.registry.store.{name}.bucket.PAGE_KEYS", 2)
     folder = open_store(tmp_path / "registry", create=True)

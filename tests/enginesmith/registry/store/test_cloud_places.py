@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -62,14 +61,9 @@ def test_what_is_no_place_is_said_plainly(uri: str, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("uri", "library", "extra"),
-    [
-        ("gs://bkt/x", "google", r"enginesmith\[gcs\]"),
-        ("az://models1/engines/x", "azure", r"enginesmith\[azure\]"),
-    ],
+    [("gs://bkt/x", "google", r"enginesmith\[gcs\]"), ("az://models1/engines/x", "azure", r"enginesmith\[azure\]")],
 )
-def test_a_library_that_is_not_installed_is_named_with_its_extra(
-    uri: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_is_not_installed_is_named_with_its_extra(uri, library, extra, monkeypatch):
     for name in [name for name in sys.modules if name.startswith((library, f"enginesmith.registry.store.{uri[:2]}"))]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("gcs", "azure"):
@@ -96,9 +90,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(
         ),
     ],
 )
-def test_nobody_without_credentials_is_told_what_to_set(
-    uri: str, environment: dict[str, str], words: str, tmp_path: Path, s3_environment: None
-) -> None:
+def test_nobody_without_credentials_is_told_what_to_set(uri, environment, words, tmp_path, s3_environment):
     """In a process of its own: what the libraries found is kept."""
     pytest.importorskip("google.cloud.storage" if uri.startswith("gs") else "azure.storage.blob")
     known = {name: value for name, value in os.environ.items() if not name.startswith(("GOOGLE_", "AZURE_"))}

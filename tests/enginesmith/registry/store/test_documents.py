@@ -50,9 +50,7 @@ def test_an_answer_that_was_lost_is_asked_for_again(store: Store, monkeypatch: p
     assert change(store, KEY, lambda _: b"x") == b"x" == store.read(KEY)
 
 
-def test_a_change_whose_answer_was_lost_is_not_made_twice_although_others_wrote_since(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_whose_answer_was_lost_is_not_made_twice_although_others_wrote_since(store, monkeypatch):
     true_replace, lost = type(store).replace, [True]
 
     def replace(self: Store, key: str, data: bytes, expected: bytes | None) -> bool:

@@ -16,8 +16,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.cache import BlobCache
 from enginesmith.registry.store.download import CONNECTIONS, ConnectionScaler, download, journal_of, parts_of
 from enginesmith.registry.store.files import BlobDigest
-from enginesmith.registry.store.objects.store import ObjectStore
-from tests.enginesmith.faulty_proxy import PASSING, Fault, FaultyProxy, Kind
+from tests.enginesmith.faulty_proxy import PASSING, Fault
 from tests.enginesmith.registries import flip, in_child, names_in, on_each_kind
 from tests.waiting import PATIENCE_S
 
@@ -68,9 +67,7 @@ def test_parts_cover_a_blob_once(size: int) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 12])
-def test_parts_that_come_backwards_are_digested_in_order(
-    tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_that_come_backwards_are_digested_in_order(tmp_path, kept, monkeypatch):
     """From memory where there is room, else from the file."""
     monkeypatch.setattr(module, "SPAN_PARTS", 1)
     monkeypatch.setattr(module, "KEPT_PARTS", kept)
@@ -89,9 +86,7 @@ def test_parts_that_come_backwards_are_digested_in_order(
     assert told == [*range(PART, len(DATA), PART), len(DATA)]
 
 
-def test_all_others_come_while_the_oldest_part_is_late_in_bounded_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_others_come_while_the_oldest_part_is_late_in_bounded_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "KEPT_PARTS", 2)
     monkeypatch.setattr(module, "SPAN_PARTS", 1)
     kept, memory, others = [], module._Arrivals._memory, threading.Semaphore(0)
@@ -137,9 +132,7 @@ def test_more_connections_come_while_that_pays_up_to_a_bound(tmp_path: Path, mon
         ([85e6, 45e6, 200e6], 8),
     ],
 )
-def test_connections_are_doubled_where_each_is_slow_and_while_all_get_faster(
-    rates: list[float], connections: int
-) -> None:
+def test_connections_are_doubled_where_each_is_slow_and_while_all_get_faster(rates, connections):
     """rates: of one connection, in bytes a second, as long as a number of them lasts."""
     pace, now, found = ConnectionScaler(0.0), 0.0, CONNECTIONS
     for rate in rates:
@@ -188,11 +181,7 @@ def test_a_journal_that_cannot_be_used_is_forgotten(tmp_path: Path, spoil: str) 
     journal = journal_of(tmp_path / "file")
     text = journal.read_text()
     assert "\n0\n" in text
-    spoilt = {
-        "torn": text + "1",
-        "of another blob": text.replace(DIGEST, "0" * 64),
-        "nonsense": "\x00",
-    }
+    spoilt = {"torn": text + "1", "of another blob": text.replace(DIGEST, "0" * 64), "nonsense": "\x00"}
     journal.write_text(spoilt[spoil])
     source = Source()
     assert run(tmp_path / "file", source) == DIGEST
@@ -281,14 +270,7 @@ def test_two_processes_download_once_with_and_without_a_cache(store: Store, tmp_
     ("kind", "at"),
     [*((kind, 0.7) for kind in (*PASSING, "flipped answer")), *(("cut answer", n / 10) for n in range(5))],
 )
-def test_parts_that_meet_faults_come_in_the_end(
-    store_behind_proxy: ObjectStore,
-    proxy: FaultyProxy,
-    kind: Kind,
-    at: float,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_parts_that_meet_faults_come_in_the_end(store_behind_proxy, proxy, kind, at, tmp_path, monkeypatch):
     monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
     digest = store_behind_proxy.put_bytes(DATA)
     proxy.plan(lambda request: Fault(kind, at=at) if request.number in (2, 5) else None)

@@ -74,17 +74,13 @@ def test_a_file_or_a_folder_of_something_else_is_refused(tmp_path: Path) -> None
         ("{}", IntegrityError, "damaged"),
     ],
 )
-def test_a_marker_of_another_format_is_refused(
-    tmp_path: Path, marker: str, error: type[EnginesmithError], words: str
-) -> None:
+def test_a_marker_of_another_format_is_refused(tmp_path, marker, error, words):
     (tmp_path / "enginesmith-registry.json").write_text(marker)
     with pytest.raises(error, match=words):
         open_store(tmp_path, create=True)
 
 
-def test_a_read_only_registry_can_be_read_and_not_opened_for_writing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_registry_can_be_read_and_not_opened_for_writing(tmp_path, monkeypatch):
     open_store(tmp_path / "r", create=True)
     monkeypatch.setattr(filestore.os, "access", lambda *_: False)  # as for a user other than root
     assert open_store(tmp_path / "r").read("enginesmith-registry.json")
@@ -184,9 +180,7 @@ def test_what_a_killed_writer_left_is_swept_and_a_living_ones_file_is_not(tmp_pa
     assert (root / "landed").read_bytes() == b"whole"
 
 
-def test_a_sweep_between_creating_and_locking_a_file_costs_only_another_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_between_creating_and_locking_a_file_costs_only_another_name(tmp_path, monkeypatch):
     lock, swept = files.fcntl.flock, []
 
     def sweep_first(fd: int, how: int) -> None:

@@ -165,9 +165,7 @@ def test_a_request_that_fails_for_good_is_counted_once(tmp_path: Path) -> None:
     assert read_error_counts() == {**before, "errors": before["errors"] + 1}
 
 
-def test_a_connection_serves_many_requests_and_one_that_was_closed_is_replaced(
-    behind: HttpStore, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_serves_many_requests_and_one_that_was_closed_is_replaced(behind, site, monkeypatch):
     made: list[object] = []
     connect = requests._connect
     monkeypatch.setattr(requests, "_connect", lambda place: made.append(place) or connect(place))
@@ -201,9 +199,7 @@ def test_wrong_bytes_are_never_given(store: Store, behind: HttpStore, site: Site
         (302, UnavailableError, "302"),
     ],
 )
-def test_what_a_server_refuses_is_said_and_not_asked_again(
-    behind: HttpStore, site: Site, status: int, error: type[Exception], words: str
-) -> None:
+def test_what_a_server_refuses_is_said_and_not_asked_again(behind, site, status, error, words):
     site.fault = [str(status)]
     with pytest.raises(error, match=words):
         behind.read(channel_key("digits", "stable"))
@@ -228,9 +224,7 @@ def test_it_is_never_written(behind: HttpStore, site: Site, tmp_path: Path) -> N
     assert not site.seen and behind.strays() == () and behind.sweep() == 0
 
 
-def test_a_token_goes_with_each_request_and_is_read_anew(
-    behind: HttpStore, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_goes_with_each_request_and_is_read_anew(behind, site, tmp_path, monkeypatch):
     monkeypatch.setenv(requests.TOKEN_FILE, str(tmp_path / "token"))
     with pytest.raises(UnavailableError, match="cannot be read"):
         behind.has("0" * 64)

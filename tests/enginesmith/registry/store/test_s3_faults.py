@@ -30,9 +30,7 @@ def test_an_upload_that_stays_broken_leaves_nothing(store: ObjectStore, proxy: F
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # botocore drops an answer that it cannot parse
 @pytest.mark.parametrize("until", [b"http/1.1 200", b"last-modified: ", b"content-length: ", b"etag: "])
-def test_an_answer_that_ends_among_its_headers_is_no_answer(
-    store: ObjectStore, proxy: FaultyProxy, until: bytes
-) -> None:
+def test_an_answer_that_ends_among_its_headers_is_no_answer(store, proxy, until):
     digest = store.put_bytes(b"hello")
     store.create("models/a.json", b"1")
     for method, use, expected in (
@@ -59,9 +57,7 @@ def test_an_answer_that_ends_among_its_headers_is_no_answer(
         (400, "Whatever", "refuses with 400 Whatever"),
     ],
 )
-def test_each_error_has_its_remedy_and_no_secret(
-    store: ObjectStore, proxy: FaultyProxy, status: int, code: str, words: str
-) -> None:
+def test_each_error_has_its_remedy_and_no_secret(store, proxy, status, code, words):
     proxy.plan(lambda request: Fault("error", status=status, code=code))
     uses = [lambda: store.read("models/a.json"), lambda: store.create("models/a.json", b""), lambda: list(store.list())]
     for use in [*uses, lambda: store.put_bytes(b"x"), lambda: store.read_blob(ABSENT), store.strays]:

@@ -23,9 +23,7 @@ def no_proxies(s3_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.lower(), raising=False)
 
 
-def test_requests_go_by_the_proxy_of_the_environment_and_not_where_it_is_not_wanted(
-    s3_server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_go_by_the_proxy_of_the_environment_and_not_where_it_is_not_wanted(s3_server, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", s3_server)
     with pytest.raises(UnavailableError, match="there is no bucket"):  # says the proxy, which is moto
         open_store(uri("by-proxy"))

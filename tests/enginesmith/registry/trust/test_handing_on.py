@@ -44,9 +44,7 @@ def manifest(store: Store) -> Manifest:
     return found
 
 
-def test_nothing_untrusted_is_handed_on(
-    store: Store, manifest: Manifest, tmp_path: Path, trust: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_untrusted_is_handed_on(store, manifest, tmp_path, trust, key, monkeypatch):
     monkeypatch.setenv("ENGINESMITH_TRUST_POLICY", str(trust))
     dest = open_store(tmp_path / "other", create=True)
     before = set(dest.list())
@@ -60,9 +58,7 @@ def test_nothing_untrusted_is_handed_on(
     assert export_oci(store, locate(store, DIGITS), tmp_path / "oci").tags[0] == "digits-1"
 
 
-def test_proof_that_nobody_signed_moves_no_channel_and_makes_no_image_proven(
-    store: Store, tmp_path: Path, trust: Path, key: SigningKey
-) -> None:
+def test_proof_that_nobody_signed_moves_no_channel_and_makes_no_image_proven(store, tmp_path, trust, key):
     policy = load_policy(trust)
     # Only the manifest is signed: attestations come later.
     entries = [engine(store), engine(store, "sm_89", status="unproven")]
@@ -78,9 +74,7 @@ def test_proof_that_nobody_signed_moves_no_channel_and_makes_no_image_proven(
     assert channels.promote(store, found, "stable", counts=counts).version == "1"
 
 
-def test_a_version_that_was_signed_at_both_sites_is_mirrored_again(
-    store: Store, manifest: Manifest, tmp_path: Path, trust: Path, key: SigningKey
-) -> None:
+def test_a_version_that_was_signed_at_both_sites_is_mirrored_again(store, manifest, tmp_path, trust, key):
     """Two signatures of one document by one key have different bytes."""
     dest = open_store(tmp_path / "other", create=True)
     mirror(store, [DIGITS], dest)

@@ -65,9 +65,7 @@ def test_what_is_no_key_is_told_why(store: FileStore, manifest: Manifest, tmp_pa
         add_signatures(store, manifest, SigningKey(tmp_path / "key"))
 
 
-def test_without_the_signature_that_the_policy_needs_nothing_lands(
-    store: FileStore, manifest: Manifest, tmp_path: Path
-) -> None:
+def test_without_the_signature_that_the_policy_needs_nothing_lands(store, manifest, tmp_path):
     policy, dest = load_policy(policy_file(tmp_path, NEEDS_RELEASE)), tmp_path / "dest"
     add_signatures(store, manifest, key(tmp_path, "other"))
     with pytest.raises(UntrustedError) as refused:
@@ -124,9 +122,7 @@ def test_an_engine_swapped_with_its_manifest_is_refused(store: FileStore, manife
     assert not (tmp_path / "dest").exists()
 
 
-def test_the_variable_alone_closes_every_door(
-    store: FileStore, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_variable_alone_closes_every_door(store, manifest, tmp_path, monkeypatch):
     import enginesmith
 
     path = policy_file(tmp_path, NEEDS_RELEASE)
@@ -211,9 +207,7 @@ def test_an_attestation_signature_is_not_one_of_a_manifest(store: FileStore, tmp
         require(store, locate(store, parse_reference("digits@1")).manifest, policy)
 
 
-def test_certificates_count_for_the_identity_that_they_are_made_out_to(
-    store: FileStore, manifest: Manifest, tmp_path: Path
-) -> None:
+def test_certificates_count_for_the_identity_that_they_are_made_out_to(store, manifest, tmp_path):
     certificate(tmp_path, "root")
     certificate(tmp_path, "otherroot")
     leaf = certificate(tmp_path, "ci", "root", san="ci@example.org")
@@ -242,9 +236,7 @@ def test_certificates_count_for_the_identity_that_they_are_made_out_to(
         asked("root", "ci@example.org")
 
 
-def test_keys_that_cannot_sign_are_named_and_passwords_are_not(
-    store: FileStore, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_that_cannot_sign_are_named_and_passwords_are_not(store, manifest, tmp_path, monkeypatch):
     locked = tmp_path / "locked.pem"
     locked.write_bytes(private_pem(private("release"), b"swordfish"))
     monkeypatch.setenv("ENGINESMITH_SIGNING_KEY_PASSWORD", "wrong-swordfish")

@@ -114,11 +114,7 @@ def test_a_manifest_in_another_versions_place(store: Store, manifest: Manifest) 
 
 
 def test_documents_that_lead_nowhere(store: Store, manifest: Manifest) -> None:
-    keys = (
-        attestation_key("digits", "9", "0" * 64, "1" * 64),
-        pin_key("digits", "9"),
-        channel_key("gone", "stable"),
-    )
+    keys = (attestation_key("digits", "9", "0" * 64, "1" * 64), pin_key("digits", "9"), channel_key("gone", "stable"))
     for key in keys:
         assert store.create(key, b"{}")
     result = verify(store)

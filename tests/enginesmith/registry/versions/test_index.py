@@ -177,9 +177,7 @@ def test_models_of_leases_that_are_over_are_written_anew(indexed: MemoryStore) -
 
 
 @pytest.mark.parametrize("damage", [b"{", b'{"complete":true,"format":9,"models":{},"serial":1}', None])
-def test_a_lost_or_damaged_index_is_made_again(
-    indexed: MemoryStore, damage: bytes | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_or_damaged_index_is_made_again(indexed, damage, monkeypatch):
     key = index_key(index._shard_of("digits"))
     indexed.objects.pop(key) if damage is None else indexed.objects.update({key: damage})
     assert read_index(indexed) is None and list_models(indexed) == look(indexed)

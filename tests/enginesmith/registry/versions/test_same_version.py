@@ -57,9 +57,7 @@ def test_another_engine_status_or_proof_is_another_version(store: Store, entries
 
 
 @pytest.mark.parametrize("store", ["file"], indirect=True)
-def test_what_is_proven_later_and_elsewhere_counts_and_what_made_the_engines_does_not(
-    store: Store, entries: list[EngineEntry], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_proven_later_and_elsewhere_counts_and_what_made_the_engines_does_not(store, entries, monkeypatch):
     monkeypatch.setattr("tests.enginesmith.registries.draft", lambda *_: replace(draft(store), spec=SPEC))
     first = published(store, entries)
     moved = SPEC | {"source": {"torch": "b.py"}, "golden": {"data": "b.npz", "metric": None}}

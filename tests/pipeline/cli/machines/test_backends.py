@@ -7,7 +7,7 @@ import pytest
 
 from builders.backends import discovery
 from enginesmith.cli import main
-from pipeline.cli.machines.doctor import builds_of, group_by_precisions, row_of
+from pipeline.cli.machines.doctor import row_of
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -77,27 +77,7 @@ def test_a_backend_that_takes_fixed_sizes_only_is_shown_as_such(monkeypatch):
     assert not row_of(discovery.configure("onnxruntime", {})).dynamic
 
 
-def test_targets_with_the_same_precisions_are_told_together():
-    told = group_by_precisions(builds_of(discovery.configure("tensorrt-rtx", {})))
-    groups = {" ".join(targets): kinds for targets, kinds in told}
-    assert groups["sm_75"] == ["fp16", "int8"] and "sm_80 sm_86" in groups
-
-
 def test_the_table_of_backends_keeps_the_brackets_of_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     out = said(capsys)
     assert "[tensorrt]" in out, "markup would swallow it"
     assert "…" not in out
-
-
-def test_backends_say_what_they_build(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = {row["name"]: row for row in json.loads(said(capsys, "--json"))["backends"]}
-    assert rows["tensorrt-rtx"]["builds"]["sm_75"] == ["fp16", "int8"]
-    assert "sm_90" not in rows["tensorrt-rtx"]["builds"]
-    assert rows["onnxruntime"]["builds"] == {"cpu": ["fp32", "fp16", "int8", "int8-dynamic", "int4"]}
-
-
-def test_the_table_of_backends_shows_the_remedy_whole(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    assert "pip install '.[tensorrt]' in a clone" in said(capsys)

@@ -38,13 +38,6 @@ def test_a_build_of_a_part_of_the_spec_moves_no_channel_and_says_how_to(built: P
     assert (whole["version"], whole["channel"], whole["narrowed"]) == ("1", "candidate", None)
 
 
-def test_a_file_in_the_registrys_place_is_refused(project: Project) -> None:
-    project.registry.write_text("not a folder")
-    done = project.build()
-    assert done.code == 2
-    assert str(project.registry) in done.err
-
-
 def test_a_check_that_fails_on_random_inputs_says_that_they_are_random(project: Project) -> None:
     wanted = {"limits": {"int8": {"quantization": {"sqnr_db": 1000.0}}}, "latency": "off", "attribution": "off"}
     project.change_spec(

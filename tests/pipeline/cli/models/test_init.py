@@ -74,16 +74,6 @@ def test_a_file_with_a_colon_in_its_name_is_no_entry_point(tmp_path: Path) -> No
     assert load_spec(tmp_path / "net.yaml").source.onnx == "net:2.onnx"
 
 
-def test_dims_hold_the_sizes_of_the_requests(tmp_path: Path) -> None:
-    from onnx import helper
-
-    model = write(tmp_path / "net.onnx", [helper.make_node("Relu", ["x"], ["y"])], [value("x", ["batch", "length"])])
-    np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((8, 300)).astype("f4"))
-    assert init(model, "--from-requests", tmp_path / "requests.npz") == 0
-    length = load_spec(tmp_path / "net.yaml").dims["length"]
-    assert (length.min, length.opt, length.max) == (1, 300, 300)
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -97,9 +87,7 @@ def test_dims_hold_the_sizes_of_the_requests(tmp_path: Path) -> None:
         (["net.onnx", "--out", "other/spec.yaml"], "is outside"),
     ],
 )
-def test_mistakes_are_told(
-    tmp_path: Path, words: list[str], told: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_are_told(tmp_path, words, told, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "saved").mkdir()
     for name in ("model.bin", "model.xyz", "model.tflite"):
@@ -200,9 +188,7 @@ def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: P
     assert "#   first.x: float32 [batch, 4]" in text
 
 
-def test_requests_without_the_states_of_a_model_name_the_two_ways_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_requests_without_the_states_of_a_model_name_the_two_ways_out(tmp_path, capsys):
     import onnx
 
     text = """

@@ -49,9 +49,7 @@ def test_the_schema_that_is_printed_is_that_of_a_spec(capsys: pytest.CaptureFixt
     assert "canary" in schema["$defs"]["Validation"]["properties"]
 
 
-def test_register_without_a_server_keeps_the_spec_and_ends_with_3(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_register_without_a_server_keeps_the_spec_and_ends_with_3(project, monkeypatch):
     done = project.run("prefect", "register", project.spec, "--no-event", "--json")
     assert done.code == 0 and done.json["event"] is None and done.json["files"].keys() >= {"tiny.yaml"}
     from prefect.settings import PREFECT_API_URL, temporary_settings

@@ -60,9 +60,7 @@ def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Pr
     assert engine["attribution"] is None and not engine["failed"]
 
 
-def test_what_is_proven_is_published_before_what_failed_is_looked_at(
-    loud: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_proven_is_published_before_what_failed_is_looked_at(loud, monkeypatch):
     def run_out(suspect: Suspect, *_: object) -> None:
         there = locate(open_store(loud.registry), parse_reference("tiny:candidate")).manifest
         assert [entry.status for entry in there.engines] == ["proven", "failed"]
@@ -112,9 +110,7 @@ def test_a_version_without_such_an_engine_says_what_it_has(built: Project) -> No
     assert done.code == 0 and only["attribution"] is None and "cannot be tapped yet" in only["headline"]
 
 
-def test_an_attribution_that_ends_with_an_error_says_why_and_is_no_success(
-    built: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attribution_that_ends_with_an_error_says_why_and_is_no_success(built, monkeypatch):
     def fail(*_: object) -> None:
         raise ModelError("part-1.onnx: onnxruntime cannot read it: [ShapeInferenceError]")
 

@@ -43,12 +43,7 @@ def test_a_worse_model_is_a_regression_at_its_line(built: Project) -> None:
     assert (
         pair["pulled"]
         and not pair["same"]
-        and {item["bucket"] for item in pair["times"]}
-        == {
-            "batch=1",
-            "batch=4",
-            "batch=8",
-        }
+        and {item["bucket"] for item in pair["times"]} == {"batch=1", "batch=4", "batch=8"}
     )
     assert all(item["ratio"] > 0 for item in pair["times"])
     (run,) = json.loads(page.read_text())["runs"]
@@ -88,9 +83,7 @@ def test_a_model_without_versions_names_the_remedy(project: Project) -> None:
     assert done.code == 2 and "--against none" in done.err
 
 
-def test_a_spec_that_cannot_be_read_is_in_the_reports_with_its_line(
-    built: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spec_that_cannot_be_read_is_in_the_reports_with_its_line(built, monkeypatch):
     built.change_spec(precisions=["fp33"])
     page, summary = built.folder / "check.xml", built.folder / "summary.md"
     monkeypatch.setenv("GITHUB_ACTIONS", "true")

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from pathlib import Path
 
 from builders.execution.jobs import WorkerContext
 from enginesmith.core.types import Dim, TensorSpec
@@ -29,9 +28,7 @@ def test_a_published_engine_is_fuzzed_and_the_same_seed_gives_the_same_report(bu
     assert "dim 'length' is not one of the model's" in refused.err
 
 
-def test_an_engine_from_another_version_fails_and_each_failure_names_the_command_that_repeats_it(
-    built: Project, tmp_path: Path
-) -> None:
+def test_an_engine_from_another_version_fails_and_each_failure_names_the_command_that_repeats_it(built, tmp_path):
     store = open_store(built.registry)
     manifest = load(store, "tiny", "1")
     entry = next(item for item in manifest.engines if item.unit == "cpu fp32 onnxruntime")

@@ -49,9 +49,7 @@ def test_a_version_whose_spec_does_not_fit_this_installation_is_named_in_one_mes
         ("0.1", "saved by onnxruntime .*; 0.1 is here; install that version"),
     ],
 )
-def test_a_machine_whose_compiler_does_not_open_an_engine_says_nothing_about_it(
-    built: Project, monkeypatch: pytest.MonkeyPatch, version: str, said: str
-) -> None:
+def test_a_machine_whose_compiler_does_not_open_an_engine_says_nothing_about_it(built, monkeypatch, version, said):
     here = {"onnxruntime": version} if version else {}
     monkeypatch.setattr("builders.backends.onnxruntime.cpu.OnnxRuntime.versions", lambda _: here)
     store, executor = open_store(built.registry), LocalExecutor()

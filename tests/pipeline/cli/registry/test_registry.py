@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError
@@ -64,11 +61,3 @@ def test_promote_and_rollback(mixed: Store) -> None:
 def test_no_registry(tmp_path: Path) -> None:
     result = run("list", "--registry", str(tmp_path / "absent"))
     assert isinstance(result.exception, UnavailableError) and result.exception.exit_code == 3
-
-
-def test_a_serving_node_imports_nothing_heavy() -> None:
-    rooms = "enginesmith.client.pull, enginesmith.registry.versions.publish, enginesmith.registry.verification"
-    code = f"import sys, {rooms}; print(*sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ))
-    loaded = {name.partition(".")[0] for name in out.stdout.split()}
-    assert not loaded & {"numpy", "torch", "onnx", "onnxruntime", "ray", "prefect", "pydantic", "boto3", "rich", "yaml"}

@@ -101,19 +101,8 @@ def test_too_few_machines_say_how_many_more(timed: Project) -> None:
 
 
 def test_a_rate_that_a_million_machines_do_not_carry_has_no_mix(timed: Project) -> None:
-    words = (
-        "traffic",
-        "capacity",
-        "tiny",
-        "--rate",
-        1e9,
-        "--p99",
-        "20ms",
-        "--prices",
-        timed.folder / "cpu.yaml",
-        "--batch",
-        1,
-    )
+    words = ("traffic", "capacity", "tiny", "--rate", 1e9, "--p99", "20ms", "--prices", timed.folder / "cpu.yaml")
+    words += ("--batch", 1)
     timed.folder.joinpath("cpu.yaml").write_text("cpu: {per_hour: 0.2}\n")
     done = timed.run(*words, "--wait", "0ms", "--precision", "fp32")
     assert done.code == 1 and "no mix: 1000000 cpu carry" in done.out
@@ -127,21 +116,8 @@ def test_a_limit_below_the_fastest_run_is_an_answer_with_the_time_of_that_run(ti
 def test_a_limit_that_requests_at_once_break_says_so(timed: Project) -> None:
     path = timed.folder / "traffic.jsonl"
     path.write_text("\n".join(json.dumps({"at": at // 100, "inputs": {"x": [[0.0] * 8]}}) for at in range(200)))
-    words = (
-        "traffic",
-        "capacity",
-        "tiny",
-        "--rate",
-        10,
-        "--p99",
-        "20ms",
-        "--wait",
-        "0ms",
-        "--precision",
-        "fp32",
-        "--batch",
-        8,
-    )
+    words = ("traffic", "capacity", "tiny", "--rate", 10, "--p99", "20ms", "--wait", "0ms", "--precision", "fp32")
+    words += ("--batch", 8)
     done = timed.run(*words, "--traffic", path)
     assert "p99 of its fastest run is 2.42 ms, and requests wait: for others (--wait), or as several" in done.out
 
@@ -150,21 +126,8 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
     lines = [json.dumps({"at": 0.01 * at, "inputs": {"x": [[0.0] * 8] * (1 + at % 2)}}) for at in range(200)]
     path = timed.folder / "traffic.jsonl"
     path.write_text("\n".join(lines))
-    words = (
-        "traffic",
-        "capacity",
-        "tiny",
-        "--rate",
-        100,
-        "--p99",
-        "20ms",
-        "--wait",
-        "0ms",
-        "--precision",
-        "fp32",
-        "--batch",
-        8,
-    )
+    words = ("traffic", "capacity", "tiny", "--rate", 100, "--p99", "20ms", "--wait", "0ms", "--precision", "fp32")
+    words += ("--batch", 8)
     done = timed.run(*words, "--traffic", path, "--json")
     assert done.code == 0 and done.json["arrivals"] == "recorded arrivals, scaled in time (200 requests)"
     path.write_text("\n".join(lines[:50]))

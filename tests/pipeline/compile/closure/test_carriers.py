@@ -75,9 +75,7 @@ def behind(uri: str) -> Store:
     return open_store(uri)
 
 
-def test_a_step_gives_the_same_through_a_store_that_only_holds_bytes(
-    ran: Traced, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_gives_the_same_through_a_store_that_only_holds_bytes(ran, monkeypatch):
     """So no code of a store decides what a step gives: where blobs lie, how they are fetched, what else is there."""
     assert list(CARRIERS) == ["enginesmith.registry"], "each carrier needs a test of its own"
     assert {type(job.request) for job, _ in ran.done} >= KEYED

@@ -42,9 +42,7 @@ def ask() -> code.Closure:
     return remember_reach(ROOTS, SourceFiles({"toy"}))
 
 
-def test_it_is_computed_once_and_again_when_a_module_that_it_read_changed(
-    toy: Path, computed: list[tuple[str, ...]]
-) -> None:
+def test_it_is_computed_once_and_again_when_a_module_that_it_read_changed(toy, computed):
     first = ask()
     assert ask() == first and computed == [ROOTS]
     (toy / "toy" / "far.py").write_text("def far():\n    return 2\n")
@@ -62,9 +60,7 @@ def test_a_module_that_came_later_is_seen(toy: Path, computed: list[tuple[str, .
     assert ask().digest != before.digest and len(computed) == 2
 
 
-def test_another_way_to_compute_it_counts(
-    toy: Path, computed: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_way_to_compute_it_counts(toy, computed, monkeypatch):
     ask()
     real = SourceFiles.digest
     monkeypatch.setattr(
@@ -85,18 +81,14 @@ def test_a_damaged_file_is_computed_anew(toy: Path, computed: list[tuple[str, ..
     assert json.loads(kept.read_bytes())["modules"] == first.modules
 
 
-def test_a_cache_that_cannot_be_written_or_is_off_costs_time_alone(
-    toy: Path, computed: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_or_is_off_costs_time_alone(toy, computed, monkeypatch):
     (toy / "cache").write_text("a file where a folder belongs")
     first = ask()
     monkeypatch.setenv("ENGINESMITH_CACHE_BYTES", "0")
     assert ask().digest == first.digest and len(computed) == 2
 
 
-def test_threads_that_ask_at_once_wait_for_one(
-    toy: Path, computed: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_that_ask_at_once_wait_for_one(toy, computed, monkeypatch):
     """Two threads in `ast.parse` at once make CPython 3.11 fail."""
     monkeypatch.setenv("ENGINESMITH_CACHE_BYTES", "0")
     code._find.cache_clear()

@@ -188,20 +188,10 @@ def test_pages_displays_and_commands_redo_nothing() -> None:
 
 def is_page(module: str) -> bool:
     """Pages, pictures, displays, commands and orchestration."""
-    rooms = (
-        "enginesmith.cli",
-        "pipeline.cli",
-        "pipeline.progress",
-        "pipeline.orchestration.runs",
-        "pipeline.orchestration.flows",
-        "pipeline.orchestration.metrics",
-    )
+    rooms = ("enginesmith.cli", "pipeline.cli", "pipeline.progress", "pipeline.orchestration.runs")
+    rooms += ("pipeline.orchestration.flows", "pipeline.orchestration.metrics")
     rooms += ("validation.plots", "validation.reporting.html", "validation.gpu", "validation.reporting.html")
-    rooms += (
-        "pipeline.compile.publication.pages",
-        "pipeline.orchestration.tracing",
-        "enginesmith.registry",
-    )
+    rooms += ("pipeline.compile.publication.pages", "pipeline.orchestration.tracing", "enginesmith.registry")
     rooms += (
         "pipeline.fleet",
         "pipeline.orchestration.deployments",

@@ -1,7 +1,5 @@
 """Sizes of dims that several graphs of an ensemble have."""
 
-from pathlib import Path
-
 import pytest
 
 from enginesmith.core.errors import SpecError
@@ -12,9 +10,7 @@ from tests.ensembles import DECODER, ENCODER, write_ensemble
 
 
 @pytest.mark.parametrize(("most", "found"), [(12, (6, 12)), (9, (6, 6)), (5, None)])
-def test_a_dim_of_several_graphs_has_sizes_that_each_of_them_takes(
-    most: int, found: tuple[int, int] | None, tmp_path: Path
-) -> None:
+def test_a_dim_of_several_graphs_has_sizes_that_each_of_them_takes(most, found, tmp_path):
     """The encoder takes even batches, the decoder multiples of 3."""
     encoder = {**ENCODER, "dims": {"batch": {"multiple": 2, "opt": 8, "max": 12}}}
     decoder = {**DECODER, "dims": {"batch": {"multiple": 3, "opt": 3, "max": most // 3 * 3}}}

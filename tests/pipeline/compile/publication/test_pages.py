@@ -56,9 +56,7 @@ def test_a_build_leaves_the_json_that_its_page_is_drawn_from(built: Project, tmp
     assert again.code == 0 and (tmp_path / "again.html").read_bytes() == page
 
 
-def test_a_page_that_cannot_be_drawn_says_why_and_is_there_all_the_same(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_cannot_be_drawn_says_why_and_is_there_all_the_same(project, monkeypatch):
     def fail(_document: object) -> str:
         raise ZeroDivisionError("a picture <of> nothing")
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,8 +94,8 @@ def proof(bench: Bench, fault: Callable[..., Answers], monkeypatch: pytest.Monke
     ],
 )
 def test_what_goes_wrong_between_calls_fails_the_proof_by_the_check_that_is_meant_for_it(
-    fault: Callable[..., Answers], name: str, told: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    fault, name, told, bench, monkeypatch
+):
     checks = proof(bench, fault, monkeypatch)
     assert [check.name for check in checks if not check.passed] == [name]
     found = next(check for check in checks if check.name == name)
@@ -106,9 +105,7 @@ def test_what_goes_wrong_between_calls_fails_the_proof_by_the_check_that_is_mean
     assert decode(encode_document(found), Check) == found
 
 
-def test_a_golden_set_that_fails_is_not_followed_by_sizes_and_no_calls_are_made_where_the_spec_asks_for_none(
-    bench: Bench,
-) -> None:
+def test_a_golden_set_that_fails_is_not_followed_by_sizes_and_no_calls_are_made_where_the_spec_asks_for_none(bench):
     checks = bench.engine(with_swapped(bench.canonical(), "w1", 1, 3)).checks()
     assert {check.name for check in checks if not check.passed} & {"sqnr_db"}
     assert not [check for check in checks if check.name == "sizes"]
@@ -117,9 +114,7 @@ def test_a_golden_set_that_fails_is_not_followed_by_sizes_and_no_calls_are_made_
     assert not [check for check in bench.run(without).checks if check.name.startswith(("calls", "sizes"))]
 
 
-def test_bits_are_asked_of_a_backend_that_promises_them_on_a_cpu_and_of_no_model_that_draws(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_bits_are_asked_of_a_backend_that_promises_them_on_a_cpu_and_of_no_model_that_draws(bench, tmp_path):
     request = bench.engine().blob.request
     onnx.save(bench.canonical(), tmp_path / "graph.onnx")
     drawn = after(bench.canonical(), "logits", "noise = RandomNormalLike(was) logits = Add(was, noise)")

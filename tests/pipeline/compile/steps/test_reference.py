@@ -1,6 +1,5 @@
 """What the exported model answered to its golden set, taken by the steps after it: where, and where not."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,18 +52,14 @@ def kept(store: Store, golden: GoldenSet, tmp_path: Path) -> str:
     return store.put_file(path)
 
 
-def test_a_graph_is_not_run_for_what_it_has_answered(
-    store: Store, golden: GoldenSet, kept: str, tmp_path: Path
-) -> None:
+def test_a_graph_is_not_run_for_what_it_has_answered(store, golden, kept, tmp_path):
     with open_reference(store, net(tmp_path, 7), golden, kept) as session:
         assert first(session, golden) == [0, 2, 4]
         assert first(session, golden) == [0, 7, 14]  # who asks twice hears the graph itself
 
 
 @pytest.mark.parametrize("damage", [lambda _: b"", lambda data: data[:-1], lambda data: data[:-4] + bytes(4), None])
-def test_damaged_answers_are_set_aside_and_the_graph_is_run(
-    store: Store, golden: GoldenSet, kept: str, tmp_path: Path, damage: Callable[[bytes], bytes] | None
-) -> None:
+def test_damaged_answers_are_set_aside_and_the_graph_is_run(store, golden, kept, tmp_path, damage):
     blob = store.path(kept)
     blob.chmod(0o600)
     if damage:
@@ -81,9 +76,7 @@ def test_a_blob_that_holds_no_answers_is_not_taken(store: Store, golden: GoldenS
         assert first(session, golden) == [0, 7, 14]
 
 
-def test_answers_that_the_graph_contradicts_fail_the_checks(
-    store: Store, golden: GoldenSet, kept: str, tmp_path: Path
-) -> None:
+def test_answers_that_the_graph_contradicts_fail_the_checks(store, golden, kept, tmp_path):
     """The reference runs twice on the first case: the second time it answers itself."""
     one = replace(golden, cases=golden.cases[1:2])
     for times, repeats in ((2, []), (7, ["repeats"])):

@@ -119,17 +119,8 @@ def run(*words: str, **environment: str) -> tuple[int, str]:
 
 def test_places_mean_the_same_from_a_workers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = (
-        "--print-yaml",
-        "--traffic",
-        "recorded",
-        "--catalog",
-        "specs",
-        "--fleet",
-        "report",
-        "--fleet-catalog",
-        "f.yaml",
-    )
+    words = ("--print-yaml", "--traffic", "recorded", "--catalog", "specs", "--fleet", "report")
+    words += ("--fleet-catalog", "f.yaml")
     found = {item["entrypoint"]: item["parameters"] for item in yaml.safe_load(run(*words)[1])["deployments"]}
     given = {name: value for parameters in found.values() for name, value in parameters.items()}
     assert given["traffic"] == str(tmp_path / "recorded") and given["specs"] == str(tmp_path / "specs")

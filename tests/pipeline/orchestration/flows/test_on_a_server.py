@@ -54,9 +54,7 @@ def put_traffic(folder: Path) -> Path:
 @pytest.mark.server
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_registered_model_is_built_once_and_goes_through_its_canary(
-    prefect: Prefect, built: Project, tmp_path: Path
-) -> None:
+def test_a_registered_model_is_built_once_and_goes_through_its_canary(prefect, built, tmp_path):
     assert built.run("promote", "tiny@1", "tiny:stable", "--proven-only").code == 0
     traffic = put_traffic(tmp_path / "traffic")
     deploy = ("prefect", "deploy", "--registry", built.registry, "--traffic", traffic, "--json")
@@ -109,9 +107,7 @@ def test_what_an_owner_does_not_want_any_more_goes_with_its_triggers(prefect: Pr
 @pytest.mark.server
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_that_is_killed_or_cancelled_loses_nothing_and_one_outlives_worker_and_server(
-    prefect: Prefect, project: Project, tmp_path: Path
-) -> None:
+def test_a_run_that_is_killed_or_cancelled_loses_nothing_and_one_outlives_worker_and_server(prefect, project, tmp_path):
     with prefect.in_reach():
         assert project.run("prefect", "deploy", "--only", "compile-model").code == 0
         held = hold(project, tmp_path, targets=["cpu"])

@@ -303,9 +303,7 @@ def test_without_a_cluster_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("text", ["[]", "metadata: {name: x}", "metadata: {name: 1, namespace: y}"])
-def test_a_file_that_is_no_ray_cluster_is_refused_by_the_field(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_ray_cluster_is_refused_by_the_field(text, tmp_path, capsys):
     (tmp_path / "raycluster.yaml").write_text(text)
     assert main([str(tmp_path / "raycluster.yaml"), "--owner", "enginesmith-ray"]) == InputError.exit_code
     assert "error: metadata.name" in capsys.readouterr().err

@@ -124,9 +124,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         monkeypatch.setattr(FileStore, name, refuse)
 
 
-def test_a_registry_that_fails_costs_a_warning_once_and_no_build(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_registry_that_fails_costs_a_warning_once_and_no_build(store, monkeypatch, capsys):
     failing(monkeypatch, "replace", "put_bytes", "read", "remove", "children", "size")
     tracker, writer = by_hand(store)
     tell_all(tracker)
@@ -138,9 +136,7 @@ def test_a_registry_that_fails_costs_a_warning_once_and_no_build(
     assert tracker.snapshot("").item(UNIT), "and the run knows what it knew"
 
 
-def test_a_registry_that_hangs_does_not_keep_the_run_from_ending(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_registry_that_hangs_does_not_keep_the_run_from_ending(store, monkeypatch, capsys):
     hangs = threading.Event()
     monkeypatch.setattr(recorder, "PATIENCE_S", 0.05)
     monkeypatch.setattr(FileStore, "replace", lambda *_: hangs.wait(PATIENCE_S))
@@ -176,9 +172,7 @@ def test_a_run_is_shown_as_often_as_it_is_written(store: FileStore) -> None:
     assert shown[-1] == "done"
 
 
-def test_what_shows_a_run_and_breaks_is_shown_nothing_more(
-    store: FileStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_shows_a_run_and_breaks_is_shown_nothing_more(store, capsys):
     def bad(run: RunState) -> None:
         raise ValueError("the server is gone")
 
@@ -205,9 +199,7 @@ def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: Fi
     assert (totals.hits, totals.misses) == (1, 1) and [tally.count for tally in totals.builds] == [1]
 
 
-def test_of_more_units_than_a_document_holds_those_that_matter_are_told(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_more_units_than_a_document_holds_those_that_matter_are_told(store, monkeypatch):
     monkeypatch.setattr("enginesmith.registry.builds.runs.MOST_ITEMS", 3)
     tracker, writer = by_hand(store)
     for number in range(5):
