@@ -121,7 +121,7 @@ def test_the_odds_of_missing_a_rare_fault_are_those_of_the_calls_that_were_made(
 
 
 @pytest.mark.parametrize("wrong", [lambda n: n % 300 == 0, lambda n: n >= 500], ids=["each 300th", "from 500 on"])
-def test_the_calls_that_a_fast_engine_gets_by_default_show_rare_faults(wrong: Callable[[int], bool]) -> None:
+def test_the_calls_that_a_fast_engine_gets_by_default_show_rare_faults(wrong) -> None:
     def calls_of(candidate: object) -> Check:
         pair = FuzzSides(Linear(), candidate, "fp32", StagedLimits.of(BUDGET), BUDGET)  # type: ignore[arg-type]
         enough = Allowance(-1.0, 0.0, few_s=1.0, clock=lambda: 0.0)  # as fast as a clock can tell
