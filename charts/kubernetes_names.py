@@ -33,7 +33,7 @@ NAME: Schema = {"type": "string", "maxLength": 253, "pattern": f"^{_SUBDOMAIN}$"
 OPTIONAL_NAME: Schema = {"type": "string", "maxLength": 253, "pattern": f"^({_SUBDOMAIN})?$"}
 # A name that also becomes the value of a label.
 OPTIONAL_LABEL_NAME: Schema = {**OPTIONAL_NAME, "maxLength": 63}
-KEY: Schema = {"type": "string", "maxLength": 253, "pattern": "^[A-Za-z0-9._-]+$"}
+KEY: Schema = {"type": "string", "maxLength": 253, "pattern": r"^\.?[A-Za-z0-9_-][A-Za-z0-9._-]*$"}
 LABEL_KEY: Schema = {"type": "string", "pattern": f"^({_SUBDOMAIN}/)?{_WORD}$"}
 LABEL_VALUE: Schema = {"type": "string", "pattern": f"^({_WORD})?$"}
 
