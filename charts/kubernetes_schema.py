@@ -138,7 +138,9 @@ _FROM = closed(
     {
         "secretKeyRef": _ref(key=KEY),
         "configMapKeyRef": _ref(key=KEY),
-        "fieldRef": closed({"fieldPath": {"type": "string", "pattern": _FIELD}, "apiVersion": {"const": "v1"}}, "fieldPath"),
+        "fieldRef": closed(
+            {"fieldPath": {"type": "string", "pattern": _FIELD}, "apiVersion": {"const": "v1"}}, "fieldPath"
+        ),
         "resourceFieldRef": closed(
             {
                 "containerName": {"type": "string"},
@@ -179,7 +181,9 @@ def _files(name: str) -> dict[str, Schema]:
 
 
 _POD_FIELDS = _items(fieldRef=_FROM["properties"]["fieldRef"], resourceFieldRef=_FROM["properties"]["resourceFieldRef"])
-_TOKEN = closed({"path": _RELATIVE, "audience": _TEXT, "expirationSeconds": {"type": "integer", "minimum": 600}}, "path")
+_TOKEN = closed(
+    {"path": _RELATIVE, "audience": _TEXT, "expirationSeconds": {"type": "integer", "minimum": 600}}, "path"
+)
 _SOURCE = {
     **closed(
         {
@@ -204,7 +208,16 @@ _KINDS: dict[str, Schema] = {
         {
             "path": _ABSOLUTE,
             "type": {
-                "enum": ["", "DirectoryOrCreate", "Directory", "FileOrCreate", "File", "Socket", "CharDevice", "BlockDevice"]
+                "enum": [
+                    "",
+                    "DirectoryOrCreate",
+                    "Directory",
+                    "FileOrCreate",
+                    "File",
+                    "Socket",
+                    "CharDevice",
+                    "BlockDevice",
+                ]
             },
         },
         "path",

@@ -15,6 +15,7 @@ from charts.kubernetes_names import (
     OPTIONAL_LABEL_NAME,
     OPTIONAL_NAME,
     SELECTOR,
+    TEXT,
     Schema,
     closed,
     listed,
@@ -41,7 +42,7 @@ SIZE = {"type": "string", "pattern": "^[1-9][0-9]{0,11}(B|KiB|MiB|GiB|TiB)?$"}
 # One of nodeCache.pulls. The name is a part of a DaemonSet's, and a folder.
 PULL = closed(
     {
-        "name": {"type": "string", "pattern": "^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$"},
+        "name": {**TEXT, "pattern": "^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$"},
         "reference": {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-z0-9._-]*)?$"},
         "target": {"enum": names()},
         "args": {"type": "array", "items": {"type": "string"}},
@@ -147,7 +148,7 @@ RULES: dict[str, Schema] = {
     "fleet.schedule": _cron(),
     "from": ref("peers"),
     "fsGroup": {"type": ["integer", "null"], "minimum": 1},
-    "fullnameOverride": {"type": "string", "pattern": r"^([a-z]([a-z0-9-]*[a-z0-9])?)?$"},
+    "fullnameOverride": {**TEXT, "pattern": r"^([a-z]([a-z0-9-]*[a-z0-9])?)?$"},
     "gpuResource": {"type": "string", "pattern": r"^nvidia\.com/[a-z0-9.-]+$"},
     "gpusPerWorker": {"type": "integer", "minimum": 1},
     "idleTimeoutSeconds": SECONDS,
@@ -163,7 +164,7 @@ RULES: dict[str, Schema] = {
     "min": COUNT,
     "name": OPTIONAL_NAME,
     "namespaceSelector": SELECTOR,
-    "nameOverride": {"type": "string", "pattern": r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"},
+    "nameOverride": {**TEXT, "pattern": r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"},
     "nodeSelector": LABELS,
     "parentRefs": {"type": "array", "items": PARENT},
     "pathStyle": {"type": ["boolean", "null"]},
@@ -240,7 +241,7 @@ def _group(defaults: Schema) -> Schema:
     """One of gpuGroups: every default, and what has none."""
     own = {
         # Of a Ray worker group, and a part of the names of its pods and deployments.
-        "name": {"type": "string", "pattern": "^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$"},
+        "name": {**TEXT, "pattern": "^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$"},
         "generation": {"enum": [generation.sm for generation in GENERATIONS]},
         "max": {"type": "integer", "minimum": 1},
     }

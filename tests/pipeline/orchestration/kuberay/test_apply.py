@@ -314,7 +314,12 @@ def old_pods() -> list[Pod]:
     [
         (Load(), ["head", "a", "b"], [], "up to date; ended head, a, b"),
         (Load({"a": "node-a"}), ["b"], ["node-a"], "ended b; left with another image.*: head, a; workers end after"),
-        (Load(queued=True), ["a", "b"], [], "left with another image, since builds run or wait: head;.* run again when"),
+        (
+            Load(queued=True),
+            ["a", "b"],
+            [],
+            "left with another image, since builds run or wait: head;.* run again when",
+        ),
         (None, [], [], "up to date; left with another image, as Ray's head does not say what they do: head, a, b"),
     ],
 )
