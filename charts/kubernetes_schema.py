@@ -258,6 +258,7 @@ _PORT_NAME: Schema = {
 }
 _WORDS: Schema = {"type": "array", "items": {"type": "string"}}
 _NUMBER: Schema = {"type": "integer", "minimum": 0}
+_POSITIVE: Schema = {"type": "integer", "minimum": 1}
 _SECURITY = closed(
     {
         **dict.fromkeys(("allowPrivilegeEscalation", "privileged", "readOnlyRootFilesystem", "runAsNonRoot"), _FLAG),
@@ -274,7 +275,7 @@ _PROBE: Schema = {
             "httpGet": closed({"path": _TEXT, "port": _PLACE, "scheme": {"enum": ["HTTP", "HTTPS"]}}, "port"),
             "tcpSocket": closed({"port": _PLACE}, "port"),
             "initialDelaySeconds": _NUMBER,
-            **dict.fromkeys(("periodSeconds", "timeoutSeconds", "failureThreshold"), {"type": "integer", "minimum": 1}),
+            **dict.fromkeys(("periodSeconds", "timeoutSeconds", "failureThreshold"), _POSITIVE),
         }
     ),
     "oneOf": [{"required": [way]} for way in ("exec", "httpGet", "tcpSocket")],

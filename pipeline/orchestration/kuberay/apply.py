@@ -168,8 +168,8 @@ class RayHead:
 def apply(
     cluster: Kubernetes, wanted: Object, owner: str, head: RayHead, wait: Callable[[float], None] = time.sleep
 ) -> str:
-    """Make or change the RayCluster, and have KubeRay end pods of another Ray version or of an unwanted group, and those
-    of another image that run nothing. Workers of another image that run something end after it.
+    """Make or change the RayCluster, and have KubeRay end pods of another Ray version, of an unwanted group, and idle
+    ones of another image. Busy workers of another image end after their unit.
 
     owner: the ConfigMap with which it is deleted. Returns what was done and which old pods are left, in words.
     Raises InputError, having changed nothing, where workers that run would be stopped; UnavailableError where it is
