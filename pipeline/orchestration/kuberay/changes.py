@@ -70,8 +70,8 @@ def _image(item: Object, path: str = "spec.containers") -> str | None:
 
 def outdated_pods(pods: Sequence[Pod], wanted: Object) -> list[Pod]:
     """The pods of the head and of wanted groups whose image is not the wanted one: KubeRay keeps them as they are."""
-    owners: dict[str | None, Object] = {None: read(wanted, "spec.headGroupSpec", dict), **groups_of(wanted)}
-    images = {name: _image(owner, "template.spec.containers") for name, owner in owners.items()}
+    owners = [(None, read(wanted, "spec.headGroupSpec", dict)), *groups_of(wanted).items()]
+    images = {name: _image(owner, "template.spec.containers") for name, owner in owners}
     return [pod for pod in pods if pod.image and images.get(pod.group) not in (None, pod.image)]
 
 
