@@ -163,9 +163,7 @@ class RayHead:
         end_ms = int((time.time() + _DRAINED_S) * 1000)
         client = vars(raylet)["GcsClient"](address=self._address)
         for node in nodes:
-            vars(raylet)["GcsClient"](address=self._address).drain_node(
-                node, reason, "its image is another one", end_ms
-            )
+            client.drain_node(node, reason, "its image is another one", end_ms)
 
 
 def apply(
