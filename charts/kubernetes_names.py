@@ -29,11 +29,16 @@ PART = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _SUBDOMAIN = rf"{PART}(\.{PART})*"
 _WORD = "[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 
-NAME: Schema = {"type": "string", "maxLength": 253, "pattern": f"^{_SUBDOMAIN}$"}
-OPTIONAL_NAME: Schema = {"type": "string", "maxLength": 253, "pattern": f"^({_SUBDOMAIN})?$"}
+# Templates write names without quotes, and YAML reads these as numbers and truth values.
+TEXT: Schema = {
+    "type": "string",
+    "not": {"pattern": "^([0-9][0-9._]*(e[0-9]+)?|0[xob][0-9a-f_]+|true|false|yes|no|on|off|y|n|null)$"},
+}
+NAME: Schema = {**TEXT, "maxLength": 253, "pattern": f"^{_SUBDOMAIN}$"}
+OPTIONAL_NAME: Schema = {**TEXT, "maxLength": 253, "pattern": f"^({_SUBDOMAIN})?$"}
 # A name that also becomes the value of a label.
 OPTIONAL_LABEL_NAME: Schema = {**OPTIONAL_NAME, "maxLength": 63}
-KEY: Schema = {"type": "string", "maxLength": 253, "pattern": "^[A-Za-z0-9._-]+$"}
+KEY: Schema = {**TEXT, "maxLength": 253, "pattern": r"^\.?[A-Za-z0-9_-][A-Za-z0-9._-]*$"}
 LABEL_KEY: Schema = {"type": "string", "pattern": f"^({_SUBDOMAIN}/)?{_WORD}$"}
 LABEL_VALUE: Schema = {"type": "string", "pattern": f"^({_WORD})?$"}
 

@@ -130,12 +130,25 @@ def _ref(**more: Schema) -> Schema:
 
 
 _VARIABLE: Schema = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_.-]*$"}
+_FIELD = (
+    r"^(metadata\.(name|namespace|uid|(labels|annotations)\['[A-Za-z0-9._/-]+'\])"
+    r"|spec\.(nodeName|serviceAccountName)|status\.(hostIPs?|podIPs?))$"
+)
 _FROM = closed(
     {
         "secretKeyRef": _ref(key=KEY),
         "configMapKeyRef": _ref(key=KEY),
-        "fieldRef": closed({"fieldPath": {"type": "string"}, "apiVersion": {"type": "string"}}, "fieldPath"),
-        "resourceFieldRef": {"type": "object"},
+        "fieldRef": closed(
+            {"fieldPath": {"type": "string", "pattern": _FIELD}, "apiVersion": {"const": "v1"}}, "fieldPath"
+        ),
+        "resourceFieldRef": closed(
+            {
+                "containerName": {"type": "string"},
+                "resource": {"type": "string", "pattern": r"^(limits|requests)\.(cpu|memory|ephemeral-storage)$"},
+                "divisor": {"enum": ["1m", "1", "1k", "1Ki", "1M", "1Mi", "1G", "1Gi"]},
+            },
+            "resource",
+        ),
     }
 )
 _ENV: Schema = closed(
@@ -143,27 +156,91 @@ _ENV: Schema = closed(
     "name",
 )
 _ENV_FROM: Schema = {
-    **closed({"secretRef": _ref(), "configMapRef": _ref(), "prefix": {"type": "string"}}),
-    "anyOf": [{"required": ["secretRef"]}, {"required": ["configMapRef"]}],
+    **closed({"secretRef": _ref(), "configMapRef": _ref(), "prefix": _VARIABLE}),
+    "oneOf": [{"required": ["secretRef"]}, {"required": ["configMapRef"]}],
 }
 
 _LABEL: Schema = {"type": "string", "maxLength": 63, "pattern": f"^{PART}$"}
-_KINDS = (
-    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "fc", "hostPath", "image", "iscsi", "nfs",
-    "persistentVolumeClaim", "projected", "secret",
-)  # fmt: skip
-# A name and a kind; what a kind has is left to Kubernetes, whose versions differ.
+_FLAG, _TEXT = {"type": "boolean"}, {"type": "string", "minLength": 1}
+_SIZE = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(k|Ki|M|Mi|G|Gi|T|Ti)?$"}
+# A path in a volume or on a node: no part of it is '..'.
+_PART = r"(\.?[^/.:][^/:]*|\.\.[^/:]+)"
+_RELATIVE: Schema = {"type": "string", "pattern": f"^{_PART}(/{_PART})*/?$"}
+_ABSOLUTE: Schema = {"type": "string", "pattern": f"^/({_PART}(/{_PART})*/?)?$"}
+_MODE: Schema = {"type": "integer", "minimum": 0, "maximum": 0o777}
+
+
+def _items(*more: str, **places: Schema) -> Schema:
+    """Files of a volume, each from a key or a field."""
+    item = closed({"path": _RELATIVE, "mode": _MODE, **places}, "path", *more)
+    return {"type": "array", "items": item}
+
+
+def _files(name: str) -> dict[str, Schema]:
+    return {name: NAME, "items": _items("key", key=KEY), "optional": _FLAG}
+
+
+_POD_FIELDS = _items(fieldRef=_FROM["properties"]["fieldRef"], resourceFieldRef=_FROM["properties"]["resourceFieldRef"])
+_TOKEN = closed(
+    {"path": _RELATIVE, "audience": _TEXT, "expirationSeconds": {"type": "integer", "minimum": 600}}, "path"
+)
+_SOURCE = {
+    **closed(
+        {
+            "configMap": closed(_files("name"), "name"),
+            "secret": closed(_files("name"), "name"),
+            "downwardAPI": closed({"items": _POD_FIELDS}, "items"),
+            "serviceAccountToken": _TOKEN,
+            "clusterTrustBundle": {"type": "object"},
+        }
+    ),
+    "minProperties": 1,
+    "maxProperties": 1,
+}
+_KINDS: dict[str, Schema] = {
+    "configMap": closed({**_files("name"), "defaultMode": _MODE}, "name"),
+    "csi": {"type": "object", "required": ["driver"]},
+    "downwardAPI": closed({"items": _POD_FIELDS, "defaultMode": _MODE}),
+    "emptyDir": closed({"medium": {"enum": ["", "Memory", "HugePages"]}, "sizeLimit": _SIZE}),
+    "ephemeral": {"type": "object", "required": ["volumeClaimTemplate"]},
+    "fc": {"type": "object"},
+    "hostPath": closed(
+        {
+            "path": _ABSOLUTE,
+            "type": {
+                "enum": [
+                    "",
+                    "DirectoryOrCreate",
+                    "Directory",
+                    "FileOrCreate",
+                    "File",
+                    "Socket",
+                    "CharDevice",
+                    "BlockDevice",
+                ]
+            },
+        },
+        "path",
+    ),
+    "image": closed({"reference": _TEXT, "pullPolicy": {"enum": ["Always", "Never", "IfNotPresent"]}}, "reference"),
+    "iscsi": {"type": "object", "required": ["targetPortal", "iqn", "lun"]},
+    "nfs": closed({"server": _TEXT, "path": _ABSOLUTE, "readOnly": _FLAG}, "server", "path"),
+    "persistentVolumeClaim": closed({"claimName": NAME, "readOnly": _FLAG}, "claimName"),
+    "projected": closed({"sources": listed(_SOURCE), "defaultMode": _MODE}, "sources"),
+    "secret": closed({**_files("secretName"), "defaultMode": _MODE}, "secretName"),
+}
+# A name and a kind.
 _VOLUME: Schema = {
-    **closed({"name": _LABEL, **{kind: {"type": "object"} for kind in _KINDS}}, "name"),
+    **closed({"name": _LABEL, **_KINDS}, "name"),
     "minProperties": 2,
     "maxProperties": 2,
 }
 _MOUNT: Schema = closed(
     {
         "name": {"type": "string"},
-        "mountPath": {"type": "string", "pattern": "^/[^:]+$"},
-        "subPath": {"type": "string"},
-        "subPathExpr": {"type": "string"},
+        "mountPath": {**_ABSOLUTE, "minLength": 2},
+        "subPath": _RELATIVE,
+        "subPathExpr": _RELATIVE,
         "readOnly": {"type": "boolean"},
         "recursiveReadOnly": {"enum": ["Disabled", "IfPossible", "Enabled"]},
         "mountPropagation": {"enum": ["None", "HostToContainer"]},
@@ -171,8 +248,38 @@ _MOUNT: Schema = closed(
     "name",
     "mountPath",
 )
+_MOUNT["not"] = {"required": ["subPath", "subPathExpr"]}
+_PORT_NUMBER: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+# With at least one letter, and no two hyphens side by side.
+_PORT_NAME: Schema = {
+    "type": "string",
+    "maxLength": 15,
+    "pattern": "^([0-9]+-)*[0-9]*[a-z][a-z0-9]*(-[a-z0-9]+)*$",
+}
 _WORDS: Schema = {"type": "array", "items": {"type": "string"}}
-_OPEN: Schema = {"type": "object"}
+_NUMBER: Schema = {"type": "integer", "minimum": 0}
+_POSITIVE: Schema = {"type": "integer", "minimum": 1}
+_SECURITY = closed(
+    {
+        **dict.fromkeys(("allowPrivilegeEscalation", "privileged", "readOnlyRootFilesystem", "runAsNonRoot"), _FLAG),
+        **dict.fromkeys(("runAsUser", "runAsGroup"), _NUMBER),
+        "capabilities": closed({"add": _WORDS, "drop": _WORDS}),
+        "seccompProfile": closed({"type": {"enum": ["RuntimeDefault", "Unconfined"]}}, "type"),
+    }
+)
+_PLACE = {"anyOf": [_PORT_NUMBER, _PORT_NAME]}
+_PROBE: Schema = {
+    **closed(
+        {
+            "exec": closed({"command": {**_WORDS, "minItems": 1}}, "command"),
+            "httpGet": closed({"path": _TEXT, "port": _PLACE, "scheme": {"enum": ["HTTP", "HTTPS"]}}, "port"),
+            "tcpSocket": closed({"port": _PLACE}, "port"),
+            "initialDelaySeconds": _NUMBER,
+            **dict.fromkeys(("periodSeconds", "timeoutSeconds", "failureThreshold"), _POSITIVE),
+        }
+    ),
+    "oneOf": [{"required": [way]} for way in ("exec", "httpGet", "tcpSocket")],
+}
 _CONTAINER: Schema = closed(
     {
         "name": _LABEL,
@@ -183,11 +290,20 @@ _CONTAINER: Schema = closed(
         "workingDir": {"type": "string"},
         "env": ref("env"),
         "envFrom": ref("envFrom"),
-        "ports": {"type": "array", "items": _OPEN},
-        "resources": _OPEN,
+        "ports": listed(
+            closed(
+                {
+                    "name": _PORT_NAME,
+                    "containerPort": _PORT_NUMBER,
+                    "protocol": {"enum": ["TCP", "UDP", "SCTP"]},
+                },
+                "containerPort",
+            )
+        ),
+        "resources": ref("resources"),
         "restartPolicy": {"const": "Always"},
-        "securityContext": _OPEN,
-        "startupProbe": _OPEN,
+        "securityContext": _SECURITY,
+        "startupProbe": _PROBE,
         "volumeMounts": ref("mounts"),
     },
     "name",
@@ -196,11 +312,12 @@ _CONTAINER: Schema = closed(
 
 _PORT = closed(
     {
-        "port": {"type": ["integer", "string"]},
-        "endPort": {"type": "integer", "minimum": 1, "maximum": 65535},
+        "port": {"anyOf": [_PORT_NUMBER, _PORT_NAME]},
+        "endPort": _PORT_NUMBER,
         "protocol": {"enum": ["TCP", "UDP", "SCTP"]},
     }
 )
+_PORT["dependencies"] = {"endPort": {"required": ["port"], "properties": {"port": {"type": "integer"}}}}
 _PEER: Schema = {
     **closed(
         {
@@ -210,6 +327,8 @@ _PEER: Schema = {
         }
     ),
     "minProperties": 1,
+    # A block of addresses stands alone.
+    "dependencies": {"ipBlock": {"maxProperties": 1}},
 }
 # Without `to` a rule is open to every destination; who wants that says so by 0.0.0.0/0 and ::/0.
 EGRESS: Schema = closed({"to": listed(_PEER), "ports": listed(_PORT)}, "to")

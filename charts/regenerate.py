@@ -1,6 +1,7 @@
 """Makes everything that follows from the chart and the code: `make chart`. With `--check` it says what is out of date.
 
 files/gpus.yaml         generations and products, from enginesmith/core/hardware/machine.py
+files/defaults.json     values.yaml without what may be null, to name keys that are null
 files/dashboard.json    the Grafana dashboard, from manifests/grafana
 values.schema.json      from values.yaml and charts/values_schema.py
 README.md               the table of values, from the comments of values.yaml
@@ -12,6 +13,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -35,8 +37,19 @@ def inputs() -> Iterator[tuple[Path, str]]:
     if DASHBOARD.exists():
         yield CHART / "files/dashboard.json", DASHBOARD.read_text()
     values = (CHART / "values.yaml").read_text()
-    yield CHART / "values.schema.json", json.dumps(values_schema(yaml.safe_load(values)), indent=2) + "\n"
+    loaded = yaml.safe_load(values)
+    yield CHART / "values.schema.json", json.dumps(values_schema(loaded), indent=2) + "\n"
+    yield CHART / "files/defaults.json", json.dumps(_required({**loaded, "podSecurity": {}})) + "\n"
     yield CHART / "README.md", readme.with_table((CHART / "README.md").read_text(), values)
+
+
+def _required(values: dict[str, Any]) -> dict[str, Any]:
+    """Values without those that may be null: whose default is, and parts of what Kubernetes takes as a whole."""
+    found = {name: value for name, value in values.items() if value is not None}
+    return {
+        name: ({} if name in ("resources", "labels") else _required(value)) if isinstance(value, dict) else value
+        for name, value in found.items()
+    }
 
 
 def outputs() -> Iterator[tuple[Path, str]]:

@@ -15,6 +15,7 @@ from charts.kubernetes_names import (
     OPTIONAL_LABEL_NAME,
     OPTIONAL_NAME,
     SELECTOR,
+    TEXT,
     Schema,
     closed,
     listed,
@@ -31,7 +32,6 @@ BYTES = {"type": "string", "pattern": rf"^([1-9][0-9]{{6,}}|{_MORE_THAN_0}(k|Ki|
 # Host and port, then words in lower case; a tag is the templates' to refuse, who name the remedy.
 _WORD = "[a-z0-9]+([._-]+[a-z0-9]+)*"
 IMAGE = rf"^(([A-Za-z0-9.-]+(:[0-9]+)?/)?{_WORD}(/{_WORD})*(:[^/@\s]*)?)?$"
-QUANTITY = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"}
 OPEN = {"type": "object"}
 PORTS = listed({"type": "integer", "minimum": 1, "maximum": 65535})
 CIDRS = {"type": "array", "items": CIDR}
@@ -42,7 +42,7 @@ SIZE = {"type": "string", "pattern": "^[1-9][0-9]{0,11}(B|KiB|MiB|GiB|TiB)?$"}
 # One of nodeCache.pulls. The name is a part of a DaemonSet's, and a folder.
 PULL = closed(
     {
-        "name": {"type": "string", "pattern": "^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$"},
+        "name": {**TEXT, "pattern": "^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$"},
         "reference": {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-z0-9._-]*)?$"},
         "target": {"enum": names()},
         "args": {"type": "array", "items": {"type": "string"}},
@@ -103,14 +103,15 @@ def _catalog() -> Schema:
     return closed({"serve": listed(serve), "runtimes": versions, "planned": versions})
 
 
-_AMOUNTS = {"type": "object", "properties": {"cpu": CPU, "memory": BYTES}, "additionalProperties": QUANTITY}
+_AMOUNTS = closed({"cpu": CPU, "memory": BYTES, "ephemeral-storage": BYTES})
 
 # What a value is, by the last words of its path; the longest that fits wins.
 RULES: dict[str, Schema] = {
     "affinity": ref("affinity"),
     "nodeCache.bytes": SIZE,
     "nodeCache.existingClaim": OPTIONAL_NAME,
-    "nodeCache.hostPath": {"type": "string", "pattern": r"^(/[A-Za-z0-9._-]+)+$"},
+    # Where it may be is the templates' to say.
+    "nodeCache.hostPath": {"type": "string", "pattern": r"^(/[A-Za-z0-9][A-Za-z0-9._-]*)+$"},
     "nodeCache.interval": SECONDS,
     "nodeCache.namespace": OPTIONAL_NAME,
     "nodeCache.pulls": {"type": "array", "items": PULL},
@@ -133,7 +134,8 @@ RULES: dict[str, Schema] = {
     "existingClaim": OPTIONAL_NAME,
     "existingConfigMap": OPTIONAL_NAME,
     "existingSecret": OPTIONAL_NAME,
-    "externalApi.url": {"type": "string", "pattern": "^(https?://.+/api.*)?$"},
+    "externalApi.url": {"type": "string", "pattern": r"^(https?://[^\s]+/api[^\s]*)?$"},
+    "readSecret": OPTIONAL_NAME,
     "configMap": OPTIONAL_NAME,
     "extraEgress": {"type": "array", "items": EGRESS},
     "extraEnv": ref("env"),
@@ -146,11 +148,11 @@ RULES: dict[str, Schema] = {
     "fleet.schedule": _cron(),
     "from": ref("peers"),
     "fsGroup": {"type": ["integer", "null"], "minimum": 1},
-    "fullnameOverride": {"type": "string", "pattern": r"^([a-z]([a-z0-9-]*[a-z0-9])?)?$"},
+    "fullnameOverride": {**TEXT, "pattern": r"^([a-z]([a-z0-9-]*[a-z0-9])?)?$"},
     "gpuResource": {"type": "string", "pattern": r"^nvidia\.com/[a-z0-9.-]+$"},
     "gpusPerWorker": {"type": "integer", "minimum": 1},
     "idleTimeoutSeconds": SECONDS,
-    "imagePullSecrets": {"type": "array", "items": NAME},
+    "imagePullSecrets": {"type": "array", "items": NAME, "uniqueItems": True},
     "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
     "key": KEY,
     "labels": LABELS,
@@ -162,7 +164,7 @@ RULES: dict[str, Schema] = {
     "min": COUNT,
     "name": OPTIONAL_NAME,
     "namespaceSelector": SELECTOR,
-    "nameOverride": {"type": "string", "pattern": r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"},
+    "nameOverride": {**TEXT, "pattern": r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"},
     "nodeSelector": LABELS,
     "parentRefs": {"type": "array", "items": PARENT},
     "pathStyle": {"type": ["boolean", "null"]},
@@ -197,7 +199,7 @@ RULES: dict[str, Schema] = {
     "tolerations": ref("tolerations"),
     "topologySpreadConstraints": ref("spread"),
     "traffic": {"type": "string", "pattern": "^((s3|gs|az)://.+|file://.+)?$"},
-    "uiApiUrl": {"type": "string", "pattern": "^https?://.+"},
+    "uiApiUrl": {"type": "string", "pattern": "^https?://[^\\s]+$", "maxLength": 270},
     "unprovenEngines": COUNT,
     "upscalingMode": {"enum": ["Default", "Conservative", "Aggressive"]},
     "waitForNodes": {"type": "string", "pattern": "^[0-9]+[smhd]$"},
@@ -239,7 +241,7 @@ def _group(defaults: Schema) -> Schema:
     """One of gpuGroups: every default, and what has none."""
     own = {
         # Of a Ray worker group, and a part of the names of its pods and deployments.
-        "name": {"type": "string", "pattern": "^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$"},
+        "name": {**TEXT, "pattern": "^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$"},
         "generation": {"enum": [generation.sm for generation in GENERATIONS]},
         "max": {"type": "integer", "minimum": 1},
     }

@@ -1,6 +1,6 @@
 """Registered specs, and pins."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -112,14 +112,22 @@ def addresses(store: Store) -> list[str]:
 
     One that cannot be read gets an address without a digest: it fails when it is used, and the others do not.
     """
+    return [getattr(item, "address", f"registered:{item}") for item in _newest(store)]
+
+
+def newest_registrations(store: Store) -> Iterator[Registration]:
+    """The newest registration of each model that has one which can be read, sorted by name."""
+    return (item for item in _newest(store) if isinstance(item, Registration))
+
+
+def _newest(store: Store) -> Iterator[Registration | str]:
+    """The newest registration of each model that has one; the model's name for one that cannot be read."""
     names = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
-    spec_addresses = []
     for model in sorted(name for name in names if is_name(name)):
         try:
-            spec_addresses += [item.address for item in registrations(store, model)[-1:]]
+            yield from registrations(store, model)[-1:]
         except IntegrityError:
-            spec_addresses.append(f"registered:{model}")
-    return spec_addresses
+            yield model
 
 
 def find(store: Store, model: str, digest: str | None = None) -> Registration:

@@ -29,6 +29,19 @@ _NEARLY = 0.95
 ENGINE_COLUMNS = ("target", "precision", "backend", "status", "size_bytes", "reason")
 
 
+def api_problem(error: Exception, url: str | None) -> str | None:
+    """What is wrong with the Prefect API at `url` and the remedy, after this error of its client; None: nothing that is
+    known."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        remedy = "set PREFECT_API_AUTH_STRING (USER:PASSWORD), or PREFECT_API_KEY for Prefect Cloud"
+        return f"Prefect: {url} refuses the credentials ({status}); {remedy}"
+    # A page of its UI, or of something else, is no JSON.
+    if status in (404, 405) or isinstance(error, ValueError):
+        return f"Prefect: {url} is no Prefect API; its URL ends in /api: correct PREFECT_API_URL"
+    return None
+
+
 @dataclass(frozen=True)
 class Artifact:
     """One artifact: markdown, a table or a link."""

@@ -22,6 +22,7 @@ from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.base import Store
 from pipeline.canary.automatic import CanaryRequest
 from pipeline.intake.places import bundle_of, named_files, place_at, register
+from pipeline.orchestration.artifacts import api_problem
 from pipeline.orchestration.catalog import spec_files, without_graphs
 from pipeline.orchestration.gpu_workers import (
     ADVANCED,
@@ -121,6 +122,8 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
             # Not `emit_event`: a thread sends its queue, and says nothing of events that did not arrive.
             client.request("POST", "/events", json=[prefect_event.model_dump(mode="json")])
     except (httpx.HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
+        if problem := api_problem(error, server):
+            raise UnavailableError(f"{event} was not sent: {problem}") from error
         raise UnavailableError(
             f"{event} did not reach the Prefect server at {server} ({error or type(error).__name__}); start it, or "
             "correct PREFECT_API_URL, and run this again"

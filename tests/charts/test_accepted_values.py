@@ -25,7 +25,19 @@ def test_what_the_chart_does_not_set_may_be_set() -> None:
 
 
 @pytest.mark.parametrize(
-    "cron", ["0 2 * * *", "*/20 * * * *", "59 23 31 12 7", "0,30 8-18/2 1 JAN,jul mon-fri", "0-59/5 * * * SUN"]
+    "cron",
+    [
+        "0 0 31 2,3 *",
+        "0 0 29 2 *",
+        "0 0 31 2 mon",
+        "0 0 31 1-6/2 *",
+        "0 0 */2 2 *",
+        "0 2 * * *",
+        "*/20 * * * *",
+        "59 23 31 12 7",
+        "0,30 8-18/2 1 JAN,jul mon-fri",
+        "0-59/5 * * * SUN",
+    ],
 )
 def test_schedules_that_say_something_are_taken(cron: str) -> None:
     assert cron in renders.rendered(with_value("fleet.schedule", cron))["prefect/deploy.yaml"]
@@ -98,6 +110,12 @@ def test_large_numbers_are_written_as_numbers() -> None:
         ("cpuGroup.memory", "0.5Gi"),
         ("cpuGroup.memory", "10Gi"),
         ("canary.duration", "8h"),
+        ("networkPolicy.metrics.from", [{"ipBlock": {"cidr": "fd00::/16", "except": ["fd00:1::/32"]}}]),
+        ("networkPolicy.metrics.from", [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8"]}}]),
+        ("networkPolicy.extraEgress", [{"to": [{"podSelector": {}}], "ports": [{"port": 80, "endPort": 90}]}]),
+        ("metrics.resources", {"limits": None, "requests": {"cpu": "1", "memory": "1Gi"}}),
+        ("metrics.dashboard.labels", {"grafana_dashboard": None}),
+        ("extraVolumes", [{"name": "a", "configMap": {"name": "c", "items": [{"key": "k", "path": "a/..b"}]}}]),
         ("registry", {"bucket": "one", "sse": "aws:kms", "kmsKey": "arn:aws:kms:eu-central-1:111122223333:key/a-b"}),
     ],
 )

@@ -1,5 +1,6 @@
 """Ways in: an Ingress or an HTTPRoute to the Prefect server, and Prometheus to Ray's own metrics."""
 
+import json
 from typing import Any
 
 import helm_python as helm
@@ -7,7 +8,7 @@ import jsonschema
 import pytest
 
 from charts import renders
-from tests.charts.kube import Object, label
+from tests.charts.kube import Object, containers, flow_run_job, job_variables, label, pod_specs
 from tests.charts.test_objects import VERSIONS, built_in, crds
 
 GATEWAY = [{"name": "public", "namespace": "gateways"}]
@@ -93,12 +94,38 @@ def test_nothing_is_exposed_unless_asked_for() -> None:
         ({"auth": {}}, "whoever reaches the API runs code in this namespace; give prefect.server.auth.existingSecret"),
         ({"uiApiUrl": "http://localhost:4200/api"}, "localhost:4200/api is the browser's own machine"),
         ({"uiApiUrl": "https://example/prefect/api"}, "https://example/prefect/api is not https://HOST/api"),
+        ({"uiApiUrl": "https://pre-.example/api"}, "https://pre-.example/api is not https://HOST/api"),
         ({"uiApiUrl": "https://10.0.0.1/api"}, "https://10.0.0.1/api is not https://HOST/api"),
     ],
 )
 def test_a_way_in_that_is_unsafe_or_leads_nowhere_is_refused(way: str, changed: dict[str, Any], said: str) -> None:
     with pytest.raises(helm.HelmError, match=said):
         renders.rendered(values({way: {"enabled": True}}, **changed))
+
+
+@pytest.mark.parametrize("path", ["/api", "/api/models", "/flow-runs", "/docs"])
+def test_the_site_takes_no_path_of_prefects(path: str) -> None:
+    with pytest.raises(helm.HelmError, match=f"site.path: {path} is a path of the Prefect server"):
+        renders.rendered({**values({"ingress": {"enabled": True}}), "site": {**SITE, "path": path}})
+    renders.rendered({**values({"ingress": {"enabled": True}}), "site": {**SITE, "path": f"/x{path}"}})
+
+
+def test_an_external_prefect_behind_a_private_ca_is_trusted_by_all_its_clients() -> None:
+    found = renders.sample("onprem")
+    found["prefect"]["externalApi"]["caBundle"] = {"configMap": "prefect-ca"}
+    objects = renders.objects(renders.rendered(found))
+    (config,) = [item for item in objects if label(item) == "ConfigMap enginesmith-deploy"]
+    runs = [flow_run_job(job_variables(words)) for words in json.loads(config["data"]["commands.json"])]
+    clients = 0
+    for spec in pod_specs([*objects, *runs]):
+        for container in containers(spec):
+            env = {item["name"]: item.get("value") for item in container.get("env", ())}
+            if "PREFECT_API_URL" in env or container["name"] == "prefect-job":
+                place = str(env["PREFECT_API_SSL_CERT_FILE"]).removesuffix("/ca.crt")
+                (mount,) = [item for item in container["volumeMounts"] if item["mountPath"] == place]
+                assert {"name": mount["name"], "configMap": {"name": "prefect-ca"}} in spec["volumes"]
+                clients += 1
+    assert clients > 4
 
 
 def test_who_routes_must_get_through() -> None:

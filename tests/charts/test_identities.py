@@ -28,12 +28,13 @@ def environment(spec: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("sample", ACCOUNTS)
 def test_pods_that_use_the_registry_have_the_identity_and_no_key(sample: str) -> None:
     made = sample_objects(sample)
-    (account,) = [item for item in made if item["kind"] == "ServiceAccount" and ACCOUNTS[sample] in _annotations(item)]
+    accounts = [item for item in made if item["kind"] == "ServiceAccount" and ACCOUNTS[sample] in _annotations(item)]
+    account = {item["metadata"]["name"] for item in accounts}
     pods = [spec for spec in pod_specs(list(made)) if "ENGINESMITH_REGISTRY" in environment(spec)]
     assert len(pods) > 2
     for spec in pods:
         found = environment(spec)
-        assert spec["serviceAccountName"] == account["metadata"]["name"]
+        assert spec["serviceAccountName"] in account
         assert found["ENGINESMITH_REGISTRY"]["value"] == REGISTRIES[sample]
         assert not {"AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY"} & set(found)
     assert place_in_bucket(REGISTRIES[sample]).uri == REGISTRIES[sample]
@@ -53,6 +54,40 @@ def test_an_account_key_of_azure_comes_from_its_secret() -> None:
     for spec in pods:
         key = environment(spec)["AZURE_STORAGE_KEY"]["valueFrom"]["secretKeyRef"]
         assert key == {"name": "keys", "key": "AZURE_STORAGE_KEY"} and "AWS_ACCESS_KEY_ID" not in environment(spec)
+
+
+READS = {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/reads"}, "podLabels": {"reads": "yes"}}
+
+
+@pytest.mark.parametrize(
+    ("accounts", "name"),
+    [
+        ({"builds": {"annotations": {"a/b": "c"}}}, "builds"),  # the only identity there is
+        ({"builds": {"podLabels": {"a": "c"}}}, "builds"),
+        ({}, "reads"),
+        ({"builds": {"annotations": {"a/b": "c"}}, "reads": READS}, "reads"),
+        ({"reads": {"create": False}}, "builds"),
+    ],
+)
+def test_what_only_reads_has_another_account_keys_and_a_mount_that_only_reads(accounts: Any, name: str) -> None:
+    values = {**renders.sample("minimal"), "serviceAccounts": accounts, "site": {"enabled": True}}
+    made = renders.objects(renders.rendered(values))
+    assert f"enginesmith-{name}" in {item["metadata"]["name"] for item in made if item["kind"] == "ServiceAccount"}
+    for component in ("site", "metrics"):
+        (pod,) = [
+            item["spec"]["template"] for item in made
+            if item["kind"] == "Deployment" and item["metadata"]["name"] == f"enginesmith-{component}"
+        ]  # fmt: skip
+        assert pod["spec"]["serviceAccountName"] == f"enginesmith-{name}"
+        labels = accounts.get(name, {}).get("podLabels", {})
+        assert labels.items() <= pod["metadata"]["labels"].items()
+        (mount,) = [item for item in pod["spec"]["containers"][0]["volumeMounts"] if item["name"] == "registry"]
+        assert mount["readOnly"] is True
+    keys = with_value("registry.readSecret", "read-keys", base="onprem")
+    for spec in pod_specs(renders.objects(renders.rendered(keys))):
+        if key := environment(spec).get("AWS_SECRET_ACCESS_KEY"):
+            reads = spec["containers"][0]["name"] in ("exporter", "site")
+            assert (key["valueFrom"]["secretKeyRef"]["name"] == "read-keys") is reads
 
 
 def _annotations(item: dict[str, Any]) -> dict[str, str]:

@@ -51,6 +51,23 @@ def test_every_list_of_networks_goes_through_the_template_that_fails_closed() ->
     assert not [path.name for path in TEMPLATES.rglob("*.yaml") if re.search(r"range .*\.cidrs", path.read_text())]
 
 
+@pytest.mark.parametrize(
+    ("base", "path", "value", "policy", "ports"),
+    [
+        ("onprem", "registry.endpoint", "https://minio:9001", "to-registry", {9000, 9001}),
+        ("onprem", "registry.endpoint", "http://minio2", "to-registry", {9000, 80}),
+        ("aws", "canary.traffic", "s3://t/x?endpoint=https://[fd00::1]:9443&region=x", "to-registry", {443, 9443}),
+        ("aws", "nodeCache.through", "http://cache:8080,https://mirror:8443", "to-registry", {443, 8080, 8443}),
+        ("onprem", "prefect.externalApi.url", "http://prefect.example:4200/api", "to-prefect", {443, 4200}),
+        ("aws", "ray.gcsFaultTolerance.redisAddress", "redis.example:6380", "ray-head-to-redis", {6379, 6380}),
+        ("aws", "ray.gcsFaultTolerance.redisAddress", "rediss://redis:6379", "ray-head-to-redis", {6379}),
+    ],
+)
+def test_a_port_that_an_address_names_is_open(base: str, path: str, value: str, policy: str, ports: set[int]) -> None:
+    (rule,) = policies(with_value(path, value, base=base))[policy]["egress"]
+    assert {item["port"] for item in rule["ports"]} == ports
+
+
 @pytest.mark.parametrize("part", ["prefect", "kuberay", "metrics"])
 def test_an_empty_list_of_those_who_may_come_in_lets_nobody_in(part: str) -> None:
     assert not open_rules(policies(with_value(f"networkPolicy.{part}", {"from": []})))

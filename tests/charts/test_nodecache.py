@@ -72,6 +72,21 @@ def test_a_namespace_of_its_own_has_the_nodes_pods_and_their_policy() -> None:
     assert "serviceAccountName" not in found["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
 
 
+@pytest.mark.parametrize("place", ["/mnt/nvme/engines", "/data/x", "/var/lib/enginesmith-cache", "/opt/enginesmith"])
+def test_a_folder_of_its_own_is_taken(place: str) -> None:
+    assert place in str(objects(on_nodes(hostPath=place)))
+    assert objects({**on_nodes(existingClaim="engines"), "podSecurity": {"runAsUser": None}})
+
+
+@pytest.mark.parametrize("rollouts", [False, True])
+def test_caches_only_read_unless_nodes_of_a_rollout_report(rollouts: bool) -> None:
+    values = {**on_nodes("minimal"), "rollouts": {"enabled": rollouts}}
+    spec = objects(values)["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
+    (mount,) = [item for item in spec["containers"][0]["volumeMounts"] if item["name"] == "registry"]
+    assert mount.get("readOnly", False) is not rollouts
+    assert spec["serviceAccountName"] == f"enginesmith-{'builds' if rollouts else 'reads'}"
+
+
 @pytest.mark.parametrize("version", ["1.31", "1.36"])
 @pytest.mark.parametrize("base", ["minimal", "aws", "onprem"])
 def test_what_runs_on_nodes_is_what_kubernetes_takes(base: str, version: str) -> None:
@@ -90,6 +105,12 @@ def test_what_runs_on_nodes_is_what_kubernetes_takes(base: str, version: str) ->
         (on_nodes("minimal", namespace="nodes"), "existingClaim"),
         (on_nodes(hostPath="relative"), "hostPath"),
         (on_nodes(bytes="many"), "bytes"),
+        *(
+            (on_nodes(hostPath=place), f"hostPath: {place} is not a folder of the cache alone")
+            for place in ("/etc", "/usr/lib", "/var/lib/kubelet", "/var/lib", "/mnt", "/mnt/stateful_partition/etc")
+        ),
+        (on_nodes(hostPath="/var/lib/enginesmith/../kubelet"), "hostPath"),
+        ({**on_nodes(), "podSecurity": {"runAsUser": None}}, "nodeCache.hostPath: the cluster chooses the user"),
     ],
 )
 def test_what_cannot_work_is_refused(values: dict[str, Any], said: str) -> None:

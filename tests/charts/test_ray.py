@@ -128,7 +128,8 @@ def test_the_ray_cluster_is_made_by_a_job_and_not_by_helm() -> None:
         texts = renders.rendered(renders.sample(name))
         assert not [path for path, text in texts.items() if re.search("^kind: RayCluster", text, re.MULTILINE)], name
         (container,) = job(name)["spec"]["template"]["spec"]["containers"]
-        module, file, owner, of = container["command"][2:]
+        module, file, owner, of, *head = container["command"][2:]
+        assert head == ["--head", f"{of}-head-svc:6379"]
         assert (module, owner, of) == ("pipeline.orchestration.kuberay.apply", "--owner", "enginesmith-ray")
         assert importlib.util.find_spec(module)
         folder, _, key = file.rpartition("/")

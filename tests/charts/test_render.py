@@ -1,6 +1,8 @@
 """The chart renders: lint, goldens, everything that is made from it up to date, names within their limits."""
 
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import helm_python as helm
@@ -80,6 +82,83 @@ def test_the_notes_name_the_next_three_commands() -> None:
         assert len(re.findall(r"^  # \d\. ", notes, re.MULTILINE)) == 3
     assert "raycluster/enginesmith-ray" in notes
     assert "PREFECT_API_URL=https://prefect.example/api enginesmith prefect register spec.yaml" in notes
+
+
+def test_the_notes_name_the_password_the_outside_url_and_the_site() -> None:
+    values = renders.sample("aws")
+    values["prefect"]["server"] |= {"ingress": {"enabled": True}, "uiApiUrl": "https://prefect.example/api"}
+    values["networkPolicy"]["prefect"] = {"from": [{"podSelector": {}}]}
+    values["site"] = {"enabled": True, "exposed": True}
+    notes = renders.rendered(values)["NOTES.txt"]
+    assert "PREFECT_API_URL=https://prefect.example/api enginesmith prefect register" in notes
+    assert "export PREFECT_API_AUTH_STRING=" in notes and '{{index .data "auth-string" | base64decode}}' in notes
+    assert "https://prefect.example/registry/" in notes and "port-forward" not in notes
+    inside = renders.rendered(renders.sample("aws"))["NOTES.txt"]
+    assert "port-forward service/enginesmith-site 8080" in inside and "http://localhost:8080/registry/" in inside
+    assert "export PREFECT_API_KEY=" in renders.rendered(renders.sample("onprem"))["NOTES.txt"]
+
+
+def claim(size: str, storage_class: str = "standard") -> dict[str, Any]:
+    spec = {"resources": {"requests": {"storage": size}}, "storageClassName": storage_class}
+    return {"metadata": {"name": "old"}, "spec": spec}
+
+
+def installed(rule: str, argument: dict[str, Any], tmp_path: Path, **values: Any) -> str:
+    """What a rule about objects that are there says, which `lookup` finds on a cluster alone."""
+    chart = tmp_path / "chart"
+    shutil.copytree(renders.CHART, chart)
+    call = (
+        f'said: {{{{ include "enginesmith.problems.{rule}" (merge (dict "root" $) .Values.global) | trim | quote }}}}'
+    )
+    (chart / "templates/said.yaml").write_text(call)
+    with helm.Chart.load(str(chart)) as loaded:
+        texts = loaded.render(
+            {**renders.sample("minimal"), "global": argument, **values}, name="enginesmith", namespace="n"
+        )
+    (text,) = [text for path, text in texts.items() if path.endswith("said.yaml")]
+    return str(yaml.safe_load(text)["said"])
+
+
+@pytest.mark.parametrize(
+    ("size", "storage_class", "grows", "said"),
+    [
+        ("10Gi", "", False, ""),
+        ("10Gi", "standard", False, ""),
+        ("20Gi", "", True, ""),
+        ("20Gi", "", False, 'has 10Gi, and its storage class "standard" lets no claim grow to 20Gi; write 10Gi'),
+        ("5Gi", "", True, "a.size: the claim old has 10Gi and cannot shrink to 5Gi; write 10Gi, or name another claim"),
+        ("10Gi", "fast", True, 'a.storageClass: the claim old has "standard", which cannot become "fast"'),
+    ],
+)
+def test_a_volume_that_cannot_become_what_is_asked_is_named(
+    size: str, storage_class: str, grows: bool, said: str, tmp_path: Path
+) -> None:
+    values, has = {"size": size, "storageClass": storage_class}, {"allowVolumeExpansion": grows}
+    found = installed("claim", {"path": "a", "values": values, "claim": claim("10Gi"), "class": has}, tmp_path)
+    assert (said in found) if said else not found
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, ""),
+        ({"ray": {"enabled": False}}, ""),
+        (
+            {"nameOverride": "other"},
+            "the RayCluster enginesmith-ray would be deleted .* write fullnameOverride: enginesmith,",
+        ),
+        (
+            {"nameOverride": "other", "fullnameOverride": "enginesmith"},
+            "selected by app.kubernetes.io/name=enginesmith",
+        ),
+    ],
+)
+def test_another_name_does_not_delete_the_ray_cluster(values: dict[str, Any], said: str, tmp_path: Path) -> None:
+    labels = {"app.kubernetes.io/instance": "enginesmith", "app.kubernetes.io/name": "enginesmith"}
+    config = {"metadata": {"name": "enginesmith-ray", "labels": labels}, "data": {"raycluster.yaml": ""}}
+    others = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": ""}}
+    found = installed("names", {"there": {"items": [others, config]}}, tmp_path, **values)
+    assert re.search(said, found) if said else not found
 
 
 def test_plain_manifests_have_no_hooks_and_speak_of_no_helm() -> None:

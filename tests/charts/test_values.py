@@ -126,6 +126,34 @@ BIG = {"name": "BIG", "value": "x" * 120_000}
         ("fleet.apply", "yes", "want boolean"),
         ("fullnameOverride", "Not_A_Name", "pattern"),
         ("replicas", 1, "replicas"),
+        ("prefect.server.resources.limits", {"memori": "1Gi"}, "memori"),
+        ("extraEnvFrom", [{"secretRef": {"name": "a"}, "configMapRef": {"name": "b"}}], "oneOf"),
+        ("extraEnv", [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodename"}}}], "pattern"),
+        (
+            "extraVolumes",
+            [{"name": "a", "configMap": {"name": "c", "items": [{"key": "k", "path": "../x"}]}}],
+            "pattern",
+        ),
+        ("extraVolumes", [{"name": "a", "hostPath": {"path": "/a/../b"}}], "pattern"),
+        ("extraVolumes", [{"name": "a", "secret": {"name": "s"}}], "secretName"),
+        ("extraVolumeMounts", [{"name": "a", "mountPath": "/a", "subPath": "a/../.."}], "pattern"),
+        ("extraInitContainers", [{**INIT, "securityContext": {"runAsRoot": True}}], "runAsRoot"),
+        ("extraInitContainers", [{**INIT, "resources": {"limits": {"memori": "1Gi"}}}], "memori"),
+        ("imagePullSecrets", ["a", "a"], "equal"),
+        ("serviceAccounts.builds.name", "31", "not"),
+        ("registry.caBundle.key", "..", "pattern"),
+        *(
+            ("networkPolicy.extraEgress", [{"to": [{"podSelector": {}}], "ports": [port]}], said)
+            for port, said in (
+                ({"port": 0}, "minimum"),
+                ({"port": 65536}, "maximum"),
+                ({"port": "80"}, "pattern"),
+                ({"port": "Http_alt"}, "pattern"),
+                ({"endPort": 90}, "port"),
+                ({"port": "http", "endPort": 90}, "want integer"),
+            )
+        ),
+        ("networkPolicy.prefect.from", [{"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}], "maxProperties"),
     ],
 )
 def test_the_schema_refuses(path: str, value: Any, said: str) -> None:
@@ -277,6 +305,30 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
             [{**INIT, "volumeMounts": [{"name": "b", "mountPath": "/b"}]}],
             'extraInitContainers.a: /b is of volume "b", which extraVolumes does not have',
         ),
+        ("gpuGroups", None, r"gpuGroups: nothing is below this key, or null; .*default, or write gpuGroups: \[\]"),
+        ("ray", None, "ray: nothing is below this key, or null; remove the key for its default"),
+        ("prefect.server.auth", None, "prefect.server.auth: nothing is below this key"),
+        ("extraInitContainers", [{**INIT, "env": [{"name": "A", "value": ""}] * 2}], "a.env: A is there twice"),
+        ("extraEnv", [{"name": "ENGINESMITH_CACHE_BYTES", "value": "1"}], "the chart sets ENGINESMITH_CACHE_BYTES"),
+        (
+            "networkPolicy.extraEgress",
+            [{"to": [{"podSelector": {}}], "ports": [{"port": 90, "endPort": 80}]}],
+            "endPort 80 is less than port 90",
+        ),
+        *(
+            ("networkPolicy.metrics.from", [{"ipBlock": {"cidr": cidr, "except": [inner]}}], f"except {inner} is not")
+            for cidr, inner in (
+                ("10.0.0.0/8", "11.0.0.0/16"),
+                ("10.0.0.0/8", "10.0.0.0/8"),
+                ("10.0.0.0/8", "fd00::/16"),
+                ("fd00::/16", "fd01::/32"),
+            )
+        ),
+        ("networkPolicy.kuberay.from", [{"ipBlock": {"cidr": "10.0.0.1/8"}}], "kuberay.from: 10.0.0.1/8 has bits"),
+        ("fleet.schedule", "0 0 31 2 *", 'fleet.schedule: "0 0 31 2 \\*" has no day in any year'),
+        ("fleet.schedule", "0 0 31 feb,APR-apr *", "has no day in any year"),
+        ("fleet.schedule", "0 22-6 * * *", "22-6 in .* ends before it begins"),
+        ("prefect.externalApi.caBundle.configMap", "ca", "prefect.externalApi.caBundle is given and"),
     ],
 )
 def test_the_templates_refuse(path: str, value: Any, said: str) -> None:

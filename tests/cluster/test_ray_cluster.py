@@ -116,6 +116,33 @@ def test_a_worker_that_is_left_of_a_group_is_ended_by_kuberay(cluster: Cluster, 
     log.info("KubeRay ended %s, and nothing else", orphan)
 
 
+def test_new_images_leave_no_pod_of_the_old_ones(cluster: Cluster, busy: str, helm: Release) -> None:
+    """No head listens here, so nothing builds."""
+    digests = {name: f"sha256:{digit * 64}" for name, digit in (("control", "2"), ("worker", "3"))}
+    images = {name: {**sample()["images"][name], "digest": digest} for name, digest in digests.items()}
+    helm.upgrade({**sample(), "images": images}, timeout=300)
+
+    def renewed() -> bool:
+        found = cluster.pods(busy, "ray.io/cluster=enginesmith-ray").values()
+        return bool(found) and all(pod["spec"]["containers"][0]["image"][-64:] in "2" * 64 + "3" * 64 for pod in found)
+
+    wait_for("Ray's pods to have the new images", renewed)
+
+
+def test_a_name_or_a_size_that_would_cost_what_is_installed_is_refused(
+    cluster: Cluster, busy: str, helm: Release
+) -> None:
+    before = workers(cluster, busy)
+    for changed, said in (
+        ({"nameOverride": "other"}, "enginesmith-ray would be deleted with its builds"),
+        ({"prefect": {"server": {"persistence": {"size": "1Gi"}}}}, "cannot shrink to 1Gi"),
+        ({"prefect": {"server": {"persistence": {"storageClass": "fast"}}}}, "cannot become"),
+    ):
+        with pytest.raises(helm_python.HelmError, match=said):
+            helm.upgrade({**sample(), **changed}, timeout=300)
+    assert workers(cluster, busy) == before and helm.status() == "deployed"
+
+
 def test_one_that_leaves_kueue_is_resumed(cluster: Cluster, namespace: str, helm: Release) -> None:
     helm.install({**sample(), "kueue": {"queueName": "gpus"}}, timeout=300)
     cluster.running(namespace, PODS)

@@ -20,6 +20,10 @@ from tests.cluster.release import Release, sample
         ({"extraEnv": [{"name": "HOME", "value": "/x"}]}, "the chart sets HOME"),
         ({"commonLabels": {"app.kubernetes.io/instance": "x"}}, "the chart sets app.kubernetes.io/instance"),
         ({"networkPolicy": {"apiServer": {"cidrs": ["10.0.0.1/24"]}}}, "10.0.0.1/24 has bits set beyond its prefix"),
+        ({"gpuGroups": None}, "gpuGroups: nothing is below this key"),
+        ({"metrics": {"resources": {"limits": {"memori": "1Gi"}}}}, "memori"),
+        ({"nodeCache": {"enabled": True, "hostPath": "/etc"}}, "/etc is not a folder of the cache alone"),
+        ({"fleet": {"schedule": "0 0 31 2 *"}}, "has no day in any year"),
     ],
 )
 def test_a_wrong_value_is_refused_and_nothing_is_made(cluster, namespace, helm, changed, said):

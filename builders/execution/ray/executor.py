@@ -209,7 +209,7 @@ def _end(tasks: Sequence[RayTask]) -> None:
 
 # The executor on Ray: the protocol of `builders.execution.jobs.Executor`, slots, retries and cancelling.
 
-# Between two attempts to reach a cluster that was lost.
+# Between two attempts to reach a cluster.
 _AGAIN_S = 2.0
 
 
@@ -220,8 +220,8 @@ class RayExecutor:
     RAY_ADDRESS names, else starts one on this host, without dashboard or usage statistics. A cluster that happens to
     run on this host is joined only by name ('auto').
     jobs: how many run at once; by default as many as the cluster has room for.
-    wait_s: how long a job waits for a node that suits it to come, or for a cluster that was lost to come back; by
-    default it fails at once.
+    wait_s: how long a job waits for a node that suits it to come, and all jobs together for a cluster that does not
+    answer, at the first connection or after it was lost; by default they fail at once.
     modules: what the processes of jobs have imported already, where they can be forked (`builders.execution.forking`).
     None runs jobs in the workers themselves, without limits: for work that is known to be harmless.
     """
@@ -238,6 +238,7 @@ class RayExecutor:
         self._slots = threading.Semaphore(jobs) if jobs else None
         self._connecting, self._closed = threading.Lock(), threading.Event()
         self._listener: TaskListener | None = None
+        self._unreachable_since: float | None = None
         self._connected_here = self._cancelled = False  # plain flags: safe from a signal handler
 
     def __enter__(self) -> Self:
@@ -258,7 +259,7 @@ class RayExecutor:
         'no-node', and UnavailableError when the cluster cannot be reached.
         """
         self._refuse_when_cancelled(job)
-        listener = self._connect()
+        listener = self._connect(job.name, watch)
         last: list[str | None] = [None]
 
         def attempt(job: Job[Result], other_node: bool) -> Result:
@@ -278,14 +279,25 @@ class RayExecutor:
         if self._listener:
             self._listener.cancel()
 
-    def _connect(self) -> TaskListener:
+    def _connect(self, name: str, watch: Watch) -> TaskListener:
+        """The listener of a connection that holds. name: of the job that waits for it, for the watch."""
         with self._connecting:
             if self._listener and self._listener.lost:
                 self._disconnect()
-                self._wait_for_head()
-            if self._listener is None:
-                self._connected_here = self._connect_in_thread()
-                self._listener = TaskListener(self._wait_s)
+            while self._listener is None:
+                try:
+                    self._connected_here = self._connect_in_thread()
+                except UnavailableError as error:
+                    # Jobs that waited for this lock do not wait for the cluster once more, each for as long.
+                    self._unreachable_since = self._unreachable_since or time.monotonic()
+                    remaining_s = self._unreachable_since + self._wait_s - time.monotonic()
+                    if not self._address or self._cancelled or remaining_s <= 0:
+                        raise
+                    watch(Waiting(name, cluster.describe_unreachable(error, remaining_s)))
+                    time.sleep(_AGAIN_S)
+                else:
+                    self._unreachable_since = None
+                    self._listener = TaskListener(self._wait_s)
             return self._listener
 
     def _connect_in_thread(self) -> bool:
@@ -312,18 +324,6 @@ class RayExecutor:
             cluster.disconnect()
         self._closed.set()
         self._listener, self._connected_here = None, False
-
-    def _wait_for_head(self) -> None:
-        """Wait for a cluster that was there to come back. Raises UnavailableError after `wait_s`."""
-        until = time.monotonic() + self._wait_s
-        while self._address and not self._cancelled:
-            try:
-                return cluster.check_reachable(self._address)
-            except UnavailableError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(_AGAIN_S)
-        return None
 
     def _attempt(
         self, job: Job[Result], watch: Watch, listener: TaskListener, last: list[str | None], other_node: bool

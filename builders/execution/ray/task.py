@@ -234,6 +234,11 @@ def countdown(needs: Needs, left_s: float) -> str:
     return f"a node with {_describe_needs(needs)}: none yet, {_minutes(left_s)} left"
 
 
+def describe_unreachable(error: UnavailableError, left_s: float) -> str:
+    """The message while the cluster does not answer: why, and how long it is still tried."""
+    return f"{str(error).partition(';')[0]}; tried again, {_minutes(left_s)} left"
+
+
 def _describe_needs(needs: Needs) -> str:
     return _describe(needs.labels if needs.required else {}, needs.gpus)
 

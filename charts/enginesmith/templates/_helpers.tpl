@@ -36,14 +36,23 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end -}}
 
 {{/* Labels of pods: those that select them, and the user's. A chart's version in here would restart every pod, and change
-     Ray's worker groups, on each upgrade. Those of the account `builds` have its labels, too. Argument: (list $ component). */}}
+     Ray's worker groups, on each upgrade. Those of the accounts `builds` and `reads` have their labels, too. Argument: (list $ component). */}}
 {{- define "enginesmith.podLabels" -}}
 {{- $values := (index . 0).Values -}}
-{{- $builds := has (index . 1) (list "flow-run" "ray-worker" "metrics" "site" "deploy" "test" "node-cache") -}}
+{{- $reads := has (index . 1) (list "metrics" "site" (ternary "" "node-cache" $values.rollouts.enabled)) -}}
+{{- $account := ternary (include "enginesmith.readAccount" (index . 0)) "builds" $reads -}}
+{{- $own := or $reads (has (index . 1) (list "flow-run" "ray-worker" "deploy" "test" "node-cache")) -}}
 {{ include "enginesmith.selector" . }}
-{{- with merge (dict) (ternary $values.serviceAccounts.builds.podLabels dict $builds) $values.commonLabels }}
+{{- with merge (dict) (ternary (index $values.serviceAccounts $account).podLabels dict $own) $values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* Which of serviceAccounts what only reads the registry has: "reads", or "builds" where that alone has an identity. */}}
+{{- define "enginesmith.readAccount" -}}
+{{- with .Values.serviceAccounts -}}
+{{- ternary "reads" "builds" (and (or .reads.create .reads.name) (or .reads.name .reads.annotations (not (or .builds.annotations .builds.podLabels))) | not | not) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Name of a service account. Argument: (list $ "prefectWorker"). */}}
@@ -136,9 +145,17 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* A rule of egress to networks. Without peers nothing: a rule whose peers are empty would be open to everything.
-     Argument: {cidrs, ports, namespaceSelector: optional}. */}}
+{{/* A rule of egress to networks, on its ports and those of addresses that values name ('https://minio:9000', 'redis:6380').
+     Without peers nothing: a rule whose peers are empty would be open to everything.
+     Argument: (list {cidrs, ports, namespaceSelector: optional} addresses). */}}
 {{- define "enginesmith.egress" -}}
+{{- $ports := list -}}
+{{- range (index . 0).ports }}{{ $ports = append $ports (int64 .) }}{{ end -}}
+{{- range regexFindAll "(https?|rediss?)://[^/?&, ]+|^[^/]+:[0-9]+$" (index . 1 | join ",") -1 -}}
+{{- $port := regexFind ":[0-9]+$" . | trimPrefix ":" | default (ternary "80" "443" (hasPrefix "http://" .)) | int64 -}}
+{{- if not (has $port $ports) }}{{ $ports = append $ports $port }}{{ end -}}
+{{- end -}}
+{{- with index . 0 -}}
 {{- if or .cidrs .namespaceSelector -}}
 egress:
   - to:
@@ -150,8 +167,9 @@ egress:
           {{- toYaml . | nindent 10 }}
       {{- end }}
     ports:
-      {{- range .ports }}
-      - {port: {{ . | int64 }}, protocol: TCP}
+      {{- range $ports }}
+      - {port: {{ . }}, protocol: TCP}
       {{- end }}
+{{- end -}}
 {{- end -}}
 {{- end -}}

@@ -83,6 +83,13 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
 
+{{/* The same for what only reads it. */}}
+{{- define "enginesmith.env.registryRead" -}}
+{{- $values := deepCopy .Values -}}
+{{- with $values.registry.readSecret }}{{ $_ := set $values.registry "existingSecret" . }}{{ end -}}
+{{- include "enginesmith.env.registry" (dict "Values" $values) }}
+{{- end -}}
+
 {{/* Environment of Prefect's clients. */}}
 {{- define "enginesmith.env.prefect" -}}
 - name: PREFECT_API_URL
@@ -91,6 +98,12 @@ priorityClassName: {{ . }}
   value: /tmp/prefect
 - name: PREFECT_SERVER_ANALYTICS_ENABLED
   value: "false"
+{{- with .Values.prefect.externalApi.caBundle }}
+{{- if .configMap }}
+- name: PREFECT_API_SSL_CERT_FILE
+  value: /etc/enginesmith/prefect-ca/{{ .key }}
+{{- end }}
+{{- end }}
 {{- with .Values.prefect.logLevel }}
 - name: PREFECT_LOGGING_LEVEL
   value: {{ . }}
@@ -134,6 +147,27 @@ priorityClassName: {{ . }}
 - name: ca
   mountPath: /etc/enginesmith/ca
   readOnly: true
+{{- end }}
+{{- end -}}
+
+{{- define "enginesmith.mounts.registryRead" -}}
+{{- include "enginesmith.mounts.registry" . | replace "mountPath: /registry" "mountPath: /registry\n  readOnly: true" }}
+{{- end -}}
+
+{{/* Mounts and volumes of Prefect's clients. */}}
+{{- define "enginesmith.mounts.prefect" -}}
+{{- if .Values.prefect.externalApi.caBundle.configMap }}
+- name: prefect-ca
+  mountPath: /etc/enginesmith/prefect-ca
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{- define "enginesmith.volumes.prefect" -}}
+{{- with .Values.prefect.externalApi.caBundle.configMap }}
+- name: prefect-ca
+  configMap:
+    name: {{ . }}
 {{- end }}
 {{- end -}}
 

@@ -4,7 +4,7 @@
 {{- define "enginesmith.ownVariables" -}}
 {{- $texts := list (include "enginesmith.env.base" .) (include "enginesmith.env.registry" .) (include "enginesmith.env.prefect" .)
       (include "enginesmith.env.prefectWorker" .) -}}
-{{- $names := list "ENGINESMITH_CACHE" "ENGINESMITH_NODE" -}}
+{{- $names := list "ENGINESMITH_CACHE" "ENGINESMITH_CACHE_BYTES" "ENGINESMITH_NODE" -}}
 {{- if .Values.ray.enabled }}{{ $texts = append $texts (include "enginesmith.env.ray" .) }}{{ $names = append $names "RAY_AUTH_TOKEN_PATH" }}{{ end -}}
 {{- range $texts }}{{ range fromYamlArray . }}{{ $names = append $names .name }}{{ end }}{{ end -}}
 {{- toJson $names -}}
@@ -62,7 +62,7 @@
 {{- $mounts := .own.extraVolumeMounts | default (ternary list .all.extraVolumeMounts (ne .path "")) -}}
 {{- $names := list -}}
 {{- range $volumes }}
-{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "catalog" "commands" "selftest" "node" "site") }}
+{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "prefect-ca" "catalog" "commands" "selftest" "node" "site") }}
 {{ $path }}extraVolumes: the chart has a volume {{ .name }}; give another name
 {{- end }}
 {{- if has .name $names }}
@@ -101,7 +101,19 @@ extraInitContainers: there is a container {{ .name }} already; give another name
 extraInitContainers: {{ .name }} is there twice; remove one
 {{- end }}
 {{- $names = append $names .name }}
+{{- $seen := list }}
+{{- range .env }}
+{{- if has .name $seen }}
+extraInitContainers.{{ $container.name }}.env: {{ .name }} is there twice; remove one
+{{- end }}
+{{- $seen = append $seen .name }}
+{{- end }}
+{{- $places := list }}
 {{- range .volumeMounts }}
+{{- if has .mountPath $places }}
+extraInitContainers.{{ $container.name }}.volumeMounts: {{ .mountPath }} is there twice; remove one
+{{- end }}
+{{- $places = append $places .mountPath }}
 {{- if not (has .name $volumes) }}
 extraInitContainers.{{ $container.name }}: {{ .mountPath }} is of volume {{ .name | quote }}, which extraVolumes does not have; name one of them
 {{- end }}
@@ -122,7 +134,7 @@ prefect.server.{{ $way }}: whoever reaches the API runs code in this namespace; 
 {{- end }}
 {{- if regexMatch "//(localhost|127[.])" $server.uiApiUrl }}
 prefect.server.uiApiUrl: {{ $server.uiApiUrl }} is the browser's own machine; give the URL of the host that is routed here (https://prefect.example/api)
-{{- else if not (regexMatch "^https?://([a-z0-9-]+[.])*[a-z][a-z0-9-]*(:[0-9]+)?/api$" $server.uiApiUrl) }}
+{{- else if not (regexMatch "^https?://([a-z0-9]([a-z0-9-]*[a-z0-9])?[.])*[a-z]([a-z0-9-]*[a-z0-9])?(:[0-9]+)?/api$" $server.uiApiUrl) }}
 prefect.server.uiApiUrl: {{ $server.uiApiUrl }} is not https://HOST/api, and a whole host is routed to the server, by its name; give such a URL
 {{- end }}
 {{- if and $.Values.networkPolicy.enabled (not $.Values.networkPolicy.prefect.from) }}
@@ -135,6 +147,8 @@ prefect.server.httpRoute.parentRefs is empty, and a route without a gateway rout
 {{- end }}
 {{- if and .Values.site.exposed (not .Values.site.enabled) }}
 site.exposed is true and site.enabled is false: there is nothing to reach; set site.enabled=true
+{{- else if and .Values.site.exposed (regexMatch "^/(api|assets|automations|blocks|concurrency-limits|dashboard|deployments|docs|events|flow-runs?|flows?|health|login|ready|runs|settings|task-runs?|ui|variables|work-pools?|work-queues?)(/|$)" .Values.site.path) }}
+site.path: {{ .Values.site.path }} is a path of the Prefect server, at the same host; give another one, such as /registry
 {{- else if and .Values.site.exposed (not (or $server.ingress.enabled $server.httpRoute.enabled)) }}
 site.exposed is true, and the Prefect server has neither an Ingress nor an HTTPRoute that its path could be added to; set prefect.server.ingress.enabled=true, or site.exposed=false
 {{- end }}
@@ -215,5 +229,52 @@ metrics.serviceMonitor.enabled is true and metrics.enabled is false: there is no
 {{- end }}
 {{- if gt (include "enginesmith.milliseconds" $monitor.scrapeTimeout | int64) (include "enginesmith.milliseconds" $monitor.interval | int64) }}
 metrics.serviceMonitor: scrapeTimeout {{ $monitor.scrapeTimeout }} is longer than interval {{ $monitor.interval }}, which Prometheus refuses; shorten it
+{{- end }}
+{{- end -}}
+
+{{/* Of keys with nothing below them: Helm takes the default away, and templates would end in "nil pointer".
+     Argument: (list path defaults values). files/defaults.json has the defaults, without those that may be null. */}}
+{{- define "enginesmith.problems.nothing" -}}
+{{- $values := index . 2 -}}
+{{- $above := index . 0 -}}
+{{- range $key, $default := index . 1 }}
+{{- $path := printf "%s%s" $above $key }}
+{{- $value := get $values $key }}
+{{- if or (not (hasKey $values $key)) (kindIs "invalid" $value) }}
+{{- $json := toJson $default }}
+{{ $path }}: nothing is below this key, or null; remove the key for its default{{ if lt (len $json) 40 }}, or write {{ $path }}: {{ $json }}{{ end }}
+{{- else if kindIs "map" $default }}
+{{- include "enginesmith.problems.nothing" (list (printf "%s." $path) $default $value) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Of a cron schedule: ranges that end before they begin, and days that none of its months has. Argument: {path, schedule}. */}}
+{{- define "enginesmith.problems.schedule" -}}
+{{- $path := .path }}
+{{- $schedule := .schedule }}
+{{- $numbers := dict "sun" "0" "mon" "1" "tue" "2" "wed" "3" "thu" "4" "fri" "5" "sat" "6" "jan" "1" "feb" "2" "mar" "3" "apr" "4"
+      "may" "5" "jun" "6" "jul" "7" "aug" "8" "sep" "9" "oct" "10" "nov" "11" "dec" "12" }}
+{{- $first := 31 }}
+{{- $last := 0 }}
+{{- range $place, $field := splitList " " $schedule }}
+{{- range splitList "," $field }}
+{{- $ends := splitList "/" . | first | lower | splitList "-" }}
+{{- $from := get $numbers (first $ends) | default (first $ends) }}
+{{- $to := get $numbers (last $ends) | default (last $ends) }}
+{{- $all := or (eq $from "*") (and (contains "/" .) (eq $from $to)) }}
+{{- if and (ne $from "*") (gt (float64 $from) (float64 $to)) (not (and (eq $place 4) (eq $to "0"))) }}
+{{ $path }}: {{ . }} in {{ $schedule | quote }} ends before it begins; write two ranges with a comma
+{{- end }}
+{{- if eq $place 2 }}{{ $first = min $first (ternary 1 (float64 $from | int) (eq $from "*")) }}{{ end }}
+{{- if eq $place 3 }}
+{{- range untilStep (ternary 1 (float64 $from | int) $all) (ternary 13 (float64 $to | add1 | int) $all) 1 }}
+{{- $last = max $last (index (list 0 31 29 31 30 31 30 31 31 30 31 30 31) .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and (gt $first $last) (hasSuffix " *" $schedule) }}
+{{ $path }}: {{ $schedule | quote }} has no day in any year; give a day that its months have
 {{- end }}
 {{- end -}}

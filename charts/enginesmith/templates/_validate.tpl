@@ -1,5 +1,8 @@
 {{/* What a schema cannot say: rules between values. Each ends the command with what is wrong and the remedy. */}}
 {{- define "enginesmith.validate" -}}
+{{- with include "enginesmith.problems.nothing" (list "" (.Files.Get "files/defaults.json" | fromJson) .Values) -}}
+{{- fail (printf "\n%s\n" .) -}}
+{{- end -}}
 {{- $problems := list -}}
 {{- $full := include "enginesmith.fullname" . -}}
 
@@ -23,6 +26,8 @@
 {{- $lines = append $lines (include "enginesmith.problems.network" .) -}}
 {{- $lines = append $lines (include "enginesmith.problems.metrics" .) -}}
 {{- $lines = append $lines (include "enginesmith.problems.nodeCache" .) -}}
+{{- $lines = append $lines (include "enginesmith.problems.schedule" (dict "path" "fleet.schedule" "schedule" .Values.fleet.schedule)) -}}
+{{- $lines = append $lines (include "enginesmith.problems.installed" .) -}}
 {{- if and .Values.nodeCache.enabled .Values.images.client.repository }}{{ $lines = append $lines (include "enginesmith.problems.image" (dict "root" . "which" "client")) }}{{ end -}}
 {{- $lines = append $lines (include "enginesmith.problems.annotations" (dict "path" "ray.head.podAnnotations" "annotations" .Values.ray.head.podAnnotations)) -}}
 {{- $cpu := ternary (list (merge (dict "name" "cpu") .Values.cpuGroup)) list .Values.cpuGroup.enabled -}}
@@ -46,7 +51,7 @@
 {{- end -}}
 {{- if not (kindIs "invalid" .Values.registry.pathStyle) }}{{ $problems = append $problems (printf "registry.pathStyle is given and registry.scheme=%s has no such option; remove it" .Values.registry.scheme) }}{{ end -}}
 {{- end -}}
-{{- if and (eq .Values.registry.scheme "gs") .Values.registry.existingSecret -}}
+{{- if and (eq .Values.registry.scheme "gs") (or .Values.registry.existingSecret .Values.registry.readSecret) -}}
 {{- $problems = append $problems "registry.existingSecret is given and registry.scheme=gs reads no keys from it; annotate serviceAccounts.builds with iam.gke.io/gcp-service-account" -}}
 {{- end -}}
 {{- if and .Values.registry.bucket (ne (eq .Values.registry.scheme "az") (ne .Values.registry.account "")) -}}
@@ -66,7 +71,7 @@
 {{- if ne $other $which -}}
 {{- $problems = append $problems (printf "serviceAccounts.%s: %q is made for serviceAccounts.%s, too, and each has rights of its own; give another name" $which (include "enginesmith.serviceAccount" (list $ $which)) $other) -}}
 {{- end -}}
-{{- if and (ne $which "rayHead") (not $account.create) (not $account.name) -}}
+{{- if and (ne $which "rayHead") (ne $which "reads") (not $account.create) (not $account.name) -}}
 {{- $problems = append $problems (printf "serviceAccounts.%s: create is false and name is empty, so its pods would start with an account that nobody makes; name one that exists" $which) -}}
 {{- end -}}
 {{- end -}}
@@ -86,6 +91,9 @@
 {{- $problems = append $problems "prefect.server.enabled is false and there is no prefect.externalApi.url; give the URL of a Prefect API" -}}
 {{- end -}}
 
+{{- if and .Values.prefect.externalApi.caBundle.configMap (not .Values.prefect.externalApi.url) -}}
+{{- $problems = append $problems "prefect.externalApi.caBundle is given and prefect.externalApi.url is empty; give the URL, or remove the bundle" -}}
+{{- end -}}
 {{- if and .Values.gpuGroups (not .Values.ray.enabled) -}}
 {{- $problems = append $problems "gpuGroups are workers of the RayCluster, but ray.enabled is false; set ray.enabled=true or remove them" -}}
 {{- end -}}

@@ -40,12 +40,16 @@ if TYPE_CHECKING:
 TAGS = ("enginesmith",)
 _DEFAULT_SLOTS = 1
 _LOST_RUNS = "enginesmith: mark silent runs as Crashed"
+_UNSERVED_RUNS = "enginesmith: start builds again that crashed or had no cluster"
+# A build's event comes once. What it needs may be away for an hour; a run that kills its machine is not for ever.
+AGAIN, TRIES = timedelta(minutes=10), 12
 # Three signs of life, and a minute for those that come late. Prefect sends one for each run, every three minutes by
 # default (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
 SILENT = timedelta(minutes=10)
 _SIGN = "prefect.flow-run.heartbeat"
-# Names of states in Prefect's events; 'Skipped' is ours. Not 'Running', which may come after the first sign.
-_ENDS = ("Completed", "Skipped", "Failed", "TimedOut", "Cancelled", "Crashed")
+# Names of states in Prefect's events; 'Skipped' and 'Unreachable' are ours. Not 'Running', which may come after the
+# first sign.
+_ENDS = ("Completed", "Skipped", "Failed", "Unreachable", "TimedOut", "Cancelled", "Crashed")
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ class DeploymentChange:
 
 
 def deploy(plan: DeploymentPlan, *, dry: bool = False) -> list[DeploymentChange]:
-    """Bring work pool, concurrency limits, deployments, and the automation for lost runs to what the plan says.
+    """Bring work pool, concurrency limits, deployments, and the automations for lost and unserved runs to what the plan
+    says.
 
     With `plan.keep` the owner's deployments that are neither in the plan nor named there are deleted.
     dry: only say what would be done.
@@ -75,7 +80,7 @@ def deploy(plan: DeploymentPlan, *, dry: bool = False) -> list[DeploymentChange]
         return [
             *(change for part in parts for change in part),
             *_unwanted_deployments(client, plan, dry),
-            _lost_runs(client, dry),
+            *(_automation(client, each, dry) for each in (lost_runs(*TAGS), unserved_runs())),
         ]
 
 
@@ -156,9 +161,8 @@ def _tags(owner: str | None) -> list[str]:
     return [*TAGS, *([f"owner:{owner}"] if owner else [])]
 
 
-def _lost_runs(client: SyncPrefectClient, dry: bool) -> DeploymentChange:
-    """The automation for lost runs, one for all deployments of a server, whatever their names."""
-    run_automation = automation(*TAGS)
+def _automation(client: SyncPrefectClient, run_automation: AutomationCore, dry: bool) -> DeploymentChange:
+    """An automation, one for all deployments of a server, whatever their names."""
     there = client.read_automations_by_name(run_automation.name)
     if not there:
         action = "created"
@@ -253,7 +257,7 @@ def check_variables(kind: str, given: Mapping[str, object]) -> None:
             )
 
 
-def automation(tag: str, silent: timedelta = SILENT) -> AutomationCore:
+def lost_runs(tag: str, silent: timedelta = SILENT) -> AutomationCore:
     """The automation that has the server report runs with this tag Crashed after `silent` without a sign of life.
 
     A worker reports how its runs end; where the machine of both is lost nothing does, and a run would stay Running.
@@ -279,4 +283,31 @@ def automation(tag: str, silent: timedelta = SILENT) -> AutomationCore:
                 "server; what it had finished is on record",
             )
         ],
+    )
+
+
+def unserved_runs(again: timedelta = AGAIN) -> AutomationCore:
+    """The automation that has the server schedule a `compile-model` run again `again` after it crashed, or ended as
+    Unreachable, up to `TRIES` times.
+
+    The event of a registered spec starts one run. Without this, nothing would build the spec before the night.
+    """
+    return AutomationCore(
+        name=_UNSERVED_RUNS,
+        description=f"The same run again after {again.total_seconds():g} s, {TRIES} times at most.",
+        enabled=True,
+        trigger=EventTrigger(
+            posture=Posture.Proactive,
+            match={
+                "prefect.resource.id": "prefect.flow-run.*",
+                "prefect.run-count": [str(count) for count in range(TRIES + 1)],
+            },
+            match_related={"prefect.resource.role": "flow", "prefect.resource.name": "compile-model"},
+            after={"prefect.flow-run.Crashed", "prefect.flow-run.Unreachable"},
+            expect={f"prefect.flow-run.{name}" for name in ("Scheduled", "AwaitingRetry", "Pending", "Running")},
+            for_each={"prefect.resource.id"},
+            threshold=1,
+            within=again,
+        ),
+        actions=[ChangeFlowRunState(name="AwaitingRetry", state=StateType.SCHEDULED, message="starts again by itself")],
     )

@@ -1,5 +1,6 @@
 """The Prefect API: errors where it is out of reach, and Prefect's temporary server."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import httpx
 from prefect.settings import PREFECT_API_URL
+from pydantic import ValidationError
 
 from enginesmith.core.errors import UnavailableError
-from pipeline.orchestration.artifacts import show_document
+from pipeline.orchestration.artifacts import api_problem, show_document
 
 if TYPE_CHECKING:
     from validation.canary.report import CanaryReport
@@ -20,9 +22,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def api_in_reach(remedy: str = "start its server, or correct PREFECT_API_URL") -> Iterator[None]:
-    """Turn what Prefect raises when its API does not answer (a bare RuntimeError, or httpx's) into UnavailableError."""
+    """Turn what Prefect raises when its API does not answer (a bare RuntimeError, or httpx's), or is not one, into
+    UnavailableError."""
     try:
         yield
+    except (httpx.HTTPStatusError, json.JSONDecodeError, ValidationError) as error:
+        if problem := api_problem(error, PREFECT_API_URL.value()):
+            raise UnavailableError(problem) from error
+        raise
     except RuntimeError as error:
         if not str(error).startswith("Failed to reach API"):
             raise

@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_settings
 from prefect.states import Failed
 
-from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.errors import EnginesmithError, UnavailableError
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.publication.pages import failed_document, published_document
 from pipeline.orchestration import watch
@@ -47,15 +47,21 @@ def compile_model(
     """Export, quantize, build, prove and publish the engines of one spec.
 
     spec: a path that the worker sees, 'registered:MODEL[@DIGEST]', or a file in a bucket. gpu_slots: see PrefectRunner.
+    A deployment's run that cannot reach something ends as Unreachable, and the server starts it again (`deploy`).
     """
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
     # Prefect asks its server for each task of a tag, and SQLite, which others write to, has it ask again after 2 s: the
     # server that a run starts for itself, where nobody can have limited a tag, is not asked.
     tagged = tags("enginesmith") if PREFECT_API_URL.value() else nullcontext()
-    with tagged, start_executors(options, signals=False) as executors:
-        done = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
-    show(done)
-    send_published(done)
+    try:
+        with tagged, start_executors(options, signals=False) as executors:
+            done = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
+        show(done)
+        send_published(done)
+    except UnavailableError as error:
+        if runtime.deployment.id is None:
+            raise
+        return Failed(name="Unreachable", message=str(error), data=error)
     if done.outcome.version is None:
         return Failed(message="nothing was published, because no engine passed", data=done.outcome)
     return done.outcome

@@ -8,6 +8,7 @@ of the status changed, for which `helm --wait` waits.
 
 import argparse
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,11 +22,15 @@ from enginesmith.core.parsing import find, put, read
 from pipeline.fleet.inventory import Access, connection_to
 from pipeline.orchestration.kuberay.changes import (
     CONSENT,
+    SUSPENDED,
+    Load,
     Object,
     Pod,
     annotations_of,
     describe_stopped,
     describe_suspension,
+    idle_pods,
+    outdated_pods,
     plan_change,
 )
 
@@ -34,6 +39,9 @@ _PLURAL = "rayclusters"
 _NOT_FOUND, _CONFLICT = 404, 409
 # How often the RayCluster is read, once a second: KubeRay takes milliseconds, and half a minute when it starts.
 _ROUNDS = 120
+_ANSWER_S = 5.0
+# Until Ray ends what a drained worker still runs: longer than any unit.
+_DRAINED_S = 86_400.0
 T = TypeVar("T")
 
 
@@ -120,10 +128,51 @@ class Kubernetes:
             raise UnavailableError(f"{self._host} does not answer: {str(error)[:300]}") from error
 
 
-def apply(cluster: Kubernetes, wanted: Object, owner: str, wait: Callable[[float], None] = time.sleep) -> str:
-    """Make or change the RayCluster, and have KubeRay end pods of another Ray version or of an unwanted group.
+class RayHead:
+    """What Ray's head knows of its workers. address: host and port of its GCS."""
 
-    owner: the ConfigMap with which it is deleted. Returns what was done, in words.
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def load(self) -> Load | None:
+        """What the workers do; nothing where no head listens, since nothing builds without one. None: not known."""
+        host, _, port = self._address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _ANSWER_S).close()
+        except (socket.gaierror, ConnectionRefusedError):
+            return Load()
+        except OSError:
+            return None
+        from ray.autoscaler.v2.sdk import get_cluster_status
+
+        try:
+            status = get_cluster_status(self._address)
+        except Exception:  # Ray raises plain ones
+            return None
+        # KubeRay names a Ray node's instance by its pod.
+        busy = {node.instance_id: str(node.node_id) for node in status.active_nodes}
+        demands = status.resource_demands
+        return Load(busy, bool(demands.ray_task_actor_demand or demands.placement_group_demand))
+
+    def drain(self, nodes: Sequence[str]) -> None:
+        """Have these nodes take no more work, and end after what they run."""
+        import ray._raylet as raylet
+        from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        end_ms = int((time.time() + _DRAINED_S) * 1000)
+        client = vars(raylet)["GcsClient"](address=self._address)
+        for node in nodes:
+            client.drain_node(node, reason, "its image is another one", end_ms)
+
+
+def apply(
+    cluster: Kubernetes, wanted: Object, owner: str, head: RayHead, wait: Callable[[float], None] = time.sleep
+) -> str:
+    """Make or change the RayCluster, and have KubeRay end pods of another Ray version, of an unwanted group, and idle
+    ones of another image. Busy workers of another image end after their unit.
+
+    owner: the ConfigMap with which it is deleted. Returns what was done and which old pods are left, in words.
     Raises InputError, having changed nothing, where workers that run would be stopped; UnavailableError where it is
     being deleted or changes all the time, or where KubeRay does not end what it is told to.
     """
@@ -139,7 +188,10 @@ def apply(cluster: Kubernetes, wanted: Object, owner: str, wait: Callable[[float
             raise UnavailableError(f"{name} is being deleted; run again when it is gone")
         pods = cluster.pods()
         _check(live, wanted, pods)
-        changed, going = plan_change(live, wanted, pods, reference)
+        outdated = outdated_pods(pods, wanted)
+        load = head.load() if outdated and SUSPENDED not in annotations_of(live) else Load()
+        idle = idle_pods(outdated, load) if load else []
+        changed, going = plan_change(live, wanted, pods, reference, idle)
         if not cluster.replace(changed):
             problem = f"{name} changes faster than it is written; run again"
         elif going:
@@ -147,9 +199,22 @@ def apply(cluster: Kubernetes, wanted: Object, owner: str, wait: Callable[[float
             problem = f"{name}: KubeRay does not end {', '.join(going)}; see that its operator runs, and run again"
         else:
             said = describe_suspension(changed) or "up to date"
-            return f"{name}: {said}" + (f"; ended {', '.join(ended)}" if ended else "")
+            said += f"; ended {', '.join(ended)}" if ended else ""
+            return f"{name}: {said}{_leave(head, outdated, load)}"
         wait(1)
     raise UnavailableError(problem)
+
+
+def _leave(head: RayHead, left: Sequence[Pod], load: Load | None) -> str:
+    """What is left with another image and when it ends, in words; '' for nothing. Busy workers are drained."""
+    if not left:
+        return ""
+    names = ", ".join(pod.name for pod in left)
+    if load is None:
+        return f"; left with another image, as Ray's head does not say what they do: {names}; run again"
+    head.drain([load.busy[pod.name] for pod in left if pod.name in load.busy])
+    said = f"; left with another image, since builds run or wait: {names}; workers end after their unit"
+    return said + ("; the head stays: run again when nothing builds" if any(pod.group is None for pod in left) else "")
 
 
 def _check(live: Object, wanted: Object, pods: Sequence[Pod]) -> None:
@@ -172,13 +237,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="YAML of the RayCluster")
     parser.add_argument("--owner", required=True, help="ConfigMap of its namespace, with which it is deleted")
+    parser.add_argument("--head", required=True, help="HOST:PORT of Ray's GCS, which knows which workers are busy")
     options = parser.parse_args(arguments)
     try:
         cluster_object = yaml.safe_load(options.file.read_text())
         cluster = Kubernetes(
             Access(), *(read(cluster_object, f"metadata.{part}", str) for part in ("namespace", "name"))
         )
-        print(apply(cluster, cluster_object, options.owner))
+        print(apply(cluster, cluster_object, options.owner, RayHead(options.head)))
     except EnginesmithError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

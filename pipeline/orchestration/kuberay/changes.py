@@ -7,7 +7,7 @@ autoscaler does; to end a head, the RayCluster is suspended until all its pods h
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from enginesmith.core.parsing import find, put, read
 
@@ -34,12 +34,14 @@ class Pod:
     """A pod that is not being deleted.
 
     group: its worker group, None for the head.  version: Ray's in it, None: unknown.  ended: nothing runs in it.
+    image: of its first container, None: unknown.
     """
 
     name: str
     group: str | None
     version: str | None
     ended: bool = False
+    image: str | None = None
 
     @classmethod
     def from_json(cls, item: Object) -> "Pod":
@@ -47,7 +49,37 @@ class Pod:
         labels = find(item, "metadata.labels", dict, {})
         group = labels.get("ray.io/group") if labels.get("ray.io/node-type") == "worker" else None
         ended = find(item, "status.phase", str, "") in ("Succeeded", "Failed")
-        return cls(read(item, "metadata.name", str), group, annotations_of(item).get(RAY_VERSION), ended)
+        version, image = annotations_of(item).get(RAY_VERSION), _image(item)
+        return cls(read(item, "metadata.name", str), group, version, ended, image)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What Ray's workers do. busy: pod's name -> id of the Ray node, of those that run something.  queued: whether
+    something waits for a worker."""
+
+    busy: Mapping[str, str] = field(default_factory=dict)
+    queued: bool = False
+
+
+def _image(item: Object, path: str = "spec.containers") -> str | None:
+    """The image of the first of the containers at a path."""
+    containers = find(item, path, list, [])
+    return find(containers[0], "image", str, None) if containers else None
+
+
+def outdated_pods(pods: Sequence[Pod], wanted: Object) -> list[Pod]:
+    """The pods of the head and of wanted groups whose image is not the wanted one: KubeRay keeps them as they are."""
+    owners = [(None, read(wanted, "spec.headGroupSpec", dict)), *groups_of(wanted).items()]
+    images = {name: _image(owner, "template.spec.containers") for name, owner in owners}
+    return [pod for pod in pods if pod.image and images.get(pod.group) not in (None, pod.image)]
+
+
+def idle_pods(outdated: Sequence[Pod], load: Load) -> list[Pod]:
+    """Those that may end at once: workers that run nothing; the head, with which all end, where nothing runs or
+    waits."""
+    nothing = not load.busy and not load.queued
+    return [pod for pod in outdated if (nothing if pod.group is None else pod.name not in load.busy)]
 
 
 def pods_of_other_versions(pods: Sequence[Pod], wanted: Object) -> list[Pod]:
@@ -113,11 +145,14 @@ SUSPENDED = "enginesmith.io/suspended-by-ray-apply"
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 
-def plan_change(live: Object, wanted: Object, pods: Sequence[Pod], owner: Object) -> tuple[Object, list[str]]:
+def plan_change(
+    live: Object, wanted: Object, pods: Sequence[Pod], owner: Object, idle: Sequence[Pod] = ()
+) -> tuple[Object, list[str]]:
     """What to write in place of the RayCluster `live`, and the names of the pods and groups that KubeRay then ends; as
-    long as there are some, plan and write again. owner: a reference to the object that it is deleted with."""
+    long as there are some, plan and write again. owner: a reference to the object that it is deleted with.  idle: pods
+    that are to end although their group is wanted."""
     changed = merge(live, wanted, owner)
-    unwanted = list(dict.fromkeys([*pods_of_other_versions(pods, wanted), *find_orphans(pods, wanted)]))
+    unwanted = list(dict.fromkeys([*pods_of_other_versions(pods, wanted), *find_orphans(pods, wanted), *idle]))
     groups = find_unwanted_groups(live, wanted)
     if not unwanted and not groups:
         return changed, []

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from builders.execution.jobs import Usage
@@ -15,6 +16,7 @@ from enginesmith.core.errors import EnginesmithError, HttpAddress, InputError, I
 from enginesmith.registry.builds.build_history import BUCKETS_S, Totals, read_totals
 from enginesmith.registry.builds.runs import model_of, read_runs, run_ids
 from enginesmith.registry.evidence.attestations import judge_entries
+from enginesmith.registry.registered_specs import Registration, newest_registrations
 from enginesmith.registry.rollouts.state import UNFINISHED, Rollout
 from enginesmith.registry.store import files
 from enginesmith.registry.store.base import Store
@@ -104,6 +106,13 @@ RUNS = RegistryMetric(
 LAST_RUN = RegistryMetric(
     "enginesmith_last_run_timestamp_seconds", "gauge", "When a model's newest run began.", ("model",), ("registry",)
 )
+REGISTERED = RegistryMetric(
+    "enginesmith_registered_timestamp_seconds",
+    "gauge",
+    "When a model's newest spec was registered.",
+    ("model",),
+    ("registry",),
+)
 LAST_RUN_OK = RegistryMetric(
     "enginesmith_last_run_success",
     "gauge",
@@ -145,7 +154,7 @@ READ_AT = RegistryMetric(
 
 METRICS = (
     BUILDS, BUILD_SECONDS, CACHE, QUEUE, RUNNING, RETRIES, PEAK, ERRORS, REPEATED, UNPROVEN, ENGINES, DRIFT, RUNS,
-    LAST_RUN, LAST_RUN_OK, ROLLOUTS, ROLLOUT_STEP, MODELS, LEFT_OUT, UNREAD, UP, READ_AT,
+    LAST_RUN, REGISTERED, LAST_RUN_OK, ROLLOUTS, ROLLOUT_STEP, MODELS, LEFT_OUT, UNREAD, UP, READ_AT,
 )  # fmt: skip
 
 
@@ -271,6 +280,8 @@ MOST_MODELS = 500
 MOST_RUNS = 500
 # Versions that a look reads or checks, those that changed first, then those that were not looked at for longest.
 MOST_LOOKED_AT = 500
+# How old the times of registrations may be; an alert waits for an hour.
+REGISTRATIONS_S = 600.0
 # States that have a series also where there is no such run, so that a panel shows 0 and not a gap.
 _RUN_STATES = ("running", "done", "failed", "interrupted", "lost")
 DriftLabels = tuple[str, str, str, str, str]
@@ -299,9 +310,11 @@ def view_of(
     all_models: int,
     totals: Totals,
     rollouts: Sequence[Rollout | None] = (),
+    registered: Sequence[Registration] = (),
 ) -> RegistryView:
     """The numbers of a look. runs: the newest first.  models: that were read.  all_models: number of models that have a
-    version.  rollouts: that are not finished; None for one whose document cannot be read."""
+    version.  rollouts: that are not finished; None for one whose document cannot be read.  registered: the newest
+    registration of each model."""
     states = Counter(one.item_state(item) for one in runs if one.state == "running" for item in one.run.units)
     counts = Counter(one.state for one in runs)
     rolling = Counter("unreadable" if one is None else one.state for one in rollouts)
@@ -315,6 +328,7 @@ def view_of(
         RUNNING: {(): states["running"]},
         RUNS: {(state,): counts[state] for state in _RUN_STATES},
         LAST_RUN: {(one.run.model,): _epoch(one.run.started_at) for one in reversed(runs)},
+        REGISTERED: {(one.bundle.model,): _epoch(one.at) for one in registered},
         LAST_RUN_OK: {(one.run.model,): float(one.state == "done") for one in reversed(runs) if one.state != "running"},
         ROLLOUTS: {(state,): rolling[state] for state in (*UNFINISHED, "unreadable")},
         ROLLOUT_STEP: {(one.model, one.channel): _epoch(one.history[-1].at) for one in rollouts[:MOST_MODELS] if one},
@@ -344,6 +358,7 @@ class Looker:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[str, _Look] = {}  # the one that was looked at longest ago first
+        self._registered: tuple[float, list[Registration]] = (-math.inf, [])
 
     def look(self) -> RegistryView:
         """The numbers of now. Raises UnavailableError when the registry is out of reach."""
@@ -370,7 +385,16 @@ class Looker:
             len(newest),
             read_totals(self._store.read(TOTALS)),
             [one for _, one in rollout_states if one is None or not one.is_finished],
+            self._registrations(),
         )
+
+    def _registrations(self) -> list[Registration]:
+        """The newest registrations, as they were at most `REGISTRATIONS_S` ago: each is a request."""
+        read_at, found = self._registered
+        if time.monotonic() >= read_at + REGISTRATIONS_S:
+            found = list(islice(newest_registrations(self._store), MOST_MODELS))
+            self._registered = (time.monotonic(), found)
+        return found
 
     def _model(self, model: str, version: str) -> _Look:
         keys = tuple(self._store.list(version_prefix(model, version)))

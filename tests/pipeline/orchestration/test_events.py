@@ -10,12 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_KEY, PREFECT_API_URL, temporary_settings
 
 from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.store.base import open_store
 from pipeline.intake.places import register
 from pipeline.orchestration import watch
+from pipeline.orchestration.flows.api import api_in_reach
 from pipeline.orchestration.gpu_workers import JUDGED, PAYLOADS, PUBLISHED, markdown, was_sent
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project
@@ -81,6 +83,19 @@ def test_a_server_that_does_not_take_it_is_an_error_with_the_remedy(api: Api, tm
     api.code = 500
     with pytest.raises(UnavailableError, match=r"did not reach the Prefect server.*PREFECT_API_URL"):
         watch.send_published(open_store(tmp_path / "r", create=True), "tiny", "3", "0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(401, "refuses the credentials .401.; set PREFECT_API_AUTH_STRING"), (404, "ends in /api")]
+)
+def test_a_password_that_is_missing_and_a_url_without_api_are_named(api: Api, code: int, said: str) -> None:
+    api.code = code
+    with pytest.raises(UnavailableError, match=f"was not sent: Prefect: http.*{said}"):
+        watch.send_event(PUBLISHED, "tiny", {"version": "3", "manifest": "0" * 64, "registry": "r"})
+    with pytest.raises(UnavailableError, match=said), api_in_reach(), get_client(sync_client=True) as client:
+        client.request("POST", "/events", json=[])
+    with pytest.raises(UnavailableError, match="ends in /api"), api_in_reach():
+        json.loads("<!doctype html>")  # what Prefect's UI answers
 
 
 def test_what_was_told_is_remembered_by_what_it_is_about(api: Api, tmp_path: Path) -> None:

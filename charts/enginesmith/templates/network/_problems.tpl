@@ -1,12 +1,10 @@
-{{/* What is wrong with a network ('10.0.0.1/24'), or nothing: the API server refuses these (RFC 4632, RFC 4291). */}}
-{{- define "enginesmith.networkProblem" -}}
+{{/* The bits of a network's address ('10.0.0.0/24'), 32 or 128 characters; nothing where it is none (RFC 4632, RFC 4291). */}}
+{{- define "enginesmith.bits" -}}
 {{- $address := splitList "/" . | first -}}
-{{- $prefix := splitList "/" . | last | int -}}
 {{- $six := contains ":" . -}}
-{{- $width := ternary 16 8 $six -}}
 {{- $count := ternary 8 4 $six -}}
 {{- $units := splitList (ternary ":" "." $six) $address -}}
-{{- $whole := le $prefix (ternary 128 32 $six) -}}
+{{- $whole := le (splitList "/" . | last | int) (ternary 128 32 $six) -}}
 {{- if contains "::" $address -}}
 {{- $halves := list -}}
 {{- range splitList "::" $address }}{{ $halves = append $halves (ternary list (splitList ":" .) (eq . "")) }}{{ end -}}
@@ -17,44 +15,66 @@
 {{- $units = concat $units (last $halves) -}}
 {{- end -}}
 {{- $whole = and $whole (eq (len $units) $count) -}}
-{{- $beyond := false -}}
-{{- range $index, $unit := $units -}}
-{{- if regexMatch (ternary "^[0-9a-fA-F]{1,4}$" "^(0|[1-9][0-9]{0,2})$" $six) $unit -}}
-{{- $number := printf "%s%s" (ternary "0x" "" $six) $unit | int64 -}}
-{{- $whole = and $whole (or $six (le $number 255)) -}}
-{{- $size := 1 -}}
-{{- range until (min $width (max 0 (sub (mul $width (add1 $index)) $prefix)) | int) }}{{ $size = mul 2 $size }}{{ end -}}
-{{- $beyond = or $beyond (ne (mod $number $size) 0) -}}
-{{- else -}}
-{{- $whole = false -}}
+{{- $bits := "" -}}
+{{- range $units -}}
+{{- $number := printf "%s%s" (ternary "0x" "" $six) . | int64 -}}
+{{- $whole = and $whole (regexMatch (ternary "^[0-9a-fA-F]{1,4}$" "^(0|[1-9][0-9]{0,2})$" $six) .) (or $six (le $number 255)) -}}
+{{- $bits = printf (ternary "%s%016b" "%s%08b" $six) $bits $number -}}
 {{- end -}}
+{{- if $whole }}{{ $bits }}{{ end -}}
 {{- end -}}
-{{- if not $whole -}}
+
+{{/* What is wrong with a network, or nothing: the API server refuses these. */}}
+{{- define "enginesmith.networkProblem" -}}
+{{- $bits := include "enginesmith.bits" . -}}
+{{- if not $bits -}}
 is no network; give an address and bits, as 10.0.0.0/8 or fd00::/8
-{{- else if $beyond -}}
-has bits set beyond its prefix; set them to 0, or give one address as /{{ ternary 128 32 $six }}
+{{- else if contains "1" (substr (splitList "/" . | last | int) (len $bits) $bits) -}}
+has bits set beyond its prefix; set them to 0, or give one address as /{{ len $bits }}
 {{- end -}}
+{{- end -}}
+
+{{/* Of the peers of a policy. Argument: {path, peers}. */}}
+{{- define "enginesmith.problems.peers" -}}
+{{- $path := .path -}}
+{{- range .peers }}
+{{- with .ipBlock }}
+{{- $cidr := .cidr }}
+{{- range prepend (.except | default list) $cidr }}
+{{- $network := . }}
+{{- with include "enginesmith.networkProblem" . }}
+{{ $path }}: {{ $network }} {{ . }}
+{{- end }}
+{{- end }}
+{{- $prefix := splitList "/" $cidr | last | int }}
+{{- $block := include "enginesmith.bits" $cidr }}
+{{- range .except }}
+{{- $bits := include "enginesmith.bits" . }}
+{{- if not (and (gt (splitList "/" . | last | int) $prefix) (eq (len $bits) (len $block)) (hasPrefix (substr 0 $prefix $block) $bits)) }}
+{{ $path }}: except {{ . }} is not within {{ $cidr }}; give a smaller network of it, or remove it
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* Of network policies. An empty list allows nothing, and something must be reached. */}}
 {{- define "enginesmith.problems.network" -}}
 {{- $net := .Values.networkPolicy -}}
-{{- $cidrs := dict -}}
-{{- range $part, $values := $net -}}
-{{- if kindIs "map" $values }}{{ $_ := set $cidrs (printf "%s.cidrs" $part) ($values.cidrs | default list) }}{{ end -}}
-{{- end -}}
-{{- $peers := list -}}
-{{- range $net.extraEgress }}{{ $peers = concat $peers .to }}{{ end -}}
-{{- range $part, $from := dict "prefect.from" $net.prefect.from "kuberay.from" $net.kuberay.from "metrics.from" $net.metrics.from "extraEgress" $peers -}}
-{{- $found := list -}}
-{{- range $from }}{{ with .ipBlock }}{{ $found = concat $found (prepend (.except | default list) .cidr) }}{{ end }}{{ end -}}
-{{- $_ := set $cidrs $part $found -}}
-{{- end -}}
-{{- range $path, $found := $cidrs }}
-{{- range $found }}
-{{- $cidr := . }}
-{{- with include "enginesmith.networkProblem" . }}
-networkPolicy.{{ $path }}: {{ $cidr }} {{ . }}
+{{- range $part, $values := $net }}
+{{- if kindIs "map" $values }}
+{{- $blocks := list }}
+{{- range $values.cidrs }}{{ $blocks = append $blocks (dict "ipBlock" (dict "cidr" .)) }}{{ end }}
+{{- range $field, $peers := dict "cidrs" $blocks "from" $values.from }}
+{{- include "enginesmith.problems.peers" (dict "path" (printf "networkPolicy.%s.%s" $part $field) "peers" $peers) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $net.extraEgress }}
+{{- include "enginesmith.problems.peers" (dict "path" "networkPolicy.extraEgress" "peers" .to) }}
+{{- range .ports }}
+{{- if and .endPort (lt (int .endPort) (int .port)) }}
+networkPolicy.extraEgress: endPort {{ .endPort }} is less than port {{ .port }}; give the larger one as endPort
 {{- end }}
 {{- end }}
 {{- end }}

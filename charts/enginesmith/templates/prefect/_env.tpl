@@ -47,11 +47,12 @@
     - python
     - -c
     - |
-      import os, sys, time, urllib.error, urllib.request
+      import os, ssl, sys, time, urllib.error, urllib.request
       url, end = os.environ["PREFECT_API_URL"] + "/health", time.monotonic() + 600
+      context = ssl.create_default_context(cafile=os.environ.get("PREFECT_API_SSL_CERT_FILE"))
       while time.monotonic() < end:
           try:
-              urllib.request.urlopen(url, timeout=5).close()
+              urllib.request.urlopen(url, timeout=5, context=context).close()
               sys.exit(0)
           except urllib.error.HTTPError as error:
               if error.code < 500:
@@ -68,9 +69,19 @@
     {{- include "enginesmith.env.base" $root | nindent 4 }}
     - name: PREFECT_API_URL
       value: {{ include "enginesmith.prefectApi" $root | quote }}
+    {{- with $root.Values.prefect.externalApi.caBundle }}
+    {{- if .configMap }}
+    - name: PREFECT_API_SSL_CERT_FILE
+      value: /etc/enginesmith/prefect-ca/{{ .key }}
+    {{- end }}
+    {{- end }}
     {{- with index . 1 }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+  {{- with include "enginesmith.mounts.prefect" $root }}
+  volumeMounts:
+    {{- . | nindent 4 }}
+  {{- end }}
   resources:
     requests: {cpu: 50m, memory: 64Mi}
     limits: {memory: 128Mi}

@@ -7,8 +7,13 @@
 {{- $env := dict "HOME" "/tmp" "TMPDIR" "/tmp" "PREFECT_HOME" "/tmp/prefect" "DO_NOT_TRACK" "1" "ENGINESMITH_REGISTRY" (include "enginesmith.registry" .) -}}
 {{- $volumes := list (include "enginesmith.scratch" $runs.scratch | fromYamlArray | first) -}}
 {{- $mounts := list (dict "name" "tmp" "mountPath" "/tmp") -}}
-{{- range include "enginesmith.volumes.registry" . | fromYamlArray }}{{ $volumes = append $volumes . }}{{ end -}}
-{{- range include "enginesmith.mounts.registry" . | fromYamlArray }}{{ $mounts = append $mounts . }}{{ end -}}
+{{- range list "registry" "prefect" -}}
+{{- range include (printf "enginesmith.volumes.%s" .) $ | fromYamlArray }}{{ $volumes = append $volumes . }}{{ end -}}
+{{- range include (printf "enginesmith.mounts.%s" .) $ | fromYamlArray }}{{ $mounts = append $mounts . }}{{ end -}}
+{{- end -}}
+{{- with .Values.prefect.externalApi.caBundle -}}
+{{- if .configMap }}{{ $_ := set $env "PREFECT_API_SSL_CERT_FILE" (printf "/etc/enginesmith/prefect-ca/%s" .key) }}{{ end -}}
+{{- end -}}
 {{- if .Values.registry.caBundle.configMap -}}
 {{- $_ := set $env (include "enginesmith.caBundleVariable" .) (printf "/etc/enginesmith/ca/%s" .Values.registry.caBundle.key) -}}
 {{- end -}}

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from builders.execution.jobs import Waiting
 from builders.execution.ray import RayExecutor, executor, task
 from builders.execution.ray import executor as listener
 from builders.execution.ray.task import RayNode, TaskAnswer
@@ -107,6 +108,34 @@ def test_what_waits_fails_and_the_next_job_waits_for_the_cluster_to_come_back(ra
         ray.away.clear()
         again.join(PATIENCE_S)
         assert found == [3] and ray.connected == 2
+
+
+def test_a_head_that_does_not_answer_yet_is_waited_for_at_the_first_connection_too(ray):
+    """Right after an installation a build starts before the head does."""
+    ray.away.set()
+    ray.answers.set()
+    waits = []
+    with RayExecutor("ray://head:10001", wait_s=3600) as made:
+        first, found = in_thread(lambda: made.run(JOB, waits.append))
+        until(lambda: len(waits) > 1)
+        assert isinstance(waits[0], Waiting) and not found
+        assert waits[0].why == "cannot reach ray://head:10001; tried again, 60:00 left"
+        ray.away.clear()
+        first.join(PATIENCE_S)
+        assert found == [3] and ray.connected == 1
+
+
+def test_jobs_wait_for_the_head_together_and_not_one_after_the_other(ray, monkeypatch):
+    ray.away.set()
+    clock = iter(range(0, 9000, 100))
+    monkeypatch.setattr(executor.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(executor.time, "sleep", lambda _: None)
+    waits = []
+    with RayExecutor("ray://head:10001", wait_s=1000) as made:
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match="cannot reach"):
+                made.run(JOB, waits.append)
+            assert 5 < len(waits) < 11
 
 
 class RpcError(Exception):

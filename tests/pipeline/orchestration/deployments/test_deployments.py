@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +16,16 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.templating import apply_values, find_placeholders
 
 from enginesmith.cli import enginesmith
+from enginesmith.core.errors import UnavailableError
 from enginesmith.core.hardware.machine import GENERATIONS
 from pipeline.orchestration.deployments.deploy import (
     SILENT,
     _differences,
     _to_deployment,
-    automation,
     flow_of,
+    lost_runs,
     template,
+    unserved_runs,
 )
 from pipeline.orchestration.deployments.plan import KINDS, REGISTRY, DeploymentPlan, WantedDeployment, text
 from pipeline.orchestration.flows.runner import limit_name
@@ -69,13 +72,36 @@ def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
 
 
 def test_whatever_ends_a_run_ends_its_watch() -> None:
-    ends = {event.rpartition(".")[2] for event in automation("enginesmith").trigger.expect}
+    ends = {event.rpartition(".")[2] for event in lost_runs("enginesmith").trigger.expect}
     flows = ROOT / "pipeline" / "orchestration" / "flows"
     names = {name for path in flows.glob("*.py") for name in re.findall(r'name="([A-Z]\w+)"', path.read_text())}
     assert "Skipped" in names and names <= ends, "a state of ours that is not expected would be taken for silence"
     assert {"Completed", "Failed", "Cancelled", "Crashed", "heartbeat"} <= ends and "Running" not in ends
     heartbeats_s = get_current_settings().flows.heartbeat_frequency
     assert heartbeats_s and SILENT.total_seconds() > 3 * heartbeats_s, "one that is lost on the way is no death"
+
+
+def test_a_build_that_its_event_started_starts_again_a_bounded_number_of_times(monkeypatch: Any) -> None:
+    trigger = unserved_runs().trigger
+    flow = flow_of(EVERY[0])
+    assert trigger.match_related["prefect.resource.name"] == [flow.name]
+    counts = trigger.match["prefect.run-count"]
+    assert "1" in counts and len(counts) < 20, "a run that kills its machine would start for ever"
+    assert {"prefect.flow-run.AwaitingRetry"} <= trigger.expect, "a person was faster"
+
+    def away(*_: object) -> None:
+        raise UnavailableError("cannot reach the Ray cluster")
+
+    module = importlib.import_module("pipeline.orchestration.flows.compile_model")
+    monkeypatch.setattr(module, "compile_any", away)
+    for name in ("get_run_logger", "FlowProgress"):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(module, "start_executors", lambda *_, **__: nullcontext())
+    with pytest.raises(UnavailableError):
+        flow.fn("spec.yaml")  # a person's, who sees it
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
+    ended = flow.fn("spec.yaml")
+    assert ended.is_failed() and f"prefect.flow-run.{ended.name}" in trigger.after
 
 
 def test_every_generation_has_a_limit() -> None:

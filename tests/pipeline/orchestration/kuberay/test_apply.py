@@ -2,6 +2,8 @@
 
 import copy
 import json
+import re
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,13 @@ import pytest
 import yaml
 
 from enginesmith.core.errors import InputError, UnavailableError
+from pipeline.orchestration.kuberay.apply import RayHead, main
 from pipeline.orchestration.kuberay.apply import apply as apply_waiting
-from pipeline.orchestration.kuberay.apply import main
-from pipeline.orchestration.kuberay.changes import CONSENT, RAY_VERSION, SUSPENDED, Pod
+from pipeline.orchestration.kuberay.changes import CONSENT, RAY_VERSION, SUSPENDED, Load, Pod
 
 Object = dict[str, Any]
 HEAD = Pod("head", None, "2.60.0")
+WORDS = ("--owner", "enginesmith-ray", "--head", "127.0.0.1:9")
 
 
 def group(name: str, replicas: int, most: int = 4, least: int = 0) -> Object:
@@ -89,8 +92,22 @@ class Fake:
         return {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": "u"}
 
 
-def apply(cluster: Fake, wanted: Object, owner: str) -> str:
-    return apply_waiting(cluster, wanted, owner, lambda _: None)
+@dataclass
+class FakeHead:
+    """A head with this load, None for one that does not answer."""
+
+    now: Load | None = field(default_factory=Load)
+    drained: list[str] = field(default_factory=list)
+
+    def load(self) -> Load | None:
+        return self.now
+
+    def drain(self, nodes: list[str]) -> None:
+        self.drained += nodes
+
+
+def apply(cluster: Fake, wanted: Object, owner: str, head: FakeHead | None = None) -> str:
+    return apply_waiting(cluster, wanted, owner, head or FakeHead(), lambda _: None)
 
 
 def test_the_first_one_is_made_and_goes_with_its_config_map() -> None:
@@ -185,7 +202,7 @@ def test_a_job_that_is_killed_half_way_is_allowed_to_go_on_by_the_next_one(wante
         raise SystemExit(137)
 
     with pytest.raises(SystemExit):
-        apply_waiting(cluster, wanted, "enginesmith-ray", kill)
+        apply_waiting(cluster, wanted, "enginesmith-ray", FakeHead(), kill)
     cluster.idle = False
     cluster.reconcile(cluster.written[-1]["spec"])
     assert "up to date" in apply(cluster, wanted, "enginesmith-ray")
@@ -281,6 +298,54 @@ def test_one_that_is_being_deleted_is_left_alone() -> None:
         apply(Fake(live), GONE, "enginesmith-ray")
 
 
+def with_image(image: str) -> Object:
+    """A RayCluster whose head and workers have this image."""
+    template = {"spec": {"containers": [{"name": "ray", "image": image}]}}
+    made = ray_cluster({**group("l4", 2, least=1), "template": template})
+    return {**made, "spec": {**made["spec"], "headGroupSpec": {"template": template}}}
+
+
+def old_pods() -> list[Pod]:
+    return [Pod(name, of, "2.60.0", image="old") for name, of in (("head", None), ("a", "l4"), ("b", "l4"))]
+
+
+@pytest.mark.parametrize(
+    ("load", "ended", "drained", "said"),
+    [
+        (Load(), ["head", "a", "b"], [], "up to date; ended head, a, b"),
+        (Load({"a": "node-a"}), ["b"], ["node-a"], "ended b; left with another image.*: head, a; workers end after"),
+        (
+            Load(queued=True),
+            ["a", "b"],
+            [],
+            "left with another image, since builds run or wait: head;.* run again when",
+        ),
+        (None, [], [], "up to date; left with another image, as Ray's head does not say what they do: head, a, b"),
+    ],
+)
+def test_a_new_image_ends_what_is_idle_and_has_the_rest_end_after_its_unit(
+    load: Load | None, ended: list[str], drained: list[str], said: str
+) -> None:
+    """With the compilers of another image, an old worker would refuse each build, for ever where `min` is 1."""
+    cluster, head = Fake(with_image("old"), old_pods()), FakeHead(load)
+    assert re.search(said, apply(cluster, with_image("new"), "enginesmith-ray", head))
+    assert (cluster.ended, head.drained) == (ended, drained)
+    spec = cluster.written[-1]["spec"]
+    assert not spec.get("suspend") and spec["workerGroupSpecs"][0]["replicas"] == 2
+    same = Fake(with_image("old"), old_pods())
+    assert apply(same, with_image("old"), "enginesmith-ray", head).endswith(": up to date")
+
+
+def test_without_a_head_nothing_builds_and_one_that_is_silent_says_nothing(monkeypatch: Any) -> None:
+    assert RayHead("127.0.0.1:9").load() == RayHead("no.such.host.invalid:9").load() == Load()
+
+    def silent(*_: Any) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    assert RayHead("127.0.0.1:9").load() is None
+
+
 def test_a_pod_is_what_its_labels_say() -> None:
     labels = {"ray.io/node-type": "worker", "ray.io/group": "l4"}
     item = {"metadata": {"name": "x", "labels": labels, "annotations": {RAY_VERSION: "2.60.0"}}}
@@ -288,6 +353,7 @@ def test_a_pod_is_what_its_labels_say() -> None:
     labels["ray.io/node-type"] = "head"
     assert Pod.from_json(item).group is None
     assert Pod.from_json({**item, "status": {"phase": "Failed"}}).ended
+    assert Pod.from_json({**item, "spec": {"containers": [{"image": "one"}, {"image": "two"}]}}).image == "one"
 
 
 def test_without_a_cluster_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
@@ -298,12 +364,12 @@ def test_without_a_cluster_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     config = {"clusters": here, "contexts": context, "users": [{"name": "x", "user": {}}], "current-context": "x"}
     kubeconfig.write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    assert main([str(file), "--owner", "enginesmith-ray"]) == UnavailableError.exit_code
+    assert main([str(file), *WORDS]) == UnavailableError.exit_code
     assert "error: http://127.0.0.1:9 does not answer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["[]", "metadata: {name: x}", "metadata: {name: 1, namespace: y}"])
 def test_a_file_that_is_no_ray_cluster_is_refused_by_the_field(text, tmp_path, capsys):
     (tmp_path / "raycluster.yaml").write_text(text)
-    assert main([str(tmp_path / "raycluster.yaml"), "--owner", "enginesmith-ray"]) == InputError.exit_code
+    assert main([str(tmp_path / "raycluster.yaml"), *WORDS]) == InputError.exit_code
     assert "error: metadata.name" in capsys.readouterr().err

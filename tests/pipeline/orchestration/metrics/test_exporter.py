@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from enginesmith.core.errors import UnavailableError
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import UnavailableError, canonical_json
+from enginesmith.registry.registered_specs import Registration, SpecBundle
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.folder import FileStore
-from enginesmith.registry.store.layout import channel_key, run_key
+from enginesmith.registry.store.layout import channel_key, registered_key, run_key
 from enginesmith.registry.versions import channels
 from pipeline.orchestration.metrics import live
 from pipeline.orchestration.metrics.live import Exporter, Looker
@@ -71,6 +73,17 @@ def test_a_registry_exports_just_the_metrics_that_are_documented_for_it(built: P
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "registry", create=True)
+
+
+def test_a_registered_spec_has_a_time_which_is_read_every_ten_minutes(store: Store, monkeypatch: Any) -> None:
+    bundle = SpecBundle("digits", "spec.yaml", {"spec.yaml": "0" * 64})
+    item = Registration(bundle, "2026-01-01T00:00:00+00:00", "somebody")
+    store.create(registered_key("digits"), canonical_json({"registered": [encode(item)]}))
+    looker = Looker(store)
+    (found,) = looker.look().values[live.REGISTERED].items()
+    assert found[0] == ("digits",) and found[1] > 1.7e9
+    monkeypatch.setattr(live, "newest_registrations", lambda _: pytest.fail("one request for each model"))
+    assert looker.look().values[live.REGISTERED] == dict([found])
 
 
 def test_runs_that_go_on_and_runs_that_were_lost(store: Store, tmp_path: Path) -> None:
