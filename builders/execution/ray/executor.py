@@ -271,7 +271,7 @@ class RayExecutor:
 
     def has_node(self, needs: Needs) -> bool:
         """Whether the cluster has a node now that a job with these needs could run on. Raises as `run`."""
-        return bool(find_fitting(needs, self._connect().nodes(fresh=True)))
+        return bool(find_fitting(needs, self._connect("which GPUs the cluster has", ignore_event).nodes(fresh=True)))
 
     def cancel(self) -> None:
         """End the jobs that run, within some seconds, and refuse new ones."""
