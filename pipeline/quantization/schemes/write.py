@@ -18,6 +18,7 @@ from enginesmith.core.types import Precision, QuantizationScheme, QuantizedState
 from pipeline.quantization.graph import attribute_of, finish, tidy_from
 from pipeline.quantization.insertion_points import Site, count_integer_nodes, find_sites, prepare_model
 from pipeline.quantization.ranges import CastNotes, QuantizationNotes, Ranges
+from pipeline.quantization.schemes.block_floats import FORMATS, quantize_blocks
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.insertion import GRIDS, Insertion, weight_scales
 from pipeline.quantization.schemes.overrides import Override, OverridePrecision, find_override, in_fp32, resolve
@@ -274,6 +275,8 @@ def _write(
         return cast_float(model, precision, keep_io=keep_io, keep=in_fp32(node_precisions), ranges=ranges)
     if scheme is None:
         raise ValueError(f"{precision} is written in a backend's scheme; none was given")
+    if precision in FORMATS:
+        return quantize_blocks(model, precision, scheme, node_precisions, ranges)
     if uncalibrated := UNCALIBRATED.get(precision):
         return uncalibrated(model, scheme, node_precisions, ranges)
     if ranges is None:
