@@ -55,16 +55,17 @@ def power_of_two(least: float) -> np.float32:
     return np.float32(np.ldexp(1.0, int(exponent) - (mantissa == 0.5)))
 
 
-def round_e2m1(values: Floats) -> Floats:
+def round_e2m1(values: NDArray[np.floating]) -> Floats:
     """The values, of any shape, rounded to e2m1, halves to even; 6 is the largest. As `astype(E2M1)`, and faster."""
     sizes = np.minimum(np.abs(values), LARGEST_E2M1)
     steps = np.where(sizes < 2, np.float32(0.5), np.where(sizes < 4, np.float32(1), np.float32(2)))
     return np.asarray(np.copysign(np.rint(sizes / steps) * steps, values), np.float32)
 
 
-def round_e4m3(values: Floats) -> Floats:
+def round_e4m3(values: NDArray[np.floating]) -> Floats:
     """The values rounded to e4m3, halves to even; 448 is the largest."""
-    return np.clip(values, -LARGEST_E4M3, LARGEST_E4M3).astype(E4M3).astype(np.float32)
+    bounded = np.clip(values, -LARGEST_E4M3, LARGEST_E4M3)
+    return np.asarray(bounded.astype(E4M3), np.float32)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class BlockFormat:
     activations: bool
     four_bits: bool
 
-    def round(self, values: Floats) -> Floats:
+    def round(self, values: NDArray[np.floating]) -> Floats:
         """The values, over their scales, on the grid of the codes."""
         return round_e2m1(values) if self.four_bits else round_e4m3(values)
 
@@ -118,8 +119,8 @@ class BlockFormat:
         reach = np.abs(blocks).max(axis=-1, keepdims=True)
         six = round_e4m3(reach / LARGEST_E2M1 / whole) * whole
         scales = six if self.four_bits else powers_of(exponents_of(reach))
-        divisors = np.maximum(scales, np.finfo(np.float32).tiny)
-        return np.asarray(self.round(blocks / divisors) * scales, np.float32).reshape(values.shape)
+        ratios = np.asarray(blocks / np.maximum(scales, np.finfo(np.float32).tiny), np.float32)
+        return np.asarray(self.round(ratios) * scales, np.float32).reshape(values.shape)
 
 
 FORMATS: Mapping[Precision, BlockFormat] = {
@@ -145,6 +146,11 @@ def global_scale(weight: Floats) -> np.float32:
     """The global scale of an NVFP4 weight: blocks may then have any code for their largest magnitude."""
     reach = float(np.abs(weight).max(initial=0.0))
     return power_of_two(max(reach / float(LARGEST_E4M3) * 2, 2.0**-126))
+
+
+def activation_scale(reach: float) -> np.float32:
+    """The global scale of an NVFP4 activation that calibration saw reach so far."""
+    return power_of_two(HEADROOM * reach / float(LARGEST_E2M1 * LARGEST_E4M3))
 
 
 def _candidates(reach: Floats, whole: np.float32) -> "list[Floats]":
@@ -174,21 +180,26 @@ def quantize_blocks(
     form = FORMATS[precision]
     graph = tidy_from(prepare_model(model), LOWEST_OPSET)
     graph.ir_version = max(graph.ir_version, LOWEST_IR)
-    sites, unsupported = find_sites(graph)
-    shapes, insertion = static_shapes(graph), Insertion(graph, GRIDS["fp8"])
-    chosen, rest = list[Site](), list[FloatNode]()
-    for site in sites:
-        if reason := _obstacle(site, form, insertion, shapes, overrides, ranges):
-            rest.append(FloatNode(site.node, site.op_type, reason))
-        else:
-            chosen.append(site)
-    eight_bits, kept = _quantize_rest(rest, sites, insertion, form, overrides, ranges)
+    chosen, rest, unsupported = find_block_sites(graph, form, overrides, ranges)
+    insertion = Insertion(graph, GRIDS["fp8"])
+    eight_bits, kept = _quantize_rest(rest, insertion, form, overrides, ranges)
     weights = {site.node: _as_product(site, insertion) for site in chosen}
     notes = QuantizationNotes(tuple(weights), (*unsupported, *kept), precision=precision, eight_bits=eight_bits)
     written, notes = finish_rest(graph, notes, scheme, overrides, ranges)
     reaches = {site.node: ranges.reach(site.activation) if ranges else None for site in chosen}
     _Writer(written, form, reaches).write(weights)
     return written, notes
+
+
+def find_block_sites(
+    graph: ModelProto, form: BlockFormat, overrides: Mapping[str, OverridePrecision], ranges: Ranges | None
+) -> tuple[list[Site], list[tuple[Site, str]], tuple[FloatNode, ...]]:
+    """The sites of a prepared model that take the format; the others, with the reason; and nodes that are no sites."""
+    sites, unsupported = find_sites(graph)
+    shapes, insertion = static_shapes(graph), Insertion(graph, GRIDS["fp8"])
+    reasons = {site.node: _obstacle(site, form, insertion, shapes, overrides, ranges) for site in sites}
+    rest = [(site, reason) for site in sites if (reason := reasons[site.node])]
+    return [site for site in sites if not reasons[site.node]], rest, unsupported
 
 
 def _obstacle(
@@ -223,18 +234,16 @@ def _obstacle(
 
 
 def _quantize_rest(
-    rest: Sequence[FloatNode],
-    sites: Sequence[Site],
+    rest: Sequence[tuple[Site, str]],
     insertion: Insertion,
     form: BlockFormat,
     overrides: Mapping[str, OverridePrecision],
     ranges: Ranges | None,
 ) -> tuple[tuple[FloatNode, ...], list[FloatNode]]:
     """The nodes that get Q/DQ in fp8, in place, and those that stay in float."""
-    eight_bits, kept, by_node = list[FloatNode](), list[FloatNode](), {site.node: site for site in sites}
-    for item in rest:
-        site = by_node[item.node]
-        wide = overrides.get(item.node) in ("fp32", "fp16")
+    eight_bits, kept = list[FloatNode](), list[FloatNode]()
+    for site, reason in rest:
+        item, wide = FloatNode(site.node, site.op_type, reason), overrides.get(site.node) in ("fp32", "fp16")
         if wide or not form.activations or ranges is None or degenerate(site.activation, ranges):
             kept.append(item)
             continue
@@ -300,7 +309,7 @@ class _Writer:
     def _activation(self, name: str, reach: float | None, half: bool) -> str:
         if name not in self.dequantized:
             parts, more = [f"{name}/codes", f"{name}/scales"], {"axis": -1, "block_size": self.form.block}
-            whole = power_of_two(HEADROOM * (reach or 1) / float(LARGEST_E2M1 * LARGEST_E4M3))
+            whole = activation_scale(reach or 1)
             if self.form.four_bits:
                 inputs = [name, self._constant(f"{name}/global", np.array(whole))]
                 self._add("TRT_FP4DynamicQuantize", inputs, parts, scale_type=TensorProto.FLOAT8E4M3FN, **more)

@@ -21,7 +21,15 @@ from pipeline.quantization.graph import (
     unused_name,
 )
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.settings.groups import LEVELS, Floats, SmoothingGroup, compensate, find_waists, transpose_for
+from pipeline.quantization.settings.groups import (
+    LEVELS,
+    Floats,
+    Levels,
+    SmoothingGroup,
+    compensate,
+    find_waists,
+    transpose_for,
+)
 from pipeline.quantization.settings.moments import (
     ActivationRange,
     Layer,
@@ -304,12 +312,13 @@ class _Editor:
 
 @dataclass(frozen=True)
 class FittedKind:
-    """A kind of int8 that settings are fitted for. ranges: of activations.  levels: the last one of the weights."""
+    """A kind of int8 that settings are fitted for, or a block format. ranges: of activations.  levels: the last one of
+    the weights, or the format."""
 
     groups: Sequence[SmoothingGroup]
     ranges: Ranges
     activation: Literal["int8", "uint8"]
-    levels: int = LEVELS
+    levels: Levels = LEVELS
 
     @property
     def convolving(self) -> list[SmoothingGroup]:

@@ -20,6 +20,10 @@ from pipeline.quantization.ranges import QuantizationNotes, Ranges
 from pipeline.quantization.schemes.block_floats import E4M3, FORMATS, emulate_blocks, exponents_of, round_e2m1
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
+from pipeline.quantization.search.quality import SearchFloor
+from pipeline.quantization.search.search import choose_each
+from pipeline.quantization.search.trial import SearchTarget
+from pipeline.quantization.settings.groups import compensate, nearest
 from tests.builders import graphs
 from tests.pipeline.quantization.small_nets import (
     TENSORRT,
@@ -45,7 +49,7 @@ FLOATS = st.floats(-1000, 1000, width=32)
 WIDE = [pytest.param(scheme, id=scheme.float_precision) for scheme in (TENSORRT, TENSORRT_FP32)]
 
 
-def nearest(value: Fraction, grid: list[Fraction]) -> Fraction:
+def defined(value: Fraction, grid: list[Fraction]) -> Fraction:
     """The number of the grid that is nearest; of two the one at an even place; the last one for all beyond it."""
     size = min(abs(value), grid[-1])
     place = min(range(len(grid)), key=lambda index: (abs(grid[index] - size), index % 2))
@@ -61,14 +65,14 @@ def defined_activation(block: np.ndarray, name: str, whole: Fraction) -> list[Fr
     values = exact(block)
     reach = max(map(abs, values))
     if FORMATS[name].four_bits:
-        scale = nearest(Fraction(float(np.float32(float(reach)) / np.float32(6))) / whole, E4M3_VALUES) * whole
+        scale = defined(Fraction(float(np.float32(float(reach)) / np.float32(6))) / whole, E4M3_VALUES) * whole
         codes = [
-            nearest(Fraction(float(np.float32(float(value / scale)))), E2M1_VALUES) if scale else Fraction(0)
+            defined(Fraction(float(np.float32(float(value / scale)))), E2M1_VALUES) if scale else Fraction(0)
             for value in values
         ]
         return [code * scale for code in codes]
     exponent = min((k for k in range(-127, 128) if reach <= 448 * Fraction(2) ** k), default=127)
-    return [nearest(value / Fraction(2) ** exponent, E4M3_VALUES) * Fraction(2) ** exponent for value in values]
+    return [defined(value / Fraction(2) ** exponent, E4M3_VALUES) * Fraction(2) ** exponent for value in values]
 
 
 @given(st.lists(FLOATS, min_size=32, max_size=32), st.sampled_from(["nvfp4", "mxfp8"]), st.sampled_from([1.0, 0.125]))
@@ -89,7 +93,7 @@ def test_a_weight_has_the_nearest_codes_of_its_scales_and_quantizing_it_again_gi
     grid = E2M1_VALUES if form.four_bits else E4M3_VALUES
     effective = np.repeat(form.scales(weight), form.block, axis=0)
     for value, code, scale in zip(exact(weight), exact(codes.astype(np.float32)), exact(effective), strict=True):
-        assert not scale or code == nearest(Fraction(float(np.float32(float(value / scale)))), grid)
+        assert not scale or code == defined(Fraction(float(np.float32(float(value / scale)))), grid)
     again = form.decode(*form.encode(stored))
     assert np.array_equal(again, stored)
     assert np.array_equal(stored.astype(np.float16), stored) or np.abs(weight).max() < 2.0**-10, "fp16 holds them"
@@ -236,3 +240,33 @@ def test_rules_and_missing_ranges() -> None:
 def test_projections_that_read_one_tensor_share_its_quantization() -> None:
     result = written(attention_net(), "nvfp4", data=sentences())
     assert len(of_type(result, "TRT_FP4DynamicQuantize")) == 5 and constant(result, "x/global").shape == ()
+
+
+def test_a_floor_mixes_nvfp4_with_fp8_and_errors_of_rounding_cancel() -> None:
+    """Groups that cost the most go on in fp8; of the others the weights are rounded with regard to the activations."""
+    net, data, held_out = attention_net(), sentences(96), sentences(64, 99)
+    ranges = ranges_of(graph := prepare_model(net), data, tensors_to_measure(graph))
+    runs = [(8, {name: values[at : at + 8] for name, values in data.items()}) for at in range(0, 96, 8)]
+    expected, target = run(net, held_out), SearchTarget(ranges, TENSORRT_FP32, precision="nvfp4")
+    reached = {}
+    for floor in (None, SearchFloor(sqnr_db=18.0)):
+        choice = choose_each(net, [target], runs, floor, "none")[0]
+        result, notes = write(choice.model, "nvfp4", TENSORRT_FP32, choice.ranges, left=choice.left)
+        actual = sqnr_db(expected, run(emulate_blocks(result), held_out, optimized=False))
+        reached[floor] = actual, len(notes.quantized), len(notes.eight_bits)
+        assert all("the floor" in item.reason for item in notes.eight_bits) and "in nvfp4" in choice.summary
+    plain = sqnr_db(expected, run(emulate_blocks(write(net, "nvfp4", TENSORRT_FP32, ranges)[0]), held_out, False))
+    whole, mixed = reached.values()
+    assert whole[1:] == (7, 0) and whole[0] > plain + 0.2
+    assert mixed[0] > 17.5 and mixed[1] + mixed[2] == 7 and mixed[1] >= 3 and mixed[2]
+
+
+@pytest.mark.parametrize("precision", ["nvfp4", "mxfp8"])
+def test_compensated_weights_lie_on_the_grid_and_lose_less_at_the_output(precision: str) -> None:
+    rng, form = np.random.default_rng(3), FORMATS[precision]
+    inputs = rng.normal(size=(512, 64)).astype(np.float32) @ rng.normal(size=(64, 64)).astype(np.float32)
+    weight = rng.normal(size=(64, 24)).astype(np.float32)
+    rounded = compensate(weight, inputs.T @ inputs / np.float32(512), form)
+    assert np.array_equal(form.decode(*form.encode(rounded)), rounded), "writing the graph gives the same weights"
+    lost, plain = (np.square(inputs @ (other - weight)).sum() for other in (rounded, nearest(weight, form)))
+    assert lost < 0.7 * plain
