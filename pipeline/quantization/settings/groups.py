@@ -326,8 +326,9 @@ def compensate(matrix: Floats, moments: Floats, levels: Levels = LEVELS) -> Floa
         return nearest(matrix, levels)
     sorted_rows: Real = np.take_along_axis(rows, order[..., None], 1).astype(kind)
     rounded = np.empty_like(rows)
-    steps = _rows_of_steps(rows, levels, importance).astype(kind)
-    steps = np.take_along_axis(steps, order[..., None], 1) if steps.shape[1] > 1 else steps
+    steps: Real = _rows_of_steps(rows, levels, importance).astype(kind)
+    if steps.shape[1] > 1:
+        steps = np.take_along_axis(steps, order[..., None], 1).astype(kind)
     level_rows = _round_rows(sorted_rows, factor, steps, levels)
     np.put_along_axis(rounded, order[..., None], level_rows.astype(np.float32), 1)
     if not isinstance(levels, int):

@@ -402,8 +402,9 @@ def _fit_layer(
     computed = bool(name) and name not in given
     bias = to_array(given[name]) if name and not computed else np.zeros(stored.shape[0], np.float32)
     taking = [pair for pair in zip(kinds, fitted, strict=True) if node.name in pair[1].nodes]
-    spread, level_counts = moments.take_covariance(about_zero=computed), {kind.levels for kind, _ in taking}
-    rounded = {
+    spread = moments.take_covariance(about_zero=computed)
+    level_counts = {kind.levels for kind, _ in taking if isinstance(kind.levels, int)}  # block formats take none
+    rounded: dict[Levels, Floats] = {
         levels: compensate(matrix, spread if levels == min(level_counts) else spread.copy(), levels)
         for levels in sorted(level_counts, reverse=True)
     }
