@@ -298,7 +298,12 @@ def find_missed(plan: BuildPlan, spec: ModelSpec, exported: Exported) -> tuple[M
     failed = {unit.graph.variant: unit.graph for unit in plan.units if unit.action == "failed"}
     graphs_by_kind: dict[Searched, list[Graph]] = {}
     for variant, graph in failed.items():
-        if variant.searched and graph.recipe and not any(check.name in _BEYOND for check in graph.proof.failed):
+        if (
+            variant.searched
+            and variant.precision == "int8"
+            and graph.recipe
+            and not any(check.name in _BEYOND for check in graph.proof.failed)
+        ):
             graphs_by_kind.setdefault(variant.searched, []).append(graph)
     return tuple(MissedGraphs(kind, tuple(graphs)) for kind, graphs in graphs_by_kind.items())
 
