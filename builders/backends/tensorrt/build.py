@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.discovery import check_compatible, find_compatible_gpu
-from builders.backends.known_faults import without_faults
 from builders.backends.optional_methods import GIVEN, GROWN, RunProfile, versions_of
 from builders.backends.tensorrt.library import (
     Opening,
@@ -278,6 +277,8 @@ class TensorRTEdition:
 
         self._check_host(request.target)
         check_model(model)
+        from builders.backends.known_faults import without_faults
+
         model, mended = without_faults(request, with_dequantized_weights(model, workdir), workdir)
         trt = self._import()
         said = recorder(self.module)
