@@ -106,7 +106,8 @@ class Channel:
         rollout = self.rollout
         if rollout is None or node is None or not rollout.serves(node):
             return self.move
-        return Move(rollout.version, rollout.manifest, rollout.history[0].at, proven_only=rollout.proven_only)
+        accepted = {"proven_only": rollout.proven_only, "random_inputs": rollout.random_inputs}
+        return Move(rollout.version, rollout.manifest, rollout.history[0].at, **accepted)
 
     @property
     def served(self) -> dict[str, str]:
