@@ -5,7 +5,8 @@ import pytest
 
 from enginesmith.arrays import Array
 from enginesmith.core.reports.proof import Check, judge
-from validation.comparison.sessions import decision_checks, lost_classes
+from validation.comparison.sessions import StageComparison, decision_checks, lost_classes
+from validation.golden.golden_set import Case
 from validation.limits.rounding import NearTies
 from validation.metrics.drift import measure
 from validation.metrics.tasks.terms import AccuracyMetric, EmbeddingsMetric
@@ -92,3 +93,33 @@ def test_ids_of_near_ties_may_change_and_a_lost_one_may_not() -> None:
     assert check.passed and check.name == "max_classes_lost"
     (check,) = checks_of(ids, np.where(ids == 3, 4, ids)).values()
     assert not check.passed
+
+
+def token_checks(garbage: bool, **inputs: Array) -> dict[str, Check]:
+    """A token classifier whose answers are right but at padding, or, where nothing is garbage, but for one label."""
+    mask, classes = inputs["attention_mask"], np.random.default_rng(2).integers(9, size=(48, 12))
+    expected = logits(classes.reshape(-1), 9).reshape(48, 12, 9)
+    actual = expected + 0.1 * RNG.normal(size=expected.shape).astype(np.float32)
+    if garbage:
+        actual[mask == 0] = -expected[mask == 0]
+    else:
+        actual[..., 8] = -20
+    comparison = StageComparison("quantization", None, {})
+    comparison.add(Case("0", "golden", inputs, {}), {"y": expected}, {"y": actual})
+    return {check.name: check for check in decision_checks(comparison.usual(), (), {})}
+
+
+def test_a_label_that_no_token_has_fails_and_padding_does_not_count() -> None:
+    mask = (np.arange(12) < RNG.integers(3, 12, size=(48, 1))).astype(np.int64)
+    lost = token_checks(False, attention_mask=mask, token_type_ids=0 * mask)
+    assert not lost["max_classes_lost"].passed and ": 8;" in lost["max_classes_lost"].note
+    assert not lost["max_decisions_changed"].passed, "a ninth of all"
+    assert f"of {mask.sum()} decisions" in lost["max_decisions_changed"].note
+    assert all(check.passed for check in token_checks(True, attention_mask=mask, token_type_ids=0 * mask).values())
+
+
+def test_boxes_and_features_with_great_columns_are_no_tokens() -> None:
+    rows = RNG.normal(size=(48, 30, 85)).astype(np.float32)
+    rows[..., :2] = RNG.uniform(0, 640, (48, 30, 2))
+    found = checks_of(rows, rows + 2 * RNG.normal(size=rows.shape).astype(np.float32))
+    assert [check.limit for check in found.values()] == [None]
