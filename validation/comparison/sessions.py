@@ -423,7 +423,7 @@ def decides(drift: Drift) -> bool:
     rows = drift.rows
     if rows is None or drift.mismatches is not None or not rows.names_classes or drift.slices is None:
         return False
-    return _rows_of_sample(drift) == 1 or rows.classes > 2 and 2 * len(rows.named) > rows.classes
+    return _rows_of_sample(drift) == 1 or (rows.classes > 2 and 2 * len(rows.named) > rows.classes)
 
 
 def _rows_of_sample(drift: Drift) -> float:

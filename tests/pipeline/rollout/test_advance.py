@@ -244,7 +244,7 @@ def test_the_same_state_in_other_words_can_be_changed():
 def test_proofs_on_random_inputs_are_accepted_as_a_promotion_accepts_them_and_recorded():
     store, *_ = registry()
     drawn = publish_engines(store, [engine(store, status="proven on random inputs")], "three", channel=None).manifest
-    with pytest.raises(InputError, match="proven on random inputs: .*--accept-random-inputs"):
+    with pytest.raises(InputError, match=r"proven on random inputs: .*--accept-random-inputs"):
         begin(store, drawn, plan("100%"))
     who = Operator("ada", at(0))
     assert operations.start(store, drawn, "stable", plan("100%", soak=60), who, random_inputs=True).random_inputs
