@@ -247,7 +247,7 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ),
         (
             "gpuGroups",
-            [{**L4, "name": f"l4-{count}", "extraEnv": [BIG]} for count in range(9)],
+            [{**L4, "name": f"l4-{count}", "gpuLabels": True, "extraEnv": [BIG]} for count in range(9)],
             r"enginesmith-ray takes 1\d{6} bytes with 10 groups.*name fewer groups.*extraEnv",
         ),
         (
