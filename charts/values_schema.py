@@ -37,6 +37,7 @@ PORTS = listed({"type": "integer", "minimum": 1, "maximum": 65535})
 CIDRS = {"type": "array", "items": CIDR}
 SECONDS = {"type": "integer", "minimum": 1}
 COUNT = {"type": "integer", "minimum": 0}
+_PROXY = {"type": "string", "pattern": r"^(https?://[A-Za-z0-9.:@%_\[\]-]+/?)?$"}
 # Of the command line: a number of bytes, a time.
 SIZE = {"type": "string", "pattern": "^[1-9][0-9]{0,11}(B|KiB|MiB|GiB|TiB)?$"}
 # One of nodeCache.pulls. The name is a part of a DaemonSet's, and a folder.
@@ -137,6 +138,7 @@ RULES: dict[str, Schema] = {
     "externalApi.url": {"type": "string", "pattern": r"^(https?://[^\s]+/api[^\s]*)?$"},
     "readSecret": OPTIONAL_NAME,
     "configMap": OPTIONAL_NAME,
+    "except": {"type": "array", "items": {"type": "string", "pattern": "^[A-Za-z0-9.:/*_-]+$"}},
     "extraEgress": {"type": "array", "items": EGRESS},
     "extraEnv": ref("env"),
     "extraEnvFrom": ref("envFrom"),
@@ -175,6 +177,8 @@ RULES: dict[str, Schema] = {
     "prefix": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$"},
     "priorityClass": OPTIONAL_LABEL_NAME,
     "priorityClassName": OPTIONAL_NAME,
+    "proxy.http": _PROXY,
+    "proxy.https": _PROXY,
     "pullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},
     "queueName": OPTIONAL_LABEL_NAME,
     "ray.version": {"type": "string", "pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},

@@ -203,3 +203,31 @@ def test_one_level_is_that_of_the_server_the_worker_and_flow_runs() -> None:
     assert env["prefect-worker"]["PREFECT_LOGGING_LEVEL"] == "DEBUG"
     assert all({"name": "PREFECT_LOGGING_LEVEL", "value": "DEBUG"} in item["env"] for item in flow_runs(made))
     assert not [item for item in rendered() if "LOGGING_LEVEL" in json.dumps(item)]
+
+
+@pytest.mark.parametrize("base", renders.SAMPLES)
+def test_a_proxy_and_the_authorities_to_trust_reach_every_container(base: str) -> None:
+    proxy = {"http": "http://proxy.example:3128", "https": "http://proxy.example:3129", "except": [".example"]}
+    made = rendered(base, proxy=proxy, caBundle={"configMap": "trust"})
+    services = {item["metadata"]["name"] for item in made if item["kind"] == "Service"}
+    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
+    scaler, head = cluster["spec"]["autoscalerOptions"], cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    runs = [flow_run_job(variables)["spec"]["template"]["spec"] for variables in flow_runs(made)]
+    specs = [pod["spec"] for _, pod in by_component(made)] + runs + [{**head, "containers": [scaler]}]
+    for spec in specs:
+        assert {"name": "trust", "configMap": {"name": "trust"}} in spec["volumes"]
+        for container in [*spec.get("initContainers", ()), *spec["containers"]]:
+            if container.get("name") == "own":  # chown reaches nothing
+                continue
+            names = [item["name"] for item in container["env"]]
+            env = {item["name"]: item.get("value") for item in container["env"]}
+            assert len(names) == len(set(names))
+            assert (env["HTTP_PROXY"], env["HTTPS_PROXY"]) == (proxy["http"], proxy["https"])
+            assert {"enginesmith-ray-head-svc", "$(KUBERNETES_SERVICE_HOST)", ".example"} < {
+                *env["NO_PROXY"].split(",")
+            }
+            assert services & {"enginesmith-prefect-server"} <= {*env["NO_PROXY"].split(",")}
+            assert env["SSL_CERT_FILE"] == "/etc/enginesmith/trust/ca.crt"
+            assert "/etc/enginesmith/trust" in [item["mountPath"] for item in container["volumeMounts"]]
+    (policy,) = [item for item in made if label(item) == "NetworkPolicy enginesmith-to-proxy"]
+    assert {item["port"] for item in policy["spec"]["egress"][0]["ports"]} == {3128, 3129}

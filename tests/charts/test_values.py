@@ -328,12 +328,14 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ("fleet.schedule", "0 0 31 2 *", 'fleet.schedule: "0 0 31 2 \\*" has no day in any year'),
         ("fleet.schedule", "0 0 31 feb,APR-apr *", "has no day in any year"),
         ("fleet.schedule", "0 22-6 * * *", "22-6 in .* ends before it begins"),
+        ("networkPolicy.proxy.cidrs", [], "networkPolicy.proxy.cidrs is empty, so nothing could reach the proxy"),
         ("prefect.externalApi.caBundle.configMap", "ca", "prefect.externalApi.caBundle is given and"),
     ],
 )
 def test_the_templates_refuse(path: str, value: Any, said: str) -> None:
+    base = "onprem" if path.startswith("networkPolicy.proxy") else "aws"
     with pytest.raises(helm.HelmError, match=said):
-        renders.rendered(with_value(path, value))
+        renders.rendered(with_value(path, value, base))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@
 {{- $mounts := .own.extraVolumeMounts | default (ternary list .all.extraVolumeMounts (ne .path "")) -}}
 {{- $names := list -}}
 {{- range $volumes }}
-{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "prefect-ca" "catalog" "commands" "selftest" "node" "site") }}
+{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "prefect-ca" "catalog" "commands" "selftest" "node" "site" "trust") }}
 {{ $path }}extraVolumes: the chart has a volume {{ .name }}; give another name
 {{- end }}
 {{- if has .name $names }}

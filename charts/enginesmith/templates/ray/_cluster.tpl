@@ -56,8 +56,7 @@ spec:
       {{- toYaml .Values.ray.autoscaler.resources | nindent 6 }}
     # The operator mounts /tmp/ray alone, and the rest of its file system is read-only.
     volumeMounts:
-      - name: tmp
-        mountPath: /tmp
+      {{- include "enginesmith.mounts.base" . | nindent 6 }}
   headGroupSpec:
     serviceType: ClusterIP
     rayStartParams:
@@ -102,10 +101,10 @@ spec:
             resources:
               {{- toYaml .Values.ray.head.resources | nindent 14 }}
             volumeMounts:
-              - name: tmp
-                mountPath: /tmp
+              {{- include "enginesmith.mounts.base" . | nindent 14 }}
         volumes:
           {{- include "enginesmith.scratch" .Values.ray.head.scratch | nindent 10 }}
+          {{- include "enginesmith.volumes.trust" . | nindent 10 }}
   workerGroupSpecs:
     {{- with .Values.cpuGroup }}
     {{- if .enabled }}

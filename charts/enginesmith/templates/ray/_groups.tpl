@@ -88,8 +88,7 @@ spec:
           - name: gpu
         {{- end }}
       volumeMounts:
-        - name: tmp
-          mountPath: /tmp
+        {{- include "enginesmith.mounts.base" $root | nindent 8 }}
         {{- if $root.Values.ray.sharedCache.enabled }}
         - name: cache
           mountPath: /cache
@@ -103,6 +102,7 @@ spec:
   {{- end }}
   volumes:
     {{- include "enginesmith.scratch" $group.scratch | nindent 4 }}
+    {{- include "enginesmith.volumes.trust" $root | nindent 4 }}
     {{- if $root.Values.ray.sharedCache.enabled }}
     - name: cache
       persistentVolumeClaim:

@@ -44,8 +44,7 @@ spec:
       resources:
         {{- toYaml $root.Values.tests.resources | nindent 8 }}
       volumeMounts:
-        - name: tmp
-          mountPath: /tmp
+        {{- include "enginesmith.mounts.base" $root | nindent 8 }}
         - name: selftest
           mountPath: /etc/enginesmith/selftest
           readOnly: true
@@ -55,6 +54,7 @@ spec:
     - name: tmp
       emptyDir:
         sizeLimit: 4Gi
+    {{- include "enginesmith.volumes.trust" $root | nindent 4 }}
     - name: selftest
       configMap:
         name: {{ include "enginesmith.fullname" $root }}-test
