@@ -25,9 +25,15 @@ from charts.kubernetes_schema import DEFINITIONS, EGRESS
 from enginesmith.core.hardware.machine import GENERATIONS, names
 from enginesmith.core.types import PRECISIONS
 
-# A whole number of CPUs may be given as one. So few bytes may not: `16` and `512m` were never meant. Nothing is none.
+# A whole number of CPUs may be given as one; from a million on, templates would write an exponent. So few bytes may
+# not: `16` and `512m` were never meant. Nothing is none.
 _MORE_THAN_0 = r"([0-9]*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)"
-CPU = {"type": ["string", "integer"], "minimum": 1, "pattern": rf"^{_MORE_THAN_0}$|^[0-9]*[1-9][0-9]*m$"}
+CPU = {
+    "type": ["string", "integer"],
+    "minimum": 1,
+    "maximum": 99_999,
+    "pattern": rf"^{_MORE_THAN_0}$|^[0-9]*[1-9][0-9]*m$",
+}
 BYTES = {"type": "string", "pattern": rf"^([1-9][0-9]{{6,}}|{_MORE_THAN_0}(k|Ki|M|Mi|G|Gi|T|Ti))$"}
 # Host and port, then words in lower case; a tag is the templates' to refuse, who name the remedy.
 _WORD = "[a-z0-9]+([._-]+[a-z0-9]+)*"
@@ -139,6 +145,7 @@ RULES: dict[str, Schema] = {
     "readSecret": OPTIONAL_NAME,
     "configMap": OPTIONAL_NAME,
     "except": {"type": "array", "items": {"type": "string", "pattern": "^[A-Za-z0-9.:/*_-]+$"}},
+    "extraContainers": ref("sidecars"),
     "extraEgress": {"type": "array", "items": EGRESS},
     "extraEnv": ref("env"),
     "extraEnvFrom": ref("envFrom"),

@@ -1,5 +1,6 @@
 """What a user adds to pods: identities, assigned users, environment, volumes, init containers, claims."""
 
+import copy
 import json
 import re
 import textwrap
@@ -231,3 +232,45 @@ def test_a_proxy_and_the_authorities_to_trust_reach_every_container(base: str) -
             assert "/etc/enginesmith/trust" in [item["mountPath"] for item in container["volumeMounts"]]
     (policy,) = [item for item in made if label(item) == "NetworkPolicy enginesmith-to-proxy"]
     assert {item["port"] for item in policy["spec"]["egress"][0]["ports"]} == {3128, 3129}
+
+
+def test_what_is_added_to_one_component_is_in_its_pods_alone_and_valid() -> None:
+    """The main container stays the first one, which KubeRay takes for Ray's."""
+    side = {"name": "logs", "image": "registry.example/logs:1", "volumeMounts": [{"name": "spool", "mountPath": "/s"}]}
+    spread = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    volume, at, variable = (
+        {"name": "spool", "emptyDir": {}},
+        {"name": "spool", "mountPath": "/s"},
+        {"name": "MODE", "value": "x"},
+    )
+    added = {
+        "extraEnv": [variable], "extraVolumes": [volume], "extraVolumeMounts": [at], "extraContainers": [side],
+        "topologySpreadConstraints": [spread],
+    }  # fmt: skip
+    places = {
+        "prefect-server": "prefect.server", "prefect-worker": "prefect.worker", "ray-head": "ray.head",
+        "metrics": "metrics", "site": "site", "ray-worker": "cpuGroup",
+    }  # fmt: skip
+    values = {**renders.sample("aws"), "extraEnv": [{"name": "MODE", "value": "all"}]}
+    bare = {name: pod["spec"]["containers"][0]["name"] for name, pod in by_component(rendered())}
+    for component, place in places.items():
+        here = copy.deepcopy(values)
+        target = here
+        for part in place.split("."):
+            target = target.setdefault(part, {})
+        target.update(added)
+        for name, pod in by_component(renders.objects(renders.rendered(here))):
+            spec = pod["spec"]
+            group = pod["metadata"]["labels"].get("enginesmith.io/group", "cpu")
+            mine = name == component and group == "cpu"
+            main, *others = spec["containers"]
+            assert main["name"] == bare[name]
+            assert ([item["name"] for item in others] == ["logs"]) is mine, (name, component)
+            assert (variable in main["env"]) is mine and (at in main["volumeMounts"]) is mine
+            assert (volume in spec.get("volumes", ())) is mine
+            if mine:
+                assert not violations(spec), name
+                (found,) = spec["topologySpreadConstraints"]
+                assert found["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+                whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
+                assert not [error.message for error in built_in("1.36", "v1", "Pod").iter_errors(whole)]

@@ -14,6 +14,7 @@ SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
 SCRAPES = {"enabled": True, "interval": "30s", "scrapeTimeout": "1m"}
 INIT = {"name": "a", "image": "registry.example/a:1"}
 L4 = {"name": "l4", "generation": "sm_89", "max": 1}
+SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
 BIG = {"name": "BIG", "value": "x" * 120_000}
 
 
@@ -30,6 +31,7 @@ BIG = {"name": "BIG", "value": "x" * 120_000}
         ("gpuGroups.0.cpu", "0", "pattern"),
         ("cpuGroup.cpu", "0.0", "pattern"),
         ("cpuGroup.cpu", "0m", "pattern"),
+        ("prefect.flowRuns.cpuRequest", 1_000_000, "maximum"),
         ("gpuGroups.0.memory", "0Gi", "pattern"),
         ("registry.region", "eu central", "pattern"),
         ("imagePullSecrets", "harbor", "want array"),
@@ -113,6 +115,8 @@ BIG = {"name": "BIG", "value": "x" * 120_000}
         ("extraEnvFrom", [{"prefix": "A_"}], "secretRef"),
         ("prefect.logLevel", "debug", "DEBUG"),
         ("prefect.worker.topologySpreadConstraints", [{"topologyKey": "zone"}], "maxSkew"),
+        ("site.topologySpreadConstraints", [{**SPREAD, "minDomains": 2}], "DoNotSchedule"),
+        ("site.extraContainers", [{**INIT, "restartPolicy": "Always"}], "restartPolicy"),
         ("fleet.schedule", "61 * * * *", "pattern"),
         ("fleet.schedule", "0 24 * * *", "pattern"),
         ("fleet.schedule", "0 0 * 13 *", "pattern"),
@@ -328,6 +332,20 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ("fleet.schedule", "0 0 31 2 *", 'fleet.schedule: "0 0 31 2 \\*" has no day in any year'),
         ("fleet.schedule", "0 0 31 feb,APR-apr *", "has no day in any year"),
         ("fleet.schedule", "0 22-6 * * *", "22-6 in .* ends before it begins"),
+        ("gpuGroupDefaults.extraEnv", [{"name": "HOME", "value": "/x"}], "gpuGroups.t4.extraEnv: the chart sets HOME"),
+        (
+            "prefect.server.extraEnv",
+            [{"name": "PREFECT_UI_API_URL", "value": "x"}],
+            "the chart sets PREFECT_UI_API_URL",
+        ),
+        ("prefect.server.extraVolumes", [{"name": "data", "emptyDir": {}}], "the chart has a volume data"),
+        ("ray.head.extraContainers", [{**INIT, "name": "autoscaler"}], "there is a container autoscaler already"),
+        (
+            "metrics.extraContainers",
+            [{**INIT, "volumeMounts": [{"name": "b", "mountPath": "/b"}]}],
+            'metrics.extraContainers.a: /b is of volume "b"',
+        ),
+        ("site.topologySpreadConstraints", [SPREAD, SPREAD], "site.topologySpreadConstraints: zone, ScheduleAnyway is"),
         ("networkPolicy.proxy.cidrs", [], "networkPolicy.proxy.cidrs is empty, so nothing could reach the proxy"),
         ("prefect.externalApi.caBundle.configMap", "ca", "prefect.externalApi.caBundle is given and"),
     ],

@@ -35,23 +35,25 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* Where a pod may run. Argument: the component's values. */}}
+{{/* Where a pod may run. Argument: (list $ component values-of-the-component). */}}
 {{- define "enginesmith.placement" -}}
-{{- with .nodeSelector }}
+{{- $values := index . 2 }}
+{{- with $values.nodeSelector }}
 nodeSelector:
 {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .tolerations }}
+{{- with $values.tolerations }}
 tolerations:
 {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .affinity }}
+{{- with $values.affinity }}
 affinity:
 {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .priorityClassName }}
+{{- with $values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
+{{- include "enginesmith.spread" (list (include "enginesmith.selector" .) $values.topologySpreadConstraints) }}
 {{- end -}}
 
 {{/* Environment of everything: the root file system is read-only, so all that is written goes to /tmp; the way out. */}}

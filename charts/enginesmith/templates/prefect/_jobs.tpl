@@ -50,7 +50,7 @@
 {{- $from := .Values.extraEnvFrom -}}
 {{- with .Values.registry.existingSecret }}{{ $from = append $from (dict "secretRef" (dict "name" .)) }}{{ end -}}
 {{- with $from }}{{ $_ := set $variables "env_from" . }}{{ end -}}
-{{- with include "enginesmith.initContainers" . | fromJsonArray }}{{ $_ := set $variables "init_containers" . }}{{ end -}}
+{{- with include "enginesmith.containers" .Values.extraInitContainers | fromJsonArray }}{{ $_ := set $variables "init_containers" . }}{{ end -}}
 {{- $pulls := list -}}
 {{- range .Values.imagePullSecrets }}{{ $pulls = append $pulls (dict "name" .) }}{{ end -}}
 {{- if $pulls }}{{ $_ := set $variables "image_pull_secrets" $pulls }}{{ end -}}

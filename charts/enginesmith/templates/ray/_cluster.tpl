@@ -82,7 +82,7 @@ spec:
         restartPolicy: Never
         enableServiceLinks: false
         {{- include "enginesmith.pullSecrets" . | nindent 8 }}
-        {{- include "enginesmith.placement" .Values.ray.head | nindent 8 }}
+        {{- include "enginesmith.placement" (list . "ray-head" .Values.ray.head) | nindent 8 }}
         securityContext:
           {{- include "enginesmith.podSecurity" . | nindent 10 }}
         containers:
@@ -93,6 +93,7 @@ spec:
               {{- include "enginesmith.containerSecurity" . | nindent 14 }}
             env:
               {{- include "enginesmith.env.base" . | nindent 14 }}
+              {{- include "enginesmith.env.extra" (list (dict "Values" dict) .Values.ray.head) | nindent 14 }}
             ports:
               - {name: gcs, containerPort: 6379, protocol: TCP}
               - {name: dashboard, containerPort: 8265, protocol: TCP}
@@ -102,9 +103,12 @@ spec:
               {{- toYaml .Values.ray.head.resources | nindent 14 }}
             volumeMounts:
               {{- include "enginesmith.mounts.base" . | nindent 14 }}
+              {{- include "enginesmith.mounts.extra" (list (dict "Values" dict) .Values.ray.head) | nindent 14 }}
+          {{- include "enginesmith.sidecars" .Values.ray.head | nindent 10 }}
         volumes:
           {{- include "enginesmith.scratch" .Values.ray.head.scratch | nindent 10 }}
           {{- include "enginesmith.volumes.trust" . | nindent 10 }}
+          {{- include "enginesmith.volumes.extra" (list (dict "Values" dict) .Values.ray.head) | nindent 10 }}
   workerGroupSpecs:
     {{- with .Values.cpuGroup }}
     {{- if .enabled }}

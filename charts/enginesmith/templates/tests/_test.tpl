@@ -18,7 +18,7 @@ spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
   {{- include "enginesmith.pullSecrets" $root | nindent 2 }}
-  {{- include "enginesmith.placement" $root.Values.prefect.flowRuns | nindent 2 }}
+  {{- include "enginesmith.placement" (list $root "test" $root.Values.prefect.flowRuns) | nindent 2 }}
   securityContext:
     {{- include "enginesmith.podSecurity" $root | nindent 4 }}
   containers:
