@@ -274,3 +274,24 @@ def test_what_is_added_to_one_component_is_in_its_pods_alone_and_valid() -> None
                 assert found["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
                 whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
                 assert not [error.message for error in built_in("1.36", "v1", "Pod").iter_errors(whole)]
+
+
+@pytest.mark.parametrize("base", renders.SAMPLES)
+def test_annotations_of_all_are_on_every_object_beside_its_own(base: str) -> None:
+    common = {"example.com/owner": "inference"}
+    own = [item["metadata"].get("annotations", {}) for item in rendered(base)]
+    made = rendered(base, commonAnnotations=common)
+    assert [item["metadata"]["annotations"] for item in made] == [{**annotations, **common} for annotations in own]
+
+
+def test_services_have_the_annotations_of_their_component() -> None:
+    values = renders.sample("aws")
+    for place in (values["prefect"]["server"], values["site"], values["metrics"]):
+        place["serviceAnnotations"] = {"example.com/name": "x"}
+    services = {
+        item["metadata"]["name"]: item
+        for item in renders.objects(renders.rendered(values))
+        if item["kind"] == "Service"
+    }
+    assert services.keys() >= {f"enginesmith-{name}" for name in ("prefect-server", "site", "metrics")}
+    assert all(item["metadata"]["annotations"] == {"example.com/name": "x"} for item in services.values())

@@ -346,6 +346,7 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
             'metrics.extraContainers.a: /b is of volume "b"',
         ),
         ("site.topologySpreadConstraints", [SPREAD, SPREAD], "site.topologySpreadConstraints: zone, ScheduleAnyway is"),
+        ("commonAnnotations", {"helm.sh/hook": "test"}, "commonAnnotations: the chart sets helm.sh/hook; remove it"),
         ("networkPolicy.proxy.cidrs", [], "networkPolicy.proxy.cidrs is empty, so nothing could reach the proxy"),
         ("prefect.externalApi.caBundle.configMap", "ca", "prefect.externalApi.caBundle is given and"),
     ],

@@ -45,11 +45,11 @@
 {{- end }}
 {{- end -}}
 
-{{/* Of annotations for Ray's pods: pipeline/orchestration/kuberay reads the chart's own. Argument: {path, annotations}. */}}
+{{/* Of annotations: Helm reads some, and pipeline/orchestration/kuberay the chart's own. Argument: {path, annotations}. */}}
 {{- define "enginesmith.problems.annotations" -}}
 {{- $path := .path -}}
 {{- range $name, $_ := .annotations }}
-{{- if hasPrefix "enginesmith.io/" $name }}
+{{- if regexMatch "^((meta[.])?helm[.]sh|enginesmith[.]io)/" $name }}
 {{ $path }}: the chart sets {{ $name }}; remove it
 {{- end }}
 {{- end }}

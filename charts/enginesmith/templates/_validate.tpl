@@ -36,6 +36,7 @@
 {{- $lines = append $lines (include "enginesmith.problems.schedule" (dict "path" "fleet.schedule" "schedule" .Values.fleet.schedule)) -}}
 {{- $lines = append $lines (include "enginesmith.problems.installed" .) -}}
 {{- if and .Values.nodeCache.enabled .Values.images.client.repository }}{{ $lines = append $lines (include "enginesmith.problems.image" (dict "root" . "which" "client")) }}{{ end -}}
+{{- $lines = append $lines (include "enginesmith.problems.annotations" (dict "path" "commonAnnotations" "annotations" .Values.commonAnnotations)) -}}
 {{- $lines = append $lines (include "enginesmith.problems.annotations" (dict "path" "ray.head.podAnnotations" "annotations" .Values.ray.head.podAnnotations)) -}}
 {{- $cpu := ternary (list (merge (dict "name" "cpu") .Values.cpuGroup)) list .Values.cpuGroup.enabled -}}
 {{- range $group := concat $cpu .Values.gpuGroups -}}

@@ -14,10 +14,7 @@ metadata:
     {{- with .Values.kueue.priorityClass }}
     kueue.x-k8s.io/priority-class: {{ . }}
     {{- end }}
-  {{- if .Values.kueue.queueName }}
-  annotations:
-    kueue.x-k8s.io/elastic-job: "true"
-  {{- end }}
+  {{- include "enginesmith.annotations" (list . (ternary (dict "kueue.x-k8s.io/elastic-job" "true") dict (ne .Values.kueue.queueName ""))) | nindent 2 }}
 spec:
   rayVersion: {{ .Values.ray.version | quote }}
   enableInTreeAutoscaling: true

@@ -8,9 +8,7 @@ metadata:
   namespace: {{ $root.Release.Namespace }}
   labels:
     {{- include "enginesmith.podLabels" (list $root "test") | nindent 4 }}
-  annotations:
-    helm.sh/hook: test
-    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+  {{- include "enginesmith.annotations" (list $root (dict "helm.sh/hook" "test" "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded")) | nindent 2 }}
 spec:
   restartPolicy: Never
   activeDeadlineSeconds: 1800
