@@ -203,6 +203,7 @@ RULES: dict[str, Schema] = {
     "runtimeClassName": OPTIONAL_NAME,
     "scrapeTimeout": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
     "scheme": {"enum": ["s3", "gs", "az"]},
+    "site.host": OPTIONAL_NAME,
     "site.path": {"type": "string", "pattern": "^(/[A-Za-z0-9_-]+)+$"},
     "serviceAnnotations": ANNOTATIONS,
     "size": BYTES,
@@ -230,7 +231,19 @@ def values_schema(values: Mapping[str, Any]) -> Schema:
     found["properties"]["global"] = OPEN
     title = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the Enginesmith chart"}
     resources = closed({"requests": _AMOUNTS, "limits": _AMOUNTS})
-    return {**title, **found, "definitions": {**DEFINITIONS, "resources": resources}}
+    return dict(_bounded({**title, **found, "definitions": {**DEFINITIONS, "resources": resources}}))
+
+
+def _bounded(schema: Any) -> Any:
+    """The same schema with a limit for each whole number that has none: that of an int32, which the API server has."""
+    if isinstance(schema, list):
+        return [_bounded(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _bounded(value) for name, value in schema.items()}
+    types = found.get("type")
+    limited = types == "integer" or (isinstance(types, list) and "integer" in types)
+    return {"maximum": 2**31 - 1} | found if limited else found
 
 
 def _object(values: Mapping[str, Any], path: tuple[str, ...]) -> Schema:

@@ -155,3 +155,47 @@ def test_the_monitor_of_ray_is_valid_for_its_operator() -> None:
     given = {**renders.sample("aws"), "ray": {"podMonitor": {"enabled": True}}}
     (monitor,) = [item for item in renders.objects(renders.rendered(given)) if item["kind"] == "PodMonitor"]
     assert not list(jsonschema.Draft202012Validator(schema).iter_errors({**monitor, "metadata": {}}))
+
+
+ALONE: dict[str, Any] = {"enabled": True, "host": "models.example"}
+
+
+def test_the_site_alone_may_have_a_host() -> None:
+    """Prefect stays inside."""
+    given = renders.sample("aws")
+    given["site"] = {
+        **ALONE, "ingress": {"enabled": True, "tlsSecret": "tls", "annotations": {"a.example/b": "c"}},
+        "httpRoute": {"enabled": True, "parentRefs": GATEWAY},
+    }  # fmt: skip
+    given["networkPolicy"] |= {"site": {"from": ROUTER}}
+    texts = renders.rendered(given)
+    found = {label(item): item for item in renders.objects(texts)}
+    assert not found.keys() & {"Ingress enginesmith-prefect-server", "HTTPRoute enginesmith-prefect-server"}
+    ingress, route = found["Ingress enginesmith-site"], found["HTTPRoute enginesmith-site"]
+    (rule,) = ingress["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    assert (rule["host"], path["path"]) == ("models.example", "/registry") and ingress["spec"]["tls"]
+    assert (
+        path["backend"]["service"]["name"] == route["spec"]["rules"][0]["backendRefs"][0]["name"] == "enginesmith-site"
+    )
+    assert route["spec"]["hostnames"] == ["models.example"]
+    assert found["NetworkPolicy enginesmith-site"]["spec"]["ingress"][0]["from"] == ROUTER
+    assert not list(built_in("1.36", "networking.k8s.io/v1", "Ingress").iter_errors(ingress))
+    assert "https://models.example/registry/" in texts["NOTES.txt"]
+
+
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [
+        ({**ALONE, "enabled": False, "ingress": {"enabled": True}}, "site.ingress.enabled is true and site.enabled is"),
+        (
+            {"enabled": True, "httpRoute": {"enabled": True, "parentRefs": GATEWAY}},
+            "site.httpRoute: site.host is empty",
+        ),
+        ({**ALONE, "ingress": {"enabled": True}}, "networkPolicy.site.from is empty, so what routes to the site"),
+        ({**ALONE, "httpRoute": {"enabled": True}}, "site.httpRoute.parentRefs is empty"),
+    ],
+)
+def test_a_way_to_the_site_that_leads_nowhere_is_refused(site: dict[str, Any], said: str) -> None:
+    with pytest.raises(helm.HelmError, match=said):
+        renders.rendered({**renders.sample("aws"), "site": site})

@@ -68,6 +68,8 @@ BIG = {"name": "BIG", "value": "x" * 120_000}
         ("gpuGroups.0.name", "t" * 21, "pattern"),
         ("gpuGroups.0.max", 0, "minimum"),
         ("cpuGroup.max", 0, "minimum"),
+        ("gpuGroupDefaults.gpusPerWorker", 2**63, "maximum"),
+        ("podSecurity.fsGroup", 2**31, "maximum"),
         ("gpuGroups.0.gpus", 1, "gpus"),
         ("gpuGroups.0.gpuResource", "amd.com/gpu", "pattern"),
         ("gpuGroups", [{"name": "l4", "generation": "sm_89"}], "max"),

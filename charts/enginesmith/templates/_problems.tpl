@@ -161,6 +161,22 @@ networkPolicy.prefect.from is empty, so what routes to the Prefect server could 
 {{- if and $server.httpRoute.enabled (not $server.httpRoute.parentRefs) }}
 prefect.server.httpRoute.parentRefs is empty, and a route without a gateway routes nothing; name one
 {{- end }}
+{{- range $way := list "ingress" "httpRoute" }}
+{{- if (index $.Values.site $way).enabled }}
+{{- if not $.Values.site.enabled }}
+site.{{ $way }}.enabled is true and site.enabled is false: there is nothing to reach; set site.enabled=true
+{{- end }}
+{{- if not $.Values.site.host }}
+site.{{ $way }}: site.host is empty; give the host of the site, or set site.exposed=true for a path at the Prefect server's
+{{- end }}
+{{- if and $.Values.networkPolicy.enabled (not $.Values.networkPolicy.site.from) }}
+networkPolicy.site.from is empty, so what routes to the site could not reach it; name its namespace or pods
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and .Values.site.httpRoute.enabled (not .Values.site.httpRoute.parentRefs) }}
+site.httpRoute.parentRefs is empty, and a route without a gateway routes nothing; name one
+{{- end }}
 {{- if and .Values.site.exposed (not .Values.site.enabled) }}
 site.exposed is true and site.enabled is false: there is nothing to reach; set site.enabled=true
 {{- else if and .Values.site.exposed (regexMatch "^/(api|assets|automations|blocks|concurrency-limits|dashboard|deployments|docs|events|flow-runs?|flows?|health|login|ready|runs|settings|task-runs?|ui|variables|work-pools?|work-queues?)(/|$)" .Values.site.path) }}
