@@ -198,6 +198,7 @@ RULES: dict[str, Schema] = {
     "repository": {"type": "string", "pattern": IMAGE},
     "resourceClaimTemplate": OPTIONAL_NAME,
     "resources": ref("resources"),
+    "rolloutHours": {"type": "integer", "minimum": 1},
     "runAsGroup": {"type": ["integer", "null"], "minimum": 1},
     "runAsUser": {"type": ["integer", "null"], "minimum": 1},
     "runtimeClassName": OPTIONAL_NAME,
