@@ -13,6 +13,7 @@ from tests.charts.test_objects import VERSIONS, built_in, crds
 
 GATEWAY = [{"name": "public", "namespace": "gateways"}]
 SITE = {"enabled": True, "exposed": True, "path": "/models"}
+ALONE: dict[str, Any] = {"enabled": True, "host": "models.example"}
 ROUTER = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}]
 
 
@@ -51,7 +52,10 @@ def test_the_site_lies_at_its_path_of_the_same_host() -> None:
     (rule,) = made["Ingress enginesmith-prefect-server"]["spec"]["rules"]
     paths = {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
     assert paths == {"/": "enginesmith-prefect-server", "/models": service["metadata"]["name"]}
-    route = made["HTTPRoute enginesmith-prefect-server"]["spec"]["rules"][1]
+    spec = made["HTTPRoute enginesmith-prefect-server"]["spec"]
+    assert spec["parentRefs"] == GATEWAY and spec["hostnames"] == ["prefect.example"]
+    server, route = spec["rules"]
+    assert server["backendRefs"] == [{"name": "enginesmith-prefect-server", "port": 4200}]
     assert route["matches"][0]["path"]["value"] == "/models"
     assert route["backendRefs"] == [{"name": "enginesmith-site", "port": service["spec"]["ports"][0]["port"]}]
     (container,) = pod["spec"]["containers"]
@@ -65,19 +69,14 @@ def test_the_site_lies_at_its_path_of_the_same_host() -> None:
     [
         ({"enabled": False, "exposed": True}, "site.exposed is true and site.enabled is false"),
         ({"enabled": True, "exposed": True}, "neither an Ingress nor an HTTPRoute"),
+        ({**ALONE, "enabled": False, "ingress": {"enabled": True}}, "site.ingress.enabled is true and site.enabled is"),
+        ({**ALONE, "ingress": {"enabled": True}}, "networkPolicy.site.from is empty, so what routes to the site"),
+        ({**ALONE, "httpRoute": {"enabled": True}}, "site.httpRoute.parentRefs is empty"),
     ],
 )
 def test_a_site_that_could_not_be_reached_is_refused(site: dict[str, Any], message: str) -> None:
     with pytest.raises(helm.HelmRenderError, match=message):
         renders.rendered({**renders.sample("aws"), "site": site})
-
-
-def test_a_route_leads_the_same_host_there() -> None:
-    found = made({"httpRoute": {"enabled": True, "parentRefs": GATEWAY}})
-    route, service = found["HTTPRoute enginesmith-prefect-server"], found["Service enginesmith-prefect-server"]
-    assert route["spec"]["parentRefs"] == GATEWAY and route["spec"]["hostnames"] == ["prefect.example"]
-    ((backend,),) = [rule["backendRefs"] for rule in route["spec"]["rules"]]
-    assert backend == {"name": service["metadata"]["name"], "port": service["spec"]["ports"][0]["port"]}
 
 
 def test_nothing_is_exposed_unless_asked_for() -> None:
@@ -157,45 +156,17 @@ def test_the_monitor_of_ray_is_valid_for_its_operator() -> None:
     assert not list(jsonschema.Draft202012Validator(schema).iter_errors({**monitor, "metadata": {}}))
 
 
-ALONE: dict[str, Any] = {"enabled": True, "host": "models.example"}
-
-
 def test_the_site_alone_may_have_a_host() -> None:
-    """Prefect stays inside."""
     given = renders.sample("aws")
-    given["site"] = {
-        **ALONE, "ingress": {"enabled": True, "tlsSecret": "tls", "annotations": {"a.example/b": "c"}},
-        "httpRoute": {"enabled": True, "parentRefs": GATEWAY},
-    }  # fmt: skip
-    given["networkPolicy"] |= {"site": {"from": ROUTER}}
+    ways = {"ingress": {"enabled": True, "tlsSecret": "tls"}, "httpRoute": {"enabled": True, "parentRefs": GATEWAY}}
+    given |= {"site": {**ALONE, **ways}, "networkPolicy": {"site": {"from": ROUTER}}}
     texts = renders.rendered(given)
     found = {label(item): item for item in renders.objects(texts)}
     assert not found.keys() & {"Ingress enginesmith-prefect-server", "HTTPRoute enginesmith-prefect-server"}
-    ingress, route = found["Ingress enginesmith-site"], found["HTTPRoute enginesmith-site"]
-    (rule,) = ingress["spec"]["rules"]
-    (path,) = rule["http"]["paths"]
-    assert (rule["host"], path["path"]) == ("models.example", "/registry") and ingress["spec"]["tls"]
-    assert (
-        path["backend"]["service"]["name"] == route["spec"]["rules"][0]["backendRefs"][0]["name"] == "enginesmith-site"
-    )
-    assert route["spec"]["hostnames"] == ["models.example"]
+    ingress, route = found["Ingress enginesmith-site"]["spec"], found["HTTPRoute enginesmith-site"]["spec"]
+    (path,) = ingress["rules"][0]["http"]["paths"]
+    assert path["path"] == "/registry" and path["backend"]["service"]["name"] == "enginesmith-site"
+    assert [ingress["rules"][0]["host"]] == ingress["tls"][0]["hosts"] == route["hostnames"] == ["models.example"]
+    assert route["rules"][0]["backendRefs"] == [{"name": "enginesmith-site", "port": 8080}]
     assert found["NetworkPolicy enginesmith-site"]["spec"]["ingress"][0]["from"] == ROUTER
-    assert not list(built_in("1.36", "networking.k8s.io/v1", "Ingress").iter_errors(ingress))
     assert "https://models.example/registry/" in texts["NOTES.txt"]
-
-
-@pytest.mark.parametrize(
-    ("site", "said"),
-    [
-        ({**ALONE, "enabled": False, "ingress": {"enabled": True}}, "site.ingress.enabled is true and site.enabled is"),
-        (
-            {"enabled": True, "httpRoute": {"enabled": True, "parentRefs": GATEWAY}},
-            "site.httpRoute: site.host is empty",
-        ),
-        ({**ALONE, "ingress": {"enabled": True}}, "networkPolicy.site.from is empty, so what routes to the site"),
-        ({**ALONE, "httpRoute": {"enabled": True}}, "site.httpRoute.parentRefs is empty"),
-    ],
-)
-def test_a_way_to_the_site_that_leads_nowhere_is_refused(site: dict[str, Any], said: str) -> None:
-    with pytest.raises(helm.HelmError, match=said):
-        renders.rendered({**renders.sample("aws"), "site": site})
