@@ -112,7 +112,7 @@ def _data(key: str, path: str | None, why: str) -> Iterable[str]:
 # The specs of several ONNX files that make one model: one for each, and one that says how they connect, as far as
 # names and shapes show it.
 
-_HEAD_ensemble = """\
+_ENSEMBLE_HEAD = """\
 # Written by `enginesmith init`: several graphs as one model (docs/guides/ensembles.md). What was found stands in the
 # comments. `enginesmith plan THIS_FILE` shows what would be built and why.
 """
@@ -283,7 +283,7 @@ def _find_shared(item: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, s
 
 def write_ensemble(whole: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> str:
     """The text of the ensemble's spec. files: of the specs of its graphs, by their names."""
-    return _HEAD_ensemble + "\n" + "\n".join(_sections_ensemble(whole, graphs, files)) + "\n"
+    return _ENSEMBLE_HEAD + "\n" + "\n".join(_sections_ensemble(whole, graphs, files)) + "\n"
 
 
 def write_graph(graph: FoundGraph) -> str:

@@ -127,7 +127,7 @@ def _undominated(costs: Array, rates: Array) -> Array:
 # Machines that a rate takes, with headroom and with some to spare, and what a million requests then cost.
 
 # Of rounding: 800 / (20 * 0.8) machines are 50, whatever the last bit says.
-_ROUNDING_machines = 1e-9
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class MachineCount:
 def count_machines(one: float, demand: CapacityDemand) -> int:
     """Machines of one kind. one: the greatest rate of one, requests a second, above 0."""
     needed = demand.rate / (one * (1.0 - demand.headroom))
-    return math.ceil(needed * (1.0 - _ROUNDING_machines)) + demand.spare
+    return math.ceil(needed * (1.0 - _ROUNDING)) + demand.spare
 
 
 def machines_for(one: Estimate, demand: CapacityDemand) -> MachineCount:

@@ -292,7 +292,7 @@ class SampleErrors:
 
 
 _SQUARES = ("error_sq", "expected_sq", "actual_sq", "dot", "centered_sq")
-_SUMS_drift = ("count", "error_sq", "expected_sq", "actual_sq", "dot", "nonfinite", "infinite")
+_ERROR_SUMS = ("count", "error_sq", "expected_sq", "actual_sq", "dot", "nonfinite", "infinite")
 
 
 @dataclass(frozen=True)
@@ -397,7 +397,7 @@ class Drift:
         worst = max(self, other, key=lambda part: (part.nonfinite > 0, part.max_abs, part.worst_index is not None))
         mismatches = (self.mismatches or 0) + (other.mismatches or 0)
         return Drift(
-            **{name: getattr(self, name) + getattr(other, name) for name in _SUMS_drift},
+            **{name: getattr(self, name) + getattr(other, name) for name in _ERROR_SUMS},
             max_abs=max(self.max_abs, other.max_abs),
             peak=max(self.peak, other.peak),
             worst_index=worst.worst_index,
