@@ -153,8 +153,8 @@ def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
 
     Axis 0 is `batch` wherever its name says that it counts samples (`N`, `batch_size`). An axis that the model leaves
     without a name ('?') gets one of its own, what such an axis is usually called: `batch` for axis 0, `height` and
-    `width` of [n, c, h, w], `length` of a sequence; with the input's name before it where that name is taken. A
-    sum of other dims of the model stays one.
+    `width` of [n, c, h, w] and of [n, h, w, 3], `length` of a sequence; with the input's name before it where that
+    name is taken. A sum of other dims of the model stays one.
     """
     names_by_dim: dict[str, str] = {}
     named = []
@@ -207,8 +207,9 @@ def _usual_name(spec: TensorSpec, axis: int) -> str:
     rank = len(spec.shape)
     if axis == 0:
         return "batch"
-    if rank == 4 and axis >= 2 and spec.dtype.startswith(("float", "uint8")):
-        return ("height", "width")[axis - 2]
+    first = 1 if spec.shape[-1] in (1, 3, 4) and isinstance(spec.shape[1], str) else 2  # 1: [n, h, w, c]
+    if rank == 4 and first <= axis <= first + 1 and spec.dtype.startswith(("float", "uint8")):
+        return ("height", "width")[axis - first]
     return "length" if axis == 1 or rank == 3 else f"axis{axis}"
 
 

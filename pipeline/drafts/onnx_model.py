@@ -27,7 +27,7 @@ from pipeline.drafts.probing import find_dims, open_graph
 from pipeline.sources.canonical import canonical
 from pipeline.sources.export import choose_outputs
 from pipeline.sources.onnx_header import format_shape
-from pipeline.sources.onnx_model import dtype_name, load_onnx, spec_of, why_no_tensor
+from pipeline.sources.onnx_model import dtype_name, external_files, load_onnx, spec_of, why_no_tensor
 from pipeline.sources.walk import all_nodes, all_tensors
 from pipeline.spec.source import FILL_IN, INPUT_DTYPES
 
@@ -144,7 +144,8 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
     by = f", written by {model.producer_name}" if model.producer_name.isprintable() and model.producer_name else ""
     most = ", ".join(f"{count} {name}" for name, count in counts.most_common(4))
-    size = path.stat().st_size / (1 << 20)
+    weights = external_files(path, path.resolve().parent)
+    size = sum(item.stat().st_size for item in (path, *weights)) / (1 << 20)
     return [
         f"{path.name}: {size:.1f} MiB, opset {opset}{by}; {counts.total()} nodes: {most}",
         *(

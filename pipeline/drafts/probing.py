@@ -1,5 +1,6 @@
 """The sizes at which a graph runs, found by running it."""
 
+import bisect
 import itertools
 import math
 import time
@@ -171,14 +172,25 @@ class _Probe:
     def bounds(self, name: str, sizes: Mapping[str, int]) -> FoundDim:
         """The smallest and largest size that were seen to run, all other dims staying as they are."""
         at, most = sizes[name], LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
-        step = next((step for step in _STEPS if at % step == 0 and self.runs({**sizes, name: at + step})), 0)
+        step = next(
+            (
+                step
+                for sign in (1, -1)  # none larger runs where the size tried is that of a table of positions
+                for step in _STEPS
+                if at % step == 0 and at + sign * step > 0 and self.runs({**sizes, name: at + sign * step})
+            ),
+            0,
+        )
         if not step:
             over = f"only {at} was tried: the {_SECONDS} s were over; widen it"
             return FoundDim(at, at, at, over if self.is_over else f"only {at} ran of the sizes that were tried")
         smaller = (size for size in sorted({step, 2 * step, 4 * step}) if size < at)
         low = next((size for size in smaller if self.runs({**sizes, name: size})), at)
         high = max(most // step * step, low) if at < most else 2 * at
-        high = high if self.runs({**sizes, name: high}) else at
+        if not self.runs({**sizes, name: high}):
+            beyond = range(at + step, high, step)  # ascending: the first that fails is the end of a table, as CLIP's 77
+            first = bisect.bisect_left(beyond, True, key=lambda size: not self.runs({**sizes, name: size}))
+            high = beyond[first - 1] if first else at
         if low == high:
             return FoundDim(low, low, low, f"only {low} ran of the sizes that were tried")
         tried = f"the graph ran at {low} and {high}"

@@ -35,6 +35,31 @@ def test_dims_without_names_get_them_and_steps_are_found(tmp_path: Path) -> None
     assert [dim.multiple for dim in load_spec(tmp_path / "spec.yaml").named_dims()] == [1, 4, 4]
 
 
+@pytest.mark.parametrize("rows", [64, 77])
+def test_a_table_of_positions_bounds_its_dim(tmp_path: Path, rows: int) -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["zero"], value_ints=[0]),
+        helper.make_node("Shape", ["x"], ["end"], start=1, end=2),
+        helper.make_node("Slice", ["table", "zero", "end", "zero"], ["positions"]),
+        helper.make_node("Add", ["x", "positions"], ["y"]),
+    ]
+    write(tmp_path / "m.onnx", nodes, [value("x", ["batch", "time", 2])], table=np.ones((rows, 2)))
+    dim = look_at_onnx(tmp_path / "m.onnx", "m.onnx").dims["time"]
+    assert (dim.min, dim.max, dim.multiple) == (1, rows, 1)
+
+
+def test_images_with_channels_last_have_height_and_width() -> None:
+    (spec,) = name_axes((TensorSpec("x", "uint8", ("unk__1", "unk__2", "unk__3", 3)),))
+    assert spec.shape == ("batch", "height", "width", 3)
+
+
+def test_the_size_counts_the_weights_in_other_files(tmp_path: Path) -> None:
+    weight = np.ones((512, 512), np.float32)
+    write(tmp_path / "m.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], [value("x", ["n", 512])], w=weight)
+    onnx.save(onnx.load(tmp_path / "m.onnx"), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin")
+    assert look_at_onnx(tmp_path / "m.onnx", "m.onnx").notes[0].startswith("m.onnx: 1.0 MiB")
+
+
 def test_dims_that_must_be_equal_are_one(tmp_path: Path) -> None:
     found = look_at_onnx(with_state(tmp_path / "m.onnx"), "m.onnx")
     assert [spec.shape for spec in found.inputs] == [("batch", 5), (2, "batch", 3)]
