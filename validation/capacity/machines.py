@@ -126,9 +126,6 @@ def _undominated(costs: Array, rates: Array) -> Array:
 
 # Machines that a rate takes, with headroom and with some to spare, and what a million requests then cost.
 
-# Of rounding: 800 / (20 * 0.8) machines are 50, whatever the last bit says.
-_ROUNDING = 1e-9
-
 
 @dataclass(frozen=True)
 class CapacityDemand:

@@ -104,7 +104,7 @@ def _read_case(
 HEADER = "# Written by enginesmith; the next swap replaces it."
 # The dim that requests are joined along (`enginesmith.serving.batcher`).
 BATCH = "batch"
-_TENSORRT_TYPES = {
+_TRITON_TYPES = {
     "bool": "TYPE_BOOL",
     "bfloat16": "TYPE_BF16",
     **{f"{kind}{bits}": f"TYPE_{kind.upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
@@ -204,9 +204,7 @@ def find_unservable(entry: EngineEntry) -> str | None:
     request = with_int8_states(make_request(entry))
     if not request.inputs or not request.outputs:
         return "its inputs and outputs are not on record, and Triton's configuration states them"
-    if other := next(
-        (spec for spec in (*request.inputs, *request.outputs) if spec.dtype not in _TENSORRT_TYPES), None
-    ):
+    if other := next((spec for spec in (*request.inputs, *request.outputs) if spec.dtype not in _TRITON_TYPES), None):
         return f"{other.name!r} is {other.dtype}, a type that Triton does not support"
     return None
 
@@ -341,7 +339,7 @@ def _describe_tensor(spec: TensorSpec, fixed: Mapping[str, int], batched: bool) 
     dims = [dim if isinstance(dim, int) else fixed.get(dim, -1) for dim in shape]
     tensor_fields: dict[str, Fields] = {
         "name": spec.name,
-        "data_type": Word(_TENSORRT_TYPES[spec.dtype]),
+        "data_type": Word(_TRITON_TYPES[spec.dtype]),
         "dims": dims or [1],
     }
     return tensor_fields if dims else {**tensor_fields, "reshape": {"shape": list[Field]()}}
@@ -390,7 +388,7 @@ def _write_warmup(number: int, inputs: Sequence[TensorSpec], warmup: Mapping[str
         item = warmup[spec.name].first_row() if size else warmup[spec.name]
         where = f"{number}/input{index}"
         dims = list(item.shape) or [1]
-        yield spec.name, {"data_type": Word(_TENSORRT_TYPES[spec.dtype]), "dims": dims, "input_data_file": where}
+        yield spec.name, {"data_type": Word(_TRITON_TYPES[spec.dtype]), "dims": dims, "input_data_file": where}
 
     named = dict(pair for index, spec in enumerate(inputs) for pair in write(index, spec))
     name = f"golden inputs, batch {size}" if size else "golden inputs"
