@@ -261,7 +261,7 @@ class GraphVariant:
     @property
     def searched(self) -> "Searched | None":
         """The kind of search that this variant needs; None for a precision that nothing is searched for."""
-        if self.precision not in ("int8", *BLOCK_FLOATS) or self.scheme is None:
+        if self.precision not in ("int8", "fp8", *BLOCK_FLOATS) or self.scheme is None:
             return None
         return Searched(self.scheme.activation, self.scheme.weight_levels, self.precision)
 

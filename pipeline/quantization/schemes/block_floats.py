@@ -70,7 +70,8 @@ def round_e4m3(values: NDArray[np.floating]) -> Floats:
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """A format of weights and, with `activations`, of what they are multiplied with. block: numbers in a block."""
+    """A format of weights and, with `activations`, of what they are multiplied with in blocks. block: numbers in one; 0
+    for whole channels."""
 
     name: str
     block: int
@@ -84,8 +85,10 @@ class BlockFormat:
     def scales(self, weight: Floats, importance: Floats | None = None) -> Floats:
         """The scale of each block of rows of a weight, [depth / block, channels]. importance: of each row's squared
         error, [depth]; a scale of e4m3 is the one with the least error, of E8M0 the least that overflows nothing."""
-        blocks = weight.reshape(-1, self.block, weight.shape[-1])
+        blocks = weight.reshape(-1, self.block or len(weight), weight.shape[-1])
         reach = np.abs(blocks).max(axis=1)
+        if not self.block:
+            return np.asarray(reach / LARGEST_E4M3, np.float32)
         if not self.four_bits:
             return powers_of(exponents_of(reach))
         factors = None if importance is None else importance.reshape(-1, self.block, 1)
@@ -128,6 +131,9 @@ FORMATS: Mapping[Precision, BlockFormat] = {
     "nvfp4-weights": BlockFormat("nvfp4-weights", 16, activations=False, four_bits=True),
     "mxfp8": BlockFormat("mxfp8", 32, activations=True, four_bits=False),
 }
+
+# fp8 as a search rounds its weights. It is written with QuantizeLinear (`schemes.qdq`).
+FP8 = BlockFormat("fp8", 0, activations=False, four_bits=False)
 
 
 def exponents_of(reach: Floats) -> NDArray[np.int32]:

@@ -250,7 +250,7 @@ def write(
     """The model in a precision other than fp32, and notes on what was done and what was left alone.
 
     scheme: the backend's, for the quantized precisions.  ranges: int8 and fp8 need them; the others find with them
-    which tensors are too large.  left: nodes that a search leaves in float (node -> reason), in int8
+    which tensors are too large.  left: nodes that a search leaves in float (node -> reason), in int8, fp8
     and block formats only; in these they are in fp8 where the format has activations.
     keep_io: whether fp16 and bf16 graphs keep fp32 inputs and outputs.  states: rounded where the graph takes and gives
     them.
@@ -285,10 +285,9 @@ def _write(
         return uncalibrated(model, scheme, node_precisions, ranges)
     if ranges is None:
         raise DataError(f"{precision} needs calibrated ranges, and there are none; add calibration.data")
-    if precision == "fp8":
-        return quantize_fp8(model, ranges, scheme, node_precisions)
     in_float: dict[str, OverridePrecision] = dict.fromkeys(left, "fp16")
-    variant_model, notes = quantize_int8(model, ranges, scheme, {**node_precisions, **in_float})
+    quantize = quantize_fp8 if precision == "fp8" else quantize_int8
+    variant_model, notes = quantize(model, ranges, scheme, {**node_precisions, **in_float})
     return variant_model, _with_reasons(notes, left)
 
 
@@ -302,7 +301,8 @@ def write_searched(
     """The graph of a prepared model in a precision that is searched, as ONNX Runtime runs it."""
     if precision in FORMATS:
         return emulate_blocks(quantize_blocks(model, precision, scheme, overrides, ranges)[0])
-    return quantize_int8(model, ranges, scheme, overrides)[0]
+    quantize = quantize_fp8 if precision == "fp8" else quantize_int8
+    return quantize(model, ranges, scheme, overrides)[0]
 
 
 def _with_reasons(notes: QuantizationNotes, left: Mapping[str, str]) -> QuantizationNotes:

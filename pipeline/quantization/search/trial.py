@@ -15,7 +15,7 @@ from enginesmith.core.reports.breakdown import RecordedSearch, SearchPoint
 from enginesmith.core.types import Precision, QuantizationScheme, Tensors
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemes.block_floats import FORMATS, find_block_sites
+from pipeline.quantization.schemes.block_floats import FORMATS, FP8, find_block_sites
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, usable_sites
 from pipeline.quantization.schemes.write import write_searched
@@ -259,8 +259,11 @@ def _find_kind(side: FloatSide, target: SearchTarget) -> FittedKind:
     if form := FORMATS.get(target.precision):
         block_sites = [] if carries_qdq(graph) else find_block_sites(graph, form, side.overrides, target.ranges)[0]
         return FittedKind(find_groups(graph, block_sites), target.ranges, "int8", form)
-    sites = () if carries_qdq(graph) else usable_sites(graph, target.ranges, scheme.activation, side.overrides)[0]
-    return FittedKind(find_groups(graph, sites), target.ranges, scheme.activation, scheme.weight_levels)
+    fp8 = target.precision == "fp8"
+    grid = "fp8" if fp8 else scheme.activation
+    sites = () if carries_qdq(graph) else usable_sites(graph, target.ranges, grid, side.overrides)[0]
+    activation: Literal["int8", "uint8"] = "int8" if fp8 else scheme.activation  # fp8 is symmetric, as int8 is
+    return FittedKind(find_groups(graph, sites), target.ranges, activation, FP8 if fp8 else scheme.weight_levels)
 
 
 def _fit_mixing(

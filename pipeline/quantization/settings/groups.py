@@ -14,7 +14,7 @@ from enginesmith.core.errors import ModelError
 from enginesmith.core.types import Tensors
 from pipeline.quantization.graph import attribute_of, constants, shapes_for
 from pipeline.quantization.insertion_points import Site
-from pipeline.quantization.schemes.block_floats import BlockFormat
+from pipeline.quantization.schemes.block_floats import LARGEST_E4M3, BlockFormat
 from pipeline.quantization.settings.runs import SessionRunner, with_outputs
 
 # Groups: the nodes that share one quantized activation, and statistics of that activation's channels.
@@ -289,7 +289,7 @@ def _rows_of_steps(matrix: Floats, levels: Levels, importance: Real | None = Non
         return steps_of(matrix, levels)[..., None, :]
     weighed = None if importance is None else importance.astype(np.float32)
     parts = [levels.scales(part, weighed) for part in matrix.reshape(-1, *matrix.shape[-2:])]
-    spread = np.repeat(np.stack(parts), levels.block, axis=1).reshape(matrix.shape)
+    spread = np.repeat(np.stack(parts), levels.block or matrix.shape[-2], axis=1).reshape(matrix.shape)
     return np.asarray(np.maximum(spread, np.finfo(np.float32).tiny), np.float32)
 
 
@@ -331,9 +331,10 @@ def compensate(matrix: Floats, moments: Floats, levels: Levels = LEVELS) -> Floa
         steps = np.take_along_axis(steps, order[..., None], 1).astype(kind)
     level_rows = _round_rows(sorted_rows, factor, steps, levels)
     np.put_along_axis(rounded, order[..., None], level_rows.astype(np.float32), 1)
-    if not isinstance(levels, int):
+    if not isinstance(levels, int) and levels.block:
         return rounded.reshape(matrix.shape)
-    return _with_last_level(rounded, rows, levels).reshape(matrix.shape)
+    last = levels if isinstance(levels, int) else int(LARGEST_E4M3)
+    return _with_last_level(rounded, rows, last).reshape(matrix.shape)
 
 
 def _factor(moments: Real) -> Real | None:

@@ -322,7 +322,9 @@ class FittedKind:
 
     @property
     def convolving(self) -> list[SmoothingGroup]:
-        """The groups of convolutions."""
+        """The groups of convolutions whose weights are rounded to integers."""
+        if not isinstance(self.levels, int):
+            return []
         return [group for group in self.groups if all(site.op_type == "Conv" for site in group.sites)]
 
     def range_of(self, tensor: str) -> ActivationRange:

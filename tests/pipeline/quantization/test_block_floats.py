@@ -270,3 +270,18 @@ def test_compensated_weights_lie_on_the_grid_and_lose_less_at_the_output(precisi
     assert np.array_equal(form.decode(*form.encode(rounded)), rounded), "writing the graph gives the same weights"
     lost, plain = (np.square(inputs @ (other - weight)).sum() for other in (rounded, nearest(weight, form)))
     assert lost < 0.7 * plain
+
+
+def test_a_search_rounds_fp8_so_that_errors_cancel_and_a_floor_leaves_nodes_in_fp16() -> None:
+    net, data, held_out = attention_net(), sentences(96), sentences(64, 99)
+    ranges = ranges_of(net, data, tensors_to_measure(prepare_model(net)))
+    runs = [(8, {name: values[at : at + 8] for name, values in data.items()}) for at in range(0, 96, 8)]
+    results = [sqnr_db(run(net, held_out), run(write(net, "fp8", TENSORRT_FP32, ranges)[0], held_out, False))]
+    floats = []
+    for floor in (None, SearchFloor(sqnr_db=results[0] + 4)):
+        choice = choose_each(net, [SearchTarget(ranges, TENSORRT_FP32, None, "fp8")], runs, floor, "none")[0]
+        graph, notes = write(choice.model, "fp8", TENSORRT_FP32, choice.ranges, left=choice.left)
+        results.append(sqnr_db(run(net, held_out), run(graph, held_out, False)))
+        floats.append([item.node for item in notes.kept if "the floor" in item.reason])
+    assert results[0] + 0.5 < results[1] < results[2]
+    assert not floats[0] and 0 < len(floats[1]) < 9
