@@ -41,6 +41,8 @@ from pipeline.values import EngineBlob, ModelShapes, Proof
 from validation.latency.machine import SystemLoadMonitor, machine
 
 Decision = Literal["moves", "stays", "unknown"]
+# Twice the error: of equal weights another toolchain's answers should not be so much further off.
+MOST_SQNR_LOSS_DB = 6.0
 # A version, and the channels that serve it.
 Served = tuple[Manifest, tuple[str, ...]]
 
@@ -187,13 +189,6 @@ class Environments:
     new: RunContext
     options: CheckOptions = field(default_factory=CheckOptions)
 
-    def run(self, which: Literal["old", "new"], job: Job[Any]) -> Any:
-        """The result of a job in one of the two. Raises as `RunContext.run_job`."""
-        name, context = f"{job.name}, {which} toolchain", self.old if which == "old" else self.new
-        value = context.run_job(context.local, name, replace(job, name=name, store=context.store.uri))
-        context.progress.emit(Finished(name))
-        return value
-
 
 def rehearse(served: Sequence[Served], environments: Environments) -> Rehearsal:
     """Build, prove and time every unit that is built with what is pinned. served: versions and their channels.
@@ -234,9 +229,8 @@ class _Unit:
             return self._result(old, new, "unknown", f"neither built nor run here: {cannot_run}")
         request = replace(request_of(entry), toolchain=self._read_toolchain())
         new = replace(new, toolchain=dict(request.toolchain))
-        build = BuildEngine(request)
         try:
-            record = recall_engine(request, context) or self._run("new", "build", build)
+            record = recall_engine(request, context) or self._run("new", "build", BuildEngine(request))
         except EnginesmithError as error:
             new = replace(new, status="failed", reason=_reason(error))
             return self._result(old, new, "stays", f"it cannot be built: {new.reason}")
@@ -267,8 +261,15 @@ class _Unit:
     def _run(
         self, which: Literal["old", "new"], step: Literal["build", "proof", "latency"], request: Request[Any]
     ) -> Any:
-        name, needs = f"{step} {_name(self.manifest)} {self.entry.unit}", Needs(alone=step == "latency")
-        return self.environments.run(which, Job(name, request, limits=engine_limits(self.spec, step), needs=needs))
+        context = self.environments.old if which == "old" else self.environments.new
+        name, needs = (
+            f"{step} {_name(self.manifest)} {self.entry.unit}, {which} toolchain",
+            Needs(alone=step == "latency"),
+        )
+        job = Job(name, request, context.store.uri, engine_limits(self.spec, step), needs)
+        value = context.run_job(context.local, name, job)
+        context.progress.emit(Finished(name))
+        return value
 
     def _read_toolchain(self) -> tuple[tuple[str, str], ...]:
         """What the new environment builds with. Raises InputError where that is not what is pinned."""
@@ -305,8 +306,7 @@ class _Unit:
             with workdir() as folder, ThreadPoolExecutor(2) as pool, ExitStack() as links:
                 sides = list[_Side]()
                 for which, entry in zip(("new", "old"), entries, strict=True):
-                    address = str(folder / which)
-                    shapes = model_shapes(self.spec)
+                    address, shapes = str(folder / which), model_shapes(self.spec)
                     request = TimeBlocks(engine_of(entry), self.manifest.golden, shapes, sizes, address)
                     with socket.socket(socket.AF_UNIX) as door, reachable(f"listening at {address}"):
                         door.bind(address)
@@ -318,10 +318,8 @@ class _Unit:
             remarks.append(f"it could not be timed: {_reason(error)}")
             return None
         compared, busy = compare_times(pairs, options.seed), monitor.stop().busy
-        middle = next(item for item in compared.ratios if item.p == 0.5)
-        interval = middle.ratio, middle.low, middle.high, middle.detectable
         bucket = " ".join(f"{dim}={size}" for dim, size in sizes.items()) or "static"
-        return BucketTimes(bucket, *compared.medians_s, *interval, compared.runs, busy)
+        return BucketTimes.of(bucket, compared, busy)
 
 
 @dataclass(frozen=True)
@@ -378,7 +376,10 @@ def judge_trials(
     findings = list(judge_pair(pair, options, judged_by_metric=True))
     if worse := [item.message for item in findings if item.level == "error"]:
         return "stays", join_first(worse, 2, "; ")
-    if doubts := [item.message for item in findings if item.level == "warning"]:
+    doubts = [item.message for item in findings if item.level == "warning"]
+    if old.sqnr_db is not None and (new.sqnr_db is None or new.sqnr_db < old.sqnr_db - MOST_SQNR_LOSS_DB):
+        doubts.insert(0, "its SQNR is worse by more than 6 dB, which no limit or metric of the spec forbids")
+    if doubts:
         return "unknown", join_first(doubts, 2, "; ")
     return ("moves", "") if times else ("unknown", f"not timed, because the engine in service fails: {old.reason}")
 

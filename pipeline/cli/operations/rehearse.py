@@ -107,7 +107,6 @@ def _row(item: "UnitRehearsal") -> list[str]:
     from validation.plotting import seconds_text
 
     sides = item.old, item.new
-    verdict = f"{item.verdict}: {item.why}" if item.why else item.verdict
     cells = (
         [side.status for side in sides],
         ["" if side.sqnr_db is None else f"{side.sqnr_db:.1f} dB" for side in sides],
@@ -115,5 +114,5 @@ def _row(item: "UnitRehearsal") -> list[str]:
         ["" if side.median_s is None else seconds_text(side.median_s) for side in sides],
     )
     both = [" -> ".join(text or "?" for text in pair) if any(pair) else "" for pair in cells]
-    ratio = f" ({item.times.ratio:.3f} times the time)" if item.times and item.times.ratio else ""
-    return [item.version, item.unit, *both, verdict + ratio]
+    why = item.why or (f"{item.times.ratio:.3f} times the time" if item.times and item.times.ratio else "")
+    return [item.version, item.unit, *both, f"{item.verdict}: {why}"]
