@@ -21,9 +21,9 @@ classes above is in the packages `enginesmith.client`, `serving`, `recording`, `
 `user_code`; each is loaded on its first use, too.
 """
 
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from enginesmith.core.exports import on_first_use
 
 if TYPE_CHECKING:
     from enginesmith import client as client
@@ -89,6 +89,19 @@ _HOMES = {
         for name in ("client", "compile_caches", "generation", "recording", "serving", "user_code")
     },
 }
+
+
+def on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`. homes: the module of each public name; a name that is its last part is the module."""
+
+    def attribute(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(homes))}")
+        module = import_module(homes[name])
+        return module if homes[name].rpartition(".")[2] == name else getattr(module, name)
+
+    return attribute
+
 
 _named = on_first_use("enginesmith", _HOMES)
 

@@ -8,6 +8,7 @@ from enginesmith.core.reports.proof import Check, FreeRunning, Spread
 from enginesmith.core.requirements import Requirement
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import (
+    BLOCK_FLOATS,
     BuildFailure,
     BuildRequest,
     Dim,
@@ -260,20 +261,23 @@ class GraphVariant:
     @property
     def searched(self) -> "Searched | None":
         """The kind of search that this variant needs; None for a precision that nothing is searched for."""
-        if self.precision != "int8" or self.scheme is None:
+        if self.precision not in ("int8", *BLOCK_FLOATS) or self.scheme is None:
             return None
-        return Searched(self.scheme.activation, self.scheme.weight_levels)
+        return Searched(self.scheme.activation, self.scheme.weight_levels, self.precision)
 
 
 class Searched(NamedTuple):
-    """A kind of int8 that a search is made for; the fields are those of `QuantizationScheme`."""
+    """What a search is made for: a kind of int8, whose fields are those of `QuantizationScheme`, or a block format."""
 
     activation: Activation
     weight_levels: WeightLevels = 127
+    precision: Precision = "int8"
 
     @property
     def name(self) -> str:
-        """'int8 (uint8 activations)'."""
+        """'int8 (uint8 activations)', or 'nvfp4'."""
+        if self.precision != "int8":
+            return self.precision
         return f"int8 ({', '.join([f'{self.activation} activations', *_of_weights(self.weight_levels)])})"
 
 

@@ -199,20 +199,24 @@ STYLES = {
 
 def print_engines(engines: "Sequence[tuple[EngineEntry, Mapping[str, float]]]", title: str = "") -> None:
     """The engines of a version, each with its task metrics, as build, show and validate print them."""
-    metrics = sorted({name for _, values in engines for name in values})
+    measured = [
+        ({} if engine.sqnr_db is None else {"SQNR": format_metric("sqnr_db", engine.sqnr_db)})
+        | {name: format_metric(name, value) for name, value in sorted(values.items())}
+        for engine, values in engines
+    ]
+    names = list(dict.fromkeys(name for row in measured for name in row))
     rows = [
         [
             *(engine.target, engine.precision, engine.backend, engine.status),
             *(format_bytes(engine.size_bytes), format_checks(engine.checks)),
-            "" if engine.sqnr_db is None else format_metric("sqnr_db", engine.sqnr_db),
-            *(format_metric(name, values[name]) if name in values else "" for name in metrics),
+            *(row.get(name, "") for name in names),
             engine.reason,
         ]
-        for engine, values in engines
+        for (engine, _), row in zip(engines, measured, strict=True)
     ]
-    columns = ("target", "precision", "backend", "status", "size", "checks", "SQNR", *metrics, "why")
-    note = f"{', '.join(['SQNR', *metrics])}: measured on the engine if it ran, else on its graph"
-    print_table(columns, rows, title=title, note=note if engines else "", styles=STYLES)
+    note = f"{', '.join(names)}: measured on the engine if it ran, else on its graph" if names else ""
+    columns = ("target", "precision", "backend", "status", "size", "checks", *names, "why")
+    print_table(columns, rows, title=title, note=note, styles=STYLES)
 
 
 def print_fields(columns: Sequence[str], rows: Sequence[object]) -> None:

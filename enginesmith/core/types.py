@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # C libraries, and values of ONNX attributes, whose type follows from the operator. mypy checks no use of them.
 Untyped = Any
 
-Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4"]
+Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4", "mxfp8", "nvfp4-weights", "nvfp4"]
 
 
 class PrecisionLimits(NamedTuple):
@@ -49,7 +49,8 @@ class PrecisionTraits:
     kl_nats: greatest mean KL divergence of answers to golden prompts. tinylm has 4e-13, 4e-7, 1e-4 and 5e-3 in 32, 16,
     8 and 4 bits; 0.1 is a perplexity that is some 10 % worse on text of the model's own.
     quantized: whether graphs are written in the backend's scheme.  calibrated: whether that takes measured ranges.
-    in_blocks: whether weights come in blocks, each with a scale of its own.
+    in_blocks: whether weights come in blocks, each with a scale of its own.  narrow_floats: whether products are of
+    floats of 8 bits or fewer, which no CPU multiplies.
     """
 
     bits: int
@@ -59,6 +60,7 @@ class PrecisionTraits:
     quantized: bool = False
     calibrated: bool = False
     in_blocks: bool = False
+    narrow_floats: bool = False
 
 
 # From wide to narrow.
@@ -66,10 +68,28 @@ TRAITS: Mapping[Precision, PrecisionTraits] = {
     "fp32": PrecisionTraits(32, 0, PrecisionLimits(1e-3, 80.0, 60.0, 60.0), 1e-6),
     "fp16": PrecisionTraits(16, 1, PrecisionLimits(0.03, 45.0, 30.0, 30.0), 1e-4),
     "bf16": PrecisionTraits(16, 2, PrecisionLimits(0.2, 25.0, 15.0, 15.0), 5e-3),
-    "fp8": PrecisionTraits(8, 4, PrecisionLimits(0.6, 15.0, 10.0, 8.0), 0.05, quantized=True, calibrated=True),
-    "int8": PrecisionTraits(8, 5, PrecisionLimits(0.6, 15.0, 10.0, 8.0), 0.02, quantized=True, calibrated=True),
+    "fp8": PrecisionTraits(
+        8, 5, PrecisionLimits(0.6, 15.0, 10.0, 8.0), 0.05, quantized=True, calibrated=True, narrow_floats=True
+    ),
+    "mxfp8": PrecisionTraits(
+        8, 4, PrecisionLimits(0.6, 15.0, 10.0, 8.0), 0.05, quantized=True, in_blocks=True, narrow_floats=True
+    ),
+    "int8": PrecisionTraits(8, 6, PrecisionLimits(0.6, 15.0, 10.0, 8.0), 0.02, quantized=True, calibrated=True),
     "int8-dynamic": PrecisionTraits(8, 3, PrecisionLimits(0.6, 15.0, 10.0, 8.0), 0.02, quantized=True),
-    "int4": PrecisionTraits(4, 6, PrecisionLimits(0.9, 10.0, 6.0, 4.0), 0.1, quantized=True, in_blocks=True),
+    "int4": PrecisionTraits(4, 7, PrecisionLimits(0.9, 10.0, 6.0, 4.0), 0.1, quantized=True, in_blocks=True),
+    "nvfp4-weights": PrecisionTraits(
+        4, 8, PrecisionLimits(0.9, 10.0, 6.0, 4.0), 0.1, quantized=True, in_blocks=True, narrow_floats=True
+    ),
+    "nvfp4": PrecisionTraits(
+        4,
+        9,
+        PrecisionLimits(0.9, 10.0, 6.0, 4.0),
+        0.1,
+        quantized=True,
+        calibrated=True,
+        in_blocks=True,
+        narrow_floats=True,
+    ),
 }
 
 
@@ -82,6 +102,8 @@ PRECISIONS = tuple(TRAITS)
 QUANTIZED = tuple(name for name in PRECISIONS if TRAITS[name].quantized)
 CALIBRATED = tuple(name for name in PRECISIONS if TRAITS[name].calibrated)
 IN_BLOCKS = tuple(name for name in PRECISIONS if TRAITS[name].in_blocks)
+NARROW_FLOATS = tuple(name for name in PRECISIONS if TRAITS[name].narrow_floats)
+BLOCK_FLOATS = tuple(name for name in NARROW_FLOATS if TRAITS[name].in_blocks)
 
 # The entry of a CPU engine's toolchain that holds the kind of CPU it is built for (`hardware.cpu_kinds.CpuKind`).
 CPU_KIND = "enginesmith-cpu"

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from enginesmith.core.exports import on_first_use
+from enginesmith import on_first_use
 
 if TYPE_CHECKING:
     from enginesmith.recording.recorder import ObservationLog

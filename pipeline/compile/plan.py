@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from builders.backends import discovery as backends
-from builders.backends.known_faults import COMPILERS, Verdict, judge_faults, list_faults
 from builders.backends.optional_methods import get_scheme, profiles
 from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.reports.proof import OVERLAP, describe
@@ -30,6 +30,9 @@ from pipeline.compile.steps.search import search_for_limits
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import BuildPlan, Exported, Graph, GraphVariant, Observed, Searched, SearchResult, Selection, Unit
+
+if TYPE_CHECKING:
+    from builders.backends.known_faults import Verdict
 
 # TensorRT keeps kernels and memory for every profile; past this many, buckets cost more than they give. A CPU engine
 # takes any shape, and its request then names only the first of them.
@@ -170,8 +173,11 @@ def _unit(exported: Exported, item: PlanCandidate, graph: Graph, causes: Causes,
     request, aside = _request(work.spec, item, graph), ""
     required = any(matches_unit(pattern, request.unit) for pattern in work.spec.build.required)
     searched = f"; {graph.searched}" if graph.searched else ""
-    known = _judge_known(request, context) if graph.failure is None else Verdict()
-    reason = _refusal(exported, item, request, graph.idle) or known.refusal
+    reason = _refusal(exported, item, request, graph.idle)
+    # An engine that is on record was built from a graph without known faults, or with them rewritten.
+    stored_engine = None if reason or graph.failure else recall_engine(request, context)
+    known = None if reason or graph.failure or stored_engine else _judge_known(request, context)
+    reason = reason or (known.refusal if known else None)
     if work.spec.serve and item.built_at == NOWHERE:
         reason = (
             f"no builder of this run has {item.target.sm}, on which {item.backend.name} tunes; build it there, or with "
@@ -181,14 +187,13 @@ def _unit(exported: Exported, item: PlanCandidate, graph: Graph, causes: Causes,
         return Unit(request, graph, "refused", reason + (searched if graph.idle else ""), required)
     if graph.own_int8 and item.precision != "int8-dynamic":
         aside = f"; {graph.own_int8}"
-    aside += searched + "".join(f"; {note}" for note in known.notes)
+    aside += searched + "".join(f"; {note}" for note in (known.notes if known else ()))
     if graph.failure:
         return Unit(request, graph, "failed", graph.failure.reason, required)
     if failed := [*exported.proof.failed, *graph.proof.failed]:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         failure = f"not built: its graph failed: {describe(failed[0])}{more}"
         return Unit(request, graph, "failed", f"{failure}{searched}", required)
-    stored_engine = recall_engine(request, context)
     if stored_engine is None and (reduced := recall_reduced(request, context)):
         option = backends.capabilities_of(request.backend).options.workspace_mib
         before, now = (dict(each.options)[option] for each in (request, reduced))
@@ -200,15 +205,19 @@ def _unit(exported: Exported, item: PlanCandidate, graph: Graph, causes: Causes,
     return Unit(request, graph, "build", causes.of_build(request, exported.model.digest) + aside, required)
 
 
-def _judge_known(request: BuildRequest, context: RunContext) -> Verdict:
-    """What a compiler is known to make of the graph; nothing is looked for where the graph is not in the store."""
+def _judge_known(request: BuildRequest, context: RunContext) -> "Verdict | None":
+    """What a compiler is known to make of the graph; None where the graph is not in the store."""
+    from builders.backends.known_faults import COMPILERS, judge_faults
+
     if request.backend not in COMPILERS or not context.store.has(request.model):
-        return Verdict()
+        return None
     return judge_faults(_list_known(context.store.uri, request.model, request.backend), request)
 
 
 @lru_cache(maxsize=256)
 def _list_known(store: str, model: str, compiler: str) -> tuple[tuple[str, str], ...]:
+    from builders.backends.known_faults import list_faults
+
     with TemporaryDirectory() as folder:
         return tuple(list_faults(fetch_graph(open_store(store), model, Path(folder) / "graph.onnx"), compiler))
 
@@ -298,7 +307,12 @@ def find_missed(plan: BuildPlan, spec: ModelSpec, exported: Exported) -> tuple[M
     failed = {unit.graph.variant: unit.graph for unit in plan.units if unit.action == "failed"}
     graphs_by_kind: dict[Searched, list[Graph]] = {}
     for variant, graph in failed.items():
-        if variant.searched and graph.recipe and not any(check.name in _BEYOND for check in graph.proof.failed):
+        if (
+            variant.searched
+            and variant.precision == "int8"
+            and graph.recipe
+            and not any(check.name in _BEYOND for check in graph.proof.failed)
+        ):
             graphs_by_kind.setdefault(variant.searched, []).append(graph)
     return tuple(MissedGraphs(kind, tuple(graphs)) for kind, graphs in graphs_by_kind.items())
 

@@ -14,7 +14,7 @@ scales made at run time, weights in blocks.
       write.py             a model, a precision, a backend's scheme -> a graph and notes
       qdq.py               int8 and fp8: ranges -> Q/DQ      insertion.py  the nodes themselves, and their grids
       first_convolutions.py  a strided RGB convolution, rewritten for integer kernels
-      uncalibrated.py      weights in blocks, int8 with scales made at run time
+      block_floats.py      NVFP4 and MXFP8: arithmetic, graphs, and graphs that ONNX Runtime runs
       cast.py              fp32 -> fp16 or bf16, and the same arithmetic on a CPU that lacks it
       half_floats.py       the formats, and which nodes and tensors do not fit them
       overrides.py         precision by hand, per node

@@ -85,6 +85,7 @@ class QuantizationNotes:
     quantized: names of the nodes that now compute in `precision`.  kept: candidates left in float.
     passed_through: the model already carried Q/DQ and was not touched.  cast: what the cast of the rest to fp16 did.
     precision: what the quantized nodes compute in (its weights, of those that only store them so).
+    eight_bits: candidates of a block format that compute in fp8 instead.
     """
 
     quantized: tuple[str, ...] = ()
@@ -92,6 +93,7 @@ class QuantizationNotes:
     passed_through: bool = False
     cast: CastNotes | None = None
     precision: str = "int8"
+    eight_bits: tuple[FloatNode, ...] = ()
 
     @property
     def idle(self) -> str | None:
@@ -109,7 +111,7 @@ class QuantizationNotes:
         float_text = pluralize(len(self.kept), "candidate stays", "candidates stay")
         head = f"{_count_computing(len(self.quantized))} {self.precision}, {float_text} in float"
         rest = self.cast.lines() if self.cast else ()
-        return (head, *_kept_lines(self.kept, "float"), *rest)
+        return (head, *(f"in fp8: {item}" for item in self.eight_bits), *_kept_lines(self.kept, "float"), *rest)
 
 
 def _kept_lines(kept: Sequence[FloatNode], where: str) -> list[str]:

@@ -124,6 +124,8 @@ class _PairReader:
                 continue
             *_, source = self._before(node.input[0])  # bytes may be moved between the two nodes of a pair
             maker = self.makers.get(source)
+            if maker is not None and maker.domain == "trt":
+                continue  # the scales of blocks, which are made at run time
             rounded = maker.input[0] if maker is not None else source
             yield _QdqPair(
                 names=tuple(dict.fromkeys([node.output[0], *self._before(rounded)])),

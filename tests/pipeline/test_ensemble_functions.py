@@ -103,7 +103,7 @@ def test_two_versions_in_one_folder_keep_their_own_code(built: tuple[Path, Outco
 def test_code_is_run_by_nobody_who_did_not_allow_it(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     pulled = enginesmith.pull("reader@1", registry=built[0] / "registry", dest=tmp_path)
     with pytest.raises(
-        DataError, match=r"runs Python code of its own \(reading\.py:crop, .*functions=enginesmith\.load"
+        DataError, match=r"runs Python code of its own \(reading\.py:crop, .*functions=enginesmith\.user_code\.load"
     ):
         enginesmith.Ensemble.described(opens, pulled.description)
 

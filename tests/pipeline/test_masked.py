@@ -17,7 +17,7 @@ from enginesmith.generation import Prompt
 from pipeline.spec.model import load_spec
 from tests.masked import CACHES, HEADS, VOCABULARY, WIDTH, export_masked, make_masked, write_masked_data
 
-MASK = ["batch_size", "past_sequence_length + sequence_length"]
+MASK = ["batch", "past_sequence_length + sequence_length"]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def drafted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     spec = yaml.safe_load((folder / "model.yaml").read_text())
     assert spec["inputs"]["attention_mask"]["shape"] == MASK
     assert spec["state"]["past_key_values.1.key"] == {"output": "present.1.key", "initial": 0}
-    ends = {"batch_size": (1, 1, 4), "sequence_length": (1, 1, 8), "past_sequence_length": (0, 8, 40)}
+    ends = {"batch": (1, 1, 4), "sequence_length": (1, 1, 8), "past_sequence_length": (0, 8, 40)}
     spec["dims"] = {name: dict(zip(("min", "opt", "max"), sizes, strict=True)) for name, sizes in ends.items()}
     data = {"sequence": "text", "steps": {"sequence_length": "step"}}
     spec |= {"precisions": ["fp32", "int8"], "backends": {"onnxruntime": {}}, "validation": {"latency": "off"}}
@@ -114,7 +114,7 @@ def test_a_mask_of_another_length_than_the_sum_is_refused(drafted: dict[str, Any
         ("2 * past_sequence_length + 1", "must be a sum of dims and of sizes from 1 up"),
         ("past_sequence_length + 0", "must be a sum of dims and of sizes from 1 up"),
         ("1 + 2", "is a sum of sizes alone; write the number"),
-        ("batch_size + gone", "'batch_size + gone' has dim 'gone', which is no axis of any input"),
+        ("batch + gone", "'batch + gone' has dim 'gone', which is no axis of any input"),
     ],
 )
 def test_a_sum_that_is_none_is_told_with_its_key(drafted: dict[str, Any], total: str, told: str) -> None:

@@ -34,7 +34,16 @@ from enginesmith.core.hardware import cpu_kinds, cuda
 from enginesmith.core.hardware.cpu_kinds import HOST, host_level, level_of
 from enginesmith.core.requirements import Instructions, Requirement, for_target, same_versions
 from enginesmith.core.text import DAMAGED, run_command
-from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Untyped
+from enginesmith.core.types import (
+    BLOCK_FLOATS,
+    NARROW_FLOATS,
+    BuildRequest,
+    Engine,
+    QuantizationScheme,
+    Session,
+    Target,
+    Untyped,
+)
 
 _INSTRUCTIONS = {"x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}  # Inductor's names
 _NO_DTYPE = ("uint16", "uint32", "uint64", "complex64", "complex128", "str", "object")
@@ -101,8 +110,10 @@ class AotInductor:
         versions = self.versions()
         if not versions:
             return f"torch is not installed; {self.install}"
-        if request.target.is_cpu and request.precision == "fp8":
-            return "CPUs have no FP8 arithmetic; use int8"
+        if request.target.is_cpu and request.precision in NARROW_FLOATS:
+            return f"CPUs have no {request.precision.upper()} arithmetic; use int8"
+        if request.precision in BLOCK_FLOATS:
+            return f"torch has no operators for {request.precision} graphs; use fp8, or tensorrt-rtx"
         if not request.target.is_cpu and "+cpu" in versions["torch"]:
             return (
                 f"torch {versions['torch']} has no CUDA; install one that has, on a node with {request.target.name}, "

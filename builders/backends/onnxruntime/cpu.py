@@ -32,6 +32,7 @@ from enginesmith.core.hardware.cpu_kinds import CPU, kind_built_for, kind_named,
 from enginesmith.core.requirements import Requirement, WideSums, for_target, later_versions
 from enginesmith.core.types import (
     IN_BLOCKS,
+    NARROW_FLOATS,
     BuildRequest,
     Engine,
     QuantizationScheme,
@@ -116,15 +117,15 @@ class OnnxRuntime:
         return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32", weight_levels=levels)
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """GPU targets, bf16, fp8, arrays of types that numpy lacks, and everything where it is not installed."""
+        """GPU targets, bf16, narrow floats, arrays of types that numpy lacks, and all where it is not installed."""
         if not self.serves(request.target):
             return f"onnxruntime compiles for the CPU here, not for {request.target.name}; use tensorrt-rtx or tensorrt"
         if self.graph_optimization == "all" and (reason := why_no_proof(request)):
             return f"graph_optimization='all' saves the layout of this machine's CPU: {reason}"
         if request.precision == "bf16":
             return "onnxruntime has no bfloat16 kernels for the CPU; use fp32, or int8 for speed"
-        if request.precision == "fp8":
-            return "CPUs have no FP8 arithmetic; use int8"
+        if request.precision in NARROW_FLOATS:
+            return f"CPUs have no {request.precision.upper()} arithmetic; use int8"
         for spec in (*request.inputs, *request.outputs):
             if spec.dtype not in _IO:
                 return f"{spec.name!r} is {spec.dtype}, of which onnxruntime takes no arrays; cast it inside the model"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.discovery import check_compatible, find_compatible_gpu
-from builders.backends.known_faults import without_faults
 from builders.backends.optional_methods import GIVEN, GROWN, RunProfile, versions_of
 from builders.backends.tensorrt.library import (
     Opening,
@@ -27,6 +26,7 @@ from enginesmith.core.hardware import cuda
 from enginesmith.core.requirements import Requirement, Runtime, driver_for, for_target
 from enginesmith.core.types import (
     IN_BLOCKS,
+    NARROW_FLOATS,
     BuildRequest,
     Engine,
     QuantizationScheme,
@@ -193,7 +193,9 @@ def kept_layers(
 # Both editions have these.
 OPTIONS = SharedOptions(workspace_mib="workspace_mib", cuda_graphs="cuda_graphs", wide_profile=("profiles", "wide"))
 # The first compute capability that has a precision.
-LEAST = {"bf16": (8, 0), "fp8": (8, 9)}
+LEAST = {"bf16": (8, 0), "fp8": (8, 9), "mxfp8": (8, 9), "nvfp4": (10, 0), "nvfp4-weights": (10, 0)}
+# What a generation without it is told of a precision, and the next one.
+_NARROW = {"fp8": ("FP8 (e4m3)", "int8"), "mxfp8": ("MXFP8", "int8")}
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
 
 
@@ -275,6 +277,8 @@ class TensorRTEdition:
 
         self._check_host(request.target)
         check_model(model)
+        from builders.backends.known_faults import without_faults
+
         model, mended = without_faults(request, with_dequantized_weights(model, workdir), workdir)
         trt = self._import()
         said = recorder(self.module)
@@ -376,8 +380,10 @@ class TensorRTEdition:
         sm = "sm_{}{}".format(*capability)
         if request.precision == "bf16" and capability < LEAST["bf16"]:
             return f"{sm} has no bfloat16; use fp16"
-        if request.precision == "fp8" and capability < LEAST["fp8"]:
-            return f"{sm} has no FP8 (e4m3), which begins with sm_89; use int8"
+        if request.precision in NARROW_FLOATS and capability < (least := LEAST[request.precision]):
+            begins = "sm_{}{}".format(*least)
+            what, instead = _NARROW.get(request.precision, ("NVFP4", "fp8" if capability >= LEAST["fp8"] else "int8"))
+            return f"{sm} has no {what}, which begins with {begins}; use {instead}"
         if request.precision in IN_BLOCKS and capability == (7, 5):
             return f"{self.title} has no {request.precision} weights on sm_75; use int8 or fp16"
         if request.precision == "int8-dynamic":

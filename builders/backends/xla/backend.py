@@ -22,7 +22,7 @@ from enginesmith.core.capabilities import Capabilities
 from enginesmith.core.errors import InputError
 from enginesmith.core.hardware import cuda
 from enginesmith.core.requirements import Requirement, for_target, later_versions
-from enginesmith.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
+from enginesmith.core.types import BLOCK_FLOATS, BuildRequest, Engine, QuantizationScheme, Session, Target
 
 _IO = {"float64", "float32", "float16", "bfloat16", "bool"} | {
     f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)
@@ -68,6 +68,8 @@ class Xla:
     def refuses(self, request: BuildRequest) -> str | None:
         """Precisions that the target lacks, types and dims that XLA cannot take, and everything without JAX."""
         target = request.target
+        if request.precision in BLOCK_FLOATS:
+            return f"{self.name} takes no {request.precision} graphs; use int8, or tensorrt-rtx on a GPU"
         if request.precision == "fp8" and (target.is_cpu or (target.compute_capability or (0, 0)) < (8, 9)):
             return f"{'CPUs have' if target.is_cpu else f'{target.sm} has'} no FP8 arithmetic; use int8"
         if request.precision == "bf16" and target.compute_capability == (7, 5):

@@ -165,7 +165,7 @@ def proof_of(
 
 def runnable(graph: Path, precision: Precision) -> Path:
     """The ONNX file of a graph that shows on this CPU what a GPU would compute, in fp32 arithmetic that rounds where
-    the graph rounds; `graph` itself where it has no 16-bit floats.
+    the graph rounds; `graph` itself where it has neither 16-bit floats nor floats in blocks.
 
     onnxruntime's CPU has no bf16 kernels, and between fp16 nodes it keeps fp32, which hides rounding and overflow.
     """
@@ -173,13 +173,17 @@ def runnable(graph: Path, precision: Precision) -> Path:
         return graph
     from builders.onnx_graphs.outline import load_outline
     from builders.onnx_graphs.weights import load_graph
+    from pipeline.quantization.schemes.block_floats import emulate_blocks, needs_blocks_emulated
     from pipeline.quantization.schemes.cast import emulate, needs_emulation
     from pipeline.sources.onnx_model import save_onnx
 
-    if not needs_emulation(load_outline(graph)):
+    outline = load_outline(graph)
+    blocks, halves = needs_blocks_emulated(outline), needs_emulation(outline)
+    if not blocks and not halves:
         return graph
-    emulated = graph.with_name("emulated.onnx")
-    save_onnx(emulate(load_graph(graph)), emulated)
+    emulated, model = graph.with_name("emulated.onnx"), load_graph(graph)
+    model = emulate_blocks(model) if blocks else model
+    save_onnx(emulate(model) if halves else model, emulated)
     return emulated
 
 

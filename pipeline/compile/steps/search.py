@@ -125,7 +125,7 @@ class SearchQuantization:
                 if item.probe and item.probe.request:
                     first = next(group_runs(source.runs(), *shapes))[1]
                     timer = opened.enter_context(_make_timer(item.probe.request, first, context.workdir))
-                targets.append(SearchTarget(ranges, _scheme_of(item.kind), timer))
+                targets.append(SearchTarget(ranges, _scheme_of(item.kind), timer, item.kind.precision))
             runs = group_runs(source.runs(), *shapes)
             choices = choose_each(
                 onnx.load(file), targets, runs, search.floor, search.smoothing, overrides, labels, clock
@@ -134,9 +134,9 @@ class SearchQuantization:
         return SearchResults(tuple(self._store(item, choice, place, context.workdir) for item, choice in pairs))
 
     def _find_ranges(self, item: SearchedKind, place: Store) -> "Ranges":
-        variant = GraphVariant("int8", _scheme_of(item.kind))
+        variant = GraphVariant(item.kind.precision, _scheme_of(item.kind))
         if (kind_ranges := chosen_ranges(place, variant, self.observations, self.calibration)) is None:
-            raise IntegrityError("int8 was to be searched without observations; calibrate first")
+            raise IntegrityError(f"{item.kind.name} was to be searched without observations; calibrate first")
         return kind_ranges
 
     def _store(self, item: SearchedKind, found: "MixedPrecisionChoice", place: Store, workdir: Path) -> SearchResult:

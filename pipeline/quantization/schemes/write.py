@@ -18,6 +18,7 @@ from enginesmith.core.types import Precision, QuantizationScheme, QuantizedState
 from pipeline.quantization.graph import attribute_of, finish, tidy_from
 from pipeline.quantization.insertion_points import Site, count_integer_nodes, find_sites, prepare_model
 from pipeline.quantization.ranges import CastNotes, QuantizationNotes, Ranges
+from pipeline.quantization.schemes.block_floats import FORMATS, emulate_blocks, quantize_blocks
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.insertion import GRIDS, Insertion, weight_scales
 from pipeline.quantization.schemes.overrides import Override, OverridePrecision, find_override, in_fp32, resolve
@@ -249,7 +250,8 @@ def write(
     """The model in a precision other than fp32, and notes on what was done and what was left alone.
 
     scheme: the backend's, for the quantized precisions.  ranges: int8 and fp8 need them; the others find with them
-    which tensors are too large.  left: nodes that a search leaves in float (node -> reason), in int8 only.
+    which tensors are too large.  left: nodes that a search leaves in float (node -> reason), in int8
+    and block formats only; in these they are in fp8 where the format has activations.
     keep_io: whether fp16 and bf16 graphs keep fp32 inputs and outputs.  states: rounded where the graph takes and gives
     them.
     Raises DataError where ranges are missing, InputError for an override that matches no node, ModelError for a graph
@@ -274,6 +276,11 @@ def _write(
         return cast_float(model, precision, keep_io=keep_io, keep=in_fp32(node_precisions), ranges=ranges)
     if scheme is None:
         raise ValueError(f"{precision} is written in a backend's scheme; none was given")
+    if form := FORMATS.get(precision):
+        rest: OverridePrecision = "fp8" if form.activations else "fp16"
+        searched = {**node_precisions, **dict.fromkeys(left, rest)}
+        variant_model, notes = quantize_blocks(model, precision, scheme, searched, ranges)
+        return variant_model, _with_reasons(notes, left)
     if uncalibrated := UNCALIBRATED.get(precision):
         return uncalibrated(model, scheme, node_precisions, ranges)
     if ranges is None:
@@ -282,5 +289,26 @@ def _write(
         return quantize_fp8(model, ranges, scheme, node_precisions)
     in_float: dict[str, OverridePrecision] = dict.fromkeys(left, "fp16")
     variant_model, notes = quantize_int8(model, ranges, scheme, {**node_precisions, **in_float})
-    float_nodes = tuple(replace(item, reason=left.get(item.node, item.reason)) for item in notes.kept)
-    return variant_model, replace(notes, kept=float_nodes)
+    return variant_model, _with_reasons(notes, left)
+
+
+def write_searched(
+    model: ModelProto,
+    precision: Precision,
+    scheme: QuantizationScheme,
+    ranges: Ranges,
+    overrides: Mapping[str, OverridePrecision],
+) -> ModelProto:
+    """The graph of a prepared model in a precision that is searched, as ONNX Runtime runs it."""
+    if precision in FORMATS:
+        return emulate_blocks(quantize_blocks(model, precision, scheme, overrides, ranges)[0])
+    return quantize_int8(model, ranges, scheme, overrides)[0]
+
+
+def _with_reasons(notes: QuantizationNotes, left: Mapping[str, str]) -> QuantizationNotes:
+    """The notes with the reasons of a search."""
+    kept, eight_bits = (
+        tuple(replace(item, reason=left.get(item.node, item.reason)) for item in items)
+        for items in (notes.kept, notes.eight_bits)
+    )
+    return replace(notes, kept=kept, eight_bits=eight_bits)

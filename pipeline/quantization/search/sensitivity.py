@@ -19,12 +19,12 @@ from onnx import ModelProto, TensorProto
 from builders.onnx_graphs.bodies import list_reads
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
-from enginesmith.core.types import QuantizationScheme, Tensors
+from enginesmith.core.types import Precision, QuantizationScheme, Tensors
 from pipeline.quantization.graph import constants, element_types
 from pipeline.quantization.insertion_points import find_sites
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
-from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.quantization.schemes.write import write_searched
 from pipeline.quantization.search.graph_limits import GraphJudge
 from pipeline.quantization.search.quality import Quality
 from pipeline.quantization.search.sections import divide_sections
@@ -64,6 +64,7 @@ def sweep(
     scheme: QuantizationScheme,
     runs: Sequence[Tensors],
     check: Callable[[str, int], None] = lambda *_: None,
+    precision: Precision = "int8",
 ) -> tuple[dict[str, float], SweepCost]:
     """What each group adds to the outputs when it is quantized alone, by its activation: energy over that of the
     outputs, infinite where these are not finite. model: prepared; tails share weights that lie outside.
@@ -84,7 +85,8 @@ def sweep(
             check("judging single groups", sum(map(len, alone)))
             alone[-1][group.activation] = noise = 0.0
             if part.graph.output:  # else a dead end: nothing depends on it
-                noise, answers = _compare(_quantize_alone(part, group, plans, ranges, scheme), stage_values)
+                quantized = _quantize_alone(part, group, plans, ranges, (precision, scheme))
+                noise, answers = _compare(quantized, stage_values)
                 alone[-1][group.activation] = noise
             if stage.end and 0 < noise < math.inf:
                 for values, clean, actual in zip(shifted, stage_values, answers, strict=True):
@@ -183,12 +185,12 @@ def _quantize_alone(
     group: SmoothingGroup,
     plans: Mapping[str, SmoothingPlan],
     ranges: Ranges,
-    scheme: QuantizationScheme,
+    how: tuple[Precision, QuantizationScheme],
 ) -> ModelProto:
     plan = [plans[group.activation]] if group.activation in plans else []
     changed, narrowed = apply_plans(part, plan, ranges)
     others = [site.node for site in find_sites(changed)[0] if site.node not in group.nodes]
-    return quantize_int8(changed, narrowed, scheme, dict.fromkeys(others, _FLOAT))[0]
+    return write_searched(changed, *how, narrowed, dict.fromkeys(others, _FLOAT))
 
 
 @dataclass(frozen=True)

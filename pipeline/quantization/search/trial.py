@@ -12,11 +12,13 @@ from typing import Literal
 from onnx import ModelProto
 
 from enginesmith.core.reports.breakdown import RecordedSearch, SearchPoint
-from enginesmith.core.types import QuantizationScheme, Tensors
+from enginesmith.core.types import Precision, QuantizationScheme, Tensors
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.schemes.block_floats import FORMATS, find_block_sites
 from pipeline.quantization.schemes.overrides import OverridePrecision
-from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
+from pipeline.quantization.schemes.qdq import carries_qdq, usable_sites
+from pipeline.quantization.schemes.write import write_searched
 from pipeline.quantization.search.graph_limits import GraphJudge
 from pipeline.quantization.search.latency import PairedRounds, Timing
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchClock, SearchFloor
@@ -103,6 +105,7 @@ class MixedPrecisionChoice:
     smoothed: Mapping[str, TensorStatistics] = field(default_factory=dict)
     weight_db: Mapping[str, float] = field(default_factory=dict)
     ended: str = ""
+    precision: str = "int8"
 
     @property
     def summary(self) -> str:
@@ -114,7 +117,7 @@ class MixedPrecisionChoice:
         quality += f", accuracy {point.accuracy:.4f}" if point.accuracy is not None else ""
         ended = f"; the search {self.ended}" if self.ended else ""
         share = f"{100 * point.share:.1f} % of the multiplications with weights"
-        return f"{share} in int8: {quality} on calibration samples{ended}"
+        return f"{share} in {self.precision}: {quality} on calibration samples{ended}"
 
     def document(self, floor: SearchFloor | None) -> "SearchDocument":
         """Everything but model and ranges, and the floor that was asked for, with SQNR `in_json`."""
@@ -175,11 +178,13 @@ _MOST_THREADS = 4
 
 @dataclass(frozen=True)
 class SearchTarget:
-    """A kind of int8 that is searched. ranges: for its activations.  race: what its engines take, where that counts."""
+    """A kind of int8, or a block format, that is searched. ranges: for its activations.  race: what its engines take,
+    where that counts."""
 
     ranges: Ranges
     scheme: QuantizationScheme
     race: PairedRounds | None = None
+    precision: Precision = "int8"
 
 
 @dataclass(frozen=True)
@@ -244,11 +249,16 @@ def leave_all(side: FloatSide, target: SearchTarget, ended: str) -> MixedPrecisi
     reasons = dict.fromkeys((node for group in kind.groups for node in group.nodes), f"the search {ended}")
     point = FrontierPoint(0.0, tuple(group.activation for group in kind.groups), None)
     model = with_weights_inside(side.model)
-    return MixedPrecisionChoice(model, target.ranges, reasons, (), (), point, SweepCost(0, 0.0, 0.0), ended=ended)
+    return MixedPrecisionChoice(
+        model, target.ranges, reasons, (), (), point, SweepCost(0, 0.0, 0.0), ended=ended, precision=target.precision
+    )
 
 
 def _find_kind(side: FloatSide, target: SearchTarget) -> FittedKind:
     scheme, graph = target.scheme, side.model
+    if form := FORMATS.get(target.precision):
+        block_sites = [] if carries_qdq(graph) else find_block_sites(graph, form, side.overrides, target.ranges)[0]
+        return FittedKind(find_groups(graph, block_sites), target.ranges, "int8", form)
     sites = () if carries_qdq(graph) else usable_sites(graph, target.ranges, scheme.activation, side.overrides)[0]
     return FittedKind(find_groups(graph, sites), target.ranges, scheme.activation, scheme.weight_levels)
 
@@ -284,6 +294,7 @@ class SearchTrial:
     side: FloatSide
     ranges: Ranges
     scheme: QuantizationScheme
+    precision: Precision
     groups: Mapping[str, SmoothingGroup]
     plans: Mapping[str, SmoothingPlan]
     work: Mapping[str, StatisticsWork]
@@ -304,10 +315,9 @@ class SearchTrial:
         """With each group's damage measured."""
         scheme = replace(target.scheme, float_precision="fp32")
         check = side.clock.check
-        alone, cost = sweep(side.model, kind.groups, plans, target.ranges, scheme, side.runs, check)
-        return cls(
-            side, target.ranges, scheme, {group.activation: group for group in kind.groups}, plans, work, alone, cost
-        )
+        alone, cost = sweep(side.model, kind.groups, plans, target.ranges, scheme, side.runs, check, target.precision)
+        groups = {group.activation: group for group in kind.groups}
+        return cls(side, target.ranges, scheme, target.precision, groups, plans, work, alone, cost)
 
     @cached_property
     def macs(self) -> dict[str, float]:
@@ -356,10 +366,13 @@ class SearchTrial:
         return apply_plans(self.side.model, plans, self.ranges)
 
     def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
-        """The graph with these groups in float and all others in int8; weights in float lie in the side's file."""
+        """The graph with these groups in float, or fp8 (`schemes.write`), and all others in the precision; weights in
+        float lie in the side's file."""
         changed, ranges = self.apply_other_plans(left)
-        in_float: dict[str, OverridePrecision] = {node: "fp16" for name in left for node in self.groups[name].nodes}
-        return quantize_int8(changed, ranges, scheme, {**self.side.overrides, **in_float})[0]
+        form = FORMATS.get(self.precision)
+        rest: OverridePrecision = "fp8" if form and form.activations else "fp16"
+        overrides = {**self.side.overrides, **{node: rest for name in left for node in self.groups[name].nodes}}
+        return write_searched(changed, self.precision, scheme, ranges, overrides)
 
     def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...]) -> MixedPrecisionChoice:
         """The result for a point of the frontier."""
@@ -373,7 +386,8 @@ class SearchTrial:
         smoothed = {reads[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
         rounded = {node: value for plan in plans for node, value in plan.weight_db.items()}
         model = with_weights_inside(model)
-        return MixedPrecisionChoice(model, ranges, reasons, rows, frontier, point, self.cost, smoothed, rounded)
+        more = (frontier, point, self.cost, smoothed, rounded)
+        return MixedPrecisionChoice(model, ranges, reasons, rows, *more, precision=self.precision)
 
     def _reason(self, name: str) -> str:
         if name in self.timings:

@@ -14,10 +14,12 @@ from typing import Literal
 
 import numpy as np
 
+from pipeline.quantization.schemes.block_floats import activation_scale
 from pipeline.quantization.settings.groups import (
     LEVELS,
     ChannelSums,
     Floats,
+    Levels,
     SmoothingGroup,
     Statistics,
     compensate,
@@ -51,15 +53,18 @@ def fit(
     matrices: Mapping[str, Floats],
     activation: Literal["int8", "uint8"],
     strengths: Sequence[float | None] = STRENGTHS,
-    levels: int = LEVELS,
+    levels: Levels = LEVELS,
 ) -> SmoothingPlan:
     """The best settings for a group that mixes, with its weights rounded for them.
 
     matrices: node -> weight [in, out].  strengths: of smoothing to try; None is no smoothing.  levels: the last one of
-    the weights.
+    the weights, or their block format; without activations in it nothing but rounding is tried.
     """
     weights, moments = [matrices[node] for node in group.nodes], statistics.moments
-    best = min(_judge(statistics, weights, activation, strengths, levels), key=lambda pair: pair[0])[1]
+    if isinstance(levels, int) or levels.activations:
+        best = min(_judge(statistics, weights, activation, strengths, levels), key=lambda pair: pair[0])[1]
+    else:
+        best = _make_setting(statistics, None, np.ones(len(weights[0]), np.float32), 1.0, activation)
     factors = best.factors
     scaled = np.hstack(weights) * factors[:, None]
     whole = nearest(scaled, levels)
@@ -82,7 +87,11 @@ def fit(
 
 
 def _judge(
-    statistics: Statistics, weights: Sequence[Floats], activation: str, strengths: Sequence[float | None], levels: int
+    statistics: Statistics,
+    weights: Sequence[Floats],
+    activation: str,
+    strengths: Sequence[float | None],
+    levels: Levels,
 ) -> Iterator[tuple[float, _Setting]]:
     """(error, setting) for every strength and clip; the error is summed over nodes and folds, relative to outputs."""
     tried = [
@@ -99,12 +108,15 @@ def _judge(
         factors = _factors(statistics, reach, strength)
         of_weights = _weight_error(whole, scales, statistics.moments, factors, levels)
         folds = [(channel_sums, rows, _factors(channel_sums, reach, strength)) for channel_sums, rows in tried]
-        for clip in _CLIPS:
+        for clip in _CLIPS if isinstance(levels, int) else (1.0,):
             of_rows = 0.0
             for channel_sums, rows, own in folds:
                 tested = _make_setting(channel_sums, strength, own, clip, activation)
                 smoothed = rows / own
-                rounded = rounded_activation(smoothed, tested.low, tested.high, activation)
+                if isinstance(levels, int):
+                    rounded = rounded_activation(smoothed, tested.low, tested.high, activation)
+                else:
+                    rounded = levels.rounded_activation(smoothed, activation_scale(max(-tested.low, tested.high)))
                 of_rows += ruler.measure((rounded - smoothed) * own)
             setting = _make_setting(statistics, strength, factors, clip, activation)
             yield of_rows + len(tried) * _COMPENSATION * of_weights, setting
@@ -147,7 +159,7 @@ def _make_setting(
     return _Setting(strength, clip, factors, low, high)
 
 
-def _weight_error(weight: Floats, scales: Floats, moments: Floats | None, factors: Floats, levels: int) -> float:
+def _weight_error(weight: Floats, scales: Floats, moments: Floats | None, factors: Floats, levels: Levels) -> float:
     """Squared error at the output that rounding a smoothed weight to the nearest makes, channels scaled, summed."""
     if moments is None:
         return 0.0

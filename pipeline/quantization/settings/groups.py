@@ -14,6 +14,7 @@ from enginesmith.core.errors import ModelError
 from enginesmith.core.types import Tensors
 from pipeline.quantization.graph import attribute_of, constants, shapes_for
 from pipeline.quantization.insertion_points import Site
+from pipeline.quantization.schemes.block_floats import BlockFormat
 from pipeline.quantization.settings.runs import SessionRunner, with_outputs
 
 # Groups: the nodes that share one quantized activation, and statistics of that activation's channels.
@@ -253,6 +254,8 @@ def _infer_sizes(
 # Matrices are float32 [..., in, out] and moments float32 [..., in, in]: a grouped convolution is one matrix per group.
 
 Real = NDArray[np.floating]
+# The last level of int8, or a format of blocks.
+Levels = int | BlockFormat
 
 DAMPING = 0.01
 BLOCK = 64
@@ -280,13 +283,28 @@ def steps_of(matrix: Floats, levels: int = LEVELS) -> Floats:
     return np.asarray(np.where(reach > 0, reach, 1) / levels, np.float32)
 
 
-def nearest(matrix: Floats, levels: int = LEVELS) -> Floats:
-    """Every value rounded to the nearest level of its output channel."""
-    steps = steps_of(matrix, levels)[..., None, :]
-    return np.asarray(np.clip(np.rint(matrix / steps), -levels, levels) * steps, np.float32)
+def _rows_of_steps(matrix: Floats, levels: Levels, importance: Real | None = None) -> Floats:
+    """Steps [..., 1, out] of integers; of blocks one for each value, chosen by the importance of its row."""
+    if isinstance(levels, int):
+        return steps_of(matrix, levels)[..., None, :]
+    weighed = None if importance is None else importance.astype(np.float32)
+    parts = [levels.scales(part, weighed) for part in matrix.reshape(-1, *matrix.shape[-2:])]
+    spread = np.repeat(np.stack(parts), levels.block, axis=1).reshape(matrix.shape)
+    return np.asarray(np.maximum(spread, np.finfo(np.float32).tiny), np.float32)
 
 
-def compensate(matrix: Floats, moments: Floats, levels: int = LEVELS) -> Floats:
+def _round(values: Real, levels: Levels) -> Real:
+    """Values in steps, on the grid."""
+    return np.clip(np.rint(values), -levels, levels) if isinstance(levels, int) else levels.round(values)
+
+
+def nearest(matrix: Floats, levels: Levels = LEVELS) -> Floats:
+    """Every value rounded to the nearest level of its output channel, or of its block."""
+    steps = _rows_of_steps(matrix, levels)
+    return np.asarray(_round(matrix / steps, levels) * steps, np.float32)
+
+
+def compensate(matrix: Floats, moments: Floats, levels: Levels = LEVELS) -> Floats:
     """The matrix rounded by GPTQ, for activations whose mean of x x' is `moments`. levels: the last one.
 
     Moments of more values than `WIDEST_IN_DOUBLE` are of no use afterwards: they are decomposed where they lie.
@@ -299,7 +317,8 @@ def compensate(matrix: Floats, moments: Floats, levels: int = LEVELS) -> Floats:
     kind = np.float32 if wide else np.float64
     turned: Real = np.array(moments.reshape(-1, *moments.shape[-2:]), kind, copy=None if wide else True)
     # Feedback runs upwards: the input channel with the largest second moment is the last row, and is rounded first.
-    order = np.argsort(-np.diagonal(turned, axis1=1, axis2=2), axis=1, kind="stable")[:, ::-1]
+    importance = np.diagonal(turned, axis1=1, axis2=2).copy()
+    order = np.argsort(-importance, axis=1, kind="stable")[:, ::-1]
     for part, at in zip(turned, order, strict=True):
         _reorder(part, at)
     factor = _factor(turned)
@@ -307,8 +326,13 @@ def compensate(matrix: Floats, moments: Floats, levels: int = LEVELS) -> Floats:
         return nearest(matrix, levels)
     sorted_rows: Real = np.take_along_axis(rows, order[..., None], 1).astype(kind)
     rounded = np.empty_like(rows)
-    level_rows = _round_rows(sorted_rows, factor, steps_of(rows, levels)[:, None].astype(kind), levels)
+    steps: Real = _rows_of_steps(rows, levels, importance).astype(kind)
+    if steps.shape[1] > 1:
+        steps = np.take_along_axis(steps, order[..., None], 1).astype(kind)
+    level_rows = _round_rows(sorted_rows, factor, steps, levels)
     np.put_along_axis(rounded, order[..., None], level_rows.astype(np.float32), 1)
+    if not isinstance(levels, int):
+        return rounded.reshape(matrix.shape)
     return _with_last_level(rounded, rows, levels).reshape(matrix.shape)
 
 
@@ -357,7 +381,7 @@ def _decompose(matrix: Real) -> None:
                 )
 
 
-def _round_rows(rows: Real, factor: Real, steps: Real, levels: int) -> Real:
+def _round_rows(rows: Real, factor: Real, steps: Real, levels: Levels) -> Real:
     """The rows rounded from the last to the first, each with the errors of those behind it made up for."""
     rounded, errors = np.empty_like(rows), np.zeros_like(rows)
     for stop in range(rows.shape[1], 0, -BLOCK):
@@ -366,7 +390,8 @@ def _round_rows(rows: Real, factor: Real, steps: Real, levels: int) -> Real:
         for i in range(stop - 1, start - 1, -1):
             behind = factor[:, i + 1 : stop, i : i + 1].swapaxes(1, 2) @ errors[:, i + 1 : stop]
             aim = target_rows[:, i - start : i - start + 1] - behind
-            rounded[:, i : i + 1] = np.clip(np.rint(aim / steps), -levels, levels) * steps
+            step = steps[:, i : i + 1] if steps.shape[1] > 1 else steps
+            rounded[:, i : i + 1] = _round(aim / step, levels) * step
             errors[:, i] = rounded[:, i] - rows[:, i]
     return rounded
 

@@ -21,7 +21,15 @@ from pipeline.quantization.graph import (
     unused_name,
 )
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.settings.groups import LEVELS, Floats, SmoothingGroup, compensate, find_waists, transpose_for
+from pipeline.quantization.settings.groups import (
+    LEVELS,
+    Floats,
+    Levels,
+    SmoothingGroup,
+    compensate,
+    find_waists,
+    transpose_for,
+)
 from pipeline.quantization.settings.moments import (
     ActivationRange,
     Layer,
@@ -304,12 +312,13 @@ class _Editor:
 
 @dataclass(frozen=True)
 class FittedKind:
-    """A kind of int8 that settings are fitted for. ranges: of activations.  levels: the last one of the weights."""
+    """A kind of int8 that settings are fitted for, or a block format. ranges: of activations.  levels: the last one of
+    the weights, or the format."""
 
     groups: Sequence[SmoothingGroup]
     ranges: Ranges
     activation: Literal["int8", "uint8"]
-    levels: int = LEVELS
+    levels: Levels = LEVELS
 
     @property
     def convolving(self) -> list[SmoothingGroup]:
@@ -393,8 +402,9 @@ def _fit_layer(
     computed = bool(name) and name not in given
     bias = to_array(given[name]) if name and not computed else np.zeros(stored.shape[0], np.float32)
     taking = [pair for pair in zip(kinds, fitted, strict=True) if node.name in pair[1].nodes]
-    spread, level_counts = moments.take_covariance(about_zero=computed), {kind.levels for kind, _ in taking}
-    rounded = {
+    spread = moments.take_covariance(about_zero=computed)
+    level_counts = {kind.levels for kind, _ in taking if isinstance(kind.levels, int)}  # block formats take none
+    rounded: dict[Levels, Floats] = {
         levels: compensate(matrix, spread if levels == min(level_counts) else spread.copy(), levels)
         for levels in sorted(level_counts, reverse=True)
     }

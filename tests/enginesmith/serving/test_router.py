@@ -186,7 +186,7 @@ def test_bad_engines_are_refused():
         ((None,), {}, "engines is a NoneType; give a list"),
         ((engine("a"),), {}, "engines is a RoutedEngine; give a list"),
         ((["a"],), {}, "engines has a str"),
-        (([engine("a")], {"x": 0}), {}, "padding is a dict; give Padding"),
+        (([engine("a")], {"x": 0}), {}, "padding is a dict; give enginesmith.serving.Padding"),
         (([engine("a")],), {"fallbacks": None}, "fallbacks is a NoneType"),
         (([engine("a")],), {"reference_rate": "a"}, "reference rate 'a'"),
         (([engine("a")],), {"on_drift": 5}, "on_drift is a int"),

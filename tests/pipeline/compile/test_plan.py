@@ -154,7 +154,7 @@ def test_the_tables_name_every_unit_and_its_reason(built: Project) -> None:
     for word in ("proven", "unproven", "refused", "accuracy"):
         assert word in out
     *_, note, last = out.splitlines()
-    assert note.startswith("accuracy: measured on the engine") and last.startswith(
+    assert note.startswith("SQNR, accuracy: measured on the engine") and last.startswith(
         "tiny@1 unchanged: everything was cached; "
     )
     assert "report.html" in last, "where nothing is new: the table and one line"

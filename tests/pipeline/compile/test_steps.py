@@ -142,7 +142,7 @@ def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch
     monkeypatch.setattr("builders.backends.tensorrt.TensorRTRTX.revision", 9)
     plan = built.run("plan", built.spec, "--json").json["units"]
     assert {unit["target"] for unit in plan if unit["action"] == "build"} == {"sm_75", "sm_89"}
-    assert all("enginesmith-tensorrt-rtx: 2 -> 9" in unit["reason"] for unit in plan if unit["action"] == "build")
+    assert all("enginesmith-tensorrt-rtx: 3 -> 9" in unit["reason"] for unit in plan if unit["action"] == "build")
 
 
 class Editing:

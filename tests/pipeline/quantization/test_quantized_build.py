@@ -84,8 +84,8 @@ def test_int8_without_calibration_data_is_an_error_with_the_remedy(built: Projec
     assert "add calibration.data" in next(row["reason"] for row in done.json["engines"] if row["precision"] == "int8")
 
 
-def test_fp8_int4_and_dynamic_int8_go_the_whole_way(built: Project) -> None:
-    built.change_spec(precisions=["fp8", "int8-dynamic", "int4"], targets=["cpu", "sm_80", "sm_89"])
+def test_fp8_int4_dynamic_int8_and_block_floats_go_the_whole_way(built: Project) -> None:
+    built.change_spec(precisions=["fp8", "int8-dynamic", "int4", "nvfp4"], targets=["cpu", "sm_80", "sm_89"])
     done = built.build()
     assert done.code == 0, done.err
     assert units(done.json, "status") == {
@@ -98,6 +98,7 @@ def test_fp8_int4_and_dynamic_int8_go_the_whole_way(built: Project) -> None:
         "sm_89 fp8": "unproven",
         "sm_89 int8-dynamic": "refused",
         "sm_89 int4": "refused",
+        **{f"{target} nvfp4": "refused" for target in ("cpu", "sm_80", "sm_89")},
     }
     reason = next(row["reason"] for row in done.json["engines"] if row["precision"] == "int4")
     assert reason.startswith("0 nodes compute in int4") and "no multiple of the block" in reason

@@ -187,7 +187,7 @@ def test_what_triton_opens_none_of_is_said_first_and_before_any_folder(store: St
         place(store, dest, machine="l4")
     first, *rest = str(caught.value).splitlines()
     assert first.startswith(
-        "digits@1 has no engine for sm_89 (l4): l4 fp16 tensorrt-rtx: no backend of Triton opens engines of"
+        "digits@1 has no engine for sm_89 (l4): l4 fp16 tensorrt-rtx: Triton does not load tensorrt-rtx engines"
     )
     assert "build again with `serve: triton` in its spec" in first and "targets" not in first
     assert len(rest) == 1 and rest[0].endswith("; it has engines for sm_75, cpu")

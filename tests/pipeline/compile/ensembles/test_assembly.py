@@ -14,6 +14,6 @@ def test_data_that_does_not_suit_a_graph_names_it(tmp_path: Path, monkeypatch: p
     def refuse(*_: object) -> None:
         raise DataError("state 'past' has come to length=5")
 
-    monkeypatch.setattr(catalog, "_compile_graph", refuse)
+    monkeypatch.setattr(catalog, "compile_locked", refuse)
     with pytest.raises(DataError, match=r"^graph 'encoder': state 'past' has come to length=5$"):
         enginesmith.build(write_ensemble(tmp_path / "project"), registry=tmp_path / "registry")

@@ -1,0 +1,512 @@
+"""NVFP4 and MXFP8: floats of 4 and 8 bits in blocks, each with a scale of its own; their arithmetic, and their graphs.
+
+NVFP4 (NVIDIA, "Introducing NVFP4", 2025): 16 numbers of e2m1 share a scale of e4m3, and a tensor has a global scale in
+fp32. MXFP8 (OCP, "Microscaling Formats", 2023): 32 numbers of e4m3 share a power of two. Blocks lie along the depth of
+a product. Scales of activations are made at run time, from the largest magnitude of each block.
+
+Global scales are powers of two here. They then change no digit of a block's scale, which has four: a scale times a code
+is exact in fp16 and in fp32, so that all that compute with a graph see the same weights, and quantizing weights that
+lie on the grid gives them back.
+
+TensorRT's parser takes operators of its own for what ONNX has no operator for (domain `trt`; TensorRT-RTX 1.7). ONNX
+Runtime has no kernels for them, nor for e2m1: `emulate_blocks` makes a graph of standard operators with the same
+numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, parser
+from onnx.inliner import inline_local_functions
+
+from builders.onnx_graphs.weights import to_array
+from enginesmith.arrays import Array
+from enginesmith.core.errors import DataError
+from enginesmith.core.reports.breakdown import FloatNode
+from enginesmith.core.types import Precision, QuantizationScheme
+from pipeline.quantization.graph import attribute_of, element_types, sort_nodes, static_shapes, tidy_from
+from pipeline.quantization.insertion_points import Site, find_sites, prepare_model
+from pipeline.quantization.ranges import QuantizationNotes, Ranges
+from pipeline.quantization.schemes.insertion import GRIDS, Insertion, weight_scales
+from pipeline.quantization.schemes.overrides import OverridePrecision, find_override
+from pipeline.quantization.schemes.qdq import carries_qdq, degenerate, finish_rest
+
+Floats = NDArray[np.float32]
+E2M1, E4M3 = np.dtype(ml_dtypes.float4_e2m1fn), np.dtype(ml_dtypes.float8_e4m3fn)
+LARGEST_E2M1, LARGEST_E4M3 = np.float32(6), np.float32(448)
+# FLOAT4E2M1 exists in ONNX from these versions on.
+LOWEST_OPSET, LOWEST_IR = 23, 11
+# The global scale of activations leaves room for values so many times as large as calibration saw. e4m3 has scales for
+# it: between 1 and 64 nothing changed on MiniLM; 0.5 cost 6 dB.
+HEADROOM = 4
+# Scales of a block that are tried, in steps of e4m3 from the one that puts the largest magnitude at 6: four over six
+# (Cook et al., "Four Over Six: More Accurate NVFP4 Quantization with Adaptive Block Scaling", 2025) is one of them.
+# The others put it at each smaller code, for weights that lie on the grid.
+_STEPS, _CODES = range(-2, 7), (3.0, 2.0, 1.5, 1.0, 0.5)
+_BIAS = 127  # of an exponent in E8M0
+
+
+def power_of_two(least: float) -> np.float32:
+    """The smallest power of two that is no less than a positive number."""
+    mantissa, exponent = np.frexp(np.float32(least))
+    return np.float32(np.ldexp(1.0, int(exponent) - (mantissa == 0.5)))
+
+
+def round_e2m1(values: NDArray[np.floating]) -> Floats:
+    """The values, of any shape, rounded to e2m1, halves to even; 6 is the largest. As `astype(E2M1)`, and faster."""
+    sizes = np.minimum(np.abs(values), LARGEST_E2M1)
+    steps = np.where(sizes < 2, np.float32(0.5), np.where(sizes < 4, np.float32(1), np.float32(2)))
+    return np.asarray(np.copysign(np.rint(sizes / steps) * steps, values), np.float32)
+
+
+def round_e4m3(values: NDArray[np.floating]) -> Floats:
+    """The values rounded to e4m3, halves to even; 448 is the largest."""
+    bounded = np.clip(values, -LARGEST_E4M3, LARGEST_E4M3)
+    return np.asarray(bounded.astype(E4M3), np.float32)
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """A format of weights and, with `activations`, of what they are multiplied with. block: numbers in a block."""
+
+    name: str
+    block: int
+    activations: bool
+    four_bits: bool
+
+    def round(self, values: NDArray[np.floating]) -> Floats:
+        """The values, over their scales, on the grid of the codes."""
+        return round_e2m1(values) if self.four_bits else round_e4m3(values)
+
+    def scales(self, weight: Floats, importance: Floats | None = None) -> Floats:
+        """The scale of each block of rows of a weight, [depth / block, channels]. importance: of each row's squared
+        error, [depth]; a scale of e4m3 is the one with the least error, of E8M0 the least that overflows nothing."""
+        blocks = weight.reshape(-1, self.block, weight.shape[-1])
+        reach = np.abs(blocks).max(axis=1)
+        if not self.four_bits:
+            return powers_of(exponents_of(reach))
+        factors = None if importance is None else importance.reshape(-1, self.block, 1)
+        best: Floats = np.zeros_like(reach)
+        least = np.full_like(reach, np.inf)
+        for scales in _candidates(reach, global_scale(weight)):
+            lost = np.square(self.round(blocks / scales[:, None]) * scales[:, None] - blocks)
+            error = (lost if factors is None else lost * factors).sum(axis=1)
+            best, least = np.where(error < least, scales, best), np.minimum(error, least)
+        return best
+
+    def encode(self, weight: Floats) -> tuple[Array, Array, np.float32]:
+        """(codes, scales as they are stored, global scale) of a weight [depth, channels], in blocks of rows."""
+        scales = self.scales(weight)
+        on_grid = np.asarray(weight / np.repeat(scales, self.block, axis=0), np.float32)
+        if not self.four_bits:
+            return round_e4m3(on_grid).astype(E4M3), (np.frexp(scales)[1] - 1 + _BIAS).astype(np.uint8), np.float32(1)
+        whole = global_scale(weight)
+        return round_e2m1(on_grid).astype(E2M1), (scales / whole).astype(E4M3), whole
+
+    def decode(self, codes: Array, scales: Array, whole: np.float32) -> Floats:
+        """The weight that is stored so."""
+        exact = scales.astype(np.float32) * whole
+        if not self.four_bits:
+            exact = powers_of(scales.astype(np.int32) - _BIAS)
+        return np.asarray(codes.astype(np.float32) * np.repeat(exact, self.block, axis=0), np.float32)
+
+    def rounded_activation(self, values: Floats, whole: np.float32) -> Floats:
+        """Values [..., depth] as kernels multiply them: in blocks along the last axis, scaled at run time."""
+        blocks = values.reshape(*values.shape[:-1], -1, self.block)
+        reach = np.abs(blocks).max(axis=-1, keepdims=True)
+        six = round_e4m3(reach / LARGEST_E2M1 / whole) * whole
+        scales = six if self.four_bits else powers_of(exponents_of(reach))
+        ratios = np.asarray(blocks / np.maximum(scales, np.finfo(np.float32).tiny), np.float32)
+        return np.asarray(self.round(ratios) * scales, np.float32).reshape(values.shape)
+
+
+FORMATS: Mapping[Precision, BlockFormat] = {
+    "nvfp4": BlockFormat("nvfp4", 16, activations=True, four_bits=True),
+    "nvfp4-weights": BlockFormat("nvfp4-weights", 16, activations=False, four_bits=True),
+    "mxfp8": BlockFormat("mxfp8", 32, activations=True, four_bits=False),
+}
+
+
+def exponents_of(reach: Floats) -> NDArray[np.int32]:
+    """Exponents of E8M0 with which e4m3 holds magnitudes up to `reach`: the least k with reach <= 448 x 2^k."""
+    mantissas, exponents = np.frexp(reach)  # 448 is 0.875 x 2^9
+    least = exponents - 9 + (mantissas > 0.875)
+    return np.clip(np.where(reach > 0, least, -_BIAS), -_BIAS, _BIAS).astype(np.int32)
+
+
+def powers_of(exponents: NDArray[np.int32]) -> Floats:
+    """Powers of two."""
+    return np.asarray(np.ldexp(np.float32(1), exponents), np.float32)
+
+
+def global_scale(weight: Floats) -> np.float32:
+    """The global scale of an NVFP4 weight: blocks may then have any code for their largest magnitude."""
+    reach = float(np.abs(weight).max(initial=0.0))
+    return power_of_two(max(reach / float(LARGEST_E4M3) * 2, 2.0**-126))
+
+
+def activation_scale(reach: float) -> np.float32:
+    """The global scale of an NVFP4 activation that calibration saw reach so far."""
+    return power_of_two(HEADROOM * reach / float(LARGEST_E2M1 * LARGEST_E4M3))
+
+
+def _candidates(reach: Floats, whole: np.float32) -> "list[Floats]":
+    """Scales of blocks that reach so far."""
+    first = (reach / LARGEST_E2M1 / whole).astype(E4M3).view(np.uint8).astype(np.int16)
+    last = np.int16(np.array(LARGEST_E4M3).astype(E4M3).view(np.uint8))
+    steps = [np.clip(first + step, 1, last).astype(np.uint8).view(E4M3) for step in _STEPS]
+    steps += [np.maximum(reach / np.float32(code) / whole, np.float32(2.0**-9)).astype(E4M3) for code in _CODES]
+    return [scales.astype(np.float32) * whole for scales in steps]
+
+
+def quantize_blocks(
+    model: ModelProto,
+    precision: Precision,
+    scheme: QuantizationScheme,
+    overrides: Mapping[str, OverridePrecision],
+    ranges: Ranges | None,
+) -> tuple[ModelProto, QuantizationNotes]:
+    """The model with its MatMuls and Gemms by constants in the format, where that can be; and notes.
+
+    Other nodes with weights go on in fp8 where the format has activations, and ranges are known; the rest in the
+    scheme's float precision. Raises DataError when ranges lack what NVFP4 reads, ModelError when opset 23 is out of
+    reach.
+    """
+    if carries_qdq(model):
+        return model, QuantizationNotes(passed_through=True)
+    form = FORMATS[precision]
+    graph = tidy_from(prepare_model(model), LOWEST_OPSET)
+    graph.ir_version = max(graph.ir_version, LOWEST_IR)
+    chosen, rest, unsupported = find_block_sites(graph, form, overrides, ranges)
+    insertion = Insertion(graph, GRIDS["fp8"])
+    eight_bits, kept = _quantize_rest(rest, insertion, form, overrides, ranges)
+    weights = {site.node: _as_product(site, insertion) for site in chosen}
+    notes = QuantizationNotes(tuple(weights), (*unsupported, *kept), precision=precision, eight_bits=eight_bits)
+    written, notes = finish_rest(graph, notes, scheme, overrides, ranges)
+    reaches = {site.node: ranges.reach(site.activation) if ranges else None for site in chosen}
+    _Writer(written, form, reaches).write(weights)
+    return written, notes
+
+
+def find_block_sites(
+    graph: ModelProto, form: BlockFormat, overrides: Mapping[str, OverridePrecision], ranges: Ranges | None
+) -> tuple[list[Site], list[tuple[Site, str]], tuple[FloatNode, ...]]:
+    """The sites of a prepared model that take the format; the others, with the reason; and nodes that are no sites."""
+    sites, unsupported = find_sites(graph)
+    shapes, insertion = static_shapes(graph), Insertion(graph, GRIDS["fp8"])
+    reasons = {site.node: _obstacle(site, form, insertion, shapes, overrides, ranges) for site in sites}
+    rest = [(site, reason) for site in sites if (reason := reasons[site.node])]
+    return [site for site in sites if not reasons[site.node]], rest, unsupported
+
+
+def _obstacle(
+    site: Site,
+    form: BlockFormat,
+    insertion: Insertion,
+    shapes: Mapping[str, tuple[int, ...]],
+    overrides: Mapping[str, OverridePrecision],
+    ranges: Ranges | None,
+) -> str | None:
+    """Why a node is not in the format, or None."""
+    if reason := find_override(site.node, overrides):
+        return reason
+    if site.op_type not in ("Gemm", "MatMul"):
+        return f"{form.name} is for MatMul and Gemm"
+    if attribute_of(insertion.by_name[site.node], "transA", 0):
+        return "its activation is transposed"
+    weight = insertion.given[site.weight]
+    if weight.dims[1 - site.axis] % form.block:
+        return f"its depth, {weight.dims[1 - site.axis]}, is no multiple of the block, {form.block}"
+    if form.activations and len(shapes.get(site.activation, ())) not in (2, 3):
+        rank = len(shapes[site.activation]) if site.activation in shapes else "unknown"
+        return f"its activation has the rank {rank}; TensorRT takes blocks of rank 2 and 3"
+    values = np.abs(to_array(weight))
+    if form.four_bits and not 2.0**-10 < float(values.max()) < 2.0**15:
+        return f"its weights reach {float(values.max()):.3g}, whose scales fp16 does not hold"
+    if form.name == "nvfp4":
+        if ranges is None:
+            raise DataError("nvfp4 needs calibrated ranges, and there are none; add calibration.data")
+        return degenerate(site.activation, ranges)
+    return None
+
+
+def _quantize_rest(
+    rest: Sequence[tuple[Site, str]],
+    insertion: Insertion,
+    form: BlockFormat,
+    overrides: Mapping[str, OverridePrecision],
+    ranges: Ranges | None,
+) -> tuple[tuple[FloatNode, ...], list[FloatNode]]:
+    """The nodes that get Q/DQ in fp8, in place, and those that stay in float."""
+    eight_bits, kept = list[FloatNode](), list[FloatNode]()
+    for site, reason in rest:
+        item, wide = FloatNode(site.node, site.op_type, reason), overrides.get(site.node) in ("fp32", "fp16")
+        if wide or not form.activations or ranges is None or degenerate(site.activation, ranges):
+            kept.append(item)
+            continue
+        insertion.read(site.node, 0, *ranges.tensors[site.activation])
+        insertion.weight(site.node, site.axis, weight_scales(insertion, site.node, site.axis), pair=False)
+        eight_bits.append(item)
+    return tuple(eight_bits), kept
+
+
+def _as_product(site: Site, insertion: Insertion) -> Floats:
+    """The weight [depth, channels] of a node, which becomes a MatMul, and an Add for its bias, in place.
+
+    With scales along the channels, or a Gemm, TensorRT-RTX's engines are 1.4 times as large (measured on a layer of
+    256 x 128).
+    """
+    node = insertion.by_name[site.node]
+    values = to_array(insertion.given[site.weight]).astype(np.float32)
+    values = np.ascontiguousarray(values.T if site.axis == 0 else values) * np.float32(attribute_of(node, "alpha", 1.0))
+    if node.op_type == "Gemm":
+        bias, result = (node.input[2] if len(node.input) > 2 else ""), node.output[0]
+        node.op_type = "MatMul"
+        del node.attribute[:], node.input[2:]
+        if bias:
+            node.output[0] = f"{result}/product"
+            name = f"{site.node}/bias"
+            insertion.graph.node.append(helper.make_node("Add", [node.output[0], bias], [result], name=name))
+    node.input[1] = insertion.constant(values, f"{site.weight}_float")
+    return values
+
+
+class _Writer:
+    """Puts block formats into a finished graph, in place. reaches: of the activation of each node, if known."""
+
+    def __init__(self, model: ModelProto, form: BlockFormat, reaches: Mapping[str, float | None]) -> None:
+        self.model, self.form, self.reaches = model, form, reaches
+        self.types = element_types(model)
+        self.dequantized: dict[str, str] = {}
+        self.nodes: list[NodeProto] = []
+
+    def write(self, weights: Mapping[str, Floats]) -> None:
+        """Let the nodes of these names read a stored weight [depth, channels], and dequantized activations."""
+        graph = self.model.graph
+        for node in graph.node:
+            if node.name in weights:
+                half = self.types[node.input[0]] == TensorProto.FLOAT16
+                node.input[1] = self._weight(f"{node.name}/weight", weights[node.name], half)
+                if self.form.activations:
+                    node.input[0] = self._activation(node.input[0], self.reaches[node.name], half)
+        graph.node.extend(self.nodes)
+        read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+        initializers = [item for item in graph.initializer if item.name in read]
+        del graph.initializer[:]
+        graph.initializer.extend(initializers)
+        sort_nodes(graph)
+        if any(node.domain == "trt" for node in self.nodes):
+            self.model.opset_import.append(helper.make_opsetid("trt", 1))
+
+    def _weight(self, name: str, values: Floats, half: bool) -> str:
+        codes, scales, whole = self.form.encode(values)
+        names = [self._constant(f"{name}_codes", codes), self._constant(f"{name}_scales", scales)]
+        return self._dequantize(names, whole, name, 0, half)
+
+    def _activation(self, name: str, reach: float | None, half: bool) -> str:
+        if name not in self.dequantized:
+            parts, more = [f"{name}/codes", f"{name}/scales"], {"axis": -1, "block_size": self.form.block}
+            whole = activation_scale(reach or 1)
+            if self.form.four_bits:
+                inputs = [name, self._constant(f"{name}/global", np.array(whole))]
+                self._add("TRT_FP4DynamicQuantize", inputs, parts, scale_type=TensorProto.FLOAT8E4M3FN, **more)
+            else:
+                self._add("TRT_MXFP8DynamicQuantize", [name], parts, output_dtype=TensorProto.FLOAT8E4M3FN, **more)
+            self.dequantized[name] = self._dequantize(parts, whole, f"{name}/blocks", -1, half)
+        return self.dequantized[name]
+
+    def _dequantize(self, parts: list[str], whole: np.float32, name: str, axis: int, half: bool) -> str:
+        """The tensor that codes and scales mean."""
+        kind, more = TensorProto.FLOAT16 if half else TensorProto.FLOAT, {"axis": axis, "block_size": self.form.block}
+        result = f"{name}_dequantized"
+        if not self.form.four_bits:
+            self._add("TRT_MXFP8DequantizeLinear", parts, [result], output_dtype=kind, **more)
+            return result
+        scales = f"{name}_scales_dequantized"
+        self._add("DequantizeLinear", [parts[1], self._constant(f"{name}_global", np.array(whole))], [scales])
+        if half:
+            self._add("Cast", [scales], [f"{scales}_fp16"], to=kind)
+        self._add("DequantizeLinear", [parts[0], f"{scales}_fp16" if half else scales], [result], **more)
+        return result
+
+    def _constant(self, name: str, values: Array) -> str:
+        self.model.graph.initializer.append(numpy_helper.from_array(np.asarray(values, order="C"), name))
+        return name
+
+    def _add(self, op_type: str, inputs: list[str], outputs: list[str], **attributes: int) -> None:
+        domain = "trt" if op_type.startswith("TRT_") else ""
+        name = f"{op_type}/{outputs[0]}"
+        node = helper.make_node(op_type, inputs, outputs, name=name, domain=domain)
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+        self.nodes.append(node)
+
+
+# What TensorRT's dynamic quantization and the dequantization behind it compute, in standard operators. split, whole:
+# the shapes of blocks and of the tensor.
+_TWINS = f"""
+<domain: "twin", opset_import: ["": {LOWEST_OPSET}]>
+Nvfp4 (x, scale, split, whole) => (y) {{
+  blocks = Reshape(x, split)
+  sizes = Abs(blocks)
+  axis = Constant<value_ints=[-1]>()
+  reach = ReduceMax(sizes, axis)
+  six = Constant<value_float=6.0>()
+  by_six = Div(reach, six)
+  over = Div(by_six, scale)
+  code = Cast<to=17>(over)
+  stored = Cast<to=1>(code)
+  scales = Mul(stored, scale)
+  least = Constant<value_float=1.1754944e-38>()
+  divisors = Max(scales, least)
+  raw = Div(sizes, divisors)
+  ratio = Min(raw, six)
+  half = Constant<value_float=0.5>()
+  one = Constant<value_float=1.0>()
+  two = Constant<value_float=2.0>()
+  four = Constant<value_float=4.0>()
+  below_two = Less(ratio, two)
+  below_four = Less(ratio, four)
+  wide = Where(below_four, one, two)
+  steps = Where(below_two, half, wide)
+  counts = Div(ratio, steps)
+  whole_counts = Round(counts)
+  on_grid = Mul(whole_counts, steps)
+  signs = Sign(blocks)
+  signed = Mul(on_grid, signs)
+  result = Mul(signed, scales)
+  y = Reshape(result, whole)
+}}
+"""
+_MX_TWIN = f"""
+<domain: "twin", opset_import: ["": {LOWEST_OPSET}]>
+Mxfp8 (x, powers, split, whole) => (y) {{
+  blocks = Reshape(x, split)
+  sizes = Abs(blocks)
+  axis = Constant<value_ints=[-1]>()
+  reach = ReduceMax(sizes, axis)
+  largest = Constant<value_float=448.0>()
+  over = Div(reach, largest)
+  nature = Log(over)
+  two = Constant<value_float=0.6931471805599453>()
+  binary = Div(nature, two)
+  up = Ceil(binary)
+  bottom = Constant<value_float=-126.0>()
+  top = Constant<value_float=126.0>()
+  bounded = Clip(up, bottom, top)
+  bias = Constant<value_float=127.0>()
+  place = Add(bounded, bias)
+  first = Cast<to=7>(place)
+  power = Gather(powers, first)
+  holds = Mul(power, largest)
+  small = Less(holds, reach)
+  one = Constant<value_int=1>()
+  above = Add(first, one)
+  second = Where(small, above, first)
+  below = Sub(second, one)
+  lower = Gather(powers, below)
+  lower_holds = Mul(lower, largest)
+  enough = GreaterOrEqual(lower_holds, reach)
+  index = Where(enough, below, second)
+  scales = Gather(powers, index)
+  ratio = Div(blocks, scales)
+  codes = Cast<to=17>(ratio)
+  stored = Cast<to=1>(codes)
+  result = Mul(stored, scales)
+  y = Reshape(result, whole)
+}}
+"""
+
+
+def needs_blocks_emulated(model: ModelProto) -> bool:
+    """Whether a graph has what `emulate_blocks` rewrites."""
+    kinds = (item.data_type for item in model.graph.initializer)
+    return TensorProto.FLOAT4E2M1 in kinds or any(entry.domain == "trt" for entry in model.opset_import)
+
+
+def emulate_blocks(model: ModelProto) -> ModelProto:
+    """A graph of standard operators that gives the same numbers as one of `quantize_blocks`, for ONNX Runtime."""
+    twin = ModelProto()
+    twin.CopyFrom(model)
+    _Twin(twin).rewrite()
+    return inline_local_functions(twin)
+
+
+class _Twin:
+    """Rewrites a graph in place: stored weights become what they mean, and dynamic quantization standard operators."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self.model, self.graph = model, model.graph
+        self.given = {item.name: item for item in model.graph.initializer}
+        self.makers = {name: node for node in model.graph.node for name in node.output}
+        self.shapes = {
+            value.name: value.type.tensor_type.shape for value in (*self.graph.value_info, *self.graph.input)
+        }
+
+    def rewrite(self) -> None:
+        nodes = list[NodeProto]()
+        for node in self.graph.node:
+            maker = self.makers.get(node.input[0]) if node.op_type.endswith("DequantizeLinear") else None
+            if node.domain == "trt" and node.op_type.endswith("DynamicQuantize"):
+                continue
+            if maker is not None and maker.domain == "trt":
+                if node.input[0] == maker.output[0]:  # else these are the scales, which the twin makes itself
+                    nodes += self._dynamic(node, maker)
+            elif not self._stored(node):
+                nodes.append(node)
+        live = {value.name for value in self.graph.output}
+        for node in reversed(nodes):
+            if live.intersection(node.output):
+                live.update(node.input)
+        del self.graph.node[:]
+        self.graph.node.extend(node for node in nodes if live.intersection(node.output))
+        kept = [item for item in self.graph.initializer if item.name in live]
+        del self.graph.initializer[:]
+        self.graph.initializer.extend(kept)
+        sources = (_TWINS, _MX_TWIN) if any(node.domain == "twin" for node in nodes) else ()
+        self.model.functions.extend(parser.parse_function(text) for text in sources)
+        others = [entry for entry in self.model.opset_import if entry.domain != "trt"]
+        del self.model.opset_import[:]
+        self.model.opset_import.extend([*others, *([helper.make_opsetid("twin", 1)] if sources else [])])
+
+    def _stored(self, node: NodeProto) -> bool:
+        """Whether a node dequantizes a stored weight in blocks: what it means is then a constant of the node's name."""
+        codes, block = self.given.get(node.input[0]), attribute_of(node, "block_size", 0)
+        four_bits = codes is not None and codes.data_type == TensorProto.FLOAT4E2M1
+        if codes is None or not block or not (four_bits or node.domain == "trt"):
+            return False
+        form, kind, whole = FORMATS["nvfp4" if four_bits else "mxfp8"], attribute_of(node, "output_dtype", 0), None
+        scales = node.input[1]
+        if four_bits:
+            kind, maker = TensorProto.FLOAT, self.makers[scales]
+            if maker.op_type == "Cast":
+                kind, maker = TensorProto.FLOAT16, self.makers[maker.input[0]]
+            scales, whole = maker.input[0], to_array(self.given[maker.input[1]])
+        values = form.decode(to_array(codes), to_array(self.given[scales]), np.float32(1 if whole is None else whole))
+        exact = values.astype(np.float16 if kind == TensorProto.FLOAT16 else np.float32)
+        self.graph.initializer.append(numpy_helper.from_array(exact, node.output[0]))
+        return True
+
+    def _dynamic(self, node: NodeProto, maker: NodeProto) -> list[NodeProto]:
+        """The nodes in the place of an activation's quantization and of its dequantization `node`."""
+        source, result = maker.input[0], node.output[0]
+        block = attribute_of(maker, "block_size", 0)
+        leading = [0] * (len(self.shapes[source].dim) - 1)  # they stay
+        split = self._constant(f"{result}/split", np.array([*leading, -1, block], np.int64))
+        whole = self._constant(f"{result}/whole", np.array([*leading, -1], np.int64))
+        four_bits = maker.op_type == "TRT_FP4DynamicQuantize"
+        powers = powers_of(np.arange(-_BIAS, _BIAS + 1, dtype=np.int32))
+        scale = maker.input[1] if four_bits else self._constant(f"{result}/powers", powers)
+        wide, exact = f"{result}/fp32", f"{result}/blocks"
+        op_type = "Nvfp4" if four_bits else "Mxfp8"
+        return [  # where `source` is fp32 already, the casts change nothing
+            helper.make_node("Cast", [source], [wide], name=wide, to=TensorProto.FLOAT),
+            helper.make_node(op_type, [wide, scale, split, whole], [exact], name=exact, domain="twin"),
+            helper.make_node("CastLike", [exact, source], [result], name=result),
+        ]
+
+    def _constant(self, name: str, values: Array) -> str:
+        self.graph.initializer.append(numpy_helper.from_array(values, name))
+        return name

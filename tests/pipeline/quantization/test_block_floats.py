@@ -1,0 +1,272 @@
+"""NVFP4 and MXFP8: their arithmetic against a slow definition, their graphs, and the graphs that ONNX Runtime runs."""
+
+import itertools
+from fractions import Fraction
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builders.backends.tensorrt import TensorRTRTX
+from enginesmith.core.errors import DataError
+from enginesmith.core.types import BLOCK_FLOATS, ShapeProfile, TensorSpec
+from pipeline.compile.steps.blobs import runnable
+from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
+from pipeline.quantization.ranges import QuantizationNotes, Ranges
+from pipeline.quantization.schemes.block_floats import E4M3, FORMATS, emulate_blocks, exponents_of, round_e2m1
+from pipeline.quantization.schemes.overrides import Override
+from pipeline.quantization.schemes.write import write
+from pipeline.quantization.search.quality import SearchFloor
+from pipeline.quantization.search.search import choose_each
+from pipeline.quantization.search.trial import SearchTarget
+from pipeline.quantization.settings.groups import compensate, nearest
+from tests.builders import graphs
+from tests.pipeline.quantization.small_nets import (
+    TENSORRT,
+    TENSORRT_FP32,
+    attention_net,
+    build,
+    compiles,
+    constant,
+    conv_net,
+    images,
+    named,
+    of_type,
+    ranges_of,
+    run,
+    sentences,
+    session,
+    sqnr_db,
+)
+
+E2M1_VALUES = [Fraction(value) for value in ("0", "1/2", "1", "3/2", "2", "3", "4", "6")]
+E4M3_VALUES = [Fraction(float(value)) for value in np.arange(0x7F, dtype=np.uint8).view(E4M3)]
+FLOATS = st.floats(-1000, 1000, width=32)
+WIDE = [pytest.param(scheme, id=scheme.float_precision) for scheme in (TENSORRT, TENSORRT_FP32)]
+
+
+def defined(value: Fraction, grid: list[Fraction]) -> Fraction:
+    """The number of the grid that is nearest; of two the one at an even place; the last one for all beyond it."""
+    size = min(abs(value), grid[-1])
+    place = min(range(len(grid)), key=lambda index: (abs(grid[index] - size), index % 2))
+    return -grid[place] if value < 0 else grid[place]
+
+
+def exact(values: np.ndarray) -> list[Fraction]:
+    return [Fraction(float(value)) for value in values.reshape(-1)]
+
+
+def defined_activation(block: np.ndarray, name: str, whole: Fraction) -> list[Fraction]:
+    """A block as kernels multiply it, by exact arithmetic; the quotient of a scale is rounded to fp32 before."""
+    values = exact(block)
+    reach = max(map(abs, values))
+    if FORMATS[name].four_bits:
+        scale = defined(Fraction(float(np.float32(float(reach)) / np.float32(6))) / whole, E4M3_VALUES) * whole
+        codes = [
+            defined(Fraction(float(np.float32(float(value / scale)))), E2M1_VALUES) if scale else Fraction(0)
+            for value in values
+        ]
+        return [code * scale for code in codes]
+    exponent = min((k for k in range(-127, 128) if reach <= 448 * Fraction(2) ** k), default=127)
+    return [defined(value / Fraction(2) ** exponent, E4M3_VALUES) * Fraction(2) ** exponent for value in values]
+
+
+@given(st.lists(FLOATS, min_size=32, max_size=32), st.sampled_from(["nvfp4", "mxfp8"]), st.sampled_from([1.0, 0.125]))
+@settings(max_examples=25, deadline=None)
+def test_activations_are_rounded_as_defined(values: list[float], name: str, whole: float) -> None:
+    form, row = FORMATS[name], np.array(values, np.float32)
+    rounded = form.rounded_activation(row[None], np.float32(whole))
+    defined = [defined_activation(block, name, Fraction(whole)) for block in row.reshape(-1, form.block)]
+    assert exact(rounded) == [value for block in defined for value in block]
+
+
+@given(st.lists(FLOATS, min_size=64, max_size=64), st.sampled_from(BLOCK_FLOATS))
+@settings(max_examples=25, deadline=None)
+def test_a_weight_has_the_nearest_codes_of_its_scales_and_quantizing_it_again_gives_it_back(values, name) -> None:
+    form, weight = FORMATS[name], np.array(values, np.float32).reshape(32, 2)
+    codes, scales, whole = form.encode(weight)
+    stored = form.decode(codes, scales, whole)
+    grid = E2M1_VALUES if form.four_bits else E4M3_VALUES
+    effective = np.repeat(form.scales(weight), form.block, axis=0)
+    for value, code, scale in zip(exact(weight), exact(codes.astype(np.float32)), exact(effective), strict=True):
+        assert not scale or code == defined(Fraction(float(np.float32(float(value / scale)))), grid)
+    again = form.decode(*form.encode(stored))
+    assert np.array_equal(again, stored)
+    assert np.array_equal(stored.astype(np.float16), stored) or np.abs(weight).max() < 2.0**-10, "fp16 holds them"
+
+
+@given(st.lists(st.floats(0, 2.0**100, width=32), min_size=1, max_size=8))
+def test_exponents_are_the_least_that_overflow_nothing(reach: list[float]) -> None:
+    values = np.array(reach, np.float32)
+    for value, exponent in zip(exact(values), exponents_of(values).tolist(), strict=True):
+        assert value <= 448 * Fraction(2) ** exponent
+        assert exponent == -127 or value > 448 * Fraction(2) ** (exponent - 1)
+
+
+def test_numbers_of_e2m1_are_rounded_as_ml_dtypes_does() -> None:
+    values = np.linspace(-8, 8, 4097, dtype=np.float32)
+    assert np.array_equal(round_e2m1(values), values.astype(ml_dtypes.float4_e2m1fn).astype(np.float32))
+
+
+def test_codes_are_packed_two_a_byte_the_first_one_low() -> None:
+    result = written(two_layers(), "nvfp4-weights")
+    stored = next(item for item in result.graph.initializer if item.data_type == onnx.TensorProto.FLOAT4E2M1)
+    codes = onnx.numpy_helper.to_array(stored).reshape(-1).view(np.uint8)
+    assert stored.raw_data == bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True))
+
+
+def two_layers() -> onnx.ModelProto:
+    """A MatMul and a Gemm with transB and alpha, on an activation of rank 2."""
+    rng = np.random.default_rng(4)
+    weights = {"w1": rng.normal(size=(64, 96)) / 8, "w2": rng.normal(size=(10, 96)) / 16, "b2": rng.normal(size=10)}
+    text = "h = MatMul(x, w1) r = Relu(h) y = Gemm<transB=1, alpha=0.5>(r, w2, b2)"
+    return build("float[batch,64] x", "float[batch,10] y", text, weights)
+
+
+def rows(count: int = 32, seed: int = 5) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(seed).normal(size=(count, 64)).astype(np.float32)}
+
+
+SHAPES = {"x": ((1, 64), (4, 64), (8, 64))}
+
+
+def written(net: onnx.ModelProto, precision: str, scheme=TENSORRT_FP32, data=None, rules=()) -> onnx.ModelProto:
+    return write_with_notes(net, precision, scheme, data, rules)[0]
+
+
+def write_with_notes(net, precision, scheme=TENSORRT_FP32, data=None, rules=()):
+    graph = prepare_model(net)
+    result, notes = write(net, precision, scheme, ranges_of(graph, data or rows(), tensors_to_measure(graph)), rules)
+    assert isinstance(notes, QuantizationNotes)
+    return result, notes
+
+
+@pytest.mark.parametrize("scheme", WIDE)
+@pytest.mark.parametrize("precision", BLOCK_FLOATS)
+def test_each_layer_of_the_twin_gives_what_numpy_does_on_equal_inputs(precision, scheme, tmp_path) -> None:
+    """Of whole models with rounded activations two right runs differ by 19 to 22 dB, so layers are compared."""
+    form, result = FORMATS[precision], written(two_layers(), precision, scheme)
+    onnx.save(result, tmp_path / "graph.onnx")
+    twin = onnx.load(runnable(tmp_path / "graph.onnx", precision))
+    given = {item.name: onnx.numpy_helper.to_array(item) for item in result.graph.initializer}
+    for node in ("MatMul_h", "Gemm_y"):
+        multiply = named(twin, node)
+        source = multiply.input[0].removesuffix("/blocks_dequantized")
+        names = [source, *multiply.input, multiply.output[0]]
+        del twin.graph.output[:]
+        twin.graph.output.extend(onnx.helper.make_tensor_value_info(name, 1, None) for name in names)
+        before, left, right, output = session(twin, optimized=False).run(names, rows())
+        stored = [given[name] for name in given if name.startswith(f"{node}/weight_")]
+        assert np.array_equal(right, form.decode(*stored, *[np.float32(1)] * (3 - len(stored))))
+        if form.activations:
+            whole = given.get(f"{source}/global", np.float32(1))
+            assert np.array_equal(left, form.rounded_activation(before, whole)), "to the bit"
+        product = left.astype(np.float64) @ right
+        assert np.abs(output - product).max() <= (2.0**-10 if scheme is TENSORRT else 2.0**-20) * np.abs(product).max()
+
+
+@pytest.mark.parametrize("scheme", WIDE)
+@pytest.mark.parametrize(("precision", "sm"), [*itertools.product(BLOCK_FLOATS, ["SM120", "SM121"])])
+def test_tensorrt_rtx_builds_them(precision: str, sm: str, scheme) -> None:
+    assert compiles(written(two_layers(), precision, scheme), sm, SHAPES) == ""
+
+
+@pytest.mark.parametrize(
+    ("precision", "sm", "builds"),
+    [("nvfp4", "SM89", False), ("nvfp4-weights", "SM89", False), ("mxfp8", "SM89", True), ("mxfp8", "SM80", False)],
+)
+def test_the_refusals_are_true(precision: str, sm: str, builds: bool) -> None:
+    said = compiles(written(two_layers(), precision), sm, SHAPES)
+    refused = TensorRTRTX().refuses(graphs.request(f"sm_{sm[2:]}", precision))
+    assert (said == "") == builds == (refused is None), (said, refused)
+
+
+def test_a_backend_builds_an_engine_of_a_written_graph(tmp_path: Path) -> None:
+    onnx.save(written(two_layers(), "nvfp4", TENSORRT), tmp_path / "graph.onnx")
+    specs = {
+        "inputs": (TensorSpec("x", "float32", ("batch", 64)),),
+        "outputs": (TensorSpec("y", "float32", ("batch", 10)),),
+    }
+    profile = ShapeProfile((("x", *SHAPES["x"]),))
+    request = graphs.request("sm_120", "nvfp4", profiles=(profile,), **specs)
+    assert TensorRTRTX().build(request, tmp_path / "graph.onnx", tmp_path).size_bytes > 0
+
+
+def test_weights_take_at_most_a_third_of_their_fp16_size() -> None:
+    result = written(two_layers(), "nvfp4", TENSORRT)
+    stored = sum(len(item.raw_data) for item in result.graph.initializer if "/weight_" in item.name)
+    assert stored <= 0.32 * 2 * (64 * 96 + 96 * 10)
+    assert not [item for item in result.graph.initializer if item.name.startswith("w")], "float weights are gone"
+
+
+def test_what_does_not_fit_goes_on_in_fp8_and_says_why() -> None:
+    notes = write_with_notes(conv_net(), "nvfp4", data=images())[1]
+    assert [item.reason for item in notes.eight_bits] == [
+        *["nvfp4 is for MatMul and Gemm"] * 2,
+        "its depth, 8, is no multiple of the block, 16",
+    ]
+    assert any(line.startswith("in fp8: Gemm_logits (Gemm): its depth") for line in notes.lines())
+    result, notes = write_with_notes(attention_net(), "mxfp8", data=sentences())
+    assert {node.op_type for node in result.graph.node} >= {"QuantizeLinear", "TRT_MXFP8DynamicQuantize"}
+    assert [item.reason for item in notes.kept] == ["it multiplies two activations"] * 2, "they stay in float"
+
+
+def test_weights_alone_leave_the_rest_in_float_and_need_no_calibration() -> None:
+    result, notes = write(conv_net(), "nvfp4-weights", TENSORRT_FP32)
+    assert len(notes.kept) == 3 and not of_type(result, "QuantizeLinear")
+    result, notes = write(two_layers(), "nvfp4-weights", TENSORRT_FP32)
+    assert len(notes.quantized) == 2 and sqnr_db(run(two_layers(), rows()), run(emulate_blocks(result), rows())) > 15
+
+
+def test_activations_of_other_ranks_are_left_out() -> None:
+    net = build("float[batch,2,3,64] x", "float[batch,2,3,8] y", "y = MatMul(x, w)", {"w": np.ones((64, 8))})
+    notes = write(net, "mxfp8", TENSORRT_FP32)[1]
+    assert "rank 4; TensorRT takes blocks of rank 2 and 3" in notes.kept[0].reason
+
+
+def test_rules_and_missing_ranges() -> None:
+    notes = write_with_notes(two_layers(), "nvfp4", rules=[Override("Gemm", "fp16")])[1]
+    assert notes.quantized == ("MatMul_h",) and "overrides says fp16" in notes.kept[0].reason
+    with pytest.raises(DataError, match=r"nvfp4 needs calibrated ranges.*calibration\.data"):
+        write(two_layers(), "nvfp4", TENSORRT)
+    zero = Ranges({"x": (0.0, 0.0), "r": (0.0, 1.0)}, "minmax", "0" * 64, 1)
+    assert "zero in every calibration sample" in write(two_layers(), "nvfp4", TENSORRT, zero)[1].kept[0].reason
+
+
+def test_projections_that_read_one_tensor_share_its_quantization() -> None:
+    result = written(attention_net(), "nvfp4", data=sentences())
+    assert len(of_type(result, "TRT_FP4DynamicQuantize")) == 5 and constant(result, "x/global").shape == ()
+
+
+def test_a_floor_mixes_nvfp4_with_fp8_and_errors_of_rounding_cancel() -> None:
+    """Groups that cost the most go on in fp8; of the others the weights are rounded with regard to the activations."""
+    net, data, held_out = attention_net(), sentences(96), sentences(64, 99)
+    ranges = ranges_of(graph := prepare_model(net), data, tensors_to_measure(graph))
+    runs = [(8, {name: values[at : at + 8] for name, values in data.items()}) for at in range(0, 96, 8)]
+    expected, target = run(net, held_out), SearchTarget(ranges, TENSORRT_FP32, precision="nvfp4")
+    reached = {}
+    for floor in (None, SearchFloor(sqnr_db=18.0)):
+        choice = choose_each(net, [target], runs, floor, "none")[0]
+        result, notes = write(choice.model, "nvfp4", TENSORRT_FP32, choice.ranges, left=choice.left)
+        actual = sqnr_db(expected, run(emulate_blocks(result), held_out, optimized=False))
+        reached[floor] = actual, len(notes.quantized), len(notes.eight_bits)
+        assert all("the floor" in item.reason for item in notes.eight_bits) and "in nvfp4" in choice.summary
+    plain = sqnr_db(expected, run(emulate_blocks(write(net, "nvfp4", TENSORRT_FP32, ranges)[0]), held_out, False))
+    whole, mixed = reached.values()
+    assert whole[1:] == (7, 0) and whole[0] > plain + 0.2
+    assert mixed[0] > 17.5 and mixed[1] + mixed[2] == 7 and mixed[1] >= 3 and mixed[2]
+
+
+@pytest.mark.parametrize("precision", ["nvfp4", "mxfp8"])
+def test_compensated_weights_lie_on_the_grid_and_lose_less_at_the_output(precision: str) -> None:
+    rng, form = np.random.default_rng(3), FORMATS[precision]
+    inputs = rng.normal(size=(512, 64)).astype(np.float32) @ rng.normal(size=(64, 64)).astype(np.float32)
+    weight = rng.normal(size=(64, 24)).astype(np.float32)
+    rounded = compensate(weight, inputs.T @ inputs / np.float32(512), form)
+    assert np.array_equal(form.decode(*form.encode(rounded)), rounded), "writing the graph gives the same weights"
+    lost, plain = (np.square(inputs @ (other - weight)).sum() for other in (rounded, nearest(weight, form)))
+    assert lost < 0.7 * plain
