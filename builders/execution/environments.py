@@ -71,6 +71,5 @@ def _install(environment: Path, places: Sequence[str], pins: Mapping[str, str]) 
     )  # fmt: skip
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        reasons = [line for line in lines if line.startswith("ERROR:")] or lines
-        why = "; ".join(reasons[-2:])
+        why = lines[-1] if lines else f"exit status {done.returncode}"
         raise UnavailableError(f"pip cannot install {', '.join(words)}: {why}; --python takes an environment with it")

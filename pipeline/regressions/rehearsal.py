@@ -205,7 +205,8 @@ def rehearse(served: Sequence[Served], environments: Environments) -> Rehearsal:
             if any(plain_name(name) in environments.pins for name in entry.toolchain)
         ]
         units += built
-        plans.append(plan_version(manifest, channels, built, environments.python))
+        if built:
+            plans.append(plan_version(manifest, channels, built, environments.python))
     if not units:
         names = ", ".join(sorted(used)) or "nothing"
         raise InputError(f"no served engine is built with {', '.join(environments.pins)}; they are built with {names}")
@@ -274,7 +275,12 @@ class _Unit:
     def _read_toolchain(self) -> tuple[tuple[str, str], ...]:
         """What the new environment builds with. Raises InputError where that is not what is pinned."""
         request = ReadToolchain(self.entry.backend, dict(self.entry.options), self.entry.hardware)
-        versions: tuple[tuple[str, str], ...] = self._run("new", "build", request)
+        try:
+            versions: tuple[tuple[str, str], ...] = self._run("new", "build", request)
+        except StepError as error:
+            first = _reason(error)
+            why = (error.log.strip() or first).splitlines()[-1]
+            raise InputError(f"{self.environments.python} runs no jobs: {why}; install enginesmith there") from error
         present = {plain_name(name): version for name, version in versions}
         for name in {plain_name(each) for each in self.entry.toolchain} & self.environments.pins.keys():
             if present.get(name) != (pinned := self.environments.pins[name]):

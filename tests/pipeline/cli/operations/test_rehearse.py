@@ -2,6 +2,7 @@
 
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 from tests.pipeline.cli.operations.test_check import files_of
 from tests.pipeline.projects import Project
@@ -28,6 +29,9 @@ def test_what_is_served_is_built_proven_and_timed_beside_itself_and_nothing_is_p
 def test_an_environment_with_another_version_is_refused(built: Project) -> None:
     done = built.run("rehearse", "tiny", "--toolchain", "onnxruntime==0.1", "--python", sys.executable)
     assert done.code == 2 and f"has onnxruntime {version('onnxruntime')}, not 0.1; install that there" in done.err
+    bare = Path(sys.base_prefix) / "bin" / "python3"
+    done = built.run("rehearse", "tiny", "--toolchain", SAME, "--python", bare)
+    assert done.code == 2 and "No module named" in done.err and "install enginesmith there" in done.err
 
 
 def test_a_toolchain_that_builds_nothing_here_is_named_beside_those_that_do(built: Project) -> None:
