@@ -123,6 +123,7 @@ _SPREAD: Schema = closed(
     "topologyKey",
     "whenUnsatisfiable",
 )
+_SPREAD["dependencies"] = {"minDomains": {"properties": {"whenUnsatisfiable": {"const": "DoNotSchedule"}}}}
 
 
 def _ref(**more: Schema) -> Schema:
@@ -302,10 +303,16 @@ _CONTAINER: Schema = closed(
         ),
         "resources": ref("resources"),
         "restartPolicy": {"const": "Always"},
-        "securityContext": _SECURITY,
-        "startupProbe": _PROBE,
+        "securityContext": ref("security"),
+        "startupProbe": ref("probe"),
         "volumeMounts": ref("mounts"),
     },
+    "name",
+    "image",
+)
+_SIDECAR: Schema = closed(
+    {name: value for name, value in _CONTAINER["properties"].items() if name != "restartPolicy"}
+    | {"livenessProbe": ref("probe"), "readinessProbe": ref("probe")},
     "name",
     "image",
 )
@@ -343,6 +350,9 @@ DEFINITIONS: dict[str, Schema] = {
     "mounts": {"type": "array", "items": _MOUNT},
     "peers": {"type": "array", "items": _PEER},
     "selector": _SELECTOR,
+    "probe": _PROBE,
+    "security": _SECURITY,
+    "sidecars": {"type": "array", "items": _SIDECAR},
     "spread": {"type": "array", "items": _SPREAD},
     "tolerations": {"type": "array", "items": _TOLERATION},
     "volumes": {"type": "array", "items": _VOLUME},

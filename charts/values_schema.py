@@ -25,9 +25,15 @@ from charts.kubernetes_schema import DEFINITIONS, EGRESS
 from enginesmith.core.hardware.machine import GENERATIONS, names
 from enginesmith.core.types import PRECISIONS
 
-# A whole number of CPUs may be given as one. So few bytes may not: `16` and `512m` were never meant. Nothing is none.
+# A whole number of CPUs may be given as one; from a million on, templates would write an exponent. So few bytes may
+# not: `16` and `512m` were never meant. Nothing is none.
 _MORE_THAN_0 = r"([0-9]*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)"
-CPU = {"type": ["string", "integer"], "minimum": 1, "pattern": rf"^{_MORE_THAN_0}$|^[0-9]*[1-9][0-9]*m$"}
+CPU = {
+    "type": ["string", "integer"],
+    "minimum": 1,
+    "maximum": 99_999,
+    "pattern": rf"^{_MORE_THAN_0}$|^[0-9]*[1-9][0-9]*m$",
+}
 BYTES = {"type": "string", "pattern": rf"^([1-9][0-9]{{6,}}|{_MORE_THAN_0}(k|Ki|M|Mi|G|Gi|T|Ti))$"}
 # Host and port, then words in lower case; a tag is the templates' to refuse, who name the remedy.
 _WORD = "[a-z0-9]+([._-]+[a-z0-9]+)*"
@@ -37,6 +43,7 @@ PORTS = listed({"type": "integer", "minimum": 1, "maximum": 65535})
 CIDRS = {"type": "array", "items": CIDR}
 SECONDS = {"type": "integer", "minimum": 1}
 COUNT = {"type": "integer", "minimum": 0}
+_PROXY = {"type": "string", "pattern": r"^(https?://[A-Za-z0-9.:@%_\[\]-]+/?)?$"}
 # Of the command line: a number of bytes, a time.
 SIZE = {"type": "string", "pattern": "^[1-9][0-9]{0,11}(B|KiB|MiB|GiB|TiB)?$"}
 # One of nodeCache.pulls. The name is a part of a DaemonSet's, and a folder.
@@ -126,6 +133,7 @@ RULES: dict[str, Schema] = {
     "cidrs": CIDRS,
     "className": OPTIONAL_NAME,
     "clusterUid": {"type": "string"},
+    "commonAnnotations": ANNOTATIONS,
     "commonLabels": LABELS,
     "cpu": CPU,
     "cpuRequest": CPU,
@@ -137,6 +145,8 @@ RULES: dict[str, Schema] = {
     "externalApi.url": {"type": "string", "pattern": r"^(https?://[^\s]+/api[^\s]*)?$"},
     "readSecret": OPTIONAL_NAME,
     "configMap": OPTIONAL_NAME,
+    "except": {"type": "array", "items": {"type": "string", "pattern": "^[A-Za-z0-9.:/*_-]+$"}},
+    "extraContainers": ref("sidecars"),
     "extraEgress": {"type": "array", "items": EGRESS},
     "extraEnv": ref("env"),
     "extraEnvFrom": ref("envFrom"),
@@ -175,6 +185,8 @@ RULES: dict[str, Schema] = {
     "prefix": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$"},
     "priorityClass": OPTIONAL_LABEL_NAME,
     "priorityClassName": OPTIONAL_NAME,
+    "proxy.http": _PROXY,
+    "proxy.https": _PROXY,
     "pullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},
     "queueName": OPTIONAL_LABEL_NAME,
     "ray.version": {"type": "string", "pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},
@@ -186,12 +198,15 @@ RULES: dict[str, Schema] = {
     "repository": {"type": "string", "pattern": IMAGE},
     "resourceClaimTemplate": OPTIONAL_NAME,
     "resources": ref("resources"),
+    "rolloutHours": {"type": "integer", "minimum": 1},
     "runAsGroup": {"type": ["integer", "null"], "minimum": 1},
     "runAsUser": {"type": ["integer", "null"], "minimum": 1},
     "runtimeClassName": OPTIONAL_NAME,
     "scrapeTimeout": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
     "scheme": {"enum": ["s3", "gs", "az"]},
+    "site.host": OPTIONAL_NAME,
     "site.path": {"type": "string", "pattern": "^(/[A-Za-z0-9_-]+)+$"},
+    "serviceAnnotations": ANNOTATIONS,
     "size": BYTES,
     "sse": {"enum": ["", "AES256", "aws:kms", "aws:kms:dsse"]},
     "storageClass": OPTIONAL_NAME,
@@ -217,7 +232,19 @@ def values_schema(values: Mapping[str, Any]) -> Schema:
     found["properties"]["global"] = OPEN
     title = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the Enginesmith chart"}
     resources = closed({"requests": _AMOUNTS, "limits": _AMOUNTS})
-    return {**title, **found, "definitions": {**DEFINITIONS, "resources": resources}}
+    return dict(_bounded({**title, **found, "definitions": {**DEFINITIONS, "resources": resources}}))
+
+
+def _bounded(schema: Any) -> Any:
+    """The same schema with a limit for each whole number that has none: that of an int32, which the API server has."""
+    if isinstance(schema, list):
+        return [_bounded(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _bounded(value) for name, value in schema.items()}
+    types = found.get("type")
+    limited = types == "integer" or (isinstance(types, list) and "integer" in types)
+    return {"maximum": 2**31 - 1} | found if limited else found
 
 
 def _object(values: Mapping[str, Any], path: tuple[str, ...]) -> Schema:

@@ -21,7 +21,6 @@ classes above is in the packages `enginesmith.client`, `serving`, `recording`, `
 `user_code`; each is loaded on its first use, too.
 """
 
-from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -91,21 +90,6 @@ _HOMES = {
 }
 
 
-def on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__`. homes: the module of each public name; a name that is its last part is the module."""
-
-    def attribute(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(homes))}")
-        module = import_module(homes[name])
-        return module if homes[name].rpartition(".")[2] == name else getattr(module, name)
-
-    return attribute
-
-
-_named = on_first_use("enginesmith", _HOMES)
-
-
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
@@ -116,7 +100,10 @@ def __getattr__(name: str) -> Any:
         from enginesmith.rooms import check_own
 
         check_own()
-    return _named(name)
+    if name not in _HOMES:
+        raise AttributeError(f"module 'enginesmith' has no attribute {name!r}; it has {', '.join(__all__)}")
+    module = import_module(_HOMES[name])
+    return module if _HOMES[name].rpartition(".")[2] == name else getattr(module, name)
 
 
 def __dir__() -> list[str]:

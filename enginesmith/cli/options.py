@@ -443,6 +443,13 @@ accept_loss_option = click.option(
     is_flag=True,
     help="Allow the loss of targets or precisions that the channel serves, and record it.",
 )
+# Passed as `random_inputs: bool`.
+random_inputs_option = click.option(
+    "--accept-random-inputs",
+    "random_inputs",
+    is_flag=True,
+    help="Accept engines that are proven only on random inputs; the channel's history records it.",
+)
 
 
 def log_format() -> str:

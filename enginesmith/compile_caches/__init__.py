@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from enginesmith import on_first_use
+from enginesmith.core.names import on_first_use
 
 if TYPE_CHECKING:
     from enginesmith.compile_caches.loading import warm_start

@@ -5,9 +5,11 @@ separators, no control characters, no '..'. So is a relative path in a document,
 """
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Predicate, doc
 
@@ -149,3 +151,14 @@ FilePath = Annotated[str, Predicate(is_path), doc("a relative path without '.' a
 FileName = Annotated[
     str, Predicate(is_path), Predicate(lambda text: "/" not in text), doc("the name of a file, without a folder")
 ]
+
+
+def on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`, which imports its public names when they are used. homes: the module of each name."""
+
+    def attribute(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(homes))}")
+        return getattr(import_module(homes[name]), name)
+
+    return attribute

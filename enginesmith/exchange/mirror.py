@@ -188,6 +188,7 @@ def _move(
         by=by,
         why=why,
         proven_only=channel.proven_only,
+        random_inputs=move.random_inputs,
         canaries=passes,
         from_other_registry=True,
         counts=counts,

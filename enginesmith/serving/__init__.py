@@ -6,7 +6,7 @@ before a router or a session. Their public signatures are described at the head 
 
 from typing import TYPE_CHECKING
 
-from enginesmith import on_first_use
+from enginesmith.core.names import on_first_use
 
 if TYPE_CHECKING:
     from enginesmith.core.state import Padding

@@ -6,7 +6,7 @@ Such a process imports `enginesmith` alone, as a serving process does, so that a
 
 from typing import TYPE_CHECKING
 
-from enginesmith import on_first_use
+from enginesmith.core.names import on_first_use
 
 if TYPE_CHECKING:
     from enginesmith.user_code.channel import load_function

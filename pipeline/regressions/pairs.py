@@ -56,7 +56,6 @@ class CheckOptions:
     worse: by task metric the greatest loss that passes, '' for all others; defaults as in `allowed_loss`.
     drift: whether other answers than the served ones are a regression; 'auto': where no task metric has a limit.
     seconds: of timing for each pair and bucket.  buckets: 'few', 'all', or texts as 'batch=8,length=64'.
-    seed: of the order of runs.
     """
 
     slower: float = SLOWER
@@ -64,7 +63,6 @@ class CheckOptions:
     drift: DriftRule = "auto"
     seconds: float = 2.0
     buckets: Literal["few", "all"] | tuple[str, ...] = "few"
-    seed: int = 0
 
     def allowed_loss(self, name: str, served: float) -> float:
         """The greatest loss of a task metric that passes. name: 'accuracy', or 'accuracy of logits'."""
@@ -310,9 +308,7 @@ class PairMeasurement:
     def _time(
         self, unit: str, blobs: tuple[EngineBlob, EngineBlob], sizes: Mapping[str, int], remarks: list[str]
     ) -> BucketTimes | None:
-        request = BenchmarkPair(
-            *blobs, self.golden, model_shapes(self.work.spec), sizes, self.options.seconds, self.options.seed
-        )
+        request = BenchmarkPair(*blobs, self.golden, model_shapes(self.work.spec), sizes, self.options.seconds, seed=0)
         at = " ".join(f"{dim}={size}" for dim, size in sizes.items()) or "static"
         name = f"times of {unit} at {at}"
         job = Job(

@@ -212,6 +212,7 @@ def _promote(store: Store, before: Rollout, found: Advance, by: str) -> str:
             by=before.history[0].by or by,
             why=f"rollout {before.id}: {found.why}"[:500],
             proven_only=before.proven_only,
+            random_inputs=before.random_inputs,
             canaries=passes_of(store, before),
             counts=require(store, manifest).counts,
             ending=(before, found.rollout),

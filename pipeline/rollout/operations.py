@@ -139,12 +139,14 @@ def start(
     who: Operator,
     *,
     proven_only: bool = False,
+    random_inputs: bool = False,
     accept_losses: bool = False,
 ) -> Rollout:
     """Start a rollout of a version to a channel, with its first wave open.
 
     Its waves are limits where it is known how many nodes there are (`limits`), by the plan or by the reports of the
     rollout before.
+    random_inputs: whether engines proven on random inputs alone are accepted, which its end records.
     accept_losses: whether nodes may lose engines that the channel serves; what they lose is recorded.
     Raises InputError where the channel's policy does not allow the version, serves it already or serves
     nothing to return to, and for a plan whose waves have too few nodes to be limits; ConflictError where another
@@ -176,6 +178,7 @@ def start(
             since=None,
             history=(Decision(time, f"started, wave {plan.waves[0]}", 1, who.by[:MOST_BY], who.why[:MOST_WHY]),),
             losses=losses,
+            random_inputs=random_inputs,
         )
         return open_wave(with_limits(waiting, nodes), 0, who.at)
 
@@ -218,6 +221,7 @@ def _check(store: Store, manifest: Manifest, rollout: Rollout) -> None:
         manifest,
         rollout.channel,
         proven_only=rollout.proven_only,
+        random_inputs=rollout.random_inputs,
         canaries=passes_of(store, rollout),
         counts=require(store, manifest).counts,
         in_waves=True,

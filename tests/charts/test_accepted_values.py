@@ -27,18 +27,10 @@ def test_what_the_chart_does_not_set_may_be_set() -> None:
 @pytest.mark.parametrize(
     "cron",
     [
-        "0 0 31 2,3 *",
-        "0 0 29 2 *",
-        "0 0 31 2 mon",
-        "0 0 31 1-6/2 *",
-        "0 0 */2 2 *",
-        "0 2 * * *",
-        "*/20 * * * *",
-        "59 23 31 12 7",
-        "0,30 8-18/2 1 JAN,jul mon-fri",
-        "0-59/5 * * * SUN",
+        "0 0 31 2,3 *", "0 0 29 2 *", "0 0 31 2 mon", "0 0 31 1-6/2 *", "0 0 */2 2 *", "0 2 * * *", "*/20 * * * *",
+        "59 23 31 12 7", "0,30 8-18/2 1 JAN,jul mon-fri", "0-59/5 * * * SUN",
     ],
-)
+)  # fmt: skip
 def test_schedules_that_say_something_are_taken(cron: str) -> None:
     assert cron in renders.rendered(with_value("fleet.schedule", cron))["prefect/deploy.yaml"]
 
@@ -46,17 +38,10 @@ def test_schedules_that_say_something_are_taken(cron: str) -> None:
 @pytest.mark.parametrize(
     "cidr",
     [
-        "10.0.0.0/8",
-        "0.0.0.0/0",
-        "::/0",
-        "fd00::/8",
-        "2001:db8:1:2::/64",
-        "fe80::1:2/128",
-        "10.0.0.130/31",
-        "fd00:ff00::/24",
-        "1:2:3:4:5:6:7:8/128",
+        "10.0.0.0/8", "0.0.0.0/0", "::/0", "fd00::/8", "2001:db8:1:2::/64", "fe80::1:2/128", "10.0.0.130/31",
+        "fd00:ff00::/24", "1:2:3:4:5:6:7:8/128",
     ],
-)
+)  # fmt: skip
 def test_networks_of_both_families_are_taken(cidr: str) -> None:
     assert (
         f'cidr: "{cidr}"'

@@ -13,6 +13,7 @@ from tests.charts.test_objects import VERSIONS, built_in, crds
 
 GATEWAY = [{"name": "public", "namespace": "gateways"}]
 SITE = {"enabled": True, "exposed": True, "path": "/models"}
+ALONE: dict[str, Any] = {"enabled": True, "host": "models.example"}
 ROUTER = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}]
 
 
@@ -51,7 +52,10 @@ def test_the_site_lies_at_its_path_of_the_same_host() -> None:
     (rule,) = made["Ingress enginesmith-prefect-server"]["spec"]["rules"]
     paths = {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
     assert paths == {"/": "enginesmith-prefect-server", "/models": service["metadata"]["name"]}
-    route = made["HTTPRoute enginesmith-prefect-server"]["spec"]["rules"][1]
+    spec = made["HTTPRoute enginesmith-prefect-server"]["spec"]
+    assert spec["parentRefs"] == GATEWAY and spec["hostnames"] == ["prefect.example"]
+    server, route = spec["rules"]
+    assert server["backendRefs"] == [{"name": "enginesmith-prefect-server", "port": 4200}]
     assert route["matches"][0]["path"]["value"] == "/models"
     assert route["backendRefs"] == [{"name": "enginesmith-site", "port": service["spec"]["ports"][0]["port"]}]
     (container,) = pod["spec"]["containers"]
@@ -65,19 +69,14 @@ def test_the_site_lies_at_its_path_of_the_same_host() -> None:
     [
         ({"enabled": False, "exposed": True}, "site.exposed is true and site.enabled is false"),
         ({"enabled": True, "exposed": True}, "neither an Ingress nor an HTTPRoute"),
+        ({**ALONE, "enabled": False, "ingress": {"enabled": True}}, "site.ingress.enabled is true and site.enabled is"),
+        ({**ALONE, "ingress": {"enabled": True}}, "networkPolicy.site.from is empty, so what routes to the site"),
+        ({**ALONE, "httpRoute": {"enabled": True}}, "site.httpRoute.parentRefs is empty"),
     ],
 )
 def test_a_site_that_could_not_be_reached_is_refused(site: dict[str, Any], message: str) -> None:
     with pytest.raises(helm.HelmRenderError, match=message):
         renders.rendered({**renders.sample("aws"), "site": site})
-
-
-def test_a_route_leads_the_same_host_there() -> None:
-    found = made({"httpRoute": {"enabled": True, "parentRefs": GATEWAY}})
-    route, service = found["HTTPRoute enginesmith-prefect-server"], found["Service enginesmith-prefect-server"]
-    assert route["spec"]["parentRefs"] == GATEWAY and route["spec"]["hostnames"] == ["prefect.example"]
-    ((backend,),) = [rule["backendRefs"] for rule in route["spec"]["rules"]]
-    assert backend == {"name": service["metadata"]["name"], "port": service["spec"]["ports"][0]["port"]}
 
 
 def test_nothing_is_exposed_unless_asked_for() -> None:
@@ -155,3 +154,19 @@ def test_the_monitor_of_ray_is_valid_for_its_operator() -> None:
     given = {**renders.sample("aws"), "ray": {"podMonitor": {"enabled": True}}}
     (monitor,) = [item for item in renders.objects(renders.rendered(given)) if item["kind"] == "PodMonitor"]
     assert not list(jsonschema.Draft202012Validator(schema).iter_errors({**monitor, "metadata": {}}))
+
+
+def test_the_site_alone_may_have_a_host() -> None:
+    given = renders.sample("aws")
+    ways = {"ingress": {"enabled": True, "tlsSecret": "tls"}, "httpRoute": {"enabled": True, "parentRefs": GATEWAY}}
+    given |= {"site": {**ALONE, **ways}, "networkPolicy": {"site": {"from": ROUTER}}}
+    texts = renders.rendered(given)
+    found = {label(item): item for item in renders.objects(texts)}
+    assert not found.keys() & {"Ingress enginesmith-prefect-server", "HTTPRoute enginesmith-prefect-server"}
+    ingress, route = found["Ingress enginesmith-site"]["spec"], found["HTTPRoute enginesmith-site"]["spec"]
+    (path,) = ingress["rules"][0]["http"]["paths"]
+    assert path["path"] == "/registry" and path["backend"]["service"]["name"] == "enginesmith-site"
+    assert [ingress["rules"][0]["host"]] == ingress["tls"][0]["hosts"] == route["hostnames"] == ["models.example"]
+    assert route["rules"][0]["backendRefs"] == [{"name": "enginesmith-site", "port": 8080}]
+    assert found["NetworkPolicy enginesmith-site"]["spec"]["ingress"][0]["from"] == ROUTER
+    assert "https://models.example/registry/" in texts["NOTES.txt"]

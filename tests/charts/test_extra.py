@@ -3,6 +3,7 @@
 import json
 import re
 import textwrap
+from functools import reduce
 from typing import Any
 
 import jsonschema
@@ -11,7 +12,7 @@ import yaml
 
 from charts import renders
 from pipeline.orchestration.deployments.deploy import template
-from tests.charts.kube import MANIFESTS, Object, flow_run_job, job_variables, label, pod_specs
+from tests.charts.kube import MANIFESTS, Object, containers, flow_run_job, job_variables, label, pod_specs, with_value
 from tests.charts.restricted import violations
 from tests.charts.test_objects import VERSIONS, built_in, crds
 
@@ -177,20 +178,6 @@ def test_what_is_added_to_workers_is_valid_for_the_operator() -> None:
     assert not [f"{list(error.path)}: {error.message[:200]}" for error in found]
 
 
-def test_several_workers_are_spread_as_asked() -> None:
-    spread = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
-    values = renders.sample("aws")
-    values["prefect"]["worker"] = {"replicas": 2, "topologySpreadConstraints": [spread]}
-    (worker,) = [
-        item
-        for item in renders.objects(renders.rendered(values))
-        if label(item) == "Deployment enginesmith-prefect-worker"
-    ]
-    (found,) = worker["spec"]["template"]["spec"]["topologySpreadConstraints"]
-    assert found == {**spread, "labelSelector": worker["spec"]["selector"]}
-    assert not list(built_in("1.34", "apps/v1", "Deployment").iter_errors(worker))
-
-
 def test_one_level_is_that_of_the_server_the_worker_and_flow_runs() -> None:
     values = renders.sample("aws")
     values["prefect"]["logLevel"] = "DEBUG"
@@ -203,3 +190,69 @@ def test_one_level_is_that_of_the_server_the_worker_and_flow_runs() -> None:
     assert env["prefect-worker"]["PREFECT_LOGGING_LEVEL"] == "DEBUG"
     assert all({"name": "PREFECT_LOGGING_LEVEL", "value": "DEBUG"} in item["env"] for item in flow_runs(made))
     assert not [item for item in rendered() if "LOGGING_LEVEL" in json.dumps(item)]
+
+
+@pytest.mark.parametrize("base", renders.SAMPLES)
+def test_a_proxy_and_the_authorities_to_trust_reach_every_container(base: str) -> None:
+    proxy = {"http": "http://proxy.example:3128", "https": "http://proxy.example:3129", "except": [".example"]}
+    made = rendered(base, proxy=proxy, caBundle={"configMap": "trust"})
+    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
+    scaler, head = cluster["spec"]["autoscalerOptions"], cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    runs = [flow_run_job(variables)["spec"]["template"]["spec"] for variables in flow_runs(made)]
+    for spec in [*pod_specs(made), *runs, {**head, "containers": [scaler]}]:
+        assert {"name": "trust", "configMap": {"name": "trust"}} in spec["volumes"]
+        for container in containers(spec):
+            if container.get("name") == "own":  # chown reaches nothing
+                continue
+            env = {item["name"]: item.get("value") for item in container["env"]}
+            without = {
+                "enginesmith-prefect-server",
+                "enginesmith-ray-head-svc",
+                "$(KUBERNETES_SERVICE_HOST)",
+                ".example",
+            }
+            assert len(container["env"]) == len(env) and without < {*env["NO_PROXY"].split(",")}
+            assert (env["HTTP_PROXY"], env["HTTPS_PROXY"]) == (proxy["http"], proxy["https"])
+            assert env["SSL_CERT_FILE"] == "/etc/enginesmith/trust/ca.crt"
+            assert "/etc/enginesmith/trust" in [item["mountPath"] for item in container["volumeMounts"]]
+    (policy,) = [item for item in made if label(item) == "NetworkPolicy enginesmith-to-proxy"]
+    assert {item["port"] for item in policy["spec"]["egress"][0]["ports"]} == {3128, 3129}
+
+
+@pytest.mark.parametrize(
+    ("component", "place"),
+    [(f"prefect-{name}", f"prefect.{name}") for name in ("server", "worker")]
+    + [("ray-head", "ray.head"), ("metrics", "metrics"), ("site", "site"), ("ray-worker", "cpuGroup")],
+)
+def test_what_is_added_to_one_component_is_in_its_pods_alone_and_valid(component: str, place: str) -> None:
+    """The main container stays the first one, which KubeRay takes for Ray's."""
+    volume, at, variable = {"name": "spool", "emptyDir": {}}, {**AT, "name": "spool"}, {"name": "MODE", "value": "x"}
+    values = with_value(f"{place}.extraContainers", [{**INIT, "volumeMounts": [at]}])
+    spread = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    reduce(dict.__getitem__, place.split("."), values).update(
+        extraEnv=[variable], extraVolumes=[volume], extraVolumeMounts=[at], topologySpreadConstraints=[spread]
+    )
+    for name, pod in by_component(
+        renders.objects(renders.rendered({**values, "extraEnv": [{**variable, "value": "y"}]}))
+    ):
+        main, *others = pod["spec"]["containers"]
+        mine = name == component and pod["metadata"]["labels"].get("enginesmith.io/group", "cpu") == "cpu"
+        assert main["name"] != INIT["name"] and ([item["name"] for item in others] == [INIT["name"]]) is mine
+        assert (variable in main["env"]) is (at in main["volumeMounts"]) is (volume in pod["spec"]["volumes"]) is mine
+        if mine:
+            assert not violations(pod["spec"])
+            (found,) = pod["spec"]["topologySpreadConstraints"]
+            assert found["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+            whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod["spec"]}
+            assert not [error.message for error in built_in("1.36", "v1", "Pod").iter_errors(whole)]
+
+
+@pytest.mark.parametrize("base", renders.SAMPLES)
+def test_annotations_of_all_are_on_every_object_beside_its_own(base: str) -> None:
+    common, values = {"example.com/owner": "inference"}, renders.sample(base)
+    values.setdefault("metrics", {})["serviceAnnotations"] = {"example.com/name": "x"}
+    own = [item["metadata"].get("annotations", {}) for item in renders.objects(renders.rendered(values))]
+    made = renders.objects(renders.rendered({**values, "commonAnnotations": common}))
+    assert [item["metadata"]["annotations"] for item in made] == [{**annotations, **common} for annotations in own]
+    (service,) = [item for item in made if label(item) == "Service enginesmith-metrics"]
+    assert service["metadata"]["annotations"] == {**common, "example.com/name": "x"}

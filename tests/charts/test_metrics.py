@@ -2,8 +2,11 @@
 
 import json
 import re
+from typing import get_args
 
-from pipeline.orchestration.metrics.live import METRICS
+from enginesmith.registry.manifest import Status
+from enginesmith.registry.rollouts.state import State
+from pipeline.orchestration.metrics.live import _RUN_STATES, METRICS
 from tests.charts.kube import MANIFESTS, label, sample_objects
 
 SERIES = {name for metric in METRICS for name in metric.series}
@@ -22,11 +25,18 @@ def test_alerts_are_about_metrics_of_the_exporter() -> None:
         assert rule["annotations"].keys() == {"summary", "remedy"}
 
 
-def test_alerts_cover_failing_builds_unproven_engines_and_registry_errors() -> None:
+def test_alerts_cover_what_ends_stands_or_fails_and_name_states_that_there_are() -> None:
     (rules,) = [item for item in sample_objects("aws") if item["kind"] == "PrometheusRule"]
-    text = json.dumps(rules)
-    for name in ("enginesmith_builds_total", "enginesmith_unproven_engines", "enginesmith_registry_errors_total"):
-        assert name in text
+    expressions = " ".join(rule["expr"] for rule in rules["spec"]["groups"][0]["rules"])
+    for name in (
+        "enginesmith_builds_total", "enginesmith_unproven_engines", "enginesmith_registry_errors_total",
+        "enginesmith_queue_depth", 'enginesmith_engines{status="failed"}', 'enginesmith_runs{state="lost"}',
+        'enginesmith_rollouts{state=~"halted|unreadable"}', "rollout_step_timestamp_seconds > 86400",
+    ):  # fmt: skip
+        assert name in expressions
+    names = {*get_args(State), *get_args(Status), *_RUN_STATES, "unreadable"}
+    words = re.findall(r'(?:state|status)=~?"([^"]+)"', expressions)
+    assert {name for word in words for name in word.split("|")} <= names
 
 
 def test_the_dashboard_is_the_one_of_the_manifests() -> None:

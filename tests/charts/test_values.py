@@ -14,6 +14,7 @@ SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
 SCRAPES = {"enabled": True, "interval": "30s", "scrapeTimeout": "1m"}
 INIT = {"name": "a", "image": "registry.example/a:1"}
 L4 = {"name": "l4", "generation": "sm_89", "max": 1}
+SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
 BIG = {"name": "BIG", "value": "x" * 120_000}
 
 
@@ -30,6 +31,7 @@ BIG = {"name": "BIG", "value": "x" * 120_000}
         ("gpuGroups.0.cpu", "0", "pattern"),
         ("cpuGroup.cpu", "0.0", "pattern"),
         ("cpuGroup.cpu", "0m", "pattern"),
+        ("prefect.flowRuns.cpuRequest", 1_000_000, "maximum"),
         ("gpuGroups.0.memory", "0Gi", "pattern"),
         ("registry.region", "eu central", "pattern"),
         ("imagePullSecrets", "harbor", "want array"),
@@ -66,6 +68,8 @@ BIG = {"name": "BIG", "value": "x" * 120_000}
         ("gpuGroups.0.name", "t" * 21, "pattern"),
         ("gpuGroups.0.max", 0, "minimum"),
         ("cpuGroup.max", 0, "minimum"),
+        ("gpuGroupDefaults.gpusPerWorker", 2**63, "maximum"),
+        ("podSecurity.fsGroup", 2**31, "maximum"),
         ("gpuGroups.0.gpus", 1, "gpus"),
         ("gpuGroups.0.gpuResource", "amd.com/gpu", "pattern"),
         ("gpuGroups", [{"name": "l4", "generation": "sm_89"}], "max"),
@@ -113,6 +117,8 @@ BIG = {"name": "BIG", "value": "x" * 120_000}
         ("extraEnvFrom", [{"prefix": "A_"}], "secretRef"),
         ("prefect.logLevel", "debug", "DEBUG"),
         ("prefect.worker.topologySpreadConstraints", [{"topologyKey": "zone"}], "maxSkew"),
+        ("site.topologySpreadConstraints", [{**SPREAD, "minDomains": 2}], "DoNotSchedule"),
+        ("site.extraContainers", [{**INIT, "restartPolicy": "Always"}], "restartPolicy"),
         ("fleet.schedule", "61 * * * *", "pattern"),
         ("fleet.schedule", "0 24 * * *", "pattern"),
         ("fleet.schedule", "0 0 * 13 *", "pattern"),
@@ -247,7 +253,7 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ),
         (
             "gpuGroups",
-            [{**L4, "name": f"l4-{count}", "extraEnv": [BIG]} for count in range(9)],
+            [{**L4, "name": f"l4-{count}", "gpuLabels": True, "extraEnv": [BIG]} for count in range(9)],
             r"enginesmith-ray takes 1\d{6} bytes with 10 groups.*name fewer groups.*extraEnv",
         ),
         (
@@ -328,12 +334,29 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ("fleet.schedule", "0 0 31 2 *", 'fleet.schedule: "0 0 31 2 \\*" has no day in any year'),
         ("fleet.schedule", "0 0 31 feb,APR-apr *", "has no day in any year"),
         ("fleet.schedule", "0 22-6 * * *", "22-6 in .* ends before it begins"),
+        ("gpuGroupDefaults.extraEnv", [{"name": "HOME", "value": "/x"}], "gpuGroups.t4.extraEnv: the chart sets HOME"),
+        (
+            "prefect.server.extraEnv",
+            [{"name": "PREFECT_UI_API_URL", "value": "x"}],
+            "the chart sets PREFECT_UI_API_URL",
+        ),
+        ("prefect.server.extraVolumes", [{"name": "data", "emptyDir": {}}], "the chart has a volume data"),
+        ("ray.head.extraContainers", [{**INIT, "name": "autoscaler"}], "there is a container autoscaler already"),
+        (
+            "metrics.extraContainers",
+            [{**INIT, "volumeMounts": [{"name": "b", "mountPath": "/b"}]}],
+            'metrics.extraContainers.a: /b is of volume "b"',
+        ),
+        ("site.topologySpreadConstraints", [SPREAD, SPREAD], "site.topologySpreadConstraints: zone, ScheduleAnyway is"),
+        ("commonAnnotations", {"helm.sh/hook": "test"}, "commonAnnotations: the chart sets helm.sh/hook; remove it"),
+        ("networkPolicy.proxy.cidrs", [], "networkPolicy.proxy.cidrs is empty, so nothing could reach the proxy"),
         ("prefect.externalApi.caBundle.configMap", "ca", "prefect.externalApi.caBundle is given and"),
     ],
 )
 def test_the_templates_refuse(path: str, value: Any, said: str) -> None:
+    base = "onprem" if path.startswith("networkPolicy.proxy") else "aws"
     with pytest.raises(helm.HelmError, match=said):
-        renders.rendered(with_value(path, value))
+        renders.rendered(with_value(path, value, base))
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_a_backend_that_is_not_installed_refuses_with_how_to_install_it(name, mo
     monkeypatch.setattr(cls, "versions", lambda self: {})
     reasons = [backend_of(name).refuses(probe(name, hardware, "fp16")) for hardware in served]
     assert None not in reasons
-    assert any(reason.endswith(cls.install) for reason in reasons), reasons
+    assert any("pip install" in reason for reason in reasons), reasons
 
 
 def test_asking_imports_no_compiler():

@@ -79,9 +79,11 @@ class Bench:
         """A model as a blob."""
         return self.store.put_bytes(model.SerializeToString())
 
-    def graph_checks(self, graph: ModelProto, precision: Precision) -> list[Check]:
+    def graph_checks(
+        self, graph: ModelProto, precision: Precision, limits: Mapping[str, float] | None = None
+    ) -> list[Check]:
         """The quantization stage: a graph against the exported model."""
-        return [*self.run(CheckGraph(self.onnx, self.put(graph), self.golden, precision, {})).checks]
+        return [*self.run(CheckGraph(self.onnx, self.put(graph), self.golden, precision, limits or {})).checks]
 
     def graph_attribution(self, graph: ModelProto, precision: Precision) -> Attribution:
         """Which node of the graph drifted."""

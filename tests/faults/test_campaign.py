@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 from enginesmith.core.types import Precision
+from pipeline.quantization.schemes.write import write
+from tests.faults.bench import Bench
 from tests.faults.campaign import Alarms, Outcome, Subject, noise_of
 from tests.faults.families import FAMILIES
 from tests.faults.plants import PLANTS
 from tests.faults.proof_table import END, START, Honest, alarm_rows, fault_rows, missed, with_tables
 from tests.faults.sessions import ONLY, SESSIONS, use_steady_clock
+from tests.pipeline.quantization.small_nets import CPU, build
+from tests.validation.attribution.planted import with_names, with_weight
 
 # Where each fault must be caught: a family, and the precisions of it that it is planted in.
 WHERE: dict[str, tuple[str, tuple[Precision, ...]]] = {
@@ -41,6 +45,17 @@ def test_a_fault_is_caught_in_every_precision_and_blamed_on_its_node(plant, tmp_
     found = {precision: subject.plant(plant, precision) for precision in precisions}
     assert {name: bool(item and item.by) for name, item in found.items()} == dict.fromkeys(precisions, True)
     assert {name for name, item in found.items() if item and item.right is False} == set()
+
+
+def test_a_class_that_fp16_never_names_fails_whatever_decibels_a_spec_allows(tmp_path: Path) -> None:
+    data = (np.eye(8)[np.arange(200) % 8] + 0.05 * np.random.default_rng(0).normal(size=(200, 8))).astype(np.float32)
+    most, low = (np.where(np.arange(10) == 3, cap, 6e4) for cap in (6e4, 0.1))
+    ends = ("float[batch,8] x", "float[batch,10] logits", "all = MatMul(x, w)\nlogits = Min(all, most)")
+    bench = Bench(tmp_path / "bench", with_names(build(*ends, {"w": 4 * np.eye(8, 10), "most": most})), {"x": data})
+    saturated = with_weight(write(bench.canonical(), "fp16", CPU, {})[0], "most_fp16", low)
+    limits = {"sqnr_db": 1.0, "max_rel": 2.0, "centered_sqnr_db": 1.0, "quartile_sqnr_db": 1.0, "cosine": 0.1}
+    failed = {item.name for item in bench.graph_checks(saturated, "fp16", limits) if not item.passed}
+    assert "max_classes_lost" in failed and "sqnr_db" not in failed
 
 
 @pytest.fixture

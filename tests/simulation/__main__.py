@@ -139,10 +139,9 @@ def _run_part(part: tuple[int, int]) -> tuple[int, list[Failure]]:
 
 
 def show(failure: Failure) -> None:
-    """Print the shortest run that fails in the same way."""
-    small = shortest(failure)
-    print(f"\nseed {failure.seed}: {small.why}")
-    print("\n".join(small.trace))
+    """Print why a seed failed, and later the shortest run that fails in the same way."""
+    print(f"\nseed {failure.seed}: {failure.why}", flush=True)
+    print("\n".join(shortest(failure).trace), flush=True)
 
 
 def find_planted(text: str, first: int, end: int) -> int:

@@ -28,6 +28,7 @@ from tests.simulation.world import Call, Violation, World
 MODEL = "digits"
 GRACE = timedelta(minutes=30)
 PLAN = RolloutPlan((Slice(500_000), Slice(1_000_000)), (600, 600), Gates(health_ppm=900_000))
+SHORT = RolloutPlan((Slice(1_000_000),), (0,))
 
 
 @dataclass
@@ -165,12 +166,12 @@ class Registry:
         """A look of a node that watches `stable` into a folder, as a new process."""
         return self.world.call(f"watch into folder {number}", self.folders[number].look)
 
-    def start(self, version: str) -> Call:
+    def start(self, version: str, plan: RolloutPlan = PLAN) -> Call:
         """Start a rollout in waves to stable."""
 
         def work() -> str:
             manifest = lookup.load(self.store, MODEL, version)
-            return operations.start(self.store, manifest, "stable", PLAN, self._operator()).id
+            return operations.start(self.store, manifest, "stable", plan, self._operator()).id
 
         call = self.world.call(f"rollout start {version}", work)
         return self._took_effect(

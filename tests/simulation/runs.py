@@ -11,7 +11,8 @@ from enginesmith.core.names import parse_reference
 from enginesmith.registry.store.layout import blob_key
 from enginesmith.registry.versions import channel_writes, index
 from enginesmith.registry.versions.state import read_channel
-from tests.simulation.actors import GRACE, MODEL, NODES, Registry
+from tests.enginesmith import registries
+from tests.simulation.actors import GRACE, MODEL, NODES, PLAN, SHORT, Registry
 from tests.simulation.choices import Choices, shorten
 from tests.simulation.folders import Folder
 from tests.simulation.patched import patched
@@ -27,6 +28,18 @@ KINDS = (
 # The blob of version 3, which no channel serves, that a disk may have lost.
 _LOST = digest_of_bytes(b"engine c")
 COLLECTING = ("publish", "promote", "promote", "publish z", "rollback", "pin")
+# Scenes of one kind of race, and the kinds of work that race there: writers and a collection without a grace period;
+# what channels leave and a collection; steps of a rollout that ends soon; moves, publications and the index.
+CLOSE: dict[str, Sequence[Sequence[str]]] = {
+    "sweeping": (("publish",), ("publish", "promote"), ("publish", "pin")),
+    "leaving": (("promote", "promote", "rollback"), ("start", "abort")),
+    "stepping": (
+        ("start", "advance", "advance", "abort", "pause"),
+        ("start", "advance", "advance", "abort", "promote"),
+    ),
+    "moving": (("promote", "promote", "rollback"), ("publish", "publish", "list")),
+}
+SCENES = ("any", "rolling", "rolling", "collecting", "collecting", "collecting", "racing", "racing", *CLOSE)
 ROLLING = (
     *("start", "start", "abort", "pause", "advance", "advance", "well", "unhealthy", "promote", "rollback"),
     *("pull", "watch"),
@@ -45,8 +58,8 @@ class Failure:
 
 @cache
 def beginning(indexed: bool) -> Content:
-    """A registry in which version 1 is stable, zeta the candidate, 3 kept for its number, and 2 garbage that is due.
-    indexed: whether it has an index."""
+    """A registry in which version 1 is stable, zeta the candidate, 3 kept for its number, and 2 and an engine garbage
+    that is due. indexed: whether it has an index."""
     world = World(Choices(0, ()), Temper(), name="beginning")
     content = Content()
     registry = Registry(world, SimulatedStore(world, content), Rules(world, content, GRACE))
@@ -57,6 +70,7 @@ def beginning(indexed: bool) -> Content:
         registry.publish("b")
         registry.publish("c")
         registry.publish("z", "zeta")
+        registries.engine(registry.store, data=b"engine d")  # of a publication that was killed
         for call in world.calls:
             assert call.acknowledged, call.error
         assert registry.collect().acknowledged
@@ -71,10 +85,12 @@ def beginning(indexed: bool) -> Content:
 def run_seed(seed: int, script: Sequence[int] | None = None) -> Failure | None:
     """Run one seed, and return how it failed; None if every rule held."""
     choices = Choices(seed, script)
-    temper = _temper(choices)
+    scene = choices.random.choice(SCENES)
+    temper = _temper(choices, scene in CLOSE)
     world = World(choices, temper, BEGIN + 2 * GRACE)
-    content = beginning(choices.random.random() < 0.3).copy()
-    grace = GRACE if temper.stale or choices.random.random() < 0.7 else timedelta()
+    content = beginning(choices.random.random() < (0.7 if scene == "moving" else 0.3)).copy()
+    waits = temper.stale or scene == "leaving" or (scene != "sweeping" and choices.random.random() < 0.7)
+    grace = GRACE if waits else timedelta()
     rules = Rules(world, content, grace)
     if choices.random.random() < 0.1:
         rules.lost = frozenset({_LOST})
@@ -84,7 +100,7 @@ def run_seed(seed: int, script: Sequence[int] | None = None) -> Failure | None:
     store = SimulatedStore(world, content, rules.changed)
     folders = [Folder(store, parse_reference(f"{MODEL}:stable"), node) for node in (None, *NODES[:2])]
     registry = Registry(world, store, rules, site, folders)
-    actors = _actors(registry, choices)
+    actors = _actors(registry, choices, scene)
     try:
         with patched(world):
             world.run(actors)
@@ -113,10 +129,14 @@ def _kind(why: str) -> str:
     return "".join(char for char in why if not char.isdigit())[:40]
 
 
-def _temper(choices: Choices) -> Temper:
+def _temper(choices: Choices, close: bool) -> Temper:
     """How rough this seed is: each kind of trouble is there or not, so that no kind hides another (swarm testing).
-    Lists are stale where a grace period is longer than any writer works."""
+    Lists are stale where a grace period is longer than any writer works. close: few troubles, and many short stalls."""
     draw = choices.random.random
+    if close:
+        return Temper(
+            switch=choices.random.choice((0.02, 0.1, 0.3)), stall=choices.random.choice((0.0, 0.03)), stall_s=200
+        )
     stale = draw() < 0.2
     some = lambda probability, value: value if draw() < probability else 0.0  # noqa: E731
     return Temper(
@@ -133,11 +153,10 @@ def _temper(choices: Choices) -> Temper:
     )
 
 
-def _actors(registry: Registry, choices: Choices) -> list[Actor]:
+def _actors(registry: Registry, choices: Choices, scene: str) -> list[Actor]:
     """Three to six actors, each with one to three things to do."""
     draw = choices.random
     works: list[Callable[[], object]] = []
-    scene = draw.choice(("any", "rolling", "rolling", "collecting", "collecting", "collecting", "racing", "racing"))
     kinds, fresh = draw.sample(KINDS, draw.randint(2, 5)), scene in ("collecting", "racing")
     if scene == "rolling":
         kinds = ["start", *draw.sample(ROLLING, draw.randint(2, 5)), *draw.sample(KINDS, draw.randint(0, 2))]
@@ -146,13 +165,27 @@ def _actors(registry: Registry, choices: Choices) -> list[Actor]:
         works += [_work(registry, choices, ["nightly"], fresh) for _ in range(draw.randint(1, 2))]
     elif scene == "racing":
         kinds = draw.choice((NUMBERS, ["promote", "promote", "rollback", "rollback", "list"]))
+    elif scene in CLOSE:
+        kinds, pause = draw.choice(CLOSE[scene]), 1900.0 if scene == "leaving" else 1.0
+        works += [lambda: _repeat(registry, registry.collect, 3, pause)] if scene in ("sweeping", "leaving") else []
     for _ in range(draw.randint(3, 6) - len(works)):
-        steps = [_work(registry, choices, kinds, fresh) for _ in range(draw.randint(1, 3))]
+        steps = [_work(registry, choices, kinds, fresh, scene) for _ in range(draw.randint(1, 3))]
         works.append(lambda steps=steps: [step() for step in steps])  # type: ignore[misc]
-    return [Actor(f"actor-{number}", work, slow=draw.random() < 0.5) for number, work in enumerate(works)]
+    return [
+        Actor(f"actor-{number}", work, slow=draw.random() < (0.8 if scene in CLOSE else 0.5))
+        for number, work in enumerate(works)
+    ]
 
 
-def _work(registry: Registry, choices: Choices, kinds: Sequence[str], fresh: bool) -> Callable[[], object]:
+def _repeat(registry: Registry, work: Callable[[], object], times: int, pause: float) -> None:
+    for _ in range(times):
+        work()
+        registry.world.sleep(pause)
+
+
+def _work(
+    registry: Registry, choices: Choices, kinds: Sequence[str], fresh: bool, scene: str = ""
+) -> Callable[[], object]:
     draw = choices.random
     kind = draw.choice(kinds)
     content, version = draw.choice(CONTENTS[2 if fresh else 0 :]), draw.choice(("1", "2", "2", "3", "zeta"))
@@ -160,6 +193,10 @@ def _work(registry: Registry, choices: Choices, kinds: Sequence[str], fresh: boo
     wait, pause = draw.choice((0.0, 0.0, 0.0, 600.0, 2400.0)), draw.choice((1.0, 60.0, 650.0, 1900.0))
     lasts = draw.random() < 0.3
     again, folder = draw.choice((0, 0, 5)), draw.randrange(len(registry.folders))
+    if scene in ("sweeping", "stepping", "moving"):
+        wait, pause, again = 0.0, 1.0, 5 if scene == "stepping" else 0
+    if scene == "leaving":
+        version, again = draw.choice(("2", "2", version)), 0
     works: dict[str, Callable[[], object]] = {
         "publish": lambda: registry.publish(content, pause=wait if lasts else 0.0),
         "promote": lambda: registry.promote(version),
@@ -167,14 +204,14 @@ def _work(registry: Registry, choices: Choices, kinds: Sequence[str], fresh: boo
         "gc": registry.collect,
         "list": registry.listing,
         "publish z": lambda: registry.publish("z", "zeta"),
-        "nightly": lambda: [(registry.collect(), registry.world.sleep(pause)) for _ in range(4)],
+        "nightly": lambda: _repeat(registry, registry.collect, 4, pause),
         "pull": lambda: registry.pull(f"{MODEL}:stable", node),
         "mirror": registry.mirror,
-        "watch": lambda: [(registry.watch(folder), registry.world.sleep(pause)) for _ in range(looks)],
-        "start": lambda: registry.start(version),
+        "watch": lambda: _repeat(registry, lambda: registry.watch(folder), looks, pause),
+        "start": lambda: registry.start(version, SHORT if scene == "stepping" else PLAN),
         "abort": registry.abort,
         "pause": registry.pause,
-        "advance": lambda: [(registry.advance(), registry.world.sleep(pause)) for _ in range(looks)],
+        "advance": lambda: _repeat(registry, registry.advance, looks, pause),
         "well": lambda: registry.report(""),
         "unhealthy": lambda: registry.report("unhealthy"),
         "repair": registry.repair,

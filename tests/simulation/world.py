@@ -248,7 +248,8 @@ class World:
         actor = self._running()
         kind = self.choices.pick(self.temper.stall * times, 2) if actor.process.slow and not self.calm else 0
         ends = self.time + timedelta(seconds=self.temper.stall_s)
-        if not kind or (actor.counts_until and ends > actor.counts_until):
+        still = [actor] if kind == 2 else [other for other in self.actors if other.process is actor.process]
+        if not kind or any(other.counts_until and ends > other.counts_until for other in still):
             return False
         if kind == 1:
             actor.process.frozen = ends

@@ -74,7 +74,7 @@ class OutputComparison:
 
     def add(self, case: Case, pair: tuple[Array, Array], samples: int) -> None:
         """Take the expected and the actual output of a case. Raises ValueError when their shapes or kinds differ."""
-        drift = measure(*pair, decisions=True, samples=samples)
+        drift = measure(*pair, decisions=True, samples=samples, counted=_tokens(case.inputs, pair[0]))
         if case.kind == "edge":
             self.edges[case.name] = of_edge(drift, self.golden and of_golden(self.golden))
             return
@@ -173,6 +173,18 @@ class StageComparison:
             note = f"also {others}" if others else f"worst of {len(values)} edges"
             note = f"{where}; {note}" if where else note
             yield check_of(self.stage, name, worst, replace(values[worst], note=note))
+
+
+def _tokens(inputs: Tensors, output: Array) -> Array | None:
+    """Which rows of an output are tokens by an input called a mask, of zeros at padding and else ones; None: all.
+
+    A padding mask is left out, since PyTorch's has ones at padding.
+    """
+    for name, array in inputs.items():
+        if "mask" in name.lower() and "padding" not in name.lower() and array.shape == output.shape[:-1]:
+            mask = array == 1
+            return mask if mask.any() and (mask | (array == 0)).all() else None
+    return None
 
 
 def golden_drifts(golden: GoldenSet) -> dict[str, Drift]:
@@ -395,7 +407,7 @@ def decision_checks(
         elif rows.classes < 2:
             continue
         elif decides(drift) or named.get(output):
-            golden_checks += _check_decisions(output, rows, _rms_error(drift))
+            golden_checks += _check_decisions(output, rows, _rms_error(drift), _rows_of_sample(drift))
         else:
             note = "not judged: most rows name no class clearly; golden.metric accuracy says that they are classes"
             golden_checks.append(
@@ -405,27 +417,35 @@ def decision_checks(
 
 
 def decides(drift: Drift) -> bool:
-    """Whether an output is a classifier's by its golden cases: one row of values for each sample, which names a class
-    clearly."""
+    """Whether an output is a classifier's by its golden cases: its rows of values name a class clearly. Where a sample
+    has several (tokens), there are three classes or more, of which most are named: of boxes, or of features with a few
+    that are always great, few columns are."""
     rows = drift.rows
-    if rows is None or drift.mismatches is not None or not rows.names_classes:
+    if rows is None or drift.mismatches is not None or not rows.names_classes or drift.slices is None:
         return False
-    return drift.slices is not None and rows.count == drift.slices.samples
+    return _rows_of_sample(drift) == 1 or (rows.classes > 2 and 2 * len(rows.named) > rows.classes)
+
+
+def _rows_of_sample(drift: Drift) -> float:
+    """The mean number of rows in a sample, 1 or more."""
+    samples = drift.slices.samples if drift.slices else 0
+    return max(1.0, drift.rows.count / samples) if samples and drift.rows else 1.0
 
 
 def _rms_error(drift: Drift) -> float:
     return math.ldexp(math.sqrt(drift.error_sq / drift.count), drift.exponent) if drift.count else 0.0
 
 
-def _check_decisions(output: str, rows: RowSums, error: float) -> Iterator[Check]:
-    """error: the root mean square of an element's."""
+def _check_decisions(output: str, rows: RowSums, error: float, together: float) -> Iterator[Check]:
+    """error: the root mean square of an element's.  together: rows of a sample, which count as one observation, as a
+    design effect of that size (`rounding.Decisions`)."""
     yield from _check_classes(output, rows)
-    bound = lower(rows.flips, rows.count, LEVEL)
+    bound = lower(rows.flips / together, rows.count / together, LEVEL)
     note = f"{rows.flips} of {rows.count} decisions are others; of all at least this share, with 99 % confidence"
     yield Check("quantization", CHANGED, output, "golden", bound, MOST_CHANGED, bound <= MOST_CHANGED, note)
-    clear = sum(lead > CLEAR * error for lead in rows.ahead)
+    clear, most = sum(lead > CLEAR * error for lead in rows.ahead), float(math.ceil(together))
     note = f"decisions that were ahead by more than {CLEAR:g} times the error, and are others"
-    yield Check("quantization", CLEAR_CHANGED, output, "golden", float(clear), 1.0, clear <= 1, note)
+    yield Check("quantization", CLEAR_CHANGED, output, "golden", float(clear), most, clear <= most, note)
     if unseen := rows.classes - len(rows.named):
         note = f"no golden sample has one of these as its answer, of {rows.classes} classes"
         yield Check("quantization", UNSEEN_CLASSES, output, "golden", float(unseen), None, True, note)

@@ -117,10 +117,13 @@ class RowSums:
         )
 
 
-def measure_rows(expected: Array, actual: Array, k: int = TOP_K, divergences: bool = True) -> RowSums:
+def measure_rows(
+    expected: Array, actual: Array, k: int = TOP_K, divergences: bool = True, counted: Array | None = None
+) -> RowSums:
     """Compare two floating-point arrays of one shape, row by row along the last axis; a scalar has no rows.
 
     divergences: without, only decisions are compared, in a fraction of the time, and top_k, kl and js are NaN.
+    counted: bool, of the rows' shape: decisions of the others are left out.
     """
     if expected.ndim == 0 or expected.size == 0:
         return RowSums(k=k)
@@ -131,6 +134,8 @@ def measure_rows(expected: Array, actual: Array, k: int = TOP_K, divergences: bo
         if divergences:
             total = total.merge(_measure(e, a, start, shape, total.k))
         else:
+            if counted is not None:
+                e, a = (part[counted[block].reshape(-1)] for part in (e, a))
             total = total.merge(_measure_decisions(e, a, total.k, max(0, MOST_LOOKED_AT - total.looked_at)))
         start += len(e)
     return total
@@ -406,11 +411,17 @@ class Drift:
 
 
 def measure(
-    expected: Array, actual: Array, decisions: bool = False, threads: int = 0, samples: int | None = None
+    expected: Array,
+    actual: Array,
+    decisions: bool = False,
+    threads: int = 0,
+    samples: int | None = None,
+    counted: Array | None = None,
 ) -> Drift:
     """The drift of an output from what is expected: two arrays of one shape, which may be memory-mapped.
 
     decisions: whether to compare the argmax of rows along the last axis too, or the classes that integers are.
+    counted: as of `measure_rows`.
     threads: how many to use; 0 for as many as pay.  samples: entries along axis 0 that are samples, or 1 where the
     whole array is one; with it, slices and the variation over the samples are measured. Raises ValueError when shapes
     or kinds differ, and for complex numbers.
@@ -440,7 +451,7 @@ def measure(
         total = replace(total, slices=slices, centered_sq=slices.centered_sq, samples=errors)
     if not decisions:
         return total
-    rows = measure_ids(expected, actual) if exact else measure_rows(expected, actual, divergences=False)
+    rows = measure_ids(expected, actual) if exact else measure_rows(expected, actual, TOP_K, False, counted)
     return replace(total, rows=rows)
 
 

@@ -35,6 +35,21 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
+{{/* Labels and annotations of an object. Argument: (list $ component annotations), the last one optional. */}}
+{{- define "enginesmith.meta" -}}
+labels:
+  {{- include "enginesmith.labels" . | nindent 2 }}
+{{- include "enginesmith.annotations" (list (first .) (ternary (last .) dict (gt (len .) 2))) }}
+{{- end -}}
+
+{{/* Annotations of an object: its own, then those of all. Argument: (list $ annotations). */}}
+{{- define "enginesmith.annotations" -}}
+{{- with merge (dict) (last .) (first .).Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{/* Labels of pods: those that select them, and the user's. A chart's version in here would restart every pod, and change
      Ray's worker groups, on each upgrade. Those of the accounts `builds` and `reads` have their labels, too. Argument: (list $ component). */}}
 {{- define "enginesmith.podLabels" -}}

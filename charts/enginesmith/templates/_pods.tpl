@@ -35,26 +35,28 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* Where a pod may run. Argument: the component's values. */}}
+{{/* Where a pod may run. Argument: (list $ component values-of-the-component). */}}
 {{- define "enginesmith.placement" -}}
-{{- with .nodeSelector }}
+{{- $values := index . 2 }}
+{{- with $values.nodeSelector }}
 nodeSelector:
 {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .tolerations }}
+{{- with $values.tolerations }}
 tolerations:
 {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .affinity }}
+{{- with $values.affinity }}
 affinity:
 {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .priorityClassName }}
+{{- with $values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
+{{- include "enginesmith.spread" (list (include "enginesmith.selector" .) $values.topologySpreadConstraints) }}
 {{- end -}}
 
-{{/* Environment of everything: the root file system is read-only, so all that is written goes to /tmp. */}}
+{{/* Environment of everything: the root file system is read-only, so all that is written goes to /tmp; the way out. */}}
 {{- define "enginesmith.env.base" -}}
 - name: HOME
   value: /tmp
@@ -62,6 +64,54 @@ priorityClassName: {{ . }}
   value: /tmp
 - name: DO_NOT_TRACK
   value: "1"
+{{- with .Values.proxy }}
+{{- range $name, $url := dict "HTTP_PROXY" .http "HTTPS_PROXY" .https }}
+{{- if $url }}
+- name: {{ $name }}
+  value: {{ $url | quote }}
+{{- end }}
+{{- end }}
+{{- if or .http .https }}
+{{- $full := include "enginesmith.fullname" $ }}
+{{- $own := list "localhost" "127.0.0.1" ".svc" ".cluster.local" "$(KUBERNETES_SERVICE_HOST)" (printf "%s-prefect-server" $full) (printf "%s-ray-head-svc" $full) }}
+- name: NO_PROXY
+  value: {{ concat $own .except | join "," | quote }}
+{{- end }}
+{{- end }}
+{{- if .Values.caBundle.configMap }}
+{{- /* The registry's own bundle is over this one. */}}
+{{- $registry := ternary (include "enginesmith.caBundleVariable" .) "" (ne .Values.registry.caBundle.configMap "") }}
+{{- range without (list "SSL_CERT_FILE" "REQUESTS_CA_BUNDLE" "AWS_CA_BUNDLE") $registry }}
+- name: {{ . }}
+  value: /etc/enginesmith/trust/{{ $.Values.caBundle.key }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Mounts and volumes of everything: scratch space, the authorities to trust. */}}
+{{- define "enginesmith.mounts.base" -}}
+- name: tmp
+  mountPath: /tmp
+{{- if .Values.caBundle.configMap }}
+- name: trust
+  mountPath: /etc/enginesmith/trust
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{- define "enginesmith.volumes.base" -}}
+- name: tmp
+  emptyDir:
+    sizeLimit: 1Gi
+{{ include "enginesmith.volumes.trust" . }}
+{{- end -}}
+
+{{- define "enginesmith.volumes.trust" -}}
+{{- with .Values.caBundle.configMap }}
+- name: trust
+  configMap:
+    name: {{ . }}
+{{- end }}
 {{- end -}}
 
 {{/* Environment of what reads or writes the registry. */}}

@@ -3,8 +3,9 @@
 {{/* Names of environment variables that the chart sets somewhere, as JSON. */}}
 {{- define "enginesmith.ownVariables" -}}
 {{- $texts := list (include "enginesmith.env.base" .) (include "enginesmith.env.registry" .) (include "enginesmith.env.prefect" .)
-      (include "enginesmith.env.prefectWorker" .) -}}
-{{- $names := list "ENGINESMITH_CACHE" "ENGINESMITH_CACHE_BYTES" "ENGINESMITH_NODE" -}}
+      (include "enginesmith.env.prefectWorker" .) (include "enginesmith.env.database" .) -}}
+{{- $names := list "ENGINESMITH_CACHE" "ENGINESMITH_CACHE_BYTES" "ENGINESMITH_NODE" "PREFECT_UI_STATIC_DIRECTORY" "PREFECT_UI_API_URL"
+      "PREFECT_SERVER_LOGGING_LEVEL" "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE" "PREFECT_SERVER_API_AUTH_STRING" -}}
 {{- if .Values.ray.enabled }}{{ $texts = append $texts (include "enginesmith.env.ray" .) }}{{ $names = append $names "RAY_AUTH_TOKEN_PATH" }}{{ end -}}
 {{- range $texts }}{{ range fromYamlArray . }}{{ $names = append $names .name }}{{ end }}{{ end -}}
 {{- toJson $names -}}
@@ -44,11 +45,11 @@
 {{- end }}
 {{- end -}}
 
-{{/* Of annotations for Ray's pods: pipeline/orchestration/kuberay reads the chart's own. Argument: {path, annotations}. */}}
+{{/* Of annotations: Helm reads some, and pipeline/orchestration/kuberay the chart's own. Argument: {path, annotations}. */}}
 {{- define "enginesmith.problems.annotations" -}}
 {{- $path := .path -}}
 {{- range $name, $_ := .annotations }}
-{{- if hasPrefix "enginesmith.io/" $name }}
+{{- if regexMatch "^((meta[.])?helm[.]sh|enginesmith[.]io)/" $name }}
 {{ $path }}: the chart sets {{ $name }}; remove it
 {{- end }}
 {{- end }}
@@ -62,7 +63,7 @@
 {{- $mounts := .own.extraVolumeMounts | default (ternary list .all.extraVolumeMounts (ne .path "")) -}}
 {{- $names := list -}}
 {{- range $volumes }}
-{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "prefect-ca" "catalog" "commands" "selftest" "node" "site") }}
+{{- if has .name (list "tmp" "cache" "registry" "ca" "ray-token" "prefect-ca" "catalog" "commands" "selftest" "node" "site" "trust" "data") }}
 {{ $path }}extraVolumes: the chart has a volume {{ .name }}; give another name
 {{- end }}
 {{- if has .name $names }}
@@ -76,7 +77,7 @@
 {{- if not (has .name $names) }}
 {{ $path }}extraVolumeMounts: {{ .mountPath }} is of volume {{ .name | quote }}, which extraVolumes does not have; name one of them
 {{- end }}
-{{- if regexMatch "^/(tmp|cache|registry|node|site|etc/enginesmith(/.*)?)/?$" .mountPath }}
+{{- if regexMatch (printf "^/(tmp|cache|registry|node|site|%setc/enginesmith(/.*)?)/?$" (ternary "data|" "" (eq $path "prefect.server."))) .mountPath }}
 {{ $path }}extraVolumeMounts: the chart mounts something at {{ .mountPath }}; give another place
 {{- end }}
 {{- if has .mountPath $places }}
@@ -86,38 +87,53 @@
 {{- end }}
 {{- end -}}
 
-{{/* Of init containers: names that are taken, mounts of nothing; the API server would refuse the pods one by one, later. */}}
-{{- define "enginesmith.problems.initContainers" -}}
-{{- $volumes := list "tmp" -}}
-{{- if .Values.registry.existingClaim }}{{ $volumes = append $volumes "registry" }}{{ end -}}
-{{- if .Values.registry.caBundle.configMap }}{{ $volumes = append $volumes "ca" }}{{ end -}}
-{{- range .Values.extraVolumes }}{{ $volumes = append $volumes .name }}{{ end -}}
+{{/* Of containers: names that are taken, mounts of nothing; the API server would refuse the pods one by one, later.
+     Argument: {path, containers, volumes: names}. */}}
+{{- define "enginesmith.problems.containers" -}}
+{{- $path := .path -}}
+{{- $volumes := .volumes -}}
 {{- $names := list -}}
-{{- range $container := .Values.extraInitContainers }}
-{{- if has .name (list "ray-worker" "wait-gcs-ready" "prefect-job") }}
-extraInitContainers: there is a container {{ .name }} already; give another name
+{{- $own := list "ray-worker" "ray-head" "autoscaler" "wait-gcs-ready" "prefect-job" "server" "worker" "wait-for-prefect" "exporter" "site" -}}
+{{- range $container := .containers }}
+{{- if has .name $own }}
+{{ $path }}: there is a container {{ .name }} already; give another name
 {{- end }}
 {{- if has .name $names }}
-extraInitContainers: {{ .name }} is there twice; remove one
+{{ $path }}: {{ .name }} is there twice; remove one
 {{- end }}
 {{- $names = append $names .name }}
+{{- range $field, $key := dict "env" "name" "volumeMounts" "mountPath" }}
 {{- $seen := list }}
-{{- range .env }}
-{{- if has .name $seen }}
-extraInitContainers.{{ $container.name }}.env: {{ .name }} is there twice; remove one
+{{- range index $container $field }}
+{{- if has (get . $key) $seen }}
+{{ $path }}.{{ $container.name }}.{{ $field }}: {{ get . $key }} is there twice; remove one
 {{- end }}
-{{- $seen = append $seen .name }}
+{{- $seen = append $seen (get . $key) }}
 {{- end }}
-{{- $places := list }}
+{{- end }}
 {{- range .volumeMounts }}
-{{- if has .mountPath $places }}
-extraInitContainers.{{ $container.name }}.volumeMounts: {{ .mountPath }} is there twice; remove one
-{{- end }}
-{{- $places = append $places .mountPath }}
 {{- if not (has .name $volumes) }}
-extraInitContainers.{{ $container.name }}: {{ .mountPath }} is of volume {{ .name | quote }}, which extraVolumes does not have; name one of them
+{{ $path }}.{{ $container.name }}: {{ .mountPath }} is of volume {{ .name | quote }}, which extraVolumes does not have; name one of them
 {{- end }}
 {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Of what is added to one component. Argument: {root, path: "ray.head.", own: its values, all: those of every such pod, or {}}. */}}
+{{- define "enginesmith.problems.part" -}}
+{{- $path := .path -}}
+{{- include "enginesmith.problems.env" (dict "root" .root "path" (printf "%sextraEnv" $path) "entries" .own.extraEnv) }}
+{{- include "enginesmith.problems.volumes" . }}
+{{- $volumes := list "tmp" }}
+{{- range concat (.own.extraVolumes | default list) (.all.extraVolumes | default list) }}{{ $volumes = append $volumes .name }}{{ end }}
+{{- include "enginesmith.problems.containers" (dict "path" (printf "%sextraContainers" $path) "containers" .own.extraContainers "volumes" $volumes) }}
+{{- $seen := list }}
+{{- range .own.topologySpreadConstraints }}
+{{- $kind := printf "%s, %s" .topologyKey .whenUnsatisfiable }}
+{{- if has $kind $seen }}
+{{ $path }}topologySpreadConstraints: {{ $kind }} is there twice; remove one
+{{- end }}
+{{- $seen = append $seen $kind }}
 {{- end }}
 {{- end -}}
 
@@ -144,6 +160,22 @@ networkPolicy.prefect.from is empty, so what routes to the Prefect server could 
 {{- end }}
 {{- if and $server.httpRoute.enabled (not $server.httpRoute.parentRefs) }}
 prefect.server.httpRoute.parentRefs is empty, and a route without a gateway routes nothing; name one
+{{- end }}
+{{- range $way := list "ingress" "httpRoute" }}
+{{- if (index $.Values.site $way).enabled }}
+{{- if not $.Values.site.enabled }}
+site.{{ $way }}.enabled is true and site.enabled is false: there is nothing to reach; set site.enabled=true
+{{- end }}
+{{- if not $.Values.site.host }}
+site.{{ $way }}: site.host is empty; give the host of the site, or set site.exposed=true for a path at the Prefect server's
+{{- end }}
+{{- if and $.Values.networkPolicy.enabled (not $.Values.networkPolicy.site.from) }}
+networkPolicy.site.from is empty, so what routes to the site could not reach it; name its namespace or pods
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and .Values.site.httpRoute.enabled (not .Values.site.httpRoute.parentRefs) }}
+site.httpRoute.parentRefs is empty, and a route without a gateway routes nothing; name one
 {{- end }}
 {{- if and .Values.site.exposed (not .Values.site.enabled) }}
 site.exposed is true and site.enabled is false: there is nothing to reach; set site.enabled=true

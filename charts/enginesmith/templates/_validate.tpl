@@ -17,10 +17,17 @@
 {{- if .Values.gpuGroups }}{{ $lines = append $lines (include "enginesmith.problems.image" (dict "root" . "which" "worker")) }}{{ end -}}
 {{- $lines = append $lines (include "enginesmith.problems.labels" (dict "path" "commonLabels" "labels" .Values.commonLabels)) -}}
 {{- $lines = append $lines (include "enginesmith.problems.env" (dict "root" . "path" "extraEnv" "entries" .Values.extraEnv)) -}}
-{{- $lines = append $lines (include "enginesmith.problems.env" (dict "root" . "path" "prefect.worker.extraEnv" "entries" .Values.prefect.worker.extraEnv)) -}}
 {{- $lines = append $lines (include "enginesmith.problems.labels" (dict "path" "serviceAccounts.builds.podLabels" "labels" .Values.serviceAccounts.builds.podLabels)) -}}
 {{- $lines = append $lines (include "enginesmith.problems.volumes" (dict "path" "" "all" .Values "own" dict)) -}}
-{{- $lines = append $lines (include "enginesmith.problems.initContainers" .) -}}
+{{- $volumes := list "tmp" (ternary "registry" "tmp" (ne .Values.registry.existingClaim "")) (ternary "ca" "tmp" (ne .Values.registry.caBundle.configMap "")) -}}
+{{- range .Values.extraVolumes }}{{ $volumes = append $volumes .name }}{{ end -}}
+{{- $lines = append $lines (include "enginesmith.problems.containers" (dict "path" "extraInitContainers" "containers" .Values.extraInitContainers "volumes" $volumes)) -}}
+{{- range $path, $own := dict "prefect.server." .Values.prefect.server "prefect.worker." .Values.prefect.worker "ray.head." .Values.ray.head -}}
+{{- $lines = append $lines (include "enginesmith.problems.part" (dict "root" $ "path" $path "own" $own "all" dict)) -}}
+{{- end -}}
+{{- range $path, $own := dict "metrics." .Values.metrics "site." .Values.site -}}
+{{- $lines = append $lines (include "enginesmith.problems.part" (dict "root" $ "path" $path "own" $own "all" $.Values)) -}}
+{{- end -}}
 {{- $lines = append $lines (include "enginesmith.problems.resources" .) -}}
 {{- $lines = append $lines (include "enginesmith.problems.exposure" .) -}}
 {{- $lines = append $lines (include "enginesmith.problems.network" .) -}}
@@ -29,13 +36,14 @@
 {{- $lines = append $lines (include "enginesmith.problems.schedule" (dict "path" "fleet.schedule" "schedule" .Values.fleet.schedule)) -}}
 {{- $lines = append $lines (include "enginesmith.problems.installed" .) -}}
 {{- if and .Values.nodeCache.enabled .Values.images.client.repository }}{{ $lines = append $lines (include "enginesmith.problems.image" (dict "root" . "which" "client")) }}{{ end -}}
+{{- $lines = append $lines (include "enginesmith.problems.annotations" (dict "path" "commonAnnotations" "annotations" .Values.commonAnnotations)) -}}
 {{- $lines = append $lines (include "enginesmith.problems.annotations" (dict "path" "ray.head.podAnnotations" "annotations" .Values.ray.head.podAnnotations)) -}}
 {{- $cpu := ternary (list (merge (dict "name" "cpu") .Values.cpuGroup)) list .Values.cpuGroup.enabled -}}
-{{- range concat $cpu .Values.gpuGroups -}}
+{{- range $group := concat $cpu .Values.gpuGroups -}}
 {{- $path := ternary "cpuGroup." (printf "gpuGroups.%s." .name) (eq .name "cpu") -}}
-{{- $lines = append $lines (include "enginesmith.problems.env" (dict "root" $ "path" (printf "%sextraEnv" $path) "entries" (.extraEnv | default list))) -}}
 {{- $lines = append $lines (include "enginesmith.problems.annotations" (dict "path" (printf "%spodAnnotations" $path) "annotations" .podAnnotations)) -}}
-{{- $lines = append $lines (include "enginesmith.problems.volumes" (dict "path" $path "all" $.Values "own" .)) -}}
+{{- if ne .name "cpu" }}{{ $group = include "enginesmith.ray.gpuGroup" (list $ .) | fromJson }}{{ end -}}
+{{- $lines = append $lines (include "enginesmith.problems.part" (dict "root" $ "path" $path "own" $group "all" $.Values)) -}}
 {{- end -}}
 {{- range splitList "\n" (join "\n" $lines) }}{{ if . }}{{ $problems = append $problems . }}{{ end }}{{ end -}}
 

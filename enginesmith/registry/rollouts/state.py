@@ -231,7 +231,8 @@ class Rollout:
     those whose gates without data a person lets pass.
     nodes: how many there are at least, by the plan or the reports of the rollout before; None: not known.  shares_ppm:
     of each wave the share of places that keeps it within its share of `nodes`; none: the plan's.
-    losses: what the channel serves and the version has not, as whoever started it accepted.
+    losses: what the channel serves and the version has not, as whoever started it accepted.  random_inputs: whether
+    engines that are proven on random inputs alone were accepted.
     reporters_ppm: parts per million of the nodes that report.
     """
 
@@ -257,6 +258,7 @@ class Rollout:
     nodes: Count | None = None
     shares_ppm: tuple[Count, ...] = ()
     losses: tuple[str, ...] = ()
+    random_inputs: bool = False
 
     def check_fields(self) -> None:
         """Raise Malformed for a wave that is none, and for soaks or shares that are not one for each wave."""

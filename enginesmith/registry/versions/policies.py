@@ -296,7 +296,7 @@ def _remedy(reference: str, unproven: Sequence[EngineEntry]) -> str:
     said = []
     drawn = [entry for entry in unproven if entry.status == ON_RANDOM]
     if drawn:
-        said.append("build again with real inputs in golden.data, or promote with --accept-random-inputs")
+        said.append("build again with real inputs in golden.data, or pass --accept-random-inputs")
     if any(entry.is_measured for entry in unproven if entry not in drawn) or not unproven:
         said.append(f"run `enginesmith validate {reference}` on a node with that hardware")
     if blind := next((entry for entry in unproven if not entry.is_measured), None):

@@ -268,16 +268,14 @@ def _entries(
 
 
 def _find_existing(store: Store, manifest: Manifest, wanted: str | None, seen: int) -> Published | None:
-    existing_manifest = (
-        load_if_there(store, manifest.model, wanted) if wanted else find_published(store, manifest, seen)
-    )
-    if existing_manifest is None:
+    existing = load_if_there(store, manifest.model, wanted) if wanted else find_published(store, manifest, seen)
+    if existing is None:
         return None
-    published = _same_or_conflict(existing_manifest, manifest)
-    if lost := find_lost_of(store, existing_manifest):
-        what = existing_manifest.blobs()[next(iter(lost))]
+    published = _same_or_conflict(existing, manifest)
+    if lost := find_lost_of(store, existing):
+        what = existing.blobs()[next(iter(lost))]
         raise IntegrityError(
-            f"{existing_manifest.model}@{existing_manifest.version} has lost its {what}, and building again gave other "
+            f"{existing.model}@{existing.version} has lost its {what}, and building again gave other "
             "bytes; versions never change: restore it, or choose another version"
         )
     return published

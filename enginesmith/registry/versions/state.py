@@ -106,7 +106,14 @@ class Channel:
         rollout = self.rollout
         if rollout is None or node is None or not rollout.serves(node):
             return self.move
-        return Move(rollout.version, rollout.manifest, rollout.history[0].at, proven_only=rollout.proven_only)
+        began = rollout.history[0].at
+        return Move(
+            rollout.version,
+            rollout.manifest,
+            began,
+            proven_only=rollout.proven_only,
+            random_inputs=rollout.random_inputs,
+        )
 
     @property
     def served(self) -> dict[str, str]:

@@ -123,7 +123,6 @@ class _CheckOptions:
         float, Option("Seconds of timing for each bucket.", type=click.FloatRange(0, 3600, min_open=True))
     ] = 2.0
     buckets: Buckets = ()
-    seed: Annotated[int, Option("Seed of the order of runs.", type=click.IntRange(0))] = 0
     reports: Annotated[
         tuple[Path, ...],
         Option(
@@ -153,7 +152,7 @@ class _CheckOptions:
         """What is measured, and what counts as a regression."""
         from pipeline.regressions.pairs import CheckOptions
 
-        return CheckOptions(self.slower, self.worse, self.drift, self.seconds, chosen_buckets(self.buckets), self.seed)
+        return CheckOptions(self.slower, self.worse, self.drift, self.seconds, chosen_buckets(self.buckets))
 
 
 @command()
@@ -276,7 +275,6 @@ class _CompareOptions:
             type=click.FloatRange(0, 600, min_open=True),
         ),
     ] = 0.2
-    seed: Annotated[int, Option("Seed of the order of the interleaved runs.", type=click.IntRange(0))] = 0
     jobs: Jobs = None
     out: Annotated[
         Path | None,
@@ -316,9 +314,7 @@ def compare(
     with shown_progress(quiet) as progress, open_run(spec, own, progress, keep_state=False) as run:
         compare_precisions = select_precisions(run.spec, options.precisions) if split_names(options.precisions) else ()
         backends = tuple(split_names(options.backends))
-        compare_options = CompareOptions(
-            target_named(options.target), backends, compare_precisions, options.seconds, options.seed
-        )
+        compare_options = CompareOptions(target_named(options.target), backends, compare_precisions, options.seconds)
         comparison = compare_engines(run, compare_options)
     if as_json:
         emit_json(encode(comparison))

@@ -54,7 +54,8 @@ def history(where: str, limit: int | None, registry: str, as_json: bool) -> None
     cells = []
     for row in rows:
         move, canaries = row.move, ", ".join(digest[:12] for digest in row.move.canary)
-        report, losses = (row.report or "")[:12], ", ".join(move.losses)
+        accepted = [*move.losses, *["a proof on real inputs"] * move.random_inputs]
+        report, losses = (row.report or "")[:12], ", ".join(accepted)
         cells.append([move.at, row.channel, move.action, move.version, move.by, move.why, losses, report, canaries])
     print_table(("at", "channel", "action", "version", "by", "why", "losses", "report", "canary"), cells)
 

@@ -11,6 +11,7 @@ from enginesmith.cli.options import (
     command,
     emit_json,
     optional_reference_argument,
+    random_inputs_option,
     reference_argument,
     say,
     why_option,
@@ -151,12 +152,7 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
     type=click.Path(path_type=Path),
     help="A canary's report.json: refuse unless it is a PASS of exactly this version; repeat it.",
 )
-@click.option(
-    "--accept-random-inputs",
-    "random_inputs",
-    is_flag=True,
-    help="Accept engines that are proven only on random inputs; the channel's history records it.",
-)
+@random_inputs_option
 @accept_loss_option
 def promote(
     reference: str,

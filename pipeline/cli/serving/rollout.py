@@ -16,6 +16,7 @@ from enginesmith.cli.options import (
     channel_argument,
     emit_json,
     number_option,
+    random_inputs_option,
     reference_argument,
     say,
     takes,
@@ -198,12 +199,14 @@ class _StartOptions:
 @reference_argument
 @click.argument("where", metavar="[[NAME:]CHANNEL]", required=False)
 @takes(_StartOptions)
+@random_inputs_option
 @accept_loss_option
 @why_option
 def start_rollout(
     reference: str,
     where: str | None,
     options: _StartOptions,
+    random_inputs: bool,
     accept_loss: bool,
     why: str,
     registry: str,
@@ -233,6 +236,7 @@ def start_rollout(
         plan,
         _operator(store, why),
         proven_only=options.proven_only,
+        random_inputs=random_inputs,
         accept_losses=accept_loss,
     )
     _print(new_rollout, as_json)
@@ -393,6 +397,8 @@ def _print_status(status: "RolloutStatus") -> None:
         f"{rollout_state.where}: rollout {rollout_state.id} of {rollout_state.version}, in place of "
         f"{rollout_state.base}: {rollout_state.state}"
     )
+    if rollout_state.random_inputs:
+        echo("accepted: engines that are proven only on random inputs")
     if rollout_state.losses:
         echo(f"accepted losses: {', '.join(rollout_state.losses)}")
     print_table(("wave", "nodes", "soak", "state"), status.list_waves())

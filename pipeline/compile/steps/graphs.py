@@ -251,7 +251,7 @@ class CheckGraph:
                 limits,
                 along,
             )
-            decided = decision_checks(usual, self.metrics, self.limits) if self.precision in QUANTIZED else []
+            decided = decision_checks(usual, self.metrics, self.limits) if self.precision != "fp32" else []
             if self.samples:
                 golden, calibration = (
                     place.read_blob(digest, MEASURED_BYTES)

@@ -126,14 +126,13 @@ ROUNDS = 2
 class CompareOptions:
     """target: the only one.  backends, precisions: empty means all that are installed, and all of the spec.
 
-    seconds: of timing for each bucket, and for each pair ten times as long.  seed: of the order of runs in pairs.
+    seconds: of timing for each bucket, and for each pair ten times as long.
     """
 
     target: Target
     backends: tuple[str, ...] = ()
     precisions: tuple[Precision, ...] = ()
     seconds: float = 0.2
-    seed: int = 0
 
 
 def widen_spec(spec: ModelSpec, options: CompareOptions) -> ModelSpec:
@@ -298,7 +297,7 @@ class _Measuring:
     ) -> PairedComparison:
         sizes = {dim.name: dim.opt for dim in self.work.spec.named_dims()}
         shapes, seconds = model_shapes(self.work.spec), 10 * self.options.seconds
-        pair = BenchmarkPair(first, second, self.exported.golden, shapes, sizes, seconds, self.options.seed)
+        pair = BenchmarkPair(first, second, self.exported.golden, shapes, sizes, seconds, seed=0)
         name, context = f"{lead.unit} against {other.unit}", self.work.context
         job = Job(name, pair, context.store.uri, engine_limits(self.work.spec, "latency"), Needs(alone=True))
         try:

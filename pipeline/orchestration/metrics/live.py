@@ -121,7 +121,11 @@ LAST_RUN_OK = RegistryMetric(
     ("registry",),
 )
 ROLLOUTS = RegistryMetric(
-    "enginesmith_rollouts", "gauge", "Rollouts that are not finished, by state.", ("state",), ("registry",)
+    "enginesmith_rollouts",
+    "gauge",
+    "Rollouts by state: not finished, or halted while the exporter ran.",
+    ("state",),
+    ("registry",),
 )
 ROLLOUT_STEP = RegistryMetric(
     "enginesmith_rollout_step_timestamp_seconds",
@@ -283,6 +287,7 @@ MOST_LOOKED_AT = 500
 # How old the times of registrations may be; an alert waits for an hour.
 REGISTRATIONS_S = 600.0
 # States that have a series also where there is no such run, so that a panel shows 0 and not a gap.
+_ROLLOUT_STATES = (*UNFINISHED, "halted")
 _RUN_STATES = ("running", "done", "failed", "interrupted", "lost")
 DriftLabels = tuple[str, str, str, str, str]
 
@@ -313,8 +318,8 @@ def view_of(
     registered: Sequence[Registration] = (),
 ) -> RegistryView:
     """The numbers of a look. runs: the newest first.  models: that were read.  all_models: number of models that have a
-    version.  rollouts: that are not finished; None for one whose document cannot be read.  registered: the newest
-    registration of each model."""
+    version.  rollouts: that are not finished, or halted; None for one whose document cannot be read.  registered: the
+    newest registration of each model."""
     states = Counter(one.item_state(item) for one in runs if one.state == "running" for item in one.run.units)
     counts = Counter(one.state for one in runs)
     rolling = Counter("unreadable" if one is None else one.state for one in rollouts)
@@ -330,8 +335,12 @@ def view_of(
         LAST_RUN: {(one.run.model,): _epoch(one.run.started_at) for one in reversed(runs)},
         REGISTERED: {(one.bundle.model,): _epoch(one.at) for one in registered},
         LAST_RUN_OK: {(one.run.model,): float(one.state == "done") for one in reversed(runs) if one.state != "running"},
-        ROLLOUTS: {(state,): rolling[state] for state in (*UNFINISHED, "unreadable")},
-        ROLLOUT_STEP: {(one.model, one.channel): _epoch(one.history[-1].at) for one in rollouts[:MOST_MODELS] if one},
+        ROLLOUTS: {(state,): rolling[state] for state in (*_ROLLOUT_STATES, "unreadable")},
+        ROLLOUT_STEP: {
+            (one.model, one.channel): _epoch(one.history[-1].at)
+            for one in rollouts[:MOST_MODELS]
+            if one and not one.is_finished
+        },
         ENGINES: engines,
         UNPROVEN: {labels[1:]: count for labels, count in engines.items() if labels[0] == "unproven"},
         DRIFT: {labels: value for model in models for labels, value in model.drift.items()},
@@ -358,6 +367,7 @@ class Looker:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[str, _Look] = {}  # the one that was looked at longest ago first
+        self._rollouts: dict[tuple[str, str], Rollout | None] = {}
         self._registered: tuple[float, list[Registration]] = (-math.inf, [])
 
     def look(self) -> RegistryView:
@@ -377,14 +387,16 @@ class Looker:
         models = [
             one.view if model in drift_models else replace(one.view, drift={}) for model, one in self._known.items()
         ]
-        # The rollouts that are not finished, as `view_of` takes them.
-        rollout_states = side_by_side(lambda where: _rollout(self._store, *where), running_rollouts(self._store))
+        # As `view_of` takes them. One that halts is not among those that run any more.
+        looked_at = sorted({*running_rollouts(self._store), *self._rollouts})
+        rollouts = dict(side_by_side(lambda where: _rollout(self._store, *where), looked_at))
+        self._rollouts = {where: one for where, one in rollouts.items() if one is None or one.state in _ROLLOUT_STATES}
         return view_of(
             runs,
             models,
             len(newest),
             read_totals(self._store.read(TOTALS)),
-            [one for _, one in rollout_states if one is None or not one.is_finished],
+            list(self._rollouts.values()),
             self._registrations(),
         )
 

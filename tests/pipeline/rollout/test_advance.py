@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from enginesmith.core.errors import InputError, digest_of_bytes
+from enginesmith.core.names import parse_reference
+from enginesmith.exchange.mirror import mirror
 from enginesmith.registry.leases import hold_lease
 from enginesmith.registry.rollouts.reports import read_reports
 from enginesmith.registry.rollouts.state import Slice, reports
-from enginesmith.registry.store.layout import channel_key
+from enginesmith.registry.store.layout import MARKER, MARKER_CONTENT, channel_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, policies
 from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
@@ -16,6 +18,8 @@ from enginesmith.registry.versions.policies import ChannelPolicy
 from enginesmith.registry.versions.state import read_channel, read_history
 from pipeline.rollout import operations
 from pipeline.rollout.operations import Operator
+from tests.enginesmith.registries import engine, publish_engines
+from tests.enginesmith.registry.memory import MemoryStore
 from tests.pipeline.rollout.fleet import (
     NODES,
     WHERE,
@@ -235,3 +239,15 @@ def test_the_same_state_in_other_words_can_be_changed():
         if not read_rollout(store, *WHERE).is_finished:
             operations.abort(store, *WHERE, Operator("ada", at(1)))
     assert begin(store, two, plan("100%"), 2).state == "running"
+
+
+def test_proofs_on_random_inputs_are_accepted_as_a_promotion_accepts_them_and_recorded():
+    store, *_ = registry()
+    drawn = publish_engines(store, [engine(store, status="proven on random inputs")], "three", channel=None).manifest
+    with pytest.raises(InputError, match=r"proven on random inputs: .*--accept-random-inputs"):
+        begin(store, drawn, plan("100%"))
+    operations.start(store, drawn, "stable", plan("100%", soak=60), Operator("ada", at(0)), random_inputs=True)
+    assert [look(store, seconds).action for seconds in (0, 60, 120)][-1] == "done"
+    dest = MemoryStore({MARKER: MARKER_CONTENT}, uri="memory://other")
+    assert mirror(store, [parse_reference("digits:stable")], dest, with_channels=True).moved == ("digits:stable",)
+    assert all(read_channel(place, *WHERE).move.random_inputs for place in (store, dest)), "a mirror records it too"

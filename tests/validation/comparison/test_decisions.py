@@ -5,7 +5,8 @@ import pytest
 
 from enginesmith.arrays import Array
 from enginesmith.core.reports.proof import Check, judge
-from validation.comparison.sessions import decision_checks, lost_classes
+from validation.comparison.sessions import StageComparison, decision_checks, lost_classes
+from validation.golden.golden_set import Case
 from validation.limits.rounding import NearTies
 from validation.metrics.drift import measure
 from validation.metrics.tasks.terms import AccuracyMetric, EmbeddingsMetric
@@ -92,3 +93,25 @@ def test_ids_of_near_ties_may_change_and_a_lost_one_may_not() -> None:
     assert check.passed and check.name == "max_classes_lost"
     (check,) = checks_of(ids, np.where(ids == 3, 4, ids)).values()
     assert not check.passed
+
+
+def test_a_label_that_no_token_has_fails_and_padding_does_not_count() -> None:
+    mask = (np.arange(12) < RNG.integers(3, 12, size=(48, 1))).astype(np.int64)
+    expected = logits(np.random.default_rng(2).integers(9, size=48 * 12), 9).reshape(48, 12, 9)
+    inputs = {"token_type_ids": 0 * mask, "attention_mask": mask}
+    for actual, right in (
+        (np.where(np.arange(9) == 8, -20, expected), False),
+        (np.where(mask[..., None], expected, 0), True),
+    ):
+        comparison, case = StageComparison("quantization", None, {}), Case("0", "golden", inputs, {})
+        comparison.add(case, {"y": expected}, {"y": actual.astype(np.float32)})
+        classes, changed, *_ = decision_checks(comparison.usual(), (), {})
+        assert f"of {mask.sum()} decisions" in changed.note
+        assert classes.passed == changed.passed == right and (": 8;" in classes.note) != right
+
+
+def test_boxes_and_features_with_great_columns_are_no_tokens() -> None:
+    rows = RNG.normal(size=(48, 30, 85)).astype(np.float32)
+    rows[..., :2] = RNG.uniform(0, 640, (48, 30, 2))
+    (check,) = checks_of(rows, rows + 2 * RNG.normal(size=rows.shape).astype(np.float32)).values()
+    assert check.limit is None

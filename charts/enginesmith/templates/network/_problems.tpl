@@ -82,6 +82,9 @@ networkPolicy.extraEgress: endPort {{ .endPort }} is less than port {{ .port }};
 {{- if and (include "enginesmith.usesBuckets" .) (not $net.registry.cidrs) (not $net.registry.namespaceSelector) }}
 networkPolicy.registry has neither cidrs nor namespaceSelector, so nothing could reach the bucket; name where it is, there or in networkPolicy.extraEgress
 {{- end }}
+{{- if and (or .Values.proxy.http .Values.proxy.https) (not $net.proxy.cidrs) }}
+networkPolicy.proxy.cidrs is empty, so nothing could reach the proxy; name where it is, there or in networkPolicy.extraEgress
+{{- end }}
 {{- if and (not .Values.prefect.server.enabled) (not $net.prefect.cidrs) }}
 networkPolicy.prefect.cidrs is empty, so nothing could reach prefect.externalApi.url; name where it is, there or in networkPolicy.extraEgress
 {{- end }}

@@ -78,10 +78,9 @@
     {{- with index . 1 }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-  {{- with include "enginesmith.mounts.prefect" $root }}
   volumeMounts:
-    {{- . | nindent 4 }}
-  {{- end }}
+    {{- include "enginesmith.mounts.base" $root | nindent 4 }}
+    {{- include "enginesmith.mounts.prefect" $root | nindent 4 }}
   resources:
     requests: {cpu: 50m, memory: 64Mi}
     limits: {memory: 128Mi}

@@ -4,12 +4,13 @@
 {{/* Job variables of every flow run, as JSON. */}}
 {{- define "enginesmith.jobVariables" -}}
 {{- $runs := .Values.prefect.flowRuns -}}
-{{- $env := dict "HOME" "/tmp" "TMPDIR" "/tmp" "PREFECT_HOME" "/tmp/prefect" "DO_NOT_TRACK" "1" "ENGINESMITH_REGISTRY" (include "enginesmith.registry" .) -}}
+{{- $env := dict "PREFECT_HOME" "/tmp/prefect" "ENGINESMITH_REGISTRY" (include "enginesmith.registry" .) -}}
+{{- range include "enginesmith.env.base" . | fromYamlArray }}{{ $_ := set $env .name .value }}{{ end -}}
 {{- $volumes := list (include "enginesmith.scratch" $runs.scratch | fromYamlArray | first) -}}
-{{- $mounts := list (dict "name" "tmp" "mountPath" "/tmp") -}}
-{{- range list "registry" "prefect" -}}
+{{- $mounts := include "enginesmith.mounts.base" . | fromYamlArray -}}
+{{- range list "trust" "registry" "prefect" -}}
 {{- range include (printf "enginesmith.volumes.%s" .) $ | fromYamlArray }}{{ $volumes = append $volumes . }}{{ end -}}
-{{- range include (printf "enginesmith.mounts.%s" .) $ | fromYamlArray }}{{ $mounts = append $mounts . }}{{ end -}}
+{{- if ne . "trust" }}{{ range include (printf "enginesmith.mounts.%s" .) $ | fromYamlArray }}{{ $mounts = append $mounts . }}{{ end }}{{ end -}}
 {{- end -}}
 {{- with .Values.prefect.externalApi.caBundle -}}
 {{- if .configMap }}{{ $_ := set $env "PREFECT_API_SSL_CERT_FILE" (printf "/etc/enginesmith/prefect-ca/%s" .key) }}{{ end -}}
@@ -49,7 +50,7 @@
 {{- $from := .Values.extraEnvFrom -}}
 {{- with .Values.registry.existingSecret }}{{ $from = append $from (dict "secretRef" (dict "name" .)) }}{{ end -}}
 {{- with $from }}{{ $_ := set $variables "env_from" . }}{{ end -}}
-{{- with include "enginesmith.initContainers" . | fromJsonArray }}{{ $_ := set $variables "init_containers" . }}{{ end -}}
+{{- with include "enginesmith.containers" .Values.extraInitContainers | fromJsonArray }}{{ $_ := set $variables "init_containers" . }}{{ end -}}
 {{- $pulls := list -}}
 {{- range .Values.imagePullSecrets }}{{ $pulls = append $pulls (dict "name" .) }}{{ end -}}
 {{- if $pulls }}{{ $_ := set $variables "image_pull_secrets" $pulls }}{{ end -}}

@@ -14,10 +14,7 @@ metadata:
     {{- with .Values.kueue.priorityClass }}
     kueue.x-k8s.io/priority-class: {{ . }}
     {{- end }}
-  {{- if .Values.kueue.queueName }}
-  annotations:
-    kueue.x-k8s.io/elastic-job: "true"
-  {{- end }}
+  {{- include "enginesmith.annotations" (list . (ternary (dict "kueue.x-k8s.io/elastic-job" "true") dict (ne .Values.kueue.queueName ""))) | nindent 2 }}
 spec:
   rayVersion: {{ .Values.ray.version | quote }}
   enableInTreeAutoscaling: true
@@ -56,8 +53,7 @@ spec:
       {{- toYaml .Values.ray.autoscaler.resources | nindent 6 }}
     # The operator mounts /tmp/ray alone, and the rest of its file system is read-only.
     volumeMounts:
-      - name: tmp
-        mountPath: /tmp
+      {{- include "enginesmith.mounts.base" . | nindent 6 }}
   headGroupSpec:
     serviceType: ClusterIP
     rayStartParams:
@@ -83,7 +79,7 @@ spec:
         restartPolicy: Never
         enableServiceLinks: false
         {{- include "enginesmith.pullSecrets" . | nindent 8 }}
-        {{- include "enginesmith.placement" .Values.ray.head | nindent 8 }}
+        {{- include "enginesmith.placement" (list . "ray-head" .Values.ray.head) | nindent 8 }}
         securityContext:
           {{- include "enginesmith.podSecurity" . | nindent 10 }}
         containers:
@@ -94,6 +90,7 @@ spec:
               {{- include "enginesmith.containerSecurity" . | nindent 14 }}
             env:
               {{- include "enginesmith.env.base" . | nindent 14 }}
+              {{- include "enginesmith.env.extra" (list (dict "Values" dict) .Values.ray.head) | nindent 14 }}
             ports:
               - {name: gcs, containerPort: 6379, protocol: TCP}
               - {name: dashboard, containerPort: 8265, protocol: TCP}
@@ -102,10 +99,13 @@ spec:
             resources:
               {{- toYaml .Values.ray.head.resources | nindent 14 }}
             volumeMounts:
-              - name: tmp
-                mountPath: /tmp
+              {{- include "enginesmith.mounts.base" . | nindent 14 }}
+              {{- include "enginesmith.mounts.extra" (list (dict "Values" dict) .Values.ray.head) | nindent 14 }}
+          {{- include "enginesmith.sidecars" .Values.ray.head | nindent 10 }}
         volumes:
           {{- include "enginesmith.scratch" .Values.ray.head.scratch | nindent 10 }}
+          {{- include "enginesmith.volumes.trust" . | nindent 10 }}
+          {{- include "enginesmith.volumes.extra" (list (dict "Values" dict) .Values.ray.head) | nindent 10 }}
   workerGroupSpecs:
     {{- with .Values.cpuGroup }}
     {{- if .enabled }}

@@ -51,9 +51,11 @@ spec:
   tolerations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
+  {{- $labels := printf "%s\nenginesmith.io/group: %s" (include "enginesmith.selector" (list $root "ray-worker")) $group.name }}
+  {{- include "enginesmith.spread" (list $labels $group.topologySpreadConstraints) | nindent 2 }}
   securityContext:
     {{- include "enginesmith.podSecurity" $root | nindent 4 }}
-  {{- with include "enginesmith.initContainers" $root | fromJsonArray }}
+  {{- with include "enginesmith.containers" $root.Values.extraInitContainers | fromJsonArray }}
   initContainers:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -88,14 +90,14 @@ spec:
           - name: gpu
         {{- end }}
       volumeMounts:
-        - name: tmp
-          mountPath: /tmp
+        {{- include "enginesmith.mounts.base" $root | nindent 8 }}
         {{- if $root.Values.ray.sharedCache.enabled }}
         - name: cache
           mountPath: /cache
         {{- end }}
         {{- include "enginesmith.mounts.registry" $root | nindent 8 }}
         {{- include "enginesmith.mounts.extra" (list $root $group) | nindent 8 }}
+    {{- include "enginesmith.sidecars" $group | nindent 4 }}
   {{- with $claim }}
   resourceClaims:
     - name: gpu
@@ -103,6 +105,7 @@ spec:
   {{- end }}
   volumes:
     {{- include "enginesmith.scratch" $group.scratch | nindent 4 }}
+    {{- include "enginesmith.volumes.trust" $root | nindent 4 }}
     {{- if $root.Values.ray.sharedCache.enabled }}
     - name: cache
       persistentVolumeClaim:

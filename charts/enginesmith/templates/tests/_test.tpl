@@ -8,9 +8,7 @@ metadata:
   namespace: {{ $root.Release.Namespace }}
   labels:
     {{- include "enginesmith.podLabels" (list $root "test") | nindent 4 }}
-  annotations:
-    helm.sh/hook: test
-    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+  {{- include "enginesmith.annotations" (list $root (dict "helm.sh/hook" "test" "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded")) | nindent 2 }}
 spec:
   restartPolicy: Never
   activeDeadlineSeconds: 1800
@@ -18,7 +16,7 @@ spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
   {{- include "enginesmith.pullSecrets" $root | nindent 2 }}
-  {{- include "enginesmith.placement" $root.Values.prefect.flowRuns | nindent 2 }}
+  {{- include "enginesmith.placement" (list $root "test" $root.Values.prefect.flowRuns) | nindent 2 }}
   securityContext:
     {{- include "enginesmith.podSecurity" $root | nindent 4 }}
   containers:
@@ -44,8 +42,7 @@ spec:
       resources:
         {{- toYaml $root.Values.tests.resources | nindent 8 }}
       volumeMounts:
-        - name: tmp
-          mountPath: /tmp
+        {{- include "enginesmith.mounts.base" $root | nindent 8 }}
         - name: selftest
           mountPath: /etc/enginesmith/selftest
           readOnly: true
@@ -55,6 +52,7 @@ spec:
     - name: tmp
       emptyDir:
         sizeLimit: 4Gi
+    {{- include "enginesmith.volumes.trust" $root | nindent 4 }}
     - name: selftest
       configMap:
         name: {{ include "enginesmith.fullname" $root }}-test

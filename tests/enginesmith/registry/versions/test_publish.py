@@ -80,6 +80,18 @@ def test_a_version_published_by_a_run_killed_before_it_remembered_is_found(store
 
 
 @on_each_store
+def test_a_version_that_the_next_listing_does_not_show_is_not_published_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = publish_engines(store, [engine(store)], "a")
+    for key in list(store.list("records/publish/")):
+        assert store.replace(key, b"", store.read(key))
+    highest = iter([1, 0])
+    monkeypatch.setattr("enginesmith.registry.versions.publish._highest_number", lambda *_: next(highest, 1))
+    again = publish_engines(store, [engine(store)], "a")
+    assert again.existed and again.manifest == first.manifest
+
+
 def test_a_wanted_version_is_taken_kept_and_never_changed(store: Store) -> None:
     assert publish_engines(store, [engine(store)], "a", wanted="1.0").version == "1.0"
     assert publish_engines(store, [engine(store)], "a", wanted="1.0").existed

@@ -251,7 +251,7 @@ DYNAMIC = {
     ("builders.backends.tensorrt.library", "recorder"): "the compiler, whose version is in the build key",
     ("builders.execution.fork_server", "main"): "the modules that jobs import for themselves",
     ("builders.execution.jobs", "decode_request"): "the class that an export names: `MeasureNoise`",
-    ("enginesmith", "on_first_use"): "public names of a package, which its own modules do not use",
+    ("enginesmith.core.names", "on_first_use"): "public names of a package, which its own modules do not use",
     ("enginesmith.core.errors", "error_from_json"): "classes of its own module; an error is no result",
     ("enginesmith.user_code.entry_point", "_import"): "the spec's own files, whose digests are in the key",
     ("enginesmith.user_code.published", "PublishedModules"): "code of a version, by the digests in its manifest",

@@ -24,7 +24,7 @@ from pipeline.rollout.operations import Operator
 from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.orchestration.runs.runs import run_state, running
 from tests.pipeline.projects import Project
-from tests.pipeline.rollout.fleet import at, begin, plan
+from tests.pipeline.rollout.fleet import at, begin, begin_and_look, look, plan, reached, registry, tell
 
 DASHBOARD = Path(__file__).parents[4] / "manifests" / "grafana" / "enginesmith.json"
 
@@ -107,7 +107,7 @@ def test_rollouts_that_are_not_finished_and_when_they_moved(store: Store) -> Non
     operations.pause(store, "letters", "stable", Operator("ada", at(60)))
     view = Looker(store).look()
     assert view.values[live.ROLLOUTS] == {
-        ("running",): 1, ("paused",): 1, ("unreadable",): 0,
+        ("running",): 1, ("paused",): 1, ("halted",): 0, ("unreadable",): 0,
     }  # fmt: skip
     steps = view.values[live.ROLLOUT_STEP]
     assert steps["letters", "stable"] - steps["digits", "stable"] == 60
@@ -116,6 +116,20 @@ def test_rollouts_that_are_not_finished_and_when_they_moved(store: Store) -> Non
     assert store.replace(key, b"{}", store.read(key))
     view = Looker(store).look()
     assert {state for (state,), count in view.values[live.ROLLOUTS].items() if count} == {"unreadable"}
+
+
+def test_a_rollout_that_halts_while_the_exporter_runs_is_counted_until_the_next_one() -> None:
+    store, _, two = registry()
+    rollout = begin_and_look(store, two, plan("50%", "100%", errors_ppm=10_000))
+    looker = Looker(store)
+    assert looker.look().values[live.ROLLOUTS]["running",] == 1
+    tell(store, rollout, 20, reached(rollout)[:50], requests=1000, errors=60)
+    assert look(store, 50).action == "halted"
+    for _ in range(2):
+        view = looker.look()
+        assert view.values[live.ROLLOUTS]["halted",] == 1 and not view.values[live.ROLLOUT_STEP]
+    begin(store, two, plan("100%"), 60)
+    assert {state for (state,), count in looker.look().values[live.ROLLOUTS].items() if count} == {"running"}
 
 
 def test_models_beyond_the_bound_have_no_series(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
