@@ -319,11 +319,11 @@ class _Unit:
                         door.listen(1)
                         job = pool.submit(self._run, which, "latency", request)  # type: ignore[arg-type]
                         sides.append(_Side.accept(door, job, links))
-                pairs = run_interleaved_apart((sides[0].ask, sides[1].ask), options.seconds, options.seed)
+                pairs = run_interleaved_apart((sides[0].ask, sides[1].ask), options.seconds, seed=0)
         except EnginesmithError as error:
             remarks.append(f"it could not be timed: {_reason(error)}")
             return None
-        compared, busy = compare_times(pairs, options.seed), monitor.stop().busy
+        compared, busy = compare_times(pairs), monitor.stop().busy
         bucket = " ".join(f"{dim}={size}" for dim, size in sizes.items()) or "static"
         return BucketTimes.of(bucket, compared, busy)
 
