@@ -154,13 +154,17 @@ class Child(Protocol):
 Start = Callable[[Path, int], Child]
 
 
-def spawn(workdir: Path, lifeline: int) -> Child:
-    """Start a new interpreter for the job in `workdir`. Raises OSError."""
+def spawn(workdir: Path, lifeline: int, python: Path | None = None) -> Child:
+    """Start a new interpreter for the job in `workdir`. Raises OSError.
+
+    python: the interpreter of another environment, which finds its modules by itself; None for this one's.
+    """
     words = ("builders.execution.child", str(workdir), str(lifeline), str(os.getpid()))
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} if python else environment()
     with (workdir / "job.log").open("wb") as log:
         process = subprocess.Popen(
-            [*PYTHON, "-m", "enginesmith.rooms", *words], stdin=subprocess.DEVNULL, stdout=log,
-            stderr=subprocess.STDOUT, cwd=workdir, env={**environment(), **variables_of(workdir)},
+            [str(python or PYTHON[0]), *PYTHON[1:], "-m", "enginesmith.rooms", *words], stdin=subprocess.DEVNULL,
+            stdout=log, stderr=subprocess.STDOUT, cwd=workdir, env={**own, **variables_of(workdir)},
             pass_fds=(lifeline,), start_new_session=True,
         )  # fmt: skip
     return _Spawned(process, _descriptor(process.pid))

@@ -12,7 +12,7 @@ from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import parse_reference
-from enginesmith.core.reports.latency import MachineKind
+from enginesmith.core.reports.latency import MachineKind, PairedTimes
 from enginesmith.core.types import Target
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.evidence.canaries import list_served
@@ -80,6 +80,13 @@ class BucketTimes:
     detectable: float | None
     runs: int
     busy: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, bucket: str, times: PairedTimes, busy: tuple[str, ...]) -> "BucketTimes":
+        """The median of two engines that were timed in turns, the new one first."""
+        middle = next(item for item in times.ratios if item.p == 0.5)
+        interval = middle.ratio, middle.low, middle.high, middle.detectable
+        return cls(bucket, *times.medians_s, *interval, times.runs, busy)
 
 
 @dataclass(frozen=True)

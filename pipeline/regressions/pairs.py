@@ -320,11 +320,7 @@ class PairMeasurement:
             remarks.append(self._remark(name, error))
             return None
         self.work.context.progress.emit(Finished(name, words=benchmark.verdict))
-        middle = next(item for item in benchmark.ratios if item.p == 0.5)
-        interval = middle.ratio, middle.low, middle.high, middle.detectable
-        return BucketTimes(
-            benchmark.bucket, *benchmark.medians_s, *interval, benchmark.runs, benchmark.surroundings.busy
-        )
+        return BucketTimes.of(benchmark.bucket, benchmark, benchmark.surroundings.busy)
 
     def _remark(self, name: str, error: EnginesmithError) -> str:
         if stops_run(error):

@@ -143,7 +143,7 @@ class MeasureEngine:
         request = self.engine.request
         backend = discovery.configure(request.backend, dict(request.options))
         engine = fetch_engine(place, self.engine, workdir)
-        buckets = _buckets(place, self.golden, self.shapes, terms.buckets, workdir)
+        buckets = bucket_inputs(place, self.golden, self.shapes, terms.buckets, workdir)
         opens, imports = partial(open_engine, engine), backend.load_runtime
         measured = measure_engine(opens, buckets, terms.seconds, workdir, imports, terms.streams)
         tuned = tuned_for(self.shapes.dims)
@@ -212,7 +212,7 @@ class BenchmarkPair:
             folder = context.workdir / name
             folder.mkdir()
             opens.append(partial(open_engine, fetch_engine(place, side, folder)))
-        (bucket,) = _buckets(place, self.golden, self.shapes, (self.sizes,), context.workdir)
+        (bucket,) = bucket_inputs(place, self.golden, self.shapes, (self.sizes,), context.workdir)
         monitor = SystemLoadMonitor()
         pairs = run_interleaved((opens[0], opens[1]), bucket.inputs, self.seconds, self.seed)
         load, times = monitor.stop(), compare_times(pairs, self.seed)
@@ -229,7 +229,7 @@ class BenchmarkPair:
         )
 
 
-def _buckets(
+def bucket_inputs(
     place: Store, golden: str, shapes: ModelShapes, which: BucketChoice, workdir: Path
 ) -> "list[BucketInputs]":
     """The inputs of each bucket asked for, made from the first golden group."""

@@ -5,24 +5,32 @@ The addresses of a session's memory and its threads influence its speed for as l
 difference (Mytkowicz et al., "Producing wrong data", ASPLOS 2009). So both are opened anew several times, and the
 interval includes the differences of the openings (Kalibera & Jones, "Rigorous benchmarking", ISMM 2013).
 
-The runtime's own call is timed where both sessions offer it, else `Session.run` of both.
+The runtime's own call is timed where both sessions offer it, else `Session.run` of both. Two engines that need
+different versions of one runtime are run in two processes (`answer_blocks`), each of which times its own blocks.
 """
 
+import json
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Any, TextIO
 
 import numpy as np
 
 from enginesmith.arrays import Array
 from enginesmith.core.reports.latency import PairedTimes, Ratio, Verdict
 from enginesmith.core.types import Session, Tensors
-from validation.latency.measurement.loop import Opens, latencies, select_inputs, time_call
+from validation.latency.measurement.loop import Opens, Run, latencies, select_inputs, time_call
 from validation.statistics.rates import LEAST_BEYOND, POWER, Effect, quantile_effects
 from validation.statistics.serial_dependence import NORMAL, t_quantile
 
 Pair = tuple[Array, Array]
+# Seconds of each of `size` runs, after `lead` runs that do not count.
+TimeBlock = Callable[[int, int], Sequence[float]]
+# Sends a request to a process of `answer_blocks`, and returns its answer.
+Ask = Callable[[str, Sequence[float]], Any]
 
 OPENINGS = 8
 LEVEL = 0.95
@@ -61,16 +69,66 @@ def _run_pair(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: 
             if len(own) == len(pairs)
             else [partial(session.run, session_inputs) for session, session_inputs in pairs]
         )
-        slowest = max(float(np.median(latencies(run, _WARM / 2 * seconds))) for run in runs)
-        size, lead = (min(max(1, round(time / slowest)), _BLOCK_RUNS) for time in (_BLOCK_S, _LEAD_S))
-        rounds = max(2, round((1 - _WARM) * seconds / (2 * (size + lead) * slowest)))
-        run_times: tuple[list[float], list[float]] = ([], [])
-        for _ in range(rounds):
-            for side in rng.permutation(2):
-                for _ in range(lead):
-                    runs[side]()
-                run_times[side].extend(time_call(runs[side]) for _ in range(size))
+        warm = [float(np.median(latencies(run, _WARM / 2 * seconds))) for run in runs]
+        return _interleave([partial(_time_block, run) for run in runs], max(warm), seconds, rng)
+
+
+def run_interleaved_apart(asks: tuple[Ask, Ask], seconds: float, seed: int, openings: int = OPENINGS) -> list[Pair]:
+    """As `run_interleaved`, of engines that two processes of `answer_blocks` run. Raises what asking raises."""
+    rng, pairs = np.random.default_rng(seed), list[Pair]()
+    for _ in range(openings):
+        warm = [asks[side]("open", [_WARM / 2 * seconds / openings]) for side in rng.permutation(2)]
+        blocks = [lambda *numbers, ask=ask: ask("block", numbers) for ask in asks]
+        pairs.append(_interleave(blocks, max(warm), seconds / openings, rng, seconds / openings))
+    return pairs
+
+
+def answer_blocks(opens: Opens, inputs: Tensors, stream: TextIO) -> int:
+    """Answer the requests of `run_interleaved_apart` until the stream ends; returns how many blocks were timed.
+
+    Requests and answers are lines of JSON. Raises what opening and running raise.
+    """
+    blocks = 0
+    with ExitStack() as stack:
+        for line in iter(stream.readline, ""):
+            word, numbers = json.loads(line)
+            if word == "open":
+                stack.close()
+                session = stack.enter_context(opens())
+                session_inputs = select_inputs(session, inputs)
+                session.run(session_inputs)
+                run = session.prepare_call(session_inputs) or partial(session.run, session_inputs)
+                answer: object = float(np.median(latencies(run, *numbers)))
+            else:
+                answer, blocks = _time_block(run, *numbers), blocks + 1
+            stream.write(json.dumps(answer) + "\n")
+            stream.flush()
+    return blocks
+
+
+def _interleave(
+    blocks: Sequence[TimeBlock], slowest: float, seconds: float, rng: np.random.Generator, most_s: float = math.inf
+) -> Pair:
+    """Blocks of both sides in a random order, as many as take about `seconds` where nothing else takes time.
+
+    slowest: seconds of a run of the slower side.  most_s: seconds after which no more blocks are begun.
+    """
+    size, lead = (min(max(1, round(part / slowest)), _BLOCK_RUNS) for part in (_BLOCK_S, _LEAD_S))
+    rounds = max(2, round((1 - _WARM) * seconds / (2 * (size + lead) * slowest)))
+    run_times: tuple[list[float], list[float]] = ([], [])
+    begun = time.monotonic()
+    for count in range(rounds):
+        if count > 1 and time.monotonic() - begun > most_s:
+            break
+        for side in rng.permutation(2):
+            run_times[side].extend(blocks[side](lead, size))
     return np.array(run_times[0]), np.array(run_times[1])
+
+
+def _time_block(run: Run, lead: int, size: int) -> list[float]:
+    for _ in range(lead):
+        run()
+    return [time_call(run) for _ in range(size)]
 
 
 def compare_times(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) -> PairedTimes:

@@ -1,10 +1,15 @@
 """How an engine is measured: in how many processes, what of, and what becomes of one that fails; never a time."""
 
+import json
 import os
 import signal
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +20,7 @@ from enginesmith.core.types import Session, TensorSpec
 from validation.latency.measurement import loop, measure
 from validation.latency.measurement.loop import DEVICE_RUNS, PASSES, BucketInputs
 from validation.latency.measurement.measure import measure_engine
-from validation.latency.measurement.paired import run_interleaved
+from validation.latency.measurement.paired import answer_blocks, run_interleaved, run_interleaved_apart
 
 BUCKET = BucketInputs({"batch": 2}, {"x": np.zeros(2, "f"), "other": np.zeros(1)}, 2)
 
@@ -158,3 +163,27 @@ def test_two_engines_are_raced_by_their_runtimes_own_calls_where_both_give_them(
     sessions.clear()
     run_interleaved((opens, lambda: nullcontext(Plain())), inputs, 0.01, 0, openings=1)
     assert [session.calls for session in sessions] == [0], "what is timed of one is timed of the other"
+
+
+def test_engines_of_two_processes_are_timed_in_turns_where_they_run() -> None:
+    """Each in a thread here: what travels between is lines of JSON."""
+    inputs, links = {"x": np.zeros(2, "f")}, [socket.socketpair() for _ in range(2)]
+    theirs, ours = ([pair[side].makefile("rw") for pair in links] for side in range(2))
+    for end in (end for pair in links for end in pair):
+        end.close()  # the streams hold them open
+
+    def ask(stream: Any, word: str, numbers: Sequence[float]) -> Any:
+        stream.write(json.dumps([word, numbers]) + "\n")
+        stream.flush()
+        return json.loads(stream.readline())
+
+    with ThreadPoolExecutor(2) as pool:
+        counts = [pool.submit(answer_blocks, lambda: nullcontext(Own()), inputs, stream) for stream in theirs]
+        pairs = run_interleaved_apart((partial(ask, ours[0]), partial(ask, ours[1])), 0.02, 0, openings=2)
+        for stream in ours:
+            stream.close()
+        blocks = [count.result() for count in counts]
+    for stream in theirs:
+        stream.close()
+    assert len(pairs) == 2 and blocks[0] == blocks[1] >= 4
+    assert all(len(pair[0]) == len(pair[1]) > 0 and (pair[0] > 0).all() for pair in pairs)

@@ -1,0 +1,118 @@
+"""`enginesmith rehearse`: whether served versions can move to another toolchain."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import click
+
+from enginesmith.cli.options import Option, command, emit_json, optional_references_argument, say, takes
+from enginesmith.cli.tables import echo, print_table
+from enginesmith.core.codec import encode_document
+from enginesmith.core.errors import InputError
+from enginesmith.core.text import format_metrics
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.store.cache import local_cache
+from pipeline.cli.run_options import local_context
+
+if TYPE_CHECKING:
+    from pipeline.regressions.rehearsal import Rehearsal, UnitRehearsal
+
+_COLUMNS = ("version", "unit", "status", "SQNR", "metric", "median", "verdict")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RehearseOptions:
+    toolchain: Annotated[
+        tuple[str, ...],
+        Option("Version to rehearse, as in onnxruntime==1.32.0; repeat it.", metavar="NAME==VERSION", required=True),
+    ]
+    python: Annotated[
+        Path | None,
+        Option(
+            "Python of an environment that has Enginesmith and these versions.",
+            type=click.Path(path_type=Path, exists=True, dir_okay=False),
+            shown="of an environment that pip makes in the cache",
+        ),
+    ] = None
+    seconds: Annotated[
+        float, Option("Seconds of interleaved timing for each unit.", type=click.FloatRange(0, 3600, min_open=True))
+    ] = 8.0
+
+
+@command()
+@optional_references_argument
+@takes(_RehearseOptions)
+@click.pass_context
+def rehearse(
+    ctx: click.Context,
+    references: tuple[str, ...],
+    options: _RehearseOptions,
+    registry: str,
+    trust: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Build what channels serve with another toolchain, and say which units can move to it.
+
+    Each unit is proven on its version's golden set with both toolchains, and both engines are timed in turns. No
+    version is published and no channel moves; a later build finds the engines. Without REF: every version that a
+    channel serves. Exit code 1 if a unit stays, or none moves.
+    """
+    from builders.execution.environments import make_environment, parse_pins
+    from builders.execution.local import LocalExecutor
+    from builders.execution.process import spawn
+    from enginesmith.registry.trust import require
+    from pipeline.regressions.pairs import CheckOptions
+    from pipeline.regressions.rehearsal import Environments, list_served
+    from pipeline.regressions.rehearsal import rehearse as rehearse_versions
+
+    pins, store = parse_pins(options.toolchain), open_store(registry)
+    served = list_served(store, references)
+    for manifest, _ in served:
+        require(store, manifest, trust)
+    python = options.python
+    if python is None:
+        if (cache := local_cache()) is None:
+            raise InputError("ENGINESMITH_CACHE_BYTES is 0: there is no cache for an environment; give --python PATH")
+        if not quiet:
+            say(f"environment with {', '.join(options.toolchain)} ...")
+        python = make_environment(pins, cache.folder / "environments")
+    executor = LocalExecutor(start=partial(spawn, python=python.absolute()))
+    with local_context(store, quiet) as context:
+        new = replace(context, local=executor, executor=executor)
+        environments = Environments(pins, str(python), context, new, CheckOptions(seconds=options.seconds))
+        rehearsal = rehearse_versions(served, environments)
+    if as_json:
+        emit_json(encode_document(rehearsal))
+    else:
+        show_rehearsal(rehearsal)
+    verdicts = {item.verdict for item in rehearsal.units}
+    ctx.exit(0 if "moves" in verdicts and "stays" not in verdicts else 1)
+
+
+def show_rehearsal(found: "Rehearsal") -> None:
+    """Print the table of units, and below it what to do about each version."""
+    pins = ", ".join(f"{name} {version}" for name, version in found.pins.items())
+    note = "old -> new; SQNR: of the engine against its graph; median: at the opt sizes"
+    print_table(_COLUMNS, [_row(item) for item in found.units], title=f"rehearsal of {pins}", note=note)
+    for plan in found.plan:
+        echo(f"{plan.version} ({', '.join(plan.channels) or 'no channel'}): {plan.verdict}")
+        for line in (*plan.commands, *(f"{line}    # takes it back" for line in plan.back)):
+            echo(f"  {line}")
+
+
+def _row(item: "UnitRehearsal") -> list[str]:
+    from validation.plotting import seconds_text
+
+    sides = item.old, item.new
+    cells = (
+        [side.status for side in sides],
+        ["" if side.sqnr_db is None else f"{side.sqnr_db:.1f} dB" for side in sides],
+        [format_metrics(side.metrics) for side in sides],
+        ["" if side.median_s is None else seconds_text(side.median_s) for side in sides],
+    )
+    both = [" -> ".join(text or "?" for text in pair) if any(pair) else "" for pair in cells]
+    why = item.why or (f"{item.times.ratio:.3f} times the time" if item.times and item.times.ratio else "")
+    return [item.version, item.unit, *both, f"{item.verdict}: {why}"]

@@ -1,0 +1,414 @@
+"""Rehearses an upgrade: builds served engines with another toolchain, and proves and times both beside each other."""
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, TextIO
+
+from builders.backends import discovery
+from builders.backends.discovery import open_engine, toolchain_of
+from builders.execution.environments import plain_name
+from builders.execution.jobs import Job, Needs, Request, WorkerContext
+from builders.execution.local import workdir
+from enginesmith.core.errors import EnginesmithError, InputError, StepError
+from enginesmith.core.names import parse_reference
+from enginesmith.core.reports.latency import MachineKind
+from enginesmith.core.reports.proof import PASSED, least_sqnr_db, name_task_checks
+from enginesmith.core.text import join_first, now
+from enginesmith.core.types import Target
+from enginesmith.registry.manifest import EngineEntry, Manifest, load_pinned, request_of
+from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.files import reachable
+from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions.state import read_channel
+from pipeline.compile.run_context import RunContext, stops_run
+from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set, open_reference, runnable
+from pipeline.compile.steps.engines import BuildEngine, recall_engine
+from pipeline.compile.steps.keys import bucket_inputs, engine_limits, model_shapes
+from pipeline.compile.steps.proofs import CRASHED, engine_check
+from pipeline.operations.validate import entries_of, published_proof, spec_of, why_not_here
+from pipeline.outcome import engine_of, make_report
+from pipeline.progress.events import Finished
+from pipeline.regressions.check import judge_pair
+from pipeline.regressions.findings import BucketTimes, EnginePair, MetricPair
+from pipeline.regressions.pairs import CheckOptions
+from pipeline.spec.model import ModelSpec
+from pipeline.values import EngineBlob, ModelShapes, Proof
+from validation.latency.machine import SystemLoadMonitor, machine
+
+Decision = Literal["moves", "stays", "unknown"]
+# Twice the error: of equal weights another toolchain's answers should not be so much further off.
+MOST_SQNR_LOSS_DB = 6.0
+# A version, and the channels that serve it.
+Served = tuple[Manifest, tuple[str, ...]]
+
+# Jobs of a rehearsal. They run in the environment of the one toolchain or of the other.
+
+
+@dataclass(frozen=True)
+class ReadToolchain:
+    """Say what a backend would build with for a target."""
+
+    backend: str
+    options: Mapping[str, str | int | float | bool]
+    target: Target
+
+    def run(self, _context: WorkerContext) -> tuple[tuple[str, str], ...]:
+        """The toolchain of a build request made here."""
+        return toolchain_of(discovery.configure(self.backend, dict(self.options)), self.target)
+
+
+@dataclass(frozen=True)
+class RecordAnswers:
+    """Run a graph as it is written on a golden set: what engines of both toolchains are then measured against."""
+
+    engine: EngineBlob
+    golden: str
+
+    def run(self, context: WorkerContext) -> str | None:
+        """The digest of the answers; None where they are too large to be recorded. Raises as `open_reference`."""
+        place, request, folder = open_store(context.store), self.engine.request, context.workdir
+        frozen = golden_set(place, self.golden, folder)
+        graph = runnable(fetch_graph(place, request.model, folder / "graph.onnx"), request.precision)
+        with open_reference(place, graph, frozen, None) as reference:
+            for case in frozen.cases:
+                reference.run(case.inputs)
+            path = reference.save(folder / "recorded.safetensors")
+        return place.put_file(path) if path else None
+
+
+@dataclass(frozen=True)
+class TimeBlocks:
+    """Time blocks of runs of an engine at one bucket, as they are asked for at a Unix socket. golden, shapes, sizes: as
+    of `BenchmarkPair`."""
+
+    engine: EngineBlob
+    golden: str
+    shapes: ModelShapes
+    sizes: Mapping[str, int]
+    address: str
+
+    def run(self, context: WorkerContext) -> int:
+        """How many blocks were timed. Raises what opening and running raise."""
+        from validation.latency.measurement.paired import answer_blocks
+
+        place, folder = open_store(context.store), context.workdir
+        engine = fetch_engine(place, self.engine, folder)
+        (bucket,) = bucket_inputs(place, self.golden, self.shapes, (self.sizes,), folder)
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(self.address)
+            with link.makefile("rw", encoding="utf-8") as stream:
+                return answer_blocks(partial(open_engine, engine), bucket.inputs, stream)
+
+
+# What a rehearsal found.
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An engine of a unit on this machine. status, reason: of its proof here, or why there is none.
+
+    sqnr_db: of the engine against its graph, as the toolchain in service runs that.  metrics: task metrics by name.
+    median_s: at the opt sizes, from interleaved runs.
+    """
+
+    toolchain: Mapping[str, str]
+    status: str
+    reason: str = ""
+    digest: str | None = None
+    sqnr_db: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    median_s: float | None = None
+
+
+@dataclass(frozen=True)
+class UnitRehearsal:
+    """A unit with both toolchains. why: the reasons of the verdict.  times: of the new engine and the old one."""
+
+    version: str
+    unit: str
+    old: Trial
+    new: Trial
+    verdict: Decision
+    why: str = ""
+    times: BucketTimes | None = None
+
+
+@dataclass(frozen=True)
+class VersionPlan:
+    """The channels that serve a version, the commands that move them, and those that take that back; no commands unless
+    all its units move."""
+
+    version: str
+    channels: tuple[str, ...]
+    verdict: Decision
+    commands: tuple[str, ...] = ()
+    back: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A rehearsed upgrade. pins: the versions that were asked for.  python: the interpreter that has them."""
+
+    pins: Mapping[str, str]
+    python: str
+    machine: MachineKind
+    created_at: str
+    units: tuple[UnitRehearsal, ...]
+    plan: tuple[VersionPlan, ...]
+
+
+def list_served(store: Store, references: Sequence[str] = ()) -> list[Served]:
+    """The versions of these references, else all that channels serve, with their channels; of an ensemble the versions
+    of its graphs, which its engines are made of. Raises as `lookup.locate` and `lookup.load`."""
+    named = [lookup.locate(store, parse_reference(text)).manifest for text in references]
+    channels: dict[tuple[str, str], tuple[str, ...]] = {}
+    for model in lookup.models(store):
+        for name in lookup.channel_names(store, model):
+            if channel := read_channel(store, model, name):
+                served = model, channel.version
+                channels[served] = (*channels.get(served, ()), name)
+    wholes = named if references else [lookup.load(store, *served) for served in channels]
+    manifests = [each for whole in wholes for each in ([load_pinned(store, pin) for pin in whole.graphs] or [whole])]
+    by_version = {(each.model, each.version): each for each in manifests}
+    return [(each, channels.get(version, ())) for version, each in by_version.items()]
+
+
+@dataclass(frozen=True)
+class Environments:
+    """Two contexts of one store: `old` of the toolchain in service, `new` of the one with the versions `pins`, which
+    `python` has."""
+
+    pins: Mapping[str, str]
+    python: str
+    old: RunContext
+    new: RunContext
+    options: CheckOptions = field(default_factory=CheckOptions)
+
+
+def rehearse(served: Sequence[Served], environments: Environments) -> Rehearsal:
+    """Build, prove and time every unit that is built with what is pinned. served: versions and their channels.
+
+    Raises InputError where there is none, and where the new environment has other versions than the pinned ones.
+    """
+    units, plans, used = list[UnitRehearsal](), list[VersionPlan](), set[str]()
+    for manifest, channels in served:
+        entries = list(entries_of(manifest, environments.old.store, None, None))
+        used |= {plain_name(name) for entry in entries for name in entry.toolchain}
+        built = [
+            _Unit(environments, manifest, spec_of(manifest), entry).rehearse()
+            for entry in entries
+            if any(plain_name(name) in environments.pins for name in entry.toolchain)
+        ]
+        units += built
+        if built:
+            plans.append(plan_version(manifest, channels, built, environments.python))
+    if not units:
+        names = ", ".join(sorted(used)) or "nothing"
+        raise InputError(f"no served engine is built with {', '.join(environments.pins)}; they are built with {names}")
+    return Rehearsal(environments.pins, environments.python, machine(), now(), tuple(units), tuple(plans))
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A unit of a version, to be rehearsed."""
+
+    environments: Environments
+    manifest: Manifest
+    spec: ModelSpec
+    entry: EngineEntry
+
+    def rehearse(self) -> UnitRehearsal:
+        entry, context = self.entry, self.environments.new
+        cannot_run = discovery.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
+        old, new = Trial(entry.toolchain, entry.status, entry.reason, entry.digest), Trial({}, "unproven")
+        if cannot_run and discovery.capabilities_of(entry.backend).tunes_on_target:
+            return self._result(old, new, "unknown", f"neither built nor run here: {cannot_run}")
+        request = replace(request_of(entry), toolchain=self._read_toolchain())
+        new = replace(new, toolchain=dict(request.toolchain))
+        try:
+            record = recall_engine(request, context) or self._run("new", "build", BuildEngine(request))
+        except EnginesmithError as error:
+            new = replace(new, status="failed", reason=_reason(error))
+            return self._result(old, new, "stays", f"it cannot be built: {new.reason}")
+        if cannot_run:
+            new = replace(new, digest=record.digest)
+            return self._result(old, new, "unknown", f"built, not run here: {cannot_run}")
+        fresh = replace(
+            entry, digest=record.digest, suffix=record.suffix, build_key=request.key, toolchain=new.toolchain
+        )
+        answers = self._run("old", "proof", RecordAnswers(engine_of(entry), self.manifest.golden))
+        new = self._prove("new", fresh, answers)
+        if reason := why_not_here(entry):
+            return self._result(old, new, *judge_trials(entry.unit, old, new, None, [reason]))
+        old = self._prove("old", entry, answers)
+        times, remarks = None, list[str]()
+        if {old.status, new.status} <= set(PASSED):
+            times = self._time((fresh, entry), remarks)
+        if times:
+            old, new = replace(old, median_s=times.served_s), replace(new, median_s=times.new_s)
+        verdict = judge_trials(entry.unit, old, new, times, remarks, self.environments.options)
+        return self._result(old, new, *verdict, times)
+
+    def _result(
+        self, old: Trial, new: Trial, verdict: Decision, why: str, times: BucketTimes | None = None
+    ) -> UnitRehearsal:
+        return UnitRehearsal(_name(self.manifest), self.entry.unit, old, new, verdict, why, times)
+
+    def _run(
+        self, which: Literal["old", "new"], step: Literal["build", "proof", "latency"], request: Request[Any]
+    ) -> Any:
+        context = self.environments.old if which == "old" else self.environments.new
+        name, needs = (
+            f"{step} {_name(self.manifest)} {self.entry.unit}, {which} toolchain",
+            Needs(alone=step == "latency"),
+        )
+        job = Job(name, request, context.store.uri, engine_limits(self.spec, step), needs)
+        value = context.run_job(context.local, name, job)
+        context.progress.emit(Finished(name))
+        return value
+
+    def _read_toolchain(self) -> tuple[tuple[str, str], ...]:
+        """What the new environment builds with. Raises InputError where that is not what is pinned."""
+        request = ReadToolchain(self.entry.backend, dict(self.entry.options), self.entry.hardware)
+        try:
+            versions: tuple[tuple[str, str], ...] = self._run("new", "build", request)
+        except StepError as error:
+            first = _reason(error)
+            why = (error.log.strip() or first).splitlines()[-1]
+            raise InputError(f"{self.environments.python} runs no jobs: {why}; install enginesmith there") from error
+        present = {plain_name(name): version for name, version in versions}
+        for name in {plain_name(each) for each in self.entry.toolchain} & self.environments.pins.keys():
+            if present.get(name) != (pinned := self.environments.pins[name]):
+                has = present.get(name, "absent")
+                raise InputError(f"{self.environments.python} has {name} {has}, not {pinned}; install that there")
+        return versions
+
+    def _prove(self, which: Literal["old", "new"], entry: EngineEntry, answers: str | None) -> Trial:
+        check = replace(engine_check(engine_of(entry), self.spec, self.manifest.golden), answers=answers)
+        try:
+            proof: Proof = self._run(which, "proof", check)
+        except EnginesmithError as error:
+            proof = Proof((replace(CRASHED, note=_reason(error)),))
+        before = published_proof(self.entry, self.environments.old.store)
+        report = make_report(entry, self.manifest.golden, [before, proof])
+        tasks = name_task_checks(proof.checks)
+        metrics = {name: check.value for name, check in tasks.items() if check.value is not None}
+        sqnr_db = least_sqnr_db(proof.checks)
+        return Trial(entry.toolchain, report.verdict, report.reason, entry.digest, sqnr_db, metrics)
+
+    def _time(self, entries: tuple[EngineEntry, EngineEntry], remarks: list[str]) -> BucketTimes | None:
+        """The times of the new engine and of the one in service at the opt sizes, each in its own environment; None,
+        with a remark, where one of them cannot be timed."""
+        from validation.latency.measurement.paired import compare_times, run_interleaved_apart
+
+        sizes = {dim.name: dim.opt for dim in self.spec.named_dims()}
+        options, monitor = self.environments.options, SystemLoadMonitor()
+        try:
+            with workdir() as folder, ThreadPoolExecutor(2) as pool, ExitStack() as links:
+                sides = list[_Side]()
+                for which, entry in zip(("new", "old"), entries, strict=True):
+                    address, shapes = str(folder / which), model_shapes(self.spec)
+                    request = TimeBlocks(engine_of(entry), self.manifest.golden, shapes, sizes, address)
+                    with socket.socket(socket.AF_UNIX) as door, reachable(f"listening at {address}"):
+                        door.bind(address)
+                        door.listen(1)
+                        job = pool.submit(self._run, which, "latency", request)  # type: ignore[arg-type]
+                        sides.append(_Side.accept(door, job, links))
+                pairs = run_interleaved_apart((sides[0].ask, sides[1].ask), options.seconds, seed=0)
+        except EnginesmithError as error:
+            remarks.append(f"it could not be timed: {_reason(error)}")
+            return None
+        compared, busy = compare_times(pairs), monitor.stop().busy
+        bucket = " ".join(f"{dim}={size}" for dim, size in sizes.items()) or "static"
+        return BucketTimes.of(bucket, compared, busy)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A process of `TimeBlocks`, and the stream that it answers on."""
+
+    job: Future[Any]
+    stream: TextIO
+
+    @classmethod
+    def accept(cls, door: socket.socket, job: Future[Any], links: ExitStack) -> "_Side":
+        """Wait for the process to connect. Raises the job's error where it ends before."""
+        door.settimeout(0.1)
+        while not job.done():
+            with suppress(TimeoutError):
+                link = links.enter_context(door.accept()[0])
+                return cls(job, links.enter_context(link.makefile("rw", encoding="utf-8")))
+        job.result()
+        raise StepError("it ended before it was timed")
+
+    def ask(self, word: str, numbers: Sequence[float]) -> Any:
+        """The answer to a request. Raises the job's error where that has ended."""
+        answer = ""
+        with suppress(OSError):
+            self.stream.write(json.dumps([word, numbers]) + "\n")
+            self.stream.flush()
+            answer = self.stream.readline()
+        if answer:
+            return json.loads(answer)
+        self.job.result()
+        raise StepError("it ended while it was timed")
+
+
+def judge_trials(
+    unit: str,
+    old: Trial,
+    new: Trial,
+    times: BucketTimes | None,
+    remarks: Sequence[str] = (),
+    options: CheckOptions | None = None,
+) -> tuple[Decision, str]:
+    """Whether a unit moves to the new toolchain, and why not. remarks: why something was not measured."""
+    if new.status == "failed":
+        return "stays", f"the new engine fails: {new.reason}"
+    if new.status not in PASSED:
+        return "unknown", new.reason
+    options = options or CheckOptions()
+    metrics = tuple(
+        MetricPair(name, new.metrics.get(name), value, options.allowed_loss(name, value))
+        for name, value in old.metrics.items()
+    )
+    timed = (times,) if times else ()
+    pair = EnginePair(unit, "old toolchain", False, False, metrics, (), timed, tuple(remarks))
+    findings = list(judge_pair(pair, options, judged_by_metric=True))
+    if worse := [item.message for item in findings if item.level == "error"]:
+        return "stays", join_first(worse, 2, "; ")
+    doubts = [item.message for item in findings if item.level == "warning"]
+    if old.sqnr_db is not None and (new.sqnr_db is None or new.sqnr_db < old.sqnr_db - MOST_SQNR_LOSS_DB):
+        doubts.insert(0, "its SQNR is worse by more than 6 dB, which no limit or metric of the spec forbids")
+    if doubts:
+        return "unknown", join_first(doubts, 2, "; ")
+    return ("moves", "") if times else ("unknown", f"not timed, because the engine in service fails: {old.reason}")
+
+
+def plan_version(
+    manifest: Manifest, channels: tuple[str, ...], units: Sequence[UnitRehearsal], python: str
+) -> VersionPlan:
+    """What brings a version to its channels with the new toolchain, and what takes it back."""
+    verdicts, name, model = {item.verdict for item in units}, _name(manifest), manifest.model
+    if verdicts != {"moves"}:
+        return VersionPlan(name, channels, "stays" if "stays" in verdicts else "unknown")
+    built_to = spec_of(manifest).publication.channel
+    promoted = [f"enginesmith promote {model}:{built_to} {model}:{each}" for each in channels if each != built_to]
+    back = tuple(f"enginesmith rollback {model}:{each}" for each in channels)
+    return VersionPlan(name, channels, "moves", (f"{python} -m enginesmith build SPEC", *promoted), back)
+
+
+def _name(manifest: Manifest) -> str:
+    return f"{manifest.model}@{manifest.version}"
+
+
+def _reason(error: EnginesmithError) -> str:
+    """The first line of an error; raises one that says nothing about what was tried."""
+    if stops_run(error):
+        raise error
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,43 @@
+"""Environments with other versions of a package, made by pip from a folder of wheels."""
+
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from builders.execution.environments import make_environment, parse_pins
+from enginesmith.core.errors import InputError, UnavailableError
+
+
+def write_wheel(folder: Path, name: str, version: str) -> None:
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", f"version = {version!r}\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def test_the_pinned_package_comes_first_and_all_else_from_here(tmp_path: Path, monkeypatch) -> None:
+    write_wheel(tmp_path, "junitparser", "99.0")  # this environment has another
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    python = make_environment({"junitparser": "99.0"}, tmp_path / "environments")
+    shown = "import click, enginesmith, junitparser; print(junitparser.version)"
+    assert subprocess.run([python, "-c", shown], capture_output=True, text=True, check=True).stdout == "99.0\n"
+    monkeypatch.setattr(subprocess, "run", None)  # the second time nothing is installed
+    assert make_environment({"junitparser": "99.0"}, tmp_path / "environments") == python
+
+
+def test_what_pip_cannot_install_leaves_no_environment_behind(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(UnavailableError, match=r"pip cannot install absent-package==1: .*--python"):
+        make_environment({"absent-package": "1"}, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("texts", [["onnxruntime"], ["--pre==1"], ["a==1 --pre"], ["a_b==1", "a-b==2"], ["a>=1"]])
+def test_a_toolchain_is_packages_with_one_version_each(texts: list[str]) -> None:
+    with pytest.raises(InputError, match=r"as in onnxruntime==1\.32\.0"):
+        parse_pins(texts)

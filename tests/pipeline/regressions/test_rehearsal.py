@@ -1,0 +1,53 @@
+"""Verdicts of a rehearsal: what moves, what stays and why, and what a build alone leaves unknown."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.regressions import rehearsal
+from pipeline.regressions.findings import BucketTimes
+from pipeline.regressions.rehearsal import Trial, UnitRehearsal, judge_trials, plan_version
+
+OLD = Trial({"onnxruntime": "1"}, "proven", "", "a" * 64, 40.0, {"accuracy": 0.99})
+EQUAL = BucketTimes("batch=4", 1e-3, 1e-3, 1.0, 0.99, 1.01, 0.02, 400)
+
+
+@pytest.mark.parametrize(
+    ("new", "times", "remarks", "verdict", "why"),
+    [
+        (OLD, EQUAL, [], "moves", ""),
+        (replace(OLD, metrics={"accuracy": 0.999}), EQUAL, [], "moves", ""),
+        (replace(OLD, status="failed", reason="sqnr_db 9"), None, [], "stays", "the new engine fails: sqnr_db 9"),
+        (replace(OLD, metrics={"accuracy": 0.9}), EQUAL, [], "stays", "accuracy 0.9000"),
+        (replace(OLD, metrics={}), EQUAL, [], "stays", "accuracy cannot be measured"),
+        (OLD, replace(EQUAL, ratio=1.2, low=1.1, high=1.3), [], "stays", "1.200 times the time"),
+        (OLD, replace(EQUAL, low=0.9, high=1.2), [], "unknown", "neither shown nor ruled out"),
+        (OLD, replace(EQUAL, ratio=None, low=None, high=None), [], "unknown", "too few runs"),
+        (OLD, None, ["it could not be timed: gone"], "unknown", "could not be timed: gone"),
+        (OLD, None, [], "unknown", "not timed"),
+        (replace(OLD, sqnr_db=33.0), EQUAL, [], "unknown", "SQNR is worse by more than 6 dB"),
+        (replace(OLD, sqnr_db=35.0), EQUAL, [], "moves", ""),
+        (replace(OLD, status="unproven", reason="no GPU"), None, [], "unknown", "no GPU"),
+    ],
+)
+def test_a_unit_moves_only_where_it_is_proven_and_shown_to_be_no_worse(new, times, remarks, verdict, why):
+    found = judge_trials("cpu fp32 onnxruntime", OLD, new, times, remarks)
+    assert found[0] == verdict and why in found[1]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "plan"),
+    [(["moves", "moves"], "moves"), (["moves", "unknown"], "unknown"), (["unknown", "stays"], "stays")],
+)
+def test_a_version_moves_with_all_its_units_or_has_no_commands(monkeypatch, verdicts, plan):
+    spec = SimpleNamespace(publication=SimpleNamespace(channel="candidate"))
+    monkeypatch.setattr(rehearsal, "spec_of", lambda _: spec)
+    units = [UnitRehearsal("m@1", "cpu", OLD, OLD, verdict) for verdict in verdicts]
+    manifest: Any = SimpleNamespace(model="m", version="1")
+    found = plan_version(manifest, ("candidate", "stable"), units, "python")
+    assert found.verdict == plan and bool(found.commands) == (plan == "moves")
+    if found.commands:
+        assert found.commands == ("python -m enginesmith build SPEC", "enginesmith promote m:candidate m:stable")
+        assert found.back == ("enginesmith rollback m:candidate", "enginesmith rollback m:stable")
