@@ -129,9 +129,7 @@ def test_new_images_leave_no_pod_of_the_old_ones(cluster: Cluster, busy: str, he
     wait_for("Ray's pods to have the new images", renewed)
 
 
-def test_a_name_or_a_size_that_would_cost_what_is_installed_is_refused(
-    cluster: Cluster, busy: str, helm: Release
-) -> None:
+def test_a_name_or_a_size_that_would_cost_what_is_installed_is_refused(cluster, busy, helm):
     before = workers(cluster, busy)
     for changed, said in (
         ({"nameOverride": "other"}, "enginesmith-ray would be deleted with its builds"),

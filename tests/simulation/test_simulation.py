@@ -69,9 +69,7 @@ def test_seeds_of_other_sources_do_not_count(tmp_path: Path) -> None:
     assert [(item["sources"], item["next"]) for item in again.earlier] == [("one", 150)]
 
 
-def test_a_run_that_is_killed_while_it_writes_its_progress_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_killed_while_it_writes_its_progress_goes_on(tmp_path, monkeypatch):
     state = tmp_path / "simulation.json"
     Progress("one", next=50).write(state)
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

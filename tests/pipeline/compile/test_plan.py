@@ -230,9 +230,7 @@ def units_of(spec: ModelSpec, *workers: str) -> list[str]:
         ("python", ["tensorrt-rtx"], ["tensorrt"]),
     ],
 )
-def test_the_server_decides_the_compilers(
-    serve: str | None, alone: list[str], with_worker: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_decides_the_compilers(serve, alone, with_worker, monkeypatch):
     tensorrt = discovery.load("tensorrt")
     monkeypatch.setattr(tensorrt, "versions", lambda _: {"tensorrt": "11.4"})
     spec = served(serve)
@@ -290,9 +288,7 @@ def test_a_unit_for_triton_without_its_gpu_is_refused_with_that_reason(project: 
     assert (portable["action"], portable["opens_in"]) == ("build", "Triton, ONNX Runtime")
 
 
-def test_a_clusters_workers_are_its_nodes_with_that_gpu_or_those_that_are_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_clusters_workers_are_its_nodes_with_that_gpu_or_those_that_are_waited_for(monkeypatch):
     monkeypatch.setattr(RayExecutor, "has_node", lambda _, needs: needs.labels["enginesmith/sm"] == "sm_90")
     monkeypatch.setattr(discovery.load("tensorrt"), "versions", lambda _: {"tensorrt": "11.4"})
     spec, cluster = served("triton", ("h100", "l4", "cpu")), RayExecutor("ray://head:1")

@@ -232,9 +232,7 @@ def test_what_is_published_counts_for_later_collections_alone(due: MemoryStore) 
     assert (after_it.generation, after_it.latest, after_it.abandoned) == (before + 1, before + 1, ())
 
 
-def test_what_was_marked_under_a_lease_is_said_to_be_held_by_it(
-    due: MemoryStore, clock: Callable[[timedelta], None]
-) -> None:
+def test_what_was_marked_under_a_lease_is_said_to_be_held_by_it(due, clock):
     with hold_lease(due, "building for days", timedelta(days=3)):
         gather(due)
         clock(2 * GRACE)

@@ -80,9 +80,7 @@ def test_a_version_published_by_a_run_killed_before_it_remembered_is_found(store
 
 
 @on_each_store
-def test_a_version_that_the_next_listing_does_not_show_is_not_published_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_the_next_listing_does_not_show_is_not_published_again(store, monkeypatch):
     first = publish_engines(store, [engine(store)], "a")
     for key in list(store.list("records/publish/")):
         assert store.replace(key, b"", store.read(key))

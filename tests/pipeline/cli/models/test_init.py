@@ -211,8 +211,8 @@ def test_requests_without_the_states_of_a_model_name_the_two_ways_out(tmp_path, 
 
 
 def test_a_models_file_in_the_place_of_a_spec_is_drafted_once_and_for_the_targets_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     asked: list[tuple[str, str | None]] = []
 
     def compile_spec(spec: str, options: RunOptions, *_: object) -> Outcome:

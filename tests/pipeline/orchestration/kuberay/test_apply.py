@@ -323,9 +323,7 @@ def old_pods() -> list[Pod]:
         (None, [], [], "up to date; left with another image, as Ray's head does not say what they do: head, a, b"),
     ],
 )
-def test_a_new_image_ends_what_is_idle_and_has_the_rest_end_after_its_unit(
-    load: Load | None, ended: list[str], drained: list[str], said: str
-) -> None:
+def test_a_new_image_ends_what_is_idle_and_has_the_rest_end_after_its_unit(load, ended, drained, said):
     """With the compilers of another image, an old worker would refuse each build, for ever where `min` is 1."""
     cluster, head = Fake(with_image("old"), old_pods()), FakeHead(load)
     assert re.search(said, apply(cluster, with_image("new"), "enginesmith-ray", head))
