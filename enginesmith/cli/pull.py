@@ -157,12 +157,10 @@ class PullOptions:
     layout: LayoutOptions
     rehash: Annotated[bool, Option("Hash files that are already in DEST again, even if they look unchanged.")] = False
     explain: Annotated[
-        bool,
-        Option("Only list the engines that fit, best first, and why the others do not. Exit code 1 if none fits."),
+        bool, Option("Only list the engines that fit, best first, and why the others do not. Exit code 1 if none fits.")
     ] = False
     node: Annotated[
-        str | None,
-        Option("Name of this node.", envvar="ENGINESMITH_NODE", show_envvar=True, shown="the host's name"),
+        str | None, Option("Name of this node.", envvar="ENGINESMITH_NODE", show_envvar=True, shown="the host's name")
     ] = None
     region: Annotated[
         str, Option("Region of this node, for rollouts.", envvar="ENGINESMITH_REGION", show_envvar=True)

@@ -127,10 +127,7 @@ class CompareAnswers:
         folders = [context.workdir / name for name in ("new", "served")]
         for folder in folders:
             folder.mkdir()
-        with (
-            open_session(place, self.served, folders[1]) as served,
-            open_session(place, self.new, folders[0]) as new,
-        ):
+        with open_session(place, self.served, folders[1]) as served, open_session(place, self.new, folders[0]) as new:
             checks = drift_checks("engine", served, new, golden, budget)
             values = [_measure(session, golden, self.metrics) for session in (new, served)]
         return ComparedAnswers(tuple(worst_of(checks)), *values)

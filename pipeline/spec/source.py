@@ -306,8 +306,7 @@ class DimRange(SpecPart):
     max: Size | None = Field(None, description="needed unless buckets are given")
     buckets: tuple[Size, ...] | None = Field(None, description="rising upper edges, e.g. [32, 64, 128]")
     multiple: Size = Field(
-        1,
-        description="the model takes multiples of this size alone; so are min (default: this), opt, max and buckets",
+        1, description="the model takes multiples of this size alone; so are min (default: this), opt, max and buckets"
     )
 
     @model_validator(mode="before")

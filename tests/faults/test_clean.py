@@ -24,11 +24,7 @@ DIMS = (BATCH, Dim("batch", 1, 3, 7), Dim("batch", 1, 8, 12, (8, 12)))
 TEXTS = (MLP, MLP.replace("Relu", "Tanh"), MLP.replace("Relu", "Sigmoid"))
 FORM = {"finite": True, "shape": ["batch", 10], "dtype": "float32", "range": [-1e3, 1e3]}
 LIKE = {"kl": KL, "js": JS, "flips": FLIPS, "top_k": TOP_K, "ece": ECE, "brier": BRIER}
-WHOLE = {
-    "bitwise": {"runs": 3},
-    "structured": {"logits": FORM},
-    "distributional": {"rows": {"logits": LIKE}},
-}
+WHOLE = {"bitwise": {"runs": 3}, "structured": {"logits": FORM}, "distributional": {"rows": {"logits": LIKE}}}
 BITS = {"bitwise": {"runs": 2}, "structured": {"logits": FORM}}
 
 

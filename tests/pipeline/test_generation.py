@@ -13,10 +13,7 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import locate
 from tests.decoding import DECODER, write_decoder
 
-PROMPTS = [
-    Prompt([3, 1, 4], SamplingSettings(1.2, 6, 0.9), 6, seed=2),
-    Prompt([5], most=6),
-]
+PROMPTS = [Prompt([3, 1, 4], SamplingSettings(1.2, 6, 0.9), 6, seed=2), Prompt([5], most=6)]
 
 
 @pytest.fixture(scope="module")

@@ -219,10 +219,7 @@ def recorded_workload(at: Array, samples: Array, queues: Array, seed: int, count
 
 
 def find_greatest_rate(
-    workloads: Sequence[Workload],
-    times: Sequence[BatchTimes],
-    limit: LatencyLimit,
-    policies: Sequence[BatchPolicy],
+    workloads: Sequence[Workload], times: Sequence[BatchTimes], limit: LatencyLimit, policies: Sequence[BatchPolicy]
 ) -> GreatestRate | None:
     """The greatest rate under the best of the policies, with the interval that follows from the uncertainty of the run
     times and from the simulations; None where no rate keeps the limit.

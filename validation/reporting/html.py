@@ -6,14 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from enginesmith.core.reports.proof import (
-    ON_RANDOM,
-    OVERLAP,
-    UNMEASURED,
-    Check,
-    find_unmeasured,
-    name_task_checks,
-)
+from enginesmith.core.reports.proof import ON_RANDOM, OVERLAP, UNMEASURED, Check, find_unmeasured, name_task_checks
 from enginesmith.core.text import format_bytes, pluralize, visible
 from enginesmith.core.types import PRECISIONS, BuildFailure
 from enginesmith.registry.evidence.canaries import CanaryVerdict

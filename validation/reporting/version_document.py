@@ -12,9 +12,7 @@ from annotated_types import Predicate, doc
 from enginesmith.core.names import is_name
 from enginesmith.core.reports.breakdown import QuantizationRecord
 from enginesmith.core.reports.latency import LatencyReport
-from enginesmith.core.reports.proof import (
-    Report,
-)
+from enginesmith.core.reports.proof import Report
 from enginesmith.core.types import BuildFailure
 from enginesmith.registry.evidence.canaries import CanaryVerdict
 from enginesmith.registry.manifest import Manifest

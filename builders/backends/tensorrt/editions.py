@@ -232,11 +232,7 @@ class TensorRTRTX(TensorRTEdition):
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt-rtx")
     install: ClassVar[str] = "pip install tensorrt-rtx (Linux, x86-64)"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        determinism="budget",
-        times_nodes=True,
-        options=OPTIONS,
-        opened_by=("TensorRT for RTX",),
-        matrix=_RTX_MATRIX,
+        determinism="budget", times_nodes=True, options=OPTIONS, opened_by=("TensorRT for RTX",), matrix=_RTX_MATRIX
     )
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:

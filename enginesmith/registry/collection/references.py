@@ -109,12 +109,7 @@ class References:
     channels: dict[str, dict[str, str]]
 
 
-def find_references(
-    store: Store,
-    known: RegistryInventory,
-    stored: Iterable[str],
-    rules: Rules,
-) -> References:
+def find_references(store: Store, known: RegistryInventory, stored: Iterable[str], rules: Rules) -> References:
     """Read what names blobs: the documents of the versions that are kept, channels (canary reports), policies, pins,
     runs (logs) and timing documents. stored: digests of the blobs.
 

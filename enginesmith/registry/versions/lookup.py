@@ -9,12 +9,7 @@ from typing import Annotated
 from annotated_types import Predicate, doc
 
 from enginesmith.core.codec import NewerFormatError, encode, parse_as
-from enginesmith.core.errors import (
-    InputError,
-    IntegrityError,
-    UnknownNameError,
-    canonical_json,
-)
+from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError, canonical_json
 from enginesmith.core.names import STABLE, Name, Reference, is_name, version_order
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Format

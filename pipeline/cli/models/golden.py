@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.cli.options import (
-    Group,
-    emit_json,
-    spec_argument,
-)
+from enginesmith.cli.options import Group, emit_json, spec_argument
 from enginesmith.cli.tables import echo
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import InputError

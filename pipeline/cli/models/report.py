@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.cli.options import (
-    command,
-    emit_json,
-    number_option,
-    path_option,
-    say,
-    spec_argument,
-)
+from enginesmith.cli.options import command, emit_json, number_option, path_option, say, spec_argument
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import InputError, UnknownNameError

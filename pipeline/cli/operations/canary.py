@@ -71,8 +71,7 @@ class _RunOptions:
     ] = 4
     warmup: Annotated[int, Option("Requests at the start that are not judged.", type=click.IntRange(0))] = 20
     out: Annotated[
-        Path | None,
-        Option("Folder for observations, report and page.", shown="canary-CANDIDATE-against-BASELINE"),
+        Path | None, Option("Folder for observations, report and page.", shown="canary-CANDIDATE-against-BASELINE")
     ] = None
     after: _After
 

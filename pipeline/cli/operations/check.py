@@ -160,13 +160,7 @@ class _CheckOptions:
 @takes(_CheckOptions)
 @click.pass_context
 def check(
-    ctx: click.Context,
-    /,
-    spec: str,
-    options: _CheckOptions,
-    stated_registry: str | None,
-    quiet: bool,
-    as_json: bool,
+    ctx: click.Context, /, spec: str, options: _CheckOptions, stated_registry: str | None, quiet: bool, as_json: bool
 ) -> None:
     """Build SPEC and compare its quality and latency with the served version: one command for a pull request.
 
@@ -287,13 +281,7 @@ class _CompareOptions:
 @takes(_CompareOptions)
 @click.pass_context
 def compare(
-    ctx: click.Context,
-    /,
-    spec: str,
-    options: _CompareOptions,
-    stated_registry: str | None,
-    quiet: bool,
-    as_json: bool,
+    ctx: click.Context, /, spec: str, options: _CompareOptions, stated_registry: str | None, quiet: bool, as_json: bool
 ) -> None:
     """Build SPEC with every suitable backend for one target, and compare quality and latency.
 

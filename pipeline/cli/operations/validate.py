@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import click
 
-from enginesmith.cli.options import (
-    Option,
-    command,
-    emit_json,
-    optional_reference_argument,
-    takes,
-    targets_option,
-)
+from enginesmith.cli.options import Option, command, emit_json, optional_reference_argument, takes, targets_option
 from enginesmith.cli.tables import echo, print_engines, print_table
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.text import pluralize

@@ -125,13 +125,7 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
     if as_json:
         problems = [{**asdict(problem), "fault": problem.fault} for problem in result.problems]
         report = {**asdict(result), "problems": problems, "sound": result.sound}
-        emit_json(
-            {
-                **report,
-                "moved_away": list(repairs.blobs),
-                "channels_written": list(repairs.channels),
-            }
-        )
+        emit_json({**report, "moved_away": list(repairs.blobs), "channels_written": list(repairs.channels)})
     else:
         _print_verified(result, repairs)
     if not result.sound:

@@ -6,15 +6,7 @@ from typing import Any
 
 import click
 
-from enginesmith.cli.options import (
-    ListenAddress,
-    combine,
-    command,
-    emit_json,
-    number_option,
-    path_option,
-    say,
-)
+from enginesmith.cli.options import ListenAddress, combine, command, emit_json, number_option, path_option, say
 from enginesmith.cli.tables import echo
 from enginesmith.core.errors import HttpAddress
 from enginesmith.registry.store.base import open_store

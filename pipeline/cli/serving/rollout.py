@@ -27,15 +27,7 @@ from enginesmith.core.errors import HttpAddress, InputError, UnknownNameError
 from enginesmith.core.names import STABLE, channel_of, parse_channel, parse_reference
 from enginesmith.core.parsing import user
 from enginesmith.core.text import pluralize
-from enginesmith.registry.rollouts.state import (
-    WHOLE,
-    Gates,
-    Rollout,
-    RolloutPlan,
-    check_waves,
-    parse_share,
-    parse_wave,
-)
+from enginesmith.registry.rollouts.state import WHOLE, Gates, Rollout, RolloutPlan, check_waves, parse_share, parse_wave
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
 from enginesmith.registry.versions.lookup import locate

@@ -58,8 +58,7 @@ class _BucketsOptions:
         int | None, Option("Maximum number of profiles.", type=click.IntRange(1, 64), shown="as many as lower the cost")
     ] = None
     batch: Annotated[
-        int | None,
-        Option("Maximum samples of a batch.", type=click.IntRange(1), shown="the dim's max"),
+        int | None, Option("Maximum samples of a batch.", type=click.IntRange(1), shown="the dim's max")
     ] = None
     wait: Annotated[float, Option("Longest wait for others (2ms).", type=ShortTime(), shown="0ms")] = 0.0
     rate: Annotated[
@@ -198,8 +197,7 @@ class _CapacityOptions:
         Path | None, Option("Inventory as `enginesmith fleet` reads it; its counts replace those of the prices.")
     ] = None
     traffic: Annotated[
-        Path | None,
-        Option("Recorded requests: their arrivals, scaled in time, and sizes.", shown="Poisson arrivals"),
+        Path | None, Option("Recorded requests: their arrivals, scaled in time, and sizes.", shown="Poisson arrivals")
     ] = None
     at: Annotated[str | None, Option("Sizes of dims, as in length=64.", metavar="NAME=SIZE,...", shown="opt sizes")] = (
         None

@@ -177,11 +177,7 @@ def add_attributions(manifest: Manifest, store: Store, draw: DrawPage) -> None:
 
 
 def failed_page(
-    draft: Manifest,
-    measured: Measured,
-    store: Store,
-    draw: DrawPage,
-    found: tuple[NamedAttribution, ...] | None = None,
+    draft: Manifest, measured: Measured, store: Store, draw: DrawPage, found: tuple[NamedAttribution, ...] | None = None
 ) -> str:
     """The page of a run that published nothing; drawn again only when something else came out. Its address.
 

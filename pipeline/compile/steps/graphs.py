@@ -244,12 +244,7 @@ class CheckGraph:
             usual: dict[str, Drift] = {}
             checks = drift_checks("quantization", expected, actual, frozen, graph_limits, spreads, usual)
             checks += check_free_running(
-                "quantization",
-                (expected, actual),
-                frozen.sequences,
-                partial(as_written, steps=True),
-                limits,
-                along,
+                "quantization", (expected, actual), frozen.sequences, partial(as_written, steps=True), limits, along
             )
             decided = decision_checks(usual, self.metrics, self.limits) if self.precision != "fp32" else []
             if self.samples:

@@ -260,12 +260,7 @@ class CheckEngine:
             usual: dict[str, Drift] = {}
             drift = drift_checks("engine", expected, actual, frozen, staged_limits, spreads, usual)
             drift += check_free_running(
-                "engine",
-                (expected, actual),
-                frozen.sequences,
-                partial(as_written, steps=True),
-                limits,
-                along,
+                "engine", (expected, actual), frozen.sequences, partial(as_written, steps=True), limits, along
             )
             checks = tuple(lift_limits(drift, self.metrics))
             other_sizes = limits_at_other_sizes(spreads.at("engine"), self.metrics)

@@ -28,14 +28,7 @@ from pipeline.compile.ensembles.whole import LIMITS, WholeData
 from pipeline.compile.steps.blobs import fetch, fetch_graph
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.compile.steps.proofs import CRASHED, contract_of, padding_rules
-from pipeline.operations.validate import (
-    PublishedEnsemble,
-    Validated,
-    attach,
-    open_version,
-    read_ensemble,
-    spec_of,
-)
+from pipeline.operations.validate import PublishedEnsemble, Validated, attach, open_version, read_ensemble, spec_of
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Proof
 from validation.golden.golden_set import Case, GoldenSet

@@ -8,14 +8,7 @@ import pytest
 from onnx import TensorProto, helper, shape_inference
 from onnxruntime import InferenceSession
 
-from builders.backends.known_faults import (
-    COMPILERS,
-    FAULTS,
-    gather_samples,
-    judge_faults,
-    list_faults,
-    without_faults,
-)
+from builders.backends.known_faults import COMPILERS, FAULTS, gather_samples, judge_faults, list_faults, without_faults
 from builders.backends.tensorrt import TensorRTRTX
 from builders.backends.tensorrt.library import recorder
 from builders.onnx_graphs.rewriting import rewrite

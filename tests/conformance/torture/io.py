@@ -64,13 +64,7 @@ add(
     dims=BATCH,
     precision="fp16",
 )
-add(
-    "bfloat16_in_and_out",
-    lambda: _bfloat16(),
-    dims=BATCH,
-    precision="bf16",
-    words=r"bf16|bfloat16",
-)
+add("bfloat16_in_and_out", lambda: _bfloat16(), dims=BATCH, precision="bf16", words=r"bf16|bfloat16")
 add("output_is_an_input", lambda: _passed_on(), dims=BATCH, words=r"'x'|output|\bx\b|Identity")
 add("output_is_a_copy_of_an_input", written("g (float[n, 4] x) => (float[n, 4] y) { y = Identity(x) }"), dims=BATCH)
 add(
@@ -108,12 +102,7 @@ add(
     dims=BATCH,
     core=True,
 )
-add(
-    "input_with_a_default",
-    lambda: _default(),
-    dims=BATCH,
-    words=r"'k'|\bk\b|default|initializer",
-)
+add("input_with_a_default", lambda: _default(), dims=BATCH, words=r"'k'|\bk\b|default|initializer")
 add(
     "optional_inputs_left_out",
     written('g (float[n, 4] x) => (float[n, 4] y) { most = Constant <value = float {0.5}> () y = Clip(x, "", most) }'),
@@ -129,9 +118,7 @@ add(
 )
 add(
     "optional_output_left_out",
-    written(
-        'g (float[n, 4] x) => (float[n, 4] y) { y, "" = Dropout(x) }',
-    ),
+    written('g (float[n, 4] x) => (float[n, 4] y) { y, "" = Dropout(x) }'),
     dims=BATCH,
     words=r"Dropout|output",
 )

@@ -40,12 +40,7 @@ add(
     dims=BATCH,
     words="RMSNormalization|opset",
 )
-add(
-    "a_function_of_the_model",
-    lambda: _with_function(),
-    dims=BATCH,
-    words=r"function|Twice",
-)
+add("a_function_of_the_model", lambda: _with_function(), dims=BATCH, words=r"function|Twice")
 
 
 def _with_function():

@@ -90,9 +90,7 @@ add(
 )
 add(
     "reshape_to_what_another_input_is",
-    written(
-        "g (float[n, 4] x, float[4, n] z) => (float[4, n] y) { s = Shape(z) r = Reshape(x, s) y = Add(r, z) }",
-    ),
+    written("g (float[n, 4] x, float[4, n] z) => (float[4, n] y) { s = Shape(z) r = Reshape(x, s) y = Add(r, z) }"),
     dims=BATCH,
     words=_DYNAMIC,
 )

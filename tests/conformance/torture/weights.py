@@ -29,12 +29,7 @@ add(
     dims=(BATCH[0],),
     core=True,
 )
-add(
-    "large_constant_node",
-    lambda: _constant_node(),
-    dims=BATCH,
-    core=True,
-)
+add("large_constant_node", lambda: _constant_node(), dims=BATCH, core=True)
 add(
     "weights_in_another_file",
     written(

@@ -363,11 +363,7 @@ class ObjectStore:
         if facts is None:
             return
         with suppress(Declined):
-            ask(
-                self.bucket,
-                f"moving {key} away",
-                lambda: self.bucket.copy(key, f"{_DISCARDED}/{digest}", facts.tag),
-            )
+            ask(self.bucket, f"moving {key} away", lambda: self.bucket.copy(key, f"{_DISCARDED}/{digest}", facts.tag))
             ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, facts.tag))
 
     def strays(self) -> tuple[str, ...]:
