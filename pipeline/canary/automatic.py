@@ -22,7 +22,7 @@ from enginesmith.registry.versions.state import read_history
 from pipeline.canary.engines import check_shared_gpu, choose, choose_unrun
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.canary.settle import attach
-from pipeline.intake.places import place_at
+from pipeline.intake.registration import place_at
 from validation.canary.replay import ReplayPace
 from validation.canary.report import CanaryReport
 

@@ -28,7 +28,7 @@ from pipeline.compile.ensembles.assembly import Assembly, CompiledGraph, Ensembl
 from pipeline.compile.forecast import Forecast, OnRecord, foresee, on_record, open_records
 from pipeline.compile.plan import candidates, find_unserved, plan_builds
 from pipeline.compile.steps.exports import export
-from pipeline.intake.places import SCHEME, Bucket, Found, below, files_below, place_at, registry_of, spec_at
+from pipeline.intake.registration import SCHEME, Bucket, Found, below, files_below, place_at, registry_of, spec_at
 from pipeline.orchestration.run import (
     Compiled,
     Executors,

@@ -11,7 +11,7 @@ from enginesmith.core.types import Dim
 from enginesmith.registry.registered_specs import Registration
 from enginesmith.registry.store.base import open_store
 from pipeline.canary.automatic import SUFFIXES
-from pipeline.intake.places import SCHEME, place_at, register, spec_at
+from pipeline.intake.registration import SCHEME, place_at, register, spec_at
 from pipeline.orchestration.run import Executors, RunOptions, open_loaded
 from pipeline.progress import Progress
 from pipeline.spec.model import ModelSpec, load_spec

@@ -26,7 +26,7 @@ from pipeline.compile.preflight import PRELOADED
 from pipeline.compile.publication.publish import resolved_spec
 from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext, hold_lock
 from pipeline.compile.steps.engines import gpu_labels
-from pipeline.intake.places import Found, registry_of, spec_at
+from pipeline.intake.registration import Found, registry_of, spec_at
 from pipeline.orchestration.runs.recorder import new_run, new_tracker, note_run, record_run
 from pipeline.orchestration.tracing import spans
 from pipeline.outcome import Outcome

@@ -21,7 +21,7 @@ from enginesmith.registry.registered_specs import Registration, registrations
 from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.base import Store
 from pipeline.canary.automatic import CanaryRequest
-from pipeline.intake.places import bundle_of, named_files, place_at, register
+from pipeline.intake.registration import bundle_of, named_files, place_at, register
 from pipeline.orchestration.artifacts import api_problem
 from pipeline.orchestration.catalog import spec_files, without_graphs
 from pipeline.orchestration.gpu_workers import (

@@ -21,17 +21,17 @@ scales made at run time, weights in blocks.
     settings/            how a group of nodes is quantized: smoothing, clipping, rounding
       groups.py            nodes that int8 takes together, and statistics of what they read
       fit.py               strength, clipping, rounding and biases of each group
-      smooth.py            outliers moved into weights       rounding.py   weights whose errors cancel
+      smooth.py            outliers moved into weights
       moments.py           patches of convolutions           runs.py       samples in runs, and sessions
     search/              mixed precision: what to quantize, found by trial
       search.py            the most compute in int8 that keeps a quality floor
       sensitivity.py       what one group costs at the outputs
       latency.py           what int8 does not make faster, measured with a backend's engines
-      quality.py           the quality floor                 choice.py     the result
-      proposal.py          overrides that repair a failed check
+      quality.py           the quality floor                 trial.py      one trial, and the choice
+      sections.py          a model in sections               graph_limits.py  the limits of the quantization stage
+      repair.py            overrides that repair a failed check
     record.py            what quantizing did, tensor by tensor, as JSON
     shares.py            the share of the multiplications with weights that is narrow
-    notes.py             what was done, what was left in float, and why
 
 Public functions take and return `onnx.ModelProto`, leave their argument alone, and give equal bytes for equal input.
 """

@@ -21,7 +21,7 @@ from enginesmith.registry.versions.lookup import load
 from enginesmith.user_code import load_function
 from pipeline.cli.run_options import local_context
 from pipeline.compile.ensembles.assembly import EnsembleForecast
-from pipeline.intake.places import bundle_of
+from pipeline.intake.registration import bundle_of
 from pipeline.operations.validate import validate
 from pipeline.orchestration.catalog import foresee_spec
 from pipeline.orchestration.run import RunOptions

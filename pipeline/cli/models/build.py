@@ -115,7 +115,7 @@ def build(
     With --target, --precision or --backend, the version has only these engines, and no channel moves to it. Exit
     code 1 if a unit failed. With --all, a spec that fails does not stop the others.
     """
-    from pipeline.intake.places import registry_of
+    from pipeline.intake.registration import registry_of
 
     specs, sign_key, runner = chosen.specs, chosen.sign_key, chosen.runner
     check_source(spec, specs.place)
@@ -161,7 +161,7 @@ def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
 def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None") -> "Outcome":
     """Run the steps, here or as a Prefect flow. counting: the run's metrics, None where they are not served."""
     from pipeline.compile.composition import InProcess
-    from pipeline.intake.places import registry_of
+    from pipeline.intake.registration import registry_of
     from pipeline.orchestration.catalog import compile_any
     from pipeline.orchestration.run import compile_from_records
     from pipeline.progress import together

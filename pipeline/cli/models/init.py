@@ -326,7 +326,7 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     Stored: the spec, its source (an entry point with the local modules it imports), weights, calibration and golden
     data. Not stored: installed packages, and files that the code opens itself.
     """
-    from pipeline.intake.places import register as register_spec
+    from pipeline.intake.registration import register as register_spec
     from pipeline.spec.ensembles.model import load_any
 
     loaded = load_any(spec)

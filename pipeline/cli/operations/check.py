@@ -189,7 +189,7 @@ def check(
 def _check(
     spec: str, options: _CheckOptions, terms: "CheckOptions", stated_registry: str | None, quiet: bool
 ) -> "RegressionCheck":
-    from pipeline.intake.places import registry_of
+    from pipeline.intake.registration import registry_of
     from pipeline.orchestration.run import build_lock, lock_names, open_run
     from pipeline.regressions.check import check as check_spec
     from pipeline.regressions.check import with_lines

@@ -365,7 +365,7 @@ def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_
 
 def _model_of(place: Path, named: str | None, registry: str) -> "ModelSpec":
     """The spec that tells the inputs: of a spec, of a version, or of the model of `place`. Raises InputError."""
-    from pipeline.intake.places import spec_at
+    from pipeline.intake.registration import spec_at
     from pipeline.operations.validate import spec_of
     from pipeline.traffic.place import model_of_place
 

@@ -305,7 +305,7 @@ def _propose(
     before: the checks of the graph as it is.  judge: makes the checks of a graph.  clock: of the attribution.
     """
     from builders.onnx_graphs.weights import load_graph
-    from pipeline.quantization.search.proposal import QuantizationRecipe, propose
+    from pipeline.quantization.search.repair import QuantizationRecipe, propose
 
     variant, ranges = written.variant, Ranges.from_json(written.ranges) if written.ranges else None
     rewriting = variant.precision, variant.scheme, ranges, written.overrides, written.left, not variant.native_io

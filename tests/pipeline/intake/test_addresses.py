@@ -9,7 +9,7 @@ from enginesmith.core.errors import InputError, SpecError
 from enginesmith.registry.registered_specs import registrations
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.steps.engines import reproduce
-from pipeline.intake.places import below, place_at, registry_of, spec_at
+from pipeline.intake.registration import below, place_at, registry_of, spec_at
 from pipeline.orchestration.catalog import gather_specs
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.enginesmith.s3_server import BUCKET

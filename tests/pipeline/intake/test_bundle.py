@@ -14,7 +14,7 @@ from enginesmith.registry.registered_specs import KEPT, SpecBundle, addresses, f
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import registered_key
 from enginesmith.registry.verification import verify
-from pipeline.intake.places import bundle_of, register, spec_at
+from pipeline.intake.registration import bundle_of, register, spec_at
 from pipeline.spec.document import is_ensemble
 from pipeline.spec.ensembles.model import load_any
 from pipeline.spec.model import load_spec
@@ -69,7 +69,7 @@ def test_too_large_too_many_and_outside_are_refused(project: Project, monkeypatc
     spec = load_spec(project.spec)
     with pytest.raises(InputError, match="a bundle holds 100 at most"):
         bundle_of(spec, most_bytes=100)
-    monkeypatch.setattr("pipeline.intake.places.MOST_FILES", 3)
+    monkeypatch.setattr("pipeline.intake.registration.MOST_FILES", 3)
     with pytest.raises(InputError, match="names 4 files"):
         bundle_of(spec)
     (project.folder / "data").mkdir()

@@ -15,7 +15,7 @@ from prefect.settings import PREFECT_API_KEY, PREFECT_API_URL, temporary_setting
 
 from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.store.base import open_store
-from pipeline.intake.places import register
+from pipeline.intake.registration import register
 from pipeline.orchestration import watch
 from pipeline.orchestration.flows.api import api_in_reach
 from pipeline.orchestration.gpu_workers import JUDGED, PAYLOADS, PUBLISHED, markdown, was_sent

@@ -8,7 +8,7 @@ import pytest
 
 from enginesmith.registry.registered_specs import registrations
 from enginesmith.registry.store.base import open_store
-from pipeline.intake.places import register, spec_at
+from pipeline.intake.registration import register, spec_at
 from pipeline.orchestration.rebucketing import DriftAnswer, DriftRequest, answer_drift
 from pipeline.orchestration.run import Executors, RunOptions, start_executors
 from pipeline.progress import Progress

@@ -16,7 +16,7 @@ from enginesmith.core.types import Precision, QuantizationScheme
 from pipeline.quantization.schemes.cast import emulate
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
-from pipeline.quantization.search.proposal import QuantizationRecipe, narrow_groups, propose
+from pipeline.quantization.search.repair import QuantizationRecipe, narrow_groups, propose
 from pipeline.spec.quantization import Quantization
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT, TENSORRT_FP32, x_net, x_values
