@@ -205,12 +205,12 @@ def _unit(exported: Exported, item: PlanCandidate, graph: Graph, causes: Causes,
     return Unit(request, graph, "build", causes.of_build(request, exported.model.digest) + aside, required)
 
 
-def _judge_known(request: BuildRequest, context: RunContext) -> "Verdict | None":
-    """What a compiler is known to make of the graph; None where the graph is not in the store."""
-    from builders.backends.known_faults import COMPILERS, judge_faults
+def _judge_known(request: BuildRequest, context: RunContext) -> "Verdict":
+    """What a compiler is known to make of the graph; nothing where the graph is not in the store."""
+    from builders.backends.known_faults import COMPILERS, Verdict, judge_faults
 
     if request.backend not in COMPILERS or not context.store.has(request.model):
-        return None
+        return Verdict()
     return judge_faults(_list_known(context.store.uri, request.model, request.backend), request)
 
 

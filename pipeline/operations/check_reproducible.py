@@ -112,13 +112,12 @@ def check_reproducible(chosen: ChosenEngine, times: int, context: RunContext) ->
 class ProfileOptions:
     """seconds: of timing for each bucket, or for a whole pair.  buckets: 'few', 'all', or sizes as 'batch=8,length=64'.
 
-    streams: number of concurrent sessions to time too.  seed: of the order of runs in a pair.
+    streams: number of concurrent sessions to time too.
     """
 
     seconds: float = 1.0
     buckets: Literal["few", "all"] | tuple[str, ...] = "few"
     streams: int = 1
-    seed: int = 0
 
 
 def profile_published(chosen: ChosenEngine, options: ProfileOptions, context: RunContext) -> LatencyReport:
@@ -146,7 +145,7 @@ def benchmark_pair(
     sizes = _sizes(first, options)
     at = {dim.name: dim.opt for dim in spec.named_dims()} if isinstance(sizes, str) else sizes[-1]
     engines, golden = [engine_of(side.entry) for side in (first, second)], first.manifest.golden
-    pair = BenchmarkPair(engines[0], engines[1], golden, model_shapes(spec), at, options.seconds, options.seed)
+    pair = BenchmarkPair(engines[0], engines[1], golden, model_shapes(spec), at, options.seconds, seed=0)
     name = f"benchmark {first.entry.unit}"
     job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     return context.run_job(context.local, name, job)

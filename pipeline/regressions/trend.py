@@ -43,24 +43,24 @@ if TYPE_CHECKING:
 PAIRED = 5.0
 
 
-def record_report(chosen: ChosenEngine, report: LatencyReport, seed: int, context: RunContext) -> list[LatencySeries]:
+def record_report(chosen: ChosenEngine, report: LatencyReport, context: RunContext) -> list[LatencySeries]:
     """Keep a latency report beside its version, add a point for each of its buckets, and return the series.
 
     Raises IntegrityError for a stored series that cannot be read, and what a store raises.
     """
     add_latencies(context.store, chosen.manifest, [context.store.put_bytes(canonical_json(encode(report)))])
-    return [_record_bucket(chosen, report, bucket, seed, context) for bucket in report.buckets]
+    return [_record_bucket(chosen, report, bucket, context) for bucket in report.buckets]
 
 
 def _record_bucket(
-    chosen: ChosenEngine, report: LatencyReport, bucket: BucketLatency, seed: int, context: RunContext
+    chosen: ChosenEngine, report: LatencyReport, bucket: BucketLatency, context: RunContext
 ) -> LatencySeries:
     version, entry = chosen.manifest.version, chosen.entry
     series = read_series(context.store, LatencySeries(chosen.manifest.model, report.unit, bucket.name, report.machine))
     reference = find_reference(context.store, series, entry)
     if reference is None:
         series, reference = series.with_reference(version), entry
-    ratio = _time_against(chosen, reference, report, bucket, seed, context)
+    ratio = _time_against(chosen, reference, report, bucket, context)
     own = bucket.runtime or bucket.middle
     point = SeriesPoint(
         at=report.created_at,
@@ -101,14 +101,13 @@ def _time_against(
     reference: EngineEntry,
     report: LatencyReport,
     bucket: BucketLatency,
-    seed: int,
     context: RunContext,
 ) -> Ratio | None:
     """The ratio of the engine's time to the reference's at a bucket; None where the two cannot be run together."""
     spec = spec_of(chosen.manifest)
     blobs = engine_of(chosen.entry), engine_of(reference)
     seconds = PAIRED * report.asked.seconds
-    pair = BenchmarkPair(*blobs, chosen.manifest.golden, model_shapes(spec), bucket.sizes, seconds, seed)
+    pair = BenchmarkPair(*blobs, chosen.manifest.golden, model_shapes(spec), bucket.sizes, seconds, seed=0)
     name = f"{report.unit} against its reference at {bucket.name}"
     job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     try:

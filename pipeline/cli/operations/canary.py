@@ -64,7 +64,6 @@ class _RunOptions:
         ),
     ] = None
     observed: Annotated[Path | None, Option("Production log that shows the number in flight.")] = None
-    seed: Annotated[int, Option("Seed of the order of requests and of the bootstrap.", type=click.IntRange(0))] = 0
     looks: Annotated[
         int,
         Option("How many times to judge, at most; a clear verdict ends the replay early.", type=click.IntRange(1, 20)),
@@ -96,7 +95,7 @@ def run(ctx: click.Context, /, options: _RunOptions, registry: str, as_json: boo
 
     store = open_store(registry)
     references, place = (parse_reference(options.candidate), parse_reference(options.baseline)), options.place()
-    pace = ReplayPace(options.scale, options.duration, options.seed, options.warmup, options.in_flight)
+    pace = ReplayPace(options.scale, options.duration, 0, options.warmup, options.in_flight)
     target, precision = target_named(options.choice.target), options.choice.precision
     canary_run = CanaryRun(
         *references, target, options.traffic, place, precision, pace, options.looks, options.observed
@@ -129,7 +128,6 @@ class _JudgeOptions:
     missing: Annotated[Literal["failed", "ignored"], Option("How to count a request that only one side observed.")] = (
         "failed"
     )
-    seed: Annotated[int, Option("Seed of the bootstrap.", type=click.IntRange(0))] = 0
     out: Annotated[Path | None, Option("Folder for report and page.", shown="the folder of --candidate")] = None
     after: _After
 
@@ -146,7 +144,7 @@ def judge(ctx: click.Context, /, options: _JudgeOptions, registry: str, as_json:
 
     limits, source = _thresholds(options.candidate, options.spec, registry)
     before = read_report_file(options.previous) if options.previous else None
-    judge_options = JudgeOptions(limits, source, options.planned, before, options.missing == "ignored", options.seed)
+    judge_options = JudgeOptions(limits, source, options.planned, before, options.missing == "ignored")
     written = judge_files(options.candidate, options.baseline, judge_options, options.out or options.candidate.parent)
     _finish(ctx, written, registry, options.after, as_json)
 

@@ -121,7 +121,6 @@ class _ProfileOptions:
     against_precision: Annotated[
         str | None, Option("Precision of REF2.", type=click.Choice(PRECISIONS), shown="as --precision")
     ] = None
-    seed: Annotated[int, Option("Seed of the order of runs with --against and --record.", type=click.IntRange(0))] = 0
     record: Annotated[
         bool,
         Option(
@@ -166,12 +165,12 @@ def profile(reference: str, options: _ProfileOptions, registry: str, quiet: bool
         wanted = buckets if isinstance(buckets, tuple) else ()
         show_series(parse_reference(reference).model, wanted, options.out, registry, as_json)
         return
-    terms = ProfileOptions(options.seconds, buckets, options.streams, options.seed)
+    terms = ProfileOptions(options.seconds, buckets, options.streams)
     with published_engine(registry, reference, options.choice, quiet) as (engine_choice, context):
         if options.against is None:
             report = profile_published(engine_choice, terms, context)
             if options.record:
-                _record(engine_choice, report, options.seed, context)
+                _record(engine_choice, report, context)
             _print_profile(engine_choice, report, as_json)
             return
         target, precision = options.choice.target, options.against_precision or options.choice.precision
@@ -179,11 +178,11 @@ def profile(reference: str, options: _ProfileOptions, registry: str, quiet: bool
         _print_pair(engine_choice, second, benchmark_pair(engine_choice, second, terms, context), as_json)
 
 
-def _record(chosen: "ChosenEngine", report: "LatencyReport", seed: int, context: "RunContext") -> None:
+def _record(chosen: "ChosenEngine", report: "LatencyReport", context: "RunContext") -> None:
     """Add the report to the series of latencies, and say so on stderr."""
     from pipeline.regressions.trend import record_report
 
-    for series in record_report(chosen, report, seed, context):
+    for series in record_report(chosen, report, context):
         relative = series.points[-1].relative
         ratio_text = "" if relative is None else f", {relative:.4f} times {series.model}@{series.reference}"
         say(f"recorded: {series.unit} at {series.bucket}, point {len(series.points)}{ratio_text}")

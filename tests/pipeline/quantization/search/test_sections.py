@@ -106,9 +106,9 @@ def test_errors_measured_near_are_those_at_the_outputs(monkeypatch, scheme):
 
 def test_a_tail_ends_a_section_behind_its_own(monkeypatch):
     seen = []
-    inner = sensitivity.quantize_int8
+    inner = sensitivity.write_searched
     monkeypatch.setattr(
-        sensitivity, "quantize_int8", lambda *given: seen.append(len(given[0].graph.node)) or inner(*given)
+        sensitivity, "write_searched", lambda *given: seen.append(len(given[0].graph.node)) or inner(*given)
     )
     for layers in (8, 16):
         damages(residual_net(layers), 4, monkeypatch)
