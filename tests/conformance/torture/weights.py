@@ -93,6 +93,7 @@ add(
     ),
     dims=BATCH,
     precision="int8",
+    words="int8",
 )
 
 
