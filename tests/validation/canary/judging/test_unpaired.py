@@ -17,6 +17,7 @@ from tests.validation.canary.simulated_logs import (
     ramp,
     split,
 )
+from validation.canary.judging import pairing
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import Thresholds
@@ -101,3 +102,8 @@ def test_the_same_requests_hours_apart_are_refused():
     assert found.verdict == "INSUFFICIENT" and "arrived 540 minutes apart" in found.reason
     logs.candidate.time = [time - 9 * HOUR - 30 for time in logs.candidate.time]
     assert judged(logs)[0].verdict == "PASS", "clocks may differ"
+
+
+def test_logs_that_share_exactly_half_of_their_time_are_compared():
+    times = [np.arange(4.0), np.arange(4.0)]
+    assert not pairing._other_hours(times, [np.arange(2.0)] * 2) and pairing._other_hours(times, [np.arange(1.0)] * 2)
