@@ -295,24 +295,22 @@ class Sweep:
 
     def _mark(self, found: Garbage) -> None:
         """Mark new garbage, unmark what is needed again, and take over what a dead collection left."""
-        garbage, state, now = by_shard(found.names), self.claim.state, self.store.now()
+        garbage, state = by_shard(found.names), self.claim.state
         fresh = any(
             here - _counted(self.shards.get(shard, MarkShard()), state.counts).keys() for shard, here in garbage.items()
         )
         generation = self.claim.begin_generation(garbage) if fresh else None
-        tombstone = Tombstone(now, generation or 0)
 
         def mark(shard: str) -> MarkShard:
             here = garbage.get(shard, frozenset())
 
             def change(known: MarkShard) -> MarkShard:
                 current_marks = {name: item for name, item in _counted(known, state.counts).items() if name in here}
-                new = (
-                    ()
-                    if generation is None
-                    else sorted(here - current_marks.keys())[: max(0, MOST_IN_SHARD - len(current_marks))]
-                )
-                return MarkShard(current_marks | dict.fromkeys(new, tombstone))
+                new = sorted(here - current_marks.keys())[: max(0, MOST_IN_SHARD - len(current_marks))]
+                if generation is None or not new:
+                    return MarkShard(current_marks)
+                # Dated when it is written: a channel may have led to the name since the references were read.
+                return MarkShard(current_marks | dict.fromkeys(new, Tombstone(self.store.now(), generation)))
 
             self.claim.check()
             return update_shard(self.store, shard, change)

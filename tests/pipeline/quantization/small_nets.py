@@ -220,3 +220,22 @@ TEXT_SHAPES = {"tokens": ((1, 6), (4, 6), (8, 6)), "mask": ((1, 6), (4, 6), (8, 
 
 
 NETS = {"conv": (conv_net, images, IMAGE_SHAPES), "attention": (attention_net, sentences, TEXT_SHAPES)}
+
+
+def wide_net(width: int = 256) -> onnx.ModelProto:
+    """Two layers deep enough for blocks of 64 and 128, a MatMul and a Gemm with transB and alpha, of rank 2."""
+    rng = np.random.default_rng(4)
+    weights = {
+        "w1": rng.normal(size=(64, width)) / 8,
+        "w2": rng.normal(size=(10, width)) / 16,
+        "b2": rng.normal(size=10),
+    }
+    text = "h = MatMul(x, w1) r = Relu(h) y = Gemm<transB=1, alpha=0.5>(r, w2, b2)"
+    return build("float[batch,64] x", "float[batch,10] y", text, weights)
+
+
+def wide_data(count: int = 32, seed: int = 5) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(seed).normal(size=(count, 64)).astype(np.float32)}
+
+
+WIDE_SHAPES = {"x": ((1, 64), (4, 64), (8, 64))}

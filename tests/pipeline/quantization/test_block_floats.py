@@ -28,6 +28,7 @@ from tests.builders import graphs
 from tests.pipeline.quantization.small_nets import (
     TENSORRT,
     TENSORRT_FP32,
+    WIDE_SHAPES,
     attention_net,
     build,
     compiles,
@@ -41,6 +42,8 @@ from tests.pipeline.quantization.small_nets import (
     sentences,
     session,
     sqnr_db,
+    wide_data,
+    wide_net,
 )
 
 E2M1_VALUES = [Fraction(value) for value in ("0", "1/2", "1", "3/2", "2", "3", "4", "6")]
@@ -113,25 +116,10 @@ def test_numbers_of_e2m1_are_rounded_as_ml_dtypes_does() -> None:
 
 
 def test_codes_are_packed_two_a_byte_the_first_one_low() -> None:
-    result = written(two_layers(), "nvfp4-weights")
+    result = written(wide_net(96), "nvfp4-weights")
     stored = next(item for item in result.graph.initializer if item.data_type == onnx.TensorProto.FLOAT4E2M1)
     codes = onnx.numpy_helper.to_array(stored).reshape(-1).view(np.uint8)
     assert stored.raw_data == bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True))
-
-
-def two_layers() -> onnx.ModelProto:
-    """A MatMul and a Gemm with transB and alpha, on an activation of rank 2."""
-    rng = np.random.default_rng(4)
-    weights = {"w1": rng.normal(size=(64, 96)) / 8, "w2": rng.normal(size=(10, 96)) / 16, "b2": rng.normal(size=10)}
-    text = "h = MatMul(x, w1) r = Relu(h) y = Gemm<transB=1, alpha=0.5>(r, w2, b2)"
-    return build("float[batch,64] x", "float[batch,10] y", text, weights)
-
-
-def rows(count: int = 32, seed: int = 5) -> dict[str, np.ndarray]:
-    return {"x": np.random.default_rng(seed).normal(size=(count, 64)).astype(np.float32)}
-
-
-SHAPES = {"x": ((1, 64), (4, 64), (8, 64))}
 
 
 def written(net: onnx.ModelProto, precision: str, scheme=TENSORRT_FP32, data=None, rules=()) -> onnx.ModelProto:
@@ -140,7 +128,8 @@ def written(net: onnx.ModelProto, precision: str, scheme=TENSORRT_FP32, data=Non
 
 def write_with_notes(net, precision, scheme=TENSORRT_FP32, data=None, rules=()):
     graph = prepare_model(net)
-    result, notes = write(net, precision, scheme, ranges_of(graph, data or rows(), tensors_to_measure(graph)), rules)
+    ranges = ranges_of(graph, data or wide_data(), tensors_to_measure(graph))
+    result, notes = write(net, precision, scheme, ranges, rules)
     assert isinstance(notes, QuantizationNotes)
     return result, notes
 
@@ -149,7 +138,7 @@ def write_with_notes(net, precision, scheme=TENSORRT_FP32, data=None, rules=()):
 @pytest.mark.parametrize("precision", BLOCK_FLOATS)
 def test_each_layer_of_the_twin_gives_what_numpy_does_on_equal_inputs(precision, scheme, tmp_path) -> None:
     """Of whole models with rounded activations two right runs differ by 19 to 22 dB, so layers are compared."""
-    form, result = FORMATS[precision], written(two_layers(), precision, scheme)
+    form, result = FORMATS[precision], written(wide_net(96), precision, scheme)
     onnx.save(result, tmp_path / "graph.onnx")
     twin = onnx.load(runnable(tmp_path / "graph.onnx", precision))
     given = {item.name: onnx.numpy_helper.to_array(item) for item in result.graph.initializer}
@@ -159,7 +148,7 @@ def test_each_layer_of_the_twin_gives_what_numpy_does_on_equal_inputs(precision,
         names = [source, *multiply.input, multiply.output[0]]
         del twin.graph.output[:]
         twin.graph.output.extend(onnx.helper.make_tensor_value_info(name, 1, None) for name in names)
-        before, left, right, output = session(twin, optimized=False).run(names, rows())
+        before, left, right, output = session(twin, optimized=False).run(names, wide_data())
         stored = [given[name] for name in given if name.startswith(f"{node}/weight_")]
         assert np.array_equal(right, form.decode(*stored, *[np.float32(1)] * (3 - len(stored))))
         if form.activations:
@@ -172,7 +161,7 @@ def test_each_layer_of_the_twin_gives_what_numpy_does_on_equal_inputs(precision,
 @pytest.mark.parametrize("scheme", WIDE)
 @pytest.mark.parametrize(("precision", "sm"), [*itertools.product(BLOCK_FLOATS, ["SM120", "SM121"])])
 def test_tensorrt_rtx_builds_them(precision: str, sm: str, scheme) -> None:
-    assert compiles(written(two_layers(), precision, scheme), sm, SHAPES) == ""
+    assert compiles(written(wide_net(96), precision, scheme), sm, WIDE_SHAPES) == ""
 
 
 @pytest.mark.parametrize(
@@ -180,24 +169,24 @@ def test_tensorrt_rtx_builds_them(precision: str, sm: str, scheme) -> None:
     [("nvfp4", "SM89", False), ("nvfp4-weights", "SM89", False), ("mxfp8", "SM89", True), ("mxfp8", "SM80", False)],
 )
 def test_the_refusals_are_true(precision: str, sm: str, builds: bool) -> None:
-    said = compiles(written(two_layers(), precision), sm, SHAPES)
+    said = compiles(written(wide_net(96), precision), sm, WIDE_SHAPES)
     refused = TensorRTRTX().refuses(graphs.request(f"sm_{sm[2:]}", precision))
     assert (said == "") == builds == (refused is None), (said, refused)
 
 
 def test_a_backend_builds_an_engine_of_a_written_graph(tmp_path: Path) -> None:
-    onnx.save(written(two_layers(), "nvfp4", TENSORRT), tmp_path / "graph.onnx")
+    onnx.save(written(wide_net(96), "nvfp4", TENSORRT), tmp_path / "graph.onnx")
     specs = {
         "inputs": (TensorSpec("x", "float32", ("batch", 64)),),
         "outputs": (TensorSpec("y", "float32", ("batch", 10)),),
     }
-    profile = ShapeProfile((("x", *SHAPES["x"]),))
+    profile = ShapeProfile((("x", *WIDE_SHAPES["x"]),))
     request = graphs.request("sm_120", "nvfp4", profiles=(profile,), **specs)
     assert TensorRTRTX().build(request, tmp_path / "graph.onnx", tmp_path).size_bytes > 0
 
 
 def test_weights_take_at_most_a_third_of_their_fp16_size() -> None:
-    result = written(two_layers(), "nvfp4", TENSORRT)
+    result = written(wide_net(96), "nvfp4", TENSORRT)
     stored = sum(len(item.raw_data) for item in result.graph.initializer if "/weight_" in item.name)
     assert stored <= 0.32 * 2 * (64 * 96 + 96 * 10)
     assert not [item for item in result.graph.initializer if item.name.startswith("w")], "float weights are gone"
@@ -218,8 +207,9 @@ def test_what_does_not_fit_goes_on_in_fp8_and_says_why() -> None:
 def test_weights_alone_leave_the_rest_in_float_and_need_no_calibration() -> None:
     result, notes = write(conv_net(), "nvfp4-weights", TENSORRT_FP32)
     assert len(notes.kept) == 3 and not of_type(result, "QuantizeLinear")
-    result, notes = write(two_layers(), "nvfp4-weights", TENSORRT_FP32)
-    assert len(notes.quantized) == 2 and sqnr_db(run(two_layers(), rows()), run(emulate_blocks(result), rows())) > 15
+    result, notes = write(net := wide_net(96), "nvfp4-weights", TENSORRT_FP32)
+    assert len(notes.quantized) == 2
+    assert sqnr_db(run(net, wide_data()), run(emulate_blocks(result), wide_data())) > 15
 
 
 def test_activations_of_other_ranks_are_left_out() -> None:
@@ -229,12 +219,12 @@ def test_activations_of_other_ranks_are_left_out() -> None:
 
 
 def test_rules_and_missing_ranges() -> None:
-    notes = write_with_notes(two_layers(), "nvfp4", rules=[Override("Gemm", "fp16")])[1]
+    notes = write_with_notes(wide_net(96), "nvfp4", rules=[Override("Gemm", "fp16")])[1]
     assert notes.quantized == ("MatMul_h",) and "overrides says fp16" in notes.kept[0].reason
     with pytest.raises(DataError, match=r"nvfp4 needs calibrated ranges.*calibration\.data"):
-        write(two_layers(), "nvfp4", TENSORRT)
+        write(wide_net(96), "nvfp4", TENSORRT)
     zero = Ranges({"x": (0.0, 0.0), "r": (0.0, 1.0)}, "minmax", "0" * 64, 1)
-    assert "zero in every calibration sample" in write(two_layers(), "nvfp4", TENSORRT, zero)[1].kept[0].reason
+    assert "zero in every calibration sample" in write(wide_net(96), "nvfp4", TENSORRT, zero)[1].kept[0].reason
 
 
 def test_projections_that_read_one_tensor_share_its_quantization() -> None:

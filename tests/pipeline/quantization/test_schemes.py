@@ -23,8 +23,8 @@ from tests.pipeline.quantization.small_nets import (
     NETS,
     TENSORRT,
     TENSORRT_FP32,
+    WIDE_SHAPES,
     attention_net,
-    build,
     compiles,
     constant,
     conv_net,
@@ -37,24 +37,11 @@ from tests.pipeline.quantization.small_nets import (
     sentences,
     session,
     sqnr_db,
+    wide_data,
+    wide_net,
 )
 
 BIASES = (("uint8", True), ("uint8", False), ("int8", False))
-
-
-def wide_net() -> onnx.ModelProto:
-    """Two layers deep enough for blocks of 64 and 128, a MatMul and a Gemm with transB."""
-    rng = np.random.default_rng(4)
-    weights = {"w1": rng.normal(size=(64, 256)) / 8, "w2": rng.normal(size=(10, 256)) / 16, "b2": rng.normal(size=10)}
-    text = "h = MatMul(x, w1) r = Relu(h) y = Gemm<transB=1, alpha=0.5>(r, w2, b2)"
-    return build("float[batch,64] x", "float[batch,10] y", text, weights)
-
-
-def wide_data(count: int = 32, seed: int = 5) -> dict[str, np.ndarray]:
-    return {"x": np.random.default_rng(seed).normal(size=(count, 64)).astype(np.float32)}
-
-
-WIDE_SHAPES = {"x": ((1, 64), (4, 64), (8, 64))}
 
 
 def written(net: onnx.ModelProto, data: dict[str, np.ndarray], precision: str, **more: object) -> onnx.ModelProto:

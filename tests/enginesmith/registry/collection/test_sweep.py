@@ -332,3 +332,13 @@ def test_marks_of_a_newer_format_stop_collections_and_writers(due: MemoryStore) 
     for work in (gather, republish):
         with pytest.raises(EnginesmithError, match=r"format is 2; this enginesmith reads 1: upgrade enginesmith"):
             work(due)
+
+
+def test_a_mark_is_dated_when_it_is_written(due, clock, monkeypatch):
+    """And not when the references were read: a channel may have led to the name since."""
+    begin = garbage.Claim.begin_generation
+    late = lambda claim, shards: clock(timedelta(minutes=5)) or begin(claim, shards)  # noqa: E731
+    monkeypatch.setattr(garbage.Claim, "begin_generation", late)
+    gather(due)
+    shards = read_shards(due, read_state(due).shards)
+    assert {mark.since for shard in shards.values() for mark in shard.waiting.values()} == {due.now()}
