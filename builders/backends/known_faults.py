@@ -1,13 +1,13 @@
-"""Nodes that a compiler is known to compile into something else: one table, with the source of each row.
+"""Nodes that a compiler is known to compile wrongly: one table, with the source of each row.
 
-A row is refused, written as nodes that compute the same, or, where nobody has found out what exactly is wrong, told.
-Versions and generations are those that were reported. In a later version, or on another generation, a row that would be
-refused is told instead: whether the fault is there is not known.
+Nodes of a row are refused, or replaced by other nodes that compute the same. If the exact cause is not known, the plan
+only has a note. Versions and generations are those that were reported. On a later version or another generation it is
+not known whether the fault exists, so a node that would be refused only gets a note.
 
-IREE's rows were found by running ONNX's node tests and tests/conformance/torture with 3.13. IREE makes a counted loop
-of a Loop whenever it can, and a counted loop runs all its turns, whatever the condition at its begin and that of its
-body. So a Loop is taken only where both conditions follow as true from the constants in the graph. IREE reads and
-writes a Scan forwards along axis 0, whatever its attributes, and takes 1 for a dynamic size of its results.
+IREE's rows were found by running ONNX's node tests and tests/conformance/torture with 3.13. IREE compiles a Loop into a
+counted loop whenever it can, and a counted loop ignores both of the Loop's conditions. So a Loop is accepted only if
+the constants in the graph show that both are always true. IREE reads and writes a Scan forwards along axis 0, whatever
+its attributes, and takes 1 for a dynamic size of its results.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

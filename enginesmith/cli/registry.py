@@ -33,7 +33,7 @@ from enginesmith.exchange.mirror import mirror as copy
 from enginesmith.exchange.oci import export_oci as write
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.evidence.attachments import COMPILE_CACHE, Attachment
-from enginesmith.registry.gc import Collected, collect
+from enginesmith.registry.gc import GRACE, Collected, collect
 from enginesmith.registry.registered_specs import pin as pin_version
 from enginesmith.registry.registered_specs import unpin as unpin_version
 from enginesmith.registry.store.base import open_store
@@ -179,7 +179,9 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
 
 @command()
 @click.option("--delete", is_flag=True, help="Mark and delete; without this option nothing changes.")
-@click.option("--grace", type=Duration(), default="7d", show_default=True, help="Time from marking to deleting.")
+@click.option(
+    "--grace", type=Duration(), default=f"{GRACE.days}d", show_default=True, help="Time from marking to deleting."
+)
 @click.option(
     "--keep-versions",
     type=click.IntRange(1),

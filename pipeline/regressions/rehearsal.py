@@ -41,7 +41,7 @@ from pipeline.values import EngineBlob, ModelShapes, Proof
 from validation.latency.machine import SystemLoadMonitor, machine
 
 Decision = Literal["moves", "stays", "unknown"]
-# Twice the error: of equal weights another toolchain's answers should not be so much further off.
+# 6 dB is twice the error. The weights are equal, so engines of two toolchains should differ by less.
 MOST_SQNR_LOSS_DB = 6.0
 # A version, and the channels that serve it.
 Served = tuple[Manifest, tuple[str, ...]]

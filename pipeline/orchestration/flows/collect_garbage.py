@@ -11,7 +11,7 @@ from pydantic import Field
 from enginesmith.core.parsing import LONGEST
 from enginesmith.core.text import pluralize
 from enginesmith.registry.collection.references import Rules
-from enginesmith.registry.gc import Collected, collect
+from enginesmith.registry.gc import GRACE, Collected, collect
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.orchestration.artifacts import show_table
@@ -22,7 +22,7 @@ from pipeline.orchestration.flows.runner import PrefectRunner
 def collect_garbage(
     registry: str = DEFAULT_REGISTRY,
     delete: bool = False,
-    grace_days: Annotated[float, Field(ge=0, le=LONGEST.days)] = 7.0,
+    grace_days: Annotated[float, Field(ge=0, le=LONGEST.days)] = float(GRACE.days),
     keep_versions: int = 10,
     keep_moves: int = 5,
 ) -> State[object]:

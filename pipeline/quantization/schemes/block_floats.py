@@ -4,12 +4,11 @@ NVFP4 (NVIDIA, "Introducing NVFP4", 2025): 16 numbers of e2m1 share a scale of e
 fp32. MXFP8 (OCP, "Microscaling Formats", 2023): 32 numbers of e4m3 share a power of two. Blocks lie along the depth of
 a product. Scales of activations are made at run time, from the largest magnitude of each block.
 
-Global scales are powers of two here. They then change no digit of a block's scale, which has four: a scale times a code
-is exact in fp16 and in fp32, so that all that compute with a graph see the same weights, and quantizing weights that
-lie on the grid gives them back.
+Global scales are powers of two here, so that a scale times a code is exact in fp16 and in fp32. Every runtime then
+computes with the same weights, and quantizing weights that lie on the grid returns them unchanged.
 
-TensorRT's parser takes operators of its own for what ONNX has no operator for (domain `trt`; TensorRT-RTX 1.7). ONNX
-Runtime has no kernels for them, nor for e2m1: `emulate_blocks` makes a graph of standard operators with the same
+ONNX has no operators for these blocks, so TensorRT's parser has its own (domain `trt`; TensorRT-RTX 1.7). ONNX Runtime
+has no kernels for them, nor for e2m1: `emulate_blocks` returns a graph of standard operators that computes the same
 numbers.
 """
 
