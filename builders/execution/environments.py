@@ -72,4 +72,6 @@ def _install(environment: Path, places: Sequence[str], pins: Mapping[str, str]) 
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         why = lines[-1] if lines else f"exit status {done.returncode}"
-        raise UnavailableError(f"pip cannot install {', '.join(words)}: {why}; --python takes an environment with it")
+        raise UnavailableError(
+            f"pip cannot install {', '.join(words)}: {why}; install it yourself, and give that interpreter as --python"
+        )
