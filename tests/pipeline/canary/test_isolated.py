@@ -44,12 +44,12 @@ def replayed(
     count: int = 800,
     pace: ReplayPace | None = None,
     thread_safe: bool = False,
+    looks: int = 2,
 ) -> WrittenReport:
     """A canary of engines in processes of their own."""
     reference = parse_reference("digits@1")
-    wanted = CanaryRun(
-        reference, reference, target_named("cpu"), folder, folder / "out", pace=pace or ReplayPace(warmup=2), looks=2
-    )
+    pace = pace or ReplayPace(warmup=2)
+    wanted = CanaryRun(reference, reference, target_named("cpu"), folder, folder / "out", pace=pace, looks=looks)
     sides = [ChosenEngine(manifest, manifest.engines[0]) for manifest in manifests]
     canary = CanaryExecution(wanted, sides, LIMITS, "a test", traffic(count, 1e-5), lambda _: None)
     with ExitStack() as stack:
@@ -82,7 +82,7 @@ def test_a_candidate_that_ends_its_process_is_not_promoted(tmp_path, manifests, 
 
 
 def test_one_that_dies_with_its_last_request_is_not_promoted_either(tmp_path, manifests):
-    written = replayed(tmp_path, manifests, partial(opened, "exit", 802), partial(opened))
+    written = replayed(tmp_path, manifests, partial(opened, "exit", 802), partial(opened), looks=1)
     assert written.report.verdict == "FAIL"
     assert "the process: the candidate's engine ended its process: exit status 3" in written.report.reason
     again = judge_files(
