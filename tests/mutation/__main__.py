@@ -3,8 +3,11 @@
 The places exist today and in the commit `BEGUN`, whose first digits are the seed. A copy of the tree below
 build/mutation holds all changes; the variable MUTANT turns one on. One run of the tests that are not slow, or of those
 that are named, tries each test on the changes that it reaches (`recorder`). What lives then is tried in a process of
-its own on its mirrored test files and the nearest tests that reach it. What was found is in build/mutation.json, so
+its own on its mirrored test files and the nearest tests that reach it. Results are stored in build/mutation.json, so
 that a run that was stopped goes on; `--again` tries what lives on today's tests.
+
+`python -m tests.mutation FILE...` changes these product files in 20 places instead, tries the changes on their mirrored
+test files, or on the tests of their folder, and stores nothing.
 """
 
 import argparse
@@ -17,9 +20,10 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -41,6 +45,8 @@ LEFT_OUT = (
     "grammar",
     "sampler",
 )
+# How many places of named files are changed.
+OF_NAMED = {"comparison": 8, "call": 4, "constant": 4, "and, or, not": 3, "+, -": 1}
 # Tests of one mutant in a process of its own, and how much slower than on record is stuck.
 MOST_TESTS, STUCK = 100, 10.0
 
@@ -127,7 +133,7 @@ class Trial:
 
     def run(self) -> dict[str, object]:
         """What became of the mutant: the test that fails with it, again fails with it, and passes without."""
-        tests, files = self.record.reaching(self.number), mirrored(self.site.module, self.place.tree)
+        tests, files = self.record.reaching(self.number), mirrored(self.site.path, self.place.tree)
         others = sorted((test for test in tests if test.partition("::")[0] not in files), key=self._distance)
         words = [*files, *others[:MOST_TESTS]]
         failing = [name for name, test in self.record.tests.items() if test["result"] == "failed"]
@@ -198,9 +204,15 @@ def chosen() -> dict[int, Site]:
     return {site.number(SEED): site for site in choose([site for site in now if site in known], SEED)}
 
 
-def planted(sites: Mapping[int, Site]) -> Place:
-    """A copy of the work tree that holds every mutant."""
-    home, package = ROOT / "build" / "mutation", packages()[0]
+def of_files(paths: Iterable[Path]) -> dict[int, Site]:
+    """Sites of the named product files by number."""
+    sites = [site for path in paths for site in find(path.read_text(), str(path.resolve().relative_to(ROOT)))]
+    return {site.number(SEED): site for site in choose(sites, SEED, OF_NAMED)}
+
+
+def planted(sites: Mapping[int, Site], home: Path = ROOT / "build" / "mutation") -> Place:
+    """A copy of the work tree below `home` that holds every mutant."""
+    package = packages()[0]
     place = Place(home / "tree", home / "record", f"{package}.mutant_switch")
     listed = subprocess.run(
         ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True
@@ -211,8 +223,8 @@ def planted(sites: Mapping[int, Site]) -> Place:
             shutil.copy2(ROOT / name, place.tree / name)
     shutil.copy(Path(__file__).with_name("switch.py"), place.tree / package / "mutant_switch.py")
     for module in {site.module for site in sites.values()}:
-        path = module.replace(OLD_NAME, package)
         here = [site for site in sites.values() if site.module == module]
+        path = here[0].path
         (place.tree / path).write_text(plant((ROOT / path).read_text(), here, SEED, place.switch))
     return place
 
@@ -233,31 +245,61 @@ def table(sites: Mapping[int, Site], results: Mapping[str, Mapping[str, object]]
     return "\n".join(lines)
 
 
+def tried(
+    place: Place, record: Record, sites: Mapping[int, Site], results: Mapping[str, Mapping[str, object]],
+    over: Sequence[str], jobs: int,
+) -> Iterator[tuple[int, dict[str, object]]]:  # fmt: skip
+    """Each mutant whose result is not `over` yet, tried in processes of its own: its number and result as it ends."""
+    left = [at for at, site in sites.items() if results.get(repr(site), {}).get("is") not in over]
+    with ThreadPoolExecutor(jobs) as pool:
+        trials = {pool.submit(Trial(place, record, at, sites[at]).run): at for at in left}
+        for trial in as_completed(trials):
+            print(trials[trial], sites[trials[trial]].module, trial.result(), flush=True)
+            yield trials[trial], trial.result()
+
+
+def try_files(files: Sequence[Path], home: Path, jobs: int) -> None:
+    """Plants the sites of the files in a copy of the tree, runs their mirrored tests, and prints the table."""
+    sites = of_files(files)
+    modules = [str(file.resolve().relative_to(ROOT)) for file in files]
+    tests = sorted({test for module in modules for test in mirrored(module, ROOT) or [f"tests/{Path(module).parent}"]})
+    if not sites:
+        raise SystemExit(f"{', '.join(modules)}: nothing to change")
+    place = planted(sites, home)
+    place.pytest(place.record / "all", [f"-n{jobs}", *tests], 3600.0)
+    record = Record.read(place.record)
+    results: dict[str, dict[str, object]] = {
+        repr(sites[number]): {"is": "killed", "by": by} for number, by in record.killed.items()
+    }
+    results |= {
+        repr(sites[number]): result for number, result in tried(place, record, sites, results, ("killed",), jobs)
+    }
+    print(table(sites, results))
+
+
 def main() -> None:
     """Plant, run the tests, try what lives in processes of its own, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tests", nargs="*", help="files or folders to run first; all where none is named")
+    parser.add_argument("files", nargs="*", type=Path, help="product files to change, in place of the 80 stored places")
     parser.add_argument("--again", action="store_true", help="forget what survived; run no tests first")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    sites, kept = chosen(), ROOT / "build" / "mutation.json"
+    if options.files:
+        with tempfile.TemporaryDirectory() as home:
+            try_files(options.files, Path(home), options.jobs)
+        return
+    sites, stored = chosen(), ROOT / "build" / "mutation.json"
     place = planted(sites)
-    if options.tests or not (options.again or (place.record / "all").exists()):
-        folder = place.record / (f"named-{len([*place.record.glob('*')])}" if options.tests else "all")
-        place.pytest(folder, [f"-n{options.jobs}", "--timeout=1500", *options.tests], 4 * 3600.0)
+    if not (options.again or (place.record / "all").exists()):
+        place.pytest(place.record / "all", [f"-n{options.jobs}", "--timeout=1500"], 4 * 3600.0)
     record = Record.read(place.record)
-    results = json.loads(kept.read_text()) if kept.exists() else {}
+    results = json.loads(stored.read_text()) if stored.exists() else {}
     results |= {repr(sites[number]): {"is": "killed", "by": by} for number, by in record.killed.items()}
-
-    def run(number: int) -> None:
-        results[repr(sites[number])] = Trial(place, record, number, sites[number]).run()
-        kept.write_text(json.dumps(results, indent=1))
-        print(number, sites[number].module, results[repr(sites[number])], flush=True)
-
     over = ("killed",) if options.again else ("killed", "survived", "not reached")
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(run, [at for at, site in sites.items() if results.get(repr(site), {}).get("is") not in over]))
-    kept.write_text(json.dumps(results, indent=1))
+    for number, result in tried(place, record, sites, results, over, options.jobs):
+        results[repr(sites[number])] = result
+        stored.write_text(json.dumps(results, indent=1))
+    stored.write_text(json.dumps(results, indent=1))
     print(table(sites, results))
 
 

@@ -33,6 +33,11 @@ class Site:
     at_import: bool = field(compare=False, repr=False)
     node: ast.expr = field(compare=False, repr=False)
 
+    @property
+    def path(self) -> str:
+        """The module's path today."""
+        return self.module.replace(OLD_NAME, NEW_NAME)
+
     def rank(self, seed: int) -> int:
         """A random number that hangs on the seed and this site alone."""
         named = repr((seed, self.module, self.function, self.kind, self.text, self.count))
