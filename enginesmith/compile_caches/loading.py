@@ -178,10 +178,29 @@ def use_folder(folder: Path, threads: int | None = None) -> None:
     """Make `folder` Inductor's cache in this process. threads: that compile: one where nothing is left to do, since the
     pool of compiling processes is started even then; None leaves torch's default."""
     os.environ[FOLDER_VARIABLE] = str(folder)
+    _answer_probes(folder / "probes.json")
     if threads:
         import torch._inductor.config
 
         torch._inductor.config.compile_threads = threads
+
+
+def _answer_probes(record: Path) -> None:
+    """Have Inductor's probes of vector instructions answered from a file, and their answers written to it: each starts
+    a process that imports torch, even where its library is there (torch 2.13, `_inductor.cpu_vec_isa.VecISA`)."""
+    from torch._inductor.cpu_vec_isa import VecISA
+
+    answers: dict[str, bool] = json.loads(record.read_bytes()) if record.exists() else {}
+    probe = getattr(VecISA, "_probe_load", None)
+
+    def answer(self: object, library: str) -> bool:
+        if (name := Path(library).name) not in answers and probe:
+            answers[name] = bool(probe(self, library))
+            record.write_text(json.dumps(answers))
+        return answers[name]
+
+    if probe:  # else a torch that probes in another way does so
+        setattr(VecISA, "_probe_load", answer)  # noqa: B010 - mypy knows no assignment to a method
 
 
 def _count_kernels(folder: Path) -> int:
@@ -243,8 +262,8 @@ def run_once() -> None:
     side, entry_point, cache, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
     warm = open_cache(cache, digest_of_file(cache)) if side == "warm" else None
     if warm is None:
-        use_folder(folder / "inductor")
         (folder / "inductor").mkdir()
+        use_folder(folder / "inductor")
     model, calls = load_entry_point(entry_point)
     answers, numbers = [], dict[str, float]()
     with torch.no_grad():

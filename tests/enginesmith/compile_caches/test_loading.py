@@ -21,6 +21,7 @@ from enginesmith.compile_caches.loading import (
     open_cache,
     pack,
     read_requirements,
+    use_folder,
 )
 from enginesmith.core.errors import InputError, IntegrityError, UntrustedError, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
@@ -225,6 +226,18 @@ def test_a_file_that_is_no_cache_is_refused(tmp_path: Path, damage: str) -> None
     cache.write_bytes(cache.read_bytes()[: -30 if damage == "cut" else None])
     with pytest.raises(IntegrityError, match="no compile cache"):
         read_requirements(cache)
+
+
+def test_a_probe_of_the_cpu_is_made_once_for_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.cpu_vec_isa import VecAVX2, VecISA
+
+    made: list[str] = []
+    monkeypatch.setattr(VecISA, "_probe_load", lambda self, library: made.append(library) or True)
+    for _ in range(2):
+        use_folder(tmp_path)
+        assert VecAVX2()._probe_load("/some/where/avx2.so")
+    assert made == ["/some/where/avx2.so"]
+    assert json.loads((tmp_path / "probes.json").read_bytes()) == {"avx2.so": True}
 
 
 def test_no_member_is_written_beside_the_folder(tmp_path: Path) -> None:
