@@ -26,7 +26,6 @@ IMPORTS = {
     "builders/reference.py": "the reference interpreter is ONNX Runtime: an interpreter is no choice of a spec",
     "validation/gpu/models.py": "a question about TensorRT-RTX alone, which no backend's request asks",
     "enginesmith/opening.py": "opens what a server pulled, without `builders`; engines of others are given opened",
-    "enginesmith/serving/ort_compiling.py": "compiles a version's graph for one size, in a server without `builders`",
 }
 NAMES = {
     "builders/backends/known_faults.py": "the table of faults that users have reported says of which compiler",
