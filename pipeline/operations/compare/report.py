@@ -75,26 +75,12 @@ class EngineFacts:
 
 
 @dataclass(frozen=True)
-class Flip:
-    """What would make another engine the better choice. axis: 'throughput', 'rebuild', 'start', 'portability',
-    'shapes', 'accuracy' or 'memory'."""
-
-    axis: str
-    unit: str
-    condition: str
-
-
-@dataclass(frozen=True)
 class Recommendation:
-    """unit: the one to take, None where there is none.  ties: units to which no difference in speed was shown.
-
-    flips: what would make another engine the better choice.
-    """
+    """unit: the one to take, None where there is none.  ties: units to which no difference in speed was shown."""
 
     unit: str | None
     reason: str
     ties: tuple[str, ...] = ()
-    flips: tuple[Flip, ...] = ()
 
 
 def rank_alike(facts: Sequence[EngineFacts]) -> list[EngineFacts]:
@@ -164,15 +150,6 @@ COLUMNS = (
 )
 Number = TypeVar("Number", int, float)
 _SIZES = {"any": "any", "within": "all in dims", "some": "some", None: ""}
-_AXES = {
-    "throughput": "peak throughput",
-    "rebuild": "rebuild cost",
-    "start": "cold start",
-    "portability": "portability",
-    "shapes": "uncovered shapes",
-    "accuracy": "accuracy",
-    "memory": "memory",
-}
 
 
 def format_rows(found: BackendComparison) -> tuple[Sequence[str], list[list[str]]]:
@@ -232,8 +209,6 @@ def describe_comparison(found: BackendComparison) -> Iterator[str]:
         if recommendation.unit
         else f"nothing to take: {recommendation.reason}"
     )
-    for flip in recommendation.flips:
-        yield f"  {flip.unit} instead, for {_AXES[flip.axis]}: {flip.condition}"
 
 
 def describe_pair(pair: PairedComparison) -> str:

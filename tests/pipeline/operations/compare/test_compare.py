@@ -14,7 +14,6 @@ from enginesmith.core.types import Dim
 from pipeline.operations.compare.report import (
     BackendComparison,
     EngineFacts,
-    Flip,
     PairedComparison,
     Recommendation,
     describe_comparison,
@@ -94,7 +93,7 @@ FOUND = BackendComparison(
         EngineFacts("cpu fp32 b", "b", "fp32", "refused", "a | b"),
     ),
     duels=(PairedComparison("x", "y", "faster"), PairedComparison("x", "z", "faster", 1 / 2334)),
-    recommendation=Recommendation("cpu fp32 a", "because", (), (Flip("start", "cpu fp32 c", "if so"),)),
+    recommendation=Recommendation("cpu fp32 a", "because"),
 )  # fmt: skip
 
 
@@ -105,7 +104,6 @@ def test_the_words_leave_out_what_nobody_has_and_hide_nothing():
     text = "\n".join(describe_comparison(decode(json.loads(json.dumps(encode(FOUND))), BackendComparison)))
     assert "session" in columns and text.startswith("median: of the runtime's own call")
     assert "fp32 b is refused: a | b" in text and "take cpu fp32 a: because" in text
-    assert "cpu fp32 c instead, for cold start: if so" in text
     assert (
         "faster: x against y; too few runs" in text
         and "faster: x against z, by the times that each had alone (2,330 times)" in text
