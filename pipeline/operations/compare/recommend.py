@@ -3,8 +3,8 @@
 1. Only engines that are proven and were timed here count: the limits of the spec on accuracy come first.
 2. The fastest wins where its lead was shown. An engine to which no difference was shown counts as equally fast, unless
    the runs were so noisy that it may well be slower; then the least median wins, and the answer says so.
-3. Among engines that are equally fast: the most of the fleet's targets, then the most sizes answered, then accuracy,
-   then the cheaper rebuild. What goes wrong in production comes before what costs build time.
+3. Among engines that are equally fast: the most of the fleet's targets, then accuracy, then the cheaper rebuild. What
+   goes wrong in production comes before what costs build time.
 """
 
 import math
@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 from enginesmith.core.text import format_metrics, format_plain
 from pipeline.operations.compare.report import (
-    SHAPES,
     EngineFacts,
     PairedComparison,
     Recommendation,
@@ -82,7 +81,6 @@ def _goodness(name: str, value: float) -> float:
 Axis = tuple[str, Callable[[EngineFacts], float], float]
 AXES: tuple[Axis, ...] = (
     ("portability", lambda item: float(len(item.covers)), 1.0),
-    ("shapes", lambda item: -1.0 if item.shapes is None else float(SHAPES.index(item.shapes)), 1.0),
     ("accuracy", lambda item: sum(_goodness(*pair) for pair in item.metrics.items()), METRIC_STEP),
     ("accuracy", lambda item: item.sqnr_db if item.sqnr_db is not None else 0.0, SQNR_STEP_DB),
     ("rebuild", lambda item: -math.log(max(item.build_s or 0.0, 1e-3), COST_FACTOR), 1.0),
@@ -103,7 +101,6 @@ def _reason(
         return f"{least}, and nothing else tells them apart: either will do"
     why = {
         "portability": f"it builds for {len(chosen.covers)} of the fleet's {len(fleet)} targets",
-        "shapes": _shape_words(chosen),
         "accuracy": f"it is nearer to the original ({_accuracy_words(chosen)})",
         "rebuild": f"it builds in {seconds_text(chosen.build_s or 0.0)}, in half the time or less",
     }[axis]
@@ -119,11 +116,6 @@ def _lead(beaten: Sequence[PairedComparison]) -> str:
     if nearest.low and nearest.high:
         sure = f"95 %: {format_plain(1 / nearest.high)} to {format_plain(1 / nearest.low)}"
     return f"; the next, {nearest.second}, takes {format_plain(1 / nearest.ratio)} times as long ({sure})"
-
-
-def _shape_words(item: EngineFacts) -> str:
-    words = {"any": "it answers any size", "within": "it answers every size within the spec's dims"}
-    return words.get(item.shapes or "", "it answers the sizes that it was built for, and no others")
 
 
 def _accuracy_words(item: EngineFacts) -> str:

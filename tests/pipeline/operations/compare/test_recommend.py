@@ -28,7 +28,6 @@ def engine(unit: str, median_s: float = 1e-3, **changes) -> EngineFacts:
         "build_s": 1.0,
         "sqnr_db": 100.0,
         "covers": ("cpu",),
-        "shapes": "within",
     }
     return EngineFacts(unit, backend, precision, "proven", median_s=median_s, **{**usual, **changes})
 
@@ -79,7 +78,6 @@ def test_the_better_value_of_a_task_metric_decides_whichever_side_is_better(metr
     ("better", "words"),
     [
         ({"covers": FLEET}, "builds for 3 of the fleet's 3 targets"),
-        ({"shapes": "any"}, "answers any size"),
         ({"metrics": {"accuracy": 0.99}}, "nearer to the original (accuracy 0.9900, SQNR 100 dB)"),
         ({"sqnr_db": 120.0}, "nearer to the original (SQNR 120 dB)"),
         ({"build_s": 0.4}, "builds in 400 ms"),
@@ -93,9 +91,9 @@ def test_between_engines_that_are_as_fast_something_else_decides(better, words):
 
 
 def test_what_was_too_noisy_to_tell_is_not_as_fast_and_the_answer_says_so():
-    """An engine that may take 26 times as long is not taken because it answers more sizes."""
+    """An engine that may take 26 times as long is not taken because it serves more of the fleet."""
     noisy = PairedComparison("a", "b", SAME, 0.26, 0.039, 1.737, 12.0)
-    told = recommend([engine("a"), engine("b", 37e-3, shapes="any", covers=FLEET)], [noisy], FLEET)
+    told = recommend([engine("a"), engine("b", 37e-3, covers=FLEET)], [noisy], FLEET)
     assert told.unit == "a" and told.ties == ()
     assert told.reason == "the least median, 1 ms a run; the runs were too noisy to tell whether b may be as fast"
     assert describe_pair(noisy).startswith("too noisy to tell: a against b: 0.260 times the time")
@@ -103,9 +101,9 @@ def test_what_was_too_noisy_to_tell_is_not_as_fast_and_the_answer_says_so():
 
 
 def test_the_axes_come_in_their_order():
-    """Fleet before sizes before accuracy before rebuilds."""
+    """Fleet before accuracy before rebuilds."""
     worst = engine("a")
-    ladder = [{"build_s": 0.1}, {"sqnr_db": 150.0}, {"shapes": "any"}, {"covers": FLEET}]
+    ladder = [{"build_s": 0.1}, {"sqnr_db": 150.0}, {"covers": FLEET}]
     for index, better in enumerate(ladder[1:], 1):
         below = replace(worst, unit="below", **ladder[index - 1])
         above = replace(worst, unit="above", **better)
@@ -124,7 +122,6 @@ def test_a_faster_engine_beats_every_other_axis():
         "b",
         2e-3,
         covers=FLEET,
-        shapes="any",
         sqnr_db=140.0,
         metrics={"accuracy": 0.99},
         build_s=0.25,
@@ -166,7 +163,7 @@ def test_an_engine_that_cannot_be_paired_counts_by_the_times_that_each_had_alone
 
 def test_a_leader_that_is_still_beaten_is_no_more_than_as_fast():
     """After two rounds the duels may form a circle: then nothing was shown."""
-    told = recommend([engine("a"), engine("b", shapes="any")], [pair("a", "b", "slower", 1.05)], FLEET)
+    told = recommend([engine("a"), engine("b", covers=FLEET)], [pair("a", "b", "slower", 1.05)], FLEET)
     assert told.unit == "b"
 
 
