@@ -189,7 +189,7 @@ def is_page(module: str) -> bool:
     rooms = ("enginesmith.cli", "pipeline.cli", "pipeline.progress", "pipeline.orchestration.runs")
     rooms += ("pipeline.orchestration.flows", "pipeline.orchestration.metrics")
     rooms += ("validation.plots", "validation.reporting.html", "validation.gpu", "validation.reporting.html")
-    rooms += ("pipeline.compile.publication.pages", "pipeline.orchestration.tracing", "enginesmith.registry")
+    rooms += ("pipeline.compile.publication.pages", "enginesmith.registry")
     rooms += (
         "pipeline.fleet",
         "pipeline.orchestration.deployments",
