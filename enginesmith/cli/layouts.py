@@ -1,20 +1,28 @@
-"""Options and output of `pull` for Triton's repositories."""
+"""Options and output of `pull` for layouts other than the plain one: Triton's repositories, KServe's objects."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
 from enginesmith.cli.options import Option, ShortTime, emit_json, say
 from enginesmith.cli.tables import echo
+from enginesmith.core.names import parse_reference
 from enginesmith.core.text import pluralize
+from enginesmith.registry.store.base import absolute_uri
+from enginesmith.registry.store.files import make_folder, write_whole
 
 if TYPE_CHECKING:
+    from enginesmith.client.client import Client
     from enginesmith.client.layouts.base import Placed
     from enginesmith.client.layouts.triton import Triton
+    from enginesmith.core.hardware.machine import Machine
 
-# Options that mean nothing for the plain layout.
+# Options that mean something for one layout alone.
 _FOR_TRITON = ("max_batch_size", "max_queue_delay", "warmup")
+_FOR_KSERVE = ("image", "car")
 
 
 @dataclass(frozen=True)
@@ -22,8 +30,8 @@ class LayoutOptions:
     """How the engine lies in DEST."""
 
     layout: Annotated[
-        Literal["plain", "triton"],
-        Option("Layout of DEST; triton: a model repository."),
+        Literal["plain", "triton", "kserve"],
+        Option("Layout of DEST; triton: a model repository, kserve: objects of a cluster that pulls it."),
     ] = "plain"
     max_batch_size: Annotated[
         int | None, Option("triton: batch requests, up to this many samples.", type=click.IntRange(1))
@@ -32,6 +40,10 @@ class LayoutOptions:
         float | None, Option("triton: batch requests; longest wait for others (2ms).", type=ShortTime())
     ] = None
     warmup: Annotated[bool, Option("triton: run golden inputs first.", name="--warmup/--no-warmup")] = True
+    image: Annotated[str | None, Option("kserve: image of the client that pulls in the cluster, by digest.")] = None
+    car: Annotated[
+        str | None, Option("kserve: an image of `registry export --layout triton`, by digest.", metavar="IMAGE")
+    ] = None
 
     def triton(self) -> "Triton":
         """The layout of a model repository that the options ask for."""
@@ -44,10 +56,61 @@ class LayoutOptions:
 
 def check_layout(context: click.Context, layout: str) -> None:
     """Raise click's usage error for an option of another layout."""
-    for name in _FOR_TRITON:
-        is_explicit = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
-        if is_explicit and layout != "triton":
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with --layout triton")
+    for names, owner in ((_FOR_TRITON, "triton"), (_FOR_KSERVE, "kserve")):
+        for name in names:
+            is_explicit = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+            if is_explicit and layout != owner:
+                raise click.UsageError(f"--{name.replace('_', '-')} goes with --layout {owner}")
+
+
+def write_objects(
+    client: "Client",
+    reference: str,
+    dest: Path,
+    target: str,
+    machine: "Machine",
+    layout: LayoutOptions,
+    stated: Mapping[str, str],
+    as_json: bool,
+) -> None:
+    """Write DEST/MODEL.yaml: the objects of a cluster that serves the version. Nothing is downloaded.
+
+    stated: further options of the cluster's `pull`.
+    """
+    import yaml
+
+    from enginesmith.client.layouts.base import rank_each
+    from enginesmith.client.layouts.triton import Triton
+    from enginesmith.client.locate import VersionLocator
+    from enginesmith.exchange.kserve import Deployment
+
+    asked = VersionLocator(client.store, checked=True).locate(parse_reference(reference))
+    located, (ranking,) = rank_each(client.store, asked, [machine], client.policy, Triton())
+    engine, manifest = ranking.resolution().chosen, located.manifest
+    deployment = Deployment(
+        manifest,
+        engine,
+        machine,
+        options=(
+            ("target", target),
+            ("precision", engine.precision),
+            *stated.items(),
+            *(("runtime", f"{name}={version}") for name, version in machine.runtimes.items()),
+        ),
+        image=layout.image or "",
+        car=layout.car or "",
+        registry=absolute_uri(str(client.registry)),
+    )
+    path = dest / f"{manifest.model}.yaml"
+    make_folder(dest)
+    write_whole(path, yaml.safe_dump_all(deployment.to_objects(), sort_keys=False).encode())
+    if as_json:
+        emit_json({"path": str(path), "model": manifest.model, "version": manifest.version, "unit": engine.unit})
+        return
+    echo(str(path))
+    if deployment.registry.startswith("file://") and deployment.image:
+        say(f"note: {deployment.registry} is a local folder; mount it in the container")
+    echo(f"serves: {engine.unit} of {manifest.model}@{manifest.version}, {engine.status}")
 
 
 def show_placed(placed: "Placed", as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from enginesmith.cli.layouts import LayoutOptions, check_layout, show_placed
+from enginesmith.cli.layouts import LayoutOptions, check_layout, show_placed, write_objects
 from enginesmith.cli.options import (
     TARGET,
     Option,
@@ -173,6 +173,13 @@ class PullOptions:
     ] = ""
     following: FollowOptions
 
+    def uri_options(self) -> dict[str, str]:
+        """What is stated of a cluster's nodes beside their target and runtimes, as options of its `pull`."""
+        stated = {"driver": self.machine.driver, "cuda": self.machine.cuda, "fallback": self.fallback}
+        stated["memory"] = f"{self.machine.memory:g}" if self.machine.memory else None
+        found = {name: value for name, value in stated.items() if value}
+        return {**found, "proven-only": ""} if self.proven_only else found
+
     def client(self, registry: str, trust: Path | None) -> "Client":
         """The client of a registry for what was asked."""
         from enginesmith.client.client import Client
@@ -198,6 +205,8 @@ def follow(client: "Client", references: tuple[str, ...], options: PullOptions, 
     from enginesmith.client.watching.server import INTERVAL_S
 
     layout, following = options.layout.layout, options.following
+    if layout == "kserve":
+        raise click.UsageError("--layout kserve writes objects once; a cluster follows no channel by them")
     one, in_triton = len(references) == 1, layout == "triton"
     if in_triton and not one:
         raise click.UsageError("--layout triton follows one channel for each folder; watch each into its own")
@@ -257,6 +266,14 @@ def pull(
         _explain([client.resolve(reference, machine) for machine in each], as_json)
         return
     refuse_without_follow(context)
+    if layout == "kserve":
+        if "auto" in options.machine.targets:
+            raise click.UsageError(
+                "--layout kserve: name the --target of the cluster's nodes; this machine is none of them"
+            )
+        (target,), machine = options.machine.targets, options.machine.one_machine()
+        write_objects(client, reference, dest, target, machine, options.layout, options.uri_options(), as_json)
+        return
     if layout == "triton":
         machines, triton = options.machine.machines(), options.layout.triton()
         with download_bar(quiet) as progress:

@@ -225,6 +225,6 @@ def test_ray_budgets_count_by_min_available() -> None:
 
 def test_examples_are_there() -> None:
     assert {path.stem for path in EXAMPLES} == {
-        "canary-analysis", "kserve", "kueue-queues", "prove-job", "rayjob-build", "rollout-controller",
-        "serving-image-volume", "serving-init", "serving-watch",
+        "canary-analysis", "kueue-queues", "prove-job", "rayjob-build", "rollout-controller", "serving-image-volume",
+        "serving-init", "serving-watch",
     }  # fmt: skip

@@ -57,8 +57,16 @@ def test_several_targets_lie_together(store: Store, tmp_path: Path, capsys: pyte
     assert "give --layout triton" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given", [("--max-batch-size", "4"), ("--no-warmup",), ("--max-queue-delay", "1ms")])
-def test_options_of_another_layout_are_refused(store: Store, given, capsys) -> None:
+@pytest.mark.parametrize(
+    ("given", "owner"),
+    [
+        (("--max-batch-size", "4"), "triton"),
+        (("--no-warmup",), "triton"),
+        (("--max-queue-delay", "1ms"), "triton"),
+        (("--car", "x"), "kserve"),
+    ],
+)
+def test_options_of_another_layout_are_refused(store: Store, given, owner, capsys) -> None:
     publish_engines(store, [cpu_engine(store, 1)])
     assert run(store, *given) == 2
-    assert "goes with --layout triton" in capsys.readouterr().err
+    assert f"goes with --layout {owner}" in capsys.readouterr().err

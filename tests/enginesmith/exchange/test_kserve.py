@@ -1,6 +1,7 @@
-"""The example of KServe's objects against its own CRDs, and the URIs that its storage initializer is called with."""
+"""KServe's objects against its own CRDs, and the URIs that its storage initializer is called with."""
 
 import os
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import yaml
 
 from enginesmith.cli import main
 from enginesmith.core.errors import InputError, UnknownNameError
-from enginesmith.exchange.kserve import pull_arguments
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.exchange.kserve import Deployment, pull_arguments, storage_uri
 from enginesmith.registry.store.base import Store, open_store
-from tests.enginesmith.client.layouts.engines import cpu_engine
+from tests.enginesmith.client.layouts.engines import cpu_engine, plan
 from tests.enginesmith.registries import names_in, publish_engines
 
-OBJECTS = list(yaml.safe_load_all((Path(__file__).parents[3] / "manifests/examples/kserve.yaml").read_text()))
+IMAGE = "registry.example/enginesmith/client@sha256:" + "0" * 64
+CAR = "registry.example/engines/digits@sha256:" + "1" * 64
 # A folder with CRDs, with those of https://github.com/kserve/kserve, charts/kserve-crd (templates/ and files/). One of
 # them has 2 MB, so no copy is here.
 VARIABLE = "ENGINESMITH_CRDS"
@@ -25,6 +28,12 @@ VARIABLE = "ENGINESMITH_CRDS"
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "registry", create=True)
+
+
+def deployment(store: Store, **how: Any) -> Deployment:
+    published = publish_engines(store, [plan(store, "l4"), cpu_engine(store, 1)])
+    how = {"image": IMAGE, "registry": "s3://models/registry", "options": (("target", "l4"),), **how}
+    return Deployment(published.manifest, published.manifest.engines[0], Machine.from_name("l4"), **how)
 
 
 def strict(schema: Any) -> Any:
@@ -53,23 +62,41 @@ def validator_of(kind: str, version: str) -> jsonschema.Draft202012Validator:
     pytest.skip(f"{VARIABLE} names no folder with the CRD of {kind}")
 
 
-@pytest.mark.parametrize("item", OBJECTS, ids=lambda item: item["kind"])
-def test_every_object_is_valid_by_kserves_own_schema(item: dict[str, Any]) -> None:
-    validator = validator_of(item["kind"], item["apiVersion"].rpartition("/")[2])
-    validator.validate(item)
-    assert not validator.is_valid({**item, "spec": {**item["spec"], "no-such-field": 1}})
+@pytest.mark.parametrize("how", [{}, {"image": "", "car": CAR}])
+def test_every_object_is_valid_by_kserves_own_schema(store: Store, how: dict[str, str]) -> None:
+    for item in deployment(store, **how).to_objects():
+        validator = validator_of(item["kind"], item["apiVersion"].rpartition("/")[2])
+        validator.validate(item)
+        assert not validator.is_valid({**item, "spec": {**item["spec"], "no-such-field": 1}})
 
 
-def test_the_examples_uri_is_one_that_the_examples_container_pulls() -> None:
-    container, service = OBJECTS
-    uri = service["spec"]["predictor"]["model"]["storageUri"]
-    assert any(uri.startswith(each["prefix"]) for each in container["spec"]["supportedUriFormats"])
+def test_a_uri_is_pulled_by_the_clients_image_and_an_image_needs_none(store: Store) -> None:
+    container, service = deployment(store).to_objects()
+    assert container["spec"]["supportedUriFormats"] == [{"prefix": "enginesmith://"}]
     assert container["spec"]["container"]["command"] == ["enginesmith", "initialize"]
-    assert pull_arguments(uri) == ["digits@4", "--target", "l4", "--precision", "fp16", "--layout", "triton"]
+    predictor = service["spec"]["predictor"]
+    assert predictor["model"]["storageUri"] == "enginesmith://digits@1?target=l4"
+    assert predictor["model"]["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
+    assert predictor["nodeSelector"] == {"nvidia.com/gpu.compute.major": "8", "nvidia.com/gpu.compute.minor": "9"}
+    (service,) = deployment(store, image="", car=CAR).to_objects()
+    assert service["spec"]["predictor"]["model"]["storageUri"] == f"oci://{CAR}"
+
+
+def test_names_are_those_of_kubernetes(store: Store) -> None:
+    found = deployment(store)
+    for model, name in (("digits.v2_a", "digits-v2-a"), ("2d", "m-2d"), ("a-", "a")):
+        service = replace(found, manifest=replace(found.manifest, model=model)).to_objects()[-1]
+        assert service["metadata"]["name"] == name
+
+
+@pytest.mark.parametrize("how", [{"image": ""}, {"car": CAR}, {"image": "registry.example/client:latest"}])
+def test_images_are_named_once_and_by_digest(store: Store, how: dict[str, str]) -> None:
+    with pytest.raises(InputError, match="give"):
+        deployment(store, **how)
 
 
 def test_uris_are_arguments_of_pull() -> None:
-    uri = "enginesmith://digits:stable?target=l4&runtime=tensorrt%3D10.16.1&proven-only="
+    uri = storage_uri("digits:stable", [("target", "l4"), ("runtime", "tensorrt=10.16.1"), ("proven-only", "")])
     assert pull_arguments(uri) == [
         "digits:stable", "--target", "l4", "--runtime", "tensorrt=10.16.1", "--proven-only", "--layout", "triton",
     ]  # fmt: skip
@@ -114,3 +141,16 @@ def test_the_command_answers_as_kserve_asks(store: Store, tmp_path: Path, capsys
     )
     assert run("initialize", "enginesmith://digits", "--registry", store.uri) == 2
     assert "has no folder" in capsys.readouterr().err
+
+
+def test_pull_writes_the_objects(store: Store, tmp_path: Path) -> None:
+    publish_engines(store, [cpu_engine(store, 1)])
+    asked = ("pull", "digits", "--layout", "kserve", "--dest", str(tmp_path / "k"), "--registry", store.uri)
+    assert run(*asked, "--target", "cpu", "--image", IMAGE) == 0
+    objects = list(yaml.safe_load_all((tmp_path / "k" / "digits.yaml").read_text()))
+    assert [item["kind"] for item in objects] == ["ClusterStorageContainer", "InferenceService"]
+    uri = objects[1]["spec"]["predictor"]["model"]["storageUri"]
+    assert uri == "enginesmith://digits@1?target=cpu&precision=fp32"
+    assert run("initialize", uri, str(tmp_path / "m"), "--registry", store.uri) == 0
+    assert run(*asked, "--target", "cpu") == 2 and run(*asked, "--image", IMAGE) == 2
+    assert run(*asked, "--target", "cpu", "--image", IMAGE, "--follow") == 2
