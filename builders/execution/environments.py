@@ -3,15 +3,14 @@
 Such an environment is a venv with these packages alone; all else is found where this process finds it.
 """
 
+import fcntl
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import venv
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from enginesmith.core.errors import InputError, UnavailableError, digest_of
@@ -48,14 +47,16 @@ def make_environment(pins: Mapping[str, str], folder: Path) -> Path:
     if not ready.exists():
         with reachable(f"making an environment in {folder}"):
             make_folder(folder)
-            part = Path(tempfile.mkdtemp(prefix=f"{ready.name}.", dir=folder))
-            try:
-                venv.create(part, symlinks=True)
-                _install(part, places, pins)
-                with suppress(OSError):  # another process was faster
-                    part.rename(ready)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
+            part = ready.with_name(f"{ready.name}.part")
+            with (folder / ".lock").open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not ready.exists():
+                    try:
+                        venv.create(part, clear=True, symlinks=True)  # what a killed process left goes
+                        _install(part, places, pins)
+                        part.rename(ready)
+                    finally:
+                        shutil.rmtree(part, ignore_errors=True)
     return ready / "bin" / "python"
 
 

@@ -1,5 +1,6 @@
 """`enginesmith rehearse`: whether served versions can move to another toolchain."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from enginesmith.registry.store.cache import local_cache
 from pipeline.cli.run_options import local_context
 
 if TYPE_CHECKING:
-    from pipeline.regressions.rehearsal import Rehearsal, UnitRehearsal
+    from pipeline.regressions.rehearsal import Applied, Rehearsal, UnitRehearsal
 
 _COLUMNS = ("version", "unit", "status", "SQNR", "metric", "median", "verdict")
 
@@ -36,6 +37,9 @@ class _RehearseOptions:
             shown="of an environment that pip makes in the cache",
         ),
     ] = None
+    apply: Annotated[
+        bool, Option("Publish the versions that move with their new engines, and move their channels.", is_flag=True)
+    ] = False
     seconds: Annotated[
         float, Option("Seconds of interleaved timing for each unit.", type=click.FloatRange(0, 3600, min_open=True))
     ] = 8.0
@@ -56,16 +60,18 @@ def rehearse(
 ) -> None:
     """Build what channels serve with another toolchain, and say which units can move to it.
 
-    Each unit is proven on its version's golden set with both toolchains, and both engines are timed in turns. No
-    version is published and no channel moves; a later build finds the engines. Without REF: every version that a
-    channel serves. Exit code 1 if a unit stays, or none moves.
+    Each unit is proven on its version's golden set with both toolchains, and both engines are timed in turns. What was
+    measured is on record: a second call, or one after a kill, goes on from there. Without --apply no version is
+    published and no channel moves. Without REF: every version that a channel serves. Exit code 1 if a unit stays, none
+    moves, or a channel refuses a version.
     """
     from builders.execution.environments import make_environment, parse_pins
     from builders.execution.local import LocalExecutor
     from builders.execution.process import spawn
     from enginesmith.registry.trust import require
     from pipeline.regressions.pairs import CheckOptions
-    from pipeline.regressions.rehearsal import Environments, list_served
+    from pipeline.regressions.rehearsal import Applied, Environments, list_served
+    from pipeline.regressions.rehearsal import apply as apply_rehearsal
     from pipeline.regressions.rehearsal import rehearse as rehearse_versions
 
     pins, store = parse_pins(options.toolchain), open_store(registry)
@@ -84,20 +90,29 @@ def rehearse(
         new = replace(context, local=executor, executor=executor)
         environments = Environments(pins, str(python), context, new, CheckOptions(seconds=options.seconds))
         rehearsal = rehearse_versions(served, environments)
+        applied: list[Applied] = apply_rehearsal(rehearsal, served, context) if options.apply else []
     if as_json:
-        emit_json(encode_document(rehearsal))
+        emit_json({**encode_document(rehearsal), "applied": [encode_document(item) for item in applied]})
     else:
-        show_rehearsal(rehearsal)
+        show_rehearsal(rehearsal, applied)
     verdicts = {item.verdict for item in rehearsal.units}
-    ctx.exit(0 if "moves" in verdicts and "stays" not in verdicts else 1)
+    refused = any(reason for item in applied for reason in item.channels.values())
+    ctx.exit(0 if "moves" in verdicts and "stays" not in verdicts and not refused else 1)
 
 
-def show_rehearsal(found: "Rehearsal") -> None:
-    """Print the table of units, and below it what to do about each version."""
+def show_rehearsal(found: "Rehearsal", applied: "Sequence[Applied]" = ()) -> None:
+    """Print the table of units, and below it what to do about each version, or what was done."""
     pins = ", ".join(f"{name} {version}" for name, version in found.pins.items())
     note = "old -> new; SQNR: of the engine against its graph; median: at the opt sizes"
     print_table(_COLUMNS, [_row(item) for item in found.units], title=f"rehearsal of {pins}", note=note)
+    done = {item.before: item for item in applied}
     for plan in found.plan:
+        if item := done.get(plan.version):
+            echo(f"{plan.version} -> {item.version}")
+            for channel, refusal in item.channels.items():
+                echo(f"  {channel}: {f'not moved: {refusal}' if refusal else f'serves {item.version}'}")
+            echo("".join(f"  {line}    # takes it back\n" for line in plan.back).rstrip("\n"))
+            continue
         echo(f"{plan.version} ({', '.join(plan.channels) or 'no channel'}): {plan.verdict}")
         for line in (*plan.commands, *(f"{line}    # takes it back" for line in plan.back)):
             echo(f"  {line}")
