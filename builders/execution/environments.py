@@ -73,6 +73,11 @@ def _install(environment: Path, places: Sequence[str], pins: Mapping[str, str]) 
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         why = lines[-1] if lines else f"exit status {done.returncode}"
+        if broken := re.search(r"connection broken by .*: ([^']*)'", done.stderr):
+            why = f"the package index cannot be reached ({broken[1]})"
+        elif versions := re.search(r"\(from versions: ([^)]*)\)", done.stderr):
+            newest = ", ".join(versions[1].split(", ")[-3:])
+            why = f"there is no such version; the newest that pip finds are {newest}"
         raise UnavailableError(
             f"pip cannot install {', '.join(words)}: {why}; install it yourself, and give that interpreter as --python"
         )

@@ -28,6 +28,7 @@ class OrtCompiler:
     each of them.  cache: a folder for optimised models, or None.
 
     most: files in it.  options: entries of the sessions' configuration.
+    libraries: with operators of the model, which were checked.
     """
 
     model: Path
@@ -35,6 +36,7 @@ class OrtCompiler:
     cache: Path | None = None
     most: int = 64
     options: Mapping[str, str] = field(default_factory=dict)
+    libraries: tuple[Path, ...] = ()
 
     def why_unusable(self) -> str | None:
         """Why nothing can be kept in the folder, which is made if need be; None where it can."""
@@ -76,6 +78,8 @@ class OrtCompiler:
             options.add_free_dimension_override_by_name(name, size)
         for name, value in self.options.items():
             options.add_session_config_entry(name, value)
+        for library in self.libraries:
+            options.register_custom_ops_library(str(library))
         return options
 
     def _find(self, file: Path) -> Untyped:

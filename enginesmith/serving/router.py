@@ -15,8 +15,8 @@ from enginesmith.core.errors import DataError, Digest, EnginesmithError, InputEr
 from enginesmith.core.reports.latency import LatencyReport, Timed, timed_alike
 from enginesmith.core.state import Padding
 from enginesmith.core.types import PLUS, Session, Tensors
-from enginesmith.descriptions import DescribedGraph, check_engine, find_engine, read_description
-from enginesmith.opening import DescribedFile, open_onnx
+from enginesmith.descriptions import DescribedGraph, check_engine, find_engine, find_libraries, read_description
+from enginesmith.opening import LIBRARY_ENTRY, DescribedFile, open_onnx
 from enginesmith.serving.buckets import (
     EngineBucket,
     Route,
@@ -109,13 +109,14 @@ class PulledEngine(DescribedFile, Protocol):
 @dataclass(frozen=True)
 class DescribedEngine:
     """An engine as its description has it, opened. file, digest: of the engine.  bounded: whether it takes certain
-    sizes only; the version's graph takes any."""
+    sizes only; the version's graph takes any.  libraries: with its operators, for ONNX Runtime."""
 
     engine: RoutedEngine
     padding: Padding
     file: Path
     digest: str
     bounded: bool
+    libraries: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ def open_described(
     seconds = measured_seconds(latency, stated.inputs, timed) if latency else None
     name = f"{stated.target} {stated.precision} {stated.backend}"
     engine = RoutedEngine(name, run, stated.inputs, stated.outputs, stated.profiles, seconds)
-    return DescribedEngine(engine, stated.padding, file, stated.digest, bool(stated.profiles))
+    libraries = tuple(find_libraries(path, document, LIBRARY_ENTRY))
+    return DescribedEngine(engine, stated.padding, file, stated.digest, bool(stated.profiles), libraries)
 
 
 # Sends each request to the cheapest bucket of an engine that holds it, and what none holds to a fallback.
@@ -243,7 +245,7 @@ class Router(Session):
         engines = [open_described(each.description, opens, each.latency, timed) for each in pulled]
         graph = next((each for each in engines if not each.bounded and each.file.suffix == ".onnx"), None)
         if compiles is None and graph and cache is not None:
-            compiles = OrtCompiler(graph.file, graph.digest, Path(cache))
+            compiles = OrtCompiler(graph.file, graph.digest, Path(cache), libraries=graph.libraries)
             if why := compiles.why_unusable():
                 warnings.warn(f"{why}; no sizes are compiled, other fallbacks answer", RuntimeWarning, stacklevel=2)
         return cls(

@@ -199,12 +199,13 @@ def list_served(store: Store, references: Sequence[str] = ()) -> list[Served]:
 @dataclass(frozen=True)
 class Environments:
     """Two contexts of one store: `old` of the toolchain in service, `new` of the one with the versions `pins`, which
-    `python` has."""
+    `python` has. words: the options of the command line that ask for the same."""
 
     pins: Mapping[str, str]
     python: str
     old: RunContext
     new: RunContext
+    words: str = ""
     options: CheckOptions = field(default_factory=CheckOptions)
 
 
@@ -224,7 +225,7 @@ def rehearse(served: Sequence[Served], environments: Environments) -> Rehearsal:
         ]
         units += built
         if built:
-            plans.append(plan_version(manifest, channels, built, environments.pins))
+            plans.append(plan_version(manifest, channels, built, environments.words))
     if not units:
         names = ", ".join(sorted(used)) or "nothing"
         raise InputError(f"no served engine is built with {', '.join(environments.pins)}; they are built with {names}")
@@ -431,18 +432,17 @@ def judge_trials(
 
 
 def plan_version(
-    manifest: Manifest, channels: tuple[Channel, ...], units: Sequence[UnitRehearsal], pins: Mapping[str, str]
+    manifest: Manifest, channels: tuple[Channel, ...], units: Sequence[UnitRehearsal], words: str
 ) -> VersionPlan:
     """What brings a version to its channels with the new toolchain, and what takes it back. Units that no channel
-    serves, because they are not proven, hold nobody up."""
+    serves, because they are not proven, hold nobody up. words: the options of the rehearsal."""
     name, names = _name(manifest), tuple(channel.name for channel in channels)
     proven_only = bool(channels) and all(channel.proven_only for channel in channels)
     verdicts = {item.verdict for item in units if not proven_only or item.old.status in PASSED}
     if verdicts != {"moves"}:
         return VersionPlan(name, names, "stays" if "stays" in verdicts else "unknown")
-    pinned = " ".join(f"--toolchain {package}=={version}" for package, version in pins.items())
     back = tuple(f"enginesmith rollback {manifest.model}:{each}" for each in names)
-    return VersionPlan(name, names, "moves", (f"enginesmith rehearse {name} {pinned} --apply",), back)
+    return VersionPlan(name, names, "moves", (f"enginesmith rehearse {name} {words} --apply",), back)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """`enginesmith rehearse`: whether served versions can move to another toolchain."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -88,7 +89,9 @@ def rehearse(
     executor = LocalExecutor(start=partial(spawn, python=python.absolute()))
     with local_context(store, quiet) as context:
         new = replace(context, local=executor, executor=executor)
-        environments = Environments(pins, str(python), context, new, CheckOptions(seconds=options.seconds))
+        given = [f"--toolchain={pin}" for pin in options.toolchain] + [f"--seconds={options.seconds:g}"]
+        words = shlex.join([*given, *([f"--python={options.python}"] if options.python else [])])
+        environments = Environments(pins, str(python), context, new, words, CheckOptions(seconds=options.seconds))
         rehearsal = rehearse_versions(served, environments)
         applied: list[Applied] = apply_rehearsal(rehearsal, served, context) if options.apply else []
     if as_json:

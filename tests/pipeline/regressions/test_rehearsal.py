@@ -44,10 +44,10 @@ def test_a_version_moves_with_all_its_units_or_has_no_commands(verdicts, plan):
     units = [UnitRehearsal("m@1", "cpu", OLD, OLD, verdict) for verdict in verdicts]
     manifest: Any = SimpleNamespace(model="m", version="1")
     channels: Any = [SimpleNamespace(name=name, proven_only=False) for name in ("candidate", "stable")]
-    found = plan_version(manifest, tuple(channels), units, {"onnxruntime": "2"})
+    found = plan_version(manifest, tuple(channels), units, "--toolchain=onnxruntime==2")
     assert found.verdict == plan and bool(found.commands) == (plan == "moves")
     if found.commands:
-        assert found.commands == ("enginesmith rehearse m@1 --toolchain onnxruntime==2 --apply",)
+        assert found.commands == ("enginesmith rehearse m@1 --toolchain=onnxruntime==2 --apply",)
         assert found.back == ("enginesmith rollback m:candidate", "enginesmith rollback m:stable")
 
 
@@ -57,6 +57,6 @@ def test_what_no_channel_serves_holds_no_version_up():
     units = [UnitRehearsal("m@1", "cpu", OLD, OLD, "moves"), idle]
     proven: Any = SimpleNamespace(name="stable", proven_only=True)
     every: Any = SimpleNamespace(name="candidate", proven_only=False)
-    assert plan_version(manifest, (proven,), units, {}).verdict == "moves"
-    assert plan_version(manifest, (proven, every), units, {}).verdict == "unknown"
-    assert plan_version(manifest, (), units, {}).verdict == "unknown"
+    assert plan_version(manifest, (proven,), units, "").verdict == "moves"
+    assert plan_version(manifest, (proven, every), units, "").verdict == "unknown"
+    assert plan_version(manifest, (), units, "").verdict == "unknown"

@@ -35,7 +35,8 @@ def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(bui
 
     monkeypatch.setattr(rehearsal, "judge_trials", lambda *_: ("moves", ""))
     words = ("tiny@1", "--toolchain", SAME, "--python", sys.executable, "--seconds", "0.2")
-    assert f"enginesmith rehearse tiny@1 --toolchain {SAME} --apply" in built.run("rehearse", *words).out
+    again = f"enginesmith rehearse tiny@1 --toolchain={SAME} --seconds=0.2 --python={sys.executable} --apply"
+    assert again in built.run("rehearse", *words).out
     monkeypatch.setattr(rehearsal._Unit, "_prove", None)
     (built.folder / "tiny.yaml").unlink()  # nothing of it is read
     done = built.run("rehearse", *words, "--apply")
