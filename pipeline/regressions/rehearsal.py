@@ -15,7 +15,13 @@ from builders.execution.environments import plain_name
 from builders.execution.jobs import Job, Needs, Request, WorkerContext
 from builders.execution.local import workdir
 from enginesmith.core.codec import encode
-from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError, StepError, canonical_json
+from enginesmith.core.errors import (
+    EnginesmithError,
+    InputError,
+    IntegrityError,
+    StepError,
+    canonical_json,
+)
 from enginesmith.core.names import parse_reference
 from enginesmith.core.parsing import user
 from enginesmith.core.reports.latency import MachineKind
@@ -30,7 +36,8 @@ from enginesmith.registry.versions.channels import promote
 from enginesmith.registry.versions.state import Channel, read_channel
 from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set, open_reference, runnable, this_machine
-from pipeline.compile.steps.engines import BuildEngine, recall_engine
+from pipeline.compile.steps.engines import BuildEngine, memory_request, recall_engine
+from pipeline.compile.steps.engines import needs as build_needs
 from pipeline.compile.steps.keys import bucket_inputs, code_key, engine_limits, model_shapes
 from pipeline.compile.steps.proofs import CRASHED, engine_check
 from pipeline.operations.refit import RenewedEngine, publish_again
@@ -199,13 +206,15 @@ def list_served(store: Store, references: Sequence[str] = ()) -> list[Served]:
 @dataclass(frozen=True)
 class Environments:
     """Two contexts of one store: `old` of the toolchain in service, `new` of the one with the versions `pins`, which
-    `python` has. words: the options of the command line that ask for the same."""
+    `python` has. words: the options of the command line that ask for the same.  on_ray: whether `new` is that of Ray's
+    workers, which run their engines where they are built, and not beside the old ones."""
 
     pins: Mapping[str, str]
     python: str
     old: RunContext
     new: RunContext
     words: str = ""
+    on_ray: bool = False
     options: CheckOptions = field(default_factory=CheckOptions)
 
 
@@ -243,11 +252,17 @@ class _Unit:
 
     def rehearse(self) -> UnitRehearsal:
         entry, context = self.entry, self.environments.new
-        cannot_run = discovery.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
+        here = discovery.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
+        cannot_run = None if self.environments.on_ray else here
         old, new = Trial(entry.toolchain, entry.status, entry.reason, entry.digest), Trial({}, "unproven")
         if cannot_run and discovery.capabilities_of(entry.backend).tunes_on_target:
             return self._result(old, new, "unknown", f"neither built nor run here: {cannot_run}")
-        request = replace(request_of(entry), toolchain=self._read_toolchain())
+        try:
+            request = replace(request_of(entry), toolchain=self._read_toolchain())
+        except StepError as error:
+            if error.kind != "no-node":
+                raise
+            return self._result(old, new, "unknown", f"not built: {_reason(error).partition(': ')[2]}")
         new = replace(new, toolchain=dict(request.toolchain))
         try:
             record = recall_engine(request, context) or self._run("new", "build", BuildEngine(request))
@@ -287,7 +302,9 @@ class _Unit:
         else:
             old, remarks = self._prove("old", entry, answers), list[str]()
             proven = {old.status, new.status} <= set(PASSED)
-            times = self._time((fresh, entry), remarks) if proven else None
+            if proven and self.environments.on_ray:
+                remarks.append("it ran on a Ray worker, where it cannot be timed beside the engine in service")
+            times = self._time((fresh, entry), remarks) if proven and not remarks else None
             if times:
                 old, new = replace(old, median_s=times.served_s), replace(new, median_s=times.new_s)
             pair = TrialPair(old, new, times, tuple(remarks))
@@ -307,6 +324,8 @@ class _Unit:
         word = "versions for" if isinstance(request, ReadToolchain) else step
         name = f"{word} {_name(self.manifest)} {self.entry.unit}, {which} toolchain"
         needs = Needs(alone=step == "latency")
+        if which == "new" and self.environments.on_ray:
+            needs = replace(build_needs(request_of(self.entry), memory_request(self.spec)), required=True)
         job = Job(name, request, context.store.uri, engine_limits(self.spec, step), needs)
         value = context.run_job(context.local, name, job)
         context.progress.emit(Finished(name))
@@ -318,6 +337,8 @@ class _Unit:
         try:
             versions: tuple[tuple[str, str], ...] = self._run("new", "build", request)
         except StepError as error:
+            if error.kind == "no-node":
+                raise
             first = _reason(error)
             why = (error.log.strip() or first).splitlines()[-1]
             raise InputError(f"{self.environments.python} runs no jobs: {why}; install enginesmith there") from error

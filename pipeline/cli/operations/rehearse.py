@@ -2,10 +2,11 @@
 
 import shlex
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
@@ -38,6 +39,10 @@ class _RehearseOptions:
             shown="of an environment that pip makes in the cache",
         ),
     ] = None
+    executor: Annotated[
+        Literal["local", "ray"],
+        Option("Where new engines are built and proven; ray: on workers that have the versions."),
+    ] = "local"
     apply: Annotated[
         bool, Option("Publish the versions that move with their new engines, and move their channels.", is_flag=True)
     ] = False
@@ -67,6 +72,7 @@ def rehearse(
     moves, or a channel refuses a version.
     """
     from builders.execution.environments import make_environment, parse_pins
+    from builders.execution.jobs import Executor
     from builders.execution.local import LocalExecutor
     from builders.execution.process import spawn
     from enginesmith.registry.trust import require
@@ -79,19 +85,30 @@ def rehearse(
     served = list_served(store, references)
     for manifest, _ in served:
         require(store, manifest, trust)
-    python = options.python
-    if python is None:
+    python, on_ray = options.python, options.executor == "ray"
+    if on_ray:
+        python = Path("the Ray worker")
+    elif python is None:
         if (cache := local_cache()) is None:
             raise InputError("ENGINESMITH_CACHE_BYTES is 0: there is no cache for an environment; give --python PATH")
         if not quiet:
             say(f"environment with {', '.join(options.toolchain)} ...")
         python = make_environment(pins, cache.folder / "environments")
-    executor = LocalExecutor(start=partial(spawn, python=python.absolute()))
-    with local_context(store, quiet) as context:
+    with local_context(store, quiet) as context, ExitStack() as stack:
+        executor: Executor
+        if on_ray:
+            from builders.execution.ray import RayExecutor
+
+            executor = stack.enter_context(RayExecutor())
+        else:
+            executor = LocalExecutor(start=partial(spawn, python=python.absolute()))
         new = replace(context, local=executor, executor=executor)
         given = [f"--toolchain={pin}" for pin in options.toolchain] + [f"--seconds={options.seconds:g}"]
+        given += ["--executor=ray"] if on_ray else []
         words = shlex.join([*given, *([f"--python={options.python}"] if options.python else [])])
-        environments = Environments(pins, str(python), context, new, words, CheckOptions(seconds=options.seconds))
+        environments = Environments(
+            pins, str(python), context, new, words, on_ray, CheckOptions(seconds=options.seconds)
+        )
         rehearsal = rehearse_versions(served, environments)
         applied: list[Applied] = apply_rehearsal(rehearsal, served, context) if options.apply else []
     if as_json:

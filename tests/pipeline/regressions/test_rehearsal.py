@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from enginesmith.core.errors import InputError, StepError
+from pipeline.regressions import rehearsal
 from pipeline.regressions.findings import BucketTimes
 from pipeline.regressions.rehearsal import Trial, UnitRehearsal, judge_trials, plan_version
 
@@ -60,3 +62,28 @@ def test_what_no_channel_serves_holds_no_version_up():
     assert plan_version(manifest, (proven,), units, "").verdict == "moves"
     assert plan_version(manifest, (proven, every), units, "").verdict == "unknown"
     assert plan_version(manifest, (), units, "").verdict == "unknown"
+
+
+def test_what_no_ray_worker_takes_is_unknown_and_other_failures_are_told(monkeypatch):
+    entry: Any = SimpleNamespace(
+        unit="sm_90 fp32 tensorrt", backend="tensorrt", options={}, hardware=None, toolchain={}, status="unproven",
+        reason="", digest="a" * 64,
+    )  # fmt: skip
+    monkeypatch.setattr(rehearsal.discovery, "configure", lambda *_: SimpleNamespace(runs=lambda _: "no GPU here"))
+    monkeypatch.setattr(rehearsal, "ReadToolchain", lambda *_: None)
+    monkeypatch.setattr(rehearsal, "request_of", lambda _: None)
+    environments: Any = SimpleNamespace(on_ray=True, python="the Ray worker", new=None)
+    manifest: Any = SimpleNamespace(model="m", version="1")
+    unit = rehearsal._Unit(environments, manifest, None, entry)  # type: ignore[arg-type]
+
+    def run(kind: str):
+        def fail(*_):
+            raise StepError("versions for m@1: no node with sm_90; start one", kind)
+
+        monkeypatch.setattr(rehearsal._Unit, "_run", fail)
+        return unit.rehearse()
+
+    found = run("no-node")
+    assert (found.verdict, found.why) == ("unknown", "not built: no node with sm_90; start one")
+    with pytest.raises(InputError, match="the Ray worker runs no jobs"):
+        run("crash")
