@@ -17,7 +17,6 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions import lookup
 from enginesmith.serving.router import Router
 from tests.pipeline.projects import Project
-from tests.waiting import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_operator"
 
@@ -44,11 +43,8 @@ def test_a_version_brings_the_library_of_its_operators(tmp_path: Path, capsys: p
     np.testing.assert_allclose(open_onnx(pulled)({"x": x})["y"], x**3 @ weight, rtol=1e-4)
     model = pull("cube", registry=project.registry, dest=tmp_path / "model", target="sm_75", fallback="onnx")
     np.testing.assert_allclose(open_onnx(model)({"x": x})["y"], x**3 @ weight, rtol=1e-4)
-    with Router.opened([pulled, model], cache=tmp_path / "compiled") as router:
+    with Router.opened([pulled, model]) as router:
         wide = np.arange(160, dtype=np.float32).reshape(40, 4)  # which no bucket holds
-        np.testing.assert_allclose(router.run({"x": wide})["y"], wide**3 @ weight, rtol=1e-4)
-        until(lambda: router.counts().compiles.compiled or router.counts().compiles.failed)
-        assert not router.counts().compiles.failed
         np.testing.assert_allclose(router.run({"x": wide})["y"], wide**3 @ weight, rtol=1e-4)
     with pytest.raises(UnknownNameError, match=r"needs the library libcube\.so, .* linux-x86_64, and not for linux-aa"):
         pull("cube", registry=project.registry, dest=tmp_path / "arm", target="arm64")
