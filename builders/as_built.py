@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builders.onnx_graphs.bodies import list_libraries
 from enginesmith.core.state import with_int8_states
 from enginesmith.core.types import Backend, BuildRequest, Engine, QuantizedState, Session, Tensors, TensorSpec
 
@@ -13,12 +14,17 @@ if TYPE_CHECKING:
 
 
 def build_engine(backend: Backend, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-    """What `backend.build` gives for a request, with states of int8 where it has these. Raises as that."""
+    """What `backend.build` gives for a request, with states of int8 where it has these, and as requirements the
+    libraries that the backend opens. Raises as that."""
+    entries = backend.capabilities.library_entries
+    libraries = tuple(item for item in list_libraries(model).libraries if item.entry in entries)
     if not request.quantized_states:
-        return backend.build(request, model, workdir)
+        engine = backend.build(request, model, workdir)
+        return replace(engine, requires=(*engine.requires, *libraries))
     whole = model.with_name("whole.onnx")
     write_as_built(model, request, whole)
-    return replace(backend.build(with_int8_states(request), whole, workdir), request=request)
+    engine = backend.build(with_int8_states(request), whole, workdir)
+    return replace(engine, request=request, requires=(*engine.requires, *libraries))
 
 
 def write_as_built(model: Path, request: BuildRequest, path: Path) -> None:

@@ -5,6 +5,7 @@ Whoever can write to the folder can also write another JSON with other digests. 
 belongs together, and came from the version that the JSON names.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from pathlib import Path
 
 from enginesmith.core.codec import Excerpt, decode
 from enginesmith.core.errors import DataError, Digest, IntegrityError, digest_of_bytes, digest_of_file
+from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.names import FileName
 from enginesmith.core.parsing import Malformed, parse_json
-from enginesmith.core.requirements import Count
+from enginesmith.core.requirements import Count, Library, Requirement, numbers
 from enginesmith.core.state import State
 from enginesmith.core.types import ShapeProfile, TensorSpec
 
@@ -52,6 +54,11 @@ class _EngineBytes(Excerpt):
     shards: tuple[Digest, ...] = ()
     weights: FileName | None = None
     graph: Digest | None = None
+
+
+@dataclass(frozen=True)
+class _Requirements(Excerpt):
+    requires: tuple[Requirement, ...] = ()
 
 
 class OtherBytesError(IntegrityError):
@@ -111,6 +118,30 @@ def check_engine(description: Path, found: Mapping[str, object]) -> Path:
     checked. Raises as `read_engine`."""
     digest, path = _check_beside(description, found), find_engine(description, found)
     _check_file(path, digest)
+    return path
+
+
+def find_libraries(description: Path, found: Mapping[str, object], entry: str) -> list[Path]:
+    """The libraries with operators of an engine, for this machine, each checked. entry: the function that they have.
+    Raises as `find_library`."""
+    required = decode(found, _Requirements, "").requires
+    libraries = [item for item in required if isinstance(item, Library) and item.entry == entry]
+    return [find_library(description.parent, item) for item in libraries]
+
+
+def find_library(folder: Path, library: Library) -> Path:
+    """The file of a library in a folder, in the build for this machine, links followed, after its digest was checked.
+
+    Raises DataError where it has no build for this machine or the file is not there, OtherBytesError.
+    """
+    platform, cuda = f"{sys.platform}-{this_kind().machine}", 0
+    if any(build.cuda for build in library.builds):
+        from enginesmith.core.hardware.cuda import cuda_version
+
+        cuda = numbers(cuda_version() or "0")[0]
+    if (build := library.build_for(platform, cuda)) is None:
+        raise DataError(library.explain_absence(platform, cuda))
+    _check_file(path := find_file(folder, build.sha256), build.sha256)
     return path
 
 

@@ -9,10 +9,14 @@ from enginesmith.arrays import InputCheck
 from enginesmith.core.codec import Excerpt, decode
 from enginesmith.core.errors import DataError, IntegrityError
 from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, Untyped
-from enginesmith.descriptions import find_engine, read_description, read_engine
+from enginesmith.descriptions import find_engine, find_libraries, read_description, read_engine
 
 # Where the session looks for weights in files of their own, of a model that it is given as bytes.
 _SHARDS_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+# What it calls in a library with operators: https://onnxruntime.ai/docs/reference/operators/add-custom-op.html
+LIBRARY_ENTRY = "RegisterCustomOps"
 
 
 class DescribedFile(Protocol):
@@ -54,7 +58,10 @@ def open_onnx(engine: DescribedFile | Path | str) -> Callable[[Tensors], Tensors
         raise DataError(f"{path} describes no engine: {error}") from error
     import onnxruntime
 
-    session = open_session(read_engine(path, description), file.parent, onnxruntime.SessionOptions())
+    options, data = onnxruntime.SessionOptions(), read_engine(path, description)
+    for library in find_libraries(path, description, LIBRARY_ENTRY):
+        options.register_custom_ops_library(str(library))
+    session = open_session(data, file.parent, options)
     names, check = [output.name for output in session.get_outputs()], InputCheck(graph.inputs, graph.profiles)
 
     def run(given: Tensors) -> Tensors:

@@ -5,18 +5,23 @@ channel that serves proven engines only.)
     python examples/drifting_server.py REGISTRY TRAFFIC_FOLDER PREFECT_API_URL
 """
 
+import json
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
+from urllib.request import Request, urlopen
+from uuid import uuid4
 
 import numpy as np
 
 import enginesmith
 from enginesmith.core.errors import DataError
-from enginesmith.serving import DriftEvent
+from enginesmith.serving.drift import RateDrift
 
 IMAGES = Path(__file__).resolve().parent / "digits" / "golden.npz"
 # Requests before the clients change, and at most after that; share of them that is larger than any engine takes.
@@ -37,17 +42,41 @@ def requests() -> Iterator[np.ndarray]:
         yield images[rng.integers(0, len(images), size)]
 
 
+def event(drift: RateDrift, version: str, registry: str) -> dict[str, object]:
+    """The event that starts the flow `choose-buckets`, as Prefect's API takes it."""
+    return {
+        "id": str(uuid4()),
+        "occurred": datetime.now(UTC).isoformat(),
+        "event": "enginesmith.traffic.drifted",
+        "resource": {"prefect.resource.id": "enginesmith.model.digits", "prefect.resource.name": "digits"},
+        "payload": {
+            "model": "digits",
+            "version": version,
+            "registry": registry,
+            "rate": f"{drift.rate:.6g}",
+            "reference": f"{drift.reference:.6g}",
+            "since": drift.since_at,
+            "by": socket.gethostname(),
+        },
+    }
+
+
 def main(registry: str, traffic: str, server: str) -> None:
     """Serve until the alarm is sent."""
     client = enginesmith.Client(registry)
     with tempfile.TemporaryDirectory() as folder:
         pulled = client.pull_all("digits:stable", folder)
         version = pulled[0].located.manifest.version
-        alarm = DriftEvent("digits", version, registry, server)
         sent: list[Thread] = []
-        router = enginesmith.Router.opened(
-            pulled, reference_rate=USUALLY, on_drift=lambda drift: sent.append(alarm(drift))
-        )
+
+        def alarm(drift: RateDrift) -> None:
+            """Send the event by a thread of its own: the request that raised the alarm does not wait."""
+            body = json.dumps([event(drift, version, registry)]).encode()
+            asked = Request(f"{server}/events", body, {"Content-Type": "application/json"})
+            sent.append(Thread(target=urlopen, args=(asked,), kwargs={"timeout": 10.0}))
+            sent[0].start()
+
+        router = enginesmith.Router.opened(pulled, reference_rate=USUALLY, on_drift=alarm)
         with router, enginesmith.Recorder(Path(traffic) / "digits.jsonl", model="digits") as recorder:
             for number, images in enumerate(requests()):
                 inputs = {"image": images}

@@ -111,7 +111,7 @@ class Judged:
 
 def engine_of(entry: EngineEntry) -> EngineBlob:
     """The engine of a published entry. Raises IntegrityError where the entry does not give its build key."""
-    return EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix))
+    return EngineBlob.of(request_of(entry), str(entry.digest), str(entry.suffix), entry.requires)
 
 
 def entry_of(built: Unit | Built) -> EngineEntry:

@@ -1,11 +1,11 @@
 """The values that travel between the steps: small, frozen, JSON-able; bytes stay in the artifact store by digest."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from enginesmith.core.reports.proof import Check, FreeRunning, Spread
-from enginesmith.core.requirements import Requirement
+from enginesmith.core.requirements import Library, Requirement
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import (
     BLOCK_FLOATS,
@@ -35,6 +35,7 @@ class OnnxModel:
     integer_nodes: (operator, how many) of the nodes that multiply in int8, as the model came, in every variant.
     shards: of its weights.
     narrow_share: of one that carries Q/DQ, the multiplications with weights that these make narrow, of all.
+    library_entries: of each library with operators of it, the function that runtimes call.
     """
 
     digest: str
@@ -46,6 +47,7 @@ class OnnxModel:
     integer_nodes: tuple[tuple[str, int], ...] = ()
     shards: Shards = ()
     narrow_share: float | None = None
+    library_entries: tuple[str, ...] = ()
 
     @property
     def blobs(self) -> list[str]:
@@ -98,11 +100,17 @@ class ModelShapes:
 @dataclass(frozen=True)
 class EngineBlob:
     """An engine in the artifact store. digest: of its file.  suffix: of its file's name.  request: what it was built
-    from."""
+    from.  libraries: those with its operators."""
 
     request: BuildRequest
     digest: str
     suffix: str
+    libraries: tuple[Library, ...] = ()
+
+    @classmethod
+    def of(cls, request: BuildRequest, digest: str, suffix: str, requires: Iterable[Requirement]) -> "EngineBlob":
+        """An engine with the libraries among its requirements."""
+        return cls(request, digest, suffix, tuple(item for item in requires if isinstance(item, Library)))
 
 
 @dataclass(frozen=True)
@@ -407,4 +415,6 @@ class Built:
     @property
     def blob(self) -> EngineBlob:
         """The engine in the store, of a unit that has one."""
-        return EngineBlob(self.unit.request, self.digest or "", self.record.suffix if self.record else "")
+        if self.record is None:
+            return EngineBlob(self.unit.request, "", "")
+        return EngineBlob.of(self.unit.request, self.record.digest, self.record.suffix, self.record.requires)

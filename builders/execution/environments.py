@@ -3,15 +3,14 @@
 Such an environment is a venv with these packages alone; all else is found where this process finds it.
 """
 
+import fcntl
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import venv
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from enginesmith.core.errors import InputError, UnavailableError, digest_of
@@ -48,14 +47,16 @@ def make_environment(pins: Mapping[str, str], folder: Path) -> Path:
     if not ready.exists():
         with reachable(f"making an environment in {folder}"):
             make_folder(folder)
-            part = Path(tempfile.mkdtemp(prefix=f"{ready.name}.", dir=folder))
-            try:
-                venv.create(part, symlinks=True)
-                _install(part, places, pins)
-                with suppress(OSError):  # another process was faster
-                    part.rename(ready)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
+            part = ready.with_name(f"{ready.name}.part")
+            with (folder / ".lock").open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not ready.exists():
+                    try:
+                        venv.create(part, clear=True, symlinks=True)  # what a killed process left goes
+                        _install(part, places, pins)
+                        part.rename(ready)
+                    finally:
+                        shutil.rmtree(part, ignore_errors=True)
     return ready / "bin" / "python"
 
 
@@ -72,6 +73,11 @@ def _install(environment: Path, places: Sequence[str], pins: Mapping[str, str]) 
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         why = lines[-1] if lines else f"exit status {done.returncode}"
+        if broken := re.search(r"connection broken by .*: ([^']*)'", done.stderr):
+            why = f"the package index cannot be reached ({broken[1]})"
+        elif versions := re.search(r"\(from versions: ([^)]*)\)", done.stderr):
+            newest = ", ".join(versions[1].split(", ")[-3:])
+            why = f"there is no such version; the newest that pip finds are {newest}"
         raise UnavailableError(
             f"pip cannot install {', '.join(words)}: {why}; install it yourself, and give that interpreter as --python"
         )

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.onnx_graphs.wire import fields, inner_fields, inner_text
+from enginesmith.core.codec import parse_as
 from enginesmith.core.errors import ModelError, is_digest
+from enginesmith.core.parsing import Malformed
+from enginesmith.core.requirements import Library
 
 if TYPE_CHECKING:
     import onnx
@@ -259,16 +262,50 @@ class _Renamer:
 
 # The shards that an ONNX graph names (`builders.onnx_graphs.outline`), read without onnx and without its weights.
 
-_GRAPH, _INITIALIZER, _EXTERNAL_DATA = 7, 5, 13  # of ModelProto, GraphProto, TensorProto
+_GRAPH, _METADATA, _INITIALIZER, _EXTERNAL_DATA = 7, 14, 5, 13  # of ModelProto, GraphProto, TensorProto
+# The entry of a model's metadata that names the libraries with its operators.
+LIBRARIES = "enginesmith.libraries"
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """The libraries with operators of a graph. They lie beside it as shards do, each named by its digest."""
+
+    libraries: tuple[Library, ...]
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Of all their builds."""
+        return tuple(build.sha256 for library in self.libraries for build in library.builds)
+
+
+NO_LIBRARIES = Libraries(())
+
+
+def list_libraries(path: Path) -> Libraries:
+    """The libraries that the graph in a file names; none of another file. Raises ModelError where it names them in
+    another form."""
+    try:
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            entries = (field for field in fields(data, 0, len(data)) if field.number == _METADATA)
+            texts = [inner_text(data, item, 2) for item in entries if inner_text(data, item, 1) == LIBRARIES]
+    except (ValueError, OSError):
+        return NO_LIBRARIES
+    try:
+        return parse_as(texts[0].encode(), _MOST_BYTES, Libraries) if texts else NO_LIBRARIES
+    except Malformed as error:
+        raise ModelError(f"{path.name} names its libraries in another form ({error}); build it again") from error
 
 
 def list_shards(path: Path) -> tuple[str, ...]:
-    """The digests of the shards that the graph in a file names, sorted; none of a graph in one piece, and none of
-    another file, of which its reader says more. Raises ModelError for weights in a file that is no shard."""
+    """The digests of the shards and of the libraries that the graph in a file names, sorted; none of a graph in one
+    piece, and none of another file, of which its reader says more. Raises ModelError for weights in a file that is no
+    shard, and as `list_libraries`."""
     shard_names = list_weight_files(path)
     if wrong := [name for name in shard_names if not is_digest(name)]:
         raise ModelError(f"{path.name} keeps weights in {wrong[0][:80]!r}, which is no shard; build it again")
-    return shard_names
+    return tuple(sorted({*shard_names, *list_libraries(path).digests}))
 
 
 def list_weight_files(path: Path) -> tuple[str, ...]:

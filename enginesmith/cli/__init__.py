@@ -196,7 +196,6 @@ _PACKAGES = {
     "tvm": "tvm tvm_ffi",
     "serve": "aiohttp",
     "nvml": "pynvml",
-    "tracing": "opentelemetry",
     "trend": "ruptures",
     "xla": "jax",
     **{name: name for name in ("azure", "iree", "kubernetes", "ray", "tensorrt")},

@@ -333,9 +333,9 @@ def _requirements(file: Path, kind: str, target: str | None) -> tuple[Requiremen
     """What a machine must have that pulls an attachment: what a compile cache says, and the target."""
     found: tuple[Requirement, ...] = ()
     if kind == COMPILE_CACHE:
-        from enginesmith.compile_caches.archive import read_recipe
+        from enginesmith.compile_caches.loading import read_requirements
 
-        found = read_recipe(file).requires
+        found = read_requirements(file)
     if target is None:
         return found
     named = target_named(target)

@@ -21,6 +21,7 @@ from enginesmith.client.resolve import FALLBACK, EngineRanking, Policy, rank_eng
 from enginesmith.core.errors import IntegrityError, UntrustedError, digest_of_bytes
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import TRUST_VARIABLE, Reference
+from enginesmith.core.requirements import Library
 from enginesmith.registry.evidence.attestations import Attestation, judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines
 from enginesmith.registry.rollouts.state import ServingNode
@@ -266,5 +267,8 @@ def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:
             suffix=".onnx",
             inputs=described.inputs if described else (),
             outputs=described.outputs if described else (),
+            requires=tuple(
+                dict.fromkeys(item for each in manifest.engines for item in each.requires if isinstance(item, Library))
+            ),
         ),
     )

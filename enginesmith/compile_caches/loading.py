@@ -1,8 +1,10 @@
-"""A warm start: a process that compiles a model with torch.compile out of a compile cache; and what it saves, measured.
+"""A compile cache of torch: a zip of Inductor's cache folder and of what a machine needs to use it. A process compiles
+out of it (a warm start), and what that saves is measured.
 
 A cache is code of whoever published it: torch unpickles graphs and loads shared libraries out of it. So nothing of it
 is read before its publisher is known (a trust policy whose signatures held when it was pulled, or the caller's word)
-and its bytes have the digest that was published.
+and its bytes have the digest that was published. torch finds a cached graph by the graph itself: for another model than
+it was made from, a cache costs time and gives no other answers.
 """
 
 import atexit
@@ -13,48 +15,77 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from enginesmith.client.pull import Pulled, PulledAttachment
-from enginesmith.compile_caches.archive import (
-    MOST_BYTES,
-    CacheRecipe,
-    CompileOptions,
-    pack,
-    record_probes,
-    unpack,
-    use_probes,
-)
+from enginesmith.core import parsing
+from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import (
     EnginesmithError,
     InputError,
     IntegrityError,
     ModelError,
     UntrustedError,
-    digest_of_bytes,
     digest_of_file,
 )
 from enginesmith.core.hardware.evaluation import evaluate, list_facts
 from enginesmith.core.hardware.machine import Machine, cpu_here
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Gpu, Installation, Requirement, for_target, hardware_of, same_versions
+from enginesmith.core.text import DAMAGED, check_compression
 from enginesmith.core.types import Target
 from enginesmith.registry.evidence.attachments import COMPILE_CACHE, DESCRIPTION, read_attachment
 
-if TYPE_CHECKING:
-    import torch
-
 FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+MOST_BYTES = 4 << 30
+_REQUIRES, _FILES = "requires.json", "files/"
+# Locks of running processes.
+_LEFT_OUT = "locks"
+_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 class StaleCacheError(EnginesmithError):
-    """A compile cache that was made for another machine, installation or model."""
+    """A compile cache that was made for another machine or installation."""
+
+
+def pack(folder: Path, requires: tuple[Requirement, ...], path: Path) -> None:
+    """Write the files of a cache folder, and what they require, to the zip `path`; equal files give equal bytes."""
+    with zipfile.ZipFile(path, "w") as archive:
+
+        def write(name: str, data: bytes | str) -> None:
+            archive.writestr(zipfile.ZipInfo(name, _DATE), data, zipfile.ZIP_DEFLATED)
+
+        write(_REQUIRES, json.dumps(encode(requires), sort_keys=True))
+        for file in sorted(folder.rglob("*")):
+            name = file.relative_to(folder)
+            if file.is_file() and not file.is_symlink() and _LEFT_OUT not in name.parts:
+                write(f"{_FILES}{name.as_posix()}", file.read_bytes())
+
+
+def read_requirements(path: Path) -> tuple[Requirement, ...]:
+    """What a machine needs to use a cache file. Raises IntegrityError for what is no such file, and OSError."""
+    with _opened(path) as archive:
+        return decode(parsing.load_json(archive.read(_REQUIRES)), tuple[Requirement, ...])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The zip of a cache. Raises IntegrityError for a damaged one, one of too many bytes, and another zip."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            check_compression(archive)
+            if sum(item.file_size for item in archive.infolist()) > MOST_BYTES:
+                raise IntegrityError(f"its files take more than {MOST_BYTES >> 30} GiB")
+            yield archive
+    except (*DAMAGED, KeyError, IntegrityError) as error:
+        raise IntegrityError(f"{path} is no compile cache: {error}; measure one with --measure") from error
 
 
 @dataclass(frozen=True)
@@ -64,21 +95,8 @@ class WarmStart:
     The folder is Inductor's cache for the whole process: what is compiled beside the cache goes there as well.
     """
 
-    recipe: CacheRecipe
     folder: Path
     kernels: int
-
-    def compile(self, model: "torch.nn.Module") -> "Callable[..., Any]":
-        """The model, compiled with the cache's options when it is first called; it records no gradients.
-
-        Raises StaleCacheError, naming what differs, for another model than the cache was made from, and for one in
-        training mode.
-        """
-        differing = ["it is in training mode: call model.eval()"] if model.training else []
-        if differing := [*differing, *self.recipe.differences(model)]:
-            more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
-            raise StaleCacheError(f"stale: the cache was made from another model: {differing[0]}{more}; make it again")
-        return self.recipe.options.compile(model)
 
     def misses(self) -> dict[str, int]:
         """What this process compiled although it has the cache, by kind; empty where the cache had everything."""
@@ -143,31 +161,46 @@ def _cache_of(pulled: "Pulled | PulledAttachment | Path | str") -> PulledAttachm
 def open_cache(path: Path, digest: str) -> WarmStart:
     """Have this process compile out of the cache file `path`, whose publisher is trusted; raises as `warm_start`."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MOST_BYTES + 1)
+        actual = digest_of_file(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); pull it again") from error
-    if (actual := digest_of_bytes(data)) != digest:
+    if actual != digest:
         raise IntegrityError(f"{path} has the digest {actual[:12]}, and {digest[:12]} was published; pull it again")
     folder = Path(tempfile.mkdtemp(prefix="enginesmith-cache-"))  # readable by this user alone
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    try:
-        recipe = unpack(data, folder)
-    except IntegrityError as error:
-        raise IntegrityError(f"{path}: {error}") from error
-    use_folder(folder, threads=1)
-    use_probes(recipe.probes)
-    return WarmStart(recipe, folder, _count_kernels(folder))
+    with _opened(path) as archive:
+        archive.extractall(folder)  # below the folder, whatever the names of its members say
+    use_folder(files := folder / _FILES, threads=1)
+    return WarmStart(files, _count_kernels(files))
 
 
 def use_folder(folder: Path, threads: int | None = None) -> None:
     """Make `folder` Inductor's cache in this process. threads: that compile: one where nothing is left to do, since the
     pool of compiling processes is started even then; None leaves torch's default."""
     os.environ[FOLDER_VARIABLE] = str(folder)
+    _answer_probes(folder / "probes.json")
     if threads:
         import torch._inductor.config
 
         torch._inductor.config.compile_threads = threads
+
+
+def _answer_probes(record: Path) -> None:
+    """Have Inductor's probes of vector instructions answered from a file, and their answers written to it: each starts
+    a process that imports torch, even where its library is there (torch 2.13, `_inductor.cpu_vec_isa.VecISA`)."""
+    from torch._inductor.cpu_vec_isa import VecISA
+
+    answers: dict[str, bool] = json.loads(record.read_bytes()) if record.exists() else {}
+    probe = getattr(VecISA, "_probe_load", None)
+
+    def answer(self: object, library: str) -> bool:
+        if (name := Path(library).name) not in answers and probe:
+            answers[name] = bool(probe(self, library))
+            record.write_text(json.dumps(answers))
+        return answers[name]
+
+    if probe:  # else a torch that probes in another way does so
+        setattr(VecISA, "_probe_load", answer)  # noqa: B010 - mypy knows no assignment to a method
 
 
 def _count_kernels(folder: Path) -> int:
@@ -200,10 +233,9 @@ class MeasuredStart:
 def measure_start(entry_point: str, cache: Path) -> MeasuredStart:
     """The first answer of a fresh process, cold, and out of the file `cache`, which is made where it is not there.
 
-    entry_point: 'MODULE:FUNCTION', found from the working folder. The function gives a module in eval mode and the
-    inputs of a call (a tuple, or a mapping by name), or a list of them, one for each size; then, if wanted, the
-    `CompileOptions`. Raises InputError where it does not, ModelError for a process that fails, and where the answers
-    of the two differ.
+    entry_point: 'MODULE:FUNCTION', found from the working folder. The function gives what torch.compile gave, as the
+    server calls it, and the inputs of a call (a tuple, or a mapping by name), or a list of them, one for each size.
+    Raises InputError where it does not, ModelError for a process that fails, and where the answers of the two differ.
     """
     with tempfile.TemporaryDirectory(prefix="enginesmith-start-") as folder:
         cold = _start("cold", entry_point, cache, Path(folder))
@@ -225,32 +257,29 @@ def _start(side: Literal["cold", "warm"], entry_point: str, cache: Path, folder:
 
 def run_once() -> None:
     """What a process of `measure_start` does: sys.argv has the side, the entry point, the cache and the folder."""
+    import torch
+
     side, entry_point, cache, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
-    model, calls, options = load_entry_point(entry_point)
-    probes: Mapping[str, bool] = {}
-    warm = None
-    if side == "warm":
-        warm = open_cache(cache, digest_of_file(cache))
-        compiled = warm.compile(model)
-    else:
-        use_folder(folder / "inductor")
+    warm = open_cache(cache, digest_of_file(cache)) if side == "warm" else None
+    if warm is None:
         (folder / "inductor").mkdir()
-        probes, compiled = record_probes(), options.compile(model)
+        use_folder(folder / "inductor")
+    model, calls = load_entry_point(entry_point)
     answers, numbers = [], dict[str, float]()
-    for call in calls:
-        answers.append(compiled(**call) if isinstance(call, Mapping) else compiled(*call))
-        numbers = numbers or {"cpu_s": sum(os.times()[:4]), "wall_s": _seconds_since_start()}
+    with torch.no_grad():
+        for call in calls:
+            answers.append(model(**call) if isinstance(call, Mapping) else model(*call))
+            numbers = numbers or {"cpu_s": sum(os.times()[:4]), "wall_s": _seconds_since_start()}
     numbers["misses"] = sum(warm.misses().values()) if warm else 0
     _compare(answers, folder / "answers.pt")
     if warm is None and not cache.exists():
-        device = next((item.device.type for item in model.parameters()), "cpu")
-        recipe = CacheRecipe.of_model(model, options, device)
-        pack(folder / "inductor", replace(recipe, probes=probes, requires=_requirements(device)), cache)
+        is_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        pack(folder / "inductor", _requirements("cuda" if is_cuda else "cpu"), cache)
     (folder / f"{side}.json").write_text(json.dumps(numbers))
 
 
-def load_entry_point(entry_point: str) -> tuple["torch.nn.Module", list[Any], CompileOptions]:
-    """The model, the inputs of its calls and the options of an entry point. Raises InputError."""
+def load_entry_point(entry_point: str) -> tuple[Callable[..., Any], list[Any]]:
+    """The compiled model of an entry point, and the inputs of its calls. Raises InputError."""
     import torch
 
     torch.manual_seed(0)  # weights that are not loaded are the same in both processes
@@ -259,10 +288,10 @@ def load_entry_point(entry_point: str) -> tuple["torch.nn.Module", list[Any], Co
         made = getattr(import_module(module), function)() if colon else ()
     except (ImportError, AttributeError) as error:
         raise InputError(f"{entry_point}: {error}; give MODULE:FUNCTION, found from {Path.cwd()}") from error
-    model, inputs, *more = made if isinstance(made, tuple) and len(made) in (2, 3) else (None, None)
-    if not isinstance(model, torch.nn.Module) or not (more == [] or isinstance(more[0], CompileOptions)):
-        raise InputError(f"{entry_point} must give a torch.nn.Module, the inputs of a call and, if any, CompileOptions")
-    return model.eval(), inputs if isinstance(inputs, list) else [inputs], more[0] if more else CompileOptions()
+    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (None, None)
+    if not callable(model):
+        raise InputError(f"{entry_point} must give what torch.compile gave, and the inputs of a call")
+    return model, inputs if isinstance(inputs, list) else [inputs]
 
 
 def _compare(answers: list[Any], path: Path) -> None:

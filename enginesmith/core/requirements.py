@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, T
 import annotated_types
 from annotated_types import Ge, Interval, Le, doc
 
-from enginesmith.core.errors import canonical_json
+from enginesmith.core.errors import Digest, canonical_json
 
 # What plain JSON a type takes as it is, by annotated-types, and what a type asks for in words.
 #
@@ -246,13 +246,41 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Library:
-    """A shared library with operators of the engine. path: of the file.  sha256: its digest."""
+class LibraryBuild:
+    """One build of a library. platform: 'linux-x86_64'.  sha256: of the file.  cuda: CUDA's major version; 0 for a
+    library without code for GPUs."""
 
-    path: str
-    sha256: str
+    platform: str
+    sha256: Digest
+    cuda: Count = 0
+
+
+@dataclass(frozen=True)
+class Library:
+    """A shared library with operators of the engine, which lies beside it, named by its digest. name: of the file that
+    was given.  entry: the function in it that a runtime calls.  builds: one of them fits a machine."""
+
+    name: str
+    entry: str
+    builds: tuple[LibraryBuild, ...]
     kind: Literal["library"] = "library"
     strict: ClassVar[bool] = True
+
+    def build_for(self, platform: str, cuda: int) -> LibraryBuild | None:
+        """The build of a platform with the newest CUDA up to a major version; None without one."""
+        fitting = [build for build in self.builds if build.platform == platform and build.cuda <= cuda]
+        return max(fitting, key=lambda build: build.cuda, default=None)
+
+    def explain_absence(self, platform: str, cuda: int) -> str:
+        """That no build fits a machine: 'needs the library libcube.so, which ...'; '' where one does."""
+        if self.build_for(platform, cuda):
+            return ""
+        names = [f"{build.platform}{f' with CUDA {build.cuda}' if build.cuda else ''}" for build in self.builds]
+        here = f"{platform}{f' with CUDA {cuda}' if cuda else ''}"
+        return (
+            f"needs the library {self.name}, which this version has for {', '.join(names)}, and not for {here}; "
+            "add one to source.libraries, and build again"
+        )
 
 
 @dataclass(frozen=True)

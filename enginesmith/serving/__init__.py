@@ -11,14 +11,12 @@ from enginesmith.core.names import on_first_use
 if TYPE_CHECKING:
     from enginesmith.core.state import Padding
     from enginesmith.serving.buckets import RoutedEngine
-    from enginesmith.serving.drift import DriftEvent
 
-__all__ = ["DriftEvent", "Padding", "RoutedEngine"]
+__all__ = ["Padding", "RoutedEngine"]
 
 __getattr__ = on_first_use(
     __name__,
     {
-        "DriftEvent": "enginesmith.serving.drift",
         "Padding": "enginesmith.core.state",
         "RoutedEngine": "enginesmith.serving.buckets",
     },

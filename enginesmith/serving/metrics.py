@@ -19,9 +19,6 @@ ROUTER_METRICS = {
     "enginesmith_router_elements": ("counter", "Elements of the inputs that a bucket ran on, by kind: own, padding."),
     "enginesmith_router_fallbacks": ("counter", "Requests that no bucket held, by the fallback that answered."),
     "enginesmith_router_errors": ("counter", "Requests whose engine raised an error."),
-    "enginesmith_router_compiles": ("counter", "Compiles for single sizes, by how they ended: compiled, failed."),
-    "enginesmith_router_compile_seconds": ("counter", "Seconds of compiles, by kind: background, waited."),
-    "enginesmith_router_compiled_sizes": ("gauge", "Compiled sizes that are held."),
     "enginesmith_router_drifted": ("gauge", "Whether the fallback rate has risen above its reference."),
 }
 
@@ -41,7 +38,7 @@ def families(counts: RouterCounts, model: str) -> Iterator["MetricFamily"]:
     """The metrics of these counts. model: their label."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    buckets, compiles = counts.buckets, counts.compiles
+    buckets = counts.buckets
     rows: dict[str, tuple[tuple[str, ...], list[tuple[tuple[str, ...], float]]]] = {
         "requests": (("bucket",), [((each.name,), each.requests) for each in buckets]),
         "elements": (
@@ -54,9 +51,6 @@ def families(counts: RouterCounts, model: str) -> Iterator["MetricFamily"]:
         ),
         "fallbacks": (("fallback",), [((name,), n) for name, n in {**counts.fallbacks, "": counts.unanswered}.items()]),
         "errors": ((), [((), counts.errors)]),
-        "compiles": (("state",), [(("compiled",), compiles.compiled), (("failed",), compiles.failed)]),
-        "compile_seconds": (("kind",), [(("background",), compiles.seconds), (("waited",), compiles.waited_s)]),
-        "compiled_sizes": ((), [((), compiles.held)]),
         "drifted": ((), [((), counts.drift is not None)]),
     }
     for name, (kind, meaning) in ROUTER_METRICS.items():

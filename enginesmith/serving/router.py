@@ -1,7 +1,7 @@
 """The router: opens engines of a version and sends each request to the one that fits, or to a fallback."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
@@ -27,50 +27,38 @@ from enginesmith.serving.buckets import (
     make_route,
     measured_seconds,
 )
-from enginesmith.serving.counts import CompileCounts, CompileSizes, JustInTime, RequestCounter, RouterCounts
+from enginesmith.serving.counts import RequestCounter, RouterCounts
 from enginesmith.serving.drift import RateDrift, RateDriftDetector
-from enginesmith.serving.ort_compiling import OrtCompiler
 
-# Answers requests that no bucket holds: by a runner compiled for their sizes, by engines with dynamic shapes.
+# Answers requests that no bucket holds: by engines with dynamic shapes.
 
 
-COMPILED = "compiled"
 _WIDEN = "widen dims and build again, give inputs a pad, or give the router a fallback"
 
 
 class FallbackChain:
-    """The fallbacks of a router, in this order: a runner that was compiled for the request's sizes, where it is ready;
-    each of `engines`; and where none of them answers, the compiled runner, which the request then waits for."""
+    """The fallbacks of a router, in their order."""
 
-    def __init__(self, engines: Sequence[RoutedEngine], compiled: JustInTime | None) -> None:
-        self._engines, self._compiled = engines, compiled
+    def __init__(self, engines: Sequence[RoutedEngine]) -> None:
+        self._engines = engines
 
     @property
     def names(self) -> tuple[str, ...]:
         """Their names."""
-        return (*(engine.name for engine in self._engines), *([COMPILED] if self._compiled else []))
+        return tuple(engine.name for engine in self._engines)
 
-    def answer(self, inputs: Tensors, sizes: Sizes, why: Callable[[], str]) -> tuple[str, dict[str, Array]]:
+    def answer(self, inputs: Tensors, why: Callable[[], str]) -> tuple[str, dict[str, Array]]:
         """Name of the fallback that answered, and its outputs. why: in words, why no bucket holds the request.
 
         Raises DataError where there is no fallback, and EnginesmithError with the reason of each where all fail.
         """
         reasons: list[str] = []
-        for name, run in self._runners(sizes):
-            if (answer := _try(name, run, inputs, reasons)) is not None:
-                return name, answer
+        for engine in self._engines:
+            if (answer := _try(engine.name, engine.run, inputs, reasons)) is not None:
+                return engine.name, answer
         if not reasons:
             raise DataError(f"{why()}; {_WIDEN}")
         raise EnginesmithError(f"{why()}, and no fallback answers: {'; '.join(reasons)}")
-
-    def _runners(self, sizes: Sizes) -> Iterator[tuple[str, Callable[[Tensors], Tensors]]]:
-        compiled = self._compiled
-        ready = compiled.find(sizes) if compiled else None
-        if ready:
-            yield COMPILED, ready
-        yield from ((engine.name, engine.run) for engine in self._engines)
-        if compiled and not ready:
-            yield COMPILED, lambda inputs: compiled.wait(sizes)(inputs)
 
 
 def _try(name: str, run: Callable[[Tensors], Tensors], inputs: Tensors, reasons: list[str]) -> dict[str, Array] | None:
@@ -108,13 +96,11 @@ class PulledEngine(DescribedFile, Protocol):
 
 @dataclass(frozen=True)
 class DescribedEngine:
-    """An engine as its description has it, opened. file, digest: of the engine.  bounded: whether it takes certain
-    sizes only; the version's graph takes any."""
+    """An engine as its description has it, opened. bounded: whether it takes certain sizes only; the version's graph
+    takes any."""
 
     engine: RoutedEngine
     padding: Padding
-    file: Path
-    digest: str
     bounded: bool
 
 
@@ -147,12 +133,12 @@ def open_described(
         stated = decode(document, _RoutedDescription, "")
     except IntegrityError as error:
         raise DataError(f"{description} describes no engine: {error}") from error
-    file = find_engine(path, document)
+    find_engine(path, document)
     run = opens(check_engine(path, document)) if opens else open_onnx(path)
     seconds = measured_seconds(latency, stated.inputs, timed) if latency else None
     name = f"{stated.target} {stated.precision} {stated.backend}"
     engine = RoutedEngine(name, run, stated.inputs, stated.outputs, stated.profiles, seconds)
-    return DescribedEngine(engine, stated.padding, file, stated.digest, bool(stated.profiles))
+    return DescribedEngine(engine, stated.padding, bool(stated.profiles))
 
 
 # Sends each request to the cheapest bucket of an engine that holds it, and what none holds to a fallback.
@@ -160,12 +146,12 @@ def open_described(
 # ::
 #
 #     pulled = client.pull_all("minilm:stable", "engines/")       # all engines of the version that this machine can run
-#     with enginesmith.Router.opened(pulled, cache="engines/compiled") as router:
+#     with enginesmith.Router.opened(pulled) as router:
 #         outputs = router.run({"input_ids": ids, "attention_mask": mask})      # of the request's own sizes
 #         print(router.counts().fallback_rate)
 #
-# Public and stable: `Router(engines, padding, fallbacks=, compiled=, reference_rate=, on_drift=)` of `RoutedEngine`s,
-# `Router.opened(pulled, opens=, compiles=, cache=, ...)`; `run(inputs)`, `inputs`, `outputs` as of a
+# Public and stable: `Router(engines, padding, fallbacks=, reference_rate=, on_drift=)` of `RoutedEngine`s,
+# `Router.opened(pulled, opens=, ...)`; `run(inputs)`, `inputs`, `outputs` as of a
 # `Session`; `padded_sizes(sizes)`; `counts()`, `drift`, `close()`. All methods are for several threads at once.
 
 
@@ -178,7 +164,7 @@ class Router(Session):
 
     engines: best first; the inputs and outputs are those of the first one, and floats are converted for the others.
     padding: how requests are padded; a dim without a rule never is.  fallbacks: engines that take what no bucket holds,
-    in order.  compiled: compiles for single sizes.  reference_rate: the share of fallbacks in the traffic that the
+    in order.  reference_rate: the share of fallbacks in the traffic that the
     buckets were chosen from; None learns it.  on_drift: called once, by the thread of a request, when that share has
     risen.
     Raises InputError without engines, for what is none, for engines of other inputs than the first, for two of one
@@ -191,7 +177,6 @@ class Router(Session):
         padding: Padding | None = None,
         *,
         fallbacks: Sequence[RoutedEngine] = (),
-        compiled: JustInTime | None = None,
         reference_rate: float | None = None,
         on_drift: Callable[[RateDrift], object] | None = None,
     ) -> None:
@@ -203,11 +188,11 @@ class Router(Session):
         routed_engines = [self._alike(engine) for engine in engines]
         self.padding = padding or Padding()
         self.buckets: tuple[EngineBucket, ...] = list_buckets(routed_engines, self.padding)
-        self._fallbacks = FallbackChain([self._alike(engine) for engine in fallbacks], compiled)
+        self._fallbacks = FallbackChain([self._alike(engine) for engine in fallbacks])
         names = [*(engine.name for engine in routed_engines), *self._fallbacks.names]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise InputError(f"two engines of a router are called {twice!r}; give each a name of its own")
-        self._compiled, self._on_drift, self._closed = compiled, on_drift, False
+        self._on_drift, self._closed = on_drift, False
         self._detector = RateDriftDetector(reference_rate)
         counted = tuple(bucket.name for bucket in self.buckets)
         self._counter = RequestCounter(counted, self._fallbacks.names, self._detector)
@@ -223,34 +208,23 @@ class Router(Session):
         pulled: Sequence[PulledEngine],
         *,
         opens: Opens | None = None,
-        compiles: CompileSizes | None = None,
-        cache: Path | str | None = None,
-        most_compiled: int = 8,
         reference_rate: float | None = None,
         on_drift: Callable[[RateDrift], object] | None = None,
     ) -> Self:
         """A router over pulled engines of one version, best first (`Client.pull_all`).
 
         An engine that takes any size, as the version's graph (`Policy(fallback="onnx")`), is a fallback. opens: gives
-        for an engine's file a function that runs it; default: engines of ONNX Runtime.  compiles: makes a runner for
-        sizes that no bucket holds, in the background; default: where there is a graph and a `cache`, a folder that
-        routers may share, ONNX Runtime with fixed shapes.  most_compiled: runners that are held.
+        for an engine's file a function that runs it; default: engines of ONNX Runtime.
         Raises InputError for what was not pulled; DataError for what is no engine, for models with state, and for an
         engine of another compiler without `opens`; what `opens` raises; and as `Router`.
         """
         _check_pulled(pulled)
         timed = timed_alike(each.latency for each in pulled if each.latency)
         engines = [open_described(each.description, opens, each.latency, timed) for each in pulled]
-        graph = next((each for each in engines if not each.bounded and each.file.suffix == ".onnx"), None)
-        if compiles is None and graph and cache is not None:
-            compiles = OrtCompiler(graph.file, graph.digest, Path(cache))
-            if why := compiles.why_unusable():
-                warnings.warn(f"{why}; no sizes are compiled, other fallbacks answer", RuntimeWarning, stacklevel=2)
         return cls(
             [each.engine for each in engines if each.bounded],
             next((each.padding for each in engines if each.padding.inputs), None),
             fallbacks=[each.engine for each in engines if not each.bounded],
-            compiled=JustInTime(compiles, most_compiled) if compiles else None,
             reference_rate=reference_rate,
             on_drift=on_drift,
         )
@@ -298,13 +272,11 @@ class Router(Session):
 
     def counts(self) -> RouterCounts:
         """What was counted so far; `enginesmith.core.codec.encode` makes JSON of it."""
-        return self._counter.counts(self._compiled.counts() if self._compiled else CompileCounts())
+        return self._counter.counts()
 
     def close(self) -> None:
-        """End the thread that compiles; requests are refused from now on."""
+        """Requests are refused from now on."""
         self._closed = True
-        if self._compiled:
-            self._compiled.close()
 
     def __enter__(self) -> Self:
         return self
@@ -352,7 +324,7 @@ class Router(Session):
             raise EnginesmithError("the router is closed; make another one")
         name: str | None = None
         try:
-            name, answer = self._fallbacks.answer(inputs, sizes, lambda: describe_miss(sizes, self.buckets))
+            name, answer = self._fallbacks.answer(inputs, lambda: describe_miss(sizes, self.buckets))
             return answer
         finally:
             if (drift := self._counter.add_fallback(name, requests)) is not None:

@@ -119,13 +119,24 @@ def describe_narrowing(spec: ModelSpec, selection: Selection) -> str | None:
 
 def buildable_variants(spec: ModelSpec, selection: Selection, exported: Exported) -> tuple[GraphVariant, ...]:
     """The graph variants of the candidates, each once, without those that are refused whatever their graph is."""
-    variants = (item.variant for item in candidates(spec, selection) if _refuse_shards(exported, item.backend) is None)
+    variants = (item.variant for item in candidates(spec, selection) if _refuse_files(exported, item) is None)
     return tuple(dict.fromkeys(variants))
 
 
-def _refuse_shards(exported: Exported, backend: Backend) -> str | None:
-    """Why a backend cannot build a model whose weights lie in files of their own, or None."""
-    return backends.refuse_shards(backend, sum(size for _, size in exported.model.shards))
+def _refuse_files(exported: Exported, item: PlanCandidate) -> str | None:
+    """Why a unit of a model whose operators or weights lie in files of their own cannot be built, or None."""
+    model, backend = exported.model, item.backend
+    if not model.library_entries:
+        return backends.refuse_shards(backend, sum(size for _, size in model.shards))
+    own = backend.capabilities.library_entries
+    if not set(model.library_entries) & set(own):
+        remedy = f"add one that exports {' or '.join(own)} to source.libraries" if own else "it opens none; use another"
+        return f"the model has operators of its own, and no library of them is for {backend.name}; {remedy}"
+    if item.precision in QUANTIZED and not model.carries_qdq:
+        return (
+            "ranges are measured without the libraries of a model's own operators; give a model with Q/DQ, or use fp32"
+        )
+    return None
 
 
 def find_unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
@@ -150,7 +161,7 @@ def plan_builds(exported: Exported, graphs: Sequence[Graph], work: Work) -> Buil
     model, units = exported.model, list[Unit]()
     for item in candidates(spec, work.selection):
         graph = by_variant.get(item.variant)
-        if graph is None and _refuse_shards(exported, item.backend):
+        if graph is None and _refuse_files(exported, item):
             graph = Graph(item.variant, model.digest, model.inputs, model.outputs)  # none was written for a refusal
         if graph is not None:
             units.append(_unit(exported, item, graph, causes, work))
@@ -223,7 +234,7 @@ def _list_known(store: str, model: str, compiler: str) -> tuple[tuple[str, str],
 
 
 def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest, idle: str | None = None) -> str | None:
-    if reason := _refuse_shards(exported, item.backend):
+    if reason := _refuse_files(exported, item):
         return reason
     if exported.model.carries_qdq and item.precision != "int8":
         return f"the model carries Q/DQ of its own (QAT); {item.precision} would not be {item.precision}; use int8"

@@ -30,7 +30,7 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.publish import Published, publish
 from pipeline.compile.causes import explain_change
 from pipeline.compile.publication.pages import SBOM, STATEMENT, with_provenance
-from pipeline.compile.publication.publish import list_refitted
+from pipeline.compile.publication.publish import REFITTED
 from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.blobs import fetch_engine, fetch_graph
 from pipeline.compile.steps.engines import memory_request, needs, recall_engine, record_engine
@@ -229,18 +229,64 @@ def publish_refitted(
     done: each refitted engine with what was wanted.  channel: the one to move to the new version.
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
-    judged = [_judge(refit_item, other, context) for _, refit_item in done]
-    approved, others = _keep(other, {item.built.unit.name for item in judged}, context)
-    for item in judged:
-        if item.report and (proof := approve(item.report)):
+    renewed, failed = list[RenewedEngine](), list[EngineEntry]()
+    for _, wanted in done:
+        item = _judge(wanted, other, context)
+        if item.report and item.built.record and (proof := approve(item.report)):
             context.store.put_bytes(canonical_json(proof.report.to_json()))
-            approved.append((item.entry, proof))
+            renewed.append(RenewedEngine(item.entry, proof, item.built.record))
         else:
-            others.append(item.entry)
-    draft = with_provenance(context.store, _draft(other, judged), [entry for entry, _ in approved], context.started_at)
-    sums = {record.digest: record.blake3 for item in judged if (record := item.built.record)}
+            failed.append(item.entry)
     why = f"refitted from {base.model}@{base.version}, weights of {other.model}@{other.version}"
-    return publish(context.store, draft.with_blake3(sums), approved, others, channel=channel, by=user(), why=why)
+    return publish_again(other, renewed, failed, "refitted", context, why=why, channel=channel)
+
+
+@dataclass(frozen=True)
+class RenewedEngine:
+    """A unit of a version with another engine, its approval and its record."""
+
+    entry: EngineEntry
+    approved: Approved
+    record: Recorded
+
+
+def publish_again(
+    base: Manifest,
+    renewed: Sequence[RenewedEngine],
+    failed: Sequence[EngineEntry],
+    word: str,
+    context: RunContext,
+    *,
+    why: str,
+    channel: str | None = None,
+) -> Published:
+    """Publish a version again with other engines in the place of some. word: what was done to these.
+
+    failed: units without one.  channel: the one to move to the new version. Raises as `publish`.
+    """
+    units = {entry.unit: entry.build_key for entry in (*(item.entry for item in renewed), *failed)}
+    approved, others = _keep(base, set(units), context)
+    approved += [(item.entry, item.approved) for item in renewed]
+    places = {entry.unit: place for place, entry in enumerate(base.engines)}
+    approved.sort(key=lambda item: places.get(item[0].unit, len(places)))
+    gone = {STATEMENT, SBOM, *(f"{LAYERS} {unit}" for unit in units)}
+    records = [item.record for item in renewed]
+    origins = {f"{REFITTED} {item.entry.unit}": item.record.refitted_from for item in renewed}
+    kernels = {name: digest for name, digest in origins.items() if digest}
+    draft = replace(
+        base,
+        version="",
+        engines=(),
+        report=None,
+        created_at=now(),
+        content=digest_of({"content": base.content, word: sorted(units.items())}),
+        sources={name: digest for name, digest in base.sources.items() if name not in gone},
+        provenance={**base.provenance, **kernels},
+        shards={**base.shards, **{record.digest: dict(record.shards) for record in records if record.shards}},
+    )
+    draft = with_provenance(context.store, draft, [entry for entry, _ in approved], context.started_at)
+    draft = draft.with_blake3({record.digest: record.blake3 for record in records})
+    return publish(context.store, draft, approved, [*others, *failed], channel=channel, by=user(), why=why)
 
 
 def _is_same_variant(one: EngineEntry, other: EngineEntry) -> bool:
@@ -281,18 +327,3 @@ def _keep(
         else:
             approved.append((entry, proof))
     return approved, others
-
-
-def _draft(other: Manifest, judged: Sequence[JudgedUnit]) -> Manifest:
-    units = {item.built.unit.name: item.built.unit.request.key for item in judged}
-    gone = {STATEMENT, SBOM, *(f"{LAYERS} {unit}" for unit in units)}
-    return replace(
-        other,
-        version="",
-        engines=(),
-        report=None,
-        created_at=now(),
-        content=digest_of({"content": other.content, "refitted": sorted(units.items())}),
-        sources={name: digest for name, digest in other.sources.items() if name not in gone},
-        provenance={**other.provenance, **list_refitted(judged)},
-    )

@@ -224,7 +224,7 @@ def why_not_here(entry: EngineEntry) -> str | None:
 
 def why_unmeasured(entry: EngineEntry, store: Store) -> str:
     """What the golden set of an engine does not measure, so that no run of it proves the engine; '' where nothing."""
-    return describe_unmeasured(find_unmeasured(_read_report(entry, store).checks)) if entry.report else ""
+    return describe_unmeasured(find_unmeasured(read_report(str(entry.report), store).checks)) if entry.report else ""
 
 
 def spec_of(manifest: Manifest) -> ModelSpec:
@@ -247,7 +247,7 @@ def published_proof(entry: EngineEntry, store: Store) -> Proof:
     the exported model and of the graph."""
     if entry.report is None:
         return Proof()
-    report = _read_report(entry, store)
+    report = read_report(str(entry.report), store)
     before = ("export", "quantization")
     spreads = tuple(spread for spread in report.spreads if spread.stage in before)
     checks = [
@@ -258,8 +258,9 @@ def published_proof(entry: EngineEntry, store: Store) -> Proof:
     return Proof(tuple(checks), spreads=spreads)
 
 
-def _read_report(entry: EngineEntry, store: Store) -> Report:
-    return Report.from_json(parse_json(store.read_blob(str(entry.report)), MAX_BYTES))
+def read_report(digest: str, store: Store) -> Report:
+    """The report in a blob. Raises IntegrityError."""
+    return Report.from_json(parse_json(store.read_blob(digest), MAX_BYTES))
 
 
 def ensemble_not_here(store: Store, manifest: Manifest, entry: EngineEntry) -> str | None:

@@ -11,7 +11,6 @@ from enginesmith.core.types import Target
 from enginesmith.registry.builds.runs import recall, remember
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions import lookup
-from enginesmith.serving import drift
 from pipeline.canary.automatic import CanaryOutcome, CanaryRequest, canary, sides_of
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import gpu_labels
@@ -122,7 +121,7 @@ REGISTERED = "enginesmith.model.registered"
 PUBLISHED = "enginesmith.engine.published"
 UNPROVEN = "enginesmith.engine.unproven"
 JUDGED = "enginesmith.canary.finished"
-DRIFTED = drift.EVENT
+DRIFTED = "enginesmith.traffic.drifted"
 ADVANCED = "enginesmith.rollout.advanced"
 HALTED = "enginesmith.rollout.halted"
 DONE = "enginesmith.rollout.done"

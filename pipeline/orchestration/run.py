@@ -28,7 +28,6 @@ from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext, h
 from pipeline.compile.steps.engines import gpu_labels
 from pipeline.intake.registration import Found, registry_of, spec_at
 from pipeline.orchestration.runs.recorder import new_run, new_tracker, note_run, record_run
-from pipeline.orchestration.tracing import spans
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress, together
 from pipeline.progress.events import Finished, RunBegan, RunConcluded
@@ -194,8 +193,7 @@ def open_context(
         if keep_state:
             run = new_run(model, spec.address, store, progress.by)
             tracker = stack.enter_context(record_run(store, run, guard.secure, progress.take_state))
-            traced = stack.enter_context(spans())
-            progress = together(progress.of_run(model, run.id), tracker, *([traced] if traced else []))
+            progress = together(progress.of_run(model, run.id), tracker)
             progress.emit(RunBegan(model, run.id))
         yield RunContext(store, both.local, both.builder, progress)
 

@@ -14,37 +14,48 @@ from builders.backends.discovery import open_engine, toolchain_of
 from builders.execution.environments import plain_name
 from builders.execution.jobs import Job, Needs, Request, WorkerContext
 from builders.execution.local import workdir
-from enginesmith.core.errors import EnginesmithError, InputError, StepError
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import (
+    EnginesmithError,
+    InputError,
+    IntegrityError,
+    StepError,
+    canonical_json,
+)
 from enginesmith.core.names import parse_reference
+from enginesmith.core.parsing import user
 from enginesmith.core.reports.latency import MachineKind
-from enginesmith.core.reports.proof import PASSED, least_sqnr_db, name_task_checks
+from enginesmith.core.reports.proof import PASSED, approve, least_sqnr_db, name_task_checks
 from enginesmith.core.text import join_first, now
 from enginesmith.core.types import Target
-from enginesmith.registry.manifest import EngineEntry, Manifest, load_pinned, request_of
+from enginesmith.registry.manifest import EngineEntry, Manifest, load_pinned, make_request, request_of
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.files import reachable
 from enginesmith.registry.versions import lookup
-from enginesmith.registry.versions.state import read_channel
+from enginesmith.registry.versions.channels import promote
+from enginesmith.registry.versions.state import Channel, read_channel
 from pipeline.compile.run_context import RunContext, stops_run
-from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set, open_reference, runnable
-from pipeline.compile.steps.engines import BuildEngine, recall_engine
-from pipeline.compile.steps.keys import bucket_inputs, engine_limits, model_shapes
+from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set, open_reference, runnable, this_machine
+from pipeline.compile.steps.engines import BuildEngine, memory_request, recall_engine
+from pipeline.compile.steps.engines import needs as build_needs
+from pipeline.compile.steps.keys import bucket_inputs, code_key, engine_limits, model_shapes
 from pipeline.compile.steps.proofs import CRASHED, engine_check
-from pipeline.operations.validate import entries_of, published_proof, spec_of, why_not_here
+from pipeline.operations.refit import RenewedEngine, publish_again
+from pipeline.operations.validate import entries_of, published_proof, read_report, spec_of, why_not_here
 from pipeline.outcome import engine_of, make_report
 from pipeline.progress.events import Finished
 from pipeline.regressions.check import judge_pair
 from pipeline.regressions.findings import BucketTimes, EnginePair, MetricPair
 from pipeline.regressions.pairs import CheckOptions
 from pipeline.spec.model import ModelSpec
-from pipeline.values import EngineBlob, ModelShapes, Proof
+from pipeline.values import EngineBlob, ModelShapes, Proof, Recorded
 from validation.latency.machine import SystemLoadMonitor, machine
 
 Decision = Literal["moves", "stays", "unknown"]
 # 6 dB is twice the error. The weights are equal, so engines of two toolchains should differ by less.
 MOST_SQNR_LOSS_DB = 6.0
 # A version, and the channels that serve it.
-Served = tuple[Manifest, tuple[str, ...]]
+Served = tuple[Manifest, tuple[Channel, ...]]
 
 # Jobs of a rehearsal. They run in the environment of the one toolchain or of the other.
 
@@ -112,6 +123,7 @@ class TimeBlocks:
 class Trial:
     """An engine of a unit on this machine. status, reason: of its proof here, or why there is none.
 
+    report: digest of the report on that proof, a blob.
     sqnr_db: of the engine against its graph, as the toolchain in service runs that.  metrics: task metrics by name.
     median_s: at the opt sizes, from interleaved runs.
     """
@@ -123,6 +135,19 @@ class Trial:
     sqnr_db: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     median_s: float | None = None
+    report: str | None = None
+
+
+@dataclass(frozen=True)
+class TrialPair:
+    """What was measured of a unit; on record, so that a rehearsal that was killed goes on behind it. not_here: why the
+    engine in service was not run."""
+
+    old: Trial
+    new: Trial
+    times: BucketTimes | None = None
+    remarks: tuple[str, ...] = ()
+    not_here: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,7 +166,7 @@ class UnitRehearsal:
 @dataclass(frozen=True)
 class VersionPlan:
     """The channels that serve a version, the commands that move them, and those that take that back; no commands unless
-    all its units move."""
+    all units move that these channels serve."""
 
     version: str
     channels: tuple[str, ...]
@@ -166,12 +191,12 @@ def list_served(store: Store, references: Sequence[str] = ()) -> list[Served]:
     """The versions of these references, else all that channels serve, with their channels; of an ensemble the versions
     of its graphs, which its engines are made of. Raises as `lookup.locate` and `lookup.load`."""
     named = [lookup.locate(store, parse_reference(text)).manifest for text in references]
-    channels: dict[tuple[str, str], tuple[str, ...]] = {}
+    channels: dict[tuple[str, str], tuple[Channel, ...]] = {}
     for model in lookup.models(store):
         for name in lookup.channel_names(store, model):
             if channel := read_channel(store, model, name):
                 served = model, channel.version
-                channels[served] = (*channels.get(served, ()), name)
+                channels[served] = (*channels.get(served, ()), channel)
     wholes = named if references else [lookup.load(store, *served) for served in channels]
     manifests = [each for whole in wholes for each in ([load_pinned(store, pin) for pin in whole.graphs] or [whole])]
     by_version = {(each.model, each.version): each for each in manifests}
@@ -181,12 +206,15 @@ def list_served(store: Store, references: Sequence[str] = ()) -> list[Served]:
 @dataclass(frozen=True)
 class Environments:
     """Two contexts of one store: `old` of the toolchain in service, `new` of the one with the versions `pins`, which
-    `python` has."""
+    `python` has. words: the options of the command line that ask for the same.  on_ray: whether `new` is that of Ray's
+    workers, which run their engines where they are built, and not beside the old ones."""
 
     pins: Mapping[str, str]
     python: str
     old: RunContext
     new: RunContext
+    words: str = ""
+    on_ray: bool = False
     options: CheckOptions = field(default_factory=CheckOptions)
 
 
@@ -206,7 +234,7 @@ def rehearse(served: Sequence[Served], environments: Environments) -> Rehearsal:
         ]
         units += built
         if built:
-            plans.append(plan_version(manifest, channels, built, environments.python))
+            plans.append(plan_version(manifest, channels, built, environments.words))
     if not units:
         names = ", ".join(sorted(used)) or "nothing"
         raise InputError(f"no served engine is built with {', '.join(environments.pins)}; they are built with {names}")
@@ -224,11 +252,17 @@ class _Unit:
 
     def rehearse(self) -> UnitRehearsal:
         entry, context = self.entry, self.environments.new
-        cannot_run = discovery.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
+        here = discovery.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
+        cannot_run = None if self.environments.on_ray else here
         old, new = Trial(entry.toolchain, entry.status, entry.reason, entry.digest), Trial({}, "unproven")
         if cannot_run and discovery.capabilities_of(entry.backend).tunes_on_target:
             return self._result(old, new, "unknown", f"neither built nor run here: {cannot_run}")
-        request = replace(request_of(entry), toolchain=self._read_toolchain())
+        try:
+            request = replace(request_of(entry), toolchain=self._read_toolchain())
+        except StepError as error:
+            if error.kind != "no-node":
+                raise
+            return self._result(old, new, "unknown", f"not built: {_reason(error).partition(': ')[2]}")
         new = replace(new, toolchain=dict(request.toolchain))
         try:
             record = recall_engine(request, context) or self._run("new", "build", BuildEngine(request))
@@ -241,18 +275,42 @@ class _Unit:
         fresh = replace(
             entry, digest=record.digest, suffix=record.suffix, build_key=request.key, toolchain=new.toolchain
         )
-        answers = self._run("old", "proof", RecordAnswers(engine_of(entry), self.manifest.golden))
+        pair = self._measure(fresh, record)
+        if pair.not_here:
+            verdict = judge_trials(entry.unit, pair.old, pair.new, None, [pair.not_here])
+            return self._result(pair.old, pair.new, *verdict)
+        trials = pair.old, pair.new, pair.times
+        verdict = judge_trials(entry.unit, *trials, pair.remarks, self.environments.options)
+        return self._result(pair.old, pair.new, *verdict, pair.times)
+
+    def _measure(self, fresh: EngineEntry, record: Recorded) -> TrialPair:
+        """The trials of both engines: from the record of an earlier rehearsal, else made now and put on record."""
+        entry, context, golden = self.entry, self.environments.old, self.manifest.golden
+        check = engine_check(engine_of(entry), self.spec, golden)
+        machine_words = f"{this_machine()}, {why_not_here(entry)}"
+        engines = [entry.build_key, entry.digest, entry.report, fresh.build_key, record.digest]
+        key = {"engines": engines, "check": encode(check), "seconds": self.environments.options.seconds}
+        key |= {"machine": machine_words, **code_key(RecordAnswers, type(check), TimeBlocks)}
+        if pair := context.recall("rehearsal", key, TrialPair):
+            context.progress.emit(Finished(f"{_name(self.manifest)} {entry.unit}", "cached"))
+            return pair
+        answers = self._run("old", "proof", RecordAnswers(engine_of(entry), golden))
+        old = Trial(entry.toolchain, entry.status, entry.reason, entry.digest)
         new = self._prove("new", fresh, answers)
         if reason := why_not_here(entry):
-            return self._result(old, new, *judge_trials(entry.unit, old, new, None, [reason]))
-        old = self._prove("old", entry, answers)
-        times, remarks = None, list[str]()
-        if {old.status, new.status} <= set(PASSED):
-            times = self._time((fresh, entry), remarks)
-        if times:
-            old, new = replace(old, median_s=times.served_s), replace(new, median_s=times.new_s)
-        verdict = judge_trials(entry.unit, old, new, times, remarks, self.environments.options)
-        return self._result(old, new, *verdict, times)
+            pair = TrialPair(old, new, not_here=reason)
+        else:
+            old, remarks = self._prove("old", entry, answers), list[str]()
+            proven = {old.status, new.status} <= set(PASSED)
+            if proven and self.environments.on_ray:
+                remarks.append("it ran on a Ray worker, where it cannot be timed beside the engine in service")
+            times = self._time((fresh, entry), remarks) if proven and not remarks else None
+            if times:
+                old, new = replace(old, median_s=times.served_s), replace(new, median_s=times.new_s)
+            pair = TrialPair(old, new, times, tuple(remarks))
+        blobs = [digest for trial in (old, new) for digest in (trial.digest, trial.report) if digest]
+        context.remember("rehearsal", key, encode(pair), blobs)
+        return pair
 
     def _result(
         self, old: Trial, new: Trial, verdict: Decision, why: str, times: BucketTimes | None = None
@@ -263,10 +321,11 @@ class _Unit:
         self, which: Literal["old", "new"], step: Literal["build", "proof", "latency"], request: Request[Any]
     ) -> Any:
         context = self.environments.old if which == "old" else self.environments.new
-        name, needs = (
-            f"{step} {_name(self.manifest)} {self.entry.unit}, {which} toolchain",
-            Needs(alone=step == "latency"),
-        )
+        word = "versions for" if isinstance(request, ReadToolchain) else step
+        name = f"{word} {_name(self.manifest)} {self.entry.unit}, {which} toolchain"
+        needs = Needs(alone=step == "latency")
+        if which == "new" and self.environments.on_ray:
+            needs = replace(build_needs(request_of(self.entry), memory_request(self.spec)), required=True)
         job = Job(name, request, context.store.uri, engine_limits(self.spec, step), needs)
         value = context.run_job(context.local, name, job)
         context.progress.emit(Finished(name))
@@ -278,6 +337,8 @@ class _Unit:
         try:
             versions: tuple[tuple[str, str], ...] = self._run("new", "build", request)
         except StepError as error:
+            if error.kind == "no-node":
+                raise
             first = _reason(error)
             why = (error.log.strip() or first).splitlines()[-1]
             raise InputError(f"{self.environments.python} runs no jobs: {why}; install enginesmith there") from error
@@ -299,7 +360,8 @@ class _Unit:
         tasks = name_task_checks(proof.checks)
         metrics = {name: check.value for name, check in tasks.items() if check.value is not None}
         sqnr_db = least_sqnr_db(proof.checks)
-        return Trial(entry.toolchain, report.verdict, report.reason, entry.digest, sqnr_db, metrics)
+        blob = self.environments.old.store.put_bytes(canonical_json(report.to_json()))
+        return Trial(entry.toolchain, report.verdict, report.reason, entry.digest, sqnr_db, metrics, report=blob)
 
     def _time(self, entries: tuple[EngineEntry, EngineEntry], remarks: list[str]) -> BucketTimes | None:
         """The times of the new engine and of the one in service at the opt sizes, each in its own environment; None,
@@ -391,16 +453,85 @@ def judge_trials(
 
 
 def plan_version(
-    manifest: Manifest, channels: tuple[str, ...], units: Sequence[UnitRehearsal], python: str
+    manifest: Manifest, channels: tuple[Channel, ...], units: Sequence[UnitRehearsal], words: str
 ) -> VersionPlan:
-    """What brings a version to its channels with the new toolchain, and what takes it back."""
-    verdicts, name, model = {item.verdict for item in units}, _name(manifest), manifest.model
+    """What brings a version to its channels with the new toolchain, and what takes it back. Units that no channel
+    serves, because they are not proven, hold nobody up. words: the options of the rehearsal."""
+    name, names = _name(manifest), tuple(channel.name for channel in channels)
+    proven_only = bool(channels) and all(channel.proven_only for channel in channels)
+    verdicts = {item.verdict for item in units if not proven_only or item.old.status in PASSED}
     if verdicts != {"moves"}:
-        return VersionPlan(name, channels, "stays" if "stays" in verdicts else "unknown")
-    built_to = spec_of(manifest).publication.channel
-    promoted = [f"enginesmith promote {model}:{built_to} {model}:{each}" for each in channels if each != built_to]
-    back = tuple(f"enginesmith rollback {model}:{each}" for each in channels)
-    return VersionPlan(name, channels, "moves", (f"{python} -m enginesmith build SPEC", *promoted), back)
+        return VersionPlan(name, names, "stays" if "stays" in verdicts else "unknown")
+    back = tuple(f"enginesmith rollback {manifest.model}:{each}" for each in names)
+    return VersionPlan(name, names, "moves", (f"enginesmith rehearse {name} {words} --apply",), back)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A version that was published with the engines that move. channels: name -> why it did not move there; '' where it
+    did."""
+
+    before: str
+    version: str
+    channels: Mapping[str, str]
+
+
+def apply(rehearsal: Rehearsal, served: Sequence[Served], context: RunContext) -> list[Applied]:
+    """Publish each version that moves again, with its new engines and what was measured of them, and bring it to the
+    channels that serve it; what a channel's policy asks for holds. Repeated, it publishes and moves nothing again.
+
+    Raises as `publish`."""
+    moving = {plan.version for plan in rehearsal.plan if plan.verdict == "moves"}
+    why = "rehearsed with " + ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
+    done = list[Applied]()
+    for manifest, channels in served:
+        if (name := _name(manifest)) not in moving:
+            continue
+        units = {item.unit: item.new for item in rehearsal.units if item.version == name and item.verdict == "moves"}
+        moved = [_renew(entry, units[entry.unit], context) for entry in manifest.engines if entry.unit in units]
+        published = publish_again(manifest, moved, [], "rehearsed", context, why=why)
+        refusals = {}
+        for channel in channels:
+            try:
+                promote(
+                    context.store,
+                    published.manifest,
+                    channel.name,
+                    by=user(),
+                    why=why,
+                    proven_only=channel.proven_only,
+                    random_inputs=channel.move.random_inputs,
+                )
+            except InputError as error:
+                refusals[channel.name] = str(error)
+        done.append(Applied(name, published.version, {each.name: refusals.get(each.name, "") for each in channels}))
+    return done
+
+
+def _renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngine:
+    """A unit with the engine of a trial. Raises IntegrityError where that is gone from the registry."""
+    request = replace(make_request(entry), toolchain=tuple(sorted(trial.toolchain.items())))
+    record = recall_engine(request, context)
+    approved = approve(read_report(str(trial.report), context.store))
+    if record is None or record.digest != trial.digest or approved is None:
+        raise IntegrityError(f"{entry.unit}: its new engine is not in {context.store.uri} any more; rehearse again")
+    report = approved.report
+    new = replace(
+        entry,
+        status=report.verdict,
+        reason=report.reason,
+        report=report.digest,
+        checks=report.counts,
+        sqnr_db=report.sqnr_db,
+        toolchain=dict(request.toolchain),
+        build_key=request.key,
+        digest=record.digest,
+        size_bytes=record.size_bytes,
+        suffix=record.suffix,
+        requires=record.requires,
+        notes=record.notes,
+    )
+    return RenewedEngine(new, approved, record)
 
 
 def _name(manifest: Manifest) -> str:

@@ -1,15 +1,11 @@
-"""Findings in the formats of others: annotations, JUnit, Markdown, SARIF."""
+"""Findings in the formats of others: JUnit, Markdown, annotations of GitHub Actions."""
 
-import json
 import os
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
-from urllib.parse import quote
 
 from junitparser import Failure, JUnitXml, TestCase, TestSuite
 
-from enginesmith.core.errors import digest_of
 from enginesmith.core.text import format_metric, visible
 from pipeline.regressions.findings import RULES, BucketTimes, EnginePair, Finding, RegressionCheck, Rule
 from validation.plotting import seconds_text
@@ -151,36 +147,23 @@ def _plain(text: str) -> str:
     return " ".join(visible(text).split())
 
 
-# Where a report says that a spec is, and what tells one finding from another in two runs.
+# Findings as workflow commands of GitHub Actions.
 
-
-def path_of(spec: str) -> str:
-    """The path of a spec below the current folder, with '/'; what is no file of this folder stays as it is."""
-    path = Path(os.path.relpath(spec)) if "://" not in spec and not spec.startswith("registered:") else None
-    return spec if path is None or path.parts[:1] == ("..",) else path.as_posix()
-
-
-def fingerprint(model: str, found: Finding) -> str:
-    """A digest that the same finding has in every run, whatever was measured."""
-    return digest_of([model, found.rule, found.unit, found.bucket])
-
-
-# Findings where a run of continuous integration shows them: workflow commands of GitHub Actions, and the JSON of
-# GitLab's code quality.
-
-# GitHub's word for a level, and GitLab's.
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
-_SEVERITIES = {"error": "major", "warning": "minor", "note": "info"}
 
 
 def to_commands(check: RegressionCheck) -> list[str]:
-    """A workflow command for each finding, as in '::error file=digits.yaml,line=20,title=latency::...'."""
+    """A workflow command for each finding, as in '::error file=digits.yaml,line=20,title=latency::...'.
+
+    The spec's path is below the current folder; what is no file of this folder stays as it is.
+    """
+    is_file = "://" not in check.spec and not check.spec.startswith("registered:")
+    below = Path(os.path.relpath(check.spec)) if is_file else None
+    path = check.spec if below is None or below.parts[:1] == ("..",) else below.as_posix()
     lines = []
     for finding in check.findings:
         at = f",line={finding.line}" if finding.line else ""
-        place = (
-            f"file={_escape_property(path_of(check.spec))}{at},title={_escape_property(f'enginesmith {finding.rule}')}"
-        )
+        place = f"file={_escape_property(path)}{at},title={_escape_property(f'enginesmith {finding.rule}')}"
         lines.append(f"::{_COMMANDS[finding.level]} {place}::{_escape(visible(finding.text))}")
     return lines
 
@@ -192,50 +175,3 @@ def _escape(text: str) -> str:
 
 def _escape_property(text: str) -> str:
     return _escape(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def to_code_quality(check: RegressionCheck) -> str:
-    """GitLab's code quality report: a list of issues with path, line, severity and fingerprint."""
-    issues = [
-        {
-            "description": finding.text,
-            "check_name": finding.rule,
-            "fingerprint": fingerprint(check.model, finding),
-            "severity": _SEVERITIES[finding.level],
-            "location": {"path": path_of(check.spec), "lines": {"begin": finding.line or 1}},
-        }
-        for finding in check.findings
-    ]
-    return json.dumps(issues, indent=2, ensure_ascii=True) + "\n"
-
-
-# Findings as SARIF 2.1.0 (OASIS Standard, 2020), which code scanning shows at the lines of the spec.
-
-SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-
-
-def to_sarif(check: RegressionCheck) -> str:
-    """A log with one run: the rules, and a result for each finding."""
-    names = list(RULES)
-    rules = [{"id": name, "shortDescription": {"text": text}} for name, text in RULES.items()]
-    driver = {"name": "enginesmith", "version": version("enginesmith"), "rules": rules}
-    results = [_result(check, finding, names.index(finding.rule)) for finding in check.findings]
-    run = {"tool": {"driver": driver}, "results": results, "columnKind": "unicodeCodePoints"}
-    log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json.dumps(log, indent=2, ensure_ascii=True) + "\n"
-
-
-def _result(check: RegressionCheck, found: Finding, index: int) -> dict[str, object]:
-    path = path_of(check.spec)
-    place: dict[str, object] = {
-        "artifactLocation": {"uri": path if "://" in path else quote(path)},
-        "region": {"startLine": found.line or 1},
-    }
-    return {
-        "ruleId": found.rule,
-        "ruleIndex": index,
-        "level": found.level,
-        "message": {"text": found.text},
-        "locations": [{"physicalLocation": place}],
-        "partialFingerprints": {"enginesmith/v1": fingerprint(check.model, found)},
-    }

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from builders.execution.fork_server import fork_here
-from builders.onnx_graphs.bodies import list_weight_files
+from builders.onnx_graphs.bodies import NO_LIBRARIES, Libraries, list_weight_files
 from builders.onnx_graphs.outline import load_outline
 from builders.onnx_graphs.weights import load_graph, without_weights
 from builders.reference import ReferenceSession, threads_for
@@ -29,7 +29,7 @@ from enginesmith.user_code.task import Answered, Asked, Captured, Task, TorchPro
 from pipeline.sources.canonical import canonical
 from pipeline.sources.noise import measure_noise
 from pipeline.sources.onnx_header import fix_inputs, wrong_outputs
-from pipeline.sources.onnx_model import check_weights, load_onnx, save_onnx
+from pipeline.sources.onnx_model import check_weights, load_onnx, name_libraries, read_libraries, save_onnx
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.steps import StateModel, check_states
 from pipeline.sources.user_process import start_user_process
@@ -73,13 +73,14 @@ class ExportResult:
 class _Source:
     """An open source. model: gives it as ONNX, not yet canonical.  outputs: their names.  run: runs the original.
 
-    notes: for people.
+    notes: for people.  libraries: with its operators, beside the exported model.
     """
 
     model: Callable[[], onnx.ModelProto]
     outputs: tuple[str, ...]
     run: Callable[[Tensors], Tensors]
     notes: tuple[str, ...] = ()
+    libraries: Libraries = NO_LIBRARIES
 
 
 def export(
@@ -178,7 +179,9 @@ def write_model(request: ExportRequest, path: Path, workdir: Path, known: Path |
         if known is None:
             model = source.model()
             check_weights(model)
-            save_onnx(canonical(model, request.inputs, source.outputs), path)
+            model = canonical(model, request.inputs, source.outputs)
+            name_libraries(model, source.libraries)
+            save_onnx(model, path)
         else:
             known.rename(path)
         yield source
@@ -218,16 +221,19 @@ def _torch_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
 
 @contextmanager
 def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
-    model = load_onnx(request.root / request.file, request.root, request.most_embedded_bytes)
+    custom, path = bool(request.libraries), request.root / request.file
+    model = load_onnx(path, request.root, request.most_embedded_bytes, custom=custom)
+    libraries = read_libraries(request.root, request.libraries, workdir)
     fix_inputs(model, request.arguments)
     names = choose_outputs(model, request.outputs)
-    source_path = request.root / request.file
+    name_libraries(model, libraries)
+    source_path = path
     if not _is_as_given(model, source_path):
         source_path = workdir / "source.onnx"
         save_onnx(model, source_path)
     threads = threads_for(source_path, True) if request.states else 0
-    with ReferenceSession(source_path, threads=threads, name=str(request.root / request.file)) as session:
-        yield _Source(lambda: model, names, session.run)
+    with ReferenceSession(source_path, threads=threads, name=str(path)) as session:
+        yield _Source(lambda: model, names, session.run, libraries=libraries)
     (workdir / "source.onnx").unlink(missing_ok=True)
 
 

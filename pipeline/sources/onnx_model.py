@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
-from builders.onnx_graphs.bodies import list_reads
+from builders.onnx_graphs.bodies import LIBRARIES, NO_LIBRARIES, Libraries, list_reads
 from builders.onnx_graphs.outline import lacks_lists, load_without_lists, save_graph, save_with_lists
 from builders.onnx_graphs.weights import (
     LEAST_BYTES,
@@ -26,7 +26,9 @@ from builders.onnx_graphs.weights import (
     wrong_length,
 )
 from enginesmith.arrays import Array, check_finite
-from enginesmith.core.errors import ModelError
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import ModelError, canonical_json, digest_of_bytes
+from enginesmith.core.requirements import Library, LibraryBuild
 from enginesmith.core.types import TensorSpec
 from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from pipeline.sources.walk import all_graphs, all_nodes, all_tensors, has_sparse, texts
@@ -150,16 +152,20 @@ def _drop_infinities(array: Array) -> Array:
     return np.where(np.isinf(array), 0, array) if array.size > 1 else np.zeros_like(array)
 
 
-def load_onnx(path: Path, root: Path, most_embedded_bytes: int = MOST_EMBEDDED_BYTES) -> onnx.ModelProto:
+def load_onnx(
+    path: Path, root: Path, most_embedded_bytes: int = MOST_EMBEDDED_BYTES, *, custom: bool = False
+) -> onnx.ModelProto:
     """Read a model, with its external data where all its weights take at most `most_embedded_bytes`; else large weights
     stay in their files (`builders.onnx_graphs.weights`), and unused ones are left out.
 
-    root: the spec's folder, which the model must be in. Raises ModelError, with the remedy, for a file that is missing,
-    empty, truncated or no ONNX; for external data that is missing, too short or outside of the model's folder (through
-    a link too); for an unknown opset or domain.
+    root: the spec's folder, which the model must be in.  custom: whether operators of unknown domains stay, because a
+    library has them. Libraries that the file itself names are forgotten: they would be opened. Raises ModelError, with
+    the remedy, for a file that is missing, empty, truncated or no ONNX; for external data that is missing, too short or
+    outside of the model's folder (through a link too); for an unknown opset or domain.
     """
     model = _parse(inside(path, root, "the spec's folder"))
-    _check_operators(model, path)
+    _check_operators(model, path, custom)
+    name_libraries(model, NO_LIBRARIES)
     external = list_external(model, path)
     if external and lacks_lists(model):
         model = _parse(path, whole=True)
@@ -228,6 +234,42 @@ def save_onnx(model: onnx.ModelProto, path: Path) -> None:
     path.write_bytes(data)
 
 
+def name_libraries(model: onnx.ModelProto, found: Libraries) -> None:
+    """In place: name these libraries of operators in a model, and no others."""
+    entries = {item.key: item.value for item in model.metadata_props if item.key != LIBRARIES}
+    entries |= {LIBRARIES: canonical_json(encode(found)).decode()} if found.libraries else {}
+    onnx.helper.set_model_props(model, entries)
+
+
+# ELF (https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.eheader.html): the machine of a shared library.
+_ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
+# Functions of which runtimes call one in a library with operators.
+_ENTRIES = ("RegisterCustomOps", "getCreators", "getPluginCreators")
+
+
+def read_libraries(root: Path, files: Sequence[tuple[str, int]], folder: Path) -> Libraries:
+    """The libraries in these files, which are copied into `folder`, each named by its digest. files: relative to
+    `root`, with CUDA's major version. Raises ModelError for a file that is no library of Linux with operators, and for
+    two for one platform."""
+    builds = dict[tuple[str, str], dict[tuple[str, int], LibraryBuild]]()
+    for file, cuda in files:
+        path = inside(root / file, root, "the spec's folder")
+        data = path.read_bytes()
+        machine = _ELF_MACHINES.get(int.from_bytes(data[18:20], "little")) if data[:6] == b"\x7fELF\2\1" else None
+        if machine is None:
+            names = ", ".join(_ELF_MACHINES.values())
+            raise ModelError(f"{path} is no shared library of Linux for one of {names}; give one that is")
+        entry = next((name for name in _ENTRIES if b"\0" + name.encode() + b"\0" in data), None)
+        if entry is None:
+            raise ModelError(f"{path} has none of the functions that runtimes call ({', '.join(_ENTRIES)})")
+        build = LibraryBuild(f"linux-{machine}", digest_of_bytes(data), cuda)
+        others = builds.setdefault((path.name, entry), {})
+        if others.setdefault((build.platform, cuda), build) != build:
+            raise ModelError(f"{path} is the second {path.name} for {build.platform}; give one for each platform")
+        (folder / build.sha256).write_bytes(data)
+    return Libraries(tuple(Library(*key, tuple(found.values())) for key, found in builds.items()))
+
+
 def specs_of(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """The model's inputs without initializers, and its outputs. An axis without size and name is '?'.
 
@@ -286,7 +328,7 @@ def _parse(path: Path, whole: bool = False) -> onnx.ModelProto:
     return model
 
 
-def _check_operators(model: onnx.ModelProto, path: Path) -> None:
+def _check_operators(model: onnx.ModelProto, path: Path, custom: bool) -> None:
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
     if opset > newest_opset():
         raise ModelError(
@@ -295,10 +337,10 @@ def _check_operators(model: onnx.ModelProto, path: Path) -> None:
         )
     local = {(function.domain, function.name) for function in model.functions}
     for node in all_nodes(model):
-        if node.domain not in DOMAINS and (node.domain, node.op_type) not in local:
+        if not custom and node.domain not in DOMAINS and (node.domain, node.op_type) not in local:
             raise ModelError(
                 f"{path}: node {node.name[:80]!r} is operator {node.domain[:80]}::{node.op_type[:80]}, which no "
-                "backend knows; export the model without custom operators"
+                "backend knows; name its library in source.libraries, or export the model without custom operators"
             )
 
 

@@ -23,6 +23,7 @@ class ExportRequest:
     opset: of the ONNX model of a torch or pt2 source.
     most_embedded_bytes: of external data that is taken into one file; the large weights of a model with more stay in
     files of their own.
+    libraries: of shared libraries with operators of an ONNX source the file, and CUDA's major version or 0.
     """
 
     kind: Literal["torch", "pt2", "onnx"]
@@ -38,3 +39,4 @@ class ExportRequest:
     module: str = ""
     most_embedded_bytes: int = MOST_EMBEDDED_BYTES
     states: tuple[State, ...] = ()
+    libraries: tuple[tuple[str, int], ...] = ()

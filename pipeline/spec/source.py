@@ -164,8 +164,17 @@ FILL_IN = "FILL_IN"
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 
 
+class LibraryFile(SpecPart):
+    """A shared library with operators of an ONNX file. Files of the same name are builds of one for other platforms."""
+
+    file: File = Field(description="the library, such as linux-x86_64/libcube.so; its header says for which platform")
+    cuda: int = Field(0, ge=0, le=99, description="major version of CUDA that its kernels need; 0 for none")
+
+
 class Source(SpecPart):
     """Where the model comes from: exactly one of torch, pt2, onnx."""
+
+    omitted: ClassVar[frozenset[str]] = frozenset({"libraries"})
 
     torch: str | None = Field(
         None,
@@ -183,6 +192,11 @@ class Source(SpecPart):
         {},
         description="keyword arguments of the torch function; of an ONNX file, values of inputs, such as a sample rate "
         "that chooses between two networks, which engines do not take any more",
+    )
+    libraries: tuple[LibraryFile, ...] = Field(
+        (),
+        description="shared libraries with custom operators of the ONNX file; they become blobs of the version, which "
+        "come with each engine that needs them",
     )
     opset: int = Field(20, ge=17, le=23, description="ONNX opset that torch sources are exported to")
 
@@ -212,9 +226,12 @@ class Source(SpecPart):
         source_keys = [name for name in ("torch", "pt2", "onnx") if getattr(self, name) is not None]
         if len(source_keys) != 1:
             raise ValueError(f"needs exactly one of torch, pt2, onnx; found {', '.join(source_keys) or 'none'}")
-        homeless = {"weights": self.torch is None, "arguments": self.pt2 is not None}
+        homeless = {"weights": self.torch is None, "arguments": self.pt2 is not None, "libraries": self.onnx is None}
         if source_keys := [key for key in homeless if homeless[key] and getattr(self, key)]:
-            raise Mistakes([((key,), f"{key} belongs to a torch source; remove it") for key in source_keys])
+            owner = {"libraries": "an ONNX source"}
+            raise Mistakes(
+                [((key,), f"{key} belongs to {owner.get(key, 'a torch source')}; remove it") for key in source_keys]
+            )
         return self
 
     @property

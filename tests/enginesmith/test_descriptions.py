@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from enginesmith.core.errors import DataError, digest_of_bytes
-from enginesmith.descriptions import OtherBytesError, check_engine, find_file, read_description, read_engine
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.requirements import Library, LibraryBuild
+from enginesmith.descriptions import (
+    OtherBytesError,
+    check_engine,
+    find_file,
+    find_library,
+    read_description,
+    read_engine,
+)
 
 ENGINE, SHARD, WEIGHTS = b"engine", b"shard", b"weights"
 
@@ -76,3 +85,18 @@ def test_a_description_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch)
     (folder / "long.json").write_text('{"a": "aaaaaaaaaaaaaaaa"}')
     with pytest.raises(DataError, match=r"long\.json describes no engine: is 11 bytes long; the limit is 10"):
         read_description(folder / "long.json")
+
+
+def test_a_library_is_given_for_this_machine_once_it_has_the_bytes_that_were_published(folder: Path) -> None:
+    digest, here = digest_of_bytes(SHARD), f"linux-{this_kind().machine}"
+    other = LibraryBuild("linux-other", "b" * 64)
+    library = Library("a.so", "init", (other, LibraryBuild(here, digest)))
+    assert find_library(folder, library) == folder / digest
+    (folder / digest).write_bytes(b"hostile")
+    with pytest.raises(OtherBytesError, match="pull it again"):
+        find_library(folder, library)
+    (folder / digest).unlink()
+    with pytest.raises(DataError, match=r"cannot be opened.*pull it again"):
+        find_library(folder, library)
+    with pytest.raises(DataError, match=f"has for linux-other, and not for {here}; add one to source.libraries"):
+        find_library(folder, Library("a.so", "init", (other,)))

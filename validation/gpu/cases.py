@@ -34,7 +34,6 @@ from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows
 from validation.comparison.sessions import expected_checks, run
 from validation.golden.golden_set import Case, CaseKind, GoldenSequences, GoldenSet
 from validation.gpu.devices import BundledEngine, BundledEnsemble, RecordingSession, record_answers
-from validation.gpu.models import build_for_any_generation
 from validation.gpu.peers import Peer, TorchSession, make_peer
 from validation.gpu.results import (
     BatchLatency,
@@ -175,10 +174,7 @@ class TrialTerms:
 
 @dataclass(frozen=True)
 class TryEngine:
-    """Build an engine, open it as one for this device (`here`), and run it on the golden cases of a folder.
-
-    portable: whether it is built for no generation in particular (`build_for_any_generation`).
-    """
+    """Build an engine, open it as one for this device (`here`), and run it on the golden cases of a folder."""
 
     request: BuildRequest
     options: Mapping[str, Scalar]
@@ -186,18 +182,16 @@ class TryEngine:
     model: Path
     cases: Path
     terms: TrialTerms
-    portable: bool = False
 
     def run(self, context: WorkerContext) -> TrialOutcome:
         """The outcome with its times."""
         backend, trial = discovery.configure(self.request.backend, dict(self.options)), TrialOutcome()
-        build = build_for_any_generation if self.portable else backend.build
         enter_phase("compiling")
         folder = context.workdir / "build"
         folder.mkdir()
         begun = time.perf_counter()
         try:
-            engine = _attempt("build failed", lambda: build(self.request, self.model, folder))
+            engine = _attempt("build failed", lambda: backend.build(self.request, self.model, folder))
             build_s = time.perf_counter() - begun
             trial = TrialOutcome(build_s=build_s, size_bytes=engine.size_bytes, notes=engine.notes)
             own = replace(engine, request=replace(self.request, target=self.here))

@@ -30,12 +30,10 @@ from validation.gpu.cases import (
 )
 from validation.gpu.devices import BundledEngine, KitDevice, OfflineBundle
 from validation.gpu.models import (
-    ANY_GENERATION,
     PRECISIONS,
     BuildTask,
     KitModel,
     Size,
-    any_generation_task,
     model_key,
     other_tasks,
     own_tasks,
@@ -195,8 +193,6 @@ def _try_all(bench: _Bench, carried: Sequence[OfflineBundle]) -> None:
     tasks: list[tuple[str, BuildTask | Skipped]] = [("engine", task) for task in own_tasks(models, bench.device, only)]
     if halves is not None:
         tasks += [("other generation", task) for task in other_tasks(halves, bench.device, only)]
-        if not only and (probe := any_generation_task(halves, bench.device)):
-            tasks.append((ANY_GENERATION, probe))
     for kind, task in tasks:
         if isinstance(task, Skipped):
             bench.say(f"{task.name}: {'refused' if task.refused else 'skipped'}, {task.reason}")
@@ -266,10 +262,9 @@ def _try_peer(bench: _Bench, peer: Peer, model: KitModel) -> KitTrial:
 def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
     peers, request, key = _peers_for(bench), task.request, model_key(task.model)
     compared: Sequence[Peer] = list(dict.fromkeys([*peers[:1], *peers[-1:]])) if kind == "engine" else ()
-    portable, place = kind == ANY_GENERATION, (task.model.path, bench.cases[key])
-    trial = TryEngine(request, dict(task.options), bench.device.target, *place, bench.terms(compared), portable)
+    place = (task.model.path, bench.cases[key])
+    trial = TryEngine(request, dict(task.options), bench.device.target, *place, bench.terms(compared))
     trial_outcome = replace(bench.try_(task.name, trial), versions=dict(request.toolchain))
-    built_for = ANY_GENERATION if portable else request.target.name
     precision, backend, options = request.precision, request.backend, dict(task.options)
     return KitTrial(
         **vars(trial_outcome),
@@ -277,7 +272,7 @@ def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
         model=key,
         precision=precision,
         backend=backend,
-        built_for=built_for,
+        built_for=request.target.name,
         options=options,
     )
 

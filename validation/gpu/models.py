@@ -1,6 +1,5 @@
 """The models of the GPU kit, and the work on each."""
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +11,12 @@ from onnx import helper, numpy_helper
 
 from builders.backends import discovery
 from enginesmith.arrays import Array
-from enginesmith.core.errors import EnginesmithError, digest_of_file
+from enginesmith.core.errors import digest_of_file
 from enginesmith.core.hardware.machine import GENERATIONS
 from enginesmith.core.types import (
     Backend,
     BuildRequest,
     Dim,
-    Engine,
     Precision,
     Scalar,
     ShapeProfile,
@@ -208,14 +206,6 @@ MODELS: Mapping[str, Callable[[_Drawn, Size], tuple[tuple[int, ...], Dim]]] = {
 #
 # Backends are found by discovery. A task that a backend cannot do is `Skipped` with the reason: not installed, not this
 # kind of target, or refused.
-#
-# One task is outside of the backends' requests: an engine for no generation in particular. TensorRT for RTX compiles
-# its kernels when an engine is loaded. Without a compute capability it builds for 8.0 and later by its documentation;
-# whether such an engine runs on Hopper is found out by trying.
-
-# The backend that builds engines for no generation in particular, and the name of that target in results.
-BACKEND = "tensorrt-rtx"
-ANY_GENERATION = "any generation"
 
 
 @dataclass(frozen=True)
@@ -304,37 +294,3 @@ def _task(backend: Backend, model: KitModel, target: Target, options: Mapping[st
     if reason := backend.refuses(request):
         return Skipped(name, model_key(model), backend.name, model.precision, target.name, reason, refused=True)
     return BuildTask(name, model, request, options)
-
-
-def any_generation_task(model: KitModel, device: KitDevice) -> BuildTask | None:
-    """The task of an engine for no generation in particular; None without TensorRT for RTX, or on the CPU."""
-    if device.is_cpu or BACKEND not in discovery.names():
-        return None
-    backend = discovery.configure(BACKEND, {})
-    if not backend.versions():
-        return None
-    request = request_for(backend, model, device.target)
-    return BuildTask(f"{BACKEND} {model_key(model)} {ANY_GENERATION}", model, request)
-
-
-def build_for_any_generation(request: BuildRequest, model: Path, workdir: Path) -> Engine:
-    """Build an engine without a compute capability. Raises EnginesmithError where TensorRT for RTX does not build
-    one."""
-    trt = importlib.import_module("tensorrt_rtx")
-    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
-    network = builder.create_network(0)
-    parser = trt.OnnxParser(network, builder.logger)
-    if not parser.parse_from_file(str(model)):
-        raise EnginesmithError(f"TensorRT for RTX does not parse {model.name}: {parser.get_error(0).desc()}")
-    config = builder.create_builder_config()
-    config.clear_flag(trt.BuilderFlag.TF32)
-    profile = builder.create_optimization_profile()
-    for name, low, best, high in request.profiles[0].inputs:
-        profile.set_shape(name, low, best, high)
-    config.add_optimization_profile(profile)
-    plan = builder.build_serialized_network(network, config)
-    if plan is None:
-        raise EnginesmithError("TensorRT for RTX builds no engine without a compute capability; its log says why")
-    path = workdir / f"engine.{BACKEND}"
-    path.write_bytes(bytes(plan))
-    return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)

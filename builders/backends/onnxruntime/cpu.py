@@ -41,6 +41,7 @@ from enginesmith.core.types import (
     Tensors,
     WeightLevels,
 )
+from enginesmith.opening import LIBRARY_ENTRY
 
 # Option -> ONNX Runtime's levels: while building, and while opening the result.
 _LEVELS = {
@@ -72,6 +73,7 @@ class OnnxRuntime:
         thread_safe=True,
         schemes_by_target=True,
         shards=True,
+        library_entries=(LIBRARY_ENTRY,),
         rounds_activations=True,  # in MatMulNBits, see `build`
         opened_by=("Triton", "ONNX Runtime"),
     )
@@ -157,7 +159,7 @@ class OnnxRuntime:
 
         path = workdir / "engine.onnx"
         without = (FUSION,) if self.graph_optimization == "all" and file_moves_first_axis(model) else ()
-        options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads, without)
+        options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads, without, model)
         options.optimized_model_filepath = str(path)
         options.add_session_config_entry("session.disable_prepacking", "1")  # the session that saves never runs
         if request.precision not in IN_BLOCKS:  # MatMuls by weights that came in 8 or 4 bits keep float activations
@@ -185,7 +187,7 @@ class OnnxRuntime:
         A branch of an If can be wrong for sizes that are fixed and never taken at them: the optimizer looks into it.
         """
         try:
-            open_model(model, session_options("ORT_DISABLE_ALL", self.intra_op_threads))
+            open_model(model, session_options("ORT_DISABLE_ALL", self.intra_op_threads, of=model))
         except ModelError:
             return ""
         return (

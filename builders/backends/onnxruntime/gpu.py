@@ -27,6 +27,7 @@ from enginesmith.core.types import (
     Target,
     Untyped,
 )
+from enginesmith.opening import LIBRARY_ENTRY
 
 # The file and the session of an ONNX Runtime engine on a GPU provider; that it runs on the CPU is an error.
 #
@@ -257,7 +258,9 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
 
     name: ClassVar[str] = "onnxruntime-cuda"
     provider: ClassVar[str] = CUDA
-    capabilities: ClassVar[Capabilities] = Capabilities(determinism="budget", thread_safe=True, opened_by=OPENED_BY)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget", thread_safe=True, library_entries=(LIBRARY_ENTRY,), opened_by=OPENED_BY
+    )
     precisions: ClassVar[dict[Precision, str]] = {
         "bf16": "the CUDA provider has bfloat16 kernels for few operators; use fp16, or tensorrt",
         "int8": "the CUDA provider dequantizes Q/DQ and computes in float, slower than fp16; use fp16, or "

@@ -12,9 +12,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from builders.backends.optional_methods import NodeTime, RunProfile, TensorType, element_name, type_name
+from builders.onnx_graphs.bodies import list_libraries
 from enginesmith.core.errors import DataError, EnginesmithError, ModelError
 from enginesmith.core.parsing import find, read
 from enginesmith.core.types import Session, ShapeProfile, Tensors, TensorSpec, Untyped
+from enginesmith.descriptions import find_library
+from enginesmith.opening import LIBRARY_ENTRY
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,7 +78,7 @@ class OrtSession(Session):
 
         level = level or ("ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL")
         self._name = name or model.name
-        self._session = (opens or partial(open_model, name=name))(model, session_options(level, threads))
+        self._session = (opens or partial(open_model, name=name))(model, session_options(level, threads, of=model))
         self.inputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_inputs()]
         self.outputs: Sequence[TensorSpec] = [_spec(model, value) for value in self._session.get_outputs()]
         self._output_names = [spec.name for spec in self.outputs]
@@ -107,10 +110,12 @@ class OrtSession(Session):
         self._check(inputs)
 
 
-def session_options(level: str, threads: int, without: Sequence[str] = ()) -> Untyped:
+def session_options(level: str, threads: int, without: Sequence[str] = (), of: Path | None = None) -> Untyped:
     """Options of a session. level: ONNX Runtime's own name.  threads: of one operator; 0 is one per core.
 
-    without: names of optimizers to leave out, besides those that make a graph slower.
+    without: names of optimizers to leave out, besides those that make a graph slower.  of: the graph whose libraries of
+    operators are opened, which are checked before. Raises ModelError for one that ONNX Runtime does not take, and as
+    `find_library`.
     """
     import onnxruntime as ort
 
@@ -121,6 +126,13 @@ def session_options(level: str, threads: int, without: Sequence[str] = ()) -> Un
     left_out = ";".join((*_SLOWER_FUSIONS, *without))
     options.add_session_config_entry("optimization.disable_specified_optimizers", left_out)
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
+    for library in list_libraries(of).libraries if of else ():
+        if library.entry == LIBRARY_ENTRY:
+            path = find_library(of.parent, library)  # type: ignore[union-attr]  # there is a graph
+            try:
+                options.register_custom_ops_library(str(path))
+            except failures() as error:
+                raise ModelError(f"the library {library.name} cannot be opened: {words_of(error)}") from error
     return options
 
 
@@ -274,7 +286,7 @@ def profile_nodes(path: Path, inputs: "Tensors", runs: int, workdir: Path, level
 
     Raises ModelError for a model that cannot be opened, and for a trace that cannot be read.
     """
-    run_profile = _trace_run(path, inputs, runs, workdir, session_options(level, threads))
+    run_profile = _trace_run(path, inputs, runs, workdir, session_options(level, threads, of=path))
     empty = statistics.median(node.seconds for node in _empty(workdir, session_options(level, threads)).nodes)
     nodes = [replace(node, seconds=max(node.seconds - empty, 0.0)) for node in run_profile.nodes]
     return replace(run_profile, nodes=nodes)

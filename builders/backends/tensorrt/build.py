@@ -330,7 +330,7 @@ class TensorRTEdition:
     def _plan(self, trt: Untyped, said: Untyped, request: BuildRequest, model: Path, workdir: Path) -> bytes:
         """The serialized engine. said: the logger, with the messages of this build."""
         builder = trt.Builder(said)
-        self._prepare(builder)
+        self._prepare(builder, model)
         network = parse_network(trt, said, builder, model, (self.title, self.name))
         watching = monitor(trt, heed_stop(), enter_phase)
         config = builder.create_builder_config()
@@ -352,7 +352,7 @@ class TensorRTEdition:
         reason = builder_reason(self.title, self.name, said.messages)
         raise StepError(reason, "memory") if ran_out_of_memory(said.messages) else EnginesmithError(reason)
 
-    def _prepare(self, builder: Untyped) -> None:
+    def _prepare(self, builder: Untyped, model: Path) -> None:
         """Set up the builder before the model is parsed; for editions."""
 
     def _configure(self, trt: Untyped, config: Untyped, request: BuildRequest) -> None:  # noqa: ARG002 - for editions

@@ -9,6 +9,7 @@ fails.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,10 +25,11 @@ from builders.backends.tensorrt.build import (
     wheels,
 )
 from builders.backends.tensorrt.library import Opening, recorder, refit, serialize_engine
+from builders.onnx_graphs.bodies import list_libraries
 from enginesmith.core.capabilities import Capabilities, SupportMatrix
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware import cuda
-from enginesmith.core.requirements import Gpu, Library, Product, Requirement, Runtime, Weights, numbers
+from enginesmith.core.requirements import Gpu, Product, Requirement, Runtime, Weights, numbers
 from enginesmith.core.types import NO_LAYERS, BuildRequest, Engine, Target, Untyped
 
 _LEVELS = ("none", "same_compute_capability", "ampere_plus")
@@ -55,7 +57,6 @@ class TensorRT(TensorRTEdition):
     refittable: whether new weights may take the place of the engine's without a build.
     strip_weights: whether the engine's file leaves its weights out, which are read from the ONNX model when it is
     opened; refittable too.
-    plugins: shared libraries with plugins, by absolute path, with commas between them.
     layer_information: what the engine tells of its layers: 'none', 'names' or 'detailed' (tactics, formats).
     """
 
@@ -69,6 +70,7 @@ class TensorRT(TensorRTEdition):
         tunes_on_target=True,
         refits=True,
         timing_cache=True,
+        library_entries=library.ENTRIES,
         times_nodes=True,
         options=OPTIONS,
         opened_by=("Triton", "TensorRT"),
@@ -79,7 +81,6 @@ class TensorRT(TensorRTEdition):
     version_compatible: bool = False
     refittable: bool = False
     strip_weights: bool = False
-    plugins: str = ""
     layer_information: str = "detailed"
 
     def __post_init__(self) -> None:
@@ -88,21 +89,13 @@ class TensorRT(TensorRTEdition):
             raise self._bad("optimization_level", f"{self.optimization_level} is not in 0..5")
         self._one_of("hardware_compatibility", _LEVELS)
         self._one_of("layer_information", tuple(_VERBOSITY))
-        for path in library.paths(self.plugins):
-            if not Path(path).is_absolute():
-                raise self._bad("plugins", f"{path!r} is no absolute path; name the library as every worker has it")
-
-    def versions(self) -> dict[str, str]:
-        """Versions of the installed wheels, and the digest of each plugin library."""
-        package_versions = super().versions()
-        return {**package_versions, **library.digests(library.paths(self.plugins))} if package_versions else {}
 
     def refuses(self, request: BuildRequest) -> str | None:
         """As the base class, and requests that its own options do not go with."""
         return super().refuses(request) or self._options_refusal(request)
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
-        """As the base class, by its options, with the plugins, and the weights that a stripped engine leaves out.
+        """As the base class, by its options, with the weights that a stripped engine leaves out.
 
         Sources: NVIDIA, TensorRT 11.4 documentation, "Engine Compatibility" and "Support Matrix"; the documentation of
         `HardwareCompatibilityLevel` in the bindings. Not tried on a GPU.
@@ -112,7 +105,6 @@ class TensorRT(TensorRTEdition):
             requirements[0] = Gpu(request.target.name, max(_AMPERE, LEAST.get(request.precision, _AMPERE)), "at_least")
         if request.target.product and self.hardware_compatibility == "none":
             requirements.append(Product(request.target.product, _OTHER_PRODUCT))
-        requirements += [Library(path, digest) for path, digest in library.on_record(dict(request.toolchain))]
         return (*requirements, *([Weights(request.model)] if self.strip_weights else []))
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
@@ -120,7 +112,9 @@ class TensorRT(TensorRTEdition):
         engine = super().build(request, model, workdir)
         path, reason = None, "layer_information was none"
         if self.layer_information != "none":
-            path, reason = kept_layers(self._import(), recorder(self.module), engine.path, self._load_plugins)
+            path, reason = kept_layers(
+                self._import(), recorder(self.module), engine.path, partial(self._prepare, model=model)
+            )
         if path is None:
             return replace(engine, notes=(*engine.notes, f"{NO_LAYERS}: {reason}"))
         return replace(engine, extras=(("layers", path),))
@@ -171,13 +165,9 @@ class TensorRT(TensorRTEdition):
         ranges = [(requirement.version, str(parts[0] + 1)), *((str(major), str(major + 1)) for major in majors)]
         return replace(requirement, loads=tuple(ranges))
 
-    def _prepare(self, builder: Untyped) -> None:
-        self._load_plugins(builder)
-
-    def _load_plugins(self, owner: Untyped) -> None:
-        """Load the plugins into the registry of a builder or a runtime."""
-        if plugin_paths := library.paths(self.plugins):
-            library.load(owner.get_plugin_registry(), plugin_paths)
+    def _prepare(self, builder: Untyped, model: Path) -> None:
+        """Load the plugins of a graph into the registry of a builder or a runtime."""
+        library.load(builder, list_libraries(model).libraries, model.parent)
 
     def _configure(self, trt: Untyped, config: Untyped, request: BuildRequest) -> None:
         super()._configure(trt, config, request)
@@ -203,15 +193,13 @@ class TensorRT(TensorRTEdition):
             super()._configure_opening(opening),
             host_code=self.version_compatible,
             stripped=self.strip_weights,
-            prepare=self._load_plugins,
+            prepare=lambda runtime, engine: library.load(runtime, engine.requires, engine.path.parent),
         )
 
     def _options_refusal(self, request: BuildRequest) -> str | None:
         capability = request.target.compute_capability or (0, 0)
         if self.hardware_compatibility == "ampere_plus" and capability < (8, 0):
             return f"{request.target.sm} is older than Ampere; hardware_compatibility: ampere_plus begins with sm_80"
-        if reason := library.find_missing_library(library.paths(self.plugins), "backends.tensorrt.plugins"):
-            return reason
         release = max(super().versions().values(), default="")
         if (self.refittable or self.strip_weights) and release.startswith("11.3."):
             return "TensorRT 11.3 drops GEMM biases of refittable engines (its release notes); install 11.4"

@@ -1,18 +1,18 @@
 """TensorRT's library: loaded once, its version, and its messages and layer records as text."""
 
 import importlib
-import os
 import re
-import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
-from enginesmith.core.errors import EnginesmithError, digest_of_file
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.requirements import Library, Requirement
 from enginesmith.core.text import join_first
-from enginesmith.core.types import Untyped
+from enginesmith.core.types import Engine, Untyped
+from enginesmith.descriptions import find_library
 
 # Makes one message of what TensorRT's parser and logger say: what, which node, TensorRT's own words, the remedy.
 
@@ -98,7 +98,7 @@ def _cure(problem: Untyped, backend: str) -> str:
     node, kind, words = problem.node_name(), problem.code().name, problem.desc()
     if re.search(r"[Pp]lugin not found|getPluginCreator|plugin creator", words):
         if backend == "tensorrt":
-            return f"name its library in backends.{backend}.plugins; or {_REWRITE}"
+            return f"name its library in source.libraries; or {_REWRITE}"
         return f"full tensorrt takes plugins, {backend} takes none; or {_REWRITE}"
     if kind == "UNSUPPORTED_NODE_DATATYPE":
         return f"leave the node in fp32: quantization.overrides: [{{match: {node!r}, precision: fp32}}]; or {_REWRITE}"
@@ -138,16 +138,15 @@ def recorder(module: str) -> Untyped:
 
 # What comes before a TensorRT engine runs: the options of opening it, its plugins, and its weights where they are new.
 #
-# Plugins are shared libraries with further operators, named by path, on the machine that builds and on each that runs
-# the engine. A library is code that runs in the builder's and the server's process, so its digest is part of the build
-# key (as part of the toolchain): another library under the same path makes another engine, and a worker whose library
-# differs refuses to build.
+# Plugins are shared libraries with further operators. A library is code that runs in the builder's and the server's
+# process, so it comes with the graph and the engine, named by its digest, which is checked before it is loaded.
 #
 # New weights come from an ONNX model; TensorRT finds them by the names of the model's initializers. A refittable engine
 # takes them in the place of its own, a stripped one has none and gets them whenever it is opened. That another model is
 # the same but for its weights is checked before, by `builders.onnx_graphs.structure`. Refitting was never run on a GPU.
 
-KEY = "plugin "
+# One of these a library with plugins must have: `IPluginRegistry::loadLibrary` of NvInferRuntime.h.
+ENTRIES = ("getCreators", "getPluginCreators")
 _SHOWN = 5
 
 
@@ -158,7 +157,7 @@ class Opening:
     streamed_budget_bytes: how much of streamed weights the GPU keeps; 0 is TensorRT's choice, None for an engine that
     does not stream.  cuda_graphs: replay a CUDA graph for each shape.  own_graphs: have TensorRT-RTX do that.
     host_code: whether the engine has code for the host (version-compatible ones do).  stripped: whether its weights
-    come from the ONNX model.  prepare: called with the runtime before the engine is loaded (plugins).
+    come from the ONNX model.  prepare: called with the runtime and the engine before that is loaded (plugins).
     """
 
     gpu: int
@@ -167,51 +166,19 @@ class Opening:
     own_graphs: bool = False
     host_code: bool = False
     stripped: bool = False
-    prepare: Callable[[Untyped], None] = lambda _runtime: None
+    prepare: Callable[[Untyped, Engine], None] = lambda _runtime, _engine: None
 
 
-def paths(option: str) -> tuple[str, ...]:
-    """The paths in the value of the option `plugins`, which has commas between them."""
-    return tuple(path for part in option.split(",") if (path := part.strip()))
-
-
-def digests(libraries: Iterable[str]) -> dict[str, str]:
-    """'plugin PATH' -> digest of each library, 'absent' for one that is not there: entries of a toolchain."""
-    return {f"{KEY}{path}": _digest(path) for path in libraries}
-
-
-def on_record(toolchain: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(path, digest) of each library of a toolchain."""
-    return [(name.removeprefix(KEY), digest) for name, digest in toolchain.items() if name.startswith(KEY)]
-
-
-def find_missing_library(libraries: Iterable[str], option: str) -> str | None:
-    """The message for the first library that is not there; None when all are. option: what it calls the option."""
-    path = next((path for path in libraries if not Path(path).is_file()), None)
-    return path and f"plugin library {path} is not on this machine; put it there, or correct {option}"
-
-
-def load(registry: Untyped, libraries: Iterable[str]) -> None:
-    """Load the libraries into TensorRT's plugin registry. Raises EnginesmithError naming the one that cannot be."""
-    for path in libraries:
-        if registry.load_library(path) is None:
+def load(owner: Untyped, libraries: Iterable[Requirement], folder: Path) -> None:
+    """Load the libraries among requirements, which lie in a folder by digest, into the plugin registry of a builder or
+    a runtime. Raises EnginesmithError naming the one that cannot be, and as `find_library`."""
+    plugins = [item for item in libraries if isinstance(item, Library) and item.entry in ENTRIES]
+    for item in plugins:
+        if owner.get_plugin_registry().load_library(str(find_library(folder, item))) is None:
             raise EnginesmithError(
-                f"plugin library {path} cannot be loaded, or its plugins are registered already; it must be built for "
-                "this release of TensorRT"
+                f"plugin library {item.name} cannot be loaded, or its plugins are registered already; it must be built "
+                "for this release of TensorRT"
             )
-
-
-def _digest(path: str) -> str:
-    try:
-        file_stat = os.stat(path)  # noqa: PTH116 - asked for every unit of a plan
-    except OSError:
-        return "absent"
-    return "absent" if not stat.S_ISREG(file_stat.st_mode) else _read(path, file_stat.st_mtime_ns, file_stat.st_size)
-
-
-@lru_cache(64)
-def _read(path: str, _changed_ns: int, _size: int) -> str:
-    return digest_of_file(Path(path))
 
 
 def refit(trt: Untyped, said: Untyped, loaded: Untyped, model: Path) -> None:

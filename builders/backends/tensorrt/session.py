@@ -171,7 +171,7 @@ def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -
 
 def load(runtime: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Untyped:
     """The engine, deserialized. Raises EnginesmithError with TensorRT's words."""
-    opening.prepare(runtime)
+    opening.prepare(runtime, engine)
     if opening.host_code:
         runtime.engine_host_code_allowed = True
     loaded = runtime.deserialize_cuda_engine(engine.path.read_bytes())

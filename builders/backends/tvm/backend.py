@@ -4,7 +4,6 @@ GPU code is compiled by nvcc on a host that needs no GPU, for one generation. Wh
 the kernels' source text instead without a message, which is an error here (`cuda`). GPU engines were never run.
 """
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,19 +14,17 @@ from typing import ClassVar
 from builders.backends import optional_methods
 from builders.backends.discovery import check_compatible
 from builders.backends.optional_methods import versions_of
-from builders.backends.tvm import tuning
 from builders.backends.tvm.cuda import INSTALL, find_nvcc
 from enginesmith.core.capabilities import Capabilities, SharedOptions
 from enginesmith.core.errors import InputError
 from enginesmith.core.hardware import cpu_kinds, cuda
-from enginesmith.core.hardware.cpu_kinds import HOST, LEVELS, cpu_name, find_missing_flags, host_level, level_of
+from enginesmith.core.hardware.cpu_kinds import HOST, LEVELS, host_level, level_of
 from enginesmith.core.requirements import Instructions, Requirement, driver_for, for_target, same_versions
 from enginesmith.core.types import IN_BLOCKS, BuildRequest, Engine, Precision, QuantizationScheme, Session, Target
 
 _TITLE = "TVM"
 _DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
 _LEVELS = (*LEVELS, HOST)
-_MOST_MINUTES = 24 * 60
 # Precisions of which TVM 0.27 compiles no model, or small ones only; found by compiling.
 _REFUSED_PRECISIONS: dict[Precision, str] = {
     "bf16": "TVM has normalizations for float32 and float16 only, not for bfloat16; use fp16 or fp32",
@@ -42,28 +39,20 @@ class Tvm:
 
     cpu: the least CPU that an engine's own code runs on, as a level of x86-64 (`hardware.cpu_kinds`); 'host' is the
     highest level of the machine that plans the build.
-    fast_math: whether GPU kernels may approximate (nvcc's --use_fast_math, TVM's own default); off here, because an
-    fp32 engine is proven against fp32 limits.
-    tune_minutes: how long faster kernels are searched for, by measuring on the CPU that builds; 0 takes TVM's own. For
-    kernels of fixed sizes on a CPU (`builders.backends.tvm.tuning`).
     """
 
     name: ClassVar[str] = "tvm"
     revision: ClassVar[int] = 3
     install: ClassVar[str] = "pip install '.[tvm]' in a clone"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        determinism="outputs", timing_cache=True, gpu_tools=("nvcc",), options=SharedOptions(cpu_level="cpu")
+        determinism="outputs", gpu_tools=("nvcc",), options=SharedOptions(cpu_level="cpu")
     )
 
     cpu: str = "x86-64-v3"
-    fast_math: bool = False
-    tune_minutes: float = 0.0
 
     def __post_init__(self) -> None:
         if self.cpu not in _LEVELS:
             raise InputError(f"backends.tvm.cpu: {self.cpu!r} is not one of {', '.join(map(repr, _LEVELS))}")
-        if not 0 <= self.tune_minutes <= _MOST_MINUTES:
-            raise InputError(f"backends.tvm.tune_minutes: {self.tune_minutes} is not within 0 and {_MOST_MINUTES}")
 
     def serves(self, target: Target) -> bool:  # noqa: ARG002 - CPUs and GPUs
         """Every target; `refuses` says what nvcc lacks."""
@@ -89,7 +78,6 @@ class Tvm:
             or cpu_kinds.refusal(request, _TITLE)
             or _empty_refusal(request)
             or optional_methods.sum_refusal(request, _TITLE)
-            or self._tuning_refusal(request)
             or (None if self.versions() else f"TVM is not installed; {self.install}")
             or _tool_refusal(request.target)
         )
@@ -108,9 +96,7 @@ class Tvm:
         """
         from builders.backends.tvm.compile import compile_model
 
-        seconds = self.tune_minutes * 60
-        path, notes = compile_model(request, model, workdir, fast_math=self.fast_math, tune_s=seconds)
-        return Engine.of_file(self, request, path, notes)
+        return Engine.of_file(self, request, compile_model(request, model, workdir))
 
     def runs(self, target: Target) -> str | None:
         """A CPU is always at hand; of GPUs, one of that compute capability must be."""
@@ -124,33 +110,6 @@ class Tvm:
         check_compatible(self, engine)
         with open_engine(engine) as session:
             yield session
-
-    def timing_place(self) -> tuple[str, str] | None:
-        """See `TimingCached`: what was measured on this CPU, with this TVM, for this level."""
-        versions = self.versions()
-        if not (self.tune_minutes and versions):
-            return None
-        return (
-            f"{cpu_name()}-{os.cpu_count()}-cores",
-            f"tvm-{versions[_DISTRIBUTIONS[0]]}-{versions.get('cpu', self.cpu)}",
-        )
-
-    def merge_timing(self, older: bytes, newer: bytes) -> bytes:
-        """See `TimingCached`."""
-        return tuning.merge(older, newer)
-
-    def _tuning_refusal(self, request: BuildRequest) -> str | None:
-        if not self.tune_minutes:
-            return None
-        if not request.target.is_cpu:
-            return (
-                "TVM's kernels are tuned for CPUs only here, never tried on a GPU; set backends.tvm.tune_minutes to 0"
-            )
-        if missing := find_missing_flags(level_of(request)):
-            return (
-                f"this CPU has no {', '.join(missing)}, and kernels are tuned by running them; build it on one that has"
-            )
-        return None
 
     def load_runtime(self) -> None:
         """Import TVM."""

@@ -1,9 +1,8 @@
 """Compiles a graph by TVM, and runs what was compiled."""
 
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,6 @@ from onnx import helper, numpy_helper
 
 from builders.backends import optional_methods
 from builders.backends.tvm.cuda import CubinCompiler
-from builders.backends.tvm.tuning import schedule_kernels
 from builders.onnx_graphs.bodies import Names, plain, walk_nodes
 from builders.onnx_graphs.structure import settle_shapes
 from enginesmith.arrays import InputCheck
@@ -33,46 +31,29 @@ _REMEDY = "rewrite that part of the model, or use another backend"
 _LINKER = ("-Wl,--build-id=none", "-s")
 
 
-def compile_model(
-    request: BuildRequest, model: Path, workdir: Path, *, fast_math: bool, tune_s: float
-) -> tuple[Path, tuple[str, ...]]:
-    """WORKDIR/engine.so, compiled from `model`, and notes; for a GPU with cubins of its generation, or not at all.
+def compile_model(request: BuildRequest, model: Path, workdir: Path) -> Path:
+    """WORKDIR/engine.so, compiled from `model`; for a GPU with cubins of its generation, or not at all.
 
-    tune_s: how long a CPU's kernels are searched for (`builders.backends.tvm.tuning`), in seconds.
     Raises ModelError when TVM refuses the model, naming the node where that is known; EnginesmithError when the GPU's
     code cannot be compiled.
     """
-    path, notes = workdir / "engine.so", list[str]()
-    host = {"kind": "llvm", "mcpu": level_of(request)}
+    path, host = workdir / "engine.so", {"kind": "llvm", "mcpu": level_of(request)}
     if request.target.is_cpu:
-
-        def tune(module: Untyped) -> Untyped:
-            import tvm
-
-            target = tvm.target.Target({**host, "num-cores": os.cpu_count() or 1})
-            module, said = schedule_kernels(module, target, workdir, tune_s)
-            notes.extend(said)
-            return module
-
-        _link_library(_compile_module(request, model, host, tune if tune_s else None), path)
-        return path, tuple(notes)
-
-    compiler = CubinCompiler(request.target.sm, workdir, fast_math=fast_math)
-    target = {"kind": "cuda", "arch": request.target.sm, "host": host}
-    _link_library(_compile_module(request, model, target, None), path)
+        _link_library(_compile_module(request, model, host), path)
+        return path
+    compiler = CubinCompiler(request.target.sm, workdir)
+    _link_library(_compile_module(request, model, {"kind": "cuda", "arch": request.target.sm, "host": host}), path)
     compiler.check_packed(path)
-    return path, ()
+    return path
 
 
-def _compile_module(
-    request: BuildRequest, model: Path, target: dict[str, Untyped], tune: Callable[[Untyped], Untyped] | None
-) -> Untyped:
-    """TVM's executable of the model. tune: rewrites the imported module with tuned kernels."""
+def _compile_module(request: BuildRequest, model: Path, target: dict[str, Untyped]) -> Untyped:
+    """TVM's executable of the model."""
     import tvm
     from tvm.relax.frontend.onnx import from_onnx
 
     proto, names = plain(model)
-    # Write the size of each dim that has one size in all profiles into the graph, as tuning of kernels needs.
+    # Write the size of each dim that has one size in all profiles into the graph.
     fixed = {repr(dim): low for dim, (low, high) in optional_methods.sizes(request).items() if low == high}
     for value in (*proto.graph.input, *proto.graph.output):
         for dim in value.type.tensor_type.shape.dim:
@@ -88,9 +69,6 @@ def _compile_module(
     with _own_words(proto, names):
         module = from_onnx(proto)
         _no_empty_constants(module, proto, names)
-    if tune:
-        module = tune(module)
-    with _own_words(proto, names):
         return tvm.compile(module, tvm.target.Target(target))
 
 

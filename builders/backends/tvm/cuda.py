@@ -46,22 +46,19 @@ class Nvcc:
     version: str
     codes: frozenset[str]
 
-    def cubin(self, source: str, sm: str, workdir: Path, *, fast_math: bool) -> bytes:
-        """CUDA C++ compiled for one generation.
+    def cubin(self, source: str, sm: str, workdir: Path) -> bytes:
+        """CUDA C++ compiled for one generation, with exact arithmetic (TVM's own default is --use_fast_math).
 
-        fast_math: whether division, square roots and denormals may be approximate (nvcc's --use_fast_math).
         Raises ModelError with nvcc's words when it does not compile, EnginesmithError when something else came out.
         """
         code, cubin_path = workdir / "kernels.cu", workdir / f"kernels.{sm}.cubin"
         code.write_text(source)
-        fast = ["--use_fast_math"] if fast_math else []
         command = [
             str(self.path),
             "-cubin",
             "-O3",
             f"-arch={sm}",
             "-std=c++17",
-            *fast,
             "-o",
             str(cubin_path),
             str(code),
@@ -108,12 +105,12 @@ def _run_nvcc(path: Path, option: str) -> str:
 class CubinCompiler:
     """Compiles the kernels of all TVM builds in this process for one generation from now on. made: their cubins."""
 
-    def __init__(self, sm: str, workdir: Path, *, fast_math: bool) -> None:
+    def __init__(self, sm: str, workdir: Path) -> None:
         nvcc = find_nvcc()
         if nvcc is None:
             raise EnginesmithError(f"TVM's GPU code is compiled by nvcc, and there is none; {INSTALL}")
         load_cuda_runtime(workdir, nvcc)
-        self._nvcc, self._sm, self._workdir, self._fast_math = nvcc, sm, workdir, fast_math
+        self._nvcc, self._sm, self._workdir = nvcc, sm, workdir
         self.made: list[bytes] = []
         import tvm_ffi
 
@@ -128,7 +125,7 @@ class CubinCompiler:
             )
 
     def _compile(self, source: str) -> bytes:
-        cubin = self._nvcc.cubin(source, self._sm, self._workdir, fast_math=self._fast_math)
+        cubin = self._nvcc.cubin(source, self._sm, self._workdir)
         self.made.append(cubin)
         return cubin
 

@@ -28,6 +28,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -57,6 +58,9 @@ from enginesmith.client.layouts.triton_config import (
 from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine
 from enginesmith.client.resolve import EngineRanking, Resolution
 from enginesmith.core.errors import InputError, IntegrityError, digest_of
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.requirements import Library, numbers
 from enginesmith.core.state import with_int8_states
 from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
 from enginesmith.registry.store.base import Store
@@ -182,6 +186,7 @@ class TritonPlace:
                     hints=hints,
                     batching=self.layout.batching,
                     warmup=warmup,
+                    libraries=_list_libraries(pulled[0].engine, rankings[0].machine, folder),
                 )
                 swapped = self._switch(number, before, config, pulled[0].engine, warmup, keep)
             identity = digest_of([config, *(str(item.engine.digest) for item in pulled)])
@@ -313,6 +318,13 @@ class TritonPlace:
         for path in ours[keep:]:
             for gone in (path, self.root / WARMUP / path.name):
                 shutil.rmtree(gone, ignore_errors=True)
+
+
+def _list_libraries(engine: EngineEntry, machine: Machine, folder: Path) -> list[str]:
+    """The paths of an engine's libraries for a machine, absolute: a relative one would be looked up by the loader."""
+    platform, cuda = machine.platform or f"{sys.platform}-{this_kind().machine}", numbers(machine.cuda or "0")[0]
+    builds = (item.build_for(platform, cuda) for item in engine.requires if isinstance(item, Library))
+    return [str(folder.absolute() / build.sha256) for build in builds if build]
 
 
 def _describes(path: Path, engine: EngineEntry) -> bool:

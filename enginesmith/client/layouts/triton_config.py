@@ -223,10 +223,12 @@ def write_config(
     hints: ServingHints = ServingHints(),
     batching: DynamicBatching | None = None,
     warmup: Mapping[str, WarmupInput] | None = None,
+    libraries: Sequence[str] = (),
 ) -> str:
     """The configuration that serves version `number`, and no other, out of these files.
 
     version: the registry's name of it.  warmup: inputs of a request; their files are `warmup_files`.
+    libraries: paths of the engines' libraries with operators, which ONNX Runtime's backend passes on to the loader.
     Raises InputError for engines that no single configuration describes, and where requests cannot be joined.
     """
     requests = [with_int8_states(make_request(item.entry)) for item in files]
@@ -243,6 +245,8 @@ def write_config(
     config_fields["output"] = [_with_labels(spec, number, hints) for spec in _messages(config["output"])]
     config_fields |= {"version_policy": {"specific": {"versions": [number]}}, **_name_files(files)}
     config_fields["parameters"] = entries({"enginesmith_version": {"string_value": version}})
+    if libraries:
+        config_fields["model_operations"] = {"op_library_filename": list(libraries)}
     if warmup:
         most = config["max_batch_size"]
         sizes = _warmup_sizes(requests[0], most) if isinstance(most, int) and most else [0]

@@ -228,13 +228,13 @@ def _judge_memory(item: requirements.GpuMemory, machine: Machine) -> Requirement
 
 
 def _judge_library(item: requirements.Library, machine: Machine) -> RequirementFinding:
-    """Whether that file is on the machine; known of this machine alone."""
-    here = machine.libraries.get(item.path)
-    if here is None:
-        return RequirementFinding(item, "unknown", f"needs the library {item.path}; whether it is there is unknown")
-    what = "is another one here" if here else "is not on this machine"
-    words = f"needs the library {item.path}, which {what}; put the file there that it was built with"
-    return _make_finding(item, here != item.sha256, words)
+    """Whether the library was built for the machine's platform and a CUDA that its driver runs."""
+    if machine.platform is None:
+        return RequirementFinding(item, "unknown", f"needs the library {item.name}; the platform there is unknown")
+    if machine.cuda is None and not machine.is_cpu:
+        return RequirementFinding(item, "unknown", f"needs the library {item.name}; the CUDA there is unknown")
+    absence = item.explain_absence(machine.platform, *numbers(machine.cuda or "0")[:1])
+    return _make_finding(item, bool(absence), absence)
 
 
 def _make_finding(requirement: Requirement, unmet: bool, words: str) -> RequirementFinding:

@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -10,10 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginesmith.core.errors import InputError, UnknownNameError, digest_of_file
+from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware import cpu_kinds
 from enginesmith.core.hardware.cpu_kinds import CPU, KINDS, kind_named, this_kind
-from enginesmith.core.requirements import Library, Requirement, Runtime
+from enginesmith.core.requirements import Requirement, Runtime
 from enginesmith.core.text import format_bytes, suggest
 from enginesmith.core.types import CPU_KIND, Target
 
@@ -202,7 +203,6 @@ class Machine:
     product: short name as in `targets` ('l4').  driver: the GPU driver's version, '580.65.06'.  cuda: the newest
     version that the driver supports, '13.0'.  memory_bytes: of the GPU.
     runtimes: versions by the distribution's name ('tensorrt-rtx'); a missing key is unknown.
-    libraries: SHA-256 of shared libraries by path, '' for a file that is absent.
     here: whether it is this machine, so that installed versions can be looked up.
 
     Raises InputError for a compute capability that is no pair of ints.
@@ -215,7 +215,6 @@ class Machine:
     runtimes: Mapping[str, str] = field(default_factory=dict, hash=False)
     memory_bytes: int | None = None
     cpu: str | None = None
-    libraries: Mapping[str, str] = field(default_factory=dict, hash=False)
     here: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -253,6 +252,12 @@ class Machine:
         kind = kind_named(self.cpu) if self.cpu else None
         return kind is not None and kind.saturates
 
+    @property
+    def platform(self) -> str | None:
+        """What shared libraries are built for: 'linux-x86_64'; None where the CPU is unknown."""
+        kind = this_kind() if self.here else kind_named(self.cpu) if self.cpu else None
+        return None if kind is None else f"{sys.platform if self.here else 'linux'}-{kind.machine}"
+
     def list_facts(self) -> dict[str, str]:
         """The known facts as text by name, to be shown to users: driver, CUDA, runtimes, memory, CPU."""
         facts = {"driver": self.driver, "CUDA": self.cuda, **self.runtimes}
@@ -276,18 +281,15 @@ class Machine:
         return tuple(sorted(set(flags) - kind.all_flags)) if kind.has_level(level) else (level,)
 
     def with_installed(self, requires: Iterable[Requirement]) -> "Machine":
-        """This machine with the installed versions and libraries that `requires` names; another machine unchanged."""
+        """This machine with the installed versions that `requires` names; another machine unchanged."""
         if not self.here:
             return self
-        runtimes, libraries = dict(self.runtimes), dict(self.libraries)
+        runtimes = dict(self.runtimes)
         for item in requires:
             if isinstance(item, Runtime) and self.version_of(item.name, *item.packages) is None:
                 package_versions = ((name, _find_installed_version(name)) for name in (item.name, *item.packages))
                 runtimes |= next(({name: version} for name, version in package_versions if version), {})
-            elif isinstance(item, Library) and item.path not in libraries:
-                path = Path(item.path)
-                libraries[item.path] = digest_of_file(path) if path.is_file() else ""
-        return replace(self, runtimes=runtimes, libraries=libraries)
+        return replace(self, runtimes=runtimes)
 
     @classmethod
     def of(cls, target: Target) -> "Machine":

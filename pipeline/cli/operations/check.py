@@ -1,7 +1,7 @@
 """`enginesmith check` and `backends compare`."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +69,7 @@ def _read_losses(_context: click.Context, _option: click.Parameter, given: tuple
 
 
 # How a report is written, by how its file ends.
-_FORMATS = {".md": "markdown", ".xml": "junit", ".sarif": "sarif", ".json": "code_quality"}
+_FORMATS = {".md": "markdown", ".xml": "junit"}
 
 
 def _check_reports(_context: click.Context, _option: click.Parameter, given: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -126,8 +126,7 @@ class _CheckOptions:
     reports: Annotated[
         tuple[Path, ...],
         Option(
-            "Also write the result to this file: .md, .xml (JUnit), .sarif (SARIF 2.1.0, for code scanning) or .json "
-            "(GitLab's code quality); repeat it.",
+            "Also write the result to this file: .md or .xml (JUnit); repeat it.",
             name="--report",
             type=click.Path(path_type=Path, dir_okay=False),
             callback=_check_reports,
@@ -217,17 +216,10 @@ def write_reports(found: "RegressionCheck", files: Mapping[str, Path]) -> None:
 
     Raises UnavailableError where a file cannot be written.
     """
-    from pipeline.regressions.reports import to_code_quality, to_commands, to_junit, to_markdown, to_sarif
+    from pipeline.regressions.reports import to_commands, to_junit, to_markdown
 
-    makers: dict[str, Callable[[RegressionCheck], str | bytes]] = {
-        "markdown": to_markdown,
-        "junit": to_junit,
-        "sarif": to_sarif,
-        "code_quality": to_code_quality,
-    }
     for name, path in files.items():
-        text = makers[name](found)
-        write_whole(path, text if isinstance(text, bytes) else text.encode())
+        write_whole(path, to_junit(found) if name == "junit" else to_markdown(found).encode())
         say(f"written: {path}")
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in to_commands(found):

@@ -1,9 +1,12 @@
 """`enginesmith rehearse`: whether served versions can move to another toolchain."""
 
+import shlex
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
@@ -17,7 +20,7 @@ from enginesmith.registry.store.cache import local_cache
 from pipeline.cli.run_options import local_context
 
 if TYPE_CHECKING:
-    from pipeline.regressions.rehearsal import Rehearsal, UnitRehearsal
+    from pipeline.regressions.rehearsal import Applied, Rehearsal, UnitRehearsal
 
 _COLUMNS = ("version", "unit", "status", "SQNR", "metric", "median", "verdict")
 
@@ -36,6 +39,13 @@ class _RehearseOptions:
             shown="of an environment that pip makes in the cache",
         ),
     ] = None
+    executor: Annotated[
+        Literal["local", "ray"],
+        Option("Where new engines are built and proven; ray: on workers that have the versions."),
+    ] = "local"
+    apply: Annotated[
+        bool, Option("Publish the versions that move with their new engines, and move their channels.", is_flag=True)
+    ] = False
     seconds: Annotated[
         float, Option("Seconds of interleaved timing for each unit.", type=click.FloatRange(0, 3600, min_open=True))
     ] = 8.0
@@ -56,48 +66,73 @@ def rehearse(
 ) -> None:
     """Build what channels serve with another toolchain, and say which units can move to it.
 
-    Each unit is proven on its version's golden set with both toolchains, and both engines are timed in turns. No
-    version is published and no channel moves; a later build finds the engines. Without REF: every version that a
-    channel serves. Exit code 1 if a unit stays, or none moves.
+    Each unit is proven on its version's golden set with both toolchains, and both engines are timed in turns. What was
+    measured is on record: a second call, or one after a kill, goes on from there. Without --apply no version is
+    published and no channel moves. Without REF: every version that a channel serves. Exit code 1 if a unit stays, none
+    moves, or a channel refuses a version.
     """
     from builders.execution.environments import make_environment, parse_pins
+    from builders.execution.jobs import Executor
     from builders.execution.local import LocalExecutor
     from builders.execution.process import spawn
     from enginesmith.registry.trust import require
     from pipeline.regressions.pairs import CheckOptions
-    from pipeline.regressions.rehearsal import Environments, list_served
+    from pipeline.regressions.rehearsal import Applied, Environments, list_served
+    from pipeline.regressions.rehearsal import apply as apply_rehearsal
     from pipeline.regressions.rehearsal import rehearse as rehearse_versions
 
     pins, store = parse_pins(options.toolchain), open_store(registry)
     served = list_served(store, references)
     for manifest, _ in served:
         require(store, manifest, trust)
-    python = options.python
-    if python is None:
+    python, on_ray = options.python, options.executor == "ray"
+    if on_ray:
+        python = Path("the Ray worker")
+    elif python is None:
         if (cache := local_cache()) is None:
             raise InputError("ENGINESMITH_CACHE_BYTES is 0: there is no cache for an environment; give --python PATH")
         if not quiet:
             say(f"environment with {', '.join(options.toolchain)} ...")
         python = make_environment(pins, cache.folder / "environments")
-    executor = LocalExecutor(start=partial(spawn, python=python.absolute()))
-    with local_context(store, quiet) as context:
+    with local_context(store, quiet) as context, ExitStack() as stack:
+        executor: Executor
+        if on_ray:
+            from builders.execution.ray import RayExecutor
+
+            executor = stack.enter_context(RayExecutor())
+        else:
+            executor = LocalExecutor(start=partial(spawn, python=python.absolute()))
         new = replace(context, local=executor, executor=executor)
-        environments = Environments(pins, str(python), context, new, CheckOptions(seconds=options.seconds))
+        given = [f"--toolchain={pin}" for pin in options.toolchain] + [f"--seconds={options.seconds:g}"]
+        given += ["--executor=ray"] if on_ray else []
+        words = shlex.join([*given, *([f"--python={options.python}"] if options.python else [])])
+        environments = Environments(
+            pins, str(python), context, new, words, on_ray, CheckOptions(seconds=options.seconds)
+        )
         rehearsal = rehearse_versions(served, environments)
+        applied: list[Applied] = apply_rehearsal(rehearsal, served, context) if options.apply else []
     if as_json:
-        emit_json(encode_document(rehearsal))
+        emit_json({**encode_document(rehearsal), "applied": [encode_document(item) for item in applied]})
     else:
-        show_rehearsal(rehearsal)
+        show_rehearsal(rehearsal, applied)
     verdicts = {item.verdict for item in rehearsal.units}
-    ctx.exit(0 if "moves" in verdicts and "stays" not in verdicts else 1)
+    refused = any(reason for item in applied for reason in item.channels.values())
+    ctx.exit(0 if "moves" in verdicts and "stays" not in verdicts and not refused else 1)
 
 
-def show_rehearsal(found: "Rehearsal") -> None:
-    """Print the table of units, and below it what to do about each version."""
+def show_rehearsal(found: "Rehearsal", applied: "Sequence[Applied]" = ()) -> None:
+    """Print the table of units, and below it what to do about each version, or what was done."""
     pins = ", ".join(f"{name} {version}" for name, version in found.pins.items())
     note = "old -> new; SQNR: of the engine against its graph; median: at the opt sizes"
     print_table(_COLUMNS, [_row(item) for item in found.units], title=f"rehearsal of {pins}", note=note)
+    done = {item.before: item for item in applied}
     for plan in found.plan:
+        if item := done.get(plan.version):
+            echo(f"{plan.version} -> {item.version}")
+            for channel, refusal in item.channels.items():
+                echo(f"  {channel}: {f'not moved: {refusal}' if refusal else f'serves {item.version}'}")
+            echo("".join(f"  {line}    # takes it back\n" for line in plan.back).rstrip("\n"))
+            continue
         echo(f"{plan.version} ({', '.join(plan.channels) or 'no channel'}): {plan.verdict}")
         for line in (*plan.commands, *(f"{line}    # takes it back" for line in plan.back)):
             echo(f"  {line}")

@@ -22,6 +22,7 @@ from enginesmith.core.codec import Excerpt, encode, parse_as
 from enginesmith.core.errors import Digest, EnginesmithError, StepError, canonical_json, digest_of
 from enginesmith.core.hardware.machine import driver_version
 from enginesmith.core.parsing import Malformed
+from enginesmith.core.requirements import Library
 from enginesmith.core.text import now
 from enginesmith.core.types import Backend, BuildFailure, BuildRequest, Engine, Target
 from enginesmith.registry.builds.build_history import Expectation
@@ -98,6 +99,8 @@ def record_engine(
 ) -> Recorded:
     """Upload an engine and put it on record by its build key. Arguments as in `Recorded`."""
     stored = put_graph(store, engine.path)
+    libraries = {build.sha256 for item in engine.requires if isinstance(item, Library) for build in item.builds}
+    shards = {**dict(stored.shards), **{digest: store.size(digest) for digest in libraries}}
     record = Recorded(
         engine.request.key,
         stored.blob.digest,
@@ -109,7 +112,7 @@ def record_engine(
         stored.blob.blake3,
         extras,
         refitted_from,
-        stored.shards,
+        tuple(sorted(shards.items())),
     )
     key = digest_of({"build": record.build})
     remember(store, "build", key, encode(record), [*record.sizes, *extras.values()])

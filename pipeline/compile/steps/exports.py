@@ -139,7 +139,8 @@ def _open_golden_samples(data: Path, wanted: ExportRequest, extra: Sequence[str]
         return Samples.open(data, step_inputs(wanted.inputs, wanted.states), wanted.dims, extra)
     except DataError:
         if wanted.kind == "onnx":
-            own, _ = specs_of(load_onnx(wanted.root / wanted.file, wanted.root, wanted.most_embedded_bytes))
+            path, custom = wanted.root / wanted.file, bool(wanted.libraries)
+            own, _ = specs_of(load_onnx(path, wanted.root, wanted.most_embedded_bytes, custom=custom))
             input_names = [spec.name for spec in own if spec.name not in wanted.arguments]
             check_names(input_names, [spec.name for spec in wanted.inputs])
         raise
@@ -147,6 +148,7 @@ def _open_golden_samples(data: Path, wanted: ExportRequest, extra: Sequence[str]
 
 def store_model(place: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
     """Put the canonical ONNX file `path` into the store: its digests, and what the steps after it ask of it."""
+    from builders.onnx_graphs.bodies import list_libraries
     from builders.onnx_graphs.outline import load_outline
     from pipeline.quantization.graph import tidy
     from pipeline.quantization.insertion_points import count_integer_nodes
@@ -160,7 +162,8 @@ def store_model(place: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
     opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
     quantized = carries_qdq(model)
     share = narrow_share(tidy(model), (), sizes_at(shapes)) if quantized else None
-    own = quantized, stored.blob.blake3, count_integer_nodes(model), stored.shards, share
+    entries = tuple(item.entry for item in list_libraries(path).libraries)
+    own = quantized, stored.blob.blake3, count_integer_nodes(model), stored.shards, share, entries
     return OnnxModel(stored.blob.digest, tuple(inputs), tuple(outputs), opset, *own)
 
 
@@ -275,8 +278,7 @@ def source_digests(spec: "ModelSpec", context: RunContext) -> Mapping[str, Any]:
         digests_by_path[files[0]] = digest_of_file(files[0])
         beside = _find_external_files(files[0], digests_by_path[files[0]], spec, context)
         files += [files[0].parent / name for name in beside]
-    if source.weights:
-        files.append(spec.file(source.weights))
+    files += [spec.file(name) for name in (source.weights, *(item.file for item in source.libraries)) if name]
     names = {
         place_of(file, spec): digests_by_path.get(file) or digest_of_file(file) for file in files if file.is_file()
     }
@@ -412,6 +414,7 @@ def _export_job(work: Work, known: OnnxModel | None) -> Job[ExportOutcome]:
         source.module,
         MOST_EMBEDDED_BYTES,
         spec.states(),
+        tuple((item.file, item.cuda) for item in source.libraries),
     )
     request = ExportModel(
         reads,

@@ -1,20 +1,18 @@
-"""Which engine of a comparison to take, why, and what would change that (reasons: docs/reference/backends.md).
+"""Which engine of a comparison to take, and why (reasons: docs/reference/backends.md).
 
 1. Only engines that are proven and were timed here count: the limits of the spec on accuracy come first.
 2. The fastest wins where its lead was shown. An engine to which no difference was shown counts as equally fast, unless
    the runs were so noisy that it may well be slower; then the least median wins, and the answer says so.
-3. Among engines that are equally fast: the most of the fleet's targets, then the most sizes answered, then accuracy,
-   then the cheaper rebuild. What goes wrong in production comes before what costs build time.
+3. Among engines that are equally fast: the most of the fleet's targets, then accuracy, then the cheaper rebuild. What
+   goes wrong in production comes before what costs build time.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from enginesmith.core.text import format_bytes, format_metrics, format_plain
+from enginesmith.core.text import format_metrics, format_plain
 from pipeline.operations.compare.report import (
-    SHAPES,
     EngineFacts,
-    Flip,
     PairedComparison,
     Recommendation,
     find_fastest,
@@ -25,8 +23,6 @@ from validation.plotting import seconds_text
 
 # Smaller differences decide nothing: of a task metric, of the SQNR in dB (one bit), and as a factor of cost.
 METRIC_STEP, SQNR_STEP_DB, COST_FACTOR = 1e-4, 6.0, 2.0
-# A cost of a build or a start that more runs than these pay back counts as one that no number of runs does.
-MOST_RUNS = 1e12
 
 
 def recommend(facts: Sequence[EngineFacts], pairs: Sequence[PairedComparison], fleet: Sequence[str]) -> Recommendation:
@@ -40,8 +36,7 @@ def recommend(facts: Sequence[EngineFacts], pairs: Sequence[PairedComparison], f
     as_fast = [item for item in entrants if item is lead or _is_as_fast(duels.get(item.unit))]
     winner, axis = _narrow(as_fast, lead)
     ties = tuple(item.unit for item in as_fast if item is not winner)
-    flips = tuple(flip for flip in _flips(winner, lead, entrants, duels, fleet) if flip.unit != winner.unit)
-    return Recommendation(winner.unit, _reason(winner, ties, axis, duels, fleet), ties, flips)
+    return Recommendation(winner.unit, _reason(winner, ties, axis, duels, fleet), ties)
 
 
 def _why_nothing(facts: Sequence[EngineFacts]) -> str:
@@ -86,7 +81,6 @@ def _goodness(name: str, value: float) -> float:
 Axis = tuple[str, Callable[[EngineFacts], float], float]
 AXES: tuple[Axis, ...] = (
     ("portability", lambda item: float(len(item.covers)), 1.0),
-    ("shapes", lambda item: -1.0 if item.shapes is None else float(SHAPES.index(item.shapes)), 1.0),
     ("accuracy", lambda item: sum(_goodness(*pair) for pair in item.metrics.items()), METRIC_STEP),
     ("accuracy", lambda item: item.sqnr_db if item.sqnr_db is not None else 0.0, SQNR_STEP_DB),
     ("rebuild", lambda item: -math.log(max(item.build_s or 0.0, 1e-3), COST_FACTOR), 1.0),
@@ -107,7 +101,6 @@ def _reason(
         return f"{least}, and nothing else tells them apart: either will do"
     why = {
         "portability": f"it builds for {len(chosen.covers)} of the fleet's {len(fleet)} targets",
-        "shapes": _shape_words(chosen),
         "accuracy": f"it is nearer to the original ({_accuracy_words(chosen)})",
         "rebuild": f"it builds in {seconds_text(chosen.build_s or 0.0)}, in half the time or less",
     }[axis]
@@ -123,70 +116,6 @@ def _lead(beaten: Sequence[PairedComparison]) -> str:
     if nearest.low and nearest.high:
         sure = f"95 %: {format_plain(1 / nearest.high)} to {format_plain(1 / nearest.low)}"
     return f"; the next, {nearest.second}, takes {format_plain(1 / nearest.ratio)} times as long ({sure})"
-
-
-def _flips(
-    chosen: EngineFacts,
-    lead: EngineFacts,
-    entrants: Sequence[EngineFacts],
-    shown: dict[str, PairedComparison],
-    fleet: Sequence[str],
-) -> Iterator[Flip]:
-    """What would make another engine the better choice."""
-    if lead is not chosen:
-        detectable = shown[chosen.unit].detectable
-        unseen = "" if detectable is None else f" (one of {format_plain(100 * detectable)} % would have been)"
-        condition = f"if speed alone counts, and its lead turns out real: none was shown here{unseen}"
-        yield Flip("throughput", lead.unit, condition)
-    for pair in filter(_too_noisy, shown.values()):
-        condition = (
-            "if longer runs (--seconds) or a quieter machine show it to be no slower: "
-            f"by these it may take {format_plain(1 / (pair.low or 1))} times as long, or less time"
-        )
-        yield Flip("throughput", pair.second, condition)
-    for axis, score, step in AXES:
-        best = max(entrants, key=score)
-        if score(best) > score(chosen) + step / 2 and score(best) >= score(chosen) + step:
-            yield Flip(axis, best.unit, _conditions(axis, chosen, best, fleet))
-    yield from _cheaper("start", "load_s", chosen, entrants)
-    smallest = min(entrants, key=lambda item: item.memory_bytes or math.inf)
-    if COST_FACTOR * (smallest.memory_bytes or math.inf) <= (chosen.memory_bytes or 0):
-        sizes = [format_bytes(item.memory_bytes) for item in (smallest, chosen)]
-        yield Flip("memory", smallest.unit, f"if memory is short: it takes {sizes[0]}, not {sizes[1]}")
-
-
-def _conditions(axis: str, chosen: EngineFacts, best: EngineFacts, fleet: Sequence[str]) -> str:
-    if axis == "portability":
-        target_text = f"{len(best.covers)} of {len(fleet)} targets, not {len(chosen.covers)}"
-        return f"if one backend shall serve the fleet ({', '.join(fleet)}): it builds for {target_text}"
-    if axis == "shapes":
-        return f"if other sizes come than the chosen one answers: {_shape_words(best)}"
-    if axis == "accuracy":
-        return f"if the limits are not enough: {_accuracy_words(best)}, not {_accuracy_words(chosen)}"
-    flip = next(_cheaper("rebuild", "build_s", chosen, [best]), None)
-    return flip.condition if flip else f"if builds are frequent: it builds in {seconds_text(best.build_s or 0.0)}"
-
-
-def _cheaper(axis: str, name: str, chosen: EngineFacts, entrants: Sequence[EngineFacts]) -> Iterator[Flip]:
-    """The engine whose build or start costs half or less, and the number of runs up to which that pays. name: of the
-    field of `EngineFacts` with that cost in seconds."""
-    cost = {item.unit: getattr(item, name) or math.inf for item in entrants}
-    best = min(entrants, key=lambda item: cost[item.unit])
-    have, slower = getattr(chosen, name) or 0.0, (best.median_s or 0.0) - (chosen.median_s or 0.0)
-    if COST_FACTOR * cost[best.unit] > have:
-        return
-    what = {"rebuild": "a build", "start": "a start"}[axis]
-    times = f"{seconds_text(cost[best.unit])}, not {seconds_text(have)}"
-    if slower <= 0 or (have - cost[best.unit]) / slower > MOST_RUNS:
-        yield Flip(axis, best.unit, f"if {what} costs more than runs do: it takes {times}")
-        return
-    runs = (have - cost[best.unit]) / slower
-    yield Flip(axis, best.unit, f"if fewer than {runs:,.0f} runs follow {what}, which takes {times}")
-
-
-def _shape_words(item: EngineFacts) -> str:
-    words = {"any": "it answers any size", "within": "it answers every size within the spec's dims"}
-    return words.get(item.shapes or "", "it answers the sizes that it was built for, and no others")
 
 
 def _accuracy_words(item: EngineFacts) -> str:

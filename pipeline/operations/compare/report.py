@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from enginesmith.core.reports.latency import MachineKind, Quantile, Timed
 from enginesmith.core.reports.proof import PASSED
@@ -11,9 +11,6 @@ from enginesmith.registry.manifest import Status
 from validation.latency.formatting import format_count, join_reasons
 from validation.plotting import seconds_text
 
-# Sizes that an engine answers: also beyond the spec's dims, every one within them, or some of these.
-Shapes = Literal["any", "within", "some"]
-SHAPES: tuple[Shapes, ...] = ("some", "within", "any")
 # An engine that may take more than so many times as long, by the interval of the pair, does not count as equally fast.
 TIE_FACTOR = 1.25
 
@@ -41,8 +38,8 @@ class EngineFacts:
     where every engine's session measures it.  session_s: the median of `Session.run`.  runtime: of the runtime's own
     call, where it is known.  load_s: from the runtime's import to a session.  memory_bytes: peak above that of the
     process before.  sqnr_db: the least of the quantization and the engine stage.  covers: of the fleet's targets, those
-    that its backend builds this precision for.  shapes: sizes that it answers, None where that was not tried.  busy:
-    why the machine counts as busy while it was timed (`enginesmith.core.reports.latency.SystemLoad`).
+    that its backend builds this precision for.  busy: why the machine counts as busy while it was timed
+    (`enginesmith.core.reports.latency.SystemLoad`).
     """
 
     unit: str
@@ -64,7 +61,6 @@ class EngineFacts:
     sqnr_db: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     covers: tuple[str, ...] = ()
-    shapes: Shapes | None = None
     notes: tuple[str, ...] = ()
     busy: tuple[str, ...] = ()
 
@@ -75,26 +71,12 @@ class EngineFacts:
 
 
 @dataclass(frozen=True)
-class Flip:
-    """What would make another engine the better choice. axis: 'throughput', 'rebuild', 'start', 'portability',
-    'shapes', 'accuracy' or 'memory'."""
-
-    axis: str
-    unit: str
-    condition: str
-
-
-@dataclass(frozen=True)
 class Recommendation:
-    """unit: the one to take, None where there is none.  ties: units to which no difference in speed was shown.
-
-    flips: what would make another engine the better choice.
-    """
+    """unit: the one to take, None where there is none.  ties: units to which no difference in speed was shown."""
 
     unit: str | None
     reason: str
     ties: tuple[str, ...] = ()
-    flips: tuple[Flip, ...] = ()
 
 
 def rank_alike(facts: Sequence[EngineFacts]) -> list[EngineFacts]:
@@ -159,20 +141,8 @@ def find_fastest(facts: Sequence[EngineFacts]) -> EngineFacts | None:
     return min((item for item in facts if item.runs), key=lambda item: item.median_s or 0.0, default=None)
 
 
-COLUMNS = (
-    *("engine", "status", "median", "session", "items/s", "start", "memory", "file", "build", "SQNR", "sizes", "fleet"),
-)
+COLUMNS = (*("engine", "status", "median", "session", "items/s", "start", "memory", "file", "build", "SQNR", "fleet"),)
 Number = TypeVar("Number", int, float)
-_SIZES = {"any": "any", "within": "all in dims", "some": "some", None: ""}
-_AXES = {
-    "throughput": "peak throughput",
-    "rebuild": "rebuild cost",
-    "start": "cold start",
-    "portability": "portability",
-    "shapes": "uncovered shapes",
-    "accuracy": "accuracy",
-    "memory": "memory",
-}
 
 
 def format_rows(found: BackendComparison) -> tuple[Sequence[str], list[list[str]]]:
@@ -191,7 +161,6 @@ def format_rows(found: BackendComparison) -> tuple[Sequence[str], list[list[str]
             _cell(engine.size_bytes, format_bytes),
             _cell(engine.build_s, seconds_text),
             _cell(engine.sqnr_db, lambda value: f"{value:.0f} dB"),
-            _SIZES[engine.shapes],
             f"{len(engine.covers)} of {len(found.fleet)}" if engine.status != "refused" else "",
             *(format_metric(name, engine.metrics[name]) if name in engine.metrics else "" for name in metrics),
         ]
@@ -232,8 +201,6 @@ def describe_comparison(found: BackendComparison) -> Iterator[str]:
         if recommendation.unit
         else f"nothing to take: {recommendation.reason}"
     )
-    for flip in recommendation.flips:
-        yield f"  {flip.unit} instead, for {_AXES[flip.axis]}: {flip.condition}"
 
 
 def describe_pair(pair: PairedComparison) -> str:

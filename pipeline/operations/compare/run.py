@@ -1,31 +1,25 @@
 """Builds a model by several backends, and measures them side by side."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from builders.backends import discovery as backends
-from builders.execution.jobs import Job, Needs, WorkerContext
-from enginesmith.core.codec import encode
-from enginesmith.core.errors import EnginesmithError, InputError, StepError, UnavailableError
+from builders.execution.jobs import Job, Needs
+from enginesmith.core.errors import InputError, StepError
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.reports.proof import PASSED, least_sqnr_db
 from enginesmith.core.text import now
-from enginesmith.core.types import BuildRequest, Dim, Precision, Session, Target, Tensors
+from enginesmith.core.types import BuildRequest, Precision, Target
 from enginesmith.registry.evidence.latencies import read_latency_report
-from enginesmith.registry.store.base import open_store
-from pipeline.compile.closure.code import backend_root
 from pipeline.compile.composition import Run
 from pipeline.compile.run_context import Work
-from pipeline.compile.steps.blobs import fetch_graph, golden_set, open_session, runnable
-from pipeline.compile.steps.keys import BenchmarkPair, code_key, engine_limits, model_shapes, time_engine
+from pipeline.compile.steps.keys import BenchmarkPair, engine_limits, model_shapes, time_engine
 from pipeline.operations.compare.recommend import recommend
 from pipeline.operations.compare.report import (
     BackendComparison,
     EngineFacts,
     PairedComparison,
     RuntimeMedian,
-    Shapes,
     find_fastest,
     rank_alike,
 )
@@ -33,85 +27,8 @@ from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.validation import Latency
-from pipeline.values import EngineBlob, Exported, ModelShapes, Selection
+from pipeline.values import EngineBlob, Exported, Selection
 from validation.latency.machine import machine
-from validation.limits.budget import default_budget
-
-# Which sizes an engine answers, beyond those that it was proven at.
-
-Sizes = Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class AnsweredShapes:
-    """Which sizes an engine answers. within: between the ends of the buckets.  outside: beyond the dims.
-
-    Each is None where there is no such size, or the graph itself does not answer there.
-    """
-
-    within: bool | None
-    outside: bool | None
-
-
-@dataclass(frozen=True)
-class ProbeShapes:
-    """Run an engine at sizes that it was not proven at. golden: digest of the set that the inputs are from."""
-
-    engine: EngineBlob
-    golden: str
-    shapes: ModelShapes
-
-    def run(self, context: WorkerContext) -> AnsweredShapes:
-        """Which sizes it answers; a wrong answer counts as none."""
-        from builders.reference import ReferenceSession
-        from validation.data.samples import resize
-
-        place, request, workdir = open_store(context.store), self.engine.request, context.workdir
-        real = golden_set(place, self.golden, workdir).real_inputs
-        graph = runnable(fetch_graph(place, request.model, workdir / "graph.onnx"), request.precision)
-        with ReferenceSession(graph) as expected, open_session(place, self.engine, workdir) as actual:
-
-            def answers(tried: Sequence[Sizes]) -> bool | None:
-                inputs = (resize(real, self.shapes.inputs, sizes) for sizes in tried)
-                verdicts = {_is_right(expected, actual, request, each) for each in inputs} - {None}
-                return all(verdicts) if verdicts else None
-
-            return AnsweredShapes(answers(sizes_within(self.shapes.dims)), answers(sizes_outside(self.shapes.dims)))
-
-
-def sizes_within(dims: Sequence[Dim]) -> list[dict[str, int]]:
-    """For each dim a size that no bucket ends at and none is tuned for, the other dims at what they are tuned for."""
-    size_sets = []
-    for dim in dims:
-        between = [size for size in dim.sizes[:4096] if size not in dim.test_sizes()]
-        if between:
-            size_sets.append({**{each.name: each.opt for each in dims}, dim.name: between[len(between) // 2]})
-    return size_sets
-
-
-def sizes_outside(dims: Sequence[Dim]) -> list[dict[str, int]]:
-    """For each dim the next size after its largest, the other dims at what they are tuned for."""
-    return [{**{each.name: each.opt for each in dims}, dim.name: dim.max + dim.multiple} for dim in dims]
-
-
-def _is_right(expected: Session, actual: Session, request: BuildRequest, inputs: Tensors) -> bool | None:
-    """Whether the engine's outputs are within the documented limits; None where the graph itself does not answer."""
-    from validation.comparison.sessions import case_checks, run
-
-    try:
-        expected_outputs = run(expected, inputs)
-    except EnginesmithError:
-        return None
-    budget = default_budget("engine", request.precision)
-    try:
-        answer = run(actual, inputs)
-        checks = itertools.chain.from_iterable(
-            case_checks("engine", "", name, expected_outputs[name], answer[name], budget) for name in expected_outputs
-        )
-        return all(check.passed for check in checks)
-    except (EnginesmithError, KeyError, ValueError):
-        return False
-
 
 # Builds a model with every backend that can, proves and times what runs here, and compares the engines.
 #
@@ -199,7 +116,7 @@ class _Measuring:
         return " ".join(f"{dim.name}={dim.opt}" for dim in self.work.spec.named_dims()) or "static"
 
     def measure(self, item: JudgedUnit) -> EngineFacts:
-        """All that is known of a unit; its times and shapes where it is proven."""
+        """All that is known of a unit; its times where it is proven."""
         request, built, checks = item.built.unit.request, item.built, item.report.checks if item.report else ()
         unit_facts = EngineFacts(
             unit=request.unit,
@@ -217,7 +134,7 @@ class _Measuring:
         return self._with_times(unit_facts, item) if item.entry.status in PASSED else unit_facts
 
     def _with_times(self, known: EngineFacts, item: JudgedUnit) -> EngineFacts:
-        """The facts with the times and shapes of an engine that runs here."""
+        """The facts with the times of an engine that runs here."""
         latency = Latency(seconds=self.options.seconds, buckets="few")
         digest = time_engine(item.built.blob, latency, self.exported.golden, self.work, afresh=True)
         if digest is None:
@@ -236,7 +153,6 @@ class _Measuring:
             load_s=report.load_s + (report.import_s or 0.0),
             memory_bytes=bucket.memory_bytes,
             busy=bucket.surroundings.busy,
-            shapes=self._probe_shapes(item),
         )
 
     def _list_covered(self, request: BuildRequest) -> tuple[str, ...]:
@@ -248,26 +164,6 @@ class _Measuring:
             for name, target in fleet_targets
             if backend.serves(target) and backend.refuses(replace(request, target=target)) is None
         )
-
-    def _probe_shapes(self, item: JudgedUnit) -> Shapes | None:
-        """The sizes that an engine answers, from the record or tried now; None for a model without dynamic dims, and
-        where they could not be tried."""
-        if not self.work.spec.named_dims():
-            return None
-        probe = ProbeShapes(item.built.blob, self.exported.golden, model_shapes(self.work.spec))
-        name = f"shapes {item.built.unit.name}"
-        key = {**encode(probe), **code_key(ProbeShapes, backend_root(item.built.unit.request.backend))}
-        job = Job(name, probe, self.work.context.store.uri, engine_limits(self.work.spec, "latency"))
-        try:
-            shape_answers = self.work.context.once("shapes", name, key, job)
-        except UnavailableError:
-            raise
-        except EnginesmithError as error:
-            if isinstance(error, StepError) and error.kind == "cancelled":
-                raise
-            self.work.context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
-            return None
-        return "some" if shape_answers.within is False else "any" if shape_answers.outside else "within"
 
     def compare_pairs(self, facts: Sequence[EngineFacts], judged: Mapping[str, JudgedUnit]) -> list[PairedComparison]:
         """The fastest engine against each of the others. One that loses makes way for its winner, `ROUNDS` times.

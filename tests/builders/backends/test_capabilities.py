@@ -24,15 +24,12 @@ OPTIONS -= {"memory_mib"}
 # Who knows one all the same, and why.
 IMPORTS = {
     "builders/reference.py": "the reference interpreter is ONNX Runtime: an interpreter is no choice of a spec",
-    "validation/gpu/models.py": "a question about TensorRT-RTX alone, which no backend's request asks",
     "enginesmith/opening.py": "opens what a server pulled, without `builders`; engines of others are given opened",
-    "enginesmith/serving/ort_compiling.py": "compiles a version's graph for one size, in a server without `builders`",
 }
 NAMES = {
     "builders/backends/known_faults.py": "the table of faults that users have reported says of which compiler",
     "enginesmith/cli/__init__.py": "the extras of the distribution, some of which are called as their backend is",
     "pipeline/spec/sections.py": "the backends of a spec that names none",
-    "validation/gpu/models.py": "a question about TensorRT-RTX alone, which no backend's request asks",
     "pipeline/compile/publication/publish.py": "a version's toolchain has the reference interpreter's distribution",
     "pipeline/drafts/onnx_model.py": "the name of a platform of Triton's, whose configurations are read",
     "enginesmith/client/layouts/triton_config.py": "which of Triton's backends opens an engine",

@@ -41,14 +41,14 @@ needs_nvcc = pytest.mark.skipif(compiler is None, reason="no nvcc on this machin
 @needs_nvcc
 @pytest.mark.parametrize("sm", ["sm_80", "sm_89", "sm_90"])
 def test_a_real_cubin_without_a_gpu(tmp_path, sm):
-    data = compiler.cubin(KERNEL, sm, tmp_path, fast_math=False)
+    data = compiler.cubin(KERNEL, sm, tmp_path)
     assert generation(data) == sm and b"twice" in data
 
 
 @needs_nvcc
 def test_source_that_does_not_compile_says_why(tmp_path):
     with pytest.raises(ModelError, match='identifier "nonsense" is undefined'):
-        compiler.cubin("__global__ void k() { nonsense; }", "sm_89", tmp_path, fast_math=False)
+        compiler.cubin("__global__ void k() { nonsense; }", "sm_89", tmp_path)
 
 
 def script(path, text):
@@ -83,7 +83,7 @@ def test_it_says_its_version_and_what_it_compiles_for(pretender):
 @pytest.mark.parametrize(("product", "words"), [(elf(flags=0x6005002), "sm_80"), (b"some source", "None")])
 def test_what_is_no_cubin_of_that_generation_is_never_taken(pretender, tmp_path, product, words):
     with pytest.raises(EnginesmithError, match=f"made code for {words}, not for sm_89"):
-        pretender(product).cubin(KERNEL, "sm_89", tmp_path, fast_math=False)
+        pretender(product).cubin(KERNEL, "sm_89", tmp_path)
 
 
 def test_one_from_wheels_is_found_where_path_has_none(tmp_path, monkeypatch):

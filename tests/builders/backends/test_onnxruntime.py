@@ -237,7 +237,9 @@ def test_unoptimised_means_as_written(tmp_path, monkeypatch):
     """The reference must not be rewritten: a graph whose optimised form differs shows which one runs."""
     seen = []
     real = module.session_options
-    monkeypatch.setattr(module, "session_options", lambda level, threads: seen.append(level) or real(level, threads))
+    monkeypatch.setattr(
+        module, "session_options", lambda level, threads, of=None: seen.append(level) or real(level, threads)
+    )
     model = graphs.mlp(tmp_path / "model.onnx")
     OrtSession(model, optimized=False)
     OrtSession(model)

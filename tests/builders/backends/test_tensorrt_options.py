@@ -2,7 +2,6 @@
 are the same; no full TensorRT is here."""
 
 import dataclasses
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +11,10 @@ from builders.backends import discovery
 from builders.backends.tensorrt import TensorRT, TensorRTRTX, build, editions, library
 from builders.backends.tensorrt.build import monitor, parse_network
 from builders.backends.tensorrt.library import recorder, refit
-from enginesmith.core.codec import decode, encode
-from enginesmith.core.errors import EnginesmithError, InputError, StepError
-from enginesmith.core.types import NO_LAYERS, BuildRequest
+from enginesmith.core.errors import EnginesmithError, InputError, StepError, digest_of_bytes
+from enginesmith.core.hardware.cpu_kinds import this_kind
+from enginesmith.core.requirements import Library, LibraryBuild
+from enginesmith.core.types import NO_LAYERS
 from tests.builders import graphs
 
 RTX = TensorRTRTX()
@@ -89,7 +89,6 @@ def test_streaming_weights_reaches_an_engine_of_rtx(tmp_path):
         ("tensorrt", {"layer_information": "all"}, "'all' is not one of"),
         ("tensorrt", {"hardware_compatibility": "volta"}, "'volta' is not one of"),
         ("tensorrt", {"optimization_level": 6}, "6 is not in 0..5"),
-        ("tensorrt", {"plugins": "/a/b.so, c.so"}, "'c.so' is no absolute path"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_named_with_its_place(name, options, words):
@@ -112,42 +111,22 @@ def test_a_release_that_breaks_refittable_engines_is_refused(monkeypatch):
     assert TensorRT(refittable=True).refuses(REQUEST) is None
 
 
-def key(tool) -> str:
-    changes = {"options": discovery.options_of(tool), "toolchain": discovery.toolchain_of(tool)}
-    return decode(json.loads(json.dumps({**encode(REQUEST), **changes})), BuildRequest).key
+def test_plugins_lie_beside_the_graph_by_digest_and_are_checked_before_they_are_loaded(tmp_path):
+    def library_of(data: bytes, entry: str) -> Library:
+        digest = digest_of_bytes(data)
+        (tmp_path / digest).write_bytes(data)
+        return Library("a.so", entry, (LibraryBuild(f"linux-{this_kind().machine}", digest),))
 
-
-def test_a_plugin_library_is_part_of_the_build_key_by_its_digest(tmp_path):
-    first, second = tmp_path / "one.so", tmp_path / "two.so"
-    first.write_bytes(b"first")
-    second.write_bytes(b"second")
-    tool = OverRtx(plugins=f"{first}, {second}")
-    before = key(tool)
-    assert key(tool) == before and key(OverRtx()) != before
-    digest = tool.versions()[f"{library.KEY}{first}"]
-    assert len(digest) == 64 and tool.refuses(REQUEST) is None
-    first.write_bytes(b"other")
-    assert key(tool) != before
-    planned = dataclasses.replace(REQUEST, toolchain=discovery.toolchain_of(tool))
-    second.write_bytes(b"another")
-    with pytest.raises(EnginesmithError, match=r"two\.so"):
-        discovery.check_toolchain(tool, planned)
-
-
-def test_a_plugin_library_that_is_not_there_is_refused_by_name(tmp_path):
-    tool = OverRtx(plugins=f"{tmp_path / 'gone.so'}")
-    assert "gone.so is not on this machine" in tool.refuses(REQUEST)
-    assert "backends.tensorrt.plugins" in tool.refuses(REQUEST)
-    assert tool.versions()[f"{library.KEY}{tmp_path / 'gone.so'}"] == "absent"
-    (tmp_path / "gone.so").mkdir()
-    assert "gone.so is not on this machine" in tool.refuses(REQUEST)
-
-
-def test_a_plugin_library_that_does_not_load_is_named(trt, tmp_path):
-    path = tmp_path / "bad.so"
-    path.write_bytes(b"no library")
-    with pytest.raises(EnginesmithError, match=r"bad\.so cannot be loaded"):
-        OverRtx(plugins=str(path)).build(REQUEST, graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+    loaded = []
+    owner = SimpleNamespace(get_plugin_registry=lambda: SimpleNamespace(load_library=loaded.append))
+    plugin, other = library_of(b"plugin", "getCreators"), library_of(b"other", "RegisterCustomOps")
+    with pytest.raises(EnginesmithError, match=r"a\.so cannot be loaded, or its plugins are registered"):
+        library.load(owner, (other, plugin), tmp_path)
+    assert loaded == [str(tmp_path / plugin.builds[0].sha256)]
+    Path(loaded[0]).write_bytes(b"hostile")
+    with pytest.raises(EnginesmithError, match="was published; pull it again"):
+        library.load(owner, (plugin,), tmp_path)
+    assert len(loaded) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*Timing cache operations are no-ops:DeprecationWarning")

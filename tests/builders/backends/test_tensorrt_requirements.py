@@ -9,9 +9,9 @@ from builders.backends.discovery import find_compatible_gpu, find_incompatibilit
 from builders.backends.tensorrt import TensorRT, TensorRTRTX
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware.cuda import GpuDevice
-from enginesmith.core.hardware.evaluation import evaluate, judge
+from enginesmith.core.hardware.evaluation import judge
 from enginesmith.core.hardware.machine import Machine, parse_targets
-from enginesmith.core.requirements import Library, Requirement, Runtime, Weights, hardware_of
+from enginesmith.core.requirements import Requirement, Runtime, Weights, hardware_of
 from enginesmith.core.types import BuildRequest
 from tests.builders import graphs
 
@@ -88,22 +88,6 @@ def test_the_gpu_that_an_engine_was_built_for_comes_first():
     assert chosen(wide, gpu(0, 7, 5), gpu(1, 9, 0)).index == 1
     assert chosen(wide, gpu(0, 7, 5)) is None
     assert chosen(strict, gpu(0, 9, 0)) is None
-
-
-BUILT = (("plugin /opt/a.so", "a" * 64), ("tensorrt", "10.16.1.11"), ("tensorrt-cu12-libs", "10.16.1.11"))
-
-
-@pytest.mark.parametrize(
-    ("here", "words"),
-    [("a" * 64, ""), ("", "/opt/a.so, which is not on this machine"), ("b" * 64, "/opt/a.so, which is another one")],
-)
-def test_an_engine_of_another_plugin_is_told_before_it_is_loaded(here, words):
-    requires = required(dataclasses.replace(request_of(), toolchain=BUILT))
-    assert Library("/opt/a.so", "a" * 64) in requires
-    found = [
-        item.words for item in evaluate(requires, Machine((8, 0), libraries={"/opt/a.so": here})) if item.rules_out
-    ]
-    assert (words in found[0]) if words else not found
 
 
 def test_an_engine_without_its_weights_says_whose_it_takes():

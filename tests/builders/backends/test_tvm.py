@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import re
 import shutil
 
@@ -9,7 +8,7 @@ import pytest
 
 from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
-from builders.backends.optional_methods import GIVEN, GROWN, profiles
+from builders.backends.optional_methods import profiles
 from builders.backends.tvm import Tvm
 from builders.backends.tvm import backend as tvm
 from builders.backends.tvm import cuda as tvm_cuda
@@ -230,53 +229,6 @@ def test_dims_that_begin_with_nothing_are_refused(installed):
     assert re.search(r"dims\.batch\.min is 0, .*set it to 1, or use onnxruntime", TVM.refuses(request))
 
 
-def test_tuning_searches_for_its_time_and_goes_on_where_it_was(compiler, tmp_path):
-    """Slow: TVM parses the intrinsics of all GPUs before it tunes a CPU."""
-    tuning = Tvm(tune_minutes=0.01)
-    model = graphs.mlp(tmp_path / "model.onnx")
-    fixed = graphs.request(
-        "cpu", "fp32", "tvm", options=discovery.options_of(tuning), toolchain=discovery.toolchain_of(tuning)
-    )
-    shapes = tuple(profiles(fixed.inputs, [Dim("batch", 4, 4, 4)]))
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir(), second.mkdir()
-    engine = tuning.build(dataclasses.replace(fixed, profiles=shapes), model, first)
-    assert re.fullmatch(r"[1-9] of [1-9] kernels tuned by [1-9]\d* measurements here", engine.notes[0])
-    shutil.copy(first / GROWN, second / GIVEN)
-    third = tmp_path / "third"
-    third.mkdir()
-    (third / GIVEN).write_text('{"format":1,"kernels":[["no hash", "no module"]],"measured":[]}')
-    assert "kernels tuned" in tuning.build(dataclasses.replace(fixed, profiles=shapes), model, third).notes[0]
-    again = tuning.build(dataclasses.replace(fixed, profiles=shapes), model, second)
-    grown = [len(json.loads((folder / GROWN).read_bytes())["measured"]) for folder in (first, second)]
-    assert 0 < grown[0] < grown[1]
-    x = {"image": np.random.default_rng(0).standard_normal((4, 8)).astype("f")}
-    with tuning.open(again) as session, OrtSession(model, optimized=False) as reference:
-        np.testing.assert_allclose(session.run(x)["logits"], reference.run(x)["logits"], rtol=1e-5, atol=1e-5)
-
-
-def test_kernels_of_open_sizes_are_not_tuned_and_it_is_said(compiler, tmp_path):
-    engine = Tvm(tune_minutes=1).build(own_request(), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
-    assert re.search(r"not tuned: all \d+ kernels have open sizes; give the dims one size", engine.notes[0])
-
-
-def test_tuning_is_for_cpus_of_that_level(installed, monkeypatch):
-    tuning = Tvm(tune_minutes=5)
-    assert "tune_minutes to 0" in tuning.refuses(own_request("sm_89"))
-    assert tuning.refuses(own_request()) is None
-    place = tuning.timing_place()
-    assert place is not None and place[1] == "tvm-0.27-x86-64-v3"
-    assert TVM.timing_place() is None
-    monkeypatch.setattr("enginesmith.core.hardware.cpu_kinds.machine_flags", frozenset)
-    assert re.search(r"this CPU has no .*avx2.*, and kernels are tuned by running them", tuning.refuses(own_request()))
-
-
-@pytest.mark.parametrize("minutes", [-1, 1441, float("nan")])
-def test_a_time_that_is_none_is_refused(minutes):
-    with pytest.raises(InputError, match=r"backends\.tvm\.tune_minutes: .* is not within 0 and 1440"):
-        Tvm(tune_minutes=minutes)
-
-
 def embedded(data: bytes) -> set[str]:
     """Generations of the cubins inside a file."""
     places = [found.start() for found in re.finditer(rb"\x7fELF", data)]
@@ -304,15 +256,3 @@ def test_the_source_text_instead_of_code_is_never_taken_for_an_engine(compiler, 
             TVM.build(own_request("sm_89"), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
     finally:
         tvm_ffi.register_global_func("tvm_callback_cuda_compile", compiling, override=True)
-
-
-@needs_nvcc
-def test_approximate_arithmetic_only_where_it_is_asked_for(compiler, tmp_path, monkeypatch):
-    asked = []
-    real = Nvcc.cubin
-    monkeypatch.setattr(
-        Nvcc, "cubin", lambda self, *place, fast_math: asked.append(fast_math) or real(self, *place, fast_math=False)
-    )
-    for fast in (False, True):
-        Tvm(fast_math=fast).build(own_request("sm_89"), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
-    assert asked == [False, True]

@@ -1,11 +1,16 @@
 """Environments with other versions of a package, made by pip from a folder of wheels."""
 
+import re
+import shutil
 import subprocess
+import sysconfig
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from builders.execution import environments
 from builders.execution.environments import make_environment, parse_pins
 from enginesmith.core.errors import InputError, UnavailableError
 
@@ -34,7 +39,47 @@ def test_what_pip_cannot_install_leaves_no_environment_behind(tmp_path: Path, mo
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UnavailableError, match=r"pip cannot install absent-package==1: .*--python"):
         make_environment({"absent-package": "1"}, tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            "WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError('<pip._vendor.X object "
+            "at 0x7f>: Failed to establish a new connection: [Errno 111] Connection refused')': /simple/a/\n"
+            "ERROR: No matching distribution found for a==1",
+            "the package index cannot be reached ([Errno 111] Connection refused); install it yourself",
+        ),
+        (
+            "ERROR: Could not find a version that satisfies the requirement a==1 (from versions: 2, 3, 4, 5)\n"
+            "ERROR: No matching distribution found for a==1",
+            "there is no such version; the newest that pip finds are 3, 4, 5; install it yourself",
+        ),
+        ("ERROR: no room", "ERROR: no room; install it yourself"),
+    ],
+)
+def test_the_real_reason_of_pip_comes_first(tmp_path: Path, monkeypatch, said: str, words: str) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1, stderr=said))
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+    with pytest.raises(UnavailableError, match=re.escape(f"pip cannot install a==1: {words}")):
+        environments._install(tmp_path, [], {"a": "1"})
+
+
+def test_what_a_killed_process_left_of_an_environment_is_made_anew(tmp_path: Path, monkeypatch) -> None:
+    write_wheel(tmp_path, "junitparser", "99.0")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    folder = tmp_path / "environments"
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(environments, "_install", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed.setattr(shutil, "rmtree", lambda *_, **__: None)  # as after SIGKILL
+        make_environment({"junitparser": "99.0"}, folder)
+    (part,) = folder.glob("*.part")
+    (part / "stale").touch()
+    python = make_environment({"junitparser": "99.0"}, folder)
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", python.parents[1].name]
+    assert not (python.parents[1] / "stale").exists()
 
 
 @pytest.mark.parametrize("texts", [["onnxruntime"], ["--pre==1"], ["a==1 --pre"], ["a_b==1", "a-b==2"], ["a>=1"]])

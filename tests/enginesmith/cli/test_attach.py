@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.compile_caches.archive import CacheRecipe, CompileOptions, pack
-from enginesmith.compile_caches.loading import MeasuredStart
+from enginesmith.compile_caches.loading import MeasuredStart, pack
 from enginesmith.core.requirements import Cpu
 from enginesmith.registry.store.base import Store
 from tests.enginesmith.cli.commands import run, said, told
@@ -46,7 +45,7 @@ def test_a_compile_cache_says_itself_what_it_fits_and_is_measured(words, tmp_pat
     def measure(entry_point: str, file: Path) -> MeasuredStart:
         assert entry_point == "net:build"
         (tmp_path / "files").mkdir()
-        pack(tmp_path / "files", CacheRecipe(CompileOptions(), "cpu", 1, requires=(Cpu("cpu", "arm64"),)), file)
+        pack(tmp_path / "files", (Cpu("cpu", "arm64"),), file)
         return MeasuredStart(10.0, 2.0, 9.0, float("nan"), 0)
 
     monkeypatch.setattr("enginesmith.compile_caches.loading.measure_start", measure)

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +13,17 @@ from enginesmith.client.client import Client
 from enginesmith.client.pull import Pulled
 from enginesmith.client.resolve import Policy
 from enginesmith.compile_caches import warm_start
-from enginesmith.compile_caches.archive import CacheRecipe, CompileOptions, pack, read_recipe
-from enginesmith.compile_caches.loading import FOLDER_VARIABLE, StaleCacheError, measure_start
-from enginesmith.core.errors import InputError, IntegrityError, ModelError, UntrustedError, digest_of_file
+from enginesmith.compile_caches.loading import (
+    FOLDER_VARIABLE,
+    StaleCacheError,
+    load_entry_point,
+    measure_start,
+    open_cache,
+    pack,
+    read_requirements,
+    use_folder,
+)
+from enginesmith.core.errors import InputError, IntegrityError, UntrustedError, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.evaluation import list_facts
 from enginesmith.core.requirements import Cpu, Gpu, Installation, Runtime
@@ -28,7 +37,6 @@ from tests.enginesmith.registry.trust.keys import written
 from tests.enginesmith.registry.trust.test_signing import policy_file
 
 FACTS = tuple(list_facts(cuda=False).items())
-RECIPE = CacheRecipe(CompileOptions(), "cpu", 1)
 UNSIGNED = Policy(allow_unsigned=True)
 
 
@@ -59,7 +67,7 @@ def published(
     folder, file = tmp_path / "inductor" / "fxgraph" / "ab", tmp_path / "net.cache"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "graph").write_bytes(pickle.dumps(Hostile(mark)))
-    pack(folder.parents[1], RECIPE, file)
+    pack(folder.parents[1], (), file)
     manifest = publish_engines(store, [engine(store)]).manifest
     attach(store, manifest, file, COMPILE_CACHE, (Cpu("cpu", cpu), Installation(facts)))
     return manifest
@@ -95,8 +103,8 @@ def test_a_signature_that_a_policy_asked_for_is_enough(store: Store, tmp_path: P
     found = pulled(store, tmp_path / "dest", policy)
     assert found.attachments[0].signed_by == ("release",)
     warm = warm_start(found)
-    assert warm.recipe == RECIPE and os.environ[FOLDER_VARIABLE] == str(warm.folder)
-    assert warm.folder.stat().st_mode & 0o077 == 0  # others may not write code there
+    assert os.environ[FOLDER_VARIABLE] == str(warm.folder)
+    assert warm.folder.parent.stat().st_mode & 0o077 == 0  # others may not write code there
     assert not mark.exists()  # only torch reads a graph, when it looks for one
 
 
@@ -170,7 +178,6 @@ def test_a_cache_for_a_gpu_asks_for_its_driver_and_runtimes() -> None:
 
 NET = """
 import torch
-from enginesmith.compile_caches.archive import CompileOptions
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -178,8 +185,7 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return torch.nn.functional.silu(self.fc(x)) * {factor}
 def build():
-    calls = [(torch.ones(rows, 8),) for rows in (4, 1, 5)]
-    return Net(), calls, CompileOptions(dynamic={{"x": (0,)}})
+    return torch.compile(Net().eval(), dynamic=True), [(torch.ones(rows, 8),) for rows in (4, 1, 5)]
 def wrong():
     return Net()
 """
@@ -192,28 +198,68 @@ def test_a_process_out_of_a_cache_compiles_nothing_and_is_measured(tmp_path, mon
     cache = tmp_path / "net.cache"
     found = measure_start("net:build", cache)
     assert found.compiled_again == 0 and 0 < found.to_json()["warm_of_cold"] < 1
-    recipe = read_recipe(cache)
-    assert recipe.probes and all(name.endswith(".so") for name in recipe.probes)
-    assert recipe.requires[0] == Cpu("cpu", this_kind().name) and recipe.requires[-1] == Installation(FACTS)
+    requires = read_requirements(cache)
+    assert requires[0] == Cpu("cpu", this_kind().name) and requires[-1] == Installation(FACTS)
     before = cache.read_bytes()
     (tmp_path / "net.py").write_text(NET.format(factor=3))
-    with pytest.raises(ModelError, match=r"the warm start failed: .*another model: class Net has other source"):
-        measure_start("net:build", cache)
+    assert measure_start("net:build", cache).compiled_again > 0, "the cache is of another model"
     assert cache.read_bytes() == before
+
+
+def test_a_cache_is_the_same_bytes_of_equal_files_and_holds_no_locks(tmp_path: Path) -> None:
+    for name in ("ab/kernel.main.so", "locks/kernel.lock"):
+        (tmp_path / "inductor" / name).parent.mkdir(parents=True)
+        (tmp_path / "inductor" / name).write_bytes(name.encode())
+    first, second = tmp_path / "first.cache", tmp_path / "second.cache"
+    pack(tmp_path / "inductor", (Cpu("cpu", "arm64"),), first)
+    folder = open_cache(first, digest_of_file(first)).folder
+    assert [str(file.relative_to(folder)) for file in folder.rglob("*.*")] == ["ab/kernel.main.so"]
+    pack(folder, read_requirements(first), second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["cut", "no requirements", "method"])
+def test_a_file_that_is_no_cache_is_refused(tmp_path: Path, damage: str) -> None:
+    cache = tmp_path / "net.cache"
+    with zipfile.ZipFile(cache, "w", zipfile.ZIP_LZMA if damage == "method" else zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("files/a" if damage == "no requirements" else "requires.json", "[]")
+    cache.write_bytes(cache.read_bytes()[: -30 if damage == "cut" else None])
+    with pytest.raises(IntegrityError, match="no compile cache"):
+        read_requirements(cache)
+
+
+def test_a_probe_of_the_cpu_is_made_once_for_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.cpu_vec_isa import VecAVX2, VecISA
+
+    made: list[str] = []
+    monkeypatch.setattr(VecISA, "_probe_load", lambda self, library: made.append(library) or True)
+    for _ in range(2):
+        use_folder(tmp_path)
+        assert VecAVX2()._probe_load("/some/where/avx2.so")
+    assert made == ["/some/where/avx2.so"]
+    assert json.loads((tmp_path / "probes.json").read_bytes()) == {"avx2.so": True}
+
+
+def test_no_member_is_written_beside_the_folder(tmp_path: Path) -> None:
+    cache = tmp_path / "net.cache"
+    with zipfile.ZipFile(cache, "w") as archive:
+        archive.writestr("files/../../../evil", "x")
+        archive.writestr("/etc/evil", "x")
+    folder = open_cache(cache, digest_of_file(cache)).folder.parent
+    assert {file.name for file in folder.rglob("*") if file.is_file()} == {"evil"}
+    assert not (folder.parent / "evil").exists()
 
 
 @pytest.mark.parametrize(
     ("entry_point", "words"),
     [
-        ("net:wrong", "must give a torch.nn.Module, the inputs of a call"),
-        ("net", "must give a torch.nn.Module"),
+        ("net:wrong", "must give what torch.compile gave, and the inputs of a call"),
+        ("net", "must give what torch.compile gave"),
         ("net:none", "has no attribute 'none'; give MODULE:FUNCTION"),
         ("nowhere:build", "No module named 'nowhere'; give MODULE:FUNCTION"),
     ],
 )
 def test_an_entry_point_that_gives_no_model_is_refused_with_what_is_wanted(tmp_path, monkeypatch, entry_point, words):
-    from enginesmith.compile_caches.loading import load_entry_point
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "net", raising=False)

@@ -20,6 +20,7 @@ from enginesmith.core.requirements import (
     Installation,
     Instructions,
     Library,
+    LibraryBuild,
     Product,
     Requirement,
     Runtime,
@@ -33,8 +34,12 @@ from enginesmith.core.requirements import (
 )
 from enginesmith.core.types import Target
 
-LIBRARIES = {"/a.so": "a" * 64, "/b.so": ""}
-GPU = Machine((8, 9), "l4", "580.65.06", "13.0", {"there": "2.1"}, memory_bytes=24 << 30, libraries=LIBRARIES)
+LIBRARY = Library("a.so", "init", (LibraryBuild("linux-x86_64", "a" * 64), LibraryBuild("linux-aarch64", "b" * 64, 13)))
+NO_BUILD = (
+    "needs the library a.so, which this version has for linux-x86_64, linux-aarch64 with CUDA 13, and not for "
+    "linux-aarch64"
+)
+GPU = Machine((8, 9), "l4", "580.65.06", "13.0", {"there": "2.1"}, memory_bytes=24 << 30)
 CPU = Machine(cpu="x86-64-v3")
 
 
@@ -85,10 +90,12 @@ CPU = Machine(cpu="x86-64-v3")
         (Product("l4", "errors are warned of"), GPU, "met", ""),
         (Product("l40s", "errors are warned of"), GPU, "unmet", "errors are warned of"),
         (Product("l40s", "errors are warned of"), Machine((8, 9)), "met", ""),
-        (Library("/a.so", "a" * 64), GPU, "met", ""),
-        (Library("/a.so", "b" * 64), GPU, "unmet", "needs the library /a.so, which is another one here; put the file"),
-        (Library("/b.so", "b" * 64), GPU, "unmet", "needs the library /b.so, which is not on this machine; put the"),
-        (Library("/c.so", "b" * 64), GPU, "unknown", "needs the library /c.so; whether it is there is unknown"),
+        (LIBRARY, CPU, "met", ""),
+        (LIBRARY, GPU, "unknown", "needs the library a.so; the platform there is unknown"),
+        (LIBRARY, Machine((8, 9), cpu="arm64"), "unknown", "needs the library a.so; the CUDA there is unknown"),
+        (LIBRARY, Machine((9, 0), cpu="arm64", cuda="13.1"), "met", ""),
+        (LIBRARY, Machine((9, 0), cpu="arm64", cuda="12.8"), "unmet", NO_BUILD + " with CUDA 12; add one to"),
+        (LIBRARY, Machine(cpu="arm64"), "unmet", NO_BUILD + "; add one to source.libraries"),
         (WideSums(), Machine(cpu="x86-64-v4-vnni"), "met", ""),
         (WideSums(), Machine(cpu="arm64"), "met", ""),
         (WideSums(), CPU, "unmet", "its int8 sums saturate on x86-64-v3, which has no VNNI; build it for"),
@@ -123,16 +130,15 @@ def test_a_machine_here_asks_its_own_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.words == "compiled for x86-64, and this CPU has no amx_int8"
 
 
-def test_what_is_installed_here_is_looked_up_for_what_is_required_alone(monkeypatch, tmp_path) -> None:
+def test_what_is_installed_here_is_looked_up_for_what_is_required_alone(monkeypatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(
         "enginesmith.core.hardware.machine._find_installed_version",
         lambda name: asked.append(name) or {"b": "2"}.get(name),
     )
-    wanted = (Runtime("a", "1", packages=("b", "c")), Runtime("known", "1"), Library(str(tmp_path / "none"), "a" * 64))
+    wanted = (Runtime("a", "1", packages=("b", "c")), Runtime("known", "1"), LIBRARY)
     machine = Machine(runtimes={"known": "1"}, here=True).with_installed(wanted)
     assert machine.runtimes == {"known": "1", "b": "2"} and asked == ["a", "b"]
-    assert machine.libraries == {str(tmp_path / "none"): ""}
     there = Machine()
     assert there.with_installed(wanted) is there
 
@@ -192,7 +198,7 @@ def test_each_wider_match_takes_what_the_narrower_one_takes(built: tuple[int, in
 EVERY: tuple[Requirement, ...] = (
     Gpu("l4", (8, 9)), Cpu("cpu", "x86-64-v3"), Instructions("x86-64-v3", ("amx_int8",)),
     Runtime("x", "1", "X", (("1", "2"),), ("y",), strict=False, remark="saved by"), Driver("580", "13"), GpuMemory(5),
-    Product("l4", "warned"), Library("/a.so", "a" * 64), WideSums(), Weights("d" * 64),
+    Product("l4", "warned"), LIBRARY, WideSums(), Weights("d" * 64),
     Installation((("Python", "3.11.7"),)),
 )  # fmt: skip
 

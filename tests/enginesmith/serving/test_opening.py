@@ -1,7 +1,6 @@
-"""Routers over engines out of a registry, and compiles that are kept in a folder."""
+"""Routers over engines out of a registry."""
 
 import json
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +21,10 @@ from enginesmith.opening import open_onnx
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.publish import add_latencies
-from enginesmith.serving.ort_compiling import OrtCompiler
 from enginesmith.serving.router import Router, open_described
 from tests.enginesmith.registries import engine, publish_engines
 from tests.pipeline.quantization.small_nets import build
 from tests.validation.latency.reports import latency_report
-from tests.waiting import PATIENCE_S, until
 
 SHAPE = ["batch", "n"]
 
@@ -86,13 +83,13 @@ def expected(inputs: dict[str, np.ndarray]) -> np.ndarray:
     return np.maximum(inputs["x"], 0) + inputs["x"]
 
 
-def test_a_router_over_descriptions_pads_by_their_rules_and_falls_back_to_the_graph(net, tmp_path):
+def test_a_router_over_descriptions_pads_by_their_rules_and_falls_back_to_the_graph(net):
     rules = {"padding": {"inputs": {"x": {"n": 0}}, "edges": {"n": [4, 8]}}}
     pulled = [
         At(described(net, "cpu", profiles=profiles(((1, 1), (4, 8))), **rules)),
         At(described(net, "onnx", **rules)),
     ]
-    with Router.opened(pulled, cache=tmp_path / "compiled") as router:
+    with Router.opened(pulled) as router:
         for shape in ((2, 3), (4, 8), (5, 3), (1, 9)):
             np.testing.assert_array_equal(router.run(x(*shape))["y"], expected(x(*shape)))
         counts = router.counts()
@@ -151,13 +148,6 @@ def test_an_engine_elsewhere_is_not_opened(net, file):
             open_it(described(net, "cpu", file=file))
 
 
-def test_a_graph_that_changed_is_not_compiled(net, tmp_path):
-    compiler = OrtCompiler(net, digest_of_file(net), tmp_path / "cache")
-    net.write_bytes(b"other")
-    with pytest.raises(IntegrityError, match=r"net\.onnx has the digest"):
-        compiler({"batch": 1, "n": 2})
-
-
 def test_sizes_that_an_engine_was_not_proven_for_are_refused(net):
     run = open_onnx(described(net, "cpu", profiles=profiles(((1, 1), (32, 8)))))
     np.testing.assert_array_equal(run(x(32, 8))["y"], expected(x(32, 8)))
@@ -189,66 +179,6 @@ def test_what_is_no_engine_of_onnxruntime_is_told_before_it_is_opened(net):
         open_onnx(described(net, "cpu", graphs=[]))
     with pytest.raises(DataError, match=r"gone\.json describes no engine"):
         open_onnx(net.with_name("gone.onnx"))
-
-
-def test_a_size_is_compiled_once_for_all_routers_of_a_folder(net, tmp_path):
-    cache = tmp_path / "cache"
-    one, other = (OrtCompiler(net, digest_of_file(net), cache) for _ in range(2))
-    inputs = x(3, 5)
-    np.testing.assert_array_equal(one({"batch": 3, "n": 5})(inputs)["y"], expected(inputs))
-    (file,) = cache.glob("*.compiled.onnx")
-    before = file.read_bytes()
-    assert [dim.dim_value for dim in onnx.load(file).graph.input[0].type.tensor_type.shape.dim] == [3, 5]
-    net.write_bytes(b"gone")  # what is in the folder is opened, not made again
-    np.testing.assert_array_equal(other({"batch": 3, "n": 5})(inputs)["y"], expected(inputs))
-    assert file.read_bytes() == before
-
-
-def test_routers_that_compile_the_same_size_at_once_are_safe(net, tmp_path):
-    cache, errors = tmp_path / "cache", []
-
-    def compile_all():
-        try:
-            for n in range(1, 6):
-                inputs = x(2, n)
-                found = OrtCompiler(net, digest_of_file(net), cache, most=3)({"batch": 2, "n": n})(inputs)["y"]
-                np.testing.assert_array_equal(found, expected(inputs))
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=compile_all) for _ in range(4)]
-    [thread.start() for thread in threads], [thread.join(PATIENCE_S) for thread in threads]
-    assert errors == [] and len(list(cache.glob("*.compiled.onnx"))) <= 3
-    assert [path.name for path in cache.iterdir() if path.suffix not in (".onnx", ".lock")] == []
-
-
-def test_a_folder_that_cannot_be_used_is_told_and_requests_are_answered(net, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.warns(RuntimeWarning, match=r"using the cache .*file.*; no sizes are compiled"):
-        router = Router.opened([At(described(net, "onnx"))], cache=tmp_path / "file")
-    with router:
-        np.testing.assert_array_equal(router.run(x(3, 5))["y"], expected(x(3, 5)))
-        until(lambda: router.counts().compiles.failed)
-        compiles = router.counts().compiles
-    assert "using the cache" in compiles.reason
-
-
-def test_a_damaged_file_of_the_folder_is_made_again(net, tmp_path):
-    compiler = OrtCompiler(net, digest_of_file(net), tmp_path / "cache")
-    compiler({"batch": 1, "n": 2})
-    (file,) = (tmp_path / "cache").glob("*.compiled.onnx")
-    file.write_bytes(b"half")
-    np.testing.assert_array_equal(compiler({"batch": 1, "n": 2})(x(1, 2))["y"], expected(x(1, 2)))
-    onnx.load(file)
-
-
-def test_a_size_that_the_graph_cannot_have_is_the_compilers_reason(tmp_path):
-    path = tmp_path / "fixed.onnx"
-    onnx.save(build("float[batch,n] x, float[3] k", "float[batch,n] y", "y = Add(x, k)", {}), path)
-    with pytest.raises(Exception, match=r"(?i)shape|broadcast|dimension"):
-        OrtCompiler(path, digest_of_file(path))({"batch": 1, "n": 4})(
-            {"x": np.ones((1, 4), np.float32), "k": np.ones(3, np.float32)}
-        )
 
 
 def test_all_engines_of_a_version_are_pulled_best_first_with_their_rules_and_times(tmp_path):

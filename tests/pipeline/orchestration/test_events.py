@@ -18,7 +18,7 @@ from enginesmith.registry.store.base import open_store
 from pipeline.intake.registration import register
 from pipeline.orchestration import watch
 from pipeline.orchestration.flows.api import api_in_reach
-from pipeline.orchestration.gpu_workers import JUDGED, PAYLOADS, PUBLISHED, markdown, was_sent
+from pipeline.orchestration.gpu_workers import DRIFTED, JUDGED, PAYLOADS, PUBLISHED, markdown, was_sent
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project
 
@@ -148,3 +148,15 @@ def test_whoever_tells_says_what_is_declared(api: Api, tmp_path: Path, project: 
 
 def test_the_page_has_the_table_of_events() -> None:
     assert markdown() in (Path(__file__).parents[3] / "docs/guides/deployments.md").read_text()
+
+
+def test_the_examples_server_sends_the_event_of_drifted_traffic_as_prefect_and_the_trigger_read_it() -> None:
+    from prefect.events import Event
+
+    from enginesmith.serving.drift import RateDrift
+    from examples.drifting_server import event
+
+    drift = RateDrift(0.01, 0.034, 812, "2026-11-25T10:00:00+00:00", 1500, 40, "2026-11-25T10:05:00+00:00")
+    sent = Event.model_validate(event(drift, "3", "s3://models/r"))
+    assert sent.event == DRIFTED and sent.payload["rate"] == "0.034"
+    PAYLOADS[DRIFTED].check(DRIFTED, sent.payload)

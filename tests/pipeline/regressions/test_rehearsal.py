@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from enginesmith.core.errors import InputError, StepError
 from pipeline.regressions import rehearsal
 from pipeline.regressions.findings import BucketTimes
 from pipeline.regressions.rehearsal import Trial, UnitRehearsal, judge_trials, plan_version
@@ -41,13 +42,48 @@ def test_a_unit_moves_only_where_it_is_proven_and_shown_to_be_no_worse(new, time
     ("verdicts", "plan"),
     [(["moves", "moves"], "moves"), (["moves", "unknown"], "unknown"), (["unknown", "stays"], "stays")],
 )
-def test_a_version_moves_with_all_its_units_or_has_no_commands(monkeypatch, verdicts, plan):
-    spec = SimpleNamespace(publication=SimpleNamespace(channel="candidate"))
-    monkeypatch.setattr(rehearsal, "spec_of", lambda _: spec)
+def test_a_version_moves_with_all_its_units_or_has_no_commands(verdicts, plan):
     units = [UnitRehearsal("m@1", "cpu", OLD, OLD, verdict) for verdict in verdicts]
     manifest: Any = SimpleNamespace(model="m", version="1")
-    found = plan_version(manifest, ("candidate", "stable"), units, "python")
+    channels: Any = [SimpleNamespace(name=name, proven_only=False) for name in ("candidate", "stable")]
+    found = plan_version(manifest, tuple(channels), units, "--toolchain=onnxruntime==2")
     assert found.verdict == plan and bool(found.commands) == (plan == "moves")
     if found.commands:
-        assert found.commands == ("python -m enginesmith build SPEC", "enginesmith promote m:candidate m:stable")
+        assert found.commands == ("enginesmith rehearse m@1 --toolchain=onnxruntime==2 --apply",)
         assert found.back == ("enginesmith rollback m:candidate", "enginesmith rollback m:stable")
+
+
+def test_what_no_channel_serves_holds_no_version_up():
+    manifest: Any = SimpleNamespace(model="m", version="1")
+    idle = UnitRehearsal("m@1", "gpu", replace(OLD, status="unproven"), OLD, "unknown")
+    units = [UnitRehearsal("m@1", "cpu", OLD, OLD, "moves"), idle]
+    proven: Any = SimpleNamespace(name="stable", proven_only=True)
+    every: Any = SimpleNamespace(name="candidate", proven_only=False)
+    assert plan_version(manifest, (proven,), units, "").verdict == "moves"
+    assert plan_version(manifest, (proven, every), units, "").verdict == "unknown"
+    assert plan_version(manifest, (), units, "").verdict == "unknown"
+
+
+def test_what_no_ray_worker_takes_is_unknown_and_other_failures_are_told(monkeypatch):
+    entry: Any = SimpleNamespace(
+        unit="sm_90 fp32 tensorrt", backend="tensorrt", options={}, hardware=None, toolchain={}, status="unproven",
+        reason="", digest="a" * 64,
+    )  # fmt: skip
+    monkeypatch.setattr(rehearsal.discovery, "configure", lambda *_: SimpleNamespace(runs=lambda _: "no GPU here"))
+    monkeypatch.setattr(rehearsal, "ReadToolchain", lambda *_: None)
+    monkeypatch.setattr(rehearsal, "request_of", lambda _: None)
+    environments: Any = SimpleNamespace(on_ray=True, python="the Ray worker", new=None)
+    manifest: Any = SimpleNamespace(model="m", version="1")
+    unit = rehearsal._Unit(environments, manifest, None, entry)  # type: ignore[arg-type]
+
+    def run(kind: str):
+        def fail(*_):
+            raise StepError("versions for m@1: no node with sm_90; start one", kind)
+
+        monkeypatch.setattr(rehearsal._Unit, "_run", fail)
+        return unit.rehearse()
+
+    found = run("no-node")
+    assert (found.verdict, found.why) == ("unknown", "not built: no node with sm_90; start one")
+    with pytest.raises(InputError, match="the Ray worker runs no jobs"):
+        run("crash")

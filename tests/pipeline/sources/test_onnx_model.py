@@ -12,11 +12,21 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from builders.backends.onnxruntime import OrtSession
+from builders.onnx_graphs.bodies import Libraries, list_libraries, list_shards
 from builders.onnx_graphs.weights import to_array
 from enginesmith.core.errors import ModelError
+from enginesmith.core.requirements import Library, LibraryBuild
 from enginesmith.core.types import TensorSpec
 from pipeline.sources.canonical import canonical
-from pipeline.sources.onnx_model import external_files, load_onnx, newest_opset, save_onnx, specs_of
+from pipeline.sources.onnx_model import (
+    external_files,
+    load_onnx,
+    name_libraries,
+    newest_opset,
+    read_libraries,
+    save_onnx,
+    specs_of,
+)
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -388,3 +398,56 @@ def test_a_model_of_other_operator_sets_alone_gets_the_default_one():
     plain = canonical(made)
     assert {entry.domain: entry.version for entry in plain.opset_import}[""] == 20
     assert canonical(plain) == plain
+
+
+def elf(machine: int, entry: bytes = b"RegisterCustomOps", rest: bytes = b"") -> bytes:
+    return b"\x7fELF\2\1".ljust(18, b"\0") + machine.to_bytes(2, "little") + b"\0" + entry + b"\0" + rest
+
+
+def test_libraries_are_named_by_digest_with_what_their_headers_say(tmp_path: Path) -> None:
+    for name, data in {"a/x.so": elf(62), "b/x.so": elf(183), "y.so": elf(62, b"getCreators")}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    (dest := tmp_path / "dest").mkdir()
+    found = read_libraries(tmp_path, [("a/x.so", 0), ("b/x.so", 0), ("y.so", 13)], dest)
+    x, y = found.libraries
+    assert [build.platform for build in x.builds] == ["linux-x86_64", "linux-aarch64"]
+    assert (x.name, x.entry, y.entry, y.builds[0].cuda) == ("x.so", "RegisterCustomOps", "getCreators", 13)
+    assert sorted(found.digests) == sorted(path.name for path in dest.iterdir())
+    model = linear()
+    name_libraries(model, found)
+    save_onnx(model, tmp_path / "m.onnx")
+    assert list_libraries(tmp_path / "m.onnx") == found
+    assert list_shards(tmp_path / "m.onnx") == tuple(sorted(found.digests))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"x.so": b"text"}, "is no shared library of Linux for one of x86_64, aarch64"),
+        ({"x.so": elf(3)}, "is no shared library of Linux"),
+        ({"x.so": elf(62, b"main")}, "has none of the functions that runtimes call"),
+        ({"x.so": elf(62), "a/x.so": elf(62, rest=b"other")}, r"is the second x\.so for linux-x86_64"),
+        ({"../x.so": elf(62)}, "leads outside the spec's folder"),
+    ],
+)
+def test_a_file_that_is_no_library_with_operators_is_refused(tmp_path: Path, files, words) -> None:
+    (root := tmp_path / "spec").mkdir()
+    for name, data in files.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(data)
+    with pytest.raises(ModelError, match=words):
+        read_libraries(root, [(name, 0) for name in files], root)
+
+
+def test_a_file_of_a_user_names_no_libraries_itself(tmp_path: Path) -> None:
+    """They would be opened: code in the process of whoever looks at a model."""
+    model = linear()
+    name_libraries(model, Libraries((Library("x.so", "RegisterCustomOps", (LibraryBuild("linux-x86_64", "a" * 64),)),)))
+    onnx.save(model, tmp_path / "m.onnx")
+    assert list_libraries(tmp_path / "m.onnx").libraries
+    assert not load_onnx(tmp_path / "m.onnx", tmp_path).metadata_props
+    model.metadata_props[0].value = '{"libraries": [{"name": "../x"}]}'
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="names its libraries in another form"):
+        list_libraries(tmp_path / "m.onnx")

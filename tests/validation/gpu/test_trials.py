@@ -18,8 +18,6 @@ from validation.gpu.devices import find_device
 from validation.gpu.models import (
     BuildTask,
     KitModel,
-    any_generation_task,
-    build_for_any_generation,
     other_tasks,
     own_tasks,
     request_for,
@@ -40,9 +38,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> KitModel:
     return made
 
 
-def tried(task: BuildTask, model: KitModel, workdir: Path, portable: bool = False, **options: Any) -> TrialOutcome:
+def tried(task: BuildTask, model: KitModel, workdir: Path, **options: Any) -> TrialOutcome:
     given = {**task.options, **options}
-    trial = TryEngine(task.request, given, CPU, model.path, model.path.parent, TERMS, portable)
+    trial = TryEngine(task.request, given, CPU, model.path, model.path.parent, TERMS)
     return trial.run(WorkerContext(workdir))
 
 
@@ -98,26 +96,6 @@ def test_engines_for_every_other_generation_are_tried_here(model: KitModel, monk
     assert list(other_tasks(model, HOPPER, ["fake"]))
     monkeypatch.setattr(Fake, "capabilities", replace(Fake.capabilities, tunes_on_target=True))
     assert not list(other_tasks(model, HOPPER, ["fake"])), "it needs that GPU to build"
-
-
-def test_an_engine_for_no_generation_in_particular_is_built_and_differs(model: KitModel, tmp_path: Path) -> None:
-    """TensorRT-RTX builds it on this host; whether Hopper takes it, only Hopper says."""
-    pytest.importorskip("tensorrt_rtx")
-    task = any_generation_task(model, HOPPER)
-    assert task is not None and any_generation_task(model, find_device("cpu")) is None
-    engine = build_for_any_generation(task.request, model.path, tmp_path)
-    (mine,) = [
-        item
-        for item in other_tasks(model, HOPPER, ["tensorrt-rtx"])
-        if getattr(item, "request", None) and item.request.target.sm == "sm_80"
-    ]  # type: ignore[union-attr]
-    from builders.backends import discovery
-
-    (tmp_path / "sm_80").mkdir()
-    for_ampere = discovery.configure("tensorrt-rtx", {}).build(mine.request, model.path, tmp_path / "sm_80")  # type: ignore[union-attr]
-    assert engine.size_bytes > 1000 and engine.digest != for_ampere.digest
-    found = tried(task, model, tmp_path, portable=True)
-    assert found.outcome == "load failed", "there is no GPU here"
 
 
 def test_a_request_is_the_pipelines_own_kind(model: KitModel) -> None:

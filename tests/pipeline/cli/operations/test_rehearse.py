@@ -4,6 +4,9 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from enginesmith.registry.store.base import open_store
+from enginesmith.registry.versions import lookup
+from enginesmith.registry.versions.state import read_channel
 from tests.pipeline.cli.operations.test_check import files_of
 from tests.pipeline.projects import Project
 
@@ -24,6 +27,31 @@ def test_what_is_served_is_built_proven_and_timed_beside_itself_and_nothing_is_p
         assert item["verdict"] != "stays" or "times the time" in item["why"]
     assert [(plan["version"], plan["channels"]) for plan in done.json["plan"]] == [("tiny@1", ["candidate"])]
     assert files_of(built.registry / "models") == before
+
+
+def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(built: Project, monkeypatch) -> None:
+    """The toolchain is the same here, so that a verdict is drawn up, and the measured trials come from the record."""
+    from pipeline.regressions import rehearsal
+
+    monkeypatch.setattr(rehearsal, "judge_trials", lambda *_: ("moves", ""))
+    words = ("tiny@1", "--toolchain", SAME, "--python", sys.executable, "--seconds", "0.2")
+    again = f"enginesmith rehearse tiny@1 --toolchain={SAME} --seconds=0.2 --python={sys.executable} --apply"
+    assert again in built.run("rehearse", *words).out
+    monkeypatch.setattr(rehearsal._Unit, "_prove", None)
+    (built.folder / "tiny.yaml").unlink()  # nothing of it is read
+    done = built.run("rehearse", *words, "--apply")
+    assert done.code == 0 and "tiny@1 -> 2\n  candidate: serves 2" in done.out, done.err
+    assert "enginesmith rollback tiny:candidate    # takes it back" in done.out
+    store = open_store(str(built.registry))
+    before, after = (lookup.load(store, "tiny", version) for version in ("1", "2"))
+    for old, new in zip(before.engines, after.engines, strict=True):
+        assert (new.unit, new.status, new.digest) == (old.unit, old.status, old.digest)
+        assert (new.report != old.report) == (new.target == "cpu" and new.usable)
+    again = built.run("rehearse", *words, "--apply", "--json")
+    assert [item["version"] for item in again.json["applied"]] == ["2"]
+    assert built.run("rollback", "tiny:candidate").code == 0
+    channel = read_channel(store, "tiny", "candidate")
+    assert channel is not None and channel.version == "1"
 
 
 def test_an_environment_with_another_version_is_refused(built: Project) -> None:

@@ -23,7 +23,6 @@ from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.keys import MeasureEngine
 from pipeline.compile.steps.proofs import CheckEngine
 from pipeline.compile.steps.search import SearchQuantization
-from pipeline.operations.compare.run import ProbeShapes
 from tests.pipeline.compile.closure.running import Traced, run
 
 KEYED: set[type] = {ExportModel, ObservePart, MergeParts, SearchQuantization, WriteGraph, CheckGraph, CheckEngine}
@@ -88,7 +87,7 @@ def test_a_step_gives_the_same_through_a_store_that_only_holds_bytes(ran, monkey
 
 
 def test_of_the_carriers_a_step_opens_a_store_and_no_more() -> None:
-    walk = _walk([*sorted(map(root_name, [*KEYED, MeasureEngine, ProbeShapes])), ORT], SourceFiles())
+    walk = _walk([*sorted(map(root_name, [*KEYED, MeasureEngine])), ORT], SourceFiles())
     read = set()
     for name, reached in walk.found.items():
         module = walk.modules[name]

@@ -25,7 +25,6 @@ from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.keys import MeasureEngine
 from pipeline.compile.steps.proofs import CheckEngine
 from pipeline.compile.steps.search import SearchQuantization
-from pipeline.operations.compare.run import ProbeShapes
 
 ORT, RTX = (discovery.entry_point(name) for name in ("onnxruntime", "tensorrt-rtx"))
 # The record that a step makes, and what its key is computed from.
@@ -46,7 +45,6 @@ STEPS: dict[str, tuple[str, ...]] = {
             "attribute graph": (AttributeGraph,),
             "attribute engine": (AttributeEngine, ORT),
             "latency": (MeasureEngine, ORT),
-            "shapes": (ProbeShapes, ORT),
             "samples of a graph": (ComputeSamples,),
             "prove an ensemble": (ProveEnsemble, ORT),
         }.items()
@@ -191,7 +189,7 @@ def is_page(module: str) -> bool:
     rooms = ("enginesmith.cli", "pipeline.cli", "pipeline.progress", "pipeline.orchestration.runs")
     rooms += ("pipeline.orchestration.flows", "pipeline.orchestration.metrics")
     rooms += ("validation.plots", "validation.reporting.html", "validation.gpu", "validation.reporting.html")
-    rooms += ("pipeline.compile.publication.pages", "pipeline.orchestration.tracing", "enginesmith.registry")
+    rooms += ("pipeline.compile.publication.pages", "enginesmith.registry")
     rooms += (
         "pipeline.fleet",
         "pipeline.orchestration.deployments",
@@ -222,7 +220,7 @@ def is_page(module: str) -> bool:
         (
             "builders.backends.onnxruntime.file",
             {
-                *("calibrate", "choose, timed", "prove onnxruntime", "prove an ensemble", "latency", "shapes"),
+                *("calibrate", "choose, timed", "prove onnxruntime", "prove an ensemble", "latency"),
                 *("attribute engine", "attribute graph"),
             },
         ),
@@ -276,8 +274,7 @@ def test_code_that_is_found_at_run_time_is_known() -> None:
 def test_the_key_of_a_step_is_computed_from_the_request_that_its_job_runs() -> None:
     """In each step's module, the class of what is given to `Job` is given to `code_key`."""
     folder = Path(keys.__file__).parent
-    compare = folder.parents[1] / "operations" / "compare" / "run.py"
-    for file in [*folder.glob("*.py"), compare]:
+    for file in folder.glob("*.py"):
         tree = ast.parse(file.read_text())
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         made = {ast.unparse(call.func) for call in calls} & REQUESTS
