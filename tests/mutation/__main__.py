@@ -1,8 +1,9 @@
 """Changes the product in 80 places, one at a time, and says which changes no test notices: `python -m tests.mutation`.
 
 The places exist today and in the commit `BEGUN`, whose first digits are the seed. A copy of the tree below
-build/mutation holds all changes; the variable MUTANT turns one on. One run of the tests that are not slow, or of those
-that are named, tries each test on the changes that it reaches (`recorder`). What lives then is tried in a process of
+build/mutation holds all changes; the variable MUTANT turns one on. One run of the tests that are not slow tries each
+test on the changes that it reaches (`recorder`). Where tests are named, that is all, of them: what they reach and do
+not kill is "open", and nothing is stored. What lives then is tried in a process of
 its own on its mirrored test files and the nearest tests that reach it. What was found is in build/mutation.json, so
 that a run that was stopped goes on; `--again` tries what lives on today's tests.
 """
@@ -236,15 +237,22 @@ def table(sites: Mapping[int, Site], results: Mapping[str, Mapping[str, object]]
 def main() -> None:
     """Plant, run the tests, try what lives in processes of its own, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tests", nargs="*", help="files or folders to run first; all where none is named")
+    parser.add_argument("tests", nargs="*", help="run these alone, print the sites that they reach, store nothing")
     parser.add_argument("--again", action="store_true", help="forget what survived; run no tests first")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     sites, kept = chosen(), ROOT / "build" / "mutation.json"
     place = planted(sites)
-    if options.tests or not (options.again or (place.record / "all").exists()):
-        folder = place.record / (f"named-{len([*place.record.glob('*')])}" if options.tests else "all")
-        place.pytest(folder, [f"-n{options.jobs}", "--timeout=1500", *options.tests], 4 * 3600.0)
+    folder, words = place.record / "all", [f"-n{options.jobs}", "--timeout=1500", *options.tests]
+    if options.tests:
+        folder = place.tree.parent / "named"
+        code = place.pytest(folder, words, 4 * 3600.0)
+        named = Record.read(folder)
+        killed = {repr(sites[number]): {"is": "killed", "by": by} for number, by in named.killed.items()}
+        print(table({number: site for number, site in sites.items() if number in named.reached}, killed))
+        sys.exit(f"pytest ended with {code}: {folder / 'output'}" if code else 0)
+    if not (options.again or folder.exists()):
+        place.pytest(folder, words, 4 * 3600.0)
     record = Record.read(place.record)
     results = json.loads(kept.read_text()) if kept.exists() else {}
     results |= {repr(sites[number]): {"is": "killed", "by": by} for number, by in record.killed.items()}
