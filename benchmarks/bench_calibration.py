@@ -22,7 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calibration_sides import SIZE, modelopt_quantize, ort_quantize, our_quantize, our_samples, our_search, reader
+
+from benchmarks.calibration_sides import (
+    SIZE,
+    modelopt_quantize,
+    ort_quantize,
+    our_quantize,
+    our_samples,
+    our_search,
+    reader,
+)
 
 HELD_OUT = 32
 MODELS = ("resnet50", "resnet50-zero", "resnet18", "resnet18-zero")
@@ -194,7 +203,7 @@ def measure_quality(side: str, folder: Path, count: int, activation: str) -> dic
 
 def apart(what: str, *words: object) -> dict[str, float]:
     """Measure in a fresh process, so that one peak says nothing about another."""
-    command = [sys.executable, __file__, "--measure", what, *map(str, words)]
+    command = [sys.executable, "-m", "benchmarks.bench_calibration", "--measure", what, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         return {"failed": done.returncode}

@@ -85,7 +85,7 @@ def ours(count: int, isolated: bool, folder: Path) -> float:
         context = RunContext(store, executor, Rerouted(executor))
         begun = time.perf_counter()
         units = planned(count, store, context)
-        built = InProcess().map(build, units, spec_of(0), context)
+        built = InProcess().map(build, units, Work(spec_of(0), context))
         seconds = time.perf_counter() - begun
     if not all(item.digest for item in built):
         raise SystemExit(f"a build failed: {next(item.failure for item in built if item.failure)}")
@@ -160,9 +160,9 @@ def driver_mib(size_mib: int, count: int = 8) -> float:
     with tempfile.TemporaryDirectory() as folder, RayExecutor() as executor:
         store = open_store(str(Path(folder) / "registry"), create=True)
         context = RunContext(store, executor, Rerouted(executor))
-        InProcess().map(build, planned(2, store, context), spec_of(0), context)
+        InProcess().map(build, planned(2, store, context), Work(spec_of(0), context))
         before = psutil.Process().memory_info().rss
-        InProcess().map(build, planned(count, store, context, size_mib), spec_of(size_mib), context)
+        InProcess().map(build, planned(count, store, context, size_mib), Work(spec_of(size_mib), context))
         return round((psutil.Process().memory_info().rss - before) / 2**20, 1)
 
 
@@ -176,7 +176,7 @@ def main() -> None:
     noop.install()
     print(json.dumps({"load_before": round(os.getloadavg()[0], 1), "cpus": os.cpu_count()}), flush=True)
     with RayExecutor() as warm:  # one Ray for all sides
-        warm.run(Job("warm", "builders.execution.process:oom_kills", {}))
+        warm.run(Job("warm", noop.Nothing()))
         _timed(_warm(), range(64))
         for counts, isolated in ((given.in_worker, False), (given.isolated, True)):
             for count in map(int, filter(None, counts.split(","))):

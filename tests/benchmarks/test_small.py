@@ -21,8 +21,10 @@ SMALL = {
     "bench_rollout": "--nodes 5000 --seeds 1 --only good",
     "bench_router": "",
     "bench_scale": "--models 10 --nodes 20 --minutes 1 --part one --part writer",
+    "bench_sessions": "onnxruntime",
     "bench_site": "20",
     "bench_streams": "",
+    "bench_swaps": "--swaps 3",
     "bench_traffic_drift": "--streams 2 --quiet 1",
     "bench_trend": "--series 2",
 }
