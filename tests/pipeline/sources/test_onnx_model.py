@@ -17,6 +17,7 @@ from enginesmith.core.errors import ModelError
 from enginesmith.core.types import TensorSpec
 from pipeline.sources.canonical import canonical
 from pipeline.sources.onnx_model import external_files, load_onnx, newest_opset, save_onnx, specs_of
+from tests.pipeline.quantization.small_nets import build
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -388,3 +389,15 @@ def test_a_model_of_other_operator_sets_alone_gets_the_default_one():
     plain = canonical(made)
     assert {entry.domain: entry.version for entry in plain.opset_import}[""] == 20
     assert canonical(plain) == plain
+
+
+def test_two_ranges_that_are_added_to_a_table_are_valid():
+    text = """
+        r = Range(zero, three, one) a = Unsqueeze(r, last) b = Range(zero, four, one)
+        c = Add(a, b) d = Cast<to=1>(c) y = Mul(d, x)
+    """
+    numbers = {"zero": np.array(0), "one": np.array(1), "three": np.array(3), "four": np.array(4)}
+    model = build("float[n,4] x", "float[3,4] y", text, {**numbers, "last": np.array([-1])})
+    with pytest.raises(onnx.shape_inference.InferenceError, match="Add broadcasting"):
+        onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    assert {item.name for item in canonical(model).graph.value_info} >= {"c", "d"}
