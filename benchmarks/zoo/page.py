@@ -82,6 +82,8 @@ def _outcomes(results: Results) -> Iterator[str]:
 
 
 def _origin(graph: Mapping[str, Any]) -> str:
+    if "torch" in graph:
+        return f"{graph['torch']}, seeded weights"
     if "grown" in graph:
         return "scikit-learn trees, by skl2onnx"
     package = KNOWN["packages"][graph["package"]]
