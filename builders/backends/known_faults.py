@@ -420,7 +420,7 @@ def without_faults(request: BuildRequest, path: Path, workdir: Path) -> tuple[Pa
 
     verdict = judge_faults(list_faults(path, request.backend), request)
     if verdict.refusal:
-        raise ModelError(f"{request.backend} computes something else than the model: {verdict.refusal}")
+        raise ModelError(f"{request.backend} does not compute the model: {verdict.refusal}")
     if not verdict.written:
         return path, verdict.notes
     model = shape_inference.infer_shapes(load_graph(path))

@@ -138,7 +138,7 @@ def test_what_cannot_be_written_otherwise_is_refused_with_node_remedy_and_source
     found = verdict(model, tmp_path, **of)
     assert found.refusal and words in found.refusal and ";" in found.refusal
     assert "https://github.com/" in found.refusal and "node '" in found.refusal
-    with pytest.raises(ModelError, match="tensorrt computes something else than the model: node "):
+    with pytest.raises(ModelError, match="tensorrt does not compute the model: node "):
         without_faults(request(**of), tmp_path / "graph.onnx", tmp_path)
 
 
