@@ -7,7 +7,7 @@
 # conformance  installs every compiler that pip has, holds all to one suite, and writes what came out into docs/reference/conformance.md
 # node-tests   ONNX's own 1,900 backend node tests through the CPU engine, and built by TensorRT-RTX; the same page
 # proof  plants every fault over networks, seeds and precisions, counts false alarms and the canary's errors; the tables of the docs
-# zoo    graphs out of 19 packages, downloaded, built, proven, beside other quantizers; docs/zoo.md
+# zoo    graphs out of packages, and seeded modules, built, proven, beside other quantizers; docs/zoo.md
 # site-check  the registry's site in Chromium, with axe-core from npm
 # simulate  a million interleavings of the registry's writers and readers; goes on where it was stopped
 # gpu-check  the GPU proof kit on this machine's GPU, with PYTHON and what it has installed

@@ -1,1 +1,1 @@
-"""Real graphs out of 19 packages, taken the whole way: `make zoo`. The results are in docs/zoo.md."""
+"""Graphs out of packages, and modules with seeded weights, taken the whole way: `make zoo` writes docs/zoo.md."""

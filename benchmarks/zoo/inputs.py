@@ -38,6 +38,8 @@ def _make(
         return np.zeros(shape, spec.dtype)
     if lowered == "encoder_hidden_states":
         return (generator.standard_normal(shape) * 0.2).astype(spec.dtype)
+    if kind == "normal" and spec.dtype.startswith(("int", "uint", "bool")):
+        kind = "tokens"
     made = KINDS[kind](generator, shape)
     if kind in ("page", "seal", "table", "line", "photo", "turned"):
         made = _scale(made, graph.get("scaling", "imagenet"))
@@ -107,6 +109,10 @@ def _digits(generator: np.random.Generator, shape: Shape) -> Array:
     return np.asarray(pixels[generator.integers(0, len(pixels), shape[0])])
 
 
+def _normal(generator: np.random.Generator, shape: Shape) -> Array:
+    return np.asarray(generator.standard_normal(shape))
+
+
 KINDS: Mapping[str, Maker] = {
     "page": draw_pages,
     "seal": draw_seals,
@@ -119,4 +125,5 @@ KINDS: Mapping[str, Maker] = {
     "speech": cut_speech,
     "mel": _mel,
     "digits": _digits,
+    "normal": _normal,
 }

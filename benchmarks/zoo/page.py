@@ -21,7 +21,7 @@ _FILES = {
 _HEAD = """\
 # Public models
 
-What `enginesmith init` and `enginesmith build` make of 35 public ONNX graphs. To repeat it, run `make zoo`: it
+What `enginesmith init` and `enginesmith build` make of public ONNX graphs. To repeat it, run `make zoo`: it
 downloads the packages, checks their digests and writes this page.
 
 Inputs are rendered and scanned pages, photographs, files, text and synthesized speech. The specs are as
@@ -31,14 +31,9 @@ measured on two busy cores: compare columns, not rows.
 _QUALITY = """\
 SQNR in dB on 12 inputs outside the calibration data, against the original graph without optimization: worst output /
 worst slice of an output. "exact": no difference. Bold columns are Enginesmith's. An empty cell is an engine that was
-not proven or an error of the other tool; both are listed on this page. onnxruntime int8: `quantize_static` with Q/DQ,
+not proven, or an error of the other tool. onnxruntime int8: `quantize_static` with Q/DQ,
 MinMax, uint8 activations and int8 weights per channel. converter-common: `convert_float_to_float16` with inputs and
 outputs kept. Olive: `OnnxStaticQuantization` with its defaults. All use the same calibration samples.
-"""
-_SIZES = "MiB of each file.\n"
-_TIMES = """\
-Median milliseconds of one run with one input, with onnxruntime's default options and one thread. All files run
-interleaved in one process.
 """
 _COSTS = """\
 Wall-clock time of `enginesmith build` with an empty registry, for all precisions and steps, and the peak memory of all
@@ -55,11 +50,8 @@ def write_page(path: Path) -> None:
     results = {name: read(name, f"result-{FIRST}.json") for name in KNOWN["graphs"]}
     results = {name: result for name, result in results.items() if result}
     judged = {name: read(name, "peers.json") for name in results}
-    sections = {"Quality": (_QUALITY, _show_quality), "Sizes": (_SIZES, _show_size), "Latencies": (_TIMES, _show_time)}
-    parts = [_HEAD, *_outcomes(results), *_reasons(results)]
-    for title, (words, show) in sections.items():
-        parts += [f"## {title}\n", words, *_table(["graph", *_columns()], _rows(judged, show))]
-    parts += [*_costs(results), *_errors(judged), *_others(results)]
+    parts = [_HEAD, *_outcomes(results), *_reasons(results), "## Quality\n", _QUALITY]
+    parts += [*_table(["graph", *_columns()], _rows(judged)), *_costs(results), *_others(results)]
     path.write_text("\n".join(parts), encoding="utf-8")
 
 
@@ -90,6 +82,8 @@ def _outcomes(results: Results) -> Iterator[str]:
 
 
 def _origin(graph: Mapping[str, Any]) -> str:
+    if "torch" in graph:
+        return f"{graph['torch']}, seeded weights"
     if "grown" in graph:
         return "scikit-learn trees, by skl2onnx"
     package = KNOWN["packages"][graph["package"]]
@@ -111,10 +105,10 @@ def _columns() -> list[str]:
     return [f"**{title}**" if file.startswith("enginesmith") else title for file, title in _FILES.items()]
 
 
-def _rows(judged: Results, show: Any) -> Iterator[list[str]]:
+def _rows(judged: Results) -> Iterator[list[str]]:
     for name, files in judged.items():
         if files:
-            yield [name, *(show(files.get(file, {})) for file in _FILES)]
+            yield [name, *(_show_quality(files.get(file, {})) for file in _FILES)]
 
 
 def _show_quality(file: Mapping[str, Any]) -> str:
@@ -125,31 +119,11 @@ def _show_quality(file: Mapping[str, Any]) -> str:
     return (whole if whole == worst else f"{whole} / {worst}").replace("-999.0", "not finite") + equal
 
 
-def _show_size(file: Mapping[str, Any]) -> str:
-    return f"{file['mib']:.2f}" if "mib" in file else ""
-
-
-def _show_time(file: Mapping[str, Any]) -> str:
-    return f"{file['ms']:.3g}" if "ms" in file else ""
-
-
 def _costs(results: Results) -> Iterator[str]:
     yield "## Build cost\n"
     yield _COSTS
     rows = [[name, f"{result['seconds']:.0f}", str(result["peak_mib"])] for name, result in results.items()]
     yield from _table(["graph", "seconds", "peak MiB"], rows)
-
-
-def _errors(judged: Results) -> Iterator[str]:
-    rows = [
-        [name, file, found["error"]]
-        for name, files in judged.items()
-        for file, found in files.items()
-        if "error" in found
-    ]
-    if rows:
-        yield "## Errors of other tools\n"
-        yield from _table(["graph", "file", "error"], rows)
 
 
 def _others(results: Results) -> Iterator[str]:

@@ -5,15 +5,13 @@
 Theirs: onnxruntime's `quantize_static` (Q/DQ, MinMax, uint8 activations, int8 weights) on the same calibration samples,
 onnxconverter-common's float16, Olive's static quantization on these samples; made where the spec asks for fp16, since
 other graphs came quantized or have no weights. A peer's error is a result. Each file is
-opened with onnxruntime's default options and one thread; times are medians of interleaved runs. Ours are the engines of
+opened with onnxruntime's default options and one thread. Ours are the engines of
 `result-onnxruntime.json`. Writes FOLDER/peers.json.
 """
 
 import json
 import math
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,6 @@ from enginesmith.core.types import Tensors
 from enginesmith.registry.store.base import open_store
 from validation.metrics.drift import Drift, measure
 
-ROUNDS = 15
-_LONGEST_TIMING_S = 20.0
 _CALIBRATION, _GOLDEN = "calibration.npz", "golden.npz"
 
 
@@ -136,22 +132,19 @@ PEERS: Mapping[str, Callable[[Path, Path, Tensors], None]] = {
 
 
 def judge(files: Mapping[str, Path | str], folder: Path, arguments: Tensors) -> dict[str, dict[str, Any]]:
-    """By file: MiB, worst output's SQNR and worst slice's in dB against `source` unoptimised, and median ms."""
+    """By file: worst output's SQNR and worst slice's in dB against `source` unoptimised."""
     golden = list(_samples(folder / _GOLDEN, arguments))
     reference = _open(folder / "model.onnx", ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     expected = [_run(reference, sample) for sample in golden]
-    found, open_files = dict[str, dict[str, Any]](), dict[str, ort.InferenceSession]()
+    found = dict[str, dict[str, Any]]()
     for name, file in files.items():
-        found[name] = {"error": file} if isinstance(file, str) else {"mib": file.stat().st_size / (1 << 20)}
+        found[name] = {"error": file} if isinstance(file, str) else {}
         if isinstance(file, Path):
             try:
                 session = _open(file)
                 found[name] |= _quality(expected, [_run(session, sample) for sample in golden])
-                open_files[name] = session
             except Exception as error:  # of onnxruntime, which has no base class for its errors
                 found[name]["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    for name, times in _times(open_files, golden).items():
-        found[name]["ms"] = round(statistics.median(times) * 1000, 3)
     return found
 
 
@@ -187,20 +180,6 @@ def _quality(expected: list[list[Array]], actual: list[list[Array]]) -> dict[str
 def _number(decibels: float) -> float | None:
     """None for no error at all, which JSON has no number for; -999 for values that are not finite."""
     return None if decibels == math.inf else -999.0 if decibels == -math.inf else round(decibels, 1)
-
-
-def _times(sessions: Mapping[str, ort.InferenceSession], golden: list[Tensors]) -> dict[str, list[float]]:
-    """Seconds of single runs, a round over all files at a time."""
-    times: dict[str, list[float]] = {name: [] for name in sessions}
-    until = time.monotonic() + _LONGEST_TIMING_S
-    for index in range(ROUNDS):
-        if index > 2 and time.monotonic() > until:
-            break
-        for name, session in sessions.items():
-            began = time.perf_counter()
-            _run(session, golden[index % len(golden)])
-            times[name].append(time.perf_counter() - began)
-    return times
 
 
 if __name__ == "__main__":

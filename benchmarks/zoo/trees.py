@@ -1,12 +1,18 @@
-"""Two ensembles of decision trees as ONNX graphs: a forest and boosted trees, grown here on scikit-learn's digits.
+"""Graphs that are made here: decision trees grown on scikit-learn's digits, and torch modules with seeded weights.
 
     python -m benchmarks.zoo.trees forest|boosted OUT
+    python -m benchmarks.zoo.trees '{"torch": "timm:create_model", ...}' OUT
 
-No package is known that ships one under a free licence. skl2onnx writes them, out of the environment of `peers`.
+No package is known that ships trees under a free licence, and these architectures without weights. skl2onnx and
+torch.onnx write them, out of the environment of `peers`.
 """
 
+import json
 import sys
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from sklearn.datasets import load_digits
 from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
@@ -29,5 +35,32 @@ def write_trees(kind: str, path: Path) -> None:
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 
+def write_module(row: Mapping[str, Any], path: Path) -> None:
+    """Write a module with weights of seed 0 and a dynamic batch. row: of graphs.yaml: what makes it (torch), with which
+    arguments (settings), of which class of configurations (config), and the shapes of its inputs (takes)."""
+    import torch
+
+    operators = torch.library.Library("torchvision", "DEF")  # torchvision's own do not load beside torch for CPUs
+    for operator in ("nms", "qnms"):
+        operators.define(f"{operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+    place, _, name = row["torch"].partition(":")
+    source, settings = import_module(place), row.get("settings", {})
+    torch.manual_seed(0)
+    if "config" in row:
+        module = getattr(source, name)(getattr(source, row["config"])(**settings, return_dict=False))
+    else:
+        module = getattr(source, name)(**settings)
+    arrays = {
+        key: torch.ones(shape, dtype=torch.long) if "ids" in key else torch.randn(shape)
+        for key, shape in row["takes"].items()
+    }
+    axes = {key: {0: "batch"} for key in arrays}
+    given = (arrays,) if "config" in row else tuple(arrays.values())  # transformers takes them by name
+    torch.onnx.export(module.eval(), given, path, input_names=list(axes), dynamic_axes=axes, dynamo=False)
+
+
 if __name__ == "__main__":
-    write_trees(sys.argv[1], Path(sys.argv[2]))
+    if sys.argv[1].startswith("{"):
+        write_module(json.loads(sys.argv[1]), Path(sys.argv[2]))
+    else:
+        write_trees(sys.argv[1], Path(sys.argv[2]))

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import onnx
 
+from builders.backends.known_faults import COMPILERS, find_faults
 from builders.onnx_graphs.structure import find_source
+from builders.onnx_graphs.weights import has_external
 from enginesmith.client.layouts.protobuf_text import ProtoMessage, parse
 from enginesmith.core.errors import InputError, ModelError
 from enginesmith.core.state import without_states
@@ -24,6 +26,9 @@ from pipeline.drafts.facts import (
     suggest_metric,
 )
 from pipeline.drafts.probing import find_dims, open_graph
+from pipeline.quantization.insertion_points import find_sites, prepare_model
+from pipeline.quantization.ranges import LEAST_SHARE
+from pipeline.quantization.shares import narrow_share
 from pipeline.sources.canonical import canonical
 from pipeline.sources.export import choose_outputs
 from pipeline.sources.onnx_header import format_shape
@@ -37,6 +42,8 @@ from pipeline.spec.source import FILL_IN, INPUT_DTYPES
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "Attention"})
 _INTEGER = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "DynamicQuantizeMatMul"})
 _TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
+# A model of more bytes is not copied to count its multiplications.
+_LARGEST_COUNTED = 1 << 28
 # Names of files and folders that say nothing of the model: `bert/onnx/model.onnx`.
 _COMMON = frozenset({"model", "model_quantized", "onnx", "models", "export", "1"})
 
@@ -61,7 +68,7 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
     fixed = fixed_axes(tidy.graph)
     if not inputs:
         raise ModelError("the model takes no inputs, so that what it computes is constant; there is nothing to build")
-    counts = Counter(node.op_type for node in all_nodes(tidy))
+    counts = Counter(node.op_type for node in all_nodes(tidy) if node.op_type != "Constant")
     model_facts = FoundModel(
         name=_name(path),
         source={"onnx": shown},
@@ -78,7 +85,33 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
     results = [spec_of(value, "output") for value in tidy.graph.output]
     model_facts = find_dims(model_facts, lambda: open_graph(tidy, path, model_facts.name))
     states = find_states(model_facts.inputs, results, _sources(tidy))
-    return begin_empty(replace(model_facts, states=states), results)
+    notes = (*model_facts.notes, *_share(tidy, model_facts), *_refusals(tidy))
+    return begin_empty(replace(model_facts, states=states, notes=notes), results)
+
+
+def _share(model: onnx.ModelProto, found: FoundModel) -> Iterator[str]:
+    """How much of the model int8 can take, where fp16 makes sense for it. model: canonical."""
+    if "fp16" not in dict(found.precisions) or model.ByteSize() > _LARGEST_COUNTED or has_external(model):
+        return
+    sizes = {spec.name: spec.at({name: dim.opt for name, dim in found.dims.items()}) for spec in found.inputs}
+    try:
+        prepared = prepare_model(model)
+        share = narrow_share(prepared, {site.node for site in find_sites(prepared)[0]}, sizes)
+    except ModelError:  # of an opset that is not lifted: a build says so
+        return
+    if share is not None:
+        few = "; less than 10 % makes no int8 engine" if share < LEAST_SHARE else ""
+        yield f"int8 can take {100 * share:.0f} % of the multiplications with weights{few}"
+
+
+def _refusals(model: onnx.ModelProto) -> Iterator[str]:
+    """What compilers are known to refuse of a graph, one line each. model: canonical."""
+    for compiler in sorted(COMPILERS):
+        refused = [(node, words) for fault, node, words in find_faults(model, compiler) if not fault.write]
+        if refused:
+            node, words = refused[0]
+            more = f" (and {len(refused) - 1} more)" if refused[1:] else ""
+            yield f"{compiler} may refuse node {node.name!r}{more}: {node.op_type} {words}"
 
 
 def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -104,17 +104,29 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
     text = write_spec(model_facts, *data).encode()
     _write({path: lambda stream: stream.write(text), **{path.parent / name: data[name] for name in data}}, force)
     say(f"wrote {path}: {pluralize(len(model_facts.inputs), 'input')}, {pluralize(len(model_facts.dims), 'dim')}")
-    if states:
-        say(f"  {', '.join(states)}: inputs like others, as in the requests; without --from-requests they are states")
-    for state in model_facts.states:
-        say(f"  {state.input} is a state: it takes what {state.output} gave in the call before")
-    for name, dim in model_facts.dims.items():
-        say(f"  {name} {dim.min}..{dim.max}: {dim.why}")
-    if model_facts.refused:
-        say(f"  {model_facts.refused}")
-    if model_facts.unknown:
-        say(f"  fill in: {', '.join(model_facts.unknown)}; the lines are marked FILL_IN")
+    for line in _describe(model_facts, states, bool(data)):
+        say(f"  {line}")
     say(f"read it, then: enginesmith plan {path}")
+
+
+def _describe(found: "FoundModel", given_states: Sequence[str], has_data: bool) -> Iterator[str]:
+    """What a model is, a line for each fact. given_states: those that are inputs like others, since requests have
+    them."""
+    yield from found.notes
+    yield from (f"{spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in found.inputs)
+    if given_states:
+        names = ", ".join(given_states)
+        yield f"{names}: inputs like others, as in the requests; without --from-requests they are states"
+    yield from (
+        f"{state.input} is a state: it takes what {state.output} gave in the call before" for state in found.states
+    )
+    yield from (f"{name} {dim.min}..{dim.max}: {dim.why}" for name, dim in found.dims.items())
+    if found.refused:
+        yield found.refused
+    if found.unknown:
+        yield f"fill in: {', '.join(found.unknown)}; the lines are marked FILL_IN"
+    if not has_data:
+        yield "no data: proofs are on random inputs, and int8 waits for real ones (--from-requests)"
 
 
 # Files that `build` takes in the place of a spec.

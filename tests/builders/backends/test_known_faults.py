@@ -138,7 +138,7 @@ def test_what_cannot_be_written_otherwise_is_refused_with_node_remedy_and_source
     found = verdict(model, tmp_path, **of)
     assert found.refusal and words in found.refusal and ";" in found.refusal
     assert "https://github.com/" in found.refusal and "node '" in found.refusal
-    with pytest.raises(ModelError, match="tensorrt computes something else than the model: node "):
+    with pytest.raises(ModelError, match="tensorrt does not compute the model: node "):
         without_faults(request(**of), tmp_path / "graph.onnx", tmp_path)
 
 
@@ -174,6 +174,14 @@ def test_what_is_right_is_left_alone(model, of, tmp_path):
     found = verdict(model, tmp_path, **of)
     assert found.refusal is None and not found.written
     assert not [note for note in found.notes if "up to 10.16" not in note]
+
+
+def test_operators_that_a_parser_was_seen_not_to_read_are_refused_of_that_version_and_told_of_later_ones(tmp_path):
+    graph = build("float[n,2,2] x", "float[n] y", "y = Det(x)", {})
+    refusal = verdict(graph, tmp_path, compiler="tensorrt-rtx", version="1.7.1").refusal
+    assert refusal and refusal.startswith("node 'y' (Det) is not read by its parser; compute it outside")
+    later = verdict(graph, tmp_path, compiler="tensorrt-rtx", version="1.8")
+    assert later.refusal is None and later.notes
 
 
 def test_every_row_has_a_source_and_a_compiler_that_exists():

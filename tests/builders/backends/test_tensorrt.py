@@ -134,20 +134,9 @@ def test_what_is_no_model_is_refused_though_the_parser_takes_it(tmp_path, conten
         RTX.build(graphs.request("sm_89"), tmp_path / "model.onnx", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("op", "domain", "words"),
-    [
-        ("Det", "", r"node 'block/the_node' \(Det\): unsupported node"),
-        ("Foo", "acme", r"node 'block/the_node' \(Foo\): .*Plugin not found.*invalid node"),
-    ],
-)
-def test_an_unsupported_operator_is_named_with_its_node(tmp_path, op, domain, words):
-    model = graphs.one_node(tmp_path / "model.onnx", op, shape=(2, 4, 4), domain=domain)
-    if op == "Det":
-        loaded = onnx.load(model)
-        del loaded.graph.output[0].type.tensor_type.shape.dim[1:]
-        onnx.save(loaded, model)
-    with pytest.raises(ModelError, match=words) as caught:
+def test_an_unsupported_operator_is_named_with_its_node(tmp_path):
+    model = graphs.one_node(tmp_path / "model.onnx", "Foo", shape=(2, 4, 4), domain="acme")
+    with pytest.raises(ModelError, match=r"node 'block/the_node' \(Foo\): .*Plugin not found.*invalid node") as caught:
         RTX.build(graphs.request("sm_89", profiles=()), model, tmp_path)
     assert "/_src/" not in str(caught.value) and "rewrite those operators" in str(caught.value)
 

@@ -27,6 +27,7 @@ from pipeline.sources.onnx_model import (
     save_onnx,
     specs_of,
 )
+from tests.pipeline.quantization.small_nets import build
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -451,3 +452,15 @@ def test_a_file_of_a_user_names_no_libraries_itself(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(ModelError, match="names its libraries in another form"):
         list_libraries(tmp_path / "m.onnx")
+
+
+def test_two_ranges_that_are_added_to_a_table_are_valid():
+    text = """
+        r = Range(zero, three, one) a = Unsqueeze(r, last) b = Range(zero, four, one)
+        c = Add(a, b) d = Cast<to=1>(c) y = Mul(d, x)
+    """
+    numbers = {"zero": np.array(0), "one": np.array(1), "three": np.array(3), "four": np.array(4)}
+    model = build("float[n,4] x", "float[3,4] y", text, {**numbers, "last": np.array([-1])})
+    with pytest.raises(onnx.shape_inference.InferenceError, match="Add broadcasting"):
+        onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    assert {item.name for item in canonical(model).graph.value_info} >= {"c", "d"}

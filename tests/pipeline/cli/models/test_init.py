@@ -45,6 +45,23 @@ def test_requests_become_calibration_and_golden_data(tmp_path: Path) -> None:
     assert len(golden) == 6 and len(calibration) == 24
 
 
+def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_data_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    from onnx import helper
+
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Det", ["h"], ["y"], "det")]
+    model = write(tmp_path / "net.onnx", nodes, [value("x", ["n", 2, 2])], w=[[1, 2], [3, 4]])
+    assert init(model) == 0
+    said = capsys.readouterr().err
+    assert "int8 can take 100 % of the multiplications with weights" in said and "no data: proofs are on random" in said
+    assert "tensorrt-rtx may refuse node 'det': Det is not read by its parser" in said
+    assert "x: float32 [batch, 2, 2]" in said
+    np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 2, 2)).astype("f4"))
+    assert init(model, "--force", "--from-requests", tmp_path / "requests.npz") == 0
+    assert "no data" not in capsys.readouterr().err
+
+
 def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_path: Path) -> None:
     from onnx import helper
 
