@@ -4,8 +4,8 @@ Every measurement runs in a fresh process on one core, onnxruntime's quantizer b
 samples: timm's ResNet-50 with random weights, whose BN statistics come from crops of scikit-learn's two photographs.
 "x fp32" is the CPU time of the whole call divided by (samples x one fp32 inference in the same process).
 
-Usage: python benchmarks/bench_calibration.py FOLDER [--only cost|quality] [--samples 32 128] [--model resnet18]
-FOLDER, one for each model, keeps the model and the samples between runs. Needs the packages that
+Usage: python -m benchmarks.bench_calibration FOLDER [--only cost|quality] [--samples 32 128] [--model resnet18]
+FOLDER, one for each model, keeps the model and the samples between runs. All models but `small` need the packages that
 benchmarks/README.md names.
 """
 
@@ -34,7 +34,7 @@ from benchmarks.calibration_sides import (
 )
 
 HELD_OUT = 32
-MODELS = ("resnet50", "resnet50-zero", "resnet18", "resnet18-zero")
+MODELS = ("resnet50", "resnet50-zero", "resnet18", "resnet18-zero", "small")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 COSTS = (
     "enginesmith minmax",
@@ -68,14 +68,8 @@ def make_model(path: Path, name: str) -> None:
     """Export a model. torchvision's C library does not load beside CPU-only torch, so its operators are declared."""
     import torch
 
-    library = torch.library.Library("torchvision", "DEF")
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    import timm
-
     torch.manual_seed(0)
-    # timm's own start, zero_init_last, makes every residual branch zero, and with it half of the network.
-    net = timm.create_model(name.removesuffix("-zero"), pretrained=False, zero_init_last=name.endswith("-zero"))
+    net = _small() if name == "small" else _resnet(name)
     norms = [module for module in net.modules() if isinstance(module, torch.nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = None  # a plain average over all batches
@@ -90,6 +84,31 @@ def make_model(path: Path, name: str) -> None:
         opset_version=20,
     )  # fmt: skip
     program.save(path)
+
+
+def _small() -> Any:
+    from torch import nn
+
+    def block(inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride=4), nn.BatchNorm2d(outputs), nn.ReLU())
+
+    return nn.Sequential(block(3, 8), block(8, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+
+
+def _resnet(name: str) -> Any:
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    try:
+        import timm
+    except ImportError:
+        raise SystemExit(
+            f"{name} needs timm, which is not installed; see benchmarks/README.md, or use --model small"
+        ) from None
+    # timm's own start, zero_init_last, makes every residual branch zero, and with it half of the network.
+    return timm.create_model(name.removesuffix("-zero"), pretrained=False, zero_init_last=name.endswith("-zero"))
 
 
 def prepare(folder: Path, counts: list[int], model: str) -> None:

@@ -55,8 +55,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 POLICY, BATCHES = BatchPolicy(8, 0.001), (1, 2, 4, 8)
 # Limit of p99, as times of the slowest hundredth of the largest batch's runs; at least this long.
 LIMIT_RUNS, LEAST_LIMIT_S = 4.0, 0.005
-# Of a measurement, which is long beside the limit: else a queue could grow all the time and still keep it.
-LEAST_SECONDS, LIMITS = 5.0, 40.0
+# Length of a measurement, as times of the limit: in a short one a queue could grow all the time and still keep it.
+LIMITS = 40.0
 STEPS, SEQUENCE = 6, 32
 # Says whether a limit is kept by requests at these times.
 Keeps = Callable[[Array], bool]
@@ -66,19 +66,21 @@ def main() -> None:
     """Build, time, predict, measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=["digits", "encoder", "minilm"])
+    parser.add_argument("--seconds", type=float, default=5.0, help="of a measurement, at least")
+    options = parser.parse_args()
     print(f"load average before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
     print("| model | limit, ms | predicted, a second | measured | ratio | of then |")
     print("|---|---|---|---|---|---|", flush=True)
-    for model in parser.parse_args().models:
+    for model in options.models:
         if not (EXAMPLES / model / "weights.safetensors").exists():
             print(f"{model}: no weights; examples/{model}/README.md says where they are from", file=sys.stderr)
             continue
         with tempfile.TemporaryDirectory() as folder:
-            print(row(model, Path(folder)), flush=True)
+            print(row(model, Path(folder), options.seconds), flush=True)
     print(f"load average after: {os.getloadavg()[0]:.1f}", file=sys.stderr)
 
 
-def row(model: str, folder: Path) -> str:
+def row(model: str, folder: Path, seconds: float) -> str:
     """The figures of one model."""
     registry = folder / "registry"
     enginesmith.build(one_thread(model, folder), registry=str(registry), targets=["cpu"], precisions=["fp32"])
@@ -93,7 +95,9 @@ def row(model: str, folder: Path) -> str:
     with open_engine(engine) as session:
         batches = [repeated(request, count) for count in range(1, POLICY.most + 1)]
         took: list[float] = []
-        rate, measured = compare(times, limit, lambda arrivals: keeps_alone(session, batches, limit, arrivals, took))
+        rate, measured = compare(
+            times, limit, seconds, lambda arrivals: keeps_alone(session, batches, limit, arrivals, took)
+        )
     slower = float(np.median(took)) / float(np.median(times.curves[-1]))
     then = predict(BatchTimes(times.curves * slower, times.half), limit)
     return f"| {model} | {1e3 * limit.seconds:.1f} | {cells(rate, measured)} | {then.value / measured:.2f} |"
@@ -105,11 +109,11 @@ def predict(times: BatchTimes, limit: LatencyLimit) -> Estimate:
     return found.rate if found else Estimate(math.nan, math.nan, math.nan)
 
 
-def compare(times: BatchTimes, limit: LatencyLimit, keeps: Keeps) -> tuple[Estimate, float]:
+def compare(times: BatchTimes, limit: LatencyLimit, least_s: float, keeps: Keeps) -> tuple[Estimate, float]:
     """The predicted greatest rate, and the measured one."""
     rate = predict(times, limit)
     low, high = 0.5 * rate.value, 1.5 * rate.value
-    seconds = max(LEAST_SECONDS, LIMITS * limit.seconds)
+    seconds = max(least_s, LIMITS * limit.seconds)
     for seed in range(STEPS):
         middle = (low * high) ** 0.5
         kept = keeps(poisson_arrivals(middle, seconds, seed))

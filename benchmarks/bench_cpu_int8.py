@@ -1,7 +1,7 @@
 """The CPU engine's quantized precisions against fp32, and against onnxruntime's own quantizer, in one run.
 
-    python benchmarks/bench_cpu_int8.py [--rounds 15] [--examples examples] [MODEL...]
-    python -m tests.emulated_cpu avx2 python benchmarks/bench_cpu_int8.py
+    python -m benchmarks.bench_cpu_int8 [--rounds 15] [--examples examples] [MODEL...]
+    python -m tests.emulated_cpu avx2 python -m benchmarks.bench_cpu_int8
 
 CPU time of one inference, one thread, the models taking turns; medians, and ratios to onnxruntime's default fp32. Every
 engine is opened plainly. int8 `full` is what is built for CPUs with VNNI, whose sums saturate without; `uint8` is what

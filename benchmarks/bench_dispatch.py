@@ -8,7 +8,7 @@ On one local Ray, in one run, for each number of units:
 - `bare empty`: Ray tasks that do nothing at all.
 
 Enginesmith runs each job in a process of its own (`isolated`, which the bare tasks are not), or in the worker itself as
-those are (`in worker`). Then the driver's memory with engines of 1 MiB and of 200 MiB.
+those are (`in worker`). Then how much the driver's memory grows with engines of 1 MiB and of 200 MiB.
 Usage: python -m benchmarks.bench_dispatch [--isolated 100] [--in-worker 100,1000,10000]
 """
 
@@ -169,8 +169,9 @@ def driver_mib(size_mib: int, count: int = 8) -> float:
 def main() -> None:
     """Run every size and print a line of JSON for each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--isolated", default="100")
-    parser.add_argument("--in-worker", default="100,1000,10000")
+    parser.add_argument("--isolated", default="100", help="numbers of units")
+    parser.add_argument("--in-worker", default="100,1000,10000", help="numbers of units")
+    parser.add_argument("--mib", default="1,200", help="sizes of engines")
     given = parser.parse_args()
     os.environ["PYTHONPATH"] = str(ROOT)  # for the workers
     noop.install()
@@ -181,7 +182,10 @@ def main() -> None:
         for counts, isolated in ((given.in_worker, False), (given.isolated, True)):
             for count in map(int, filter(None, counts.split(","))):
                 print(json.dumps(round_of(count, isolated)), flush=True)
-        print(json.dumps({f"driver_grows_mib_{size}": driver_mib(size) for size in (1, 200)}), flush=True)
+        print(
+            json.dumps({f"driver_grows_mib_{size}": driver_mib(size) for size in map(int, given.mib.split(","))}),
+            flush=True,
+        )
 
 
 def _warm() -> Any:

