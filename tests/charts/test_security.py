@@ -14,7 +14,10 @@ from tests.charts.restricted import violations
 
 PINNED = re.compile(r"^[a-z0-9][a-z0-9./:-]*@sha256:[0-9a-f]{64}$")
 # Those that talk to the Kubernetes API.
-WITH_TOKEN = {"Deployment enginesmith-prefect-worker", "RayCluster enginesmith-ray", "Job enginesmith-ray-apply"}
+WITH_TOKEN = {
+    "Deployment enginesmith-prefect-worker", "RayCluster enginesmith-ray", "Job enginesmith-ray-apply",
+    "CronJob enginesmith-ray-finish",
+}  # fmt: skip
 
 
 def test_every_pod_keeps_to_pod_security_restricted() -> None:

@@ -78,7 +78,7 @@ def test_a_group_does_not_go_while_its_workers_run_but_where_that_is_asked_for(c
 
 
 def test_another_version_of_ray_comes_when_no_worker_runs(cluster: Cluster, busy: str, helm: Release) -> None:
-    newer = {**sample(), "ray": {"version": "2.61.0"}}
+    newer = {**sample(), "ray": {**sample()["ray"], "version": "2.61.0"}}
     head = workers(cluster, busy, "headgroup")
     with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
         helm.upgrade(newer, timeout=300)
@@ -162,7 +162,7 @@ def test_a_head_that_is_lost_is_made_again_beside_its_workers_and_knows_its_redi
     secret = {"metadata": {"name": "redis"}, "stringData": {"redis-password": "x"}}
     cluster.api.create("secrets", namespace, secret)
     kept = {"redisAddress": "redis.example:6379", "existingSecret": "redis"}
-    helm.install({**sample(), "ray": {"gcsFaultTolerance": kept}}, timeout=300)
+    helm.install({**sample(), "ray": {**sample()["ray"], "gcsFaultTolerance": kept}}, timeout=300)
     cluster.running(namespace, PODS)
     before, (head,) = workers(cluster, namespace), workers(cluster, namespace, "headgroup")
     cluster.api.delete("pods", namespace, head)

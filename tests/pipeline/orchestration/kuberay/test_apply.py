@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from enginesmith.core.errors import InputError, UnavailableError
-from pipeline.orchestration.kuberay.apply import RayHead, main
+from pipeline.orchestration.kuberay.apply import RayHead, finish, main
 from pipeline.orchestration.kuberay.apply import apply as apply_waiting
 from pipeline.orchestration.kuberay.changes import CONSENT, RAY_VERSION, SUSPENDED, Load, Pod
 
@@ -314,12 +314,7 @@ def old_pods() -> list[Pod]:
     [
         (Load(), ["head", "a", "b"], [], "up to date; ended head, a, b"),
         (Load({"a": "node-a"}), ["b"], ["node-a"], "ended b; left with another image.*: head, a; workers end after"),
-        (
-            Load(queued=True),
-            ["a", "b"],
-            [],
-            "left with another image, since builds run or wait: head;.* run again when",
-        ),
+        (Load(queued=True), ["a", "b"], [], "since builds run or wait: head;.* the head stays until nothing builds"),
         (None, [], [], "up to date; left with another image, as Ray's head does not say what they do: head, a, b"),
     ],
 )
@@ -332,6 +327,20 @@ def test_a_new_image_ends_what_is_idle_and_has_the_rest_end_after_its_unit(load,
     assert not spec.get("suspend") and spec["workerGroupSpecs"][0]["replicas"] == 2
     same = Fake(with_image("old"), old_pods())
     assert apply(same, with_image("old"), "enginesmith-ray", head).endswith(": up to date")
+
+
+def test_what_an_upgrade_left_ends_as_soon_as_it_is_idle_and_nothing_else_is_written() -> None:
+    new, head = with_image("new"), FakeHead(Load({"a": "node-a"}))
+    cluster = Fake(with_image("old"), old_pods())
+    assert "has not the images" in finish(cluster, new, "enginesmith-ray", head) and not cluster.written
+    apply(cluster, new, "enginesmith-ray", head)
+    assert cluster.ended == ["b"]
+    assert "left with another image" in finish(cluster, new, "enginesmith-ray", head) and cluster.ended == ["b"]
+    head.now = Load()
+    assert "ended head, a" in finish(cluster, new, "enginesmith-ray", head)
+    writes = len(cluster.written)
+    assert "no pod has another image" in finish(cluster, new, "enginesmith-ray", head)
+    assert len(cluster.written) == writes
 
 
 def test_without_a_head_nothing_builds_and_one_that_is_silent_says_nothing(monkeypatch: Any) -> None:
