@@ -105,5 +105,11 @@ def test_the_same_requests_hours_apart_are_refused():
 
 
 def test_logs_that_share_exactly_half_of_their_time_are_compared():
-    times = [np.arange(4.0), np.arange(4.0)]
-    assert not pairing._other_hours(times, [np.arange(2.0)] * 2) and pairing._other_hours(times, [np.arange(1.0)] * 2)
+    times = [np.arange(8.0), np.arange(8.0)]
+    assert not pairing._other_hours(times, [np.arange(4.0)] * 2) and pairing._other_hours(times, [np.arange(3.0)] * 2)
+
+
+def test_a_load_that_is_unlike_as_a_whole_is_found_where_no_window_is_long_enough_to_show_it():
+    ours, theirs = np.linspace(0.0, 100.0, 1240), np.linspace(0.0, 100.0, 760)
+    assert "1240 requests of the candidate and 760" in pairing._other_load([ours, theirs], 0.0, 100.0)
+    assert not pairing._other_load([ours, np.linspace(0.0, 100.0, 1000)], 0.0, 100.0)
