@@ -402,7 +402,11 @@ def _marks_exactly(
 ) -> bool:
     """Whether a shard has a waiting mark that counts of each of these names, and nothing else."""
     waiting = known.waiting if known else {}
-    return waiting.keys() == (garbage or frozenset()) and not (known and known.going) and all(map(counts, waiting.values()))
+    return (
+        waiting.keys() == (garbage or frozenset())
+        and not (known and known.going)
+        and all(map(counts, waiting.values()))
+    )
 
 
 def _take(known: MarkShard, names: Mapping[str, Tombstone]) -> MarkShard:
