@@ -44,6 +44,12 @@ class Inline:
         return iter([fn(*args) for args in zip(*iterables, strict=False)])
 
 
+def side_by_side(work: Callable[[Any], Any], items: Iterable[Any], *_: object) -> Iterator[tuple[Any, Any]]:
+    """As `parallel.side_by_side`: all work is done before the first result, and raises after the results before it."""
+    for item, done in [(item, Done(work, (item,), {})) for item in items]:
+        yield item, done.result()
+
+
 @contextmanager
 def registry_in_one_thread() -> Iterator[None]:
     """Have the registry's modules start no pools: their threads take a third of a small collection."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
+_PLAIN = frozenset({str, bool, int, NoneType})
 _FLOAT, _NOT_JSON = "float", ("nan", "inf", "-inf")
 _Reader: TypeAlias = Callable[[object], Any]
 
@@ -80,23 +81,25 @@ def encode_document(value: "DataclassInstance") -> dict[str, object]:
 
 def _encode(value: object, strange: Callable[[str], object]) -> Any:
     """strange: gives the JSON of a float that is not finite, from its name."""
-    if value is None or isinstance(value, str | bool | int):
+    if value.__class__ in _PLAIN or isinstance(value, str | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else strange(str(value))
     if isinstance(value, list | tuple):
         return [_encode(item, strange) for item in value]
-    if isinstance(value, Mapping):
-        return {name: _encode(item, strange) for name, item in value.items()}
     if isinstance(value, datetime):
         return stamp(value)
+    if isinstance(value, Mapping):
+        return {name: _encode(item, strange) for name, item in value.items()}
     return str(value) if isinstance(value, Path) else _encode_fields(value, strange)
 
 
 def _encode_fields(value: Any, strange: Callable[[str], object]) -> dict[str, object]:
     if hasattr(value, "encode_json"):
         return dict(value.encode_json())
-    return {key: _encode(getattr(value, name), strange) for name, key in _layout(value.__class__)}
+    layout = _layout(value.__class__)
+    fields = ((key, getattr(value, name)) for name, key in layout)
+    return {key: item if item.__class__ in _PLAIN else _encode(item, strange) for key, item in fields}
 
 
 @cache

@@ -207,8 +207,10 @@ def digests_in(data: bytes) -> Iterator[str]:
 
 def canonical_json(value: object) -> bytes:
     """Encode a JSON value so that equal values give equal bytes. Raises ValueError on NaN and infinities."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode()
+    return _CANONICAL.encode(value).encode()
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def digest_of(value: object) -> str:

@@ -134,9 +134,7 @@ def parse_json(data: bytes, limit: int) -> dict[str, object]:
     if len(data) > limit:
         raise Malformed(f"is {len(data)} bytes long; the limit is {limit}")
     try:
-        value = json.loads(
-            data.decode(), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=without_twins
-        )
+        value = _STRICT.decode(data.decode())
         if rb"\ud" in data.lower():  # half a surrogate pair cannot be written as UTF-8 again: UnicodeEncodeError
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -179,6 +177,9 @@ def _finite(text: str) -> float:
 
 def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=without_twins)
 
 
 # Times as text (ISO 8601 in UTC, as documents hold them), and a clock for what lasts on this machine.

@@ -81,16 +81,21 @@ class Registry:
         )
         return self._took_effect(call, channel, lambda state: state.move.why == number)
 
-    def _took_effect(self, call: Call, channel: str, shows: Callable[[Channel], bool]) -> Call:
-        """The call. Raises Violation if it was acknowledged, and no state that the channel had meanwhile shows it."""
+    def _took_effect(self, call: Call, channel: str, shows: Callable[[Channel], bool], stale_s: float = 0.0) -> Call:
+        """The call. Raises Violation if it was acknowledged, and no state that the channel had meanwhile shows it.
+        stale_s: how long before the call a state counts, too."""
         if call.acknowledged and self.world.name != "beginning":
-            states = self.rules.states_between(f"{MODEL}:{channel}", call.began, call.ended or 0)
+            since = call.at - timedelta(seconds=stale_s) if stale_s else None
+            states = self.rules.states_between(f"{MODEL}:{channel}", call.began, call.ended or 0, since)
             if not any(map(shows, states)):
                 raise Violation(f"{call.what} was acknowledged, and {channel} does not show it")
         return call
 
-    def listing(self) -> Call:
-        """List all models, by the index where there is one."""
+    def listing(self, mended: bool = False) -> Call:
+        """List all models, by the index where there is one. mended: a collection came after all that was stale.
+
+        A stale list may miss the lease of a writer whose write of the index failed; then the entry that it had a moment
+        ago counts. What a writer finds by a stale list may go into the index, which the next collection mends."""
 
         def work() -> str:
             (listed,) = index.list_all(self.store)
@@ -103,10 +108,12 @@ class Registry:
         }
         call = self.world.call("list", work)
         there = {version for version in before if manifest_key(MODEL, version) in self.store.content.objects}
-        exact = not self.world.temper.stale  # a stale listing may go into the index, which the next collection mends
+        temper = self.world.temper
+        exact = mended or not temper.stale
         if call.acknowledged and exact and there - set(versions):
             raise Violation(f"a list has {versions}, and not {sorted(there)}")
-        return self._took_effect(call, "stable", lambda state: state.version == call.result)
+        late_s = 0.0 if self.world.calm or not temper.stale else temper.stale_s
+        return self._took_effect(call, "stable", lambda state: state.version == call.result, late_s)
 
     def collect(self) -> Call:
         """Collect garbage, as a nightly job does."""
@@ -169,40 +176,43 @@ class Registry:
     def start(self, version: str, plan: RolloutPlan = PLAN) -> Call:
         """Start a rollout in waves to stable."""
 
+        number = self._number()
+
         def work() -> str:
             manifest = lookup.load(self.store, MODEL, version)
-            return operations.start(self.store, manifest, "stable", plan, self._operator()).id
+            return operations.start(self.store, manifest, "stable", plan, self._operator(number)).id
 
         call = self.world.call(f"rollout start {version}", work)
-        return self._took_effect(
-            call, "stable", lambda state: state.rollout is not None and state.rollout.id == call.result
-        )
+        return self._took_effect(call, "stable", lambda state: _decided(state, "started", number))
 
     def abort(self) -> Call:
         """Abort the rollout that runs; what nodes get from then on is checked when they look."""
 
+        number = self._number()
+
         def work() -> str:
-            return operations.abort(self.store, MODEL, "stable", self._operator()).id
+            return operations.abort(self.store, MODEL, "stable", self._operator(number)).id
 
         call = self.world.call("rollout abort", work)
-        return self._took_effect(
-            call, "stable", lambda state: _is(state, "aborted") and state.rollout.id == call.result
-        )
+        return self._took_effect(call, "stable", lambda state: _decided(state, "aborted", number))
 
     def pause(self) -> Call:
         """Pause the rollout and resume it."""
 
-        def work() -> None:
-            operations.pause(self.store, MODEL, "stable", self._operator())
-            operations.resume(self.store, MODEL, "stable", self._operator())
+        number = self._number()
 
-        return self.world.call("rollout pause, resume", work)
+        def work() -> None:
+            operations.pause(self.store, MODEL, "stable", self._operator(number))
+            operations.resume(self.store, MODEL, "stable", self._operator(number))
+
+        call = self.world.call("rollout pause, resume", work)
+        return self._took_effect(call, "stable", lambda state: _decided(state, "resumed", number))
 
     def resume(self) -> None:
         """Resume a rollout that somebody who is gone had paused."""
         running = channel_writes.read_rollout(self.store, MODEL, "stable")
         if running and running.state == "paused":
-            operations.resume(self.store, MODEL, "stable", self._operator())
+            operations.resume(self.store, MODEL, "stable", self._operator(self._number()))
 
     def advance(self) -> Call:
         """One look of a controller at all that runs."""
@@ -230,12 +240,18 @@ class Registry:
 
         return self.world.call(f"nodes report {failure or 'well'}", work)
 
-    def _operator(self) -> operations.Operator:
-        return operations.Operator("somebody", self.store.now())
+    def _operator(self, number: str) -> operations.Operator:
+        return operations.Operator(number, self.store.now())
 
     def _number(self) -> str:
         """What tells the moves of two calls apart."""
         return f"{self.world.name} {len(self.world.calls)}"
+
+
+def _decided(state: Channel, what: str, number: str) -> bool:
+    """Whether a state's rollout has a decision of this call."""
+    history = state.rollout.history if state.rollout else ()
+    return any(item.by == number and item.what.startswith(what) for item in history)
 
 
 def _is(state: Channel, ended: str) -> bool:

@@ -1,6 +1,7 @@
 """Planted bugs of the registry's protocol: each takes one of its rules away, and the simulation must find it."""
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -62,6 +63,31 @@ def _change_with(contains: bool) -> Mutant:
     return _attribute(state, "change", lambda store, key, make, _=None: _CHANGE(store, key, make, lambda *_: contains))
 
 
+def _step_counts_as_made() -> AbstractContextManager[Any]:
+    """A write that moves no channel, of which the answer was lost, counts as made."""
+
+    def change(store: Any, key: str, make: Any, contains: Any) -> bytes | None:
+        seen: list[bytes | None] = []
+
+        def moves(data: bytes | None) -> int:
+            return json.loads(data)["moves"] if data else 0
+
+        def noted(data: bytes | None) -> bytes | None:
+            seen.append(data)
+            made: bytes | None = make(data)
+            return made
+
+        def contained(stored: bytes | None, written: bytes) -> bool:
+            return moves(seen[-1]) == moves(written) or bool(contains(stored, written))
+
+        return _CHANGE(store, key, noted, contained if "/channels/" in key else contains)
+
+    return mock.patch.object(
+        state, "change", lambda store, key, make, contains=_SAME: change(store, key, make, contains)
+    )
+
+
+_SAME = base.change.__defaults__[0]  # type: ignore[index]
 _CHANGE = base.change
 _FIND_GARBAGE = garbage.find_garbage
 _READ_STATE, _UPDATE_STATE = leases.read_state, leases.update_state
@@ -303,5 +329,20 @@ MUTANTS: dict[str, Mutant] = {
         sys.modules[verify.__module__], "check_blobs", lambda *_: None
     ),
     "a mirror writes the manifest before the blobs": _attribute(mirror, "_copy_version", _manifest_first),
+    "a step whose answer was lost counts as made": _step_counts_as_made,
+    "generations of dead collections count": _attribute(
+        garbage, "without_sweeper", lambda known: replace(known, sweeper=None)
+    ),
+    "marks are dated a day before": _attribute(
+        garbage, "Tombstone", lambda since, generation: leases.Tombstone(since - timedelta(days=1), generation)
+    ),
+    "a version is pinned that is not secured": _attribute(registered_specs, "secure_version", lambda *_: None),
+    "a rollout leads nobody": _attribute(state.Channel, "served_to", lambda self, node: self.move),
+    "a rollout that was aborted leads nodes": _attribute(
+        Rollout, "is_finished", property(lambda self: self.state in ("done", "halted"))
+    ),
+    "a version takes the number of one that is gone": _attribute(
+        publish, "_highest_number", lambda store, model: len(list(lookup.versions(store, model)))
+    ),
     "the index is not kept": _everywhere("refresh_index", lambda *_: None, index),
 }

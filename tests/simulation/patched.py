@@ -23,9 +23,9 @@ from enginesmith.registry import leases, manifest
 from enginesmith.registry import leases as marks
 from enginesmith.registry.builds import runs
 from enginesmith.registry.collection import garbage
-from enginesmith.registry.store import download, layout
+from enginesmith.registry.store import download, layout, parallel
 from enginesmith.registry.versions import lookup, state
-from tests.one_thread import ROOMS, Inline
+from tests.one_thread import ROOMS, Inline, side_by_side
 from tests.simulation.world import World
 
 # Functions of bytes and texts that return frozen values.
@@ -138,6 +138,7 @@ _DIGESTS = lru_cache(1 << 14)(lambda data, read=errors.digests_in: tuple(read(da
 _CACHED: dict[object, Any] = {
     **{function: lru_cache(1 << 14)(function) for function in _PURE},
     errors.digests_in: lambda data: iter(_DIGESTS(data)),
+    parallel.side_by_side: side_by_side,
 }
 
 

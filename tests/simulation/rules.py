@@ -1,13 +1,16 @@
 """The rules that a registry keeps at every moment, checked at each change of the store and at the end of a run."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
 
 from enginesmith.core.errors import digests_in
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.manifest import parse
-from enginesmith.registry.rollouts.state import Rollout, ServingNode
+from enginesmith.registry.rollouts.state import Rollout, ServingNode, Slice
 from enginesmith.registry.store.layout import (
     BLOBS,
     LEASES,
@@ -27,10 +30,11 @@ NODES = tuple(ServingNode(f"node-{number}") for number in range(8))
 @dataclass
 class Rules:
     """Watches one store. published: every manifest that was ever there, by key.  states: those that each channel
-    was in, and from which step on.  moves: all that it made.
+    was in, and from which step and time on.  moves: all that it made.
     soaking: since when all of each wave of a rollout is reached, by the true time.  served_last: until when a channel
     led to each version.  unwell: rollout -> node's report -> since which step it says that the node fails.  grace: of
-    collections.  copies: whether a mirror writes it.  lost: blobs that a disk lost before the run began."""
+    collections.  copies: whether a mirror writes it.  lost: blobs that a disk lost before the run began.
+    generations: of garbage marks, those that were published."""
 
     world: World
     content: Content
@@ -38,11 +42,12 @@ class Rules:
     copies: bool = False
     lost: frozenset[str] = frozenset()
     published: dict[str, bytes] = field(default_factory=dict)
-    states: dict[str, list[tuple[int, Channel]]] = field(default_factory=dict)
+    states: dict[str, list[tuple[int, datetime, Channel]]] = field(default_factory=dict)
     moves: dict[str, list[Move]] = field(default_factory=dict)
     soaking: dict[tuple[str, int], datetime] = field(default_factory=dict)
     served_last: dict[str, datetime] = field(default_factory=dict)
     unwell: dict[str, dict[str, int]] = field(default_factory=dict)
+    generations: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for key, data in self.content.objects.items():
@@ -50,6 +55,8 @@ class Rules:
 
     def take(self, key: str, data: bytes) -> None:
         """Note what was there before the run began."""
+        if key == MARK_STATE:
+            self.generations.update(range(json.loads(data)["generation"] + 1))
         match key.removeprefix(MODELS).split("/"):
             case [_, "versions", _, "manifest.json"]:
                 self.published[key] = data
@@ -57,7 +64,7 @@ class Rules:
                 state = parse_channel(data, model, file.removesuffix(".json"))
                 assert state is not None
                 stored = parse_history(self.content.objects.get(channel_history_key(model, state.name)), state.name)
-                self.states[f"{model}:{state.name}"] = [(0, state)]
+                self.states[f"{model}:{state.name}"] = [(0, BEGIN, state)]
                 self.moves[f"{model}:{state.name}"] = list(stored.with_state(state).moves)
 
     def changed(self, key: str, before: bytes | None, after: bytes | None) -> None:
@@ -66,6 +73,8 @@ class Rules:
             if after is None:
                 self._blob_removed(key)
             return
+        if key == MARK_STATE and after is not None:
+            self._generations_changed(json.loads(after))
         match key.removeprefix(MODELS).split("/"):
             case ["serving", _, _, rollout, _]:
                 fails = self.unwell.setdefault(rollout, {})
@@ -81,6 +90,13 @@ class Rules:
             case [model, "pins", name] if after is not None and before is None:
                 self._check_lease(f"pin of {name}")
                 self._there(model, name.removesuffix(".json"), None, f"pin of {name}")
+
+    def _generations_changed(self, state: Mapping[str, Any]) -> None:
+        """Marks count only of generations that a collection published."""
+        self.generations.add(state["generation"])
+        count = set(range(state["generation"])).difference(state["abandoned"])
+        if count - self.generations:
+            raise Violation(f"marks of generation {min(count - self.generations)} count, which was never published")
 
     def _check_lease(self, what: str) -> None:
         """Who writes what refers to content holds a lease, which no server's clock counts as over."""
@@ -192,7 +208,7 @@ class Rules:
         if new.rollout:
             self._check_serving(new, new.rollout)
             self._check_rollout(new.rollout, old.rollout if old else None)
-        self.states.setdefault(f"{model}:{name}", []).append((self.world.steps, new))
+        self.states.setdefault(f"{model}:{name}", []).append((self.world.steps, self.world.time, new))
 
     def _check_moves(self, new: Channel, old: Channel | None) -> None:
         """No move is lost: the history has all before the last one. No call moves a channel twice."""
@@ -220,11 +236,15 @@ class Rules:
             raise Violation(f"channel {where} was moved twice by one call")
 
     def _check_serving(self, state: Channel, rollout: Rollout) -> None:
-        """One that is over leads nobody; one that runs leads nodes to its version or to what the channel serves."""
+        """One that is over leads nobody; one that runs leads nodes to its version or to what the channel serves, and
+        all of them to its version once it has reached all."""
         over = rollout.state not in ("running", "paused")
+        reaches_all = any(part == Slice(1_000_000) for part in rollout.reach)
         for node in NODES[:4]:
             digest = state.served_to(node).manifest
-            if digest != state.manifest and (over or digest != rollout.manifest):
+            if digest != (rollout.manifest if reaches_all and not over else state.manifest) and (
+                over or reaches_all or digest != rollout.manifest
+            ):
                 raise Violation(f"rollout {rollout.id} is {rollout.state} and leads {node.name} to {digest[:12]}")
 
     def _check_rollout(self, new: Rollout, old: Rollout | None) -> None:
@@ -257,11 +277,12 @@ class Rules:
             raise Violation(f"{who} leads to another {model}@{version}")
         self._whole(key, data, self.lost if digest is None else frozenset())  # any version may be pinned
 
-    def states_between(self, where: str, began: int, ended: int) -> list[Channel]:
-        """The states of a channel at some step from `began` to `ended`."""
+    def states_between(self, where: str, began: int, ended: int, since: datetime | None = None) -> list[Channel]:
+        """The states of a channel at some step from `began` to `ended`; and those that it had at `since` or later."""
         states = self.states.get(where, [])
-        before = [state for step, state in states if step <= began]
-        return [*before[-1:], *(state for step, state in states if began < step <= ended)]
+        before = [state for step, _, state in states if step <= began]
+        late = [state for (_, _, state), (_, replaced, _) in pairwise(states) if since and replaced > since]
+        return [*late, *before[-1:], *(state for step, _, state in states if began < step <= ended)]
 
     def served_between(self, where: str, node: ServingNode | None, began: int, ended: int) -> set[str]:
         """Digests of the manifests that a channel led a node to at some step from `began` to `ended`."""

@@ -106,7 +106,7 @@ def run_seed(seed: int, script: Sequence[int] | None = None) -> Failure | None:
             world.run(actors)
             world.run([Actor("afterwards", lambda: _afterwards(registry))], calm=True)
     except Violation as violation:
-        return Failure(seed, str(violation), tuple(choices.taken), tuple(world.trace))
+        return Failure(seed, str(violation), tuple(choices.taken), world.trace)
     finally:
         for folder in folders:
             if folder.path:
@@ -135,7 +135,10 @@ def _temper(choices: Choices, close: bool) -> Temper:
     draw = choices.random.random
     if close:
         return Temper(
-            switch=choices.random.choice((0.02, 0.1, 0.3)), stall=choices.random.choice((0.0, 0.03)), stall_s=200
+            switch=choices.random.choice((0.02, 0.1, 0.3)),
+            stall=choices.random.choice((0.0, 0.03)),
+            stall_s=200,
+            ask_again=choices.random.choice((0.0, 0.0, 0.3)),
         )
     stale = draw() < 0.2
     some = lambda probability, value: value if draw() < probability else 0.0  # noqa: E731
@@ -242,7 +245,7 @@ def _afterwards(registry: Registry) -> None:
     registry.world.sleep(26 * 3600)
     _end_rollouts(registry)
     garbage = registry.rules.garbage()
-    works = (registry.collect, lambda: registry.publish("e"), registry.rollback, registry.listing)
+    works = (registry.collect, lambda: registry.publish("e"), registry.rollback, lambda: registry.listing(mended=True))
     for number, work in enumerate((*works, registry.collect, registry.repair)):
         if number == len(works):
             registry.world.sleep(GRACE.total_seconds() + 60)

@@ -11,7 +11,7 @@ from tests.simulation.choices import Choices, shorten
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.runs import beginning, run_seed, shortest
 
-# Planted bugs that few seeds show, whatever the order of sets in this process.
+# Planted bugs that few seeds show.
 SOON = [
     "the mark of a rollout that runs is removed",
     pytest.param("a channel is written whatever it says by now", marks=pytest.mark.slow),

@@ -57,11 +57,12 @@ class Temper:
 @dataclass
 class Call:
     """One call of an operation. result: None while it runs and where its answer is unknown.  began, ended: numbers of
-    steps; ended is None for one whose answer never came."""
+    steps; ended is None for one whose answer never came.  at: when it began, by the true clock."""
 
     actor: str
     what: str
     began: int
+    at: datetime
     ended: int | None = None
     result: object = None
     error: BaseException | None = None
@@ -77,7 +78,7 @@ class Actor:
     """A process, or a thread of one. skew: what its clock is ahead.  wakes: when it goes on, by the true clock.
     parent: the process of a thread, which ends with it.  slow: whether it stands still now and then.  frozen: until
     when all of its threads do.  counts_until: the end of the lease or claim that it counts on until its next write.
-    on_step: what is checked at each step."""
+    on_step: what is checked at each step.  process: that it is, or is a thread of."""
 
     name: str
     work: Callable[[], object]
@@ -91,17 +92,16 @@ class Actor:
     counts_until: datetime | None = None
     on_step: Callable[[], None] | None = None
     error: BaseException | None = None
+    process: "Actor" = field(init=False)
     thread: greenlet = field(init=False)
 
-    @property
-    def process(self) -> "Actor":
-        """The process that it is, or is a thread of."""
-        return self.parent or self
+    def __post_init__(self) -> None:
+        self.process = self.parent or self
 
     @property
     def goes_on(self) -> datetime:
         """When it has a turn again."""
-        frozen = (self.parent or self).frozen
+        frozen = self.process.frozen
         return frozen if frozen > self.wakes else self.wakes
 
 
@@ -116,7 +116,7 @@ class World:
         self.actors: list[Actor] = []
         self.current: Actor | None = None
         self.calls: list[Call] = []
-        self.trace: list[str] = []
+        self._notes: list[tuple[int, str, str]] = []
         self.calm = True
         self._tokens = 0
         self._hub = greenlet.getcurrent()
@@ -132,7 +132,12 @@ class World:
 
     def note(self, text: str) -> None:
         """Add a line to the trace."""
-        self.trace.append(f"{self.steps:5} {self.current.name if self.current else '-':12} {text}")
+        self._notes.append((self.steps, self.current.name if self.current else "-", text))
+
+    @property
+    def trace(self) -> tuple[str, ...]:
+        """What happened, in lines."""
+        return tuple(f"{step:5} {who:12} {text}" for step, who, text in self._notes)
 
     def run(self, actors: list[Actor], *, calm: bool = False) -> None:
         """Run the actors until each has ended. calm: without faults and clocks that are off."""
@@ -156,7 +161,7 @@ class World:
     def call(self, what: str, work: Callable[[], object]) -> Call:
         """Call an operation of the product as a user does, and record how it ended. Raises Violation for a bug."""
         assert self.current is not None
-        found = Call(self.current.name, what, self.steps)
+        found = Call(self.current.name, what, self.steps, self.time)
         self.calls.append(found)
         self.note(f"call {what}")
         try:
@@ -247,9 +252,11 @@ class World:
         """
         actor = self._running()
         kind = self.choices.pick(self.temper.stall * times, 2) if actor.process.slow and not self.calm else 0
+        if not kind:
+            return False
         ends = self.time + timedelta(seconds=self.temper.stall_s)
         still = [actor] if kind == 2 else [other for other in self.actors if other.process is actor.process]
-        if not kind or any(other.counts_until and ends > other.counts_until for other in still):
+        if any(other.counts_until and ends > other.counts_until for other in still):
             return False
         if kind == 1:
             actor.process.frozen = ends

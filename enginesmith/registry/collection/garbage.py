@@ -299,6 +299,12 @@ class Sweep:
         fresh = any(
             here - _counted(self.shards.get(shard, MarkShard()), state.counts).keys() for shard, here in garbage.items()
         )
+        # Only collections add marks: a shard that had those of its garbage alone has no others by now.
+        wrong = [
+            shard
+            for shard in sorted({*self.shards, *garbage})
+            if not _marks_exactly(self.shards.get(shard), garbage.get(shard), state.counts)
+        ]
         generation = self.claim.begin_generation(garbage) if fresh else None
 
         def mark(shard: str) -> MarkShard:
@@ -315,7 +321,7 @@ class Sweep:
             self.claim.check()
             return update_shard(self.store, shard, change)
 
-        for shard, marks in side_by_side(mark, sorted({*self.shards, *garbage})):
+        for shard, marks in side_by_side(mark, wrong):
             self.shards[shard] = marks
         if fresh:
             self.claim.publish_generation()
@@ -389,6 +395,18 @@ class Sweep:
 
 def _counted(known: MarkShard, counts: Callable[[Tombstone], bool]) -> dict[str, Tombstone]:
     return {name: item for name, item in (*known.waiting.items(), *known.going.items()) if counts(item)}
+
+
+def _marks_exactly(
+    known: MarkShard | None, garbage: frozenset[str] | None, counts: Callable[[Tombstone], bool]
+) -> bool:
+    """Whether a shard has a waiting mark that counts of each of these names, and nothing else."""
+    waiting = known.waiting if known else {}
+    return (
+        waiting.keys() == (garbage or frozenset())
+        and not (known and known.going)
+        and all(map(counts, waiting.values()))
+    )
 
 
 def _take(known: MarkShard, names: Mapping[str, Tombstone]) -> MarkShard:

@@ -187,7 +187,9 @@ class _Marking:
                 case [model, "channels", name] if state := parse_channel(data, model, name, place_of(self.store, key)):
                     states[channel_history_key(model, name)] = state
         # After the states: a history holds what came before any state that was read earlier.
-        histories = {key: parse_history(data, place_of(self.store, key)) for key, data in self.read({*past, *states})}
+        histories = {
+            key: parse_history(data, place_of(self.store, key)) for key, data in self.read(sorted({*past, *states}))
+        }
         for key, state in states.items():
             self._keep_served(state, with_state(self.store, histories.get(key, ChannelHistory()), state), moves)
 

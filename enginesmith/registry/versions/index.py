@@ -161,6 +161,8 @@ def refresh_index(store: Store, models: Iterable[str]) -> None:
 def heal_index(store: Store, found: Sequence[ListedModel], over: Iterable[str] = ()) -> list[str]:
     """Write anew the entries that differ from what a collection found, and those of `over`, models of leases that are
     over; their names. Documents that cannot be read are deleted, so that a list makes them again."""
+    if store.read(index_key(SHARDS[0])) is None:
+        return []  # there is no index
     wrong, truth = set(over), {item.model: item for item in found if item.versions}
     for key, data in side_by_side(store.read, [index_key(shard) for shard in SHARDS]):
         if data is None:
