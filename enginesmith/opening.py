@@ -8,15 +8,12 @@ from typing import Protocol
 from enginesmith.arrays import InputCheck
 from enginesmith.core.codec import Excerpt, decode
 from enginesmith.core.errors import DataError, IntegrityError
+from enginesmith.core.requirements import LIBRARY_ENTRY
 from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, Untyped
 from enginesmith.descriptions import find_engine, find_libraries, read_description, read_engine
 
 # Where the session looks for weights in files of their own, of a model that it is given as bytes.
 _SHARDS_FOLDER = "session.model_external_initializers_file_folder_path"
-
-
-# What it calls in a library with operators: https://onnxruntime.ai/docs/reference/operators/add-custom-op.html
-LIBRARY_ENTRY = "RegisterCustomOps"
 
 
 class DescribedFile(Protocol):

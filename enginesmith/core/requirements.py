@@ -255,6 +255,10 @@ class LibraryBuild:
     cuda: Count = 0
 
 
+# The function that ONNX Runtime calls in a library: https://onnxruntime.ai/docs/reference/operators/add-custom-op.html
+LIBRARY_ENTRY = "RegisterCustomOps"
+
+
 @dataclass(frozen=True)
 class Library:
     """A shared library with operators of the engine, which lies beside it, named by its digest. name: of the file that

@@ -160,6 +160,8 @@ def _find_one(wanted: tuple[str, int, int]) -> tuple[str, int | None, int]:
     """The first seed that shows a planted bug, and how many lines its shortest trace has."""
     name, first, end = wanted
     for seed in range(first, end):
+        if seed % _PART == 0:
+            gc.collect()
         with MUTANTS[name]():
             found = run_seed(seed)
         # A program that is wrong in itself shows nothing, nor does a bug that nobody planted.

@@ -29,7 +29,7 @@ from builders.backends.optional_methods import RunProfile, unbounded, versions_o
 from enginesmith.core.capabilities import Capabilities
 from enginesmith.core.errors import InputError, ModelError
 from enginesmith.core.hardware.cpu_kinds import CPU, kind_built_for, kind_named, kind_of, this_kind, why_no_proof
-from enginesmith.core.requirements import Requirement, WideSums, for_target, later_versions
+from enginesmith.core.requirements import LIBRARY_ENTRY, Requirement, WideSums, for_target, later_versions
 from enginesmith.core.types import (
     IN_BLOCKS,
     NARROW_FLOATS,
@@ -41,7 +41,6 @@ from enginesmith.core.types import (
     Tensors,
     WeightLevels,
 )
-from enginesmith.opening import LIBRARY_ENTRY
 
 # Option -> ONNX Runtime's levels: while building, and while opening the result.
 _LEVELS = {

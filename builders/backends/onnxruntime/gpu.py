@@ -14,7 +14,14 @@ from builders.backends.optional_methods import versions_of
 from enginesmith.core.capabilities import Capabilities, SharedOptions
 from enginesmith.core.errors import EnginesmithError, InputError, ModelError
 from enginesmith.core.hardware import cuda
-from enginesmith.core.requirements import Requirement, driver_for, for_target, later_versions, same_versions
+from enginesmith.core.requirements import (
+    LIBRARY_ENTRY,
+    Requirement,
+    driver_for,
+    for_target,
+    later_versions,
+    same_versions,
+)
 from enginesmith.core.text import join_first
 from enginesmith.core.types import (
     IN_BLOCKS,
@@ -27,7 +34,6 @@ from enginesmith.core.types import (
     Target,
     Untyped,
 )
-from enginesmith.opening import LIBRARY_ENTRY
 
 # The file and the session of an ONNX Runtime engine on a GPU provider; that it runs on the CPU is an error.
 #

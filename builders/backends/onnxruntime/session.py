@@ -15,9 +15,9 @@ from builders.backends.optional_methods import NodeTime, RunProfile, TensorType,
 from builders.onnx_graphs.bodies import list_libraries
 from enginesmith.core.errors import DataError, EnginesmithError, ModelError
 from enginesmith.core.parsing import find, read
+from enginesmith.core.requirements import LIBRARY_ENTRY
 from enginesmith.core.types import Session, ShapeProfile, Tensors, TensorSpec, Untyped
 from enginesmith.descriptions import find_library
-from enginesmith.opening import LIBRARY_ENTRY
 
 if TYPE_CHECKING:
     import numpy as np

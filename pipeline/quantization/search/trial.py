@@ -23,7 +23,7 @@ from pipeline.quantization.search.graph_limits import GraphJudge
 from pipeline.quantization.search.latency import PairedRounds, Timing
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchClock, SearchFloor
 from pipeline.quantization.search.sensitivity import Answers, SweepCost, quality, sweep
-from pipeline.quantization.settings.fit import STRENGTHS, fit
+from pipeline.quantization.settings.fit import fit
 from pipeline.quantization.settings.groups import (
     SmoothingGroup,
     Statistics,
@@ -40,7 +40,14 @@ from pipeline.quantization.settings.runs import (
     with_weights_inside,
     with_weights_outside,
 )
-from pipeline.quantization.settings.smooth import FittedKind, SmoothingPlan, apply_plans, find_folds, fit_convolutions
+from pipeline.quantization.settings.smooth import (
+    STRENGTHS,
+    FittedKind,
+    SmoothingPlan,
+    apply_plans,
+    find_folds,
+    fit_convolutions,
+)
 from pipeline.quantization.statistics.observations import TensorStatistics
 from validation.reporting.quantization import BROKEN_DB, decibels_text
 

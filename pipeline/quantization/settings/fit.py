@@ -26,11 +26,10 @@ from pipeline.quantization.settings.groups import (
     nearest,
     rounded_activation,
 )
-from pipeline.quantization.settings.smooth import SmoothingPlan, factors_of
+from pipeline.quantization.settings.smooth import STRENGTHS, SmoothingPlan, factors_of
 from pipeline.quantization.statistics.histogram import LogHistogram, decibels
 from pipeline.quantization.statistics.observations import TensorStatistics
 
-STRENGTHS: tuple[float | None, ...] = (None, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 _CLIPS = (1.0, 0.9, 0.8, 0.7)
 # Estimate of the share of error that `compensate` leaves of rounding to the nearest: a rough reading on MiniLM, never
 # measured properly. It only weighs settings against each other; what is chosen is judged by running the whole model.

@@ -57,6 +57,9 @@ from pipeline.quantization.statistics.observations import TensorStatistics
 # QuantizeLinear: element-wise, beside a product that does a hundred times the work, and open to being fused into the
 # kernel that quantizes.
 
+# Values of a that are tried; None: no smoothing.
+STRENGTHS: tuple[float | None, ...] = (None, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+
 # f(x / s) = f(x) / s for every positive s.
 _HOMOGENEOUS = ("Relu", "LeakyRelu", "Identity")
 # Channels and weights that are (nearly) zero would give factors without bound.

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.settings import groups
-from pipeline.quantization.settings.fit import STRENGTHS, fit
+from pipeline.quantization.settings.fit import fit
 from pipeline.quantization.settings.groups import (
     Statistics,
     compensate,
@@ -22,7 +22,14 @@ from pipeline.quantization.settings.groups import (
     rounded_activation,
     steps_of,
 )
-from pipeline.quantization.settings.smooth import SmoothingPlan, _projection, apply_plans, factors_of, find_folds
+from pipeline.quantization.settings.smooth import (
+    STRENGTHS,
+    SmoothingPlan,
+    _projection,
+    apply_plans,
+    factors_of,
+    find_folds,
+)
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net
 from tests.pipeline.quantization.small_nets import TENSORRT_FP32, of_type, run
 
