@@ -118,6 +118,13 @@ _MOVING = frozenset(
     {"Cast", "CastLike", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 )
 
+# Operators that select from a table along `axis`: which of their inputs are indices, and which is the table.
+_SELECTING = {
+    "Gather": ((1, 0),),
+    "GatherElements": ((1, 0),),
+    "EmbedLayerNormalization": ((0, 2), (1, 4)),
+}
+
 
 def find_dependences(graph: GraphProto) -> dict[str, Dependence]:
     """By output, what it depends on: 'constant' where no value of an input reaches it (it may follow from their
@@ -130,6 +137,24 @@ def find_dependences(graph: GraphProto) -> dict[str, Dependence]:
 def find_source(graph: GraphProto, name: str) -> str:
     """The tensor that `name` is, moved or cast: an input of the graph where it hands one on; `name` itself else."""
     return _follow(name, {output: node for node in graph.node for output in node.output if output})
+
+
+def find_tables(graph: GraphProto) -> dict[str, int]:
+    """By input of the graph that indices are taken from, moved or cast: the rows of the smallest constant table that
+    they select from."""
+    makers = {name: node for node in graph.node for name in node.output if name}
+    dims = {tensor.name: tensor.dims for tensor in graph.initializer}
+    tables: dict[str, int] = {}
+    for node in graph.node:
+        axis = next((item.i for item in node.attribute if item.name == "axis"), 0)
+        for indices, table in _SELECTING.get(node.op_type, ()):
+            name, data = (node.input[at] if at < len(node.input) else "" for at in (indices, table))
+            if (maker := makers.get(data)) is not None and maker.op_type == "DequantizeLinear":
+                data = maker.input[0]
+            if shape := dims.get(data):
+                source = _follow(name, makers)
+                tables[source] = min(tables.get(source, shape[axis]), shape[axis])
+    return tables
 
 
 def _find_dependence(name: str, makers: Mapping[str, NodeProto], given: set[str]) -> Dependence:

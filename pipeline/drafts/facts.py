@@ -116,24 +116,32 @@ class FoundModel:
         """The same with other dims."""
         return replace(self, dims=dict(dims))
 
-    def hold_sizes(self, sizes: Mapping[str, int]) -> "FoundModel":
-        """The same with dims that hold the sizes of requests, and but for batches are tuned for them.
+    def hold_sizes(self, sizes: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> "FoundModel":
+        """The same with dims that hold the sizes of requests, and but for batches are tuned for the usual ones.
 
-        A dim that was only guessed holds these sizes alone.
+        A dim that was only guessed holds the usual size alone. Any other but a batch goes down to half of the least:
+        far below what was asked, an image is all border, and no data says what is right there.
+        ranges: the least and the greatest size of all requests.
 
         Raises DataError for a size that is no multiple of what the model takes.
         """
         dims = dict(self.dims)
         for name, dim in self.dims.items():
-            size = sizes[name]
-            if size % dim.multiple:
+            size, (least, most) = sizes[name], ranges[name]
+            if odd := next((at for at in (size, least, most) if at % dim.multiple), None):
                 raise DataError(
-                    f"the requests have {name} {size}; the model takes multiples of {dim.multiple}: pad them"
+                    f"the requests have {name} {odd}; the model takes multiples of {dim.multiple}: pad them"
                 )
-            why = f"{dim.why}; requests have {size}"
-            opt = dim.opt if is_batch(name) else size
-            wider_dim = replace(dim, min=min(dim.min, size), opt=opt, max=max(dim.max, size), why=why)
-            dims[name] = FoundDim(size, size, size, why) if dim.guessed else wider_dim
+            why = f"{dim.why}; requests have {size if least == most else f'{least} to {most}, mostly {size}'}"
+            if dim.guessed:
+                dims[name] = FoundDim(size, size, size, why)
+            elif is_batch(name):
+                dims[name] = replace(dim, min=min(dim.min, least), max=max(dim.max, most), why=why)
+            else:
+                half = max(least // 2 // dim.multiple * dim.multiple, dim.multiple)
+                low = min(max(dim.min, half), least)
+                why += f", and {low} is half of the least" if low > dim.min else ""
+                dims[name] = replace(dim, min=low, opt=size, max=max(dim.max, most), why=why)
         return self.with_dims(dims)
 
 

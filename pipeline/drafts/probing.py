@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from builders.onnx_graphs.outline import lacks_lists
+from builders.onnx_graphs.structure import find_tables
 from builders.onnx_graphs.weights import has_external
 from builders.reference import open_interpreter, words_of
 from enginesmith.core.errors import ModelError
@@ -37,12 +38,19 @@ Run = Callable[[Tensors], object]
 
 
 def open_graph(model: onnx.ModelProto, path: Path, what: str) -> Run:
-    """A way to run an ONNX graph; one whose weights or lists stay in files is opened as the file that it was read from.
+    """A way to run an ONNX graph, at places within its tables; one whose weights or lists stay in files is opened as
+    the file that it was read from.
 
     Raises ModelError where it does not load.
     """
     session = open_interpreter(path if has_external(model) or lacks_lists(model) else model.SerializeToString(), what)
-    return lambda inputs: session.run(None, dict(inputs))
+    tables = find_tables(model.graph)
+
+    def run(inputs: Tensors) -> object:
+        places = {name: np.minimum(inputs[name], tables[name] - 1) for name in inputs.keys() & tables.keys()}
+        return session.run(None, {**inputs, **places})
+
+    return run
 
 
 def find_dims(

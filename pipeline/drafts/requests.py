@@ -325,13 +325,14 @@ _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 class SplitRequests:
     """Requests for calibration and for golden data; none is in both. left_out: why some are in neither, for people.
 
-    sizes: of each named dim, in all of them.
+    sizes: of each named dim, in all of them.  ranges: the least and the greatest, with those that are left out.
     """
 
     calibration: tuple[Tensors, ...]
     golden: tuple[Tensors, ...]
     left_out: tuple[str, ...]
     sizes: Mapping[str, int]
+    ranges: Mapping[str, tuple[int, int]]
 
 
 def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling) -> SplitRequests:
@@ -369,9 +370,10 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     notes = [f"{pluralize(number, 'request')} left out: {why}" for number, why in drop_counts if number]
     if count == MOST_READ and next(samples, None) is not None:
         notes.append(f"only the first {MOST_READ} requests were read")
-    return SplitRequests(
-        tuple(rest), tuple(usual_requests[:golden]), tuple(notes), check_inputs(inputs, usual_requests[0])
-    )
+    all_sizes = [check_inputs(inputs, next(iter(alike.values()))) for alike in some.values()]
+    ranges = {name: (min(at[name] for at in all_sizes), max(at[name] for at in all_sizes)) for name in all_sizes[0]}
+    sizes = check_inputs(inputs, usual_requests[0])
+    return SplitRequests(tuple(rest), tuple(usual_requests[:golden]), tuple(notes), sizes, ranges)
 
 
 def _keep(some: dict[str, Tensors], digest: str, request: Tensors) -> None:

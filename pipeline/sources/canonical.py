@@ -259,6 +259,12 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
                 inferred = infer(light, check_type=True, strict_mode=True, data_prop=True)
             except onnx.shape_inference.InferenceError:  # computing values fails where two longer lists are added
                 inferred = infer(light, check_type=True, strict_mode=True)
+            for value in inferred.graph.output:
+                if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+                    raise ModelError(
+                        f"output {value.name!r} does not say how many axes it has, and onnx infers none of operators "
+                        "that are not its own; give it a shape (onnx.helper.make_tensor_value_info) and save the model"
+                    )
             onnx.checker.check_model(inferred)
     except MemoryError as error:
         raise ModelError(

@@ -17,6 +17,7 @@ import onnx
 from builders.execution.fork_server import fork_here
 from builders.onnx_graphs.bodies import NO_LIBRARIES, Libraries, list_weight_files
 from builders.onnx_graphs.outline import load_outline
+from builders.onnx_graphs.structure import find_tables
 from builders.onnx_graphs.weights import load_graph, without_weights
 from builders.reference import ReferenceSession, threads_for
 from enginesmith.arrays import Array
@@ -103,15 +104,19 @@ def export(
     """
     model_file, golden_file = workdir / "model.onnx", workdir / "golden.safetensors"
     along = Along()
-    groups: Samples | Sequence[Tensors] = samples or list(random_groups(request.inputs, request.dims))
+    groups: Samples | Sequence[Tensors] = samples or ()
     sequences: GoldenSequences | None = None
     with fork_here() as start:  # before a framework is imported, whose threads no fork would copy
         with write_model(request, model_file, workdir, known) as source:
+            outline = load_outline(model_file)
             if request.states:
-                check_states(request.states, load_outline(model_file))
+                check_states(request.states, outline)
+            if not samples:
+                tables = find_tables(outline.graph)
+                groups = [*random_groups(step_inputs(request.inputs, request.states), request.dims, tables)]
             try:
                 if request.states:
-                    groups, sequences, labels = _with_states(request, source, samples, (order, steps), labels)
+                    groups, sequences, labels = _with_states(request, source, groups, (order, steps), labels)
                 golden = freeze(groups, request.inputs, request.dims, source.run, labels)
             except ModelError as error:
                 if samples:
@@ -155,17 +160,16 @@ def _list_notes(golden: GoldenSet, random: bool) -> Iterator[str]:
 def _with_states(
     request: ExportRequest,
     source: _Source,
-    samples: Samples | None,
+    samples: Samples | Sequence[Tensors],
     order: tuple[Array | None, Steps | None],
     labels: Array | None,
 ) -> tuple[list[dict[str, Array]], GoldenSequences, Array | None]:
-    """The golden inputs of a model with state, in groups, with the labels in their order. order: `order` and `steps` of
-    `export`."""
+    """The golden inputs of a model with state, in groups, with the labels in their order. samples: or random groups.
+    order: `order` and `steps` of `export`."""
     stateful = StateModel(source.run, request.inputs, request.dims, request.states, order[1])
-    if samples is None:
-        random_inputs = [*random_groups(step_inputs(request.inputs, request.states), request.dims)]
-        groups = stateful.complete_random(random_inputs)
-        return groups, stateful.sequences(None, None, random_inputs[: len(groups)]), labels
+    if not isinstance(samples, Samples):
+        groups = stateful.complete_random(samples)
+        return groups, stateful.sequences(None, None, samples[: len(groups)]), labels
     return stateful.freeze(samples, order[0], labels)
 
 
@@ -261,20 +265,25 @@ def choose_outputs(model: onnx.ModelProto, names: Sequence[str] | None) -> tuple
     return tuple(value.name for value in output_values)
 
 
-def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[dict[str, Array]]:
-    """Seeded random inputs at the dims' opt: standard normal floats, integers 0 or 1, booleans.
+def random_groups(
+    specs: Sequence[TensorSpec], dims: Sequence[Dim], tables: Mapping[str, int]
+) -> Iterator[dict[str, Array]]:
+    """Seeded random inputs at the dims' opt: standard normal floats, booleans, places in the input's table, else
+    integers 0 or 1.
 
-    The first integer along the last axis is 1, so that a mask leaves something of each row.
+    The first of these along the last axis is 1, so that a mask leaves something of each row.
+    tables: by input, the rows of the table that it selects from.
     """
     generator = np.random.default_rng(RANDOM_SEED)
     sizes = {dim.name: dim.opt for dim in dims}
     for _ in range(RANDOM_GROUPS):
         group = {}
         for spec in specs:
-            shape, floats = spec.at(sizes), np.dtype(spec.dtype).kind == "f"
-            random_values = generator.standard_normal(shape) if floats else generator.integers(0, 2, shape)
+            shape, kind = spec.at(sizes), np.dtype(spec.dtype).kind
+            rows = min(tables.get(spec.name, 2), np.iinfo(spec.dtype).max) if kind in "iu" else 2
+            random_values = generator.standard_normal(shape) if kind == "f" else generator.integers(0, rows, shape)
             array = np.asarray(random_values, spec.dtype)  # for a shape of no axes numpy draws a number
-            if array.ndim and array.dtype.kind in "iu":
+            if array.ndim and kind in "iu" and spec.name not in tables:
                 array[..., :1] = 1
             group[spec.name] = array
         yield group

@@ -18,7 +18,7 @@ from enginesmith.serving.pad_plan import plan_padding
 from validation.calls.repeated import RepeatedCalls, pool_of
 from validation.comparison.sessions import golden_drifts, limited_checks, run
 from validation.data.samples import sizes_of
-from validation.fuzz.cases import MOVED, FuzzCase, Groups, clear_half, make
+from validation.fuzz.cases import FACTORS, MOVED, FuzzCase, Groups, clear_half, make
 from validation.fuzz.run import FuzzOutcome, FuzzSides, try_case
 from validation.golden.golden_set import Case, GoldenSet, edge_sizes
 from validation.limits.budget import StagedLimits
@@ -139,9 +139,24 @@ def magnitude_checks(pair: FuzzSides, specs: Sequence[TensorSpec], golden: Golde
     note = f"golden data {', '.join(item.case.values for item in judged)}".replace("times_", "times ")
     if pair.precision in QUANTIZED:
         note += "; beyond what was calibrated the graph itself saturates: it is what the engine is compared with"
-    note = f"{failed[0].reason}; {note}" if failed else note
+    if failed:
+        note = f"{failed[0].reason}; {_describe_reach(outcomes, groups[0], pair)}{note}"
     case = str(failed[0].case) if failed else "magnitudes"
     yield Check("engine", "magnitudes", "", case, float(len(failed)), 0.0, not failed, note)
+
+
+def _describe_reach(outcomes: Sequence[FuzzOutcome], inputs: Tensors, pair: FuzzSides) -> str:
+    """How far the engine was right, where the golden data was only too large for it, and what fp16 does there."""
+    factors = {item.case.values: FACTORS[item.case.values] for item in outcomes if item.case.values in FACTORS}
+    wrong = [factors.get(item.case.values, 0.0) for item in outcomes if item.verdict == "failed"]
+    if min(wrong) <= 1:
+        return ""
+    right = max([1.0, *(factor for factor in factors.values() if factor < min(wrong))])
+    peak = max(float(np.abs(array).max()) for array in inputs.values() if array.dtype.kind == "f" and array.ndim > 1)
+    remedy = (
+        "fp16 ends at 65504, so leave what grows there in fp32 (quantization.overrides), or scale the inputs down; "
+    )
+    return f"right up to |x| = {right * peak:.3g}; {remedy if pair.precision == 'fp16' else ''}"
 
 
 def _lengths(dims: Sequence[Dim]) -> list[int]:

@@ -31,7 +31,7 @@ VALUES: tuple[Values, ...] = get_args(Values)
 # Real values of other magnitudes, signs and places: 'negative' is minus the magnitude of each, and 'cleared' has zeros
 # in half of what is the same everywhere, as a mask is that hides nothing.
 MOVED: tuple[Values, ...] = ("times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared")
-_FACTORS: Mapping[Values, float] = {"times_2": 2.0, "times_8": 8.0, "times_64": 64.0, "negated": -1.0}
+FACTORS: Mapping[Values, float] = {"times_2": 2.0, "times_8": 8.0, "times_64": 64.0, "negated": -1.0}
 Histogram = Mapping[str, Mapping[int, float]]
 
 # Corners of all dims at once number 2^dims; of more than these, only the first are tried.
@@ -198,7 +198,7 @@ def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
         flat = real.reshape(len(real), -1)
         return np.ascontiguousarray(flat[:, generator.permutation(flat.shape[1])].reshape(real.shape))
     with np.errstate(over="ignore"):
-        moved = -np.abs(real) if values == "negative" else real * np.asarray(_FACTORS[values], real.dtype)
+        moved = -np.abs(real) if values == "negative" else real * np.asarray(FACTORS[values], real.dtype)
     return np.asarray(moved, real.dtype)
 
 

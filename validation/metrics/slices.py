@@ -270,7 +270,8 @@ FINE_DB, COARSE = 15.0, 0.05
 # The share of a slice's variation that its error energy may reach: then half of what varies is explained.
 VARIATION = 0.5
 # The share of the output's mean variation up to which a slice's may be lost to honest rounding (a thousandth of its
-# amplitude), where an axis has so many: scores of some eighty classes beside boxes are as faint, and may not.
+# amplitude), where an axis has so many, or where it is as small a share of the slice's energy too: a class of padding
+# that is always near -13.7. Scores of some eighty classes beside boxes are as faint, vary with their size, and may not.
 FAINT, MANY = 1e-6, 256
 # The factor of energy over the errors of an honest kernel: twice their amplitude; and of a graph that is rounded in one
 # way, which in a few samples may be as far off again.
@@ -377,7 +378,7 @@ def _values(
     shown = (honest is not None or limit >= FINE_DB) | (variation >= COARSE * usual_variation)
     varies = ~dead & shared[1] & ~rounds & shown
     faint = variation <= FAINT * usual_variation
-    lossy = rounded | (faint & (len(signal) >= MANY))
+    lossy = rounded | (faint & ((len(signal) >= MANY) | (variation <= FAINT * energy)))
     half = np.where(varies, np.maximum(VARIATION * variation, np.where(lossy, rounding, 0.0)), math.inf)
     lost = (half < allowed) & (half < sums.error_sq)
     return sqnr_db, _decibels(signal, np.minimum(allowed, half)), lost

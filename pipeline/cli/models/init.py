@@ -294,7 +294,7 @@ def _split_inputs(found: "FoundModel", requests: Path, scaling: "Scaling") -> tu
     for note in split.left_out:
         say(f"  {note}")
     writers: dict[str, _Writer] = {f"{name}.npz": partial(write_samples, requests=parts[name]) for name in parts}
-    return found.hold_sizes(split.sizes), writers
+    return found.hold_sizes(split.sizes, split.ranges), writers
 
 
 def _write(files: Mapping[Path, _Writer], force: bool) -> None:

@@ -9,6 +9,8 @@ output is about, are not lost among the others.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TypeVar
 
 from enginesmith.core.reports.proof import CHANGED, DECISIONS
 from enginesmith.core.types import Tensors
@@ -20,13 +22,20 @@ from validation.limits.rounding import MOST_CHANGED, NearTies
 from validation.limits.terms import Budget
 from validation.metrics.drift import Drift
 
+T = TypeVar("T")
+
 # Decibels by which a trial must be better than the limits of its graph: its SQNR on 48 calibration samples and on 16
 # golden ones were 2 to 8 dB apart on a classifier with saturated outputs, and 1 dB on a sentence encoder.
 MARGIN_DB = 5.0
 
 
-# Parts of the runs, every third one, that the limits must hold on.
+# Parts of the runs that the limits must hold on; a trial ends with the first that fails.
 PARTS = 3
+
+
+def deal(runs: Sequence[T]) -> list[T]:
+    """The runs, every third one first, so that each part has some of all."""
+    return [run for part in range(PARTS) for run in runs[part::PARTS]]
 
 
 def with_margin(floor: SearchFloor) -> SearchFloor:
@@ -55,17 +64,27 @@ class GraphJudge:
     def __post_init__(self) -> None:
         self._parts = [StageComparison("quantization", None, {}) for _ in self.runs[:PARTS]]
 
-    def add(self, index: int, expected: Tensors, actual: Tensors) -> None:
-        """Take the outputs of the float model and of the trial for a run."""
-        case = Case(str(index), "golden", self.runs[index], {})
-        self._parts[index % PARTS].add(case, expected, actual)
+    def add(self, index: int, expected: Tensors, actual: Tensors) -> bool:
+        """Take the outputs of the float model and of the trial for a run; whether a part of the runs ends here and
+        fails."""
+        part = self._parts[self._part(index)]
+        part.add(Case(str(index), "golden", self.runs[index], {}), expected, actual)
+        ends = index + 1 == len(self.runs) or self._part(index + 1) != self._part(index)
+        return ends and not all(check.passed for check in part.checks(self._limits))
+
+    def _part(self, index: int) -> int:
+        sizes = accumulate(len(self.runs[part::PARTS]) for part in range(PARTS))
+        return next(part for part, end in enumerate(sizes) if index < end)
+
+    @property
+    def _limits(self) -> OutputLimits:
+        exact = {name for part in self._parts for name, found in part.outputs.items() if found.dtype.kind in "biu"}
+        near = {} if DECISIONS in self.limits.given else dict.fromkeys(exact, NearTies())
+        return OutputLimits(Budgets(budget_of(self.limits), decisions=near))
 
     def missed(self) -> int:
         """How many checks fail. The share of changed decisions may be `MOST_CHANGED`, and one decision may change."""
-        exact = {name for part in self._parts for name, found in part.outputs.items() if found.dtype.kind in "biu"}
-        near = {} if DECISIONS in self.limits.given else dict.fromkeys(exact, NearTies())
-        held = OutputLimits(Budgets(budget_of(self.limits), decisions=near))
-        checks = [check for part in self._parts for check in part.checks(held)]
+        checks = [check for part in self._parts for check in part.checks(self._limits)]
         whole: dict[str, Drift] = {}
         for part in self._parts:
             for output, drift in part.usual().items():

@@ -209,7 +209,7 @@ def quality(
 ) -> Quality:
     """Quality of `actual` over all runs. Integer outputs are decisions; where there are no others, the share of those
     that change is the noise. An output of another size than expected, as of a graph that selects boxes itself, counts
-    as not finite. judge: counts what the graph's own checks miss.
+    as not finite. judge: counts what the graph's own checks miss, and ends with the first part of the runs that fails.
 
     Raises DataError when there is not one label for each answer.
     """
@@ -221,10 +221,10 @@ def quality(
                 total[name] = total.get(name, Drift()).merge(measure(values, actual_values[name], decisions=True))
             else:
                 as_large = False
-        if judge:
-            judge.add(index, expected_values, actual_values)
         if answers:
             right.append(_right(actual_values[answers.output], answers.right[index], answers.output))
+        if judge and judge.add(index, expected_values, actual_values):
+            break  # whatever the others are
     floats = [part for part in total.values() if part.mismatches is None]
     agreement = min((part.argmax_agreement for part in total.values()), default=1.0)
     return Quality(

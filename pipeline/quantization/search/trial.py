@@ -19,7 +19,7 @@ from pipeline.quantization.schemes.block_floats import FORMATS, FP8, find_block_
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, usable_sites
 from pipeline.quantization.schemes.write import write_searched
-from pipeline.quantization.search.graph_limits import GraphJudge
+from pipeline.quantization.search.graph_limits import GraphJudge, deal
 from pipeline.quantization.search.latency import PairedRounds, Timing
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchClock, SearchFloor
 from pipeline.quantization.search.sensitivity import Answers, SweepCost, quality, sweep
@@ -227,6 +227,7 @@ class FloatSide:
         folder: for the weights, until the search is over.
         """
         fitted, judging = divide_runs(runs, filled=limits is not None)
+        judging = deal(judging) if limits else judging
         graph, judged = with_weights_outside(prepare_model(model), folder), [run.inputs for run in judging]
         answers = Answers(labels.output, [labels.of(run) for run in judging]) if labels else None
         plain = SessionRunner(graph)

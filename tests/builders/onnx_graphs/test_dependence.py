@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from builders.onnx_graphs.structure import find_dependences, find_source
+from builders.onnx_graphs.structure import find_dependences, find_source, find_tables
 
 W = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
 
@@ -46,3 +46,15 @@ def test_what_a_body_reads_from_outside_counts():
     )
     branch = helper.make_node("If", ["w"], ["y"], then_branch=body, else_branch=body)
     assert find_dependences(graph(branch)) == {"y": "computed"}
+
+
+def test_the_table_of_an_input_is_the_smallest_that_it_selects_from():
+    nodes = [
+        node("Cast", "x", "i"),
+        node("Gather", "big i", "a"),
+        helper.make_node("Gather", ["w", "i"], ["b"], axis=1),
+    ]
+    nodes += [node("DequantizeLinear", "big s", "d"), node("Gather", "d mask", "c"), node("Gather", "a mask", "y")]
+    made = graph(*nodes)
+    made.initializer.append(numpy_helper.from_array(np.ones((9, 2), np.float32), "big"))
+    assert find_tables(made) == {"x": 4, "mask": 9}

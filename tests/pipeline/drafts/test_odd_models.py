@@ -67,6 +67,20 @@ def test_an_input_that_is_passed_on_is_left_out_of_the_outputs(tmp_path: Path) -
 def test_an_output_of_unknown_rank_is_inferred(tmp_path: Path) -> None:
     unranked = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     assert drafted(write(tmp_path / "m.onnx", [PRODUCT], outputs=[unranked])).outputs is None
+    foreign = [node("Normalizer", ["x"], ["y"], domain="ai.onnx.ml", norm="L2")]
+    with pytest.raises(ModelError, match=r"^output 'y' does not say how many axes.*give it a shape"):
+        look_at_onnx(write(tmp_path / "n.onnx", foreign, outputs=[unranked]), "n.onnx")
+
+
+def test_a_table_of_one_row_is_probed_within_it(tmp_path: Path) -> None:
+    rows = [node("Gather", ["one_row", "i"], ["y"])]
+    places, found = value("i", ["batch", "n"], TensorProto.INT64), value("y", ["batch", "n", 4])
+    path = write(tmp_path / "m.onnx", rows, inputs=[places], outputs=[found])
+    model = onnx.load(path)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 4), "f4"), "one_row"))
+    onnx.save(model, path)
+    dims = look_at_onnx(path, "m.onnx").dims
+    assert not any(dim.guessed for dim in dims.values())
 
 
 def test_weights_of_float64_are_left_as_they_are(tmp_path: Path) -> None:

@@ -130,6 +130,12 @@ class TestGolden:
         assert "no golden data: 8 groups of random inputs" in exported.notes[-1]
         assert run(torch_request(tmp_path, LINEAR)).golden_digest == exported.golden_digest
 
+    def test_random_places_in_a_table_are_anywhere_in_it(self, tmp_path):
+        ids = TensorSpec("x", "int64", ("batch", 30))
+        table = LINEAR.replace("Sequential", "Embedding").replace("torch.nn.Linear(3, width), torch.nn.ReLU()", "45, 2")
+        case = GoldenSet.load(run(torch_request(tmp_path, table, inputs=(ids,))).golden).cases[0]
+        assert case.inputs["x"].min() == 0 and case.inputs["x"].max() == 44
+
     def test_a_known_model_is_used_as_it_is_when_only_the_golden_set_is_new(self, tmp_path):
         first = run(torch_request(tmp_path, LINEAR))
         known = first.onnx.rename(tmp_path / "known.onnx")

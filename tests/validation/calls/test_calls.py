@@ -12,6 +12,7 @@ from enginesmith.core.types import TensorSpec
 from tests.validation.calls.sessions import BUDGET, SEEN, Buffers, Nth, Overwriting, Raising, failed, tried
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Linear
 from validation.calls.checks import FEW_CALLS, Allowance, call_checks, magnitude_checks
+from validation.fuzz.cases import Groups
 from validation.fuzz.run import FuzzSides
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import Budgets, StagedLimits
@@ -197,6 +198,10 @@ def test_an_engine_that_is_wrong_at_other_magnitudes_or_signs_is_seen(where: int
     assert all(np.abs(group["x"]).max() < 6 for group in GOLDEN)
     (check,) = moved(Linear(fault))
     assert not check.passed and ("negative" if where == "negative" else "times_") in check.case
+    peak = max(np.abs(array).max() for array in Groups(SEEN)[0].values())
+    right = {6: 2, 100: 8, "negative": 0}[where]
+    assert (f"right up to |x| = {right * peak:.3g}" in check.note) is bool(right)
+    assert ("65504" in moved(Linear(fault), precision="fp16")[0].note) is bool(right)
     (clean,) = moved(Linear(lambda x, y: y * np.float32(1 + 1e-6)))
     assert clean.passed and "times 64" in clean.note and "negative" in clean.note
 

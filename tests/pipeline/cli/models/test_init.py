@@ -1,5 +1,6 @@
 """`enginesmith init`: a starter, and specs by looking at models."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,23 @@ def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 2, 2)).astype("f4"))
     assert init(model, "--force", "--from-requests", tmp_path / "requests.npz") == 0
     assert "no data" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("usual", "other", "dims"), [(64, 64, (32, 64, 128)), (64, 20, (10, 64, 128)), (3, 300, (1, 3, 300))]
+)
+def test_dims_go_from_half_of_the_least_request_to_what_ran_and_was_asked(
+    tmp_path: Path, usual: int, other: int, dims: tuple[int, int, int]
+) -> None:
+    from onnx import helper
+
+    model = write(tmp_path / "net.onnx", [helper.make_node("Exp", ["x"], ["y"])], [value("x", ["batch", "height", 2])])
+    lines = [json.dumps({"x": [[[index, 1]] * (other if index == 5 else usual)]}) for index in range(9)]
+    (tmp_path / "requests.jsonl").write_text("\n".join(lines))
+    assert init(model, "--from-requests", tmp_path / "requests.jsonl") == 0
+    height = load_spec(tmp_path / "net.yaml").dims["height"]
+    assert (height.min, height.opt, height.max) == dims
+    assert f"{dims[0]} is half of the least" in (tmp_path / "net.yaml").read_text() or dims[0] == 1
 
 
 def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_path: Path) -> None:

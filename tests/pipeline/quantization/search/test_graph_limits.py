@@ -1,11 +1,14 @@
 """A trial is asked for what the graph's own checks ask, with a margin, on each part of the samples."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
-from pipeline.quantization.search.graph_limits import MARGIN_DB, PARTS, GraphJudge, budget_of, with_margin
+from pipeline.quantization.search.graph_limits import MARGIN_DB, PARTS, GraphJudge, budget_of, deal, with_margin
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchFloor
 from pipeline.quantization.search.search import choose
+from pipeline.quantization.search.sensitivity import quality
 from pipeline.quantization.settings.runs import JUDGED, divide_runs
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net, runs
 from tests.pipeline.quantization.small_nets import TENSORRT_FP32
@@ -55,11 +58,26 @@ def test_a_trial_keeps_the_limits_with_the_margin(sqnr_db: float, missed: bool) 
 def test_the_limits_hold_on_each_part_of_the_samples() -> None:
     one_bad = [amplitude(15.5)] + [amplitude(60)] * 11
     whole = -10 * np.log10(np.mean(np.square(one_bad)))
-    part = -10 * np.log10(np.mean(np.square(one_bad[::PARTS])))
+    part = -10 * np.log10(np.mean(np.square(one_bad[: 12 // PARTS])))
     assert whole > 20 and part > 20, "as a whole and in its part it would be good enough"
     assert not judged(one_bad)
-    few = [amplitude(15.5)] + [amplitude(60)] * 2  # in one part alone
+    few = [amplitude(15.5)] * 4 + [amplitude(60)] * 8  # in one part alone
     assert -10 * np.log10(np.mean(np.square(few))) > 20 and judged(few)
+
+
+def test_a_trial_ends_with_the_first_part_that_fails() -> None:
+    assert deal([*range(7)]) == [0, 3, 6, 1, 4, 2, 5]
+    expected = [{"y": np.eye(SIZE, dtype=np.float32)} for _ in range(7)]
+
+    def answered(bad: int) -> Iterator[dict[str, np.ndarray]]:
+        for index, values in enumerate(expected):
+            ran.append(index)
+            yield {"y": values["y"] * (-1 if index == bad else 1)}
+
+    for bad, count in ((1, 3), (4, 5), (6, 7), (-1, 7)):
+        ran = list[int]()
+        found = quality(expected, answered(bad), None, GraphJudge(GraphLimits(), expected))
+        assert bool(found.missed) is (bad >= 0) and len(ran) == count
 
 
 def test_decisions_may_change_once_or_in_a_hundred() -> None:

@@ -126,6 +126,16 @@ def test_kept_rows_stay_few_however_many_runs_there_are():
     assert found.count == 600 * 200
 
 
+def test_second_moments_wait_for_a_sixteenth_as_many_rows_as_channels():
+    few, rows = Statistics(), np.random.default_rng(0).standard_normal((40, 320)).astype(np.float32)
+    for row in rows[:19]:
+        few.add(row)
+    assert few.moments is None and few.count == 19
+    for row in rows[19:]:
+        few.add(row)
+    np.testing.assert_allclose(few.moments, rows.T @ rows / 40, rtol=1e-4, atol=1e-5)
+
+
 def sparse(rows: int, seed: int) -> np.ndarray:
     """As pooled features are: mostly small, each channel large now and then."""
     return np.random.default_rng(seed).gamma(0.3, size=(rows, 512)).astype(np.float32)
