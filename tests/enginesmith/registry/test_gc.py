@@ -28,6 +28,7 @@ from enginesmith.registry.versions import channels, lookup
 from enginesmith.registry.versions.publish import attach_page
 from tests.enginesmith.registries import engine, in_child, on_each_store, publish_engines, report
 from tests.enginesmith.registry.memory import MemoryStore
+from tests.one_thread import registry_in_one_thread
 
 ONE = Rules(versions=1, moves=1)
 AT_ONCE = timedelta(0)
@@ -261,3 +262,17 @@ def test_a_collection_that_finds_nothing_new_writes_no_marks_and_looks_at_one_sh
     collect(store, ONE, delete=True)
     assert written == []
     assert len([key for key in asked if key.startswith("index/")]) == 1
+
+
+def test_a_collection_reads_histories_in_the_order_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, asked = MemoryStore(), []
+    (manifest,) = publish(store, "a")
+    names = [f"c{number}" for number in range(8)]
+    for name in names:
+        channels.promote(store, manifest, name)
+    read = store.read
+    monkeypatch.setattr(store, "read", lambda key: asked.append(key) or read(key))
+    with registry_in_one_thread():
+        collect(store, ONE)
+    histories = list(dict.fromkeys(key for key in asked if "/histories/" in key))
+    assert len(histories) == len(names) and histories == sorted(histories)
