@@ -10,6 +10,7 @@ from tests.simulation.__main__ import Progress, digest_of_sources
 from tests.simulation.choices import Choices, shorten
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.runs import beginning, run_seed, shortest
+from tests.simulation.world import Temper, World
 
 # Planted bugs that few seeds show.
 SOON = [
@@ -24,6 +25,12 @@ def test_every_interleaving_keeps_the_rules(part: int) -> None:
     for seed in range(25 * part, 25 * part + 25):
         failure = run_seed(seed)
         assert failure is None, f"seed {seed}: {failure.why}\n" + "\n".join(failure.trace[-60:])
+
+
+def test_a_trace_has_no_random_names() -> None:
+    world = World(Choices(1), Temper())
+    world.note("/dev/shm/watched-k3_x9abc/current is not there")
+    assert world.trace == ("    0 -            /dev/shm/watched/current is not there",)
 
 
 @pytest.mark.slow
