@@ -1,5 +1,6 @@
 """The simulation itself: seeds that pass, planted bugs that are found, runs that repeat and get shorter."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,7 @@ def test_ten_thousand_interleavings_keep_the_rules() -> None:
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files of processes that were killed
 @pytest.mark.parametrize("name", SOON)
 def test_planted_bugs_are_found(name: str) -> None:
     for indexed in (False, True):
@@ -49,6 +51,7 @@ def test_planted_bugs_are_found(name: str) -> None:
         failure = next((found for seed in range(400) if (found := run_seed(seed))), None)
         assert failure is not None
         small = shortest(failure)
+    gc.collect()
     assert len(small.omitted) > failure.steps / 2 and len(small.trace) < len(failure.trace) / 2
 
 
