@@ -20,6 +20,7 @@ PLACES = {
     "deployments": "/apis/apps/v1",
     "events": "/api/v1",
     "jobs": "/apis/batch/v1",
+    "cronjobs": "/apis/batch/v1",
     "namespaces": "/api/v1",
     "networkpolicies": "/apis/networking.k8s.io/v1",
     "nodes": "/api/v1",

@@ -6,8 +6,8 @@ from tests.cluster.conftest import Cluster
 # Every namespace has these (and certificates, configmaps/...crt); the Secret was there before the release.
 OTHERS = {"serviceaccounts/default", "secrets/enginesmith-registry-keys"}
 IN_NAMESPACES = (
-    "configmaps", "deployments", "jobs", "networkpolicies", "persistentvolumeclaims", "poddisruptionbudgets", "pods",
-    "rayclusters", "rolebindings", "roles", "secrets", "serviceaccounts", "services",
+    "configmaps", "cronjobs", "deployments", "jobs", "networkpolicies", "persistentvolumeclaims",
+    "poddisruptionbudgets", "pods", "rayclusters", "rolebindings", "roles", "secrets", "serviceaccounts", "services",
 )  # fmt: skip
 IN_NONE = ("clusterroles", "clusterrolebindings", "validatingadmissionpolicies", "validatingadmissionpolicybindings")
 

@@ -129,6 +129,17 @@ def test_new_images_leave_no_pod_of_the_old_ones(cluster: Cluster, busy: str, he
     wait_for("Ray's pods to have the new images", renewed)
 
 
+def test_the_schedule_that_finishes_upgrades_has_the_rights_that_it_needs(cluster, busy, helm):
+    """It is off in the sample. Its Job is made here, as `kubectl create job --from` does."""
+    helm.upgrade({**sample(), "ray": {**sample()["ray"], "finishSchedule": "0 0 1 1 *"}}, timeout=300)
+    template = cluster.api.get("cronjobs", busy, "enginesmith-ray-finish")["spec"]["jobTemplate"]
+    before = workers(cluster, busy)
+    labels = {"labels": template["metadata"]["labels"]}
+    cluster.api.create("jobs", busy, {**template, "metadata": {"name": "by-hand", **labels}})
+    wait_for("its Job to end", lambda: cluster.api.get("jobs", busy, "by-hand").get("status", {}).get("succeeded"))
+    assert workers(cluster, busy) == before
+
+
 def test_a_name_or_a_size_that_would_cost_what_is_installed_is_refused(cluster, busy, helm):
     before = workers(cluster, busy)
     for changed, said in (

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from itertools import count
 from shutil import rmtree
 
 from enginesmith.core.errors import digest_of_bytes
@@ -46,14 +47,22 @@ ROLLING = (
 )
 
 
+# Seeds of decisions that are tried for each step that a shorter run leaves out.
+REDRAWN = 5
+
+
 @dataclass(frozen=True)
 class Failure:
-    """A seed that broke a rule. script: its decisions.  trace: what happened, in lines."""
+    """A seed that broke a rule. script: its decisions.  trace: what happened, in lines.  steps: how many things its
+    actors have to do.  omitted: numbers of those that they do not.  redrawn: seed of the decisions; None: the run's."""
 
     seed: int
     why: str
     script: tuple[int, ...]
     trace: tuple[str, ...]
+    steps: int
+    omitted: frozenset[int] = frozenset()
+    redrawn: int | None = None
 
 
 @cache
@@ -82,8 +91,10 @@ def beginning(indexed: bool) -> Content:
     return content
 
 
-def run_seed(seed: int, script: Sequence[int] | None = None) -> Failure | None:
-    """Run one seed, and return how it failed; None if every rule held."""
+def run_seed(
+    seed: int, script: Sequence[int] | None = None, omitted: frozenset[int] = frozenset(), redrawn: int | None = None
+) -> Failure | None:
+    """Run one seed, and return how it failed; None if every rule held. The others: as in `Failure`."""
     choices = Choices(seed, script)
     scene = choices.random.choice(SCENES)
     temper = _temper(choices, scene in CLOSE)
@@ -100,13 +111,17 @@ def run_seed(seed: int, script: Sequence[int] | None = None) -> Failure | None:
     store = SimulatedStore(world, content, rules.changed)
     folders = [Folder(store, parse_reference(f"{MODEL}:stable"), node) for node in (None, *NODES[:2])]
     registry = Registry(world, store, rules, site, folders)
-    actors = _actors(registry, choices, scene)
+    works = _works(registry, choices, scene)
+    actors = _actors(works, choices, scene, omitted)
+    if redrawn is not None:
+        choices.random.seed(redrawn)
     try:
         with patched(world):
             world.run(actors)
             world.run([Actor("afterwards", lambda: _afterwards(registry))], calm=True)
     except Violation as violation:
-        return Failure(seed, str(violation), tuple(choices.taken), world.trace)
+        steps = sum(map(len, works))
+        return Failure(seed, str(violation), tuple(choices.taken), world.trace, steps, omitted, redrawn)
     finally:
         for folder in folders:
             if folder.path:
@@ -115,14 +130,26 @@ def run_seed(seed: int, script: Sequence[int] | None = None) -> Failure | None:
 
 
 def shortest(failure: Failure) -> Failure:
-    """The same failure with as few faults and switches as still show it."""
+    """The same failure with as few actors, steps, faults and switches as still show it."""
+    alike = failure
 
-    def still_fails(script: Sequence[int]) -> bool:
-        found = run_seed(failure.seed, script)
-        return found is not None and _kind(found.why) == _kind(failure.why)
+    def fails(script: Sequence[int] | None, omitted: frozenset[int], redrawn: int | None) -> bool:
+        nonlocal alike
+        found = run_seed(failure.seed, script, omitted, redrawn)
+        if found is None or _kind(found.why) != _kind(failure.why):
+            return False
+        alike = found
+        return True
 
-    script = shorten(failure.script, still_fails)
-    return run_seed(failure.seed, script) or failure
+    def fails_without(steps: Sequence[int]) -> bool:
+        omitted = frozenset(number for number, is_done in enumerate(steps) if not is_done)
+        return fails(alike.script, omitted, alike.redrawn) or any(
+            fails(None, omitted, redrawn) for redrawn in range(REDRAWN)
+        )
+
+    shorten([1] * failure.steps, fails_without)
+    shorten(alike.script, lambda script: fails(script, alike.omitted, alike.redrawn))
+    return alike
 
 
 def _kind(why: str) -> str:
@@ -156,28 +183,37 @@ def _temper(choices: Choices, close: bool) -> Temper:
     )
 
 
-def _actors(registry: Registry, choices: Choices, scene: str) -> list[Actor]:
-    """Three to six actors, each with one to three things to do."""
+def _works(registry: Registry, choices: Choices, scene: str) -> list[list[Callable[[], object]]]:
+    """What three to six actors do: one to three things each."""
     draw = choices.random
-    works: list[Callable[[], object]] = []
+    works: list[list[Callable[[], object]]] = []
     kinds, fresh = draw.sample(KINDS, draw.randint(2, 5)), scene in ("collecting", "racing")
     if scene == "rolling":
         kinds = ["start", *draw.sample(ROLLING, draw.randint(2, 5)), *draw.sample(KINDS, draw.randint(0, 2))]
     elif scene == "collecting":
         kinds = draw.sample(COLLECTING, draw.randint(1, 3))
-        works += [_work(registry, choices, ["nightly"], fresh) for _ in range(draw.randint(1, 2))]
+        works += [[_work(registry, choices, ["nightly"], fresh)] for _ in range(draw.randint(1, 2))]
     elif scene == "racing":
         kinds = draw.choice((NUMBERS, ["promote", "promote", "rollback", "rollback", "list"]))
     elif scene in CLOSE:
         kinds, pause = draw.choice(CLOSE[scene]), 1900.0 if scene == "leaving" else 1.0
-        works += [lambda: _repeat(registry, registry.collect, 3, pause)] if scene in ("sweeping", "leaving") else []
+        works += [[lambda: _repeat(registry, registry.collect, 3, pause)]] if scene in ("sweeping", "leaving") else []
     for _ in range(draw.randint(3, 6) - len(works)):
-        steps = [_work(registry, choices, kinds, fresh, scene) for _ in range(draw.randint(1, 3))]
-        works.append(lambda steps=steps: [step() for step in steps])  # type: ignore[misc]
-    return [
-        Actor(f"actor-{number}", work, slow=draw.random() < (0.8 if scene in CLOSE else 0.5))
-        for number, work in enumerate(works)
-    ]
+        works.append([_work(registry, choices, kinds, fresh, scene) for _ in range(draw.randint(1, 3))])
+    return works
+
+
+def _actors(
+    works: Sequence[Sequence[Callable[[], object]]], choices: Choices, scene: str, omitted: frozenset[int]
+) -> list[Actor]:
+    """An actor for each list of works, without those whose numbers are omitted; none for a list that is left empty."""
+    numbers, actors = count(), []
+    for number, steps in enumerate(works):
+        slow = choices.random.random() < (0.8 if scene in CLOSE else 0.5)
+        done = [step for step in steps if next(numbers) not in omitted]
+        if done:
+            actors.append(Actor(f"actor-{number}", lambda done=done: [step() for step in done], slow=slow))  # type: ignore[misc]
+    return actors
 
 
 def _repeat(registry: Registry, work: Callable[[], object], times: int, pause: float) -> None:

@@ -4,6 +4,7 @@ Each actor is a greenlet that runs the product's own code. It gives up its turn 
 it sleeps, so that a run is one interleaving of requests, and a seed decides which.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -136,8 +137,11 @@ class World:
 
     @property
     def trace(self) -> tuple[str, ...]:
-        """What happened, in lines."""
-        return tuple(f"{step:5} {who:12} {text}" for step, who, text in self._notes)
+        """What happened, in lines: the same in every repetition, so without the random names of temporary folders."""
+        plain = [
+            (step, who, re.sub(r"(watched|enginesmith-mirror)-\w{8}", r"\1", text)) for step, who, text in self._notes
+        ]
+        return tuple(f"{step:5} {who:12} {text}" for step, who, text in plain)
 
     def run(self, actors: list[Actor], *, calm: bool = False) -> None:
         """Run the actors until each has ended. calm: without faults and clocks that are off."""

@@ -6,6 +6,7 @@ import pytest
 
 from enginesmith.core.errors import ConflictError, IntegrityError, UnknownNameError
 from enginesmith.registry.builds.runs import recall, remember
+from enginesmith.registry.collection import garbage
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.gc import collect
@@ -27,6 +28,7 @@ from enginesmith.registry.versions import channels, lookup
 from enginesmith.registry.versions.publish import attach_page
 from tests.enginesmith.registries import engine, in_child, on_each_store, publish_engines, report
 from tests.enginesmith.registry.memory import MemoryStore
+from tests.one_thread import registry_in_one_thread
 
 ONE = Rules(versions=1, moves=1)
 AT_ONCE = timedelta(0)
@@ -247,3 +249,30 @@ def test_a_manifest_that_stays_and_cannot_be_read_stops_it(store: Store) -> None
     assert [problem.kind for problem in verify(store).problems] == ["edited"]
     assert store.replace(key, whole, whole[:40]) and states(store, delete=True, grace=AT_ONCE) == {}
     assert all(map(store.has, kept.blobs()))
+
+
+def test_a_collection_that_finds_nothing_new_writes_no_marks_and_looks_at_one_shard_of_the_index(monkeypatch):
+    store = MemoryStore()
+    publish(store, "a", "b")
+    collect(store, ONE, delete=True)
+    read, asked, written = store.read, [], []
+    update = garbage.update_shard
+    monkeypatch.setattr(store, "read", lambda key: asked.append(key) or read(key))
+    monkeypatch.setattr(garbage, "update_shard", lambda *args: written.append(args[1]) or update(*args))
+    collect(store, ONE, delete=True)
+    assert written == []
+    assert len([key for key in asked if key.startswith("index/")]) == 1
+
+
+def test_a_collection_reads_histories_in_the_order_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, asked = MemoryStore(), []
+    (manifest,) = publish(store, "a")
+    names = [f"c{number}" for number in range(8)]
+    for name in names:
+        channels.promote(store, manifest, name)
+    read = store.read
+    monkeypatch.setattr(store, "read", lambda key: asked.append(key) or read(key))
+    with registry_in_one_thread():
+        collect(store, ONE)
+    histories = list(dict.fromkeys(key for key in asked if "/histories/" in key))
+    assert len(histories) == len(names) and histories == sorted(histories)
