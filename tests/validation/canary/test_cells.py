@@ -9,7 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.validation.canary.cells import CELLS, QUARTER_HOUR, after, bursts, count_verdicts, failing, share, sized
+from tests.validation.canary.cells import (
+    CELLS,
+    QUARTER_HOUR,
+    after,
+    bursts,
+    count_verdicts,
+    failing,
+    share,
+    sized,
+    slow_stretch,
+)
 from tests.validation.canary.latencies import KINDS
 from tests.validation.canary.sides import side
 from tests.validation.canary.simulated_logs import mirrored
@@ -157,6 +167,26 @@ def test_what_is_late_counts_as_failed():
     ours[::100] = 1000.0
     found = judge(CanaryEvidence(side(ours), side(np.ones(5000)), True), limits, replicates=20)
     assert found.verdict == "FAIL" and found.reason.startswith("errors: +1 %")
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_late_answers_that_double_the_mean_pass_no_one(paired):
+    """Nine answers of 9,000 are within the budget of errors, and move no quantile up to p99."""
+    slow = np.where(np.arange(9000) % 1000 == 500, 1.0, 0.0)
+    for factor, limits, verdict in ((1000.0, MEDIAN, ["INSUFFICIENT"]), (20.0, MEDIAN, []), (1000.0, ERRORS, [])):
+        evidence = CanaryEvidence(side(1.0 + factor * slow), side(np.ones(9000)), paired)
+        criteria = judge(evidence, limits, replicates=20).criteria
+        assert [item.verdict for item in criteria if item.name == "late answers"] == verdict
+    both_late = CanaryEvidence(side(1.0 + 1000.0 * slow), side(1.0 + 1000.0 * slow), True)
+    assert not [item for item in judge(both_late, MEDIAN, replicates=20).criteria if item.name == "late answers"]
+
+
+def test_a_pause_of_less_than_a_second_is_no_slow_stretch():
+    evidence = slow_stretch(0.1)(np.random.default_rng(0), 9000)
+    for seconds, facts in ((5.0, 0), (50.0, 1)):
+        sides = [replace(one, time=one.time * seconds / 900) for one in (evidence.candidate, evidence.baseline)]
+        criteria = judge(CanaryEvidence(sides[0], sides[1], True), replicates=20).criteria
+        assert sum(item.kind == "fact" for item in criteria) == facts
 
 
 def test_large_requests_are_compared_with_large_ones():

@@ -35,6 +35,8 @@ from validation.statistics.serial_dependence import (
 
 # An answer that takes more than so many times the baseline's p99 counts as failed: what a tail beyond p99 costs.
 LATE = 5.0
+# How much of the baseline's mean latency late answers may add, beyond the ones that the baseline has, in a PASS.
+LATE_TIME = 0.1
 # The share of different answers that is allowed by their own noise: at least, and at most.
 NOISE = (0.002, 0.01)
 
@@ -215,11 +217,41 @@ def unsteady(what: str, block: int, count: int, paired: bool) -> str:
 def failures(evidence: CanaryEvidence) -> tuple[Array, Array]:
     """Whether each request of candidate and baseline failed or was late (LATE), bool [requests]; of pairs, failures
     that the other side has too are left out."""
-    sides = evidence.candidate, evidence.baseline
+    late = _late(evidence)
+    ours, theirs = ~evidence.candidate.ok | late[0], ~evidence.baseline.ok | late[1]
+    return (ours & ~theirs, theirs & ~ours) if evidence.paired else (ours, theirs)
+
+
+def _late(evidence: CanaryEvidence) -> tuple[Array, Array]:
+    """Whether each request of candidate and baseline was answered late (LATE), bool [requests]."""
     answered = evidence.baseline.latency[evidence.baseline.ok]
     edge = LATE * quantile_of(answered, 0.99) if len(answered) >= LEAST_BEYOND / 0.01 / 2 else math.inf
-    ours, theirs = (~side.ok | (side.latency > edge) for side in sides)
-    return (ours & ~theirs, theirs & ~ours) if evidence.paired else (ours, theirs)
+    ours, theirs = (side.ok & (side.latency > edge) for side in (evidence.candidate, evidence.baseline))
+    return ours, theirs
+
+
+def late_time(evidence: CanaryEvidence, passing: float) -> str:
+    """Why late answers forbid a PASS: the upper bound of their number, times their mean latency, adds more to the mean
+    than LATE_TIME; '' where it does not, or none was late."""
+    late = _late(evidence)
+    if not late[0].any():
+        return ""
+    if evidence.paired:
+        late = late[0] & ~late[1], late[1] & ~late[0]
+    added = 0.0
+    for side, flags, bound, sign in zip(
+        (evidence.candidate, evidence.baseline), late, (rates.upper, rates.lower), (1.0, -1.0), strict=True
+    ):
+        if flags.any():
+            added += sign * bound(*rates.effective(flags), passing / 2) * float(side.latency[flags].mean())
+    added /= float(evidence.baseline.latency[evidence.baseline.ok].mean())
+    if added <= LATE_TIME:
+        return ""
+    return (
+        f"{pluralize(int(late[0].sum()), 'answer')} of {len(late[0])} took more than {LATE:g} times the baseline's p99 "
+        f"and {int(late[1].sum())} of the baseline's; such answers may add {100 * added:.3g} % to the mean latency, "
+        f"margin {100 * LATE_TIME:g} %"
+    )
 
 
 def error_criterion(

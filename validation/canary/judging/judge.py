@@ -34,6 +34,7 @@ from validation.canary.judging.criteria import (
     describe_needed,
     error_criterion,
     failures,
+    late_time,
     latency_criteria,
     score_criterion,
     share_criterion,
@@ -52,6 +53,8 @@ LEAST_STRETCH = 10
 CHANCE, SPENT = 1e-3, 0.02
 # Parts of a run whose medians show a slow stretch, the consecutive ones that it takes, and the slowdown.
 PARTS, SLOW_PARTS, SLOW = 40, 3, 2.0
+# Seconds that such a stretch takes at least: an equal candidate's collector of garbage pauses for less.
+LEAST_SLOW = 1.0
 SLOW_STRETCH = "a slow stretch"
 # How many times the range of the ratio in the quieter third of the parts such a stretch stands out.
 STANDS_OUT = 2.5
@@ -180,7 +183,12 @@ def judge(
         if limits.error_rate is not None:
             criteria.append(error_criterion(evidence, limits.error_rate, levels, limits.error_budget))
         criteria += quality_criteria(evidence, limits, levels)
-    for name, note in (("sides that compare", evidence.unlike), ("logs to the end", evidence.stopped)):
+    late = late_time(evidence, levels.passing) if limits.latency and not evidence.unlike else ""
+    for name, note in (
+        ("sides that compare", evidence.unlike),
+        ("logs to the end", evidence.stopped),
+        ("late answers", late),
+    ):
         if note:
             criteria.append(Criterion(name, "share", 0.0, "INSUFFICIENT", requests=evidence.requests, note=note))
     verdict = overall([item.verdict for item in criteria])
@@ -255,13 +263,14 @@ def _slow_stretch(evidence: CanaryEvidence) -> str:
     ratio = np.log(medians[0]) - np.log(medians[1])
     ordered, together = np.sort(ratio), np.lib.stride_tricks.sliding_window_view(ratio, SLOW_PARTS).min(1)
     usual, most = ordered[int(0.35 * PARTS)] - ordered[0], float(ordered[int(0.4 * PARTS)])
-    slower = float(together.max() - ordered[PARTS // 4])
+    slower, start = float(together.max() - ordered[PARTS // 4]), int(together.argmax())
+    first, last = (sides[0].time[edges[0][part] - shift] for part, shift in ((start, 0), (start + SLOW_PARTS, 1)))
     if most > math.log(SLOW):
         return f"the candidate was {math.exp(most):.2g} times slower or more for most of the run"
-    if slower <= max(math.log(SLOW), STANDS_OUT * usual):
+    if slower <= max(math.log(SLOW), STANDS_OUT * usual) or last - first < LEAST_SLOW:
         return ""
     return (
-        f"the candidate became {math.exp(slower):.2g} times slower {100 * int(together.argmax()) / PARTS:.0f} % into "
+        f"the candidate became {math.exp(slower):.2g} times slower {100 * start / PARTS:.0f} % into "
         f"the run, and the baseline did not; the ratio of the two varies by {100 * math.expm1(usual):.2g} % otherwise"
     )
 
