@@ -62,12 +62,13 @@ def test_missing_ignored_hides_no_death():
     assert sampled.verdict == "PASS" and "left out, as was asked for" in notes
 
 
-@pytest.mark.parametrize(("count", "right"), [(1, "PASS"), (MOST_IN_FLIGHT + 1, "INSUFFICIENT")])
-def test_more_than_a_handful_in_flight_may_be_a_death(count, right):
+@pytest.mark.parametrize(("count", "may_be_dead"), [(1, False), (MOST_IN_FLIGHT + 1, True)])
+def test_more_than_a_handful_in_flight_may_be_a_death(count, may_be_dead):
     logs = mirrored(np.random.default_rng(0), 8000, in_flight=count)
     logs.candidate.latency[::40] = [60.0] * 200  # time-outs: every request of the last minute is younger
     found, notes = judged(logs)
-    assert found.verdict == right and ("in flight to the candidate" in notes) == (right == "PASS")
+    assert ("logs to the end" in {item.name for item in found.criteria}) == may_be_dead
+    assert ("in flight to the candidate" in notes) != may_be_dead
     late = next(item for item in found.criteria if item.name == "errors").estimate
     assert late == pytest.approx(1 / 40, abs=0.001), "an answer after a minute counts as failed"
 
