@@ -156,6 +156,7 @@ RULES: dict[str, Schema] = {
     "failedBuildsPerHour": COUNT,
     "finishedJobTtlSeconds": COUNT,
     "fleet.schedule": _cron(),
+    "ray.finishSchedule": {"anyOf": [_cron(), {"const": ""}]},
     "from": ref("peers"),
     "fsGroup": {"type": ["integer", "null"], "minimum": 1},
     "fullnameOverride": {**TEXT, "pattern": r"^([a-z]([a-z0-9-]*[a-z0-9])?)?$"},

@@ -334,6 +334,7 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ("fleet.schedule", "0 0 31 2 *", 'fleet.schedule: "0 0 31 2 \\*" has no day in any year'),
         ("fleet.schedule", "0 0 31 feb,APR-apr *", "has no day in any year"),
         ("fleet.schedule", "0 22-6 * * *", "22-6 in .* ends before it begins"),
+        ("ray.finishSchedule", "0 0 30 2 *", "ray.finishSchedule: .* has no day in any year"),
         ("gpuGroupDefaults.extraEnv", [{"name": "HOME", "value": "/x"}], "gpuGroups.t4.extraEnv: the chart sets HOME"),
         (
             "prefect.server.extraEnv",

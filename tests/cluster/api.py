@@ -16,6 +16,7 @@ PLACES = {
     "clusterrolebindings": "/apis/rbac.authorization.k8s.io/v1",
     "clusterroles": "/apis/rbac.authorization.k8s.io/v1",
     "configmaps": "/api/v1",
+    "cronjobs": "/apis/batch/v1",
     "customresourcedefinitions": "/apis/apiextensions.k8s.io/v1",
     "deployments": "/apis/apps/v1",
     "events": "/api/v1",

@@ -33,7 +33,9 @@
 {{- $lines = append $lines (include "enginesmith.problems.network" .) -}}
 {{- $lines = append $lines (include "enginesmith.problems.metrics" .) -}}
 {{- $lines = append $lines (include "enginesmith.problems.nodeCache" .) -}}
-{{- $lines = append $lines (include "enginesmith.problems.schedule" (dict "path" "fleet.schedule" "schedule" .Values.fleet.schedule)) -}}
+{{- range $path, $schedule := dict "fleet.schedule" .Values.fleet.schedule "ray.finishSchedule" .Values.ray.finishSchedule -}}
+{{- if $schedule }}{{ $lines = append $lines (include "enginesmith.problems.schedule" (dict "path" $path "schedule" $schedule)) }}{{ end -}}
+{{- end -}}
 {{- $lines = append $lines (include "enginesmith.problems.installed" .) -}}
 {{- if and .Values.nodeCache.enabled .Values.images.client.repository }}{{ $lines = append $lines (include "enginesmith.problems.image" (dict "root" . "which" "client")) }}{{ end -}}
 {{- $lines = append $lines (include "enginesmith.problems.annotations" (dict "path" "commonAnnotations" "annotations" .Values.commonAnnotations)) -}}

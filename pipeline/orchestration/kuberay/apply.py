@@ -30,6 +30,7 @@ from pipeline.orchestration.kuberay.changes import (
     describe_stopped,
     describe_suspension,
     idle_pods,
+    images_of,
     outdated_pods,
     plan_change,
 )
@@ -205,6 +206,19 @@ def apply(
     raise UnavailableError(problem)
 
 
+def finish(cluster: Kubernetes, wanted: Object, owner: str, head: RayHead) -> str:
+    """What `apply` does, where pods of another image are left of the change that it made: they may be idle by now.
+
+    Nothing is changed while the RayCluster has other images than the wanted ones. Returns and raises as `apply`.
+    """
+    live = cluster.find()
+    if live is None or images_of(live) != images_of(wanted):
+        return "nothing to finish: the RayCluster has not the images of this release"
+    if SUSPENDED not in annotations_of(live) and not outdated_pods(cluster.pods(), wanted):
+        return "nothing to finish: no pod has another image"
+    return apply(cluster, wanted, owner, head)
+
+
 def _leave(head: RayHead, left: Sequence[Pod], load: Load | None) -> str:
     """What is left with another image and when it ends, in words; '' for nothing. Busy workers are drained."""
     if not left:
@@ -214,7 +228,7 @@ def _leave(head: RayHead, left: Sequence[Pod], load: Load | None) -> str:
         return f"; left with another image, as Ray's head does not say what they do: {names}; run again"
     head.drain([load.busy[pod.name] for pod in left if pod.name in load.busy])
     said = f"; left with another image, since builds run or wait: {names}; workers end after their unit"
-    return said + ("; the head stays: run again when nothing builds" if any(pod.group is None for pod in left) else "")
+    return said + ("; the head stays until nothing builds" if any(pod.group is None for pod in left) else "")
 
 
 def _check(live: Object, wanted: Object, pods: Sequence[Pod]) -> None:
@@ -238,13 +252,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, help="YAML of the RayCluster")
     parser.add_argument("--owner", required=True, help="ConfigMap of its namespace, with which it is deleted")
     parser.add_argument("--head", required=True, help="HOST:PORT of Ray's GCS, which knows which workers are busy")
+    parser.add_argument("--finish", action="store_true", help="only end what an upgrade left, once it is idle")
     options = parser.parse_args(arguments)
     try:
         cluster_object = yaml.safe_load(options.file.read_text())
         cluster = Kubernetes(
             Access(), *(read(cluster_object, f"metadata.{part}", str) for part in ("namespace", "name"))
         )
-        print(apply(cluster, cluster_object, options.owner, RayHead(options.head)))
+        print((finish if options.finish else apply)(cluster, cluster_object, options.owner, RayHead(options.head)))
     except EnginesmithError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

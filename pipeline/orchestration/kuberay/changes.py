@@ -68,10 +68,15 @@ def _image(item: Object, path: str = "spec.containers") -> str | None:
     return find(containers[0], "image", str, None) if containers else None
 
 
+def images_of(cluster: Object) -> dict[str | None, str | None]:
+    """The image of each worker group of a RayCluster by its name, and the head's by None."""
+    owners = [(None, read(cluster, "spec.headGroupSpec", dict)), *groups_of(cluster).items()]
+    return {name: _image(owner, "template.spec.containers") for name, owner in owners}
+
+
 def outdated_pods(pods: Sequence[Pod], wanted: Object) -> list[Pod]:
     """The pods of the head and of wanted groups whose image is not the wanted one: KubeRay keeps them as they are."""
-    owners = [(None, read(wanted, "spec.headGroupSpec", dict)), *groups_of(wanted).items()]
-    images = {name: _image(owner, "template.spec.containers") for name, owner in owners}
+    images = images_of(wanted)
     return [pod for pod in pods if pod.image and images.get(pod.group) not in (None, pod.image)]
 
 

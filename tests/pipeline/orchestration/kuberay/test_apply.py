@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from enginesmith.core.errors import InputError, UnavailableError
-from pipeline.orchestration.kuberay.apply import RayHead, main
+from pipeline.orchestration.kuberay.apply import RayHead, finish, main
 from pipeline.orchestration.kuberay.apply import apply as apply_waiting
 from pipeline.orchestration.kuberay.changes import CONSENT, RAY_VERSION, SUSPENDED, Load, Pod
 
@@ -318,7 +318,7 @@ def old_pods() -> list[Pod]:
             Load(queued=True),
             ["a", "b"],
             [],
-            "left with another image, since builds run or wait: head;.* run again when",
+            "left with another image, since builds run or wait: head;.* stays until",
         ),
         (None, [], [], "up to date; left with another image, as Ray's head does not say what they do: head, a, b"),
     ],
@@ -332,6 +332,21 @@ def test_a_new_image_ends_what_is_idle_and_has_the_rest_end_after_its_unit(load,
     assert not spec.get("suspend") and spec["workerGroupSpecs"][0]["replicas"] == 2
     same = Fake(with_image("old"), old_pods())
     assert apply(same, with_image("old"), "enginesmith-ray", head).endswith(": up to date")
+
+
+def test_what_was_busy_at_an_upgrade_goes_when_it_is_idle_and_no_other_change_is_made() -> None:
+    left, new = old_pods()[:1], Pod("a", "l4", "2.60.0", image="new")
+    for live, there, load, ended in (
+        ("new", [*left, new], Load(), ["head", "a"]),  # as KubeRay replaces a head
+        ("new", [*left, new], Load({"a": "node-a"}), []),
+        ("new", [new], Load(), []),
+        ("old", old_pods(), Load(), []),
+    ):
+        cluster = Fake(with_image(live), there)
+        said = finish(cluster, with_image("new"), "enginesmith-ray", FakeHead(load))  # type: ignore[arg-type]
+        assert cluster.ended == ended, said
+        assert bool(cluster.written) == (live == "new" and bool(left and left[0] in there)), said
+    assert "nothing to finish" in finish(Fake(None), with_image("new"), "enginesmith-ray", FakeHead())  # type: ignore[arg-type]
 
 
 def test_without_a_head_nothing_builds_and_one_that_is_silent_says_nothing(monkeypatch: Any) -> None:
