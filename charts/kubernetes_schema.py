@@ -48,10 +48,18 @@ _SELECTOR: Schema = closed(
     {"matchLabels": LABELS, "matchExpressions": {"type": "array", "items": _EXPRESSION}},
 )
 
-_NODE_EXPRESSION = _expression({"type": "string", "minLength": 1}, {"type": "string"}, "Gt", "Lt")
+_NODE_EXPRESSION = _expression(LABEL_KEY, LABEL_VALUE, "Gt", "Lt")
+_NODE_FIELD = closed(
+    {
+        "key": {"const": "metadata.name"},
+        "operator": {"enum": ["In", "NotIn"]},
+        "values": {"type": "array", "items": NAME, "minItems": 1, "maxItems": 1},
+    },
+    "key", "operator", "values",
+)  # fmt: skip
 # An empty term matches no node, and would match some if an expression were added to it.
 _NODE_TERM = {
-    **closed({"matchExpressions": listed(_NODE_EXPRESSION), "matchFields": listed(_NODE_EXPRESSION)}),
+    **closed({"matchExpressions": listed(_NODE_EXPRESSION), "matchFields": listed(_NODE_FIELD)}),
     "minProperties": 1,
 }
 _POD_TERM = closed(
@@ -94,9 +102,9 @@ _AFFINITY: Schema = closed(
 _TOLERATION: Schema = {
     **closed(
         {
-            "key": {"type": "string"},
+            "key": {"type": "string", "pattern": f"^$|{LABEL_KEY['pattern']}"},
             "operator": {"enum": ["Exists", "Equal"]},
-            "value": {"type": "string"},
+            "value": LABEL_VALUE,
             "effect": {"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
             "tolerationSeconds": {"type": "integer", "minimum": 0},
         }
@@ -105,7 +113,7 @@ _TOLERATION: Schema = {
     # `Exists` asks for no value; anything else asks for a key.
     "if": {"properties": {"operator": {"const": "Exists"}}, "required": ["operator"]},
     "then": {"properties": {"value": {"const": ""}}},
-    "else": {"required": ["key"]},
+    "else": {"properties": {"key": LABEL_KEY}, "required": ["key"]},
 }
 
 _SPREAD: Schema = closed(

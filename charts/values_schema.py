@@ -73,15 +73,15 @@ PARENT = closed(
 )
 
 
-def _cron() -> Schema:
+def _cron(days: str = "[0-7]") -> Schema:
     """Five fields: numbers within their limits, names of months and days, lists, ranges and steps."""
-    months, days = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec", "sun|mon|tue|wed|thu|fri|sat"
+    months, names_of_days = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec", "sun|mon|tue|wed|thu|fri|sat"
     values = (
         "[0-5]?[0-9]",
         "[01]?[0-9]|2[0-3]",
         "0?[1-9]|[12][0-9]|3[01]",
         f"0?[1-9]|1[0-2]|{months}|{months.upper()}",
-        f"[0-7]|{days}|{days.upper()}",
+        f"{days}|{names_of_days}|{names_of_days.upper()}",
     )
     fields = []
     for value in values:
@@ -156,7 +156,8 @@ RULES: dict[str, Schema] = {
     "failedBuildsPerHour": COUNT,
     "finishedJobTtlSeconds": COUNT,
     "fleet.schedule": _cron(),
-    "ray.finishSchedule": {"anyOf": [_cron(), {"const": ""}]},
+    # Kubernetes has Sunday as 0 alone, Prefect as 7 too.
+    "ray.finishSchedule": {"anyOf": [_cron("[0-6]"), {"const": ""}]},
     "from": ref("peers"),
     "fsGroup": {"type": ["integer", "null"], "minimum": 1},
     "fullnameOverride": {**TEXT, "pattern": r"^([a-z]([a-z0-9-]*[a-z0-9])?)?$"},

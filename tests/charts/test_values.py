@@ -101,8 +101,20 @@ BIG = {"name": "BIG", "value": "x" * 120_000}
         ("prefect.worker.affinity", {"podAntiAffinity": {"required": []}}, "required"),
         ("gpuGroups.0.affinity", {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": []}}}, "minItems"),
         ("gpuGroups.0.affinity", {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{}]}}}, "minProperties"),
+        *(
+            ("gpuGroups.0.affinity", {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{field: [term]}]}}}, said)
+            for field, term, said in (
+                ("matchExpressions", {"key": "é", "operator": "Exists"}, "key"),
+                ("matchExpressions", {"key": "a", "operator": "In", "values": ["b c"]}, "values"),
+                ("matchFields", {"key": "a", "operator": "In", "values": ["b"]}, "key"),
+                ("matchFields", {"key": "metadata.name", "operator": "In", "values": ["a", "b"]}, "values"),
+            )
+        ),
         ("prefect.server.tolerations", [{"operator": "Equal", "value": "x"}], "key"),
         ("prefect.server.tolerations", [{"operator": "Exists", "key": "a", "value": "x"}], "value"),
+        ("prefect.server.tolerations", [{"operator": "Exists", "key": "é"}], "key"),
+        ("prefect.server.tolerations", [{"operator": "Equal", "key": ""}], "key"),
+        ("prefect.server.tolerations", [{"key": "a", "value": "b c"}], "value"),
         ("prefect.server.nodeSelector", {"not a key": "x"}, "'not a key' not allowed"),
         ("catalog.place", "registred", "pattern"),
         ("extraVolumes", [{"name": "a"}], "minProperties"),
@@ -121,6 +133,7 @@ BIG = {"name": "BIG", "value": "x" * 120_000}
         ("site.extraContainers", [{**INIT, "restartPolicy": "Always"}], "restartPolicy"),
         ("fleet.schedule", "61 * * * *", "pattern"),
         ("fleet.schedule", "0 24 * * *", "pattern"),
+        ("ray.finishSchedule", "0 0 * * 7", "finishSchedule"),
         ("fleet.schedule", "0 0 * 13 *", "pattern"),
         ("fleet.catalog.content", {"serve": [{"model": "digits", "on": ["l44"]}]}, "'l40s'"),
         ("fleet.catalog.content", {"serve": [{"model": "digits", True: ["l44"]}]}, "'l40s'"),
@@ -334,6 +347,8 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ("fleet.schedule", "0 0 31 2 *", 'fleet.schedule: "0 0 31 2 \\*" has no day in any year'),
         ("fleet.schedule", "0 0 31 feb,APR-apr *", "has no day in any year"),
         ("fleet.schedule", "0 22-6 * * *", "22-6 in .* ends before it begins"),
+        ("ray.finishSchedule", "0 0 30 2 *", "ray.finishSchedule: .* has no day in any year"),
+        ("ray.finishSchedule", "0 0 * * fri-sun", "fri-sun in .* ends before it begins"),
         ("gpuGroupDefaults.extraEnv", [{"name": "HOME", "value": "/x"}], "gpuGroups.t4.extraEnv: the chart sets HOME"),
         (
             "prefect.server.extraEnv",

@@ -55,8 +55,9 @@ class Cluster:
             self.api.delete("namespaces", "", made)
 
     def pods(self, namespace: str, labels: str = "") -> dict[str, Object]:
-        """Pods by name; `labels` is a selector."""
-        return {pod["metadata"]["name"]: pod for pod in self.api.list("pods", namespace, labels)}
+        """Pods by name, without those that the RayCluster is applied by every five minutes; `labels` is a selector."""
+        selector = ",".join(filter(None, [labels, "app.kubernetes.io/component!=ray-apply"]))
+        return {pod["metadata"]["name"]: pod for pod in self.api.list("pods", namespace, selector)}
 
     def running(self, namespace: str, count: int) -> dict[str, Object]:
         """The pods of a namespace by name, as soon as they are `count` and all run."""

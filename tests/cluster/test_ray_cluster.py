@@ -117,7 +117,7 @@ def test_a_worker_that_is_left_of_a_group_is_ended_by_kuberay(cluster: Cluster, 
 
 
 def test_new_images_leave_no_pod_of_the_old_ones(cluster: Cluster, busy: str, helm: Release) -> None:
-    """No head listens here, so nothing builds."""
+    """No head listens here, so nothing builds. What was busy at the upgrade is ended by the CronJob."""
     digests = {name: f"sha256:{digit * 64}" for name, digit in (("control", "2"), ("worker", "3"))}
     images = {name: {**sample()["images"][name], "digest": digest} for name, digest in digests.items()}
     helm.upgrade({**sample(), "images": images}, timeout=300)
@@ -127,17 +127,13 @@ def test_new_images_leave_no_pod_of_the_old_ones(cluster: Cluster, busy: str, he
         return bool(found) and all(pod["spec"]["containers"][0]["image"][-64:] in "2" * 64 + "3" * 64 for pod in found)
 
     wait_for("Ray's pods to have the new images", renewed)
-
-
-def test_the_schedule_that_finishes_upgrades_has_the_rights_that_it_needs(cluster, busy, helm):
-    """It is off in the sample. Its Job is made here, as `kubectl create job --from` does."""
-    helm.upgrade({**sample(), "ray": {**sample()["ray"], "finishSchedule": "0 0 1 1 *"}}, timeout=300)
-    template = cluster.api.get("cronjobs", busy, "enginesmith-ray-finish")["spec"]["jobTemplate"]
-    before = workers(cluster, busy)
-    labels = {"labels": template["metadata"]["labels"]}
-    cluster.api.create("jobs", busy, {**template, "metadata": {"name": "by-hand", **labels}})
-    wait_for("its Job to end", lambda: cluster.api.get("jobs", busy, "by-hand").get("status", {}).get("succeeded"))
-    assert workers(cluster, busy) == before
+    (head,) = workers(cluster, busy, "headgroup")
+    image = [{"op": "replace", "path": "/spec/containers/0/image", "value": "registry.example/busy-until-now"}]
+    cluster.api.patch("pods", busy, head, image)
+    spec = cluster.api.get("cronjobs", busy, "enginesmith-ray-finish")["spec"]["jobTemplate"]["spec"]
+    cluster.api.create("jobs", busy, {"metadata": {"name": "now"}, "spec": spec})
+    wait_for("the CronJob to replace the head", lambda: workers(cluster, busy, "headgroup") - {head} and renewed())
+    cluster.running(busy, PODS + 1)
 
 
 def test_a_name_or_a_size_that_would_cost_what_is_installed_is_refused(cluster, busy, helm):

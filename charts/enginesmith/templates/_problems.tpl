@@ -295,7 +295,7 @@ metrics.serviceMonitor: scrapeTimeout {{ $monitor.scrapeTimeout }} is longer tha
 {{- $from := get $numbers (first $ends) | default (first $ends) }}
 {{- $to := get $numbers (last $ends) | default (last $ends) }}
 {{- $all := or (eq $from "*") (and (contains "/" .) (eq $from $to)) }}
-{{- if and (ne $from "*") (gt (float64 $from) (float64 $to)) (not (and (eq $place 4) (eq $to "0"))) }}
+{{- if and (ne $from "*") (gt (float64 $from) (float64 $to)) (not (and (eq $place 4) (eq $to "0") (ne $path "ray.finishSchedule"))) }}
 {{ $path }}: {{ . }} in {{ $schedule | quote }} ends before it begins; write two ranges with a comma
 {{- end }}
 {{- if eq $place 2 }}{{ $first = min $first (ternary 1 (float64 $from | int) (eq $from "*")) }}{{ end }}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginesmith.core.codec import decode
-from enginesmith.core.errors import InputError, IntegrityError, SpecError, UnknownNameError
+from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.gc import collect
 from enginesmith.registry.registered_specs import KEPT, SpecBundle, addresses, find, registrations
@@ -135,11 +135,6 @@ def test_an_edited_or_damaged_registration_is_not_built(project: Project, store:
     with pytest.raises(IntegrityError, match="it was edited"):
         find(store, "tiny")
     assert [problem.kind for problem in verify(store).problems if problem.what == key] == ["edited"]
-
-
-def test_an_address_without_a_registry_says_so() -> None:
-    with pytest.raises(SpecError, match="say in which"), spec_at("registered:tiny", None):
-        pass
 
 
 def test_a_bundle_of_an_ensemble_holds_its_graphs_and_builds_elsewhere(tmp_path: Path, store: Store) -> None:
