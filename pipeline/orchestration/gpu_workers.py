@@ -154,7 +154,7 @@ PAYLOADS: Mapping[str, Payload] = {
     REGISTERED: Payload(
         _MODEL | {"spec": "`registered:MODEL@DIGEST`, or `registered:MODEL` for the newest"} | _REGISTRY | {"by": ""},
         "by `prefect register` and `watch`; by `enginesmith fleet --apply` for each model to build",
-        {"digest": "of the stored files", "units": "missing in the fleet"},
+        {"digest": "of the stored files", "units": "those that the fleet needs and the registry lacks"},
     ),
     PUBLISHED: Payload(
         _MODEL | {"version": "", "manifest": "digest"} | _REGISTRY,
@@ -175,11 +175,12 @@ PAYLOADS: Mapping[str, Payload] = {
         | {"version": "served", "rate": "of fallbacks", "reference": "earlier rate", "since": "ISO 8601, UTC"}
         | _REGISTRY
         | {"by": "host"},
-        "once by each server with a [router](router.md#when-traffic-changes)",
+        "once per drift, by each serving host that runs a [router](router.md#when-traffic-changes)",
     ),
     ADVANCED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, for each wave that opens"),
     HALTED: Payload(
-        _MODEL | _ROLLOUT | _REGISTRY, "by the same flow, for a rollout halted by a gate or aborted by a move"
+        _MODEL | _ROLLOUT | _REGISTRY,
+        "by the same flow, when a gate halts a rollout or when a move of its channel aborts it",
     ),
     DONE: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the same flow, when the channel is promoted"),
 }
