@@ -32,14 +32,12 @@ def test_a_product_is_asked_for_in_each_of_the_users_terms() -> None:
         "podAntiAffinity": {REQUIRED: [{"topologyKey": "kubernetes.io/hostname"}]},
     }
     found = affinity(product="h100", affinity=given)
-    terms = found["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
-    assert terms == [
+    assert found["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == [
         {"matchExpressions": [*ZONES[0]["matchExpressions"], PRODUCT]},
         {"matchExpressions": [*ZONES[1]["matchExpressions"], PRODUCT]},
         {**BY_NAME, "matchExpressions": [PRODUCT]},
     ]
-    assert found["nodeAffinity"][PREFERRED] == weighted
-    assert found["podAntiAffinity"] == given["podAntiAffinity"]
+    assert found["nodeAffinity"][PREFERRED] == weighted and found["podAntiAffinity"] == given["podAntiAffinity"]
 
 
 def test_a_product_alone_is_the_only_term() -> None:

@@ -193,8 +193,7 @@ def policies(sample: str) -> dict[str, Object]:
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_what_is_not_named_is_denied(sample: str) -> None:
     deny = policies(sample)["default-deny"]
-    assert deny["policyTypes"] == ["Ingress", "Egress"]
-    assert not {"ingress", "egress"} & deny.keys()
+    assert deny["policyTypes"] == ["Ingress", "Egress"] and not {"ingress", "egress"} & deny.keys()
     for item in sample_objects(sample):
         template = item.get("spec", {}).get("template", {}) if item["kind"] in ("Deployment", "Job") else item
         if item["kind"] in ("Deployment", "Job", "Pod"):
@@ -206,8 +205,7 @@ def test_what_is_not_named_is_denied(sample: str) -> None:
 def test_no_rule_is_empty_and_so_open_to_all(sample: str) -> None:
     for name, spec in policies(sample).items():
         for rule in [*spec.get("ingress", ()), *spec.get("egress", ())]:
-            peers = rule.get("from", rule.get("to"))
-            assert peers or name == "dns", name
+            assert rule.get("from", rule.get("to")) or name == "dns", name
 
 
 def test_ray_pods_are_denied_by_default_too() -> None:

@@ -389,8 +389,7 @@ def test_what_is_no_network_is_refused_in_words(cidr: str) -> None:
 def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(helm.HelmError) as refused:
         renders.rendered({})
-    assert "images.control.repository" in str(refused.value)
-    assert "registry: neither bucket" in str(refused.value)
+    assert "images.control.repository" in str(refused.value) and "registry: neither bucket" in str(refused.value)
 
 
 def test_a_release_named_by_a_number_has_labels_of_text_and_is_told_that_services_want_a_letter() -> None:

@@ -61,8 +61,7 @@ def target_for(backend: Backend) -> Target | None:
     """The target to try a backend on: one that runs here, else the first that it builds a plain fp32 model for."""
     tensor = (TensorSpec("x", "float32", (1, 4)),)
     served = [target for target in machine.parse_targets("all") if backend.serves(target)]
-    likely = sorted(served, key=lambda target: (backend.runs(target) is not None, target.name != "sm_89"))
-    for target in likely:
+    for target in sorted(served, key=lambda target: (backend.runs(target) is not None, target.name != "sm_89")):
         if not backend.refuses(BuildRequest("0" * 64, "fp32", target, backend.name, tensor, tensor, ())):
             return target
     return None
