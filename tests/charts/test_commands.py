@@ -160,9 +160,8 @@ def test_each_gpu_group_gets_a_flow_that_proves_on_its_workers_and_takes_no_gpu_
         pod = kube.flow_run_job(variables)["spec"]["template"]["spec"]
         assert "nvidia.com/gpu" not in str(pod) and "karpenter" not in str(pod)
         assert "/control@sha256:" in variables["image"]
-        assert {"name": "ray-token", "mountPath": "/etc/enginesmith/ray", "readOnly": True} in variables[
-            "volume_mounts"
-        ]
+        expected = {"name": "ray-token", "mountPath": "/etc/enginesmith/ray", "readOnly": True}
+        assert expected in variables["volume_mounts"]
         assert (variables["cpu_request"], variables["memory_limit"]) == ("100m", "2Gi"), "it waits for a worker"
 
 

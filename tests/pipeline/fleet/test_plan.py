@@ -113,9 +113,8 @@ def test_nodes_that_go_leave_engines_idle_and_the_oldest_driver_goes_first(store
     gone = plan(store, Fleet(()).with_groups([group("t4", 8), group("l4", 2)]), remove=(parse_nodes("t4=8"),))
     assert [(item.unit, item.models) for item in gone.idle] == [("t4 fp16 tensorrt", ("digits@1",))]
     print_plan(gone)
-    assert capsys.readouterr().out.split("Needed by no node any more")[1].split() == [
-        *("engine", "models", "t4", "fp16", "tensorrt", "digits@1")
-    ]
+    expected = [*("engine", "models", "t4", "fp16", "tensorrt", "digits@1")]
+    assert capsys.readouterr().out.split("Needed by no node any more")[1].split() == expected
     assert dead(gone) == {}
     with pytest.raises(InputError, match=r"--remove t4=9: there are 8 nodes of t4"):
         plan(store, fleet, remove=(parse_nodes("t4=9"),))
