@@ -12,7 +12,7 @@ from builders.backends.known_faults import Verdict
 from builders.backends.optional_methods import profiles
 from builders.execution.local import LocalExecutor
 from builders.execution.ray import RayExecutor
-from enginesmith.core.codec import decode, encode
+from enginesmith.core.codec import encode
 from enginesmith.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from enginesmith.registry.store.base import open_store
 from pipeline.compile import plan
@@ -58,14 +58,6 @@ CHANGES = {
 @pytest.mark.parametrize("change", sorted(CHANGES))
 def test_everything_an_engine_depends_on_changes_the_key(change: str) -> None:
     assert replace(REQUEST, **CHANGES[change]).key != REQUEST.key
-
-
-def test_a_request_survives_json_with_its_key() -> None:
-    import json
-
-    again = decode(json.loads(json.dumps(encode(REQUEST))), BuildRequest)
-    assert again == REQUEST
-    assert again.key == REQUEST.key
 
 
 @pytest.mark.parametrize(
@@ -139,16 +131,14 @@ def test_buckets_cover_every_size_once(edges: list[int], low: int) -> None:
 
 
 def test_a_required_pattern_covers_groups_and_products() -> None:
-    assert matches_unit("ada int8", "sm_89 int8 tensorrt-rtx")
-    assert matches_unit("cpu", "cpu fp32 onnxruntime")
+    assert matches_unit("ada int8", "sm_89 int8 tensorrt-rtx") and matches_unit("cpu", "cpu fp32 onnxruntime")
     assert not matches_unit("sm_89 fp16", "sm_89 int8 tensorrt-rtx")
     assert not matches_unit("sm_89 int8 tensorrt", "sm_89 int8 tensorrt-rtx")
 
 
 def test_the_tables_name_every_unit_and_its_reason(built: Project) -> None:
     out = built.run("plan", built.spec).out
-    assert "5 cached, 1 refused" in out
-    assert "an engine with this build key is in the registry" in out
+    assert "5 cached, 1 refused" in out and "an engine with this build key is in the registry" in out
     assert "use fp16" in out
     out = built.run("build", built.spec).out
     for word in ("proven", "unproven", "refused", "accuracy"):
@@ -281,8 +271,7 @@ def test_each_unit_says_where_it_is_built_what_opens_it_and_what_the_matrix_lack
 
 def test_a_unit_for_triton_without_its_gpu_is_refused_with_that_reason(project: Project) -> None:
     project.change_spec(serve="triton", backends=None, targets=["sm_90"], precisions=["fp32"], calibration=None)
-    done = project.run("plan", project.spec, "--json")
-    tuned, portable = done.json["units"]
+    tuned, portable = project.run("plan", project.spec, "--json").json["units"]
     assert (tuned["backend"], tuned["action"], tuned["built_at"]) == ("tensorrt", "refused", "nowhere in this fleet")
     assert "no builder of this run has sm_90, on which tensorrt tunes; build it there, or with" in tuned["reason"]
     assert (portable["action"], portable["opens_in"]) == ("build", "Triton, ONNX Runtime")
