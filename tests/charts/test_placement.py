@@ -21,8 +21,7 @@ def affinity(**group: Any) -> Object:
     values["gpuGroups"] = [{"name": "h100", "generation": "sm_90", "max": 1, **group}]
     made = renders.objects(renders.rendered(values))
     (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
-    found: Object = next(pod_specs(cluster["spec"]["workerGroupSpecs"][-1])).get("affinity", {})
-    return found
+    return next(pod_specs(cluster["spec"]["workerGroupSpecs"][-1])).get("affinity", {})
 
 
 def test_a_product_is_asked_for_in_each_of_the_users_terms() -> None:

@@ -87,7 +87,7 @@ class _Step:
 
 
 def _attempt(backend: Backend, target: Target, item: Item, workdir: Path, at: _Step) -> tuple[Kind, str]:
-    model, inputs, outputs = _read(item, workdir)
+    model, inputs, outputs = read_item(item, workdir)
     at.name = "plan"
     request = request_for(backend, target, (model, inputs, outputs), item.dims, item.precision)
     if reason := backend.refuses(request):
@@ -108,7 +108,8 @@ def _attempt(backend: Backend, target: Target, item: Item, workdir: Path, at: _S
     return ("wrong", wrong) if wrong else ("passed", "")
 
 
-def _read(item: Item, workdir: Path) -> tuple[Path, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def read_item(item: Item, workdir: Path) -> tuple[Path, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """The canonical form of an item's model as a file, its inputs and its outputs."""
     given = item.model(fresh(workdir / "given"))
     model = canonical(load_onnx(given, given.parent), item.inputs)
     path = fresh(workdir / "canonical") / "model.onnx"

@@ -121,5 +121,4 @@ def test_a_search_needs_samples(project: Project) -> None:
 
 def _record(project: Project) -> dict[str, Any]:
     (path,) = (project.registry / "records" / "quantize").glob("*.json")
-    value: dict[str, Any] = json.loads(path.read_text())["value"]
-    return value
+    return json.loads(path.read_text())["value"]
