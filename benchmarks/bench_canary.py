@@ -27,7 +27,7 @@ START, END = "<!-- cells: written by `python -m benchmarks.bench_canary --write`
 # The share of wrong verdicts of 200 that 5 % explain, chance aside; and of PASS that is asked of some equal candidates.
 BAR, PASSES = 17 / 200, 0.9
 # Another seed than the judge was made with.
-SEED = 2311
+SEED = 71993
 LOG_REQUESTS, LOG_SIMULATIONS = 4000, 10
 Verdicts = dict[str, int]
 

@@ -92,6 +92,8 @@ def row(model: str, folder: Path, seconds: float) -> str:
     others = {name: size for name, size in sizes.items() if name != "batch"}
     times = batch_times(profile(store, chosen, sizes), "batch", others, POLICY.most)
     limit = LatencyLimit(max(LEAST_LIMIT_S, LIMIT_RUNS * float(times.curves[-1, 99])))
+    if math.isnan(predict(times, limit).value):
+        return f"| {model} | {1e3 * limit.seconds:.1f} | no rate keeps the limit: this machine is too busy | | | |"
     with open_engine(engine) as session:
         batches = [repeated(request, count) for count in range(1, POLICY.most + 1)]
         took: list[float] = []

@@ -261,11 +261,6 @@ class _CompareOptions:
             type=click.FloatRange(0, 600, min_open=True),
         ),
     ] = 0.2
-    jobs: Jobs = None
-    out: Annotated[
-        Path | None,
-        Option("Also write the result to this file, as Markdown.", type=click.Path(path_type=Path, dir_okay=False)),
-    ] = None
 
 
 @command()
@@ -280,17 +275,12 @@ def compare(
     Recommends one, with the reason. Publishes nothing; later builds reuse the engines.
     Exit code 1 when there is nothing to recommend.
     """
-    from pipeline.operations.compare.report import describe_comparison, format_heading, format_markdown, format_rows
+    from pipeline.operations.compare.report import describe_comparison, format_heading, format_rows
     from pipeline.operations.compare.run import CompareOptions
     from pipeline.operations.compare.run import compare as compare_engines
     from pipeline.orchestration.run import RunOptions, open_run, select_precisions, split_names
 
-    out = options.out
-    if out is not None:
-        # Before everything is built and timed, which takes long.
-        with reachable(f"writing {out}"):
-            make_folder(out.parent)
-    own = RunOptions(registry=stated_registry, jobs=options.jobs)
+    own = RunOptions(registry=stated_registry)
     with shown_progress(quiet) as progress, open_run(spec, own, progress, keep_state=False) as run:
         compare_precisions = select_precisions(run.spec, options.precisions) if split_names(options.precisions) else ()
         backends = tuple(split_names(options.backends))
@@ -303,7 +293,4 @@ def compare(
         print_table(*format_rows(comparison))
         for line in describe_comparison(comparison):
             echo(line)
-    if out is not None:
-        write_whole(out, format_markdown(comparison).encode())
-        say(f"written: {out}")
     ctx.exit(0 if comparison.recommendation.unit else 1)

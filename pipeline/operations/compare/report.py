@@ -220,15 +220,3 @@ def describe_pair(pair: PairedComparison) -> str:
 def format_heading(found: BackendComparison) -> str:
     """Model, target, bucket, machine and time of a comparison, in one line."""
     return f"{found.model} on {found.target} at {found.bucket}, {found.machine}, {found.created_at}"
-
-
-def format_markdown(found: BackendComparison) -> str:
-    """The comparison as a page of Markdown."""
-
-    def escape(text: str) -> str:
-        return text.replace("|", "\\|").replace("\n", " ")
-
-    columns, table = format_rows(found)
-    said = [f"# {format_heading(found)}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    said += [f"| {' | '.join(escape(item) for item in row)} |" for row in table]
-    return "\n".join([*said, "", *(f"- {escape(line.strip())}" for line in describe_comparison(found))]) + "\n"

@@ -101,6 +101,14 @@ def test_errors_of_both_sides_in_one_outage_pass_no_one():
         assert judge(CanaryEvidence(*sides, False), ERRORS, replicates=1).verdict == verdict
 
 
+def test_a_baseline_without_failures_has_bursts_as_long_as_the_candidate_s():
+    """Three outages of a candidate are three events, of which an equal baseline has none in one of eight runs."""
+    failed = np.arange(9000) % 3000 < 300
+    evidence = CanaryEvidence(side(np.ones(9000), ~failed), side(np.ones(9000)), paired=True)
+    [errors] = [item for item in judge(evidence, ERRORS, replicates=20).criteria if item.name == "errors"]
+    assert errors.verdict == "INSUFFICIENT"
+
+
 def test_one_burst_of_other_answers_is_one_event():
     differs = np.zeros(8000, bool)
     differs[3000:3060] = True

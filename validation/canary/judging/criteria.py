@@ -267,7 +267,10 @@ def error_criterion(
         found = (float(failed[0].mean()), 0.0, high)
         return _share("errors", budget, levels, found, count, len(failed[0]) / ours[1], "within error_budget")
     high = rates.upper(*ours, levels.passing / 2) - rates.lower(*baseline_counts, levels.passing / 2)
-    low = levels.lower(ours, halves=True) - rates.upper(*baseline_counts, levels.failing / 2)
+    # A baseline without failures, or with few, has bursts as long as the candidate's if the two are equal.
+    share = min(1.0, ours[1] * len(failed[1]) / (baseline_counts[1] * len(failed[0]))) if count else 1.0
+    at_most = rates.upper(share * baseline_counts[0], share * baseline_counts[1], levels.failing / 2)
+    low = levels.lower(ours, halves=True) - at_most
     found, size = (estimate, low, high), count / min(ours[1], baseline_counts[1]) if count else 1.0
     return _share("errors", margin, levels, found, count, size, budget=budget)
 

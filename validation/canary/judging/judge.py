@@ -10,7 +10,7 @@ nothing early, almost everything at the end. The boundaries follow by recursive 
 JRSS A 132, 1969; Jennison & Turnbull, 2000, chapters 7 and 19). Growing logs without a plan fail a candidate by
 bounds that hold at every number of requests at once (`rates.anytime_level`).
 
-Facts come before statistics (`facts_of`): a candidate whose process ended, that fails or is slow for a stretch which
+Facts come before statistics (`outages`): a candidate whose process ended, that fails or is slow for a stretch which
 the baseline lacks, fails however few such events there are.
 """
 
@@ -33,31 +33,19 @@ from validation.canary.judging.criteria import (
     describe,
     describe_needed,
     error_criterion,
-    failures,
     late_time,
     latency_criteria,
     score_criterion,
     share_criterion,
 )
+from validation.canary.judging.outages import SLOW_STRETCH, facts_of
 from validation.canary.judging.thresholds import Thresholds
-from validation.statistics.rates import CanaryEvidence, upper
+from validation.statistics.rates import CanaryEvidence
 from validation.statistics.serial_dependence import NORMAL
 
 SEED = 0
 LEAST_LEVEL = 1e-9
 LEAST_STEP = 0.005
-# A stretch of failures has at least so many: more than may be in flight when a log ends.
-LEAST_STRETCH = 10
-# The chance that independent failures make such a stretch in a run, and the one that an equal candidate, whose failures
-# may come in bursts of any length, spends so much time in stretches (Markov's inequality).
-CHANCE, SPENT = 1e-3, 0.02
-# Parts of a run whose medians show a slow stretch, the consecutive ones that it takes, and the slowdown.
-PARTS, SLOW_PARTS, SLOW = 40, 3, 2.0
-# Seconds that such a stretch takes at least: an equal candidate's collector of garbage pauses for less.
-LEAST_SLOW = 1.0
-SLOW_STRETCH = "a slow stretch"
-# How many times the range of the ratio in the quieter third of the parts such a stretch stands out.
-STANDS_OUT = 2.5
 # A class of sizes has at least so many requests; from USUAL_CLASS on its margin is the widest of the quantiles'.
 LEAST_OF_CLASS, USUAL_CLASS, WIDEST = 40, 400, 0.15
 # Points of the grids of the integration, and how many standard deviations they reach to either side.
@@ -196,83 +184,6 @@ def judge(
     if verdict == "INSUFFICIENT" and (more := describe_needed(criteria, evidence.requests, evidence.seconds)):
         reason = f"{reason}; {more}"
     return CanaryJudgement(verdict, reason, tuple(criteria), levels, fractions)
-
-
-def facts_of(evidence: CanaryEvidence, limits: Thresholds) -> list[Criterion]:
-    """What fails a candidate without statistics, each with what was observed and the chance of a false alarm."""
-    margin = limits.error_rate or 0.001
-    notes = [evidence.died, _failing_stretch(evidence, margin), _slow_stretch(evidence)]
-    named = zip(("the process", "failures in a stretch", SLOW_STRETCH), notes, strict=True)
-    return [Criterion(name, "fact", 0.0, "FAIL", requests=evidence.requests, note=note) for name, note in named if note]
-
-
-def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
-    """What was observed where the candidate ends in a stretch of failures that the baseline lacks, or spends more time
-    in such stretches than an equal one would; '' where it does neither."""
-    ours, theirs = failures(evidence)
-    if not len(ours) or not len(theirs):
-        return ""
-    # Half of a window of independent failures, as frequent as the baseline's or the margin, is no chance (Chernoff).
-    share = min(max(margin, upper(float(theirs.sum()), len(theirs), SPENT)), 0.49)
-    least = max(LEAST_STRETCH, math.ceil(math.log(len(ours) / CHANCE) / -math.log(4.0 * share * (1.0 - share))))
-    alone, beside = stretches(ours, least), stretches(theirs, least)
-    if evidence.paired:
-        alone &= ~beside
-    else:  # the baseline's latest request before each of the candidate's
-        latest = np.searchsorted(evidence.baseline.time, evidence.candidate.time, "right") - 1
-        alone &= ~beside[np.maximum(latest, 0)] & (latest >= 0)
-    usual, spent = float(beside.mean()) + margin, float(alone.mean())
-    if alone[-1]:
-        first = max(0, int(np.append(np.flatnonzero(~alone), 0).max()) + 2 - least)
-        return (
-            f"the candidate failed {int(ours[first:].sum())} of its last {len(ours) - first} requests, and the "
-            f"baseline did not; an equal candidate ends so with a chance of at most {usual:.2g}"
-        )
-    if spent * SPENT > usual:
-        return (
-            f"the candidate failed for {100 * spent:.3g} % of the run in stretches of {least} requests or more, which "
-            f"the baseline answered; an equal candidate does so with a chance of at most {usual / spent:.2g}"
-        )
-    return ""
-
-
-def stretches(failed: np.ndarray, least: int) -> np.ndarray:
-    """Whether at least `least` of the last 2 * `least` requests failed, bool [requests]."""
-    sums = np.concatenate([np.zeros(2 * least), np.cumsum(failed)])
-    found: np.ndarray = sums[2 * least :] - sums[: -2 * least] >= least
-    return found
-
-
-def _slow_stretch(evidence: CanaryEvidence) -> str:
-    """What was observed where the candidate was SLOW times slower for a stretch or for most of the run, and the
-    baseline was not; else ''."""
-    sides = [evidence.candidate, evidence.baseline]
-    both = evidence.candidate.ok & evidence.baseline.ok if evidence.paired else None
-    sides = [side.select(side.ok if both is None else both) for side in sides]
-    if min(map(len, sides)) < PARTS * LEAST_STRETCH:
-        return ""
-    edges = [np.linspace(0, len(side), PARTS + 1).astype(int) for side in sides]
-    if not evidence.paired:  # the parts are of the same time
-        edges[0] = np.append(np.searchsorted(sides[0].time, sides[1].time[edges[1][:-1]]), len(sides[0]))
-        if int(np.diff(edges[0]).min()) < LEAST_STRETCH // 2:
-            return ""
-    medians = [
-        [np.median(side.latency[start:stop]) for start, stop in pairwise(ends)]
-        for side, ends in zip(sides, edges, strict=True)
-    ]
-    ratio = np.log(medians[0]) - np.log(medians[1])
-    ordered, together = np.sort(ratio), np.lib.stride_tricks.sliding_window_view(ratio, SLOW_PARTS).min(1)
-    usual, most = ordered[int(0.35 * PARTS)] - ordered[0], float(ordered[int(0.4 * PARTS)])
-    slower, start = float(together.max() - ordered[PARTS // 4]), int(together.argmax())
-    first, last = (sides[0].time[edges[0][part] - shift] for part, shift in ((start, 0), (start + SLOW_PARTS, 1)))
-    if most > math.log(SLOW):
-        return f"the candidate was {math.exp(most):.2g} times slower or more for most of the run"
-    if slower <= max(math.log(SLOW), STANDS_OUT * usual) or last - first < LEAST_SLOW:
-        return ""
-    return (
-        f"the candidate became {math.exp(slower):.2g} times slower {100 * start / PARTS:.0f} % into "
-        f"the run, and the baseline did not; the ratio of the two varies by {100 * math.expm1(usual):.2g} % otherwise"
-    )
 
 
 def size_classes(evidence: CanaryEvidence) -> list[tuple[str, CanaryEvidence]]:

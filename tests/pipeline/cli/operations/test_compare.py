@@ -20,16 +20,3 @@ def test_a_precision_that_the_spec_does_not_have_is_refused(project: Project):
     assert done.code == 2 and "fp8: not in the spec, which has fp32, int8" in done.err
     done = project.run("backends", "compare", project.spec, "--target", "cpu", "--precision", "fp33")
     assert done.code == 2 and "fp33: there is none; take of the spec's: fp32, int8" in done.err
-
-
-def test_a_page_that_cannot_be_written_is_refused_before_anything_is_built(project: Project):
-    done = project.run("backends", "compare", project.spec, "--target", "cpu", "--out", project.spec / "page.md")
-    assert done.code == 3 and "writing" in done.err and "Traceback" not in done.err
-    assert not project.registry.exists()
-
-
-def test_a_page_gets_its_folder(built: Project):
-    page = built.folder / "new" / "page.md"
-    words_of = ("--target", "sm_89", "--backend", "tensorrt", "--precision", "fp32", "--out", page)
-    assert built.run("backends", "compare", built.spec, *words_of).code == 1
-    assert page.read_text().startswith("# tiny on sm_89")

@@ -10,7 +10,14 @@ from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.reports.latency import MachineKind
-from pipeline.operations.compare import report
+from pipeline.operations.compare.report import (
+    BackendComparison,
+    EngineFacts,
+    PairedComparison,
+    Recommendation,
+    describe_comparison,
+    format_rows,
+)
 from pipeline.operations.compare.run import CompareOptions, widen_spec
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project
@@ -21,9 +28,9 @@ def asked(target: str, *names: str) -> CompareOptions:
 
 
 def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_published(built: Project):
-    page, versions = built.folder / "page.md", sorted((built.registry / "models").rglob("*"))
+    versions = sorted((built.registry / "models").rglob("*"))
     words_of = ("backends", "compare", built.spec, "--target", "cpu", "--seconds", "0.02", "--backend", "onnxruntime")
-    done = built.run(*words_of, "--json", "--out", page)
+    done = built.run(*words_of, "--json")
     assert done.code == 0, done.err
     found = done.json
     engines = {engine["unit"]: engine for engine in found["engines"]}
@@ -38,7 +45,6 @@ def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_pu
     assert found["bucket"] == "batch=4" and found["fleet"] == ["cpu", "sm_75", "sm_89"]
     assert found["recommendation"]["unit"] in engines and len(found["duels"]) == len(engines) - 1
     assert sorted((built.registry / "models").rglob("*")) == versions, "a comparison publishes nothing"
-    assert page.read_text() == report.format_markdown(decode(found, report.BackendComparison))
     again = built.run(*words_of, "--precision", "fp32")
     assert again.code == 0 and "built in" not in done.err + again.err, "what was built is on record"
     assert "latency cpu fp32 onnxruntime: cached" not in again.err, "a time of another moment is compared with nothing"
@@ -59,39 +65,36 @@ def test_every_backend_that_serves_the_target_is_taken_with_the_specs_own_option
 def test_engines_of_one_reason_are_named_together():
     refused = FOUND.engines[1]
     others = (replace(refused, precision="int8"), replace(refused, precision="fp16", reason="c"))
-    told = [*report.describe_comparison(replace(FOUND, engines=(*FOUND.engines, *others)))]
+    told = [*describe_comparison(replace(FOUND, engines=(*FOUND.engines, *others)))]
     assert told[1:3] == ["fp32 b, int8 b are refused: a | b", "fp16 b is refused: c"]
 
 
-FOUND = report.BackendComparison(
+FOUND = BackendComparison(
     model="m", target="cpu", bucket="n=4", fleet=("cpu", "sm_89"), machine=MachineKind("C", "k", 2, "Linux", ()),
     created_at="now", original={},
     engines=(
-        report.EngineFacts(
+        EngineFacts(
             "cpu fp32 a", "a", "fp32", "proven", median_s=1e-3, timed="runtime", session_s=1.1e-3, items_per_s=1000.0,
             load_s=0.1, memory_bytes=1 << 20, size_bytes=1 << 20, build_s=1.0, sqnr_db=99.0, covers=("cpu",),
         ),
-        report.EngineFacts("cpu fp32 b", "b", "fp32", "refused", "a | b"),
+        EngineFacts("cpu fp32 b", "b", "fp32", "refused", "a | b"),
     ),
-    duels=(report.PairedComparison("x", "y", "faster"), report.PairedComparison("x", "z", "faster", 1 / 2334)),
-    recommendation=report.Recommendation("cpu fp32 a", "because"),
+    duels=(PairedComparison("x", "y", "faster"), PairedComparison("x", "z", "faster", 1 / 2334)),
+    recommendation=Recommendation("cpu fp32 a", "because"),
 )  # fmt: skip
 
 
 def test_the_words_leave_out_what_nobody_has_and_hide_nothing():
-    columns, table = report.format_rows(FOUND)
+    columns, table = format_rows(FOUND)
     assert "sizes" not in columns and "SQNR" in columns
     assert table[0][0] == "fp32 a" and "1 of 2" in table[0]
-    text = "\n".join(
-        report.describe_comparison(decode(json.loads(json.dumps(encode(FOUND))), report.BackendComparison))
-    )
+    text = "\n".join(describe_comparison(decode(json.loads(json.dumps(encode(FOUND))), BackendComparison)))
     assert "session" in columns and text.startswith("median: of the runtime's own call")
     assert "fp32 b is refused: a | b" in text and "take cpu fp32 a: because" in text
     assert (
         "faster: x against y; too few runs" in text
         and "faster: x against z, by the times that each had alone (2,330 times)" in text
     )
-    assert "a \\| b" in report.format_markdown(FOUND)
 
 
 def test_a_busy_machine_is_said_once_with_the_remedy():
@@ -102,9 +105,9 @@ def test_a_busy_machine_is_said_once_with_the_remedy():
         engines=(replace(first, busy=("other processes used 31 % of the 2 cores",)), *engines),
         duels=(replace(duel, busy=("other processes used 44 % of the 2 cores", "60 switches a second")), *duels),
     )
-    (said,) = (line for line in report.describe_comparison(noisy) if "busy" in line)
+    (said,) = (line for line in describe_comparison(noisy) if "busy" in line)
     assert "other processes used 44 % of the 2 cores; 60 switches" in said and "a larger --seconds" in said
-    assert not any("busy" in line for line in report.describe_comparison(FOUND))
+    assert not any("busy" in line for line in describe_comparison(FOUND))
 
 
 def test_what_cannot_be_compared_is_refused(project: Project):
