@@ -260,6 +260,7 @@ def gpu(**changed: Any) -> list[dict[str, Any]]:
         ("metrics.serviceMonitor", SCRAPES, "scrapeTimeout 1m is longer than interval 30s"),
         ("gpuGroups", gpu(product="l4", gpuResource="nvidia.com/mig-1g.10gb"), 'product "l4" is a whole GPU'),
         ("commonLabels", {"app.kubernetes.io/name": "x"}, "commonLabels: the chart sets app.kubernetes.io/name"),
+        ("commonLabels", {"app.kubernetes.io/instance": "x"}, "the chart sets app.kubernetes.io/instance"),
         ("commonLabels", {"ray.io/cluster": "x"}, "commonLabels: the operators set ray.io/cluster"),
         ("extraEnv", [{"name": "HOME", "value": "/x"}], "extraEnv: the chart sets HOME; remove it"),
         ("extraEnv", [{"name": "ENGINESMITH_CACHE", "value": "/x"}], "extraEnv: the chart sets ENGINESMITH_CACHE"),
