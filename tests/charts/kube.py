@@ -60,8 +60,7 @@ def containers(spec: Object) -> list[Object]:
 def deploy_commands(name: str) -> list[list[str]]:
     """The command lines that register a sample's deployments."""
     found = next(item for item in sample_objects(name) if label(item) == "ConfigMap enginesmith-deploy")
-    commands: list[list[str]] = json.loads(found["data"]["commands.json"])
-    return commands
+    return json.loads(found["data"]["commands.json"])
 
 
 def job_variables(command: list[str]) -> Object:
@@ -79,8 +78,7 @@ def flow_run_job(variables: Object) -> Object:
     base = template("kubernetes")
     known = base["variables"]["properties"]
     defaults = {name: item["default"] for name, item in known.items() if "default" in item}
-    job: Object = apply_values(base["job_configuration"]["job_manifest"], {**defaults, **variables})
-    return job
+    return apply_values(base["job_configuration"]["job_manifest"], {**defaults, **variables})
 
 
 def with_value(path: str, value: Any, base: str = "aws") -> dict[str, Any]:

@@ -12,9 +12,6 @@ from charts.values_schema import values_schema
 from enginesmith.core.hardware.machine import GENERATIONS
 from tests.charts.kube import job_variables, label, pod_specs, with_value
 
-L4 = {"name": "l4", "generation": "sm_89", "max": 1}
-BIG = {"name": "BIG", "value": "x" * 120_000}
-
 
 def test_what_the_chart_does_not_set_may_be_set() -> None:
     """AWS_ACCESS_KEY_ID is the chart's with `registry.existingSecret` alone, which this sample lacks."""

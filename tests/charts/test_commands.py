@@ -13,24 +13,17 @@ from charts import renders
 from enginesmith.cli import COMMANDS, enginesmith
 from pipeline.compile.steps.engines import gpu_labels
 from pipeline.orchestration.gpu_workers import gpu_named
-from tests.charts.kube import (
-    EXAMPLES,
-    MANIFESTS,
-    containers,
-    deploy_commands,
-    everything,
-    flow_run_job,
-    job_variables,
-    objects_in,
-    pod_specs,
-    sample_objects,
-)
+from tests.charts import kube
 from tests.charts.restricted import violations
 from tests.charts.test_objects import VERSIONS, built_in
 
 # A flow run that is moved is one that failed.
 NOT_TO_BE_MOVED = {"cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt"}
-DOCS = (MANIFESTS.parent / "docs/guides/kubernetes.md", MANIFESTS / "README.md", renders.CHART / "UPGRADING.md")
+DOCS = (
+    kube.MANIFESTS.parent / "docs/guides/kubernetes.md",
+    kube.MANIFESTS / "README.md",
+    renders.CHART / "UPGRADING.md",
+)
 
 
 def problems(words: list[str]) -> list[str]:
@@ -73,9 +66,9 @@ def in_container(container: dict[str, list[str]], image: str) -> Iterator[list[s
 
 
 def in_objects() -> Iterator[tuple[str, list[str]]]:
-    for name, item in everything():
-        for spec in pod_specs(item):
-            for container in containers(spec):
+    for name, item in kube.everything():
+        for spec in kube.pod_specs(item):
+            for container in kube.containers(spec):
                 yield from ((name, words) for words in in_container(container, container["image"]))
         if item["kind"] == "RayJob":
             yield from ((name, words) for words in in_script(item["spec"]["entrypoint"]))
@@ -104,7 +97,7 @@ def test_every_command_that_pods_run_exists() -> None:
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_deployments_are_registered_with_options_that_exist(sample: str) -> None:
-    commands = deploy_commands(sample)
+    commands = kube.deploy_commands(sample)
     assert not [reason for words in commands for reason in problems(words)]
     assert all("--only=compile-model" in words for words in commands[:1])
 
@@ -126,16 +119,16 @@ def test_what_does_not_exist_is_found() -> None:
 def test_flow_runs_get_variables_that_the_pool_has(sample: str) -> None:
     from pipeline.orchestration.deployments.deploy import check_variables
 
-    for words in deploy_commands(sample):
-        check_variables("kubernetes", job_variables(words))
+    for words in kube.deploy_commands(sample):
+        check_variables("kubernetes", kube.job_variables(words))
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_a_flow_runs_pod_is_restricted_and_reaches_what_it_needs(sample: str) -> None:
     """The pool's base job template with the chart's variables, as the Prefect worker fills it in."""
-    (policy,) = [item for item in sample_objects(sample) if item["metadata"]["name"] == "enginesmith-default-deny"]
-    for words in deploy_commands(sample):
-        job = flow_run_job(job_variables(words))
+    (policy,) = [item for item in kube.sample_objects(sample) if item["metadata"]["name"] == "enginesmith-default-deny"]
+    for words in kube.deploy_commands(sample):
+        job = kube.flow_run_job(kube.job_variables(words))
         pod = job["spec"]["template"]
         (container,) = pod["spec"]["containers"]
         for version in VERSIONS:
@@ -155,7 +148,7 @@ def option(words: list[str], name: str) -> str:
 
 
 def test_each_gpu_group_gets_a_flow_that_proves_on_its_workers_and_takes_no_gpu_itself() -> None:
-    first, *proofs, fleet = deploy_commands("aws")
+    first, *proofs, fleet = kube.deploy_commands("aws")
     assert "--only=reconcile-fleet" in fleet
     assert [option(words, "--name") for words in proofs] == ["t4", "a10g", "l4", "h100"]
     assert all("--only=validate-pending" in words for words in [first, *proofs]), "CPU engines are proven by the first"
@@ -163,22 +156,23 @@ def test_each_gpu_group_gets_a_flow_that_proves_on_its_workers_and_takes_no_gpu_
     for words in proofs:
         assert (option(words, "--on"), option(words, "--executor")) == (option(words, "--name"), "ray")
         assert option(words, "--ray-address").startswith("ray://enginesmith-ray-head-svc")
-        variables = job_variables(words)
-        pod = flow_run_job(variables)["spec"]["template"]["spec"]
+        variables = kube.job_variables(words)
+        pod = kube.flow_run_job(variables)["spec"]["template"]["spec"]
         assert "nvidia.com/gpu" not in str(pod) and "karpenter" not in str(pod)
         assert "/control@sha256:" in variables["image"]
-        assert {"name": "ray-token", "mountPath": "/etc/enginesmith/ray", "readOnly": True} in variables[
-            "volume_mounts"
-        ]
+        expected = {"name": "ray-token", "mountPath": "/etc/enginesmith/ray", "readOnly": True}
+        assert expected in variables["volume_mounts"]
         assert (variables["cpu_request"], variables["memory_limit"]) == ("100m", "2Gi"), "it waits for a worker"
 
 
 def test_a_groups_flows_ask_for_the_labels_that_its_workers_have() -> None:
     """What `--on` means to the flows (`gpu_labels`) are the labels of the RayCluster's group, for each sample."""
     for sample in ("aws", "gke", "onprem"):
-        (cluster,) = [item for item in sample_objects(sample) if item["kind"] == "RayCluster"]
+        (cluster,) = [item for item in kube.sample_objects(sample) if item["kind"] == "RayCluster"]
         labels = {item["groupName"]: item.get("labels") for item in cluster["spec"]["workerGroupSpecs"]}
-        on = {option(words, "--name"): option(words, "--on") for words in deploy_commands(sample) if "--on" in words}
+        on = {
+            option(words, "--name"): option(words, "--on") for words in kube.deploy_commands(sample) if "--on" in words
+        }
         assert on and {name: gpu_labels(gpu_named(gpu)) for name, gpu in on.items()} == {
             name: labels[name] for name in on
         }
@@ -186,29 +180,29 @@ def test_a_groups_flows_ask_for_the_labels_that_its_workers_have() -> None:
 
 def test_a_slice_of_a_gpu_proves_nothing_by_itself() -> None:
     groups = {group["name"]: group.get("gpuResource", "") for group in renders.sample("onprem")["gpuGroups"]}
-    named = {option(words, "--name") for words in deploy_commands("onprem")}
+    named = {option(words, "--name") for words in kube.deploy_commands("onprem")}
     assert {name for name, resource in groups.items() if "mig" in resource} and not {
         name for name, resource in groups.items() if "mig" in resource
     } & named
 
 
 def test_each_gpu_group_gets_canaries_of_its_engines_where_there_are_canaries() -> None:
-    first, *groups, _ = deploy_commands("aws")
+    first, *groups, _ = kube.deploy_commands("aws")
     assert "--only=canary" in first and "--only=settle-canary" in first, (
         "of CPU engines, and the one that moves channels"
     )
     assert all("--only=canary" in words and "--only=settle-canary" not in words for words in groups)
-    chosen = [words for words in deploy_commands("aws") if "--only=choose-buckets" in words]
+    chosen = [words for words in kube.deploy_commands("aws") if "--only=choose-buckets" in words]
     assert chosen == [first], "once for the cluster, where the values ask for it"
-    assert not any("--only=choose-buckets" in words for words in deploy_commands("onprem"))
+    assert not any("--only=choose-buckets" in words for words in kube.deploy_commands("onprem"))
     assert all(words[words.index("--traffic") + 1].startswith("s3://") for words in groups)
-    assert not any("--only=canary" in words for words in deploy_commands("onprem"))
+    assert not any("--only=canary" in words for words in kube.deploy_commands("onprem"))
 
 
 def test_how_long_canaries_replay_is_the_same_for_all_that_there_are() -> None:
-    first, *groups, _ = deploy_commands("aws")
+    first, *groups, _ = kube.deploy_commands("aws")
     assert all(words[words.index("--canary-duration") + 1] == "30m" for words in [first, *groups])
-    assert not any("--canary-duration" in words for words in deploy_commands("onprem")), "the traffic once"
+    assert not any("--canary-duration" in words for words in kube.deploy_commands("onprem")), "the traffic once"
 
 
 def test_groups_with_one_gpu_share_its_flows() -> None:
@@ -225,20 +219,20 @@ def test_groups_with_one_gpu_share_its_flows() -> None:
 
 
 def test_builds_of_a_generation_get_as_many_slots_as_it_has_gpus() -> None:
-    words = deploy_commands("onprem")[0]
+    words = kube.deploy_commands("onprem")[0]
     slots = [word for flag, word in pairwise(words) if flag == "--slots"]
     assert slots == ["sm_100=1", "sm_80=4", "sm_89=2", "sm_90=2"]
 
 
 def test_the_example_of_a_job_names_a_generation_by_its_labels() -> None:
-    (job,) = objects_in(next(path for path in EXAMPLES if path.name == "prove-job.yaml"))
-    (spec,) = pod_specs(job)
+    (job,) = kube.objects_in(next(path for path in kube.EXAMPLES if path.name == "prove-job.yaml"))
+    (spec,) = kube.pod_specs(job)
     assert spec["nodeSelector"] == {"nvidia.com/gpu.compute.major": "9", "nvidia.com/gpu.compute.minor": "0"}
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_what_a_release_does_not_register_any_more_is_deleted(sample: str) -> None:
-    first, *others = commands = deploy_commands(sample)
+    first, *others = commands = kube.deploy_commands(sample)
     registered = {
         f"{word.removeprefix('--only=')}/{command[command.index('--name') + 1]}"
         for command in commands

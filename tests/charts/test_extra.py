@@ -83,9 +83,7 @@ def test_users_and_groups_can_be_the_clusters_to_assign() -> None:
 
 @pytest.mark.parametrize("base", renders.SAMPLES)
 def test_what_is_added_reaches_every_pod_that_builds_proves_or_reads_the_registry(base: str) -> None:
-    values = renders.sample(base)
-    variables_of_all = [*values.get("extraEnv", ()), ROLE, LICENSE]
-    made = rendered(base, **{**ADDED, "extraEnv": variables_of_all})
+    made = rendered(base, **{**ADDED, "extraEnv": [*renders.sample(base).get("extraEnv", ()), ROLE, LICENSE]})
     for name, pod in by_component(made):
         (container,) = pod["spec"]["containers"]
         there = name in BUILDS
@@ -142,8 +140,7 @@ def test_what_a_group_adds_is_over_what_all_have_and_in_no_other_group() -> None
     env = [item["value"] for item in mine["containers"][0]["env"] if item["name"] in ("MODE", "OTHER")]
     assert sorted(env) == ["all", "h100"]
     assert cache in mine["volumes"] and here in mine["containers"][0]["volumeMounts"]
-    runs = [flow_run_job(item)["spec"]["template"]["spec"] for item in flow_runs(made)]
-    for pod in [others, *runs]:
+    for pod in [others, *[flow_run_job(item)["spec"]["template"]["spec"] for item in flow_runs(made)]]:
         assert cache not in pod["volumes"]
         assert {"name": "MODE", "value": "all"} in pod["containers"][0]["env"]
 
@@ -152,8 +149,7 @@ def test_a_group_may_claim_its_gpus() -> None:
     """Ray counts what its container's resources name, and a claim is none: it is told."""
     values = renders.sample("onprem")
     values["gpuGroups"][2]["resourceClaimTemplate"] = "one-h100"
-    made = renders.objects(renders.rendered(values))
-    group = group_of(made, "h100")
+    group = group_of(renders.objects(renders.rendered(values)), "h100")
     assert group["rayStartParams"] == {"num-gpus": "1"}
     by_hand = {
         "image": "registry.example/worker",

@@ -79,8 +79,7 @@ def test_what_only_reads_has_another_account_keys_and_a_mount_that_only_reads(ac
             if item["kind"] == "Deployment" and item["metadata"]["name"] == f"enginesmith-{component}"
         ]  # fmt: skip
         assert pod["spec"]["serviceAccountName"] == f"enginesmith-{name}"
-        labels = accounts.get(name, {}).get("podLabels", {})
-        assert labels.items() <= pod["metadata"]["labels"].items()
+        assert accounts.get(name, {}).get("podLabels", {}).items() <= pod["metadata"]["labels"].items()
         (mount,) = [item for item in pod["spec"]["containers"][0]["volumeMounts"] if item["name"] == "registry"]
         assert mount["readOnly"] is True
     keys = with_value("registry.readSecret", "read-keys", base="onprem")

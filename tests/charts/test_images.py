@@ -79,15 +79,8 @@ def test_images_install_extras_that_exist_under_the_tested_versions() -> None:
 def test_the_client_is_small() -> None:
     """What a serving node installs: no framework, no server, no compiler."""
     names = tomllib.loads((ROOT / "enginesmith/pyproject.toml").read_text())["project"]["dependencies"]
-    assert {re.split(r"[>=<]", name)[0] for name in names} == {
-        "annotated-types",
-        "blake3",
-        "boto3",
-        "click",
-        "psutil",
-        "pyyaml",
-        "rich",
-    }
+    expected = {"annotated-types", "blake3", "boto3", "click", "psutil", "pyyaml", "rich"}
+    assert {re.split(r"[>=<]", name)[0] for name in names} == expected
 
 
 def test_images_get_the_code_and_nothing_else() -> None:
@@ -99,10 +92,8 @@ def test_images_get_the_code_and_nothing_else() -> None:
 
 def test_the_version_of_ray_is_the_images() -> None:
     pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert pinned
-    assert f"\n  version: {pinned[1]}\n" in (renders.CHART / "values.yaml").read_text()
-    job = (ROOT / "manifests/examples/rayjob-build.yaml").read_text()
-    assert f"rayVersion: {pinned[1]}\n" in job
+    assert pinned and f"\n  version: {pinned[1]}\n" in (renders.CHART / "values.yaml").read_text()
+    assert f"rayVersion: {pinned[1]}\n" in (ROOT / "manifests/examples/rayjob-build.yaml").read_text()
 
 
 @pytest.mark.slow

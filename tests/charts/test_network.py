@@ -86,8 +86,10 @@ def test_a_registry_on_a_claim_opens_no_way_out_unless_something_else_is_in_a_bu
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
-def test_what_is_open_to_all_of_one_family_is_open_to_all_of_the_other(sample: str) -> None:
-    for name, spec in policies(renders.sample(sample)).items():
+def test_no_rule_is_empty_and_one_that_is_open_to_all_of_one_family_is_to_all_of_the_other(sample: str) -> None:
+    found = policies(renders.sample(sample))
+    assert not open_rules(found)
+    for name, spec in found.items():
         for rule in spec.get("egress", ()):
             cidrs = {peer["ipBlock"]["cidr"] for peer in rule.get("to", ()) if "ipBlock" in peer}
             assert ("0.0.0.0/0" in cidrs) == ("::/0" in cidrs), name

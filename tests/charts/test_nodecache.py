@@ -65,8 +65,7 @@ def test_in_a_claim_each_node_has_engines_of_its_own_and_nothing_runs_as_root() 
 
 def test_a_namespace_of_its_own_has_the_nodes_pods_and_their_policy() -> None:
     found = objects(on_nodes(namespace="nodes"))
-    moved = {name for name, item in found.items() if item["metadata"].get("namespace") == "nodes"}
-    assert moved == {
+    assert {name for name, item in found.items() if item["metadata"].get("namespace") == "nodes"} == {
         "DaemonSet enginesmith-node-digits-l4", "DaemonSet enginesmith-node-digits-h100"
     }  # fmt: skip
     assert "serviceAccountName" not in found["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]

@@ -21,8 +21,7 @@ def affinity(**group: Any) -> Object:
     values["gpuGroups"] = [{"name": "h100", "generation": "sm_90", "max": 1, **group}]
     made = renders.objects(renders.rendered(values))
     (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
-    found: Object = next(pod_specs(cluster["spec"]["workerGroupSpecs"][-1])).get("affinity", {})
-    return found
+    return next(pod_specs(cluster["spec"]["workerGroupSpecs"][-1])).get("affinity", {})
 
 
 def test_a_product_is_asked_for_in_each_of_the_users_terms() -> None:
@@ -32,14 +31,12 @@ def test_a_product_is_asked_for_in_each_of_the_users_terms() -> None:
         "podAntiAffinity": {REQUIRED: [{"topologyKey": "kubernetes.io/hostname"}]},
     }
     found = affinity(product="h100", affinity=given)
-    terms = found["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
-    assert terms == [
+    assert found["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == [
         {"matchExpressions": [*ZONES[0]["matchExpressions"], PRODUCT]},
         {"matchExpressions": [*ZONES[1]["matchExpressions"], PRODUCT]},
         {**BY_NAME, "matchExpressions": [PRODUCT]},
     ]
-    assert found["nodeAffinity"][PREFERRED] == weighted
-    assert found["podAntiAffinity"] == given["podAntiAffinity"]
+    assert found["nodeAffinity"][PREFERRED] == weighted and found["podAntiAffinity"] == given["podAntiAffinity"]
 
 
 def test_a_product_alone_is_the_only_term() -> None:

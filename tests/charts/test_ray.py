@@ -16,8 +16,6 @@ from enginesmith.core.hardware.machine import GENERATIONS
 from pipeline.orchestration.kuberay.changes import RAY_VERSION
 from tests.charts.kube import EXAMPLES, Object, everything, label, objects_in, sample_objects
 
-RESERVED = {"num-cpus", "num-gpus", "memory", "resources"}
-
 
 def clusters() -> Iterator[tuple[str, Object]]:
     """The spec of every RayCluster, also inside of RayJobs."""
@@ -47,7 +45,7 @@ def broken_rules(spec: Object) -> list[str]:
 
 def broken_by(group: Object) -> list[str]:
     """The operator's rules that a worker group breaks."""
-    both = bool(RESERVED & set(group["rayStartParams"]))
+    both = bool({"num-cpus", "num-gpus", "memory", "resources"} & set(group["rayStartParams"]))
     rules = {
         "min > max": group["minReplicas"] > group["maxReplicas"],
         "replicas < min": group["replicas"] < group["minReplicas"],
@@ -62,8 +60,7 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def test_the_operators_rules_hold() -> None:
-    found = {name: broken for name, spec in clusters() if (broken := broken_rules(spec))}
-    assert not found
+    assert not {name: broken for name, spec in clusters() if (broken := broken_rules(spec))}
     assert len(list(clusters())) == len(renders.SAMPLES) + 2
 
 
@@ -113,8 +110,7 @@ def test_groups_have_the_labels_that_builds_ask_for() -> None:
 def test_a_slice_of_a_gpu_is_counted_as_one() -> None:
     (cluster,) = [item for item in sample_objects("onprem") if item["kind"] == "RayCluster"]
     groups = {group["groupName"]: group for group in cluster["spec"]["workerGroupSpecs"]}
-    assert groups["a100-mig"]["rayStartParams"] == {"num-gpus": "1"}
-    assert groups["h100"]["rayStartParams"] == {}
+    assert groups["a100-mig"]["rayStartParams"] == {"num-gpus": "1"} and groups["h100"]["rayStartParams"] == {}
 
 
 def job(name: str) -> Object:
@@ -151,8 +147,7 @@ def test_flows_are_registered_after_ray_is_as_they_expect_it() -> None:
 
 def test_the_job_is_not_tried_again_where_it_refuses() -> None:
     (rule,) = job("aws")["spec"]["podFailurePolicy"]["rules"]
-    assert rule["action"] == "FailJob"
-    assert rule["onExitCodes"]["values"] == [InputError.exit_code]
+    assert rule["action"] == "FailJob" and rule["onExitCodes"]["values"] == [InputError.exit_code]
 
 
 def test_pods_say_which_ray_runs_in_them() -> None:

@@ -16,8 +16,7 @@ from tests.charts.kube import label, pod_specs, sample_objects
 @pytest.mark.parametrize("name", renders.SAMPLES)
 def test_lint_finds_nothing(name: str) -> None:
     found = helm.lint(str(renders.CHART), renders.sample(name), strict=True, kube_version="v1.33.0")
-    said = [item for item in found["messages"] if "icon is recommended" not in str(item)]
-    assert not said
+    assert not [item for item in found["messages"] if "icon is recommended" not in str(item)]
 
 
 def test_what_is_made_from_the_chart_is_up_to_date() -> None:
@@ -27,8 +26,7 @@ def test_what_is_made_from_the_chart_is_up_to_date() -> None:
 def test_every_value_is_documented() -> None:
     with pytest.raises(ValueError, match=r"values.yaml:4: a\.c has no"):
         readme.documented("a:\n  # -- Is said.\n  b: 1\n  c: 2\n")
-    documented = readme.documented((renders.CHART / "values.yaml").read_text())
-    assert len(documented) > 100
+    assert len(readme.documented((renders.CHART / "values.yaml").read_text())) > 100
 
 
 @pytest.mark.parametrize("name", renders.SAMPLES)
@@ -38,15 +36,13 @@ def test_no_object_is_there_twice(name: str) -> None:
 
 
 def test_a_long_release_name_is_cut_so_that_every_name_fits() -> None:
-    values = renders.sample("aws")
-    made = renders.objects(renders.rendered(values, name="r" * 53, namespace="n" * 40))
+    made = renders.objects(renders.rendered(renders.sample("aws"), name="r" * 53, namespace="n" * 40))
     for item in made:
         assert len(item["metadata"]["name"]) <= (
             253 if {"Policy", "Role"} & set(re.findall("[A-Z][a-z]+", item["kind"])) else 63
         ), label(item)
     (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
-    assert len(cluster["metadata"]["name"]) <= 53
-    assert len(f"{cluster['metadata']['name']}-head-svc") <= 63
+    assert len(cluster["metadata"]["name"]) <= 53 and len(f"{cluster['metadata']['name']}-head-svc") <= 63
 
 
 def test_an_upgrade_of_the_chart_changes_no_pod_template() -> None:
@@ -130,9 +126,7 @@ def installed(rule: str, argument: dict[str, Any], tmp_path: Path, **values: Any
         ("10Gi", "fast", True, 'a.storageClass: the claim old has "standard", which cannot become "fast"'),
     ],
 )
-def test_a_volume_that_cannot_become_what_is_asked_is_named(
-    size: str, storage_class: str, grows: bool, said: str, tmp_path: Path
-) -> None:
+def test_a_volume_that_cannot_become_what_is_asked_is_named(size, storage_class, grows, said, tmp_path):
     values, has = {"size": size, "storageClass": storage_class}, {"allowVolumeExpansion": grows}
     found = installed("claim", {"path": "a", "values": values, "claim": claim("10Gi"), "class": has}, tmp_path)
     assert (said in found) if said else not found
@@ -182,5 +176,4 @@ def test_plain_manifests_have_what_a_job_reads_before_the_job() -> None:
 def test_server_state_waits_for_its_volume_before_a_new_server_starts() -> None:
     """Two servers on one SQLite file, or one ReadWriteOnce volume, would stand in each other's way."""
     (server,) = [item for item in sample_objects("minimal") if label(item) == "Deployment enginesmith-prefect-server"]
-    assert server["spec"]["replicas"] == 1
-    assert server["spec"]["strategy"] == {"type": "Recreate"}
+    assert server["spec"]["replicas"] == 1 and server["spec"]["strategy"] == {"type": "Recreate"}

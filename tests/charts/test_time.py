@@ -69,5 +69,4 @@ def test_an_ordinary_job_has_a_name_by_what_it_does(component: str) -> None:
     image, command = copy.deepcopy(values), copy.deepcopy(values)
     image["images"]["control"]["digest"] = f"sha256:{'1' * 64}"
     command["gpuGroups"][0]["max"] = 1
-    names = {job_of(changed, component)["metadata"]["name"] for changed in (values, image, command)}
-    assert len(names) == 3
+    assert len({job_of(changed, component)["metadata"]["name"] for changed in (values, image, command)}) == 3

@@ -96,8 +96,7 @@ class Api:
     def list(self, kind: str, namespace: str = "", labels: str = "") -> "list[Object]":
         """Objects of a kind, of all namespaces without one. labels: a selector, 'component=deploy'."""
         query = "?" + urlencode({"labelSelector": labels}) if labels else ""
-        found: list[Object] = self.ask("GET", path_of(kind, namespace) + query)["items"]
-        return found
+        return self.ask("GET", path_of(kind, namespace) + query)["items"]
 
     def create(self, kind: str, namespace: str, body: Object) -> Object:
         """The object as the server made it."""

@@ -95,8 +95,7 @@ class ControlPlane:
             )
 
     def _write_keys(self) -> None:
-        key = rsa.generate_private_key(65537, 2048)
-        private = key.private_bytes(
+        private = rsa.generate_private_key(65537, 2048).private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
         )
         (self.folder / "accounts.key").write_bytes(private)

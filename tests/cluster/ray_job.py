@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Cluster
 
 log = logging.getLogger("cluster")
-MOUNTED = "/etc/enginesmith/ray"
 
 
 def run(cluster: "Cluster", pod: Object) -> int:
@@ -26,7 +25,7 @@ def run(cluster: "Cluster", pod: Object) -> int:
     account = spec["serviceAccountName"]
     (folder / "kubeconfig").write_text(cluster.plane.kubeconfig_of(account, cluster.token(namespace, account)))
     (container,) = spec["containers"]
-    _python, *words = [word.replace(MOUNTED, str(folder)) for word in container["command"]]
+    _python, *words = [word.replace("/etc/enginesmith/ray", str(folder)) for word in container["command"]]
     environment = {**os.environ, "KUBECONFIG": str(folder / "kubeconfig")}
     done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
     said = (done.stdout + done.stderr).strip()

@@ -25,8 +25,7 @@ Values = dict[str, Any]
 
 def sample() -> Values:
     """The values of values.yaml, a new copy: groups of five kinds of GPU, a bucket's keys in a Secret."""
-    found: Values = yaml.safe_load((Path(__file__).parent / "values.yaml").read_text())
-    return found
+    return yaml.safe_load((Path(__file__).parent / "values.yaml").read_text())
 
 
 class Release:

@@ -59,8 +59,7 @@ def test_a_worker_is_refused_until_the_classes_of_the_samples_head_are_there(clu
         found = [item["message"] for item in events if item["reason"] == "FailedToCreateWorkerPod"]
         return [message for message in found if "builds-low" in message or "nvidia" in message]
 
-    refused = wait_for("a worker that is refused for want of a class", said)[0]
-    log.info("without them: %s", refused[-200:])
+    log.info("without them: %s", wait_for("a worker that is refused for want of a class", said)[0][-200:])
     create(cluster, namespace, CLASSES)
     labels = "ray.io/node-type=worker,ray.io/group=l40s"
     try:

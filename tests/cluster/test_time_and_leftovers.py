@@ -97,7 +97,6 @@ def test_jobs_and_tests_that_failed_are_removed_by_the_same_command(cluster, nam
     (job,) = cluster.api.list("jobs", namespace)
     assert job["spec"]["ttlSecondsAfterFinished"] <= 86400
     helm.uninstall()
-    left = still(cluster, namespace, 4)
-    log.info("left after helm uninstall: %s", ", ".join(sorted(left)))
+    log.info("left after helm uninstall: %s", ", ".join(sorted(still(cluster, namespace, 4))))
     clean_up(cluster, namespace)
     assert still(cluster, namespace, 1) == {"persistentvolumeclaims/enginesmith-prefect-server"}

@@ -43,161 +43,121 @@ class _Session(Session):
         return self.inner.run(inputs)
 
 
-class _SlightlyWrong(_Session):
-    def run(self, inputs: Tensors) -> dict[str, Any]:
-        """One number in a thousand, by one in fifty."""
-        answer = super().run(inputs)
-        for array in answer.values():
-            if array.dtype == np.float32 and array.size:
-                array.reshape(-1)[:: 1 + array.size // 2] *= 1.02
-        return answer
-
-
 class WrongAnswers(Honest):
-    def wrapped(self, session: Session) -> Session:
-        return _SlightlyWrong(session)
-
-
-class _WrongAtOneSize(_Session):
-    def run(self, inputs: Tensors) -> dict[str, Any]:
-        """Compiled for the largest batch: a smaller one is filled up with the last row, which then is in the sums."""
-        if any(array.ndim and len(array) == 1 for array in inputs.values()):
-            return {
-                name: array + 1 if array.dtype.kind == "f" else array for name, array in super().run(inputs).items()
-            }
-        return super().run(inputs)
+    class wrapped(_Session):
+        def run(self, inputs: Tensors) -> dict[str, Any]:
+            """One number in a thousand, by one in fifty."""
+            answer = super().run(inputs)
+            for array in answer.values():
+                if array.dtype == np.float32 and array.size:
+                    array.reshape(-1)[:: 1 + array.size // 2] *= 1.02
+            return answer
 
 
 class WrongAtOneSize(Honest):
-    def wrapped(self, session: Session) -> Session:
-        return _WrongAtOneSize(session)
-
-
-class _IgnoresShapes(_Session):
-    def run(self, inputs: Tensors) -> dict[str, Any]:
-        """Cuts or repeats what it is given until it fits."""
-        sizes = {"n": 4}
-        return super().run({spec.name: np.resize(inputs[spec.name], spec.at(sizes)) for spec in self.inputs})
+    class wrapped(_Session):
+        def run(self, inputs: Tensors) -> dict[str, Any]:
+            """Compiled for the largest batch: a smaller one is filled up with the last row, and it is in the sums."""
+            if any(array.ndim and len(array) == 1 for array in inputs.values()):
+                return {
+                    name: array + 1 if array.dtype.kind == "f" else array for name, array in super().run(inputs).items()
+                }
+            return super().run(inputs)
 
 
 class IgnoresShapes(Honest):
-    def wrapped(self, session: Session) -> Session:
-        return _IgnoresShapes(session)
-
-
-class _ConvertsSilently(_Session):
-    def run(self, inputs: Tensors) -> dict[str, Any]:
-        """Casts to the declared dtype, whatever it loses, and takes no notice of other names."""
-        return super().run({spec.name: np.asarray(inputs[spec.name], spec.dtype) for spec in self.inputs})
+    class wrapped(_Session):
+        def run(self, inputs: Tensors) -> dict[str, Any]:
+            """Cuts or repeats what it is given until it fits."""
+            sizes = {"n": 4}
+            return super().run({spec.name: np.resize(inputs[spec.name], spec.at(sizes)) for spec in self.inputs})
 
 
 class ConvertsSilently(Honest):
-    def wrapped(self, session: Session) -> Session:
-        return _ConvertsSilently(session)
-
-
-class _SharesMemory(_Session):
-    def __init__(self, inner: Session) -> None:
-        super().__init__(inner)
-        self._buffers: dict[str, Any] = {}
-
-    def run(self, inputs: Tensors) -> dict[str, Any]:
-        """Answers in the same buffer each time, as engines with bound outputs do."""
-        for name, array in super().run(inputs).items():
-            old = self._buffers.get(name)
-            if old is None or old.shape != array.shape:
-                self._buffers[name] = array
-            else:
-                old[...] = array
-        return dict(self._buffers)
+    class wrapped(_Session):
+        def run(self, inputs: Tensors) -> dict[str, Any]:
+            """Casts to the declared dtype, whatever it loses, and takes no notice of other names."""
+            return super().run({spec.name: np.asarray(inputs[spec.name], spec.dtype) for spec in self.inputs})
 
 
 class SharesMemory(Honest):
-    def wrapped(self, session: Session) -> Session:
-        return _SharesMemory(session)
+    class wrapped(_Session):
+        def __init__(self, inner: Session) -> None:
+            super().__init__(inner)
+            self._buffers: dict[str, Any] = {}
 
-
-class _WritesToInputs(_Session):
-    def run(self, inputs: Tensors) -> dict[str, Any]:
-        answer = super().run(inputs)
-        for array in inputs.values():
-            if array.flags.writeable:
-                array[...] = 0
-        return answer
+        def run(self, inputs: Tensors) -> dict[str, Any]:
+            """Answers in the same buffer each time, as engines with bound outputs do."""
+            for name, array in super().run(inputs).items():
+                old = self._buffers.get(name)
+                if old is None or old.shape != array.shape:
+                    self._buffers[name] = array
+                else:
+                    old[...] = array
+            return dict(self._buffers)
 
 
 class WritesToInputs(Honest):
-    def wrapped(self, session: Session) -> Session:
-        return _WritesToInputs(session)
-
-
-class _AnswersByAddress(_Session):
-    def __init__(self, inner: Session) -> None:
-        super().__init__(inner)
-        self._known: dict[tuple[object, ...], dict[str, Any]] = {}
-
-    def run(self, inputs: Tensors) -> dict[str, Any]:
-        """Knows arrays again by where they lie."""
-        key = tuple((array.ctypes.data, array.shape) for array in inputs.values() if isinstance(array, np.ndarray))
-        if key not in self._known:
-            self._known[key] = super().run(inputs)
-        return {name: array.copy() for name, array in self._known[key].items()}
+    class wrapped(_Session):
+        def run(self, inputs: Tensors) -> dict[str, Any]:
+            answer = super().run(inputs)
+            for array in inputs.values():
+                if array.flags.writeable:
+                    array[...] = 0
+            return answer
 
 
 class AnswersByAddress(Honest):
-    def wrapped(self, session: Session) -> Session:
-        return _AnswersByAddress(session)
+    class wrapped(_Session):
+        def __init__(self, inner: Session) -> None:
+            super().__init__(inner)
+            self._known: dict[tuple[object, ...], dict[str, Any]] = {}
 
-
-class _WrongWhenCallsOverlap(_Session):
-    def __init__(self, inner: Session) -> None:
-        super().__init__(inner)
-        self._inside = 0
-
-    def run(self, inputs: Tensors) -> dict[str, Any]:
-        """A scratch buffer that two calls share."""
-        self._inside += 1
-        try:
-            answer = super().run(inputs)
-            time.sleep(0.001)
-            return {name: array + 1 for name, array in answer.items()} if self._inside > 1 else answer
-        finally:
-            self._inside -= 1
+        def run(self, inputs: Tensors) -> dict[str, Any]:
+            """Knows arrays again by where they lie."""
+            key = tuple((array.ctypes.data, array.shape) for array in inputs.values() if isinstance(array, np.ndarray))
+            if key not in self._known:
+                self._known[key] = super().run(inputs)
+            return {name: array.copy() for name, array in self._known[key].items()}
 
 
 class WrongWhenCallsOverlap(Honest):
-    def wrapped(self, session: Session) -> Session:
-        return _WrongWhenCallsOverlap(session)
+    class wrapped(_Session):
+        def __init__(self, inner: Session) -> None:
+            super().__init__(inner)
+            self._inside = 0
 
-
-class _WrongFromTheSecondThreadOn(_Session):
-    def __init__(self, inner: Session) -> None:
-        super().__init__(inner)
-        self._first: int | None = None
-
-    def run(self, inputs: Tensors) -> dict[str, Any]:
-        """State of the first thread that calls."""
-        self._first = self._first or threading.get_ident()
-        answer = super().run(inputs)
-        own = self._first == threading.get_ident()
-        return answer if own else {name: array + 1 for name, array in answer.items()}
+        def run(self, inputs: Tensors) -> dict[str, Any]:
+            """A scratch buffer that two calls share."""
+            self._inside += 1
+            try:
+                answer = super().run(inputs)
+                time.sleep(0.001)
+                return {name: array + 1 for name, array in answer.items()} if self._inside > 1 else answer
+            finally:
+                self._inside -= 1
 
 
 class WrongFromTheSecondThreadOn(Honest):
-    def wrapped(self, session: Session) -> Session:
-        return _WrongFromTheSecondThreadOn(session)
+    class wrapped(_Session):
+        def __init__(self, inner: Session) -> None:
+            super().__init__(inner)
+            self._first: int | None = None
 
-
-class _SwapsOutputs(_Session):
-    def run(self, inputs: Tensors) -> dict[str, Any]:
-        """Sorts outputs by name and hands them out in the model's order."""
-        answer = super().run(inputs)
-        return dict(zip(answer, [answer[name] for name in sorted(answer)], strict=True))
+        def run(self, inputs: Tensors) -> dict[str, Any]:
+            """State of the first thread that calls."""
+            self._first = self._first or threading.get_ident()
+            answer = super().run(inputs)
+            own = self._first == threading.get_ident()
+            return answer if own else {name: array + 1 for name, array in answer.items()}
 
 
 class SwapsOutputs(Honest):
-    def wrapped(self, session: Session) -> Session:
-        return _SwapsOutputs(session)
+    class wrapped(_Session):
+        def run(self, inputs: Tensors) -> dict[str, Any]:
+            """Sorts outputs by name and hands them out in the model's order."""
+            answer = super().run(inputs)
+            return dict(zip(answer, [answer[name] for name in sorted(answer)], strict=True))
 
 
 class LiesAboutBytes(Honest):

@@ -145,8 +145,7 @@ def takes_arrays_however_they_lie(session: Session) -> Iterator[str]:
     wide[::2, ::2] = fits["x"]
     frozen = fits["x"].copy()
     frozen.setflags(write=False)
-    raw = np.zeros(fits["x"].nbytes + 1, "uint8")
-    unaligned = raw[1:].view("f").reshape(4, 4)
+    unaligned = np.zeros(fits["x"].nbytes + 1, "uint8")[1:].view("f").reshape(4, 4)
     unaligned[:] = fits["x"]
     kinds = {
         "strided": wide[::2, ::2],

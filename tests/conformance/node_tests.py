@@ -25,8 +25,7 @@ BACKENDS = ("onnxruntime", "tensorrt-rtx")
 
 def known_failures(backend: str) -> dict[str, str]:
     """The node tests that a backend's runtime fails, each with the reason."""
-    found: dict[str, str] = json.loads(KNOWN.read_text()).get(backend, {})
-    return found
+    return json.loads(KNOWN.read_text()).get(backend, {})
 
 
 def surprises(found: Mapping[str, Outcome], known: Mapping[str, str]) -> list[str]:

@@ -16,8 +16,7 @@ def foreign(backend: Backend, engine: Engine) -> Iterator[tuple[str, Engine, str
     for name in discovery.names():
         if name != backend.name:
             yield f"an engine of {name}", replace(engine, request=replace(request, backend=name)), name
-    elsewhere = [target for target in parse_targets("all") if backend.runs(target)]
-    for target in elsewhere[:2]:
+    for target in [target for target in parse_targets("all") if backend.runs(target)][:2]:
         yield f"an engine for {target.name}", replace(engine, request=replace(request, target=target)), target.name
     newer = tuple((name, version if name.startswith("enginesmith-") else "99.9") for name, version in request.toolchain)
     yield "an engine of versions that are not here", replace(engine, request=replace(request, toolchain=newer)), "99.9"

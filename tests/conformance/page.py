@@ -55,8 +55,7 @@ def others(item: Mapping[str, Any]) -> dict[str, str]:
 
 def stored() -> dict[str, Any]:
     """What was found, by suite and backend."""
-    found: dict[str, Any] = json.loads(FOUND.read_text()) if FOUND.exists() else {}
-    return found
+    return json.loads(FOUND.read_text()) if FOUND.exists() else {}
 
 
 def counts_of(found: Any) -> dict[str, int]:

@@ -10,11 +10,9 @@ from builders.backends.discovery import check_compatible
 from enginesmith.core.capabilities import Determinism
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware.machine import parse_targets
-from pipeline.sources.canonical import canonical
-from pipeline.sources.onnx_model import load_onnx, save_onnx, specs_of
 from tests.conformance.items import torture_item
 from tests.conformance.torture import GRAPHS
-from tests.conformance.trial import answer_reason, backend_of, fresh, request_for
+from tests.conformance.trial import answer_reason, backend_of, fresh, read_item, request_for
 
 # A stack of matrices, a convolution and a quantized one: TensorRT's convolutions are known not to repeat.
 REPEATED = ("plain", "plain_with_one_shape_alone", "quantized_weight")
@@ -36,13 +34,8 @@ def build_all(backend: str, target: str, out: str, workdir: Path, names: Sequenc
 
 def _built(tool: Any, hardware: Any, name: str, workdir: Path) -> tuple[str, Mapping[str, Any]]:
     item = torture_item(name)
-    given = item.model(fresh(workdir / "given"))
-    model = canonical(load_onnx(given, given.parent), item.inputs)
-    path = fresh(workdir / "canonical") / "model.onnx"
-    save_onnx(model, path)
-    specs = specs_of(model)
-    request = request_for(tool, hardware, (path, *specs), item.dims, item.precision)
-    engine = tool.build(request, path, fresh(workdir / "engine"))
+    path, *specs = model = read_item(item, workdir)
+    engine = tool.build(request_for(tool, hardware, model, item.dims, item.precision), path, fresh(workdir / "engine"))
     if tool.runs(hardware):
         return engine.digest, {}
     check_compatible(tool, engine)

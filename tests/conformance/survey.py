@@ -96,8 +96,7 @@ def behave(backend: str, target: str, workdir: Path) -> list[str]:
     from tests.conformance.trial import backend_of
 
     tool, (hardware,) = backend_of(backend), parse_targets(target)
-    engine = built(tool, hardware, workdir)
-    found = list(open_complaints(tool, hardware, engine, workdir))
+    found = list(open_complaints(tool, hardware, built(tool, hardware, workdir), workdir))
     return found if tool.runs(hardware) else [*found, *complaints(tool, hardware, workdir)]
 
 

@@ -250,6 +250,8 @@ REQUESTS = {
     "a dim's name": {"inputs": (TensorSpec("x", "float32", ("m", 4)), REQUEST.inputs[1])},
     "a size": {"inputs": (TensorSpec("x", "float32", ("n", 5)), REQUEST.inputs[1])},
     "the order of inputs": {"inputs": REQUEST.inputs[::-1]},
+    "an input's name": {"inputs": (TensorSpec("x2", "float32", ("n", 4)), REQUEST.inputs[1])},
+    "an output's shape": {"outputs": (TensorSpec("y", "float32", ("n", 3)),)},
     "an output's name": {"outputs": (TensorSpec("y2", "float32", ("n", 4)),)},
     "a profile's least": {"profiles": (ShapeProfile((("x", (2, 4), (4, 4), (8, 4)), _PROFILE[1])),)},
     "what a profile is tuned for": {"profiles": (ShapeProfile((("x", (1, 4), (5, 4), (8, 4)), _PROFILE[1])),)},

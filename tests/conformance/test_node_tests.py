@@ -39,8 +39,7 @@ def test_a_new_failure_and_an_unexpected_pass_are_both_surprises():
 
 
 def test_every_known_failure_has_a_reason_and_is_on_record():
-    stored = page.stored()["nodes"]
-    for backend, item in stored.items():
+    for backend, item in page.stored()["nodes"].items():
         failed = {name for name, kind in page.others(item).items() if kind != "refused"}
         assert failed == set(known_failures(backend)), "run `make node-tests`"
         assert all(len(reason) > 20 for reason in known_failures(backend).values())
@@ -62,8 +61,7 @@ def test_the_torture_set_did_what_is_on_record(tmp_path):
     stored = page.stored()["torture"]["onnxruntime"]
     if stored["versions"] != backend_of("onnxruntime").versions():
         pytest.skip("another version of onnxruntime than the one on record")
-    names = [*page.others(stored), "plain", "if_by_an_input"]
-    found = survey("onnxruntime", "cpu", "torture", names, tmp_path)
+    found = survey("onnxruntime", "cpu", "torture", [*page.others(stored), "plain", "if_by_an_input"], tmp_path)
     assert {name: o.kind for name, o in found.items() if o.kind != "passed"} == page.others(stored)
 
 

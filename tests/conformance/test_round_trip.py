@@ -49,5 +49,4 @@ def takes_one_size(name: str, target: machine.Target) -> bool:
     """Whether a backend refuses what has dynamic dims."""
     dynamic = (TensorSpec("x", "float32", ("n", "t")),)
     backend = backend_of(name)
-    request = BuildRequest("0" * 64, "fp32", target, name, dynamic, dynamic, ())
-    return backend.refuses(request) is not None
+    return backend.refuses(BuildRequest("0" * 64, "fp32", target, name, dynamic, dynamic, ())) is not None

@@ -80,8 +80,7 @@ def test_bad_manners_are_seen(tmp_path, backend, words):
 def test_a_backend_that_opens_anything_is_seen(tmp_path):
     engine = manners.built(fakes.OpensAnything(), CPU, tmp_path)
     found = "\n".join(openings.open_complaints(fakes.OpensAnything(), CPU, engine, tmp_path))
-    assert "an engine of tensorrt-rtx: was opened" in found
-    assert "an engine for sm_75: was opened" in found
+    assert "an engine of tensorrt-rtx: was opened" in found and "an engine for sm_75: was opened" in found
     assert "an engine of versions that are not here: was opened" in found
 
 

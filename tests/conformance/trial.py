@@ -61,8 +61,7 @@ def target_for(backend: Backend) -> Target | None:
     """The target to try a backend on: one that runs here, else the first that it builds a plain fp32 model for."""
     tensor = (TensorSpec("x", "float32", (1, 4)),)
     served = [target for target in machine.parse_targets("all") if backend.serves(target)]
-    likely = sorted(served, key=lambda target: (backend.runs(target) is not None, target.name != "sm_89"))
-    for target in likely:
+    for target in sorted(served, key=lambda target: (backend.runs(target) is not None, target.name != "sm_89")):
         if not backend.refuses(BuildRequest("0" * 64, "fp32", target, backend.name, tensor, tensor, ())):
             return target
     return None
@@ -88,7 +87,7 @@ class _Step:
 
 
 def _attempt(backend: Backend, target: Target, item: Item, workdir: Path, at: _Step) -> tuple[Kind, str]:
-    model, inputs, outputs = _read(item, workdir)
+    model, inputs, outputs = read_item(item, workdir)
     at.name = "plan"
     request = request_for(backend, target, (model, inputs, outputs), item.dims, item.precision)
     if reason := backend.refuses(request):
@@ -109,7 +108,8 @@ def _attempt(backend: Backend, target: Target, item: Item, workdir: Path, at: _S
     return ("wrong", wrong) if wrong else ("passed", "")
 
 
-def _read(item: Item, workdir: Path) -> tuple[Path, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def read_item(item: Item, workdir: Path) -> tuple[Path, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """The canonical form of an item's model as a file, its inputs and its outputs."""
     given = item.model(fresh(workdir / "given"))
     model = canonical(load_onnx(given, given.parent), item.inputs)
     path = fresh(workdir / "canonical") / "model.onnx"

@@ -50,8 +50,7 @@ class Bench:
         self.store = open_store(folder / "registry", create=True)
         onnx.save(model, folder / "model.onnx")
         self.metrics = () if labels is None else (METRIC,)
-        named = {} if labels is None else {"label": labels}
-        np.savez(folder / "golden.npz", **samples, **named)
+        np.savez(folder / "golden.npz", **samples, **({} if labels is None else {"label": labels}))
         source = ExportRequest("onnx", folder, "model.onnx", self.inputs, self.dims)
         label = None if labels is None else "label"
         told = self.run(ExportModel(source, None, folder / "golden.npz", label, self.metrics, {}))
@@ -103,7 +102,7 @@ class Bench:
     def _request(self, model: str, precision: Precision) -> BuildRequest:
         backend = discovery.configure("onnxruntime", {"intra_op_threads": 1})
         ends = [{dim.name: getattr(dim, end) for dim in self.dims} for end in ("min", "opt", "max")]
-        profile = ShapeProfile(tuple((item.name, *(item.at(sizes) for sizes in ends)) for item in self.inputs))  # type: ignore[misc]
+        profile = ShapeProfile(tuple((item.name, *(item.at(sizes) for sizes in ends)) for item in self.inputs))
         names = discovery.options_of(backend), discovery.toolchain_of(backend)
         return BuildRequest(model, precision, CPU, "onnxruntime", self.inputs, self.outputs, (profile,), *names)
 
@@ -123,7 +122,7 @@ class BuiltEngine:
         """The engine stage, with a contract and the task metric. seconds: for calls beside the golden set."""
         promised = None if contract is None else ContractTerms(decode(dict(contract), Contract), self.shapes)
         calls = ExtraCalls(seconds, bool(contract and "bitwise" in contract), self.shapes)
-        check = CheckEngine(self.blob, self.bench.golden, limits or {}, self.bench.metrics, promised, calls)  # type: ignore[arg-type]
+        check = CheckEngine(self.blob, self.bench.golden, limits or {}, self.bench.metrics, promised, calls)
         return [*self.bench.run(check).checks]
 
     def attribution(self, cases: Sequence[str] = ()) -> Attribution:

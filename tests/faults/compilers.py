@@ -179,7 +179,7 @@ def attention_weights(name: str, size: int, seed: int, sharp: float = 1.0) -> di
     """size: of the head.  sharp: factor of its queries."""
     rng = np.random.default_rng(seed)
     found: dict[str, object] = {f"{name}w{each}": rng.normal(size=(WIDTH, size)) / 4 for each in "qkv"}
-    found[f"{name}wq"] = found[f"{name}wq"] * sharp  # type: ignore[operator]
+    found[f"{name}wq"] = found[f"{name}wq"] * sharp
     return found | {f"{name}wo": rng.normal(size=(size, WIDTH)) / 3, f"{name}scale": np.float32(size**-0.5)}
 
 
@@ -222,7 +222,7 @@ def vision(sharp: float = 3.0) -> ModelProto:
         "gamma": np.ones(WIDTH), "beta": np.zeros(WIDTH), "up": rng.normal(size=(WIDTH, 32)) / 3,
         "down": rng.normal(size=(32, 5)), "b": np.array([0, 0, 0, 0, -6.0]),
     }  # fmt: skip
-    weights["awo"] = weights["awo"] * 6  # type: ignore[operator]
+    weights["awo"] = weights["awo"] * 6
     text = f"""
         {attend("a", "x", "y1")} n = LayerNormalization<axis=-1>(y1, gamma, beta)
         u0 = MatMul(n, up) u = Relu(u0) d0 = MatMul(u, down) d1 = Add(d0, b) found = Sigmoid(d1)

@@ -83,8 +83,7 @@ def after(
     header = '<ir_version: 8, opset_import: ["": 20]>'
     given = ", ".join(f"float[N] {name}" for name in names.split(", "))
     added = parser.parse_model(f"{header} g ({given}) => (float[N] {tensor}) {{{text}}}").graph.node
-    constants = {name for item in added for name in item.input if name.startswith("k_")}
-    for name in sorted(constants):
+    for name in sorted({name for item in added for name in item.input if name.startswith("k_")}):
         digits = name.removeprefix("k_").replace("_", ".")
         value = np.array([int(digits[:-1])], np.int64) if digits.endswith("i") else np.float32(digits)
         copied.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))

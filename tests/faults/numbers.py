@@ -111,8 +111,7 @@ def off_by_one_bucket(folder: Path) -> Caught:
 
 def other_version(folder: Path) -> Caught:
     """Version 1's engine under version 2's name: all three matrices are others."""
-    bench = Bench(folder, mlp(0), rows())
-    engine = bench.engine(mlp(7))
+    engine = Bench(folder, mlp(0), rows()).engine(mlp(7))
     return caught(engine.checks(), SQNR, blamed(engine.attribution()))
 
 

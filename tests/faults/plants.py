@@ -335,7 +335,7 @@ def _with_input(model: ModelProto, node: NodeProto, index: int, value: np.ndarra
     return copied
 
 
-def _drawn(items: list, rng: np.random.Generator):  # type: ignore[no-untyped-def,type-arg]
+def _drawn(items: list, rng: np.random.Generator):
     return items[int(rng.integers(len(items)))]
 
 

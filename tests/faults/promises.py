@@ -52,8 +52,7 @@ def batch_statistics(folder: Path) -> Caught:
     text = MLP.replace("n = ", "mean = ReduceMean(h, batch) centred = Sub(h, mean) n = ").replace(
         "(h, g", "(centred, g"
     )
-    net = mlp(text=text, batch=np.array([0]))
-    bench = Bench(folder, net, rows())
+    bench = Bench(folder, mlp(text=text, batch=np.array([0])), rows())
     return caught([*bench.checks, *bench.engine().checks(BITWISE)], "engine contract batch size", _at)
 
 
@@ -74,8 +73,7 @@ def overconfident(folder: Path) -> Caught:
 def wider_noise(folder: Path) -> Caught:
     """A stochastic model: both draw by themselves, so no two runs are near; the engine's spread is doubled."""
     text = "noise = RandomNormalLike<seed=1.0>(x) y = Add(x, noise)"
-    net = with_names(build("float[batch,8] x", "float[batch,8] y", text, {}))
-    bench = Bench(folder, net, rows())
+    bench = Bench(folder, with_names(build("float[batch,8] x", "float[batch,8] y", text, {})), rows())
     engine = bench.engine(with_attribute(bench.canonical(), "noise", scale=2.0, seed=2.0))
     contract = {"distributional": {"seeds": {"outputs": ["y"], "draws": 40}}}
     return caught(engine.checks(contract, FREE), "engine contract seeds", lambda check: f"output {check.output}")

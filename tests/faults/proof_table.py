@@ -12,7 +12,6 @@ from tests.faults.table import PAGE as PAGE
 START, END = "<!-- proof: written by `make proof` -->\n\n", "\n<!-- end of proof -->\n"
 # A fault must be caught from here on: twice the amplitude of what an honest kernel's rounding does to the same graph.
 TWICE = 2.0
-MOST_ALARMS = 0.01
 
 
 class Honest:
@@ -96,7 +95,7 @@ def _too_many(clean: Sequence[Alarms]) -> Iterator[str]:
     for key in dict.fromkeys((item.family, item.kernel, item.precision) for item in clean):
         mine = [item for item in clean if (item.family, item.kernel, item.precision) == key]
         failed = [item for item in mine if item.failed]
-        if len(failed) > MOST_ALARMS * len(mine):
+        if len(failed) > 0.01 * len(mine):
             yield f"false alarms: {' '.join(key)}: {len(failed)} of {len(mine)}, such as {failed[0].failed[0]}"
 
 

@@ -47,7 +47,7 @@ def faulty_sessions(make: Callable[[], Callable[[int, Tensors, Outputs], Any]]) 
     @contextmanager
     def wrapped(*given: Any) -> Iterator[Session]:
         with opened(*given) as session:
-            yield Faulty(session, make())  # type: ignore[misc]
+            yield Faulty(session, make())
 
     with patch.object(proofs, "open_session", wrapped):
         yield

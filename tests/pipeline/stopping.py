@@ -29,5 +29,5 @@ class Stopping:
 if __name__ == "__main__":
     from enginesmith.cli import main
 
-    sys.stderr = Stopping(sys.stderr, sys.argv[1])  # type: ignore[assignment]
+    sys.stderr = Stopping(sys.stderr, sys.argv[1])
     main(sys.argv[2:])

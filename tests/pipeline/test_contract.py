@@ -16,16 +16,12 @@ from validation.contracts.terms import BRIER, ECE, FLIPS, TOP_K, Bitwise, Boxes,
 
 def test_a_contract_is_checked_on_an_engine_and_a_broken_one_fails_it(project: Project) -> None:
     structured = {"logits": {"finite": True, "shape": ["batch", 10], "range": [0, None]}}
-    project.change_spec(
-        targets=["cpu"],
-        precisions=["fp32"],
-        validation={"contract": {"bitwise": {"runs": 2}, "structured": structured}},
-    )
+    validation = {"contract": {"bitwise": {"runs": 2}, "structured": structured}}
+    project.change_spec(targets=["cpu"], precisions=["fp32"], validation=validation)
     done = project.build()
     assert done.code == 1
     row = done.json["engines"][0]
-    assert row["status"] == "failed"
-    assert row["reason"].startswith("engine contract range of logits")
+    assert row["status"] == "failed" and row["reason"].startswith("engine contract range of logits")
     structured["logits"]["range"] = [-1000, None]
     rows = {"rows": {"logits": {"brier": None}}}
     contract = {"bitwise": {"runs": 2}, "structured": structured, "distributional": rows}
@@ -48,8 +44,7 @@ def test_a_contract_survives_the_manifest_and_asks_for_nothing_where_none_is_giv
     spec = load_spec(project.spec)
     again = ModelSpec.model_validate(json.loads(json.dumps(spec.model_dump(mode="json", exclude_unset=True))))
     told = contract_of(again)
-    assert told == contract_of(spec)
-    assert told is not None
+    assert told == contract_of(spec) and told is not None
     read = told.terms
     assert decode(encode(read), Contract) == read and read.bitwise == Bitwise(3, False, False)
     assert read.structured["logits"].range == (None, 5.0)
@@ -67,14 +62,8 @@ def test_a_contract_survives_the_manifest_and_asks_for_nothing_where_none_is_giv
         ({"structured": {"logits": {"boxes": {"matchd": 1}}}}, "boxes.matchd: unknown key; did you mean 'matched'"),
         ({"distributional": {"rows": {}}}, "asks for nothing; name outputs under rows, or seeds"),
         ({"structured": {"logits": {"range": [1, 0]}}}, "the least value comes first"),
-        (
-            {"structured": {"logit": {"finite": True}}},
-            "structured.logit names 'logit', which is not one of the outputs",
-        ),
-        (
-            {"structured": {"logits": {"boxes": {"classes": "c"}}}},
-            "structured.logits.boxes.classes names 'c', which is not one",
-        ),
+        ({"structured": {"logit": {"finite": True}}}, "logit names 'logit', which is not one of the outputs"),
+        ({"structured": {"logits": {"boxes": {"classes": "c"}}}}, "logits.boxes.classes names 'c', which is not one"),
         ({"structured": {"logits": {"boxes": {"iou": 1.5}}}}, "validation.contract.structured.logits.boxes.iou"),
         ({"structured": {"logits": {"boxes": {"form": "xxyy"}}}}, "did you mean 'xyxy'"),
         ({"structured": {"logits": {"boxes": {"score": 0.1}}}}, "name their output in scores"),

@@ -97,8 +97,7 @@ def test_the_report_says_what_each_engine_does_alone(built: tuple[Path, Outcome]
         for check in reports["cpu int8 ensemble"]["checks"]
         if (check["name"], check["output"]) == ("sqnr_db", "decoder.logits")
     }
-    assert values["quantization", "golden"][1] == 15
-    assert values["engine", "golden"][1] == 80
+    assert values["quantization", "golden"][1] == 15 and values["engine", "golden"][1] == 80
     # The decoder is in fp32, so that all of the error is the encoder's.
     assert values["engine", "encoder alone"] == values["engine", "end to end"]
     assert values["engine", "end to end"] == (values["quantization", "golden"][0], None)
@@ -126,10 +125,8 @@ def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome], 
     whole = load(store, "pair", "1")
     with local_context(store, quiet=True) as context:
         found = {item.unit: item for item in validate(whole, context)}
-    assert {unit: item.verdict for unit, item in found.items()} == {
-        "cpu fp32 ensemble": "proven",
-        "cpu int8 ensemble": "proven",
-    }
+    expected = {"cpu fp32 ensemble": "proven", "cpu int8 ensemble": "proven"}
+    assert {unit: item.verdict for unit, item in found.items()} == expected
     assert {item.engine for item in attestations(store, whole)} == {
         entry.digest for entry in whole.engines if entry.digest
     }
@@ -198,8 +195,6 @@ def test_a_whole_that_drifts_fails_and_the_graph_is_named(tmp_path: Path) -> Non
     path = write_ensemble(tmp_path / "project", spec, decoder={**DECODER, "precisions": ["fp32"]})
     outcome = enginesmith.build(path, registry=tmp_path / "registry")
     statuses = {engine.entry.precision: engine.entry for engine in outcome.engines}
-    assert statuses["fp32"].status == "proven"
-    assert statuses["int8"].status == "failed"
-    assert statuses["int8"].digest is None
-    assert "quantization sqnr_db of decoder.logits" in statuses["int8"].reason
+    assert statuses["fp32"].status == "proven" and statuses["int8"].status == "failed"
+    assert statuses["int8"].digest is None and "quantization sqnr_db of decoder.logits" in statuses["int8"].reason
     assert "with one engine among graphs in fp32: encoder alone" in statuses["int8"].reason

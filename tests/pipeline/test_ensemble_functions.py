@@ -1,6 +1,7 @@
 """Functions between the graphs of an ensemble, from the spec to the answers of pulled engines."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,6 @@ from enginesmith.registry.verification import verify
 from enginesmith.registry.versions.lookup import load
 from enginesmith.user_code import load_function
 from pipeline.cli.run_options import local_context
-from pipeline.compile.ensembles.assembly import EnsembleForecast
 from pipeline.intake.registration import bundle_of
 from pipeline.operations.validate import validate
 from pipeline.orchestration.catalog import foresee_spec
@@ -36,16 +36,14 @@ from tests.reading import CODE, HEIGHT, READER, SIDE, WIDTH, draw, write_reader
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     folder = tmp_path_factory.mktemp("reader")
-    path = write_reader(folder / "project")
-    return folder, enginesmith.build(path, registry=folder / "registry")
+    return folder, enginesmith.build(write_reader(folder / "project"), registry=folder / "registry")
 
 
 def named_by_hand(folder: Path, image: np.ndarray) -> dict[str, Any]:
     """The answer that the graphs in fp32 and the functions give, one after the other."""
     found: dict[str, Any] = {}
     exec((folder / "reading.py").read_text().replace("from sizes import SIDE", f"SIDE = {SIDE}"), found)
-    spots = opens(folder / "detector.onnx")(found["prepare"](image))["spots"]
-    crops = found["crop"](image, spots)
+    crops = found["crop"](image, opens(folder / "detector.onnx")(found["prepare"](image))["spots"])
     if not len(crops["x"]):
         return {"crops.boxes": crops["boxes"], "names.names": np.zeros(0, np.int64)}
     logits = opens(folder / "recogniser.onnx")({"x": crops["x"]})["logits"]
@@ -54,10 +52,8 @@ def named_by_hand(folder: Path, image: np.ndarray) -> dict[str, Any]:
 
 def test_a_pulled_ensemble_answers_as_its_graphs_and_functions_do(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     folder, outcome = built
-    assert {item.entry.unit: item.entry.status for item in outcome.engines} == {
-        "cpu fp32 ensemble": "proven",
-        "cpu int8 ensemble": "proven",
-    }
+    expected = {"cpu fp32 ensemble": "proven", "cpu int8 ensemble": "proven"}
+    assert {item.entry.unit: item.entry.status for item in outcome.engines} == expected
     pulled = enginesmith.pull("reader@1", registry=folder / "registry", dest=tmp_path, precision="fp32")
     whole = enginesmith.Ensemble.described(opens, pulled.description, functions=load_function)
     images = [*draw(np.random.default_rng(3), 20), np.zeros((HEIGHT, WIDTH), np.uint8)]
@@ -143,7 +139,6 @@ def test_other_code_is_another_version_and_is_proven_again(built: tuple[Path, Ou
 
     def actions() -> dict[str, str]:
         found = foresee_spec(str(path), options, Progress(), no_export=True)
-        assert isinstance(found, EnsembleForecast)
         return {unit.precision: unit.action for unit in found.units}
 
     assert actions() == {"fp32": "cached", "int8": "cached"}
@@ -172,9 +167,8 @@ def test_other_code_is_another_version_and_is_proven_again(built: tuple[Path, Ou
 )
 def test_what_cannot_be_between_graphs_is_told_with_its_key(path: str, value: Any, told: str, tmp_path: Path) -> None:
     written = write_reader(tmp_path / "project", change(READER, path, value))
-    with pytest.raises(SpecError) as raised:
+    with pytest.raises(SpecError, match=re.escape(told)):
         enginesmith.build(written, registry=tmp_path / "registry")
-    assert told in str(raised.value)
     assert not (tmp_path / "registry" / "models").exists()
 
 
@@ -211,16 +205,14 @@ def test_what_cannot_be_between_graphs_is_told_with_its_key(path: str, value: An
 def test_a_function_that_fails_stops_the_build_with_a_sentence(before, after, told, tmp_path):
     assert before in CODE
     written = write_reader(tmp_path / "project", code=CODE.replace(before, after, 1))
-    with pytest.raises(EnginesmithError) as raised:
+    with pytest.raises(EnginesmithError, match=re.escape(told)):
         enginesmith.build(written, registry=tmp_path / "registry")
-    assert told in str(raised.value)
     assert not (tmp_path / "registry" / "models" / "reader").exists()
 
 
 def test_a_manifest_of_strange_functions_is_refused(built: tuple[Path, Outcome]) -> None:
     manifest = load(open_store(str(built[0] / "registry")), "reader", "1")
     functions = manifest.spec["functions"]
-    assert isinstance(functions, dict)
     wrong: list[dict[str, Any]] = [
         {"spec": {**manifest.spec, "functions": [1]}},
         {"spec": {**manifest.spec, "functions": {"crops": {**functions["crops"], "function": 3}}}},

@@ -48,8 +48,7 @@ def write_labelled(folder: Path, source: str = "encoder.hidden") -> Path:
 def test_a_metric_of_the_whole_is_measured_kept_and_measured_again_elsewhere(tmp_path: Path) -> None:
     registry = tmp_path / "registry"
     path = write_labelled(tmp_path / "pair")
-    outcome = enginesmith.build(path, registry=registry)
-    (engine,) = outcome.engines
+    (engine,) = enginesmith.build(path, registry=registry).engines
     assert (engine.entry.status, engine.metrics) == ("proven", {"accuracy": 1.0}), engine.entry.reason
     store = open_store(str(registry))
     manifest = load(store, "pair", "1")

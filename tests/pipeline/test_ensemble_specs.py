@@ -1,5 +1,6 @@
 """Specs of ensembles: mistakes with their lines, plans, what a catalog and single graphs say."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,8 @@ def test_connections_that_nobody_filled_in_are_told(tmp_path: Path) -> None:
 )
 def test_a_graph_that_does_not_suit_the_whole_is_refused(part: dict[str, Any], told: str, tmp_path: Path) -> None:
     written = write_ensemble(tmp_path / "project", decoder={**DECODER, **part})
-    with pytest.raises(SpecError) as raised:
+    with pytest.raises(SpecError, match=re.escape(told)):
         enginesmith.build(written, registry=tmp_path / "registry")
-    assert told in str(raised.value)
 
 
 def test_commands_of_one_graph_name_the_way_out(tmp_path: Path) -> None:
@@ -103,9 +103,7 @@ def test_every_graph_is_looked_at_before_the_first_is_built(tmp_path: Path) -> N
 
 
 def foresee(path: Path, registry: Path, no_export: bool) -> EnsembleForecast:
-    found = foresee_spec(str(path), RunOptions(str(registry)), Progress(), no_export)
-    assert isinstance(found, EnsembleForecast)
-    return found
+    return foresee_spec(str(path), RunOptions(str(registry)), Progress(), no_export)
 
 
 def test_a_plan_says_what_becomes_of_the_graphs_and_of_the_whole(tmp_path: Path) -> None:
@@ -131,8 +129,7 @@ def test_a_plan_says_what_becomes_of_the_graphs_and_of_the_whole(tmp_path: Path)
 def test_a_plan_says_what_the_whole_lacks(tmp_path: Path) -> None:
     path = write_ensemble(tmp_path / "project", encoder={**ENCODER, "targets": ["cpu", "avx2"]})
     found = foresee(path, tmp_path / "reg", no_export=True)
-    reasons = {unit.reason for unit in found.units if unit.target == "x86-64-v3" and unit.action == "refused"}
-    assert reasons == {
+    assert {unit.reason for unit in found.units if unit.target == "x86-64-v3" and unit.action == "refused"} == {
         f"graph 'decoder' has no engine: its spec has no x86-64-v3 {precision}" for precision in ("fp32", "int8")
     }
 

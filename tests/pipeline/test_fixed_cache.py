@@ -1,6 +1,7 @@
 """A decoder whose cache has a fixed size, from its spec to answers; and steps that would write behind its end."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 def test_it_is_proven_on_prompts_and_steps(built: tuple[Path, Any]) -> None:
-    assert {item.entry.precision: item.entry.status for item in built[1].engines} == {
-        "fp32": "proven",
-        "int8": "proven",
-    }
+    expected = {"fp32": "proven", "int8": "proven"}
+    assert {item.entry.precision: item.entry.status for item in built[1].engines} == expected
 
 
 def answer(prompt: list[int], count: int) -> list[int]:
@@ -68,8 +67,7 @@ def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_anew(b
     assert len(calls) == 3
     streams.reset([0])
     streams.keep([0])
-    found = streams.run({"ids": np.array([[7]])})
-    assert found["length_out"].tolist() == [1]
+    assert streams.run({"ids": np.array([[7]])})["length_out"].tolist() == [1]
 
 
 def test_golden_sequences_that_are_longer_than_the_cache_are_refused(tmp_path: Path) -> None:
@@ -91,6 +89,5 @@ def test_golden_sequences_that_are_longer_than_the_cache_are_refused(tmp_path: P
 def test_places_that_cannot_be_are_told_with_their_key(places: dict[str, Any], told: str, tmp_path: Path) -> None:
     spec = copy.deepcopy(FIXED)
     spec["state"]["cache"]["places"] = places
-    with pytest.raises(SpecError) as raised:
+    with pytest.raises(SpecError, match=re.escape(told)):
         load_spec(write_fixed(tmp_path / "project", spec=spec))
-    assert told in str(raised.value)

@@ -48,8 +48,7 @@ def test_the_same_spec_again_is_cached_and_takes_under_three_seconds_of_cpu(buil
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     outcome = json.loads(done.stdout)
-    assert outcome["cached"] is True
-    assert outcome["version"] == "1"
+    assert outcome["cached"] is True and outcome["version"] == "1"
     assert sum(after[:2]) - sum(before[:2]) < 3
     assert [item["version"] for item in built.run("list", "tiny", "--json").json] == ["1"]
     assert built.run("registry", "fsck", "--json").code == 0
@@ -79,8 +78,7 @@ def test_one_changed_weight_rebuilds_every_engine(built: Project) -> None:
 def test_a_channel_that_did_not_move_is_not_said_to_serve(built: Project) -> None:
     built.change_spec(publication={"channel": "stable"})
     done = built.run("build", built.spec)
-    assert "everything was cached; report:" in done.out
-    assert "channel stable did not move" in done.err
+    assert "everything was cached; report:" in done.out and "channel stable did not move" in done.err
 
 
 def test_one_changed_golden_value_proves_anew_and_builds_nothing(built: Project) -> None:
@@ -89,10 +87,8 @@ def test_one_changed_golden_value_proves_anew_and_builds_nothing(built: Project)
     np.savez(built.folder / "golden.npz", **data)
     done = built.build()
     assert rebuilt(done.json) == set()
-    assert done.json["version"] == "2"
-    assert done.json["cached"] is False
-    assert "prove cpu int8 onnxruntime: done" in done.err
-    assert "calibrate: cached" in done.err
+    assert done.json["version"] == "2" and done.json["cached"] is False
+    assert "prove cpu int8 onnxruntime: done" in done.err and "calibrate: cached" in done.err
 
 
 def test_another_compiler_version_rebuilds_its_engines_alone(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,13 +97,9 @@ def test_another_compiler_version_rebuilds_its_engines_alone(built: Project, mon
 
     monkeypatch.setattr("builders.backends.tensorrt.build.versions_of", upgraded)
     plan = {f"{u['target']} {u['precision']}": u for u in built.run("plan", built.spec, "--json").json["units"]}
-    assert {name for name, unit in plan.items() if unit["action"] == "build"} == {
-        "sm_75 int8",
-        "sm_89 fp32",
-        "sm_89 int8",
-    }
-    assert "99.0" in plan["sm_89 int8"]["reason"]
-    assert plan["cpu int8"]["action"] == "cached"
+    expected = {"sm_75 int8", "sm_89 fp32", "sm_89 int8"}
+    assert {name for name, unit in plan.items() if unit["action"] == "build"} == expected
+    assert "99.0" in plan["sm_89 int8"]["reason"] and plan["cpu int8"]["action"] == "cached"
 
 
 def test_an_option_of_one_backend_rebuilds_its_engines_alone_and_says_so(built: Project) -> None:
@@ -137,8 +129,7 @@ def yaml_golden() -> Any:
 def test_a_required_unit_that_is_refused_fails_before_anything_is_built(project: Project) -> None:
     project.change_spec(build={"required": ["sm_75 fp32"]})
     done = project.build()
-    assert done.code == 1
-    assert "error: units that the spec requires are refused, so nothing is published" in done.err
+    assert done.code == 1 and "error: units that the spec requires are refused, so nothing is published" in done.err
     assert "\n  sm_75 fp32 tensorrt-rtx: " in done.err
     assert not (project.registry / "models").exists()
 
@@ -147,8 +138,7 @@ def test_a_metric_below_its_floor_fails_the_engines_and_publishes_nothing(projec
     data = arrays(project.folder / "golden.npz")
     np.savez(project.folder / "golden.npz", x=data["x"], label=(data["label"] + 1) % 10)
     done = project.build("--target", "cpu")
-    assert done.code == 1
-    assert done.json["version"] is None
+    assert done.code == 1 and done.json["version"] is None
     assert {engine["status"] for engine in done.json["engines"]} == {"failed"}
     assert "accuracy" in done.json["engines"][0]["reason"]
     assert not any("attribution" in engine for engine in done.json["engines"]), "labels are wrong, and no node is"
@@ -171,11 +161,9 @@ def test_a_failed_unit_does_not_stop_the_others(built: Project) -> None:
     done = built.build()
     assert done.code == 1
     status = units(done.json, "status")
-    assert status["cpu int8"] == "failed"
-    assert status["cpu fp32"] == "proven"
+    assert status["cpu int8"] == "failed" and status["cpu fp32"] == "proven"
     refused = built.run("pull", f"tiny@{done.json['version']}", "--target", "cpu", "--precision", "int8")
-    assert refused.code == 2
-    assert "failed" in refused.err
+    assert refused.code == 2 and "failed" in refused.err
 
 
 def test_a_failed_build_names_a_command_that_builds_it_again(project: Project) -> None:
@@ -185,8 +173,7 @@ def test_a_failed_build_names_a_command_that_builds_it_again(project: Project) -
     words = shlex.split(failed["failure"]["reproduce"])
     assert words[:3] == ["enginesmith", "build", str(project.spec)]
     assert words[words.index("--registry") + 1] == project.registry.as_uri()
-    again = project.build(*words[5:])
-    assert "export: cached" in again.err
+    assert "export: cached" in project.build(*words[5:]).err
 
 
 def test_a_model_that_carries_qdq_passes_through_and_has_no_other_precision(built: Project, project: Project) -> None:
@@ -204,8 +191,7 @@ def test_external_data_is_part_of_the_key(built: Project, project: Project) -> N
     model = onnx.load(project.folder / "tiny.onnx")
     onnx.save(model, project.folder / "tiny.onnx", save_as_external_data=True, location="tiny.bin", size_threshold=0)
     project.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
-    assert project.build().json["cached"] is False
-    assert project.build().json["cached"] is True
+    assert project.build().json["cached"] is False and project.build().json["cached"] is True
     raw = bytearray((project.folder / "tiny.bin").read_bytes())
     raw[3] ^= 0x01
     (project.folder / "tiny.bin").write_bytes(raw)
@@ -250,16 +236,14 @@ def test_other_bytes_of_the_same_model_publish_nothing_and_move_no_channel(built
 
 def test_a_target_that_the_spec_lacks_is_an_error_even_beside_one_that_it_has(project: Project) -> None:
     done = project.build("--target", "cpu,sm_90")
-    assert done.code == 2
-    assert "targets sm_90: not in the spec" in done.err
+    assert done.code == 2 and "targets sm_90: not in the spec" in done.err
 
 
 def test_validate_takes_groups_and_says_when_it_finds_nothing(built: Project) -> None:
     found = built.run("validate", "tiny", "--target", "gpu", "--json").json
     assert {engine["target"] for engine in found["engines"]} == {"sm_75", "sm_89"}
     done = built.run("validate", "tiny", "--target", "sm_90")
-    assert done.code == 2
-    assert "tiny@1 has no engine for sm_90" in done.err
+    assert done.code == 2 and "tiny@1 has no engine for sm_90" in done.err
 
 
 def test_the_path_of_the_report_is_a_path(project: Project) -> None:

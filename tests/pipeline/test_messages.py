@@ -38,8 +38,7 @@ def test_a_wrong_name_of_an_input_in_the_spec_is_no_fault_of_the_data(project: P
 
 
 def test_a_wrong_name_in_calibration_data_is_said_with_both_names(project: Project) -> None:
-    data = arrays(project.folder / "calibration.npz")
-    np.savez(project.folder / "calibration.npz", z=data["x"])
+    np.savez(project.folder / "calibration.npz", z=arrays(project.folder / "calibration.npz")["x"])
     assert "calibration.npz has no array 'x': it holds z; the model wants x; " in said(project)
 
 

@@ -14,7 +14,7 @@ from tests.pipeline.projects import Project
 
 def test_build_promote_pull_and_verify_in_a_bucket(project: Project, s3_uri: str, tmp_path: Path) -> None:
     """Engines are uploaded by the processes that build them: nothing but documents and reports leave this one."""
-    project.registry = s3_uri  # type: ignore[assignment]
+    project.registry = s3_uri
     project.change_spec(targets=["cpu"], precisions=["fp32"], calibration=None)
     sent: list[str] = []
     events = client(parse_place(s3_uri)).meta.events

@@ -41,8 +41,7 @@ def test_several_metrics_are_read_in_order_and_survive_json(project: Project) ->
     assert first.limits == {"equal_texts": 0.9, "word_error": 0.1}
     assert second == TopKMetric("logits", against="labels")
     assert decode(encode(first), TaskMetric) == first and decode(encode(second), TaskMetric) == second
-    again = ModelSpec.model_validate(spec.model_dump(mode="json"))
-    assert metrics_of(again) == metrics_of(spec)
+    assert metrics_of(ModelSpec.model_validate(spec.model_dump(mode="json"))) == metrics_of(spec)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,7 @@ def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, 
     )
     (state,) = load_spec(folder / "model.yaml").states()
     x = arrays(folder / "golden.npz")["x"]
-    shape = {"h": (1, 3, 16), "past": (3, 0, 8)}[state.input]
-    held = np.zeros(shape, np.float32)
+    held = np.zeros({"h": (1, 3, 16), "past": (3, 0, 8)}[state.input], np.float32)
     for step in range(8):
         rows = np.stack([x[step], x[12 + step], x[24 + step]])
         wanted = dict(zip(names, source.run(names, {"x": rows, state.input: held}), strict=True))
@@ -153,9 +153,8 @@ def change(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 )
 def test_what_does_not_fit_is_told_with_its_key(spec, path, value, told, tmp_path):
     written = write_stateful(tmp_path / "project", change(spec, path, value))
-    with pytest.raises(SpecError) as raised:
+    with pytest.raises(SpecError, match=re.escape(told)):
         enginesmith.build(written, registry=tmp_path / "registry")
-    assert told in str(raised.value)
 
 
 def widen(model: onnx.ModelProto) -> None:
@@ -191,16 +190,14 @@ def test_an_output_that_its_input_cannot_take_is_refused(edit: Any, output: str,
     model = onnx.load(path.parent / "model.onnx")
     edit(model)
     onnx.save(model, path.parent / "model.onnx")
-    with pytest.raises(EnginesmithError) as raised:
+    with pytest.raises(EnginesmithError, match=re.escape(told)):
         enginesmith.build(path, registry=tmp_path / "registry")
-    assert told in str(raised.value)
 
 
 def test_sequences_beyond_the_bound_of_a_cache_are_refused(tmp_path: Path) -> None:
     path = write_stateful(tmp_path / "project", change(CACHED, "dims.length", {"min": 0, "max": 8}))
-    with pytest.raises(EnginesmithError) as raised:
+    with pytest.raises(EnginesmithError, match="'past' has come to length=9, and the model takes at most 8"):
         enginesmith.build(path, registry=tmp_path / "registry")
-    assert "'past' has come to length=9, and the model takes at most 8" in str(raised.value)
     assert not (tmp_path / "registry" / "models").exists()
 
 
@@ -257,9 +254,8 @@ def test_a_spec_without_state_is_written_as_before(tmp_path: Path) -> None:
 def test_sequences_that_hand_no_state_on_are_refused(clip: Any, told: str, tmp_path: Path) -> None:
     path = write_stateful(tmp_path / "project", RECURRENT)
     np.savez(path.parent / "golden.npz", x=arrays(path.parent / "golden.npz")["x"], clip=clip)
-    with pytest.raises(EnginesmithError) as raised:
+    with pytest.raises(EnginesmithError, match=re.escape(told)):
         enginesmith.build(path, registry=tmp_path / "registry")
-    assert told in str(raised.value)
 
 
 def test_a_state_in_float16_is_handed_on_by_a_graph_in_float16(tmp_path: Path) -> None:

@@ -6,16 +6,15 @@ from typing import Any, NoReturn
 import onnx
 import pytest
 
-from builders.execution.jobs import Job, Watch, ignore_event
+from builders.execution.jobs import Job
 from enginesmith.core.errors import EnginesmithError, StepError
-from enginesmith.registry.store.base import open_store
-from pipeline.compile.run_context import RunContext, Work
+from pipeline.compile.run_context import Work
 from pipeline.compile.steps import attributions, calibration, engines, exports, graphs, keys, proofs, search
 from pipeline.compile.steps.attributions import Suspect
 from pipeline.outcome import judge_built
 from pipeline.spec.model import load_spec
 from pipeline.values import GraphVariant, Observed, Searched
-from tests.pipeline.compile.test_steps import EXPORTED, an_engine
+from tests.pipeline.compile.test_steps import EXPORTED, an_engine, answering
 from tests.pipeline.projects import Project
 
 LIMITS = {
@@ -43,19 +42,6 @@ tiny (float[batch, 8] x) => (float[batch, 8] logits)
 """
 
 
-class Noting:
-    """An executor that notes the job and does nothing."""
-
-    def __init__(self) -> None:
-        self.job: Job | None = None
-
-    def run(self, job: Job, watch: Watch = ignore_event) -> NoReturn:
-        self.job = job
-        raise StepError("noted", "cancelled")
-
-    def cancel(self) -> None: ...
-
-
 STEPS = {
     "export": lambda spec, context: exports.export(Work(spec, context)),
     "calibration": lambda spec, context: calibration.observe((0, 1), EXPORTED, Work(spec, context)),
@@ -75,14 +61,18 @@ KEYS = {"merge": "timeouts.calibration_s", "choose": "timeouts.quantization_s", 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_time_of_every_step_is_the_specs(project: Project, tmp_path: Path, step: str) -> None:
     project.change_spec(timeouts=LIMITS, build={"timeout_s": 17}, validation=LATENCY)
-    executor = Noting()
-    context = RunContext(open_store(tmp_path / "registry", create=True), executor, executor)
+    jobs: list[Job] = []
+
+    def note(job: Job) -> NoReturn:
+        jobs.append(job)
+        raise StepError("noted", "cancelled")
+
+    context = answering(tmp_path, note)
     with pytest.raises(EnginesmithError, match="noted"):
         STEPS[step](load_spec(project.spec), context)
     key = KEYS.get(step, f"timeouts.{step}_s")
-    assert executor.job is not None
-    assert executor.job.limits.timeout_s == {**LIMITS, "timeout_s": 17}[key.partition(".")[2]]
-    assert executor.job.limits.raise_timeout == f"raise {key} in the spec"
+    assert jobs[0].limits.timeout_s == {**LIMITS, "timeout_s": 17}[key.partition(".")[2]]
+    assert jobs[0].limits.raise_timeout == f"raise {key} in the spec"
 
 
 def test_an_endless_loop_ends_at_the_limit_of_the_export(project: Project) -> None:

@@ -90,7 +90,6 @@ def _drawn(spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -
     if spec.dtype == "bool":
         return rng.random(shape) < 0.5
     if "int" in spec.dtype:
-        low = 0 if spec.dtype.startswith("u") else -5
-        return np.asarray(rng.integers(low, 6, shape)).astype(spec.dtype)
+        return np.asarray(rng.integers(0 if spec.dtype.startswith("u") else -5, 6, shape)).astype(spec.dtype)
     kind = ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype
     return np.asarray(rng.standard_normal(shape)).astype(kind)

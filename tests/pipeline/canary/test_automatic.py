@@ -46,14 +46,13 @@ def pair(store: Store) -> tuple[Manifest, Manifest]:
 
 
 def reason(store: Store, **wanted: object) -> str:
-    found = canary(store, CanaryRequest("digits", "2", **wanted), lambda _: None)  # type: ignore[arg-type]
+    found = canary(store, CanaryRequest("digits", "2", **wanted), lambda _: None)
     assert found.blob is None and found.report is None
     return found.reason
 
 
 def test_what_is_missing_is_a_reason(store: Store, pair: tuple[Manifest, Manifest], tmp_path: Path) -> None:
-    assert "serves nothing yet" in reason(store, channel="canary")
-    assert "--traffic" in reason(store)
+    assert "serves nothing yet" in reason(store, channel="canary") and "--traffic" in reason(store)
     channels.promote(store, pair[1], "stable")
     assert "serves 2 already" in reason(store)
     channels.promote(store, pair[0], "stable")

@@ -99,8 +99,7 @@ def test_a_canary_in_flight_compares_what_each_request_met(tmp_path, manifests) 
     written = replayed(tmp_path, manifests, partial(opened, 1), partial(opened, 1), 400, pace, True)
     seen = read_both(*(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")))
     assert seen[0].request == seen[1].request == list(range(400)) and all(seen[0].ok) and seen[0].time == seen[1].time
-    assert written.report.traffic.in_flight == 3
-    assert "requests in flight: 3; as was asked for" in written.report.notes
+    assert written.report.traffic.in_flight == 3 and "requests in flight: 3; as was asked for" in written.report.notes
     assert read_report(written.json.read_bytes()) == written.report
     assert "--in-flight 3" in written.page.read_text()
 

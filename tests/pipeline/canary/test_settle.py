@@ -89,7 +89,7 @@ def only(manifest: Manifest, target: str) -> Manifest:
     class Ordered:
         model, version, digest, engines = manifest.model, manifest.version, manifest.digest, order
 
-    return Ordered  # type: ignore[return-value]
+    return Ordered
 
 
 def test_a_pass_on_each_target_promotes_and_one_alone_does_not(store: Store, pair, settled: Settle) -> None:
@@ -204,8 +204,7 @@ def test_too_few_requests_on_one_target_leave_the_channel_where_it_is(store: Sto
 
 def test_a_target_without_an_engine_is_missing_and_says_what_would_bring_it(store: Store, pair, settled) -> None:
     one, _ = pair
-    three = published(store, "three", "cpu")
-    said = settled("cpu", three, one)
+    said = settled("cpu", published(store, "three", "cpu"), one)
     assert "sm_89 MISSING: digits@3 has no engine for it; build one" in said
     assert run("registry", "policy", "set", "digits:stable", "--canary-on", "cpu").exit_code == 0
     said = settle_newest(store, "digits", "stable", lambda _: None)
@@ -326,7 +325,7 @@ def test_a_fail_that_arrives_while_a_pass_promotes_takes_it_back(store, pair, se
     def slow_promote(*arguments: object, **options: object) -> object:
         monkeypatch.setattr(channels, "promote", promote)
         told.append(settled("sm_89", two, one, slower=0.05, seed=1))
-        return promote(*arguments, **options)  # type: ignore[arg-type]
+        return promote(*arguments, **options)
 
     monkeypatch.setattr(channels, "promote", slow_promote)
     assert settled("sm_89", two, one) == "rolled back: digits:stable -> 1"

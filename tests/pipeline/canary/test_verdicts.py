@@ -82,8 +82,7 @@ def test_a_candidate_that_dies_is_not_promoted(store, versions, tmp_path, kept, 
     """10,000 requests to both; the candidate's log ends early."""
     one, two, _ = versions
     paths = write_observations(tmp_path / "c", two, one, count=10_000)
-    lines = paths[0].read_text().splitlines(keepends=True)
-    paths[0].write_text("".join(lines[: kept + 1]))
+    paths[0].write_text("".join(paths[0].read_text().splitlines(keepends=True)[: kept + 1]))
     result = run("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], *words)
     assert result.exit_code == 1 and not result.output.startswith("PASS")
     assert "candidate.jsonl (candidate) stops" in result.output

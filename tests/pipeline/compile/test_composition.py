@@ -101,8 +101,7 @@ def test_a_search_that_fails_is_that_of_the_kinds_that_wait_for_it(project, monk
     run = composition.Run(spec, context)
     failed = run._search([kind], EXPORTED, ranges)
     assert failed == {kind: StepFailure("search int8: KeyError: 't'", "crash", "the log")}
-    graph = graphs.quantize(INT8, EXPORTED, ranges, failed, run)
-    assert graph.failure == failed[kind]
+    assert graphs.quantize(INT8, EXPORTED, ranges, failed, run).failure == failed[kind]
     observed = StepFailure("calibrate: no")  # without ranges nothing is searched
     assert run._search([kind], EXPORTED, observed) == {kind: observed}
 
@@ -157,11 +156,9 @@ def test_the_exported_model_is_planned_before_any_sample_is_observed(project, mo
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8"])
     monkeypatch.setattr(composition, "observe", crash)
     run = composition.Run(load_spec(project.spec), context_of(project))
-    graphs = run.quantize(EXPORTED)
-    first = next(run.plan(graphs))
+    first = next(run.plan(run.quantize(EXPORTED)))
     assert [unit.name for unit in first.plan.units] == ["cpu fp32 onnxruntime"]
-    required = replace(
-        run, spec=run.spec.model_copy(update={"build": run.spec.build.model_copy(update={"required": ("cpu int8",)})})
-    )
+    update = {"required": ("cpu int8",)}
+    required = replace(run, spec=run.spec.model_copy(update={"build": run.spec.build.model_copy(update=update)}))
     (both,) = required.plan(required.quantize(EXPORTED))
     assert {unit.name: unit.action for unit in both.plan.units}["cpu int8 onnxruntime"] == "failed"

@@ -167,10 +167,8 @@ def test_without_an_export_what_needs_no_calibration_is_known(built: Project) ->
     change_data(built, "calibration.npz", 100.0)
     units, _ = planned(built, "--no-export")
     assert units["cpu fp32"]["action"] == "cached" and units["sm_75 fp32"]["action"] == "refused"
-    assert (
-        units["cpu int8"]["reason"]
-        == f"{CALIBRATION} changed; the action is known once the model is quantized{SEARCHED}"
-    )
+    expected = f"{CALIBRATION} changed; the action is known once the model is quantized{SEARCHED}"
+    assert units["cpu int8"]["reason"] == expected
 
 
 def test_a_plan_says_what_it_does_first(project: Project) -> None:

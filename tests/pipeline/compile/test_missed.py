@@ -101,8 +101,7 @@ def test_another_run_and_another_golden_set_search_nothing(searched: Project) ->
     again = searched.build()
     assert again.json["cached"] and f"{CHOICE}: done" not in again.err
     write_data(searched, 3)
-    other = searched.build()
-    assert f"{CHOICE}: cached" in other.err and searches(searched) == kept
+    assert f"{CHOICE}: cached" in searched.build().err and searches(searched) == kept
 
 
 def test_never_leaves_it_failed_and_a_plan_says_what_a_search_would_take_on(loud: Project) -> None:
@@ -115,8 +114,7 @@ def test_never_leaves_it_failed_and_a_plan_says_what_a_search_would_take_on(loud
     assert unit["action"] == "unknown" and unit["reason"].startswith("plain ranges missed quantization ")
     assert unit["reason"].endswith("build searches for a better quantization; the action is known after the search")
     assert planned["missing"] == ["search of int8 (uint8 activations)"]
-    table = loud.run("plan", loud.spec, "--no-export")
-    assert "1 build" not in table.out and not searches(loud)
+    assert "1 build" not in loud.run("plan", loud.spec, "--no-export").out and not searches(loud)
 
 
 def test_a_first_plan_foresees_the_search(loud: Project) -> None:
@@ -164,10 +162,8 @@ def test_a_search_that_fails_costs_no_other_unit(loud: Project, monkeypatch: pyt
 
 def test_engines_are_built_while_it_is_searched(built_loud: tuple[Path, Result]) -> None:
     """Else `built_loud` has failed."""
-    assert {row["precision"]: row["status"] for row in built_loud[1].json["engines"]} == {
-        "fp32": "proven",
-        "int8": "proven",
-    }
+    expected = {"fp32": "proven", "int8": "proven"}
+    assert {row["precision"]: row["status"] for row in built_loud[1].json["engines"]} == expected
 
 
 def test_what_a_search_cannot_mend_is_not_searched(loud: Project) -> None:

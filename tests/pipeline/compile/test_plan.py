@@ -12,7 +12,7 @@ from builders.backends.known_faults import Verdict
 from builders.backends.optional_methods import profiles
 from builders.execution.local import LocalExecutor
 from builders.execution.ray import RayExecutor
-from enginesmith.core.codec import decode, encode
+from enginesmith.core.codec import encode
 from enginesmith.core.types import CPU_KIND, BuildRequest, Dim, ShapeProfile, Target, TensorSpec
 from enginesmith.registry.store.base import open_store
 from pipeline.compile import plan
@@ -37,35 +37,13 @@ REQUEST = BuildRequest(
     toolchain=(("tensorrt-rtx", "1.7.1"),),
 )
 
-# Each of these makes another engine, so each must give another key.
 CHANGES = {
     "model": {"model": "c" * 64},
-    "precision": {"precision": "fp16"},
-    "target": {"target": Target("sm_86", (8, 6))},
-    "product": {"target": Target("l4", (8, 9), "l4")},
-    "backend": {"backend": "tensorrt"},
-    "input name": {"inputs": (TensorSpec("z", "float32", ("batch", 4)),)},
-    "input dtype": {"inputs": (TensorSpec("x", "float16", ("batch", 4)),)},
-    "output shape": {"outputs": (TensorSpec("y", "float32", ("batch", 3)),)},
     "profile": {"profiles": (ShapeProfile((("x", (1, 4), (2, 4), (9, 4)),)),)},
-    "no profile": {"profiles": ()},
     "option": {"options": (("tf32", True), ("workspace_mib", 0))},
     "version": {"toolchain": (("tensorrt-rtx", "1.7.2"),)},
     "cpu": {"toolchain": ((CPU_KIND, "cpu_avx2"), ("tensorrt-rtx", "1.7.1"))},
 }
-
-
-@pytest.mark.parametrize("change", sorted(CHANGES))
-def test_everything_an_engine_depends_on_changes_the_key(change: str) -> None:
-    assert replace(REQUEST, **CHANGES[change]).key != REQUEST.key
-
-
-def test_a_request_survives_json_with_its_key() -> None:
-    import json
-
-    again = decode(json.loads(json.dumps(encode(REQUEST))), BuildRequest)
-    assert again == REQUEST
-    assert again.key == REQUEST.key
 
 
 @pytest.mark.parametrize(
@@ -139,16 +117,14 @@ def test_buckets_cover_every_size_once(edges: list[int], low: int) -> None:
 
 
 def test_a_required_pattern_covers_groups_and_products() -> None:
-    assert matches_unit("ada int8", "sm_89 int8 tensorrt-rtx")
-    assert matches_unit("cpu", "cpu fp32 onnxruntime")
+    assert matches_unit("ada int8", "sm_89 int8 tensorrt-rtx") and matches_unit("cpu", "cpu fp32 onnxruntime")
     assert not matches_unit("sm_89 fp16", "sm_89 int8 tensorrt-rtx")
     assert not matches_unit("sm_89 int8 tensorrt", "sm_89 int8 tensorrt-rtx")
 
 
 def test_the_tables_name_every_unit_and_its_reason(built: Project) -> None:
     out = built.run("plan", built.spec).out
-    assert "5 cached, 1 refused" in out
-    assert "an engine with this build key is in the registry" in out
+    assert "5 cached, 1 refused" in out and "an engine with this build key is in the registry" in out
     assert "use fp16" in out
     out = built.run("build", built.spec).out
     for word in ("proven", "unproven", "refused", "accuracy"):
@@ -281,8 +257,7 @@ def test_each_unit_says_where_it_is_built_what_opens_it_and_what_the_matrix_lack
 
 def test_a_unit_for_triton_without_its_gpu_is_refused_with_that_reason(project: Project) -> None:
     project.change_spec(serve="triton", backends=None, targets=["sm_90"], precisions=["fp32"], calibration=None)
-    done = project.run("plan", project.spec, "--json")
-    tuned, portable = done.json["units"]
+    tuned, portable = project.run("plan", project.spec, "--json").json["units"]
     assert (tuned["backend"], tuned["action"], tuned["built_at"]) == ("tensorrt", "refused", "nowhere in this fleet")
     assert "no builder of this run has sm_90, on which tensorrt tunes; build it there, or with" in tuned["reason"]
     assert (portable["action"], portable["opens_in"]) == ("build", "Triton, ONNX Runtime")

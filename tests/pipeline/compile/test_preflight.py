@@ -67,9 +67,8 @@ def test_a_good_spec_has_none(folder: Path) -> None:
 
 def test_sizes_that_no_memory_holds_are_a_mistake(folder: Path) -> None:
     inputs = {"x": {"shape": ["batch", "batch"]}, "z": {"shape": [1, 3]}}
-    line = next(
-        line for line in mistakes(spec_of(folder, inputs=inputs, dims={"batch": {"max": 10**9}})) if "GiB" in line
-    )
+    dims = {"batch": {"max": 10**9}}
+    line = next(line for line in mistakes(spec_of(folder, inputs=inputs, dims=dims)) if "GiB" in line)
     assert "inputs.x: takes" in line and "GiB at its largest, more than this machine has; lower the max" in line
 
 
@@ -112,8 +111,7 @@ def test_what_the_model_says_otherwise_is_told_and_data_is_not_blamed(folder, in
 
 
 def test_an_input_with_a_value_is_no_input_of_the_spec(folder: Path) -> None:
-    source = {"onnx": "m.onnx", "arguments": {"z": 1.0, "w": 2}}
-    unknown, twice = mistakes(spec_of(folder, source=source))
+    unknown, twice = mistakes(spec_of(folder, source={"onnx": "m.onnx", "arguments": {"z": 1.0, "w": 2}}))
     assert "source.arguments.w: the model has no such input; its inputs are x, z" in unknown
     assert "inputs.z: the model has no such input; its inputs are x" in twice
 

@@ -1,30 +1,23 @@
 """Single steps on the driver's side, with executors that do what the test says."""
 
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
 
-from builders.execution.jobs import Job, Result, Watch, ignore_event
+from builders.execution.jobs import Job, Watch, ignore_event
 from builders.execution.local import LocalExecutor
+from enginesmith.core import errors
 from enginesmith.core.codec import encode
-from enginesmith.core.errors import (
-    DataError,
-    EnginesmithError,
-    InputError,
-    IntegrityError,
-    ModelError,
-    SpecError,
-    StepError,
-    UnavailableError,
-)
 from enginesmith.core.hardware.cpu_kinds import kind_named
 from enginesmith.core.types import BuildRequest, Target, TensorSpec
 from enginesmith.registry.store.base import open_store
+from pipeline import values
 from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps import calibration, exports, graphs, proofs
 from pipeline.compile.steps.blobs import this_machine
@@ -32,50 +25,45 @@ from pipeline.compile.steps.engines import _failure, recall_engine, reproduce
 from pipeline.compile.steps.exports import ExportOutcome, FrozenGolden, recorded_export, source_digests
 from pipeline.compile.steps.proofs import CRASHED
 from pipeline.spec.model import load_spec
-from pipeline.values import (
-    Built,
-    Exported,
-    Graph,
-    GraphVariant,
-    KeptAnswers,
-    Observed,
-    OnnxModel,
-    Proof,
-    Recorded,
-    Unit,
-)
 from tests.pipeline.projects import Project
 
 MODEL, GOLDEN, ENGINE = "a" * 64, "b" * 64, "c" * 64
 TENSOR = (TensorSpec("x", "float32", ("batch", 8)),)
 
 
-class Raising:
-    """An executor in which every job ends in the same error."""
+class Answering:
+    """An executor whose jobs give what the test says: `answer` of the job, which may raise."""
 
-    def __init__(self, error: EnginesmithError) -> None:
-        self.error = error
+    def __init__(self, answer: Callable[[Job], Any]) -> None:
+        self.answer = answer
 
-    def run(self, job: Job, watch: Watch = ignore_event) -> NoReturn:
-        raise self.error
+    def run(self, job: Job, watch: Watch = ignore_event) -> Any:
+        return self.answer(job)
 
     def cancel(self) -> None: ...
 
 
-def run_context(folder: Path, error: EnginesmithError) -> RunContext:
-    return RunContext(open_store(folder / "registry", create=True), Raising(error), Raising(error))
+def answering(folder: Path, answer: Callable[[Job], Any]) -> RunContext:
+    return RunContext(open_store(folder / "registry", create=True), Answering(answer), Answering(answer))
 
 
-def an_engine() -> Built:
+def run_context(folder: Path, error: errors.EnginesmithError) -> RunContext:
+    def fail(_: Job) -> None:
+        raise error
+
+    return answering(folder, fail)
+
+
+def an_engine() -> values.Built:
     request = BuildRequest(MODEL, "fp32", Target("cpu"), "onnxruntime", TENSOR, TENSOR, ())
-    unit = Unit(request, Graph(GraphVariant("fp32"), MODEL, TENSOR, TENSOR), "build", "")
-    return Built(unit, Recorded(request.key, ENGINE, 1, ".onnx", 1.0, ()))
+    unit = values.Unit(request, values.Graph(values.GraphVariant("fp32"), MODEL, TENSOR, TENSOR), "build", "")
+    return values.Built(unit, values.Recorded(request.key, ENGINE, 1, ".onnx", 1.0, ()))
 
 
-EXPORTED = Exported(OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_qdq=False), GOLDEN, Proof())
+EXPORTED = values.Exported(values.OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_qdq=False), GOLDEN, values.Proof())
 
 
-@pytest.mark.parametrize("error", [ModelError("it cannot be read"), StepError("it died", "crash")])
+@pytest.mark.parametrize("error", [errors.ModelError("it cannot be read"), errors.StepError("it died", "crash")])
 def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project, error):
     judged = proofs.validate(
         an_engine(), EXPORTED, Work(load_spec(project.spec), run_context(project.folder.parent, error))
@@ -85,57 +73,46 @@ def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project, 
 
 
 @pytest.mark.parametrize(
-    "error", [UnavailableError("disk full"), IntegrityError("bad blob"), StepError("stopped", "cancelled")]
+    "error",
+    [errors.UnavailableError("disk full"), errors.IntegrityError("bad blob"), errors.StepError("stopped", "cancelled")],
 )
-def test_what_says_nothing_about_the_engine_ends_the_run(project: Project, error: EnginesmithError) -> None:
+def test_what_says_nothing_about_the_engine_ends_the_run(project: Project, error: errors.EnginesmithError) -> None:
     with pytest.raises(type(error), match=str(error)):
         proofs.validate(an_engine(), EXPORTED, Work(load_spec(project.spec), run_context(project.folder.parent, error)))
 
 
-class Measuring:
-    """An executor that proves everything, and counts."""
-
-    def __init__(self) -> None:
-        self.jobs, self.answers = 0, None
-
-    def run(self, job: Job[Proof], watch: Watch = ignore_event) -> Proof:
-        self.jobs += 1
-        self.answers = job.request.answers  # type: ignore[attr-defined]
-        return Proof((replace(CRASHED, passed=True),))
-
-    def cancel(self) -> None: ...
+def proving(folder: Path) -> tuple[RunContext, list[str | None]]:
+    """Every proof passes; the answers that each job had."""
+    asked: list[str | None] = []
+    proof = values.Proof((replace(CRASHED, passed=True),))
+    return answering(folder, lambda job: asked.append(job.request.answers) or proof), asked
 
 
 def test_a_failure_names_its_unit_once(project: Project, tmp_path: Path) -> None:
     unit = an_engine().unit
-    error = StepError(f"{unit.name}: still running", "timeout")
+    error = errors.StepError(f"{unit.name}: still running", "timeout")
     failed = _failure(unit, Work(load_spec(project.spec), run_context(tmp_path, error)), error)
     assert (failed.unit, failed.reason) == (unit.name, "still running")
 
 
 def test_a_proof_is_not_taken_over_from_another_kind_of_cpu(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    counting = Measuring()
-    context = RunContext(open_store(project.folder.parent / "registry", create=True), counting, counting)
+    context, asked = proving(project.folder.parent)
     for kind, expected in (("x86-64-v4-vnni", 1), ("x86-64-v4-vnni", 1), ("x86-64-v4", 2), ("x86-64-v3", 3)):
         monkeypatch.setattr("pipeline.compile.steps.proofs.this_kind", lambda found=kind: kind_named(found))
         proofs.validate(an_engine(), EXPORTED, Work(load_spec(project.spec), context))
-        assert counting.jobs == expected
+        assert len(asked) == expected
 
 
 def test_only_an_engine_of_the_exported_model_itself_is_proven_with_its_answers(project: Project) -> None:
     """And they are in no key: the proof is the same without them."""
-    counting, kept = Measuring(), KeptAnswers("d" * 64, this_machine())
-    context = RunContext(open_store(project.folder.parent / "registry", create=True), counting, counting)
+    (context, asked), kept = proving(project.folder.parent), values.KeptAnswers("d" * 64, this_machine())
     spec, exported, built = load_spec(project.spec), replace(EXPORTED, answers=kept), an_engine()
     proofs.validate(built, exported, Work(spec, context))
-    assert counting.answers == kept.blob
     for change in ({"model": "e" * 64}, {"precision": "int8"}):
-        other = replace(built, unit=replace(built.unit, request=replace(built.unit.request, **change)))  # type: ignore[arg-type]
+        other = replace(built, unit=replace(built.unit, request=replace(built.unit.request, **change)))
         proofs.validate(other, exported, Work(spec, context))
-        assert counting.answers is None
-    assert counting.jobs == 3
     proofs.validate(built, EXPORTED, Work(spec, context))
-    assert counting.jobs == 3
+    assert asked == [kept.blob, None, None]
 
 
 def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,30 +122,27 @@ def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch
     assert all("enginesmith-tensorrt-rtx: 3 -> 9" in unit["reason"] for unit in plan if unit["action"] == "build")
 
 
-class Editing:
-    """An executor that changes a file before it runs a job, as a person in an editor might.
+def editing(path: Path, result: object = None) -> Answering:
+    """A file changes before a job runs, as a person in an editor might change it.
 
     result: what comes of the job, where it is not what is looked at; None runs it.
     """
 
-    def __init__(self, path: Path, result: object = None) -> None:
-        self.path, self.local, self.result = path, LocalExecutor(), result
+    def answer(job: Job) -> Any:
+        path.write_bytes(path.read_bytes() + b" ")
+        return result or LocalExecutor().run(job)
 
-    def run(self, job: Job[Result], watch: Watch = ignore_event) -> Result:
-        self.path.write_bytes(self.path.read_bytes() + b" ")
-        return self.result or self.local.run(job, watch)  # type: ignore[return-value]
-
-    def cancel(self) -> None: ...
+    return Answering(answer)
 
 
 def test_a_file_that_changes_while_it_is_read_leaves_no_record(project: Project) -> None:
     write_entry_point(project)
     project.change_spec(precisions=["fp32"], calibration=None)  # whose input has another name
     store = open_store(project.registry, create=True)
-    model = OnnxModel(store.put_bytes(b"model"), TENSOR, TENSOR, 20, carries_qdq=False)
-    made = ExportOutcome(model, FrozenGolden(store.put_bytes(b"golden"), None, (), Proof()))
-    executor = Editing(project.folder / "model.py", made)
-    with pytest.raises(InputError, match="changed while they were read"):
+    model = values.OnnxModel(store.put_bytes(b"model"), TENSOR, TENSOR, 20, carries_qdq=False)
+    made = ExportOutcome(model, FrozenGolden(store.put_bytes(b"golden"), None, (), values.Proof()))
+    executor = editing(project.folder / "model.py", made)
+    with pytest.raises(errors.InputError, match="changed while they were read"):
         exports.export(Work(load_spec(project.spec), RunContext(store, executor, executor)))
     assert not list(store.list("records/export/"))
 
@@ -178,11 +152,11 @@ def test_calibration_data_that_changes_while_it_is_read_leaves_no_record(built: 
     spec = load_spec(built.spec)
     known = recorded_export(Work(spec, RunContext(store, LocalExecutor(), LocalExecutor())))
     assert known is not None
-    exported = replace(known, golden=GOLDEN, proof=Proof())
+    exported = replace(known, golden=GOLDEN, proof=values.Proof())
     before = set(store.list("records/calibrate/"))
     np.savez(built.folder / "calibration.npz", x=np.ones((3, 8), np.float32))
-    executor = Editing(built.folder / "calibration.npz")
-    with pytest.raises(DataError, match="changed while it was read"):
+    executor = editing(built.folder / "calibration.npz")
+    with pytest.raises(errors.DataError, match="changed while it was read"):
         calibration.observe((0, 1), exported, Work(spec, RunContext(store, executor, executor)))
     assert set(store.list("records/calibrate/")) == before
 
@@ -196,9 +170,8 @@ def write_entry_point(project: Project, imports: str = "torch") -> None:
 
 def test_the_packages_that_the_entry_point_imports_are_part_of_the_key(project: Project) -> None:
     write_entry_point(project, imports="yaml, safetensors")
-    context = run_context(project.folder.parent, ModelError(""))
-    found = source_digests(load_spec(project.spec), context)["packages"]
-    assert found == {
+    context = run_context(project.folder.parent, errors.ModelError(""))
+    assert source_digests(load_spec(project.spec), context)["packages"] == {
         "safetensors": version("safetensors"),
         "torch": version("torch"),
         "yaml": f"PyYAML {version('PyYAML')}",
@@ -212,9 +185,9 @@ def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project
 
 
 def test_an_engine_is_recalled_as_it_was_recorded_and_a_record_that_cannot_be_read_is_forgotten(tmp_path: Path) -> None:
-    context, request = run_context(tmp_path, ModelError("")), an_engine().unit.request
+    context, request = run_context(tmp_path, errors.ModelError("")), an_engine().unit.request
     engine = context.store.put_bytes(b"engine")
-    told = Recorded(request.key, engine, 6, ".onnx", 1.0, ())
+    told = values.Recorded(request.key, engine, 6, ".onnx", 1.0, ())
     context.remember("build", {"build": request.key}, encode(told), [engine])
     assert recall_engine(request, context) == told
     context.remember("build", {"build": request.key}, {"digest": engine, "size_bytes": 6}, [engine])
@@ -223,25 +196,25 @@ def test_an_engine_is_recalled_as_it_was_recorded_and_a_record_that_cannot_be_re
 
 def test_overrides_of_a_model_that_its_author_quantized_are_no_silent_wish(project: Project, tmp_path: Path) -> None:
     project.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
-    spec, context = load_spec(project.spec), run_context(tmp_path, StepError("nothing runs"))
+    spec, context = load_spec(project.spec), run_context(tmp_path, errors.StepError("nothing runs"))
     quantized = replace(EXPORTED, model=replace(EXPORTED.model, carries_qdq=True))
-    with pytest.raises(InputError, match=r"'MatMul' changes nothing.*remove the overrides"):
-        graphs.quantize(GraphVariant("int8"), quantized, None, {}, Work(spec, context))
-    assert graphs.quantize(GraphVariant("fp32"), quantized, None, {}, Work(spec, context)).model == MODEL
+    with pytest.raises(errors.InputError, match=r"'MatMul' changes nothing.*remove the overrides"):
+        graphs.quantize(values.GraphVariant("int8"), quantized, None, {}, Work(spec, context))
+    assert graphs.quantize(values.GraphVariant("fp32"), quantized, None, {}, Work(spec, context)).model == MODEL
     project.change_spec(quantization=None)
     assert (
-        graphs.quantize(GraphVariant("int8"), quantized, None, {}, Work(load_spec(project.spec), context)).model
+        graphs.quantize(values.GraphVariant("int8"), quantized, None, {}, Work(load_spec(project.spec), context)).model
         == MODEL
     )
 
 
 def test_a_large_model_file_is_parsed_where_its_memory_has_a_limit(project, tmp_path, monkeypatch):
     spec = load_spec(project.spec)
-    context = run_context(tmp_path, StepError("a process of its own"))
+    context = run_context(tmp_path, errors.StepError("a process of its own"))
     assert list(source_digests(spec, context)["files"]) == ["tiny.onnx"]
     monkeypatch.setattr("pipeline.compile.steps.exports._HERE_BYTES", 10)
-    fresh = run_context(tmp_path / "other", StepError("a process of its own"))
-    with pytest.raises(StepError, match="a process of its own"):
+    fresh = run_context(tmp_path / "other", errors.StepError("a process of its own"))
+    with pytest.raises(errors.StepError, match="a process of its own"):
         source_digests(spec, fresh)
     real = RunContext(fresh.store, LocalExecutor(), LocalExecutor())
     assert source_digests(spec, real) == source_digests(spec, context)
@@ -252,31 +225,26 @@ def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -
     project.change_spec(calibration={"data": "calibration.npz", "parts": 2})
     spec = load_spec(project.spec)
 
-    class Blind:
-        def __init__(self, answer: object) -> None:
-            self.answer, self.asked = answer, 0
+    for index, error in enumerate((None, errors.DataError("calibration.npz changed while it was read"))):
+        asked: list[str] = []
 
-        def run(self, job: Job, watch: Watch = ignore_event) -> object:
-            self.asked += 1
-            if isinstance(self.answer, Exception):
-                raise self.answer
-            return self.answer
+        def blind(_: Job, asked: list[str] = asked, error: Exception | None = error) -> None:
+            asked.append("cluster")
+            if error:
+                raise error
 
-        def cancel(self) -> None: ...
-
-    for index, answer in enumerate((None, DataError("calibration.npz changed while it was read"))):
         store = open_store(project.folder.parent / f"registry {index}", create=True)
-        seen = Observed(store.put_bytes(b"x"), store.put_bytes(b""), "y", 3)
-        local, cluster = Blind(seen), Blind(answer)
+        seen = values.Observed(store.put_bytes(b"x"), store.put_bytes(b""), "y", 3)
+        local, cluster = Answering(lambda _, asked=asked, seen=seen: asked.append("here") or seen), Answering(blind)
         assert calibration.observe((0, 2), EXPORTED, Work(spec, RunContext(store, local, cluster))) == seen
-        assert (cluster.asked, local.asked) == (1, 1)
+        assert asked == ["cluster", "here"]
         assert calibration.observe((0, 1), EXPORTED, Work(spec, RunContext(store, local, cluster))) == seen
-        assert cluster.asked == 1, "a single part stays here"
+        assert asked == ["cluster", "here", "here"], "a single part stays here"
 
 
 def test_mistakes_are_looked_for_where_there_is_work_and_not_again(built, monkeypatch):
     def found(_: object) -> None:
-        raise SpecError(["looked"])
+        raise errors.SpecError(["looked"])
 
     monkeypatch.setattr("pipeline.compile.preflight.check_files", found)
     assert built.build().json["cached"]

@@ -21,8 +21,7 @@ def write(
     constants = [numpy_helper.from_array(np.asarray(array, "f4"), name) for name, array in weights.items()]
     graph = helper.make_graph(nodes, "g", inputs, [helper.make_empty_tensor_value_info("y")], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    inferred = onnx.shape_inference.infer_shapes(model)
-    onnx.save(inferred, path)
+    onnx.save(onnx.shape_inference.infer_shapes(model), path)
     return path
 
 

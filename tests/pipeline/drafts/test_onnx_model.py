@@ -82,8 +82,7 @@ def test_the_spec_that_is_written_is_a_good_one(tmp_path: Path) -> None:
 )
 def test_precisions_follow_from_what_the_graph_is_made_of(tmp_path: Path, kind: str, precisions: list[str]) -> None:
     more = {"MatMul": ["w"]}.get(kind, [])
-    outputs = ["y", "s", "z"] if kind == "DynamicQuantizeLinear" else ["y"]
-    node = helper.make_node(kind, ["x", *more], outputs)
+    node = helper.make_node(kind, ["x", *more], ["y", "s", "z"] if kind == "DynamicQuantizeLinear" else ["y"])
     write(tmp_path / "m.onnx", [node], [value("x", ["n", 2])], w=[[1, 2], [3, 4]])
     found = look_at_onnx(tmp_path / "m.onnx", "m.onnx")
     assert [name for name, _ in found.precisions] == precisions
@@ -96,9 +95,8 @@ def test_a_model_with_qdq_is_drafted_in_the_one_precision_that_the_plan_takes(tm
 
 
 def test_weights_that_came_narrow_are_no_int8_model(tmp_path: Path) -> None:
-    narrow = numpy_helper.from_array(np.ones((2, 2), np.int8))
     nodes = [
-        helper.make_node("Constant", [], ["w"], value=narrow),
+        helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(np.ones((2, 2), np.int8))),
         helper.make_node("DequantizeLinear", ["w", "s"], ["f"]),
         helper.make_node("MatMul", ["x", "f"], ["y"]),
     ]

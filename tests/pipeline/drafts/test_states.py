@@ -46,8 +46,7 @@ def test_types_and_shapes_must_allow_it():
 
 def test_a_mask_and_an_input_that_is_handed_on_are_no_states():
     given, out = [*tensors("x"), TensorSpec("mask", "bool", (2,))], [TensorSpec("mask_out", "bool", (2,))]
-    assert not find_states(given, out)
-    assert find_states(tensors("x h"), tensors("y hn"))
+    assert not find_states(given, out) and find_states(tensors("x h"), tensors("y hn"))
     assert not find_states(tensors("x h"), tensors("y hn"), {"hn": "h"})
     # What came in is what the next call takes: a delay.
     assert find_states(tensors("x h"), tensors("y hn"), {"hn": "x"})
@@ -58,10 +57,7 @@ def test_a_cache_that_grows_begins_empty_and_a_batch_does_not():
     outputs = [TensorSpec("present", "float32", ("batch", "all", "width"))]
     dims = {name: FoundDim(1, 2, 4, "") for name in ("batch", "length", "width")}
     found = FoundModel("m", {}, inputs, ("present",), dims, states=(State("past", "present"),))
-    assert {name: dim.min for name, dim in begin_empty(found, outputs).dims.items()} == {
-        "batch": 1,
-        "length": 0,
-        "width": 1,
-    }
+    expected = {"batch": 1, "length": 0, "width": 1}
+    assert {name: dim.min for name, dim in begin_empty(found, outputs).dims.items()} == expected
     taken = as_inputs(begin_empty(found, outputs))
     assert (taken.states, {dim.min for dim in taken.dims.values()}) == ((), {1}), "requests hold no empty states"

@@ -98,9 +98,7 @@ def test_what_serves_it_is_the_target_of_the_spec(tmp_path: Path, config: str, l
 
 
 def load_document_of(text: str) -> dict[str, object]:
-    found = yaml.safe_load(text)
-    assert isinstance(found, dict)
-    return found
+    return yaml.safe_load(text)
 
 
 # As NVIDIA's examples write them: an image classifier with labels, instances and dynamic batching.
@@ -123,11 +121,8 @@ def test_a_configuration_by_hand_is_kept_and_what_is_not_is_said(tmp_path: Path)
     (tmp_path / "densenet.yaml").write_text(write_spec(found))
     spec = load_spec(tmp_path / "densenet.yaml")
     assert (spec.serve, spec.version, spec.targets) == ("triton", "1", ("gpu",))
-    assert {name: (dim.min, dim.max) for name, dim in spec.dims.items()} == {
-        "batch": (1, 8),
-        "h": (224, 224),
-        "w": (224, 224),
-    }
+    expected = {"batch": (1, 8), "h": (224, 224), "w": (224, 224)}
+    assert {name: (dim.min, dim.max) for name, dim in spec.dims.items()} == expected
     assert spec.triton.model_dump() == {
         "instances": 2,
         "preferred_batch_sizes": (4, 8),

@@ -41,7 +41,7 @@ def with_key(entry: EngineEntry) -> EngineEntry:
 def without_engine(store: Store, target: str, status: str, reason: str, precision: str = "fp16") -> EngineEntry:
     """What a version says of a unit that has no engine."""
     entry = built(store, target, precision)
-    return replace(entry, status=status, reason=reason, digest=None, size_bytes=None, suffix=None, report=None)  # type: ignore[arg-type]
+    return replace(entry, status=status, reason=reason, digest=None, size_bytes=None, suffix=None, report=None)
 
 
 def published(

@@ -137,8 +137,7 @@ def test_a_list_that_went_stale_is_read_again_from_its_start(api, tmp_path, monk
 
 
 def test_the_environment_s_kubeconfig_is_found(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = access(tmp_path, api.url).kubeconfig
-    monkeypatch.setenv("KUBECONFIG", str(path))
+    monkeypatch.setenv("KUBECONFIG", str(access(tmp_path, api.url).kubeconfig))
     assert read_cluster(Access(context="here")).groups
 
 

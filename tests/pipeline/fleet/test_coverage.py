@@ -40,7 +40,7 @@ def group(
 
 def demand(text: str = "digits", *on: str, **options: object) -> Demand:
     targets = tuple(target for name in on or ("gpu",) for target in parse_targets(name))
-    return Demand(parse_reference(text), targets, **options)  # type: ignore[arg-type]
+    return Demand(parse_reference(text), targets, **options)
 
 
 def stand(store: Store, wanted: Demand, *groups: NodeGroup, **planned: str) -> list[Coverage]:
@@ -182,7 +182,7 @@ def test_a_registry_out_of_reach_ends_it(digits: Store, monkeypatch: pytest.Monk
 def test_without_a_catalog_each_model_with_a_channel_on_every_gpu(digits: Store) -> None:
     published(digits, "ranker", [built(digits, "l4", status="proven")], channel="stable")
     published(digits, "adrift", [built(digits, "l4", status="proven")])
-    (digits.root / channel_key("adrift", "candidate")).unlink()  # type: ignore[attr-defined]
+    (digits.root / channel_key("adrift", "candidate")).unlink()
     published(digits, SELFTEST, [built(digits, "cpu", "fp32", "proven")])
     found = whole_registry(digits)
     assert [str(item.reference) for item in found.demands] == ["digits:candidate", "ranker:stable"]
@@ -230,7 +230,7 @@ def test_the_engine_that_is_named_is_the_one_that_a_pull_gives_by_the_times_on_r
     entries = [built(store, "l4", precision, "proven") for precision in ("fp32", "int8")]
     published(store, "timed", entries)
     wanted, here = demand("timed", "l4"), group("l4")
-    assert stand(store, wanted, here)[0].engine.precision == "fp32"  # type: ignore[union-attr]
+    assert stand(store, wanted, here)[0].engine.precision == "fp32"
     manifest = load(store, "timed", "1")
     for entry, factor in zip(entries, (1.0, 0.5), strict=True):
         usual = latency_report()
@@ -238,4 +238,4 @@ def test_the_engine_that_is_named_is_the_one_that_a_pull_gives_by_the_times_on_r
         buckets = tuple(scale(factor, bucket) for bucket in usual.buckets)
         found = replace(usual, engine=str(entry.digest), machine=machine, buckets=buckets)
         add_latencies(store, manifest, [store.put_bytes(canonical_json(encode(found)))])
-    assert stand(store, wanted, here)[0].engine.precision == "int8"  # type: ignore[union-attr]
+    assert stand(store, wanted, here)[0].engine.precision == "int8"

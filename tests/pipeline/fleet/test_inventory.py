@@ -37,9 +37,8 @@ def test_groups_as_a_person_writes_them(tmp_path: Path) -> None:
     ]  # fmt: skip
     machines = {group.name: group.machine for group in found.groups}
     assert machines["l4"] == Machine((8, 9), "l4", "570.124.06", memory_bytes=int(22.5 * GIB))
-    assert machines["a100 mig-1g.10gb"] == Machine((8, 0)) and machines["t4 shared by 4"].runtimes == {
-        "tensorrt": "11.4"
-    }
+    expected = {"tensorrt": "11.4"}
+    assert machines["a100 mig-1g.10gb"] == Machine((8, 0)) and machines["t4 shared by 4"].runtimes == expected
 
 
 def test_the_same_as_json(tmp_path: Path) -> None:

@@ -53,11 +53,6 @@ def test_a_slice_is_no_gpu_of_its_product_and_has_its_own_memory() -> None:
     assert large.hardware.machine.memory_bytes == 40448 * MIB and large.hardware.machine.product is None
 
 
-def test_a_node_with_slices_and_whole_gpus_is_in_both_groups() -> None:
-    found = [part.hardware.name for part in parts_of(nodes.MIG_HALF) if isinstance(part, GpuPart)]
-    assert found == ["a100 mig-3g.40gb", "a100"]
-
-
 def test_sharing_leaves_the_product_and_mps_divides_the_memory() -> None:
     for node in (nodes.TIME_SHARED, nodes.RENAMED):
         shared = one(node)

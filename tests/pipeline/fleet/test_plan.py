@@ -52,7 +52,7 @@ def plan(
     store: Store, fleet: Fleet, predict: Callable[[str, BuildRequest], Took | None] = nothing_known, **change: object
 ) -> FleetPlan:
     catalog: Catalog = whole_registry(store)
-    return make_plan(fleet, read_served(store, catalog.demands), catalog, StateChange(**change), predict)  # type: ignore[arg-type]
+    return make_plan(fleet, read_served(store, catalog.demands), catalog, StateChange(**change), predict)
 
 
 def dead(found: FleetPlan) -> dict[tuple[str, str], str]:
@@ -110,13 +110,11 @@ def test_nodes_that_go_leave_engines_idle_and_the_oldest_driver_goes_first(store
     assert [(item.name, item.nodes) for item in found.after.groups] == [("l4", 36), ("h200", 4)]
     kept = plan(store, fleet, runtimes={"tensorrt": "10.16.1"}, remove=(parse_nodes("l4=10"),))
     assert [(item.machine.driver, item.nodes) for item in kept.after.groups if item.name == "l4"] == [("580.95.05", 36)]
-    now = Fleet(()).with_groups([group("t4", 8), group("l4", 2)])
-    gone = plan(store, now, remove=(parse_nodes("t4=8"),))
+    gone = plan(store, Fleet(()).with_groups([group("t4", 8), group("l4", 2)]), remove=(parse_nodes("t4=8"),))
     assert [(item.unit, item.models) for item in gone.idle] == [("t4 fp16 tensorrt", ("digits@1",))]
     print_plan(gone)
-    assert capsys.readouterr().out.split("Needed by no node any more")[1].split() == [
-        *("engine", "models", "t4", "fp16", "tensorrt", "digits@1")
-    ]
+    expected = [*("engine", "models", "t4", "fp16", "tensorrt", "digits@1")]
+    assert capsys.readouterr().out.split("Needed by no node any more")[1].split() == expected
     assert dead(gone) == {}
     with pytest.raises(InputError, match=r"--remove t4=9: there are 8 nodes of t4"):
         plan(store, fleet, remove=(parse_nodes("t4=9"),))
@@ -124,8 +122,7 @@ def test_nodes_that_go_leave_engines_idle_and_the_oldest_driver_goes_first(store
 
 def test_how_long_is_summed_over_what_is_known_and_the_rest_is_said(store: Store, fleet: Fleet) -> None:
     def predict(model: str, request: BuildRequest) -> Took | None:
-        known = {"l4": Took(600, 3), "h200": Took(1200, 2), "sm_100": None}
-        return known.get(request.target.name)
+        return {"l4": Took(600, 3), "h200": Took(1200, 2), "sm_100": None}.get(request.target.name)
 
     found = plan(store, fleet, predict, driver="590.44", runtimes={"tensorrt": "11.4"}, add=(parse_nodes("b200=1"),))
     assert found.hours.hours == pytest.approx(0.5) and (found.hours.fewest, found.hours.most) == (2, 3)
@@ -148,8 +145,7 @@ def test_the_order_is_nodes_then_channel_then_time(store: Store) -> None:
         return {"slow": Took(900, 1), "quick": Took(9, 1)}.get(model)
 
     fleet = Fleet(()).with_groups([group("l4", 5), group("h200", 6)])
-    found = plan(store, fleet, predict, runtimes={"tensorrt": "11.4"})
-    assert ready_work(found) == [
+    assert ready_work(plan(store, fleet, predict, runtimes={"tensorrt": "11.4"})) == [
         "build listed@1 sm_90 bf16 tensorrt",
         "build quick@1 sm_90 fp32 tensorrt",
         "build slow@1 sm_90 int8 tensorrt",

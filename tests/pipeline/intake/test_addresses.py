@@ -39,8 +39,7 @@ def test_a_registered_spec_is_built_and_built_again_by_what_status_says(project:
 
 
 def test_remedies_name_the_registered_spec(project: Project) -> None:
-    golden = {"data": "golden.npz", "labels": "label", "frozen": "0" * 64}
-    project.change_spec(**SMALL, golden=golden)
+    project.change_spec(**SMALL, golden={"data": "golden.npz", "labels": "label", "frozen": "0" * 64})
     address = registered(project)
     done = project.run("build", address)
     assert done.code != 0 and "golden.frozen is 000000000000" in done.err

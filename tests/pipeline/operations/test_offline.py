@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from builders.backends.onnxruntime import OrtSession
-from builders.execution.jobs import WorkerContext
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.reports.proof import PackedArray
@@ -23,9 +22,9 @@ from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.steps.blobs import runnable
 from pipeline.operations.offline import bundle
-from pipeline.operations.offline import bundle as imports
 from pipeline.operations.offline.bundle import import_results, write_offline_bundle
 from pipeline.operations.validate import Validated
+from tests.pipeline.operations.test_offline_state import run_here
 from tests.pipeline.projects import Project
 from validation.comparison.sessions import run
 from validation.gpu.cases import load_cases
@@ -49,8 +48,7 @@ def returned_once(built_once: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs run here: each process of its own costs a second."""
-    monkeypatch.setattr(imports, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
+    run_here(monkeypatch)
 
 
 @pytest.fixture
@@ -80,8 +78,7 @@ def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, return
     (report,) = (built.registry / "models").rglob(f"{found['cpu int8 onnxruntime'][1]}.json")
     text = json.loads(report.read_bytes())
     assert {check["stage"] for check in text["checks"]} == {"export", "quantization", "engine", "task"}
-    assert "answers recorded on" in text["reason"] and text["host"]["device_name"]
-    assert text["spreads"]
+    assert "answers recorded on" in text["reason"] and text["host"]["device_name"] and text["spreads"]
 
 
 def test_what_cannot_be_carried_is_said(place: tuple[Store, Manifest], tmp_path: Path) -> None:
@@ -116,8 +113,7 @@ def test_a_folder_that_was_changed_on_the_way_is_not_run(returned_once, tmp_path
 
 
 def carried(document: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = document["carried"][0]
-    return found
+    return document["carried"][0]
 
 
 def with_field(name: str, value: Any) -> Change:

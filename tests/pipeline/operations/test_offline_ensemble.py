@@ -9,24 +9,17 @@ from typing import Any
 import pytest
 
 import enginesmith
-from builders.execution.jobs import WorkerContext
 from enginesmith.core.errors import InputError
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.operations.offline import bundle
-from pipeline.operations.offline.bundle import import_results, write_offline_bundle
-from pipeline.operations.validate import Validated
+from pipeline.operations.offline.bundle import write_offline_bundle
 from tests import stateful_ensembles
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
-from validation.gpu.kit import KitOptions, run_kit
-from validation.gpu.results import Results
-
-
-def run_here(patch: pytest.MonkeyPatch) -> None:
-    """Jobs run in this process: each of its own costs a second."""
-    patch.setattr(bundle, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
+from tests.pipeline.operations.test_offline_state import carry, judge, run_here
+from validation.gpu.devices import OfflineBundle
 
 
 @pytest.fixture(autouse=True)
@@ -48,15 +41,10 @@ def returned(place: tuple[Store, Manifest], tmp_path_factory: pytest.TempPathFac
     out = tmp_path_factory.mktemp("carried") / "out"
     with pytest.MonkeyPatch.context() as patch:
         run_here(patch)
-        made = write_offline_bundle(*place, out)
-    assert list(made.graphs) == ["encoder", "decoder"] and len(made.ensembles) == 1
-    found = run_kit(KitOptions("cpu", (), carry=(out,), seconds=0.01, peaks=False), lambda _: None)
-    document: dict[str, Any] = json.loads(found.to_bytes())
+        document = carry(*place, out)
+    made = OfflineBundle.load(out)
+    assert made.graphs.keys() == {"encoder", "decoder"} and len(made.ensembles) == 1
     return document
-
-
-def judge(store: Store, document: dict[str, Any]) -> list[Validated]:
-    return list(import_results(store, Results.from_json(document)))
 
 
 def test_graphs_and_the_whole_are_proven_by_what_came_back(place, returned):
@@ -66,11 +54,8 @@ def test_graphs_and_the_whole_are_proven_by_what_came_back(place, returned):
     assert [item.reference for item in found] == ["pair-decoder@1", "pair-encoder@1", "pair@1"]
     assert {item.verdict for item in found} == {"proven"}, found
     report = json.loads(next(Path(store.uri.removeprefix("file://")).rglob(f"{found[2].report}.json")).read_bytes())
-    assert {(check["stage"], check["case"]) for check in report["checks"]} >= {
-        ("quantization", "golden"),
-        ("engine", "golden"),
-        ("engine", "end to end"),
-    }
+    expected = {("quantization", "golden"), ("engine", "golden"), ("engine", "end to end")}
+    assert {(check["stage"], check["case"]) for check in report["checks"]} >= expected
     (entry,) = judge_entries(store, manifest)
     assert "proven by attestation" in entry.reason
 

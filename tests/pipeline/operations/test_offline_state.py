@@ -16,7 +16,6 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.operations.offline import bundle
-from pipeline.operations.offline import bundle as imports
 from pipeline.operations.offline.bundle import import_results, write_offline_bundle
 from pipeline.operations.validate import Validated
 from tests.decoding import DECODER, write_decoder
@@ -32,7 +31,7 @@ SPECS: dict[str, tuple[dict[str, Any], Callable[[Path, dict[str, Any]], Path]]] 
 
 def run_here(patch: pytest.MonkeyPatch) -> None:
     """Jobs run in this process: each of its own costs a second."""
-    patch.setattr(imports, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
+    patch.setattr(bundle, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +43,7 @@ def carry(store: Store, manifest: Manifest, folder: Path) -> dict[str, Any]:
     """The results of the kit, as a document, for a version that was carried to this machine's CPU."""
     write_offline_bundle(store, manifest, folder)
     found = run_kit(KitOptions("cpu", (), carry=(folder,), seconds=0.01, peaks=False), lambda _: None)
-    document: dict[str, Any] = json.loads(found.to_bytes())
-    return document
+    return json.loads(found.to_bytes())
 
 
 def judge(store: Store, document: dict[str, Any]) -> list[Validated]:

@@ -94,9 +94,8 @@ def test_who_asks_for_what_cannot_be_proven_here_is_told_why(store: Store) -> No
     three_versions(store)
     one = pending_of(store, "digits", "1")
     for target in ("sm_89", "l4"):
-        assert why_nothing(store, one, target) == "digits@1: no sm_89 GPU on this machine", (
-            "an l4 is of that generation"
-        )
+        expected = "digits@1: no sm_89 GPU on this machine"
+        assert why_nothing(store, one, target) == expected, "an l4 is of that generation"
     assert why_nothing(store, one, "sm_90") == "digits@1 has no unproven engine for sm_90; it has 1 proven"
     assert why_nothing(store, one, "sm_75") == "digits@1 has no unproven engine for sm_75; it has none"
 

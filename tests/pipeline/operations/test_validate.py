@@ -20,8 +20,7 @@ from tests.pipeline.projects import Project
 
 def test_a_limit_that_the_spec_left_alone_still_holds_when_the_manifest_is_read_back(project: Project) -> None:
     project.change_spec(validation={"limits": {"int8": {"engine": {"sqnr_db": 12.0, "cosine": None}}}})
-    spec = load_spec(project.spec)
-    again = ModelSpec.model_validate(json.loads(json.dumps(resolved_spec(spec))))
+    again = ModelSpec.model_validate(json.loads(json.dumps(resolved_spec(load_spec(project.spec)))))
     assert overrides(again, "int8", "engine") == {"sqnr_db": 12.0, "cosine": None}
     assert overrides(again, "int8", "quantization") == {}
 
@@ -50,5 +49,5 @@ def test_a_whole_is_run_where_the_engines_of_its_graphs_passed(monkeypatch, verd
     monkeypatch.setattr(validating, "attach", lambda *_: Validated("pair@1", "", "proven", ""))
     whole: Any = SimpleNamespace(model="pair", version="1")
     entry: Any = SimpleNamespace(unit="cpu fp32 ensemble", status="unproven", reason="", checks={}, sqnr_db=None)
-    found = validating.PublishedEnsemble(whole, whole).validate(entry, SimpleNamespace(store=None))  # type: ignore[arg-type]
+    found = validating.PublishedEnsemble(whole, whole).validate(entry, SimpleNamespace(store=None))
     assert (found.verdict, proofs) == (("proven", [entry.unit]) if runs else ("failed", []))

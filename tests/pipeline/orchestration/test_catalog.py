@@ -14,8 +14,7 @@ def test_a_catalog_of_what_is_registered(project: Project) -> None:
     project.run("prefect", "register", project.spec, "--no-event")
     with gather_specs("registered", str(project.registry)) as found:
         assert [address.partition("@")[0] for address in found] == ["registered:tiny"]
-    store = open_store(project.registry)
-    store.replace(registered_key("another"), b"damaged", None)
+    open_store(project.registry).replace(registered_key("another"), b"damaged", None)
     with gather_specs("registered", str(project.registry)) as found:
         assert [address.partition("@")[0] for address in found] == ["registered:another", "registered:tiny"]
 

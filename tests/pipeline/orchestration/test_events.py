@@ -17,6 +17,7 @@ from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.store.base import open_store
 from pipeline.intake.registration import register
 from pipeline.orchestration import watch
+from pipeline.orchestration.fleet import Message, send
 from pipeline.orchestration.flows.api import api_in_reach
 from pipeline.orchestration.gpu_workers import DRIFTED, JUDGED, PAYLOADS, PUBLISHED, markdown, was_sent
 from pipeline.spec.model import load_spec
@@ -26,6 +27,7 @@ JUDGED_CANARY: Any = (
     SimpleNamespace(model="tiny", version="3", channel="stable"),
     SimpleNamespace(target="sm_89", verdict="PASS"),
 )
+MESSAGE = Message("enginesmith.model.registered", "digits", {"spec": "s", "registry": "r", "by": "enginesmith fleet"})
 
 
 class Api(ThreadingHTTPServer):
@@ -79,6 +81,18 @@ def test_an_event_is_about_a_model_and_says_what_the_next_step_needs(api: Api, t
     assert "hunter2" not in json.dumps(api.taken)
 
 
+def test_a_message_of_a_fleet_is_such_an_event(api: Api) -> None:
+    told = send(MESSAGE)
+    (event,) = api.taken
+    assert (event["id"], event["event"]) == (told, MESSAGE.event)
+    assert event["payload"] == {"model": "digits", **MESSAGE.payload}
+
+
+def test_without_a_server_it_is_said() -> None:
+    with temporary_settings({PREFECT_API_URL: None}), pytest.raises(UnavailableError, match="set PREFECT_API_URL"):
+        send(MESSAGE)
+
+
 def test_a_server_that_does_not_take_it_is_an_error_with_the_remedy(api: Api, tmp_path: Path) -> None:
     api.code = 500
     with pytest.raises(UnavailableError, match=r"did not reach the Prefect server.*PREFECT_API_URL"):
@@ -110,10 +124,8 @@ def test_what_was_told_is_remembered_by_what_it_is_about(api: Api, tmp_path: Pat
 
 def test_of_many_runs_that_end_with_one_version_one_tells(api: Api, tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
-    threads = [
-        Thread(target=copy_context().run, args=(watch.send_published_once, store, "tiny", "3", "0" * 64))
-        for _ in range(4)
-    ]
+    args = (watch.send_published_once, store, "tiny", "3", "0" * 64)
+    threads = [Thread(target=copy_context().run, args=args) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

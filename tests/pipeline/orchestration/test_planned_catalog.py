@@ -44,18 +44,17 @@ def test_a_lost_engine_is_built_and_a_lost_graph_unknown_whatever_the_copies_hol
     store = open_store(built.registry)
     for key in list(store.list("records/build/"))[:1]:
         store.remove(key)
-    assert plan(built, place)["there"]["units"] == {**before, "cached": before["cached"] - 1, "build": 1}  # type: ignore[index,operator]
+    assert plan(built, place)["there"]["units"] == {**before, "cached": before["cached"] - 1, "build": 1}
     for key in list(store.list("records/quantize/")):
         store.remove(key)
     row = plan(built, place)["there"]
-    assert "unknown" in row["units"] and row["missing"]  # type: ignore[operator]
+    assert "unknown" in row["units"] and row["missing"]
 
 
 def test_processes_share_the_specs_and_the_rows_stay_in_order(built, place, monkeypatch):
     alone = plan(built, place)
     monkeypatch.setattr(catalog, "LEAST_SHARE", 1)
-    done = built.run("plan", "--all", place, "--json", "--jobs", "2")
-    assert done.json == [*alone.values()]
+    assert built.run("plan", "--all", place, "--json", "--jobs", "2").json == [*alone.values()]
 
 
 def test_an_ensemble_is_one_row_with_the_units_of_its_graphs(tmp_path: Path) -> None:

@@ -124,8 +124,7 @@ def test_the_table_shows_what_waits_while_it_does(capsys: pytest.CaptureFixture[
     shown.emit(Retrying("unit 1", "killed by SIGSEGV"))
     assert "unit 1: once more: killed by SIGSEGV" in capsys.readouterr().err
     Console(file=sys.stdout, width=120).print(shown._draw())
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [
         "… unit 0, unit 1, unit 2 and 2 more: waiting: a node: none yet, 1:00 left",
         "… sm_80 fp16: waiting: a slot of enginesmith-gpu-sm_80",
         "… sm_89 fp16: waiting: a slot of enginesmith-gpu-sm_89",
@@ -147,8 +146,7 @@ def test_of_several_models_each_step_says_whose_it_is(capsys: pytest.CaptureFixt
     shown.emit(Finished("export"))
     shown.emit(VerdictReached("cpu fp32", "proven", "3 checks"))
     shown.emit(VersionSettled("digits@1", "published"))
-    said = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert said == [
+    assert [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()] == [
         "digits lock: waiting: compiling digits is running on vm",
         "digits export ...",
         "digits export: done",

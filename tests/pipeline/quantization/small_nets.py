@@ -87,8 +87,7 @@ def attention_net(mask_value: float = float(np.finfo(np.float32).min), opset: in
         back = Transpose<perm=[1,0]>(table)
         scores = MatMul(y, back)
     """
-    inputs = "int64[batch,6] tokens, float[batch,6] mask"
-    return build(inputs, "float[batch,6,32] scores", text, weights, opset)
+    return build("int64[batch,6] tokens, float[batch,6] mask", "float[batch,6,32] scores", text, weights, opset)
 
 
 def build(inputs: str, outputs: str, text: str, weights: dict[str, object], opset: int = 20) -> ModelProto:
@@ -135,8 +134,7 @@ def run(model: ModelProto, inputs: dict[str, np.ndarray], optimized: bool = True
 
 
 def session(model: ModelProto, optimized: bool = True, save: Path | None = None) -> ort.InferenceSession:
-    level = "ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL"
-    options = session_options(level, 1)
+    options = session_options("ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL", 1)
     options.optimized_model_filepath = str(save) if save else ""
     with TemporaryDirectory() as folder:
         onnx.save(model, Path(folder) / "model.onnx")

@@ -7,50 +7,38 @@ import pytest
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import QUANTIZED
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
-from pipeline.quantization.ranges import QuantizationNotes, Ranges
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import emulate
 from pipeline.quantization.schemes.write import write
-from tests.pipeline.quantization.small_nets import (
-    CPU,
-    TENSORRT,
-    TENSORRT_FP32,
-    attention_net,
-    build,
-    conv_net,
-    images,
-    named,
-    of_type,
-    ranges_of,
-    run,
-    sentences,
-    sqnr_db,
-)
+from tests.pipeline.quantization import small_nets as nets
 
-SCHEMES = [(precision, TENSORRT) for precision in ("int8", "fp8", "int4")]
-SCHEMES += [("int8", TENSORRT_FP32), ("int8", CPU), ("int8-dynamic", CPU), ("int4", CPU)]
+SCHEMES = [(precision, nets.TENSORRT) for precision in ("int8", "fp8", "int4")]
+SCHEMES += [("int8", nets.TENSORRT_FP32), ("int8", nets.CPU), ("int8-dynamic", nets.CPU), ("int4", nets.CPU)]
 every_scheme = pytest.mark.parametrize(("precision", "scheme"), SCHEMES)
-CALIBRATED = [item for item in SCHEMES if item[0] in ("int8", "fp8")]
 
 
 def two_layers(depth: int = 64) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     weights = {"w": rng.normal(size=(depth, 64)) / 8, "v": rng.normal(size=(64, 5)) / 8}
-    return build(f"float[batch,{depth}] x", "float[batch,5] y", "a = MatMul(x, w) y = MatMul(a, v)", weights)
+    return nets.build(f"float[batch,{depth}] x", "float[batch,5] y", "a = MatMul(x, w) y = MatMul(a, v)", weights)
 
 
 def inputs(count: int = 16) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(1).normal(size=(count, 64)).astype(np.float32)}
 
 
-def check(model: onnx.ModelProto, data: dict[str, np.ndarray], precision: str, scheme: object, floor: float) -> None:
+def written(model, data, precision, scheme):
     graph = prepare_model(model)
-    result, notes = write(model, precision, scheme, ranges_of(graph, data, tensors_to_measure(graph)))  # type: ignore
-    assert isinstance(notes, QuantizationNotes)
-    actual = run(emulate(result), data, optimized=False)
-    assert np.isfinite(actual).all() and sqnr_db(run(model, data), actual) > floor
+    return write(model, precision, scheme, nets.ranges_of(graph, data, tensors_to_measure(graph)))
 
 
-@pytest.mark.parametrize(("precision", "scheme"), CALIBRATED)
+def check(model: onnx.ModelProto, data: dict[str, np.ndarray], precision: str, scheme: object, floor: float) -> None:
+    result, _ = written(model, data, precision, scheme)
+    actual = nets.run(emulate(result), data, optimized=False)
+    assert np.isfinite(actual).all() and nets.sqnr_db(nets.run(model, data), actual) > floor
+
+
+@pytest.mark.parametrize(("precision", "scheme"), [item for item in SCHEMES if item[0] in ("int8", "fp8")])
 @pytest.mark.parametrize(
     ("pair", "reason"),
     [
@@ -63,10 +51,10 @@ def check(model: onnx.ModelProto, data: dict[str, np.ndarray], precision: str, s
 )
 def test_ranges_that_say_nothing_leave_the_node_in_float(precision, scheme, pair, reason):
     ranges = Ranges({"x": (-3.0, 3.0), "a": pair}, "minmax", "0" * 64, 16)
-    result, notes = write(two_layers(), precision, scheme, ranges)  # type: ignore[arg-type]
-    assert isinstance(notes, QuantizationNotes) and notes.quantized == ("MatMul_a",)
+    result, notes = write(two_layers(), precision, scheme, ranges)
+    assert notes.quantized == ("MatMul_a",)
     assert [(item.node, reason in item.reason) for item in notes.kept] == [("MatMul_y", True)]
-    assert sqnr_db(run(two_layers(), inputs()), run(emulate(result), inputs(), optimized=False)) > 20
+    assert nets.sqnr_db(nets.run(two_layers(), inputs()), nets.run(emulate(result), inputs(), optimized=False)) > 20
 
 
 @pytest.mark.parametrize("count", [1, 16])
@@ -78,42 +66,44 @@ def test_one_sample_is_enough_to_be_right_on_it(precision: str, scheme: object, 
 @pytest.mark.parametrize("opset", range(13, 24))
 @every_scheme
 def test_every_opset_from_13_to_23(precision: str, scheme: object, opset: int) -> None:
-    check(conv_net(opset), images(), precision, scheme, 22)
+    check(nets.conv_net(opset), nets.images(), precision, scheme, 22)
 
 
 @every_scheme
 def test_one_weight_read_by_two_nodes(precision: str, scheme: object) -> None:
     weights = {"w": np.random.default_rng(0).normal(size=(64, 64)) / 8}
     text = "a = MatMul(x, w) r = Relu(a) b = MatMul(r, w) c = Gemm<transB=1>(b, w) y = Add(c, w0)"
-    model = build("float[batch,64] x", "float[batch,64] y", text, weights | {"w0": np.zeros(64)})
+    model = nets.build("float[batch,64] x", "float[batch,64] y", text, weights | {"w0": np.zeros(64)})
     check(model, inputs(), precision, scheme, 11 if precision == "int4" else 22)
 
 
 @every_scheme
 def test_masks_of_minus_infinity_and_shape_arithmetic_are_left_alone(precision: str, scheme: object) -> None:
-    model, data = attention_net(), sentences()
-    graph = prepare_model(model)
-    ranges = ranges_of(graph, data, tensors_to_measure(graph))
-    result, _ = write(model, precision, scheme, ranges)  # type: ignore[arg-type]
+    model, data = nets.attention_net(), nets.sentences()
+    result, _ = written(model, data, precision, scheme)
     quantizers = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
     behind = {name for node in result.graph.node if node.op_type in quantizers for name in node.output}
-    assert not behind & set(named(result, "Softmax_p").input) and not behind & set(named(result, "Add_s2").input)
-    assert np.isfinite(run(emulate(result), data, optimized=False)).all()
+    assert not behind & set(nets.named(result, "Softmax_p").input) and not behind & set(
+        nets.named(result, "Add_s2").input
+    )
+    assert np.isfinite(nets.run(emulate(result), data, optimized=False)).all()
 
 
 @every_scheme
 def test_an_empty_batch_gives_an_empty_result(precision: str, scheme: object) -> None:
     ranges = Ranges({"x": (-3.0, 3.0), "a": (-3.0, 3.0)}, "minmax", "0" * 64, 16)
-    result, _ = write(two_layers(), precision, scheme, ranges)  # type: ignore[arg-type]
+    result, _ = write(two_layers(), precision, scheme, ranges)
     if precision == "int8-dynamic":
         pytest.skip("onnxruntime's DynamicQuantizeLinear takes no empty tensor; an engine's dims begin at 1")
-    assert run(result, {"x": np.zeros((0, 64), np.float32)}).shape == (0, 5)
+    assert nets.run(result, {"x": np.zeros((0, 64), np.float32)}).shape == (0, 5)
 
 
 @every_scheme
 def test_an_empty_weight_is_left_alone_and_listed(precision: str, scheme: object) -> None:
-    model = build("float[batch,64] x", "float[batch,0] y", "y = MatMul(x, w)", {"w": np.zeros((64, 0), np.float32)})
-    notes = write(model, precision, scheme, Ranges({"x": (-1.0, 1.0)}, "minmax", "0" * 64, 1))[1]  # type: ignore[arg-type]
+    model = nets.build(
+        "float[batch,64] x", "float[batch,0] y", "y = MatMul(x, w)", {"w": np.zeros((64, 0), np.float32)}
+    )
+    notes = write(model, precision, scheme, Ranges({"x": (-1.0, 1.0)}, "minmax", "0" * 64, 1))[1]
     assert [item.reason for item in notes.kept if item.op_type == "MatMul"] == ["its weight is empty"]
 
 
@@ -122,11 +112,11 @@ def test_a_channel_of_zeros_and_one_of_huge_weights(precision: str, scheme: obje
     weights = np.random.default_rng(0).normal(size=(64, 64)) / 8
     weights[:, 0], weights[:, 1] = 0, weights[:, 1] * 1e3
     text = "c = Gemm(x, w, b) y = Relu(c)"
-    model = build("float[batch,64] x", "float[batch,64] y", text, {"w": weights, "b": np.linspace(-3, 3, 64)})
-    result = write(model, precision, scheme, Ranges({"x": (-4.0, 4.0)}, "minmax", "0" * 64, 1))[0]  # type: ignore[arg-type]
-    actual = run(emulate(result), inputs(), optimized=False)
-    expected = run(model, inputs())
-    assert sqnr_db(expected[:, 2:], actual[:, 2:]) > (14 if precision == "int4" else 22)
+    model = nets.build("float[batch,64] x", "float[batch,64] y", text, {"w": weights, "b": np.linspace(-3, 3, 64)})
+    result = write(model, precision, scheme, Ranges({"x": (-4.0, 4.0)}, "minmax", "0" * 64, 1))[0]
+    actual = nets.run(emulate(result), inputs(), optimized=False)
+    expected = nets.run(model, inputs())
+    assert nets.sqnr_db(expected[:, 2:], actual[:, 2:]) > (14 if precision == "int4" else 22)
     np.testing.assert_allclose(actual[:, 0], expected[:, 0], atol=0.01)
 
 
@@ -134,10 +124,9 @@ def test_a_channel_of_zeros_and_one_of_huge_weights(precision: str, scheme: obje
 def test_a_model_with_some_qdq_of_its_own_passes_through_untouched(precision: str) -> None:
     text = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) a = MatMul(d, w) y = MatMul(a, v)"
     weights = {"s": np.float32(0.03), "z": np.int8(0), "w": np.eye(64), "v": np.ones((64, 5))}
-    model = build("float[batch,64] x", "float[batch,5] y", text, weights)
-    ranges = Ranges({"a": (-1.0, 1.0)}, "minmax", "0" * 64, 1)
-    result, notes = write(model, precision, CPU, ranges)  # type: ignore[arg-type]
-    assert isinstance(notes, QuantizationNotes) and notes.passed_through
+    model = nets.build("float[batch,64] x", "float[batch,5] y", text, weights)
+    result, notes = write(model, precision, nets.CPU, Ranges({"a": (-1.0, 1.0)}, "minmax", "0" * 64, 1))
+    assert notes.passed_through
     assert result.SerializeToString() == model.SerializeToString()
 
 
@@ -150,17 +139,17 @@ def test_an_opset_that_cannot_be_lifted_says_what_to_do() -> None:
     del model.graph.output[:]
     model.graph.output.append(onnx.helper.make_tensor_value_info("u", 1, ["batch", 10]))
     with pytest.raises(ModelError, match="export with opset"):
-        write(model, "int4", CPU)
+        write(model, "int4", nets.CPU)
 
 
 @every_scheme
 def test_dynamic_shapes_keep_their_names(precision: str, scheme: object) -> None:
     ranges = Ranges({"x": (-3.0, 3.0), "a": (-3.0, 3.0)}, "minmax", "0" * 64, 16)
-    result, _ = write(two_layers(), precision, scheme, ranges)  # type: ignore[arg-type]
+    result, _ = write(two_layers(), precision, scheme, ranges)
     assert [v.type.tensor_type.shape.dim[0].dim_param for v in (*result.graph.input, *result.graph.output)] == [
         "batch"
     ] * 2
-    assert of_type(result, "MatMul") or of_type(result, "MatMulInteger")
+    assert nets.of_type(result, "MatMul") or nets.of_type(result, "MatMulInteger")
 
 
 @every_scheme
@@ -181,13 +170,10 @@ def test_what_multiplies_out_of_reach_is_listed(precision: str, scheme: object) 
             else_branch = other () => (float[64,64] two) { two = MatMul(v, f) }
         >
     """
-    model = build("float[64,64] x", "float[64,64] y", text, weights)
+    model = nets.build("float[64,64] x", "float[64,64] y", text, weights)
     data = inputs(64)
-    graph = prepare_model(model)
-    ranges = ranges_of(graph, data, tensors_to_measure(graph))
-    _, notes = write(model, precision, scheme, ranges)  # type: ignore[arg-type]
-    assert isinstance(notes, QuantizationNotes) and len(notes.quantized) == 1
+    _, notes = written(model, data, precision, scheme)
+    assert len(notes.quantized) == 1
     reasons = {item.op_type: item.reason for item in notes.kept}
-    assert "first operand" in reasons["MatMul"]
-    assert "recurrent" in reasons["LSTM"]
+    assert "first operand" in reasons["MatMul"] and "recurrent" in reasons["LSTM"]
     assert "2 of the nodes in its bodies multiply" in reasons["If"]

@@ -16,7 +16,7 @@ from enginesmith.core.errors import DataError
 from enginesmith.core.types import BLOCK_FLOATS, ShapeProfile, TensorSpec
 from pipeline.compile.steps.blobs import runnable
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
-from pipeline.quantization.ranges import QuantizationNotes, Ranges
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.block_floats import E4M3, FORMATS, emulate_blocks, exponents_of, round_e2m1
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
@@ -25,31 +25,12 @@ from pipeline.quantization.search.search import choose_each
 from pipeline.quantization.search.trial import SearchTarget
 from pipeline.quantization.settings.groups import compensate, nearest
 from tests.builders import graphs
-from tests.pipeline.quantization.small_nets import (
-    TENSORRT,
-    TENSORRT_FP32,
-    WIDE_SHAPES,
-    attention_net,
-    build,
-    compiles,
-    constant,
-    conv_net,
-    images,
-    named,
-    of_type,
-    ranges_of,
-    run,
-    sentences,
-    session,
-    sqnr_db,
-    wide_data,
-    wide_net,
-)
+from tests.pipeline.quantization import small_nets as nets
 
 E2M1_VALUES = [Fraction(value) for value in ("0", "1/2", "1", "3/2", "2", "3", "4", "6")]
 E4M3_VALUES = [Fraction(float(value)) for value in np.arange(0x7F, dtype=np.uint8).view(E4M3)]
 FLOATS = st.floats(-1000, 1000, width=32)
-WIDE = [pytest.param(scheme, id=scheme.float_precision) for scheme in (TENSORRT, TENSORRT_FP32)]
+WIDE = [pytest.param(scheme, id=scheme.float_precision) for scheme in (nets.TENSORRT, nets.TENSORRT_FP32)]
 
 
 def defined(value: Fraction, grid: list[Fraction]) -> Fraction:
@@ -97,8 +78,7 @@ def test_a_weight_has_the_nearest_codes_of_its_scales_and_quantizing_it_again_gi
     effective = np.repeat(form.scales(weight), form.block, axis=0)
     for value, code, scale in zip(exact(weight), exact(codes.astype(np.float32)), exact(effective), strict=True):
         assert not scale or code == defined(Fraction(float(np.float32(float(value / scale)))), grid)
-    again = form.decode(*form.encode(stored))
-    assert np.array_equal(again, stored)
+    assert np.array_equal(form.decode(*form.encode(stored)), stored)
     assert np.array_equal(stored.astype(np.float16), stored) or np.abs(weight).max() < 2.0**-10, "fp16 holds them"
 
 
@@ -116,52 +96,53 @@ def test_numbers_of_e2m1_are_rounded_as_ml_dtypes_does() -> None:
 
 
 def test_codes_are_packed_two_a_byte_the_first_one_low() -> None:
-    result = written(wide_net(96), "nvfp4-weights")
+    result = written(nets.wide_net(96), "nvfp4-weights")
     stored = next(item for item in result.graph.initializer if item.data_type == onnx.TensorProto.FLOAT4E2M1)
     codes = onnx.numpy_helper.to_array(stored).reshape(-1).view(np.uint8)
     assert stored.raw_data == bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True))
 
 
-def written(net: onnx.ModelProto, precision: str, scheme=TENSORRT_FP32, data=None, rules=()) -> onnx.ModelProto:
+def written(net: onnx.ModelProto, precision: str, scheme=nets.TENSORRT_FP32, data=None, rules=()) -> onnx.ModelProto:
     return write_with_notes(net, precision, scheme, data, rules)[0]
 
 
-def write_with_notes(net, precision, scheme=TENSORRT_FP32, data=None, rules=()):
+def write_with_notes(net, precision, scheme=nets.TENSORRT_FP32, data=None, rules=()):
     graph = prepare_model(net)
-    ranges = ranges_of(graph, data or wide_data(), tensors_to_measure(graph))
-    result, notes = write(net, precision, scheme, ranges, rules)
-    assert isinstance(notes, QuantizationNotes)
-    return result, notes
+    ranges = nets.ranges_of(graph, data or nets.wide_data(), tensors_to_measure(graph))
+    return write(net, precision, scheme, ranges, rules)
 
 
 @pytest.mark.parametrize("scheme", WIDE)
 @pytest.mark.parametrize("precision", BLOCK_FLOATS)
 def test_each_layer_of_the_twin_gives_what_numpy_does_on_equal_inputs(precision, scheme, tmp_path) -> None:
     """Of whole models with rounded activations two right runs differ by 19 to 22 dB, so layers are compared."""
-    form, result = FORMATS[precision], written(wide_net(96), precision, scheme)
+    form, result = FORMATS[precision], written(nets.wide_net(96), precision, scheme)
     onnx.save(result, tmp_path / "graph.onnx")
     twin = onnx.load(runnable(tmp_path / "graph.onnx", precision))
     given = {item.name: onnx.numpy_helper.to_array(item) for item in result.graph.initializer}
     for node in ("MatMul_h", "Gemm_y"):
-        multiply = named(twin, node)
+        multiply = nets.named(twin, node)
         source = multiply.input[0].removesuffix("/blocks_dequantized")
         names = [source, *multiply.input, multiply.output[0]]
         del twin.graph.output[:]
         twin.graph.output.extend(onnx.helper.make_tensor_value_info(name, 1, None) for name in names)
-        before, left, right, output = session(twin, optimized=False).run(names, wide_data())
+        before, left, right, output = nets.session(twin, optimized=False).run(names, nets.wide_data())
         stored = [given[name] for name in given if name.startswith(f"{node}/weight_")]
         assert np.array_equal(right, form.decode(*stored, *[np.float32(1)] * (3 - len(stored))))
         if form.activations:
             whole = given.get(f"{source}/global", np.float32(1))
             assert np.array_equal(left, form.rounded_activation(before, whole)), "to the bit"
         product = left.astype(np.float64) @ right
-        assert np.abs(output - product).max() <= (2.0**-10 if scheme is TENSORRT else 2.0**-20) * np.abs(product).max()
+        assert (
+            np.abs(output - product).max()
+            <= (2.0**-10 if scheme is nets.TENSORRT else 2.0**-20) * np.abs(product).max()
+        )
 
 
 @pytest.mark.parametrize("scheme", WIDE)
 @pytest.mark.parametrize(("precision", "sm"), [*itertools.product(BLOCK_FLOATS, ["SM120", "SM121"])])
 def test_tensorrt_rtx_builds_them(precision: str, sm: str, scheme) -> None:
-    assert compiles(written(wide_net(96), precision, scheme), sm, WIDE_SHAPES) == ""
+    assert nets.compiles(written(nets.wide_net(96), precision, scheme), sm, nets.WIDE_SHAPES) == ""
 
 
 @pytest.mark.parametrize(
@@ -169,83 +150,86 @@ def test_tensorrt_rtx_builds_them(precision: str, sm: str, scheme) -> None:
     [("nvfp4", "SM89", False), ("nvfp4-weights", "SM89", False), ("mxfp8", "SM89", True), ("mxfp8", "SM80", False)],
 )
 def test_the_refusals_are_true(precision: str, sm: str, builds: bool) -> None:
-    said = compiles(written(wide_net(96), precision), sm, WIDE_SHAPES)
+    said = nets.compiles(written(nets.wide_net(96), precision), sm, nets.WIDE_SHAPES)
     refused = TensorRTRTX().refuses(graphs.request(f"sm_{sm[2:]}", precision))
     assert (said == "") == builds == (refused is None), (said, refused)
 
 
 def test_a_backend_builds_an_engine_of_a_written_graph(tmp_path: Path) -> None:
-    onnx.save(written(wide_net(96), "nvfp4", TENSORRT), tmp_path / "graph.onnx")
+    onnx.save(written(nets.wide_net(96), "nvfp4", nets.TENSORRT), tmp_path / "graph.onnx")
     specs = {
         "inputs": (TensorSpec("x", "float32", ("batch", 64)),),
         "outputs": (TensorSpec("y", "float32", ("batch", 10)),),
     }
-    profile = ShapeProfile((("x", *WIDE_SHAPES["x"]),))
-    request = graphs.request("sm_120", "nvfp4", profiles=(profile,), **specs)
+    request = graphs.request("sm_120", "nvfp4", profiles=(ShapeProfile((("x", *nets.WIDE_SHAPES["x"]),)),), **specs)
     assert TensorRTRTX().build(request, tmp_path / "graph.onnx", tmp_path).size_bytes > 0
 
 
 def test_weights_take_at_most_a_third_of_their_fp16_size() -> None:
-    result = written(wide_net(96), "nvfp4", TENSORRT)
+    result = written(nets.wide_net(96), "nvfp4", nets.TENSORRT)
     stored = sum(len(item.raw_data) for item in result.graph.initializer if "/weight_" in item.name)
     assert stored <= 0.32 * 2 * (64 * 96 + 96 * 10)
     assert not [item for item in result.graph.initializer if item.name.startswith("w")], "float weights are gone"
 
 
 def test_what_does_not_fit_goes_on_in_fp8_and_says_why() -> None:
-    notes = write_with_notes(conv_net(), "nvfp4", data=images())[1]
+    notes = write_with_notes(nets.conv_net(), "nvfp4", data=nets.images())[1]
     assert [item.reason for item in notes.eight_bits] == [
         *["nvfp4 is for MatMul and Gemm"] * 2,
         "its depth, 8, is no multiple of the block, 16",
     ]
     assert any(line.startswith("in fp8: Gemm_logits (Gemm): its depth") for line in notes.lines())
-    result, notes = write_with_notes(attention_net(), "mxfp8", data=sentences())
+    result, notes = write_with_notes(nets.attention_net(), "mxfp8", data=nets.sentences())
     assert {node.op_type for node in result.graph.node} >= {"QuantizeLinear", "TRT_MXFP8DynamicQuantize"}
     assert [item.reason for item in notes.kept] == ["it multiplies two activations"] * 2, "they stay in float"
 
 
 def test_weights_alone_leave_the_rest_in_float_and_need_no_calibration() -> None:
-    result, notes = write(conv_net(), "nvfp4-weights", TENSORRT_FP32)
-    assert len(notes.kept) == 3 and not of_type(result, "QuantizeLinear")
-    result, notes = write(net := wide_net(96), "nvfp4-weights", TENSORRT_FP32)
+    result, notes = write(nets.conv_net(), "nvfp4-weights", nets.TENSORRT_FP32)
+    assert len(notes.kept) == 3 and not nets.of_type(result, "QuantizeLinear")
+    result, notes = write(net := nets.wide_net(96), "nvfp4-weights", nets.TENSORRT_FP32)
     assert len(notes.quantized) == 2
-    assert sqnr_db(run(net, wide_data()), run(emulate_blocks(result), wide_data())) > 15
+    assert nets.sqnr_db(nets.run(net, nets.wide_data()), nets.run(emulate_blocks(result), nets.wide_data())) > 15
 
 
 def test_activations_of_other_ranks_are_left_out() -> None:
-    net = build("float[batch,2,3,64] x", "float[batch,2,3,8] y", "y = MatMul(x, w)", {"w": np.ones((64, 8))})
-    notes = write(net, "mxfp8", TENSORRT_FP32)[1]
+    net = nets.build("float[batch,2,3,64] x", "float[batch,2,3,8] y", "y = MatMul(x, w)", {"w": np.ones((64, 8))})
+    notes = write(net, "mxfp8", nets.TENSORRT_FP32)[1]
     assert "rank 4; TensorRT takes blocks of rank 2 and 3" in notes.kept[0].reason
 
 
 def test_rules_and_missing_ranges() -> None:
-    notes = write_with_notes(wide_net(96), "nvfp4", rules=[Override("Gemm", "fp16")])[1]
+    notes = write_with_notes(nets.wide_net(96), "nvfp4", rules=[Override("Gemm", "fp16")])[1]
     assert notes.quantized == ("MatMul_h",) and "overrides says fp16" in notes.kept[0].reason
     with pytest.raises(DataError, match=r"nvfp4 needs calibrated ranges.*calibration\.data"):
-        write(wide_net(96), "nvfp4", TENSORRT)
+        write(nets.wide_net(96), "nvfp4", nets.TENSORRT)
     zero = Ranges({"x": (0.0, 0.0), "r": (0.0, 1.0)}, "minmax", "0" * 64, 1)
-    assert "zero in every calibration sample" in write(wide_net(96), "nvfp4", TENSORRT, zero)[1].kept[0].reason
+    assert (
+        "zero in every calibration sample" in write(nets.wide_net(96), "nvfp4", nets.TENSORRT, zero)[1].kept[0].reason
+    )
 
 
 def test_projections_that_read_one_tensor_share_its_quantization() -> None:
-    result = written(attention_net(), "nvfp4", data=sentences())
-    assert len(of_type(result, "TRT_FP4DynamicQuantize")) == 5 and constant(result, "x/global").shape == ()
+    result = written(nets.attention_net(), "nvfp4", data=nets.sentences())
+    assert len(nets.of_type(result, "TRT_FP4DynamicQuantize")) == 5 and nets.constant(result, "x/global").shape == ()
 
 
 def test_a_floor_mixes_nvfp4_with_fp8_and_errors_of_rounding_cancel() -> None:
     """Groups that cost the most go on in fp8; of the others the weights are rounded with regard to the activations."""
-    net, data, held_out = attention_net(), sentences(96), sentences(64, 99)
-    ranges = ranges_of(graph := prepare_model(net), data, tensors_to_measure(graph))
+    net, data, held_out = nets.attention_net(), nets.sentences(96), nets.sentences(64, 99)
+    ranges = nets.ranges_of(graph := prepare_model(net), data, tensors_to_measure(graph))
     runs = [(8, {name: values[at : at + 8] for name, values in data.items()}) for at in range(0, 96, 8)]
-    expected, target = run(net, held_out), SearchTarget(ranges, TENSORRT_FP32, precision="nvfp4")
+    expected, target = nets.run(net, held_out), SearchTarget(ranges, nets.TENSORRT_FP32, precision="nvfp4")
     reached = {}
     for floor in (None, SearchFloor(sqnr_db=18.0)):
         choice = choose_each(net, [target], runs, floor, "none")[0]
-        result, notes = write(choice.model, "nvfp4", TENSORRT_FP32, choice.ranges, left=choice.left)
-        actual = sqnr_db(expected, run(emulate_blocks(result), held_out, optimized=False))
+        result, notes = write(choice.model, "nvfp4", nets.TENSORRT_FP32, choice.ranges, left=choice.left)
+        actual = nets.sqnr_db(expected, nets.run(emulate_blocks(result), held_out, optimized=False))
         reached[floor] = actual, len(notes.quantized), len(notes.eight_bits)
         assert all("the floor" in item.reason for item in notes.eight_bits) and "in nvfp4" in choice.summary
-    plain = sqnr_db(expected, run(emulate_blocks(write(net, "nvfp4", TENSORRT_FP32, ranges)[0]), held_out, False))
+    plain = nets.sqnr_db(
+        expected, nets.run(emulate_blocks(write(net, "nvfp4", nets.TENSORRT_FP32, ranges)[0]), held_out, False)
+    )
     whole, mixed = reached.values()
     assert whole[1:] == (7, 0) and whole[0] > plain + 0.2
     assert mixed[0] > 17.5 and mixed[1] + mixed[2] == 7 and mixed[1] >= 3 and mixed[2]
@@ -263,15 +247,19 @@ def test_compensated_weights_lie_on_the_grid_and_lose_less_at_the_output(precisi
 
 
 def test_a_search_rounds_fp8_so_that_errors_cancel_and_a_floor_leaves_nodes_in_fp16() -> None:
-    net, data, held_out = attention_net(), sentences(96), sentences(64, 99)
-    ranges = ranges_of(net, data, tensors_to_measure(prepare_model(net)))
+    net, data, held_out = nets.attention_net(), nets.sentences(96), nets.sentences(64, 99)
+    ranges = nets.ranges_of(net, data, tensors_to_measure(prepare_model(net)))
     runs = [(8, {name: values[at : at + 8] for name, values in data.items()}) for at in range(0, 96, 8)]
-    results = [sqnr_db(run(net, held_out), run(write(net, "fp8", TENSORRT_FP32, ranges)[0], held_out, False))]
+    results = [
+        nets.sqnr_db(
+            nets.run(net, held_out), nets.run(write(net, "fp8", nets.TENSORRT_FP32, ranges)[0], held_out, False)
+        )
+    ]
     floats = []
     for floor in (None, SearchFloor(sqnr_db=results[0] + 4)):
-        choice = choose_each(net, [SearchTarget(ranges, TENSORRT_FP32, None, "fp8")], runs, floor, "none")[0]
-        graph, notes = write(choice.model, "fp8", TENSORRT_FP32, choice.ranges, left=choice.left)
-        results.append(sqnr_db(run(net, held_out), run(graph, held_out, False)))
+        choice = choose_each(net, [SearchTarget(ranges, nets.TENSORRT_FP32, None, "fp8")], runs, floor, "none")[0]
+        graph, notes = write(choice.model, "fp8", nets.TENSORRT_FP32, choice.ranges, left=choice.left)
+        results.append(nets.sqnr_db(nets.run(net, held_out), nets.run(graph, held_out, False)))
         floats.append([item.node for item in notes.kept if "the floor" in item.reason])
     assert results[0] + 0.5 < results[1] < results[2]
     assert not floats[0] and 0 < len(floats[1]) < 9

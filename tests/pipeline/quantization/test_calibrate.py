@@ -12,19 +12,7 @@ from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.statistics.methods import MinMax
 from pipeline.quantization.statistics.methods import ranges as choose_ranges
 from pipeline.quantization.statistics.observe import observe
-from tests.pipeline.quantization.small_nets import (
-    BATCH,
-    IMAGE,
-    MASK,
-    TOKENS,
-    attention_net,
-    build,
-    conv_net,
-    images,
-    ranges_of,
-    samples,
-    sentences,
-)
+from tests.pipeline.quantization import small_nets as nets
 from validation.data.samples import Samples
 
 X = TensorSpec("x", "float32", ("batch", 5))
@@ -41,7 +29,7 @@ def saved(model: onnx.ModelProto, folder: Path) -> Path:
 
 
 def x_net(text: str, **weights: object) -> onnx.ModelProto:
-    return build("float[batch,5] x", "float[batch,5] y", text, {"w": np.eye(5), **weights})
+    return nets.build("float[batch,5] x", "float[batch,5] y", text, {"w": np.eye(5), **weights})
 
 
 def values(rows: int = 12) -> dict[str, np.ndarray]:
@@ -49,9 +37,9 @@ def values(rows: int = 12) -> dict[str, np.ndarray]:
 
 
 def test_ranges_are_the_extremes_of_every_activation(tmp_path: Path) -> None:
-    model, arrays = conv_net(), images()
-    found = calibrate(saved(model, tmp_path), samples(tmp_path, arrays, (IMAGE,)), activations(model))
-    expected = ranges_of(model, arrays, activations(model))
+    model, arrays = nets.conv_net(), nets.images()
+    found = calibrate(saved(model, tmp_path), nets.samples(tmp_path, arrays, (nets.IMAGE,)), activations(model))
+    expected = nets.ranges_of(model, arrays, activations(model))
     assert found.tensors.keys() == expected.tensors.keys()
     for name, pair in expected.tensors.items():
         assert found.tensors[name] == pytest.approx(pair, rel=1e-5, abs=1e-6), name
@@ -59,27 +47,29 @@ def test_ranges_are_the_extremes_of_every_activation(tmp_path: Path) -> None:
 
 
 def test_only_what_int8_needs_is_measured(tmp_path: Path) -> None:
-    found = calibrate(saved(conv_net(), tmp_path), samples(tmp_path, images(), (IMAGE,)))
+    found = calibrate(saved(nets.conv_net(), tmp_path), nets.samples(tmp_path, nets.images(), (nets.IMAGE,)))
     # what each weighted node reads, what each convolution writes (behind its Relu), and the integer path between them
     assert set(found.tensors) == {"image", "r1", "c2", "r2", "pooled", "flat"}
-    found = calibrate(saved(attention_net(), tmp_path), samples(tmp_path, sentences(), (TOKENS, MASK)))
+    found = calibrate(
+        saved(nets.attention_net(), tmp_path), nets.samples(tmp_path, nets.sentences(), (nets.TOKENS, nets.MASK))
+    )
     assert set(found.tensors) == {"x", "a", "n", "u5", "y"}
 
 
 def test_infinity_where_int8_computes_is_refused(tmp_path: Path) -> None:
     model = saved(x_net("big = Exp(x) y = MatMul(big, w)"), tmp_path)
     with pytest.raises(DataError, match="tensor 'big' infinite"):
-        calibrate(model, samples(tmp_path, {"x": values()["x"] + 100}, (X,)))
+        calibrate(model, nets.samples(tmp_path, {"x": values()["x"] + 100}, (X,)))
 
 
 def test_large_finite_values_are_not_taken_for_nan(tmp_path: Path) -> None:
     model = saved(x_net("big = Mul(x, k) y = MatMul(big, w)", k=np.float32(1e38)), tmp_path)
-    reach = calibrate(model, samples(tmp_path, {"x": np.ones((8, 5), np.float32)}, (X,))).reach("big")
+    reach = calibrate(model, nets.samples(tmp_path, {"x": np.ones((8, 5), np.float32)}, (X,))).reach("big")
     assert reach == pytest.approx(1e38)
 
 
 def test_a_model_without_sites_is_not_run(tmp_path: Path) -> None:
-    opened = samples(tmp_path, values(), (X,))
+    opened = nets.samples(tmp_path, values(), (X,))
     assert calibrate(saved(x_net("y = Relu(x)"), tmp_path), opened) == Ranges({}, "minmax", opened.digest, 12)
 
 
@@ -87,10 +77,10 @@ def test_a_model_without_sites_is_not_run(tmp_path: Path) -> None:
 def test_a_tensor_that_cannot_be_measured_is_named(tmp_path: Path, name: str, message: str) -> None:
     model = saved(x_net("p = Greater(x, x) q = Not(p) y = Where(q, x, x)"), tmp_path)
     with pytest.raises(ModelError, match=message):
-        calibrate(model, samples(tmp_path, values(), (X,)), [name])
+        calibrate(model, nets.samples(tmp_path, values(), (X,)), [name])
 
 
 def test_a_model_that_does_not_run_is_a_model_error(tmp_path: Path) -> None:
     model = saved(x_net("s = Reshape(x, shape) y = MatMul(s, w)", shape=np.array([7, 5])), tmp_path)
     with pytest.raises(ModelError, match="does not run on its calibration samples"):
-        calibrate(model, samples(tmp_path, values(), (X,), BATCH))
+        calibrate(model, nets.samples(tmp_path, values(), (X,), nets.BATCH))

@@ -59,8 +59,7 @@ def test_every_node_of_a_plain_net_is_cast_and_the_edges_stay_fp32(precision: st
     assert notes.kept == () and notes.cast == len(conv_net().graph.node)
     assert {item.data_type for item in result.graph.initializer} == {HALF[precision]}
     assert [v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)] == [1, 1]
-    assert of_type(result, "Cast")[0].input[0] == "image"
-    assert len(of_type(result, "Cast")) == 2
+    assert of_type(result, "Cast")[0].input[0] == "image" and len(of_type(result, "Cast")) == 2
 
 
 def test_inputs_and_outputs_are_cast_when_asked() -> None:
@@ -89,8 +88,7 @@ def test_a_mask_of_the_lowest_float32_stays_in_fp32_up_to_the_softmax(precision:
 
 
 def test_masks_that_fit_are_cast() -> None:
-    assert kept_nodes(attention_net(-1e4)) == set()
-    assert kept_nodes(attention_net(-1e9), "bf16") == set()
+    assert kept_nodes(attention_net(-1e4)) == set() and kept_nodes(attention_net(-1e9), "bf16") == set()
     assert kept_nodes(attention_net(-1e9), "fp16") == {"Mul_m2", "Add_s2", "Softmax_p"}
 
 
@@ -105,8 +103,7 @@ def test_a_square_stays_in_fp32_until_its_range_is_measured() -> None:
     # a LayerNorm in small operators: everything from the square to the root
     text = "q = Pow(x, two) m = ReduceMean(q, axes) e = Add(m, eps) r = Sqrt(e) y = Div(x, r)"
     model = x_net(text, two=np.float32(2), axes=np.array([1]), eps=np.float32(1e-5))
-    assert kept_nodes(model) == {"Pow_q", "ReduceMean_m", "Add_e", "Sqrt_r"}
-    assert kept_nodes(model, "bf16") == set()
+    assert kept_nodes(model) == {"Pow_q", "ReduceMean_m", "Add_e", "Sqrt_r"} and kept_nodes(model, "bf16") == set()
     assert kept_nodes(model, ranges=ranges_of(model, x_values(), activations(model))) == set()
     large = x_values(1000.0)
     measured = ranges_of(model, large, activations(model))
@@ -119,8 +116,7 @@ def test_measured_ranges_need_headroom() -> None:
     model = x_net("a = Relu(x) y = MatMul(a, w)")
     fits = Ranges({"a": (0.0, 32752.0)}, "minmax", "0" * 64, 1)
     near = Ranges({"a": (0.0, 32753.0)}, "minmax", "0" * 64, 1)
-    assert kept_nodes(model, ranges=fits) == set()
-    assert kept_nodes(model, ranges=near) == {"Relu_a", "MatMul_y"}
+    assert kept_nodes(model, ranges=fits) == set() and kept_nodes(model, ranges=near) == {"Relu_a", "MatMul_y"}
     notes = cast_float(model, "fp16", ranges=near)[1]
     assert notes.kept[0].reason == "tensor 'a' reached 32753 in calibration, fp16 ends at 65504"
 
@@ -132,8 +128,7 @@ def test_an_input_that_overflows_is_not_cast() -> None:
 def test_underflowing_weights_are_counted() -> None:
     model = x_net("y = MatMul(x, small)", small=np.diag([1e-9, 1e-9, 1e-3, 1, 0]))
     notes = cast_float(model, "fp16")[1]
-    assert notes.underflowed == (("small", 2, 25),)
-    assert "small: 2 of 25 values underflow to 0" in notes.lines()
+    assert notes.underflowed == (("small", 2, 25),) and "small: 2 of 25 values underflow to 0" in notes.lines()
     assert cast_float(model, "bf16")[1].underflowed == ()
 
 
@@ -180,8 +175,7 @@ def test_control_flow_keeps_fp32_and_reads_what_it_captures_in_fp32() -> None:
 def test_a_graph_of_which_only_copies_are_cast_is_no_fp16_graph():
     """Silero's VAD is an If and an Identity for each output."""
     body = "then_branch = a () => (float[n,5] t) { t = Relu(x) }, else_branch = b () => (float[n,5] e) { e = Neg(x) }"
-    net = x_net(f"z = If (flag) <{body}> y = Identity(z)", flag=np.array(True))
-    _, notes = cast_float(net, "fp16")
+    _, notes = cast_float(x_net(f"z = If (flag) <{body}> y = Identity(z)", flag=np.array(True)), "fp16")
     assert notes.cast == 0 and "control flow" in notes.idle
 
 

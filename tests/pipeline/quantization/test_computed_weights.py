@@ -74,5 +74,4 @@ def test_what_is_drawn_is_no_constant() -> None:
 def test_another_name_of_a_scalar_keeps_its_rank() -> None:
     text = "half = Identity(scale) h = Mul(x, half) y = MatMul(h, w)"
     model = build("float[n,5] x", "float[n,5] y", text, {"scale": np.float32(0.5), "w": np.eye(5)})
-    ranks = {item.name: len(item.dims) for item in prepare_model(model).graph.initializer}
-    assert ranks["half"] == 0
+    assert {item.name: len(item.dims) for item in prepare_model(model).graph.initializer}["half"] == 0

@@ -12,7 +12,7 @@ from tests.pipeline.quantization.small_nets import attention_net, build, conv_ne
 
 DTYPES = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 CHAIN = build("float[N] x", "float[N] y", "a = Mul(x, k) b = Add(a, x) y = Mul(b, b)", {"k": np.float32(0.3)})
-EMULATED = {name: emulate(cast_float(CHAIN, name)[0]) for name in DTYPES}  # type: ignore[arg-type]
+EMULATED = {name: emulate(cast_float(CHAIN, name)[0]) for name in DTYPES}
 
 
 @settings(max_examples=60, deadline=None)

@@ -94,8 +94,7 @@ def test_the_expected_error_is_that_of_values_spread_evenly_in_their_bins(reach:
     assume(clip < reach)
     bound = reach - clip / 2
     bins = LogHistogram.of(np.linspace(-reach, reach, 500).astype(np.float32)).bins
-    spread = np.linspace(0.0005, 0.9995, 1000)
-    values = (bins[0] + (bins[1] - bins[0]) * spread[:, None]) + 0.0
+    values = (bins[0] + (bins[1] - bins[0]) * np.linspace(0.0005, 0.9995, 1000)[:, None]) + 0.0
     exact = (np.square(values - quantized(values, -bound, bound, "int8")).mean(axis=0) * bins[2]).sum()
     assert expected_error(bins, -bound, bound, bound / 127) == pytest.approx(exact, rel=0.03)
 

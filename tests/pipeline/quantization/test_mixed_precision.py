@@ -51,8 +51,7 @@ def test_the_command_ranks_and_draws_and_the_build_uses_its_record(small: Projec
 def test_another_floor_is_another_choice(small: Project) -> None:
     assert small.run("debug", "sensitivity", small.spec, "--json").json["left"] == {}
     small.change_spec(quantization={"floor": {"sqnr_db": 130}}, precisions=["fp32", "int8"])
-    second = small.run("debug", "sensitivity", small.spec, "--json")
-    assert second.json["left"] != {}
+    assert small.run("debug", "sensitivity", small.spec, "--json").json["left"] != {}
     built = small.run("build", small.spec)
     assert built.code == 0 and "0 nodes compute in int8" in built.out
     assert "0 nodes compute in int8" in small.run("plan", small.spec).out
@@ -73,8 +72,7 @@ def test_measured_times_are_part_of_the_choice_and_of_its_record(small: Project)
     assert shown.code == 0, shown.err
     assert all(row["int8_ms"] > 0 and row["float_ms"] > 0 for row in shown.json["groups"])
     table = small.run("debug", "sensitivity", small.spec, "--activation", "uint8")
-    assert "choose int8 (uint8 activations): cached" in table.err
-    assert "without -> with" in table.out
+    assert "choose int8 (uint8 activations): cached" in table.err and "without -> with" in table.out
     # No target of this spec takes the other kind of int8, so there is nothing to measure, and it says so.
     other = small.run("debug", "sensitivity", small.spec, "--activation", "int8", "--json").json
     assert all(row["int8_ms"] is None for row in other["groups"])
@@ -103,7 +101,7 @@ def test_each_kind_of_int8_is_searched_once() -> None:
     schemes = [QuantizationScheme("uint8", bias, "fp32", levels) for bias in (True, False) for levels in (127, 64)]
     schemes.append(QuantizationScheme("int8", False, "fp16"))
     variants = [GraphVariant(precision, scheme) for precision in ("int8", "int8-dynamic") for scheme in schemes]
-    kinds = find_searched_kinds([GraphVariant("fp32"), *variants], spec, exported)  # type: ignore[arg-type]
+    kinds = find_searched_kinds([GraphVariant("fp32"), *variants], spec, exported)
     assert kinds == (Searched("uint8"), Searched("uint8", 64), Searched("int8"))
     assert len({kind.name for kind in kinds}) == 3
 
@@ -123,5 +121,4 @@ def test_a_search_needs_samples(project: Project) -> None:
 
 def _record(project: Project) -> dict[str, Any]:
     (path,) = (project.registry / "records" / "quantize").glob("*.json")
-    value: dict[str, Any] = json.loads(path.read_text())["value"]
-    return value
+    return json.loads(path.read_text())["value"]

@@ -9,5 +9,4 @@ def test_each_reason_is_told_once_and_that_of_most_nodes_first() -> None:
     kept = tuple(FloatNode(f"/{index}", "MatMul", why) for index, why in enumerate(reasons))
     idle = str(QuantizationNotes(kept=kept, precision="int4 weights").idle)
     assert idle.count("it multiplies two activations") == idle.count("no multiple of the block") == 1
-    assert idle.index("no multiple of the block") < idle.index("it multiplies two activations")
-    assert "..." not in idle
+    assert idle.index("no multiple of the block") < idle.index("it multiplies two activations") and "..." not in idle

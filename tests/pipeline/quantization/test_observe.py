@@ -125,11 +125,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path, at: int) -> None:
 
 CONV = "c = Conv<kernel_shape=[3,3]>(x, k)"
 NHWC = "t = Transpose<perm=[0,2,3,1]>"
-TWO = "float[batch,6,6,32] t, float[batch,32,6,6] d"
 ONE, ROWS = "float[batch,32,6,6] y", "float[batch,6,6,10] y"
 CASES = {
     "a transpose behind a convolution": (f"{CONV} d = Relu(c) {NHWC}(d) y = MatMul(t, w)", ROWS),
-    "both are outputs": (f"{CONV} d = Relu(c) {NHWC}(d)", TWO),
+    "both are outputs": (f"{CONV} d = Relu(c) {NHWC}(d)", "float[batch,6,6,32] t, float[batch,32,6,6] d"),
     "two transposes": (f"{CONV} {NHWC}(c) u = Transpose<perm=[0,2,3,1]>(c) s = Add(t, u) y = MatMul(s, w)", ROWS),
     "a transpose there and back": (f"{CONV} {NHWC}(c) y = Transpose<perm=[0,3,1,2]>(t)", ONE),
     "copies": ("i = Identity(x) c = Conv<kernel_shape=[3,3]>(i, k) d = Identity(c) y = Identity(d)", ONE),
@@ -174,8 +173,7 @@ def test_slices_that_become_one_split_are_measured(tmp_path: Path) -> None:
 
 
 def test_blocked_layout_is_measured_in_place_only_where_blocks_are_full(tmp_path: Path) -> None:
-    model = prepare_model(wide_net())
-    places = open_tapped(model, ["a", "c", "y"], tmp_path).places
+    places = open_tapped(prepare_model(wide_net()), ["a", "c", "y"], tmp_path).places
     optimized = onnx.load(tmp_path / "tapped.onnx", load_external_data=False)
     copies = [node.output[0] for node in optimized.graph.node if node.op_type == "ReorderOutput"]
     assert places["c"] == "c"  # 20 channels would bring padding with them

@@ -10,20 +10,7 @@ from pipeline.quantization.insertion_points import find_sites, prepare_model, te
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.first_convolutions import fold_first_convolutions
 from pipeline.quantization.schemes.qdq import quantize_int8
-from tests.pipeline.quantization.small_nets import (
-    CPU,
-    TENSORRT,
-    TENSORRT_FP32,
-    build,
-    compiles,
-    maker,
-    named,
-    of_type,
-    ranges_of,
-    run,
-    session,
-    sqnr_db,
-)
+from tests.pipeline.quantization import small_nets as nets
 
 PHOTO = "float[batch,3,16,16] photo"
 
@@ -47,19 +34,19 @@ def residual_net() -> onnx.ModelProto:
         s2 = Add(r2, c4)  r3 = Relu(s2)
         g = GlobalAveragePool(r3)  f = Flatten(g)  y = MatMul(f, w5)
     """
-    return build(PHOTO, "float[batch,10] y", text, weights)
+    return nets.build(PHOTO, "float[batch,10] y", text, weights)
 
 
 def quantized(model: onnx.ModelProto, data: dict[str, np.ndarray], scheme: object) -> onnx.ModelProto:
     graph = prepare_model(model)
-    return quantize_int8(model, ranges_of(graph, data, tensors_to_measure(graph)), scheme)[0]  # type: ignore[arg-type]
+    return quantize_int8(model, nets.ranges_of(graph, data, tensors_to_measure(graph)), scheme)[0]
 
 
 def test_a_residual_net_stays_in_integers_from_the_first_to_the_last_convolution(tmp_path: Path) -> None:
     model, held_out = residual_net(), photos(8, 9)
-    result = quantized(model, photos(), CPU)
-    assert sqnr_db(run(model, held_out), run(result, held_out)) > 25
-    session(result, save=tmp_path / "optimized.onnx")
+    result = quantized(model, photos(), nets.CPU)
+    assert nets.sqnr_db(nets.run(model, held_out), nets.run(result, held_out)) > 25
+    nets.session(result, save=tmp_path / "optimized.onnx")
     found = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
     assert found.count("QLinearConv") == 4 and found.count("QLinearAdd") == 2 and "QLinearGlobalAveragePool" in found
     assert not {"Conv", "Add", "Relu"} & set(found)
@@ -67,11 +54,14 @@ def test_a_residual_net_stays_in_integers_from_the_first_to_the_last_convolution
 
 
 def test_tensorrt_fuses_the_add_into_the_larger_convolution_and_reads_the_other_quantized() -> None:
-    result = quantized(residual_net(), photos(), TENSORRT_FP32)
-    projection, identity = named(result, "Add_s1"), named(result, "Add_s2")
-    assert maker(result, projection.input[0]).op_type == "Conv" and maker(result, identity.input[1]).op_type == "Conv"
+    result = quantized(residual_net(), photos(), nets.TENSORRT_FP32)
+    projection, identity = nets.named(result, "Add_s1"), nets.named(result, "Add_s2")
+    assert (
+        nets.maker(result, projection.input[0]).op_type == "Conv"
+        and nets.maker(result, identity.input[1]).op_type == "Conv"
+    )
     for name in (projection.input[1], identity.input[0]):
-        assert maker(result, name).op_type == "DequantizeLinear"
+        assert nets.maker(result, name).op_type == "DequantizeLinear"
     assert {len([n for n in result.graph.node if name in n.input]) for name in ("r1", "p", "s1", "s2")} == {1}
 
 
@@ -80,19 +70,18 @@ def test_tensorrt_rtx_builds_residuals_and_transposed_convolutions(sm: str) -> N
     rng = np.random.default_rng(2)
     weights = {"w": rng.normal(size=(3, 8, 3, 3)), "v": rng.normal(size=(8, 8, 3, 3)) / 8}
     text = "u = ConvTranspose<strides=[2,2]>(photo, w) r = Relu(u) y = Conv(r, v)"
-    transposed = build(PHOTO, "float[batch,8,31,31] y", text, weights)
+    transposed = nets.build(PHOTO, "float[batch,8,31,31] y", text, weights)
     shapes = {"photo": tuple((size, 3, 16, 16) for size in (1, 4, 8))}
     for model in (transposed, residual_net()):
-        assert compiles(quantized(model, photos(), TENSORRT), sm, shapes) == ""
-    result = quantized(transposed, photos(), TENSORRT_FP32)
-    assert sqnr_db(run(transposed, photos(4, 5)), run(result, photos(4, 5))) > 25
-    assert maker(result, of_type(result, "ConvTranspose")[0].input[1]).op_type == "DequantizeLinear"
+        assert nets.compiles(quantized(model, photos(), nets.TENSORRT), sm, shapes) == ""
+    result = quantized(transposed, photos(), nets.TENSORRT_FP32)
+    assert nets.sqnr_db(nets.run(transposed, photos(4, 5)), nets.run(result, photos(4, 5))) > 25
+    assert nets.maker(result, nets.of_type(result, "ConvTranspose")[0].input[1]).op_type == "DequantizeLinear"
 
 
 def test_on_the_cpu_a_transposed_convolution_stays_in_float_and_says_why() -> None:
-    weights = {"w": np.ones((3, 8, 3, 3))}
-    model = build(PHOTO, "float[batch,8,18,18] y", "y = ConvTranspose(photo, w)", weights)
-    notes = quantize_int8(model, Ranges({"photo": (-3.0, 3.0)}, "minmax", "0" * 64, 1), CPU)[1]
+    model = nets.build(PHOTO, "float[batch,8,18,18] y", "y = ConvTranspose(photo, w)", {"w": np.ones((3, 8, 3, 3))})
+    notes = quantize_int8(model, Ranges({"photo": (-3.0, 3.0)}, "minmax", "0" * 64, 1), nets.CPU)[1]
     assert "no integer kernel" in notes.kept[0].reason
 
 
@@ -103,22 +92,22 @@ def test_a_folded_stem_computes_the_same_function(kernel: int, begin: int, end: 
     rng = np.random.default_rng(3)
     text = f"y = Conv<strides=[2,2], pads=[{begin},{begin},{end},{end}]>(photo, w)"
     weights = {"w": rng.normal(size=(4, 3, kernel, kernel))}
-    model = onnx.shape_inference.infer_shapes(prepare_model(build(PHOTO, "float[batch,4,h,v] y", text, weights)))
-    expected = run(model, photos())
+    model = onnx.shape_inference.infer_shapes(prepare_model(nets.build(PHOTO, "float[batch,4,h,v] y", text, weights)))
+    expected = nets.run(model, photos())
     sites, _ = fold_first_convolutions(
         model, find_sites(model)[0], Ranges({"photo": (-4.0, 4.0)}, "minmax", "0" * 64, 1)
     )
-    assert (sites[0].activation == "photo_blocks") == bool(of_type(model, "SpaceToDepth"))
-    np.testing.assert_allclose(run(model, photos()), expected, rtol=1e-4, atol=1e-4)
+    assert (sites[0].activation == "photo_blocks") == bool(nets.of_type(model, "SpaceToDepth"))
+    np.testing.assert_allclose(nets.run(model, photos()), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_blocks_are_made_of_bytes_and_not_of_floats() -> None:
     model, data = residual_net(), photos()
-    written = quantized(model, data, CPU)
-    (blocks,) = of_type(written, "SpaceToDepth")
-    quantizer = maker(written, blocks.input[0])
+    written = quantized(model, data, nets.CPU)
+    (blocks,) = nets.of_type(written, "SpaceToDepth")
+    quantizer = nets.maker(written, blocks.input[0])
     assert quantizer.op_type == "QuantizeLinear" and quantizer.input[0] == "photo"
-    assert sqnr_db(run(model, data), run(written, data)) > 25
+    assert nets.sqnr_db(nets.run(model, data), nets.run(written, data)) > 25
 
 
 @pytest.mark.parametrize(
@@ -130,23 +119,23 @@ def test_blocks_are_made_of_bytes_and_not_of_floats() -> None:
     ],
 )
 def test_other_convolutions_are_not_folded(text: str) -> None:
-    model = prepare_model(build(PHOTO, "float[batch,4,h,v] y", text, {"w": np.ones((4, 3, 3, 3))}))
+    model = prepare_model(nets.build(PHOTO, "float[batch,4,h,v] y", text, {"w": np.ones((4, 3, 3, 3))}))
     fold_first_convolutions(model, find_sites(model)[0], Ranges({"photo": (-4.0, 4.0)}, "minmax", "0" * 64, 1))
-    assert not of_type(model, "SpaceToDepth")
+    assert not nets.of_type(model, "SpaceToDepth")
 
 
 def test_a_residual_override_keeps_the_add_in_float() -> None:
     graph = prepare_model(residual_net())
-    ranges = ranges_of(graph, photos(), tensors_to_measure(graph))
-    result, notes = quantize_int8(residual_net(), ranges, TENSORRT_FP32, {"Add_s2": "fp16"})
-    assert "r2" in named(result, "Add_s2").input
+    ranges = nets.ranges_of(graph, photos(), tensors_to_measure(graph))
+    result, notes = quantize_int8(residual_net(), ranges, nets.TENSORRT_FP32, {"Add_s2": "fp16"})
+    assert "r2" in nets.named(result, "Add_s2").input
     assert [item.node for item in notes.kept] == ["Add_s2"]
 
 
 def test_shapes_that_only_the_author_knew_survive() -> None:
     text = "s = Shape(other) r = Reshape(x, s) y = MatMul(r, w)"
-    model = build("float[batch,5] x, float[batch,5] other", "float[batch,5] y", text, {"w": np.eye(5)})
+    model = nets.build("float[batch,5] x, float[batch,5] other", "float[batch,5] y", text, {"w": np.eye(5)})
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("r", 1, ["batch", 5]))
-    result = quantize_int8(model, Ranges({"r": (-1.0, 1.0)}, "minmax", "0" * 64, 1), CPU)[0]
+    result = quantize_int8(model, Ranges({"r": (-1.0, 1.0)}, "minmax", "0" * 64, 1), nets.CPU)[0]
     told = next(value for value in result.graph.value_info if value.name == "r")
     assert [dim.dim_param or dim.dim_value for dim in told.type.tensor_type.shape.dim] == ["batch", 5]

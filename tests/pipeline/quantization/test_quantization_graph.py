@@ -85,8 +85,7 @@ def test_finish_drops_unread_constants() -> None:
 
 
 def test_opset_is_only_raised() -> None:
-    assert opset_of(raise_opset(conv_net(13), 19)) == 19
-    assert opset_of(raise_opset(conv_net(21), 19)) == 21
+    assert opset_of(raise_opset(conv_net(13), 19)) == 19 and opset_of(raise_opset(conv_net(21), 19)) == 21
     with pytest.raises(ModelError, match="no default operator set"):
         opset_of(onnx.ModelProto())
 

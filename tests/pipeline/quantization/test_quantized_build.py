@@ -18,11 +18,9 @@ def test_one_changed_calibration_sample_rebuilds_int8_alone(built: Project) -> N
 
 
 def test_calibration_data_that_gives_the_same_ranges_writes_no_graph_again(built: Project) -> None:
-    data = arrays(built.folder / "calibration.npz")
-    np.savez_compressed(built.folder / "calibration.npz", **data)
+    np.savez_compressed(built.folder / "calibration.npz", **arrays(built.folder / "calibration.npz"))
     done = built.build()
-    assert "calibrate: done" in done.err
-    assert "write int8 (uint8 activations, fp32 elsewhere): cached" in done.err
+    assert "calibrate: done" in done.err and "write int8 (uint8 activations, fp32 elsewhere): cached" in done.err
 
 
 def test_another_method_changes_the_scales_without_running_inference_again(built: Project) -> None:
@@ -60,8 +58,7 @@ def test_calibration_in_parts_sees_what_one_pass_sees_and_keeps_what_is_done(bui
     assert all(f"calibrate {part}/3: done" in done.err for part in (1, 2, 3))
     assert "write int8" in done.err and "write int8: done" not in done.err
     assert rebuilt(done.json) == set(), "the same observations give the same graphs"
-    merged = next((built.registry / "records" / "merge").rglob("*.json"))
-    merged.unlink()
+    next((built.registry / "records" / "merge").rglob("*.json")).unlink()
     again = built.build().err
     assert "merge calibration: done" in again and all(f"calibrate {part}/3: cached" in again for part in (1, 2, 3))
 
@@ -117,8 +114,7 @@ def test_an_override_changes_the_graph_and_a_wrong_one_names_the_nearest_node(bu
 
 def test_inputs_and_outputs_of_fp16_engines_are_fp16_when_the_spec_says_so(built: Project) -> None:
     built.change_spec(precisions=["fp16"], targets=["cpu", "sm_89"], quantization={"io": "native"})
-    outcome = built.build().json
-    assert units(outcome, "status") == {"cpu fp16": "proven", "sm_89 fp16": "unproven"}
+    assert units(built.build().json, "status") == {"cpu fp16": "proven", "sm_89 fp16": "unproven"}
     pulled = built.run("pull", "tiny", "--target", "cpu", "--dest", built.folder / "out", "--json").json
     beside = json.loads(Path(pulled["path"]).with_suffix(".json").read_text())
     assert [tensor["dtype"] for tensor in (*beside["inputs"], *beside["outputs"])] == ["float16", "float16"]

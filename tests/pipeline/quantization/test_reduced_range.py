@@ -95,7 +95,7 @@ def test_names_tell_the_graphs_apart():
 def compiled(how: str, precision: str, folder: Path, target: str = "cpu") -> tuple[ModelProto, Engine]:
     """The graph of `deep_net`, and its engine."""
     backend, model = OnnxRuntime(reduced_range=how), deep_net()
-    graph, _ = write(model, precision, backend.scheme_for(Target(target)), measured(model, loud()))  # type: ignore[arg-type]
+    graph, _ = write(model, precision, backend.scheme_for(Target(target)), measured(model, loud()))
     onnx.save(graph, folder / "graph.onnx")
     return graph, backend.build(graphs.request(target, backend="onnxruntime"), folder / "graph.onnx", folder)
 

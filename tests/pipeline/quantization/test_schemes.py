@@ -17,100 +17,80 @@ from pipeline.quantization.schemes.overrides import Override, resolve
 from pipeline.quantization.schemes.qdq import LARGEST_REACH
 from pipeline.quantization.schemes.write import SHARES, blocks_of, quantize_int4, write
 from pipeline.values import GraphVariant
-from tests.pipeline.quantization.small_nets import (
-    CPU,
-    IMAGE_SHAPES,
-    NETS,
-    TENSORRT,
-    TENSORRT_FP32,
-    WIDE_SHAPES,
-    attention_net,
-    compiles,
-    constant,
-    conv_net,
-    images,
-    maker,
-    named,
-    of_type,
-    ranges_of,
-    run,
-    sentences,
-    session,
-    sqnr_db,
-    wide_data,
-    wide_net,
-)
+from tests.pipeline.quantization import small_nets as nets
 
 BIASES = (("uint8", True), ("uint8", False), ("int8", False))
 
 
 def written(net: onnx.ModelProto, data: dict[str, np.ndarray], precision: str, **more: object) -> onnx.ModelProto:
     graph = prepare_model(net)
-    scheme = CPU if precision == "int8-dynamic" else TENSORRT
-    return write(net, precision, scheme, ranges_of(graph, data, tensors_to_measure(graph)), **more)[0]
+    scheme = nets.CPU if precision == "int8-dynamic" else nets.TENSORRT
+    return write(net, precision, scheme, nets.ranges_of(graph, data, tensors_to_measure(graph)), **more)[0]
 
 
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", nets.NETS)
 def test_fp8_computes_the_same_function(net: str) -> None:
-    make, data, _ = NETS[net]
+    make, data, _ = nets.NETS[net]
     held_out = data(16, 99)
     result = written(make(), data(), "fp8")
-    assert sqnr_db(run(make(), held_out), run(emulate(result), held_out, optimized=False)) > 22
+    assert nets.sqnr_db(nets.run(make(), held_out), nets.run(emulate(result), held_out, optimized=False)) > 22
 
 
 def test_fp8_stores_e4m3_weights_and_reaches_448() -> None:
-    model, arrays = conv_net(), images()
+    model, arrays = nets.conv_net(), nets.images()
     result = written(model, arrays, "fp8")
-    activation, weight = (maker(result, name) for name in named(result, "Conv_c1").input[:2])
-    assert constant(result, weight.input[0]).dtype == ml_dtypes.float8_e4m3fn
-    assert np.abs(constant(result, weight.input[0]).astype(np.float32)).max(axis=(1, 2, 3)).tolist() == [448.0] * 8
-    assert float(constant(result, activation.input[1])) == pytest.approx(np.abs(arrays["image"]).max() / 448, rel=1e-3)
+    activation, weight = (nets.maker(result, name) for name in nets.named(result, "Conv_c1").input[:2])
+    assert nets.constant(result, weight.input[0]).dtype == ml_dtypes.float8_e4m3fn
+    assert np.abs(nets.constant(result, weight.input[0]).astype(np.float32)).max(axis=(1, 2, 3)).tolist() == [448.0] * 8
+    assert float(nets.constant(result, activation.input[1])) == pytest.approx(
+        np.abs(arrays["image"]).max() / 448, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("sm", ["SM89", "SM120"])
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", nets.NETS)
 def test_tensorrt_rtx_builds_fp8_where_the_hardware_has_it(net: str, sm: str) -> None:
-    make, data, shapes = NETS[net]
-    assert compiles(written(make(), data(), "fp8"), sm, shapes) == ""
+    make, data, shapes = nets.NETS[net]
+    assert nets.compiles(written(make(), data(), "fp8"), sm, shapes) == ""
 
 
 @pytest.mark.parametrize("sm", ["SM75", "SM80", "SM86"])
 def test_fp8_is_refused_below_sm_89_for_a_reason(sm: str) -> None:
-    assert "fp8" in compiles(written(conv_net(), images(), "fp8"), sm, IMAGE_SHAPES)
+    assert "fp8" in nets.compiles(written(nets.conv_net(), nets.images(), "fp8"), sm, nets.IMAGE_SHAPES)
 
 
 @pytest.mark.parametrize(("sm", "builds"), [("SM75", False), ("SM80", True), ("SM89", True), ("SM120", True)])
 def test_tensorrt_rtx_builds_int4_from_ampere_on(sm: str, builds: bool) -> None:
-    said = compiles(written(wide_net(), wide_data(), "int4"), sm, WIDE_SHAPES)
+    said = nets.compiles(written(nets.wide_net(), nets.wide_data(), "int4"), sm, nets.WIDE_SHAPES)
     assert (said == "") == builds
     assert builds or "int4" in said
 
 
 def test_int4_takes_blocks_that_divide_the_depth_and_leaves_the_rest() -> None:
-    result, notes = quantize_int4(wide_net(), CPU)
+    result, notes = quantize_int4(nets.wide_net(), nets.CPU)
     shapes = {
-        node.output[0]: (constant(result, node.input[1]).shape, node.attribute)
+        node.output[0]: (nets.constant(result, node.input[1]).shape, node.attribute)
         for node in result.graph.node
         if node.op_type == "DequantizeLinear"
     }
     assert sorted(shape for shape, _ in shapes.values()) == [(1, 256), (2, 10)]  # 64 in blocks of 64, 256 of 128
-    assert {constant(result, node.input[0]).dtype for node in of_type(result, "DequantizeLinear")} == {
+    assert {nets.constant(result, node.input[0]).dtype for node in nets.of_type(result, "DequantizeLinear")} == {
         np.dtype(ml_dtypes.int4)
     }
-    kept = quantize_int4(conv_net(), CPU)[1].kept
+    kept = quantize_int4(nets.conv_net(), nets.CPU)[1].kept
     assert ["MatMul and Gemm" in item.reason for item in kept] == [True, True, False]
     assert "no multiple" in kept[2].reason and len(notes.quantized) == 2
 
 
 def test_int4_computes_the_same_function_on_both_backends() -> None:
-    model, held_out = wide_net(), wide_data(16, 99)
-    for scheme in (CPU, TENSORRT, TENSORRT_FP32):
+    model, held_out = nets.wide_net(), nets.wide_data(16, 99)
+    for scheme in (nets.CPU, nets.TENSORRT, nets.TENSORRT_FP32):
         result = quantize_int4(model, scheme)[0]
-        assert sqnr_db(run(model, held_out), run(emulate(result), held_out, optimized=False)) > 15
+        assert nets.sqnr_db(nets.run(model, held_out), nets.run(emulate(result), held_out, optimized=False)) > 15
 
 
 def test_onnxruntime_multiplies_int4_weights_in_one_kernel(tmp_path: Path) -> None:
-    session(quantize_int4(wide_net(), CPU)[0], save=tmp_path / "optimized.onnx")
+    nets.session(quantize_int4(nets.wide_net(), nets.CPU)[0], save=tmp_path / "optimized.onnx")
     assert "MatMulNBits" in {node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node}
 
 
@@ -140,76 +120,78 @@ def test_a_block_of_zeros_stays_zero() -> None:
 
 @pytest.mark.parametrize("net", ["wide", "attention"])
 def test_dynamic_int8_computes_the_same_function_without_calibration(net: str, tmp_path: Path) -> None:
-    model, held_out = (wide_net(), wide_data(16, 99)) if net == "wide" else (attention_net(), sentences(16, 99))
-    result, notes = write(model, "int8-dynamic", CPU)
-    assert sqnr_db(run(model, held_out), run(result, held_out)) > 30
-    session(result, save=tmp_path / "optimized.onnx")
+    model, held_out = (
+        (nets.wide_net(), nets.wide_data(16, 99)) if net == "wide" else (nets.attention_net(), nets.sentences(16, 99))
+    )
+    result, notes = write(model, "int8-dynamic", nets.CPU)
+    assert nets.sqnr_db(nets.run(model, held_out), nets.run(result, held_out)) > 30
+    nets.session(result, save=tmp_path / "optimized.onnx")
     found = {node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node}
     assert found & {"DynamicQuantizeMatMul", "MatMulIntegerToFloat"} and "MatMulInteger" not in found
-    assert not of_type(result, "QuantizeLinear") and isinstance(notes, QuantizationNotes)
+    assert not nets.of_type(result, "QuantizeLinear") and isinstance(notes, QuantizationNotes)
 
 
 def test_dynamic_int8_leaves_what_reaches_as_far_as_a_mask() -> None:
     ranges = Ranges({"x": (-LARGEST_REACH, 0.0), "r": (0.0, 1.0)}, "minmax", "0" * 64, 1)
-    notes = write(wide_net(), "int8-dynamic", CPU, ranges)[1]
+    notes = write(nets.wide_net(), "int8-dynamic", nets.CPU, ranges)[1]
     assert [item.node for item in notes.kept] == ["MatMul_h"]
 
 
 @pytest.mark.parametrize("precision", QUANTIZED)
 def test_every_scheme_repeats_and_leaves_its_argument_alone(precision: str) -> None:
-    model = wide_net()
+    model = nets.wide_net()
     before = model.SerializeToString()
-    first, second = (written(model, wide_data(), precision).SerializeToString() for _ in range(2))
+    first, second = (written(model, nets.wide_data(), precision).SerializeToString() for _ in range(2))
     assert first == second and model.SerializeToString() == before
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_a_calibrated_precision_without_ranges_says_what_to_add(precision: str) -> None:
     with pytest.raises(DataError, match=f"{precision} needs calibrated ranges.*calibration.data"):
-        write(wide_net(), precision, TENSORRT)
+        write(nets.wide_net(), precision, nets.TENSORRT)
 
 
 @pytest.mark.parametrize("precision", QUANTIZED)
 @pytest.mark.parametrize("match", ["Gemm", "Gemm_y", "*_y"])
 def test_overrides_leave_a_node_in_float_by_type_name_or_glob(precision: str, match: str) -> None:
     ranges = Ranges({"x": (-4.0, 4.0), "r": (0.0, 4.0)}, "minmax", "0" * 64, 1)
-    result, notes = write(wide_net(), precision, CPU, ranges, [Override(match, "fp16")])
+    result, notes = write(nets.wide_net(), precision, nets.CPU, ranges, [Override(match, "fp16")])
     assert notes.quantized == ("MatMul_h",)
     assert [(item.node, "overrides says fp16" in item.reason) for item in notes.kept] == [("Gemm_y", True)]
-    assert named(result, "Gemm_y").input[1] == "w2"
+    assert nets.named(result, "Gemm_y").input[1] == "w2"
 
 
 def test_fp32_overrides_hold_against_the_cast_and_fp16_ones_do_not() -> None:
     ranges = Ranges({"x": (-4.0, 4.0), "r": (0.0, 4.0)}, "minmax", "0" * 64, 1)
-    for precision, scheme, expected in (("fp32", TENSORRT, 1), ("fp16", TENSORRT, 10)):
-        result = write(wide_net(), "int8", scheme, ranges, [Override("Gemm", precision)])[0]
+    for precision, scheme, expected in (("fp32", nets.TENSORRT, 1), ("fp16", nets.TENSORRT, 10)):
+        result = write(nets.wide_net(), "int8", scheme, ranges, [Override("Gemm", precision)])[0]
         types = {
             v.name: v.type.tensor_type.elem_type for v in onnx.shape_inference.infer_shapes(result).graph.value_info
         }
         types |= {item.name: item.data_type for item in result.graph.initializer}
-        assert types[named(result, "Gemm_y").input[1]] == expected
-    assert write(wide_net(), "fp16", None, None, [Override("Gemm_y", "fp32")])[1].kept[0].node == "Gemm_y"
+        assert types[nets.named(result, "Gemm_y").input[1]] == expected
+    assert write(nets.wide_net(), "fp16", None, None, [Override("Gemm_y", "fp32")])[1].kept[0].node == "Gemm_y"
 
 
 def test_the_last_override_counts_and_int8_takes_back() -> None:
-    graph = prepare_model(wide_net())
+    graph = prepare_model(nets.wide_net())
     rules = [Override("*", "fp32"), Override("MatMul", "int8"), Override("Relu*", "fp16")]
     assert resolve(graph, rules) == {"MatMul_h": "int8", "Relu_r": "fp16", "Gemm_y": "fp32"}
 
 
 def test_an_override_that_matches_nothing_names_the_nearest() -> None:
     with pytest.raises(InputError, match="no node matches 'Gemm_z'; did you mean 'Gemm_y'"):
-        resolve(prepare_model(wide_net()), [Override("Gemm_z", "fp32")])
+        resolve(prepare_model(nets.wide_net()), [Override("Gemm_z", "fp32")])
 
 
 @pytest.mark.parametrize("precision", QUANTIZED)
 def test_flavours_of_one_name_are_one_graph(precision: str) -> None:
     """A manifest keeps graphs by name: a second graph under one name would be lost."""
-    ranges = ranges_of(graph := prepare_model(conv_net()), images(), tensors_to_measure(graph))
+    ranges = nets.ranges_of(graph := prepare_model(nets.conv_net()), nets.images(), tensors_to_measure(graph))
     found: dict[str, set[bytes]] = {}
     for (activation, bias), rest, levels in itertools.product(BIASES, ("fp32", "fp16"), (127, 64)):
         scheme = QuantizationScheme(activation, quantize_bias=bias, float_precision=rest, weight_levels=levels)
-        graph = write(conv_net(), precision, scheme, ranges)[0].SerializeToString(deterministic=True)
+        graph = write(nets.conv_net(), precision, scheme, ranges)[0].SerializeToString(deterministic=True)
         found.setdefault(GraphVariant(precision, scheme).name, set()).add(graph)
     assert all(len(graphs) == 1 for graphs in found.values()), found.keys()
     assert precision != "int8" or len(set.union(*found.values())) == 12
@@ -217,10 +199,10 @@ def test_flavours_of_one_name_are_one_graph(precision: str) -> None:
 
 def test_a_scheme_says_whether_biases_are_quantized() -> None:
     scheme = QuantizationScheme("uint8", quantize_bias=False, float_precision="fp32")
-    ranges = ranges_of(graph := prepare_model(conv_net()), images(), tensors_to_measure(graph))
-    result, held_out = write(conv_net(), "int8", scheme, ranges)[0], images(16, 99)
-    assert all(constant(result, node.input[2]).dtype == np.float32 for node in of_type(result, "Conv"))
-    assert sqnr_db(run(conv_net(), held_out), run(result, held_out)) > 30
+    ranges = nets.ranges_of(graph := prepare_model(nets.conv_net()), nets.images(), tensors_to_measure(graph))
+    result, held_out = write(nets.conv_net(), "int8", scheme, ranges)[0], nets.images(16, 99)
+    assert all(nets.constant(result, node.input[2]).dtype == np.float32 for node in nets.of_type(result, "Conv"))
+    assert nets.sqnr_db(nets.run(nets.conv_net(), held_out), nets.run(result, held_out)) > 30
     assert GraphVariant("int8", scheme).name == "int8 (uint8 activations, biases in float, fp32 elsewhere)"
     with pytest.raises(ValueError, match="leaves biases in floating point"):
         QuantizationScheme("int8", quantize_bias=True, float_precision="fp32")

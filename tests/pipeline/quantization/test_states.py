@@ -12,8 +12,7 @@ STATE = State("past", "present")
 
 
 def test_the_scale_holds_the_largest_magnitude_that_went_in_or_out():
-    ranges = Ranges({"past": (-1.0, 2.0), "present": (-5.08, 2.0)}, "minmax", "", 3)
-    (found,) = scale_states([STATE], ranges)
+    (found,) = scale_states([STATE], Ranges({"past": (-1.0, 2.0), "present": (-5.08, 2.0)}, "minmax", "", 3))
     assert (found.input, found.output) == ("past", "present")
     assert found.scale == float(np.float32(5.08 / 127)), "as float32 holds it, so that JSON and the graph agree"
 

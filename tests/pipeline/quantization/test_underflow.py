@@ -40,17 +40,14 @@ def test_what_underflows_stays_in_fp32_and_no_nan_comes_of_it(name: str) -> None
 
 
 def test_what_nobody_would_notice_is_cast() -> None:
-    rare = np.eye(5) + 1e-9
-    assert not cast_float(x_net("y = MatMul(x, w)", w=rare), "fp16")[1].kept
+    assert not cast_float(x_net("y = MatMul(x, w)", w=(np.eye(5) + 1e-9)), "fp16")[1].kept
     assert not cast_float(x_net("m = MatMul(x, w) y = Add(m, b)", b=np.full(5, 1e-9)), "fp16")[1].kept
-    gemm = x_net("y = Gemm(x, w, b)", b=np.full(5, 1e-9))
-    assert not cast_float(gemm, "fp16")[1].kept
+    assert not cast_float(x_net("y = Gemm(x, w, b)", b=np.full(5, 1e-9)), "fp16")[1].kept
 
 
 def test_a_tensor_that_was_measured_as_tiny_stays_and_one_that_was_not_is_cast() -> None:
     model = x_net("a = Relu(x) y = Div(a, a)")
-    small = Ranges({"a": (0.0, 3e-9)}, "minmax", "0" * 64, 1)
-    kept = cast_float(model, "fp16", ranges=small)[1].kept
+    kept = cast_float(model, "fp16", ranges=Ranges({"a": (0.0, 3e-9)}, "minmax", "0" * 64, 1))[1].kept
     assert {item.node for item in kept} == {"Relu_a", "Div_y"}
     assert "reached only 3e-09 in calibration" in kept[0].reason
     # An epsilon that is added to what never comes near zero does not matter.
@@ -71,5 +68,4 @@ def test_what_a_logarithm_is_taken_of_stays_in_fp32_unless_it_is_never_near_zero
         notes = cast_float(net, "fp16", ranges=known)[1]
         assert {item.op_type for item in notes.kept} == {"Softmax", "Log"}
         assert all("a logarithm is taken of 'p'" in item.reason for item in notes.kept)
-    assert not cast_float(net, "fp16", ranges=reached(0.01))[1].kept
-    assert not cast_float(net, "bf16")[1].kept
+    assert not cast_float(net, "fp16", ranges=reached(0.01))[1].kept and not cast_float(net, "bf16")[1].kept

@@ -9,11 +9,11 @@ MACHINE = MachineKind("a CPU", "x86-64-v3", 2, "Linux", ())
 
 def times(low: float | None, ratio: float | None, high: float | None, **more: object) -> BucketTimes:
     known = {"bucket": "batch=8", "new_s": 2e-4, "served_s": 1e-4, "detectable": 0.02, "runs": 900} | more
-    return BucketTimes(ratio=ratio, low=low, high=high, **known)  # type: ignore[arg-type]
+    return BucketTimes(ratio=ratio, low=low, high=high, **known)
 
 
 def pair(**parts: object) -> EnginePair:
-    return EnginePair(**({"unit": UNIT, "against": UNIT, "pulled": True} | parts))  # type: ignore[arg-type]
+    return EnginePair(**({"unit": UNIT, "against": UNIT, "pulled": True} | parts))
 
 
 def sample(spec: str = "digits.yaml", findings: tuple[Finding, ...] | None = None) -> RegressionCheck:

@@ -18,13 +18,11 @@ from pipeline.regressions.trend import describe_change, draw_page, draw_trend, f
 from tests.enginesmith.registry.test_latency_series import SERIES, point
 from tests.pipeline.projects import Project
 
-BUSY = ("other processes used 90 % of the 2 cores",)
-
 
 def stepped(at: int, count: int = 60, **after: object) -> LatencySeries:
     noise = np.exp(np.random.default_rng(0).normal(0, 0.005, count))
     points = [point(day, relative=float(value)) for day, value in enumerate(noise)]
-    points[at:] = [replace(item, relative=(item.relative or 1.0) * 1.05, **after) for item in points[at:]]  # type: ignore[arg-type]
+    points[at:] = [replace(item, relative=(item.relative or 1.0) * 1.05, **after) for item in points[at:]]
     return replace(SERIES, reference="1", points=tuple(points))
 
 
@@ -73,7 +71,7 @@ def test_medians_count_from_quiet_machines_alone() -> None:
     ]
     (change,) = find_trend(replace(series, points=tuple(slow))).changes
     assert change.value == "median" and change.index == 30
-    loaded = tuple(replace(item, busy=BUSY) for item in slow)
+    loaded = tuple(replace(item, busy=("other processes used 90 % of the 2 cores",)) for item in slow)
     assert find_trend(replace(series, points=loaded)).changes == ()
 
 

@@ -77,8 +77,7 @@ def registry() -> tuple[Any, Manifest, Manifest]:
     """A store in memory with digits:stable at version 1, and version 2."""
     store: Any = MemoryStore({MARKER: MARKER_CONTENT})
     one = publish_engines(store, [engine(store, data=b"one")], "one", channel="stable").manifest
-    two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
-    return store, one, two
+    return store, one, publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
 
 
 def begin(store: Any, manifest: Manifest, wanted: RolloutPlan, seconds: float = 0, by: str = "ada") -> Rollout:
@@ -90,6 +89,12 @@ def begin_and_look(store: Any, manifest: Manifest, wanted: RolloutPlan) -> Rollo
     rollout = begin(store, manifest, wanted)
     look(store, 0)
     return rollout
+
+
+def running(*waves: str, **gates: Any) -> tuple[Any, Rollout]:
+    """A registry in which one has begun."""
+    store, _, two = registry()
+    return store, begin_and_look(store, two, plan(*waves, **gates))
 
 
 def served(store: Any, node: ServingNode) -> str:
@@ -148,7 +153,7 @@ class Watcher:
         if second - self.reported < (LEAST_S if state != self.told else HEARTBEAT_S):
             return
         time = format_time(at(second))
-        report = NodeReport(self.node.name, self.node.region, self.version, time, time, failure)  # type: ignore[arg-type]
+        report = NodeReport(self.node.name, self.node.region, self.version, time, time, failure)
         key = report_key(*WHERE, told.id, self.node.name)
         fleet.store.clock.now = at(second)
         self.written = write_report(fleet.store, key, report, self.written)

@@ -99,8 +99,7 @@ def test_a_sample_of_reports_gives_a_lower_bound():
     store, _, two = registry()
     rollout = begin(store, two, plan("100%"))
     _report(store, rollout, 1_000)
-    sampled = replace(rollout, reporters_ppm=200_000)
-    assert 500 < count_nodes(store, sampled) < 1_000
+    assert 500 < count_nodes(store, replace(rollout, reporters_ppm=200_000)) < 1_000
     # Half of the places were reached: those that reported are about half of the nodes.
     assert 1_300 < count_nodes(store, replace(rollout, reach=(Slice(500_000),))) < 2_000
     assert count_nodes(store, replace(rollout, reach=(parse_wave("label=canary"),))) == 0
@@ -109,8 +108,7 @@ def test_a_sample_of_reports_gives_a_lower_bound():
 def test_the_next_rollout_keeps_within_what_was_reported_and_a_small_fleet_within_the_average():
     for count, wave, limited in ((600, "10%", True), (100, "1%", False)):
         store, _, two = registry()
-        rollout = begin(store, two, plan("100%", soak=0))
-        _report(store, rollout, count)
+        _report(store, begin(store, two, plan("100%", soak=0)), count)
         abort(store, "digits", "stable", Operator("ada", at(1)))
         found = begin(store, two, plan(wave, "100%"), 9)
         assert (found.nodes == count) == limited == bool(found.shares_ppm)

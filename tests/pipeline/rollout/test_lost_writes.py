@@ -10,7 +10,6 @@ import pytest
 
 from enginesmith.core.errors import EnginesmithError, UnavailableError, UndecidedError
 from enginesmith.registry import leases
-from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.layout import ROLLOUTS
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels
@@ -23,7 +22,7 @@ from pipeline.rollout.advance import RolloutFollower
 from pipeline.rollout.operations import Operator
 from tests.enginesmith.registries import report
 from tests.enginesmith.registry.memory import Killed, MemoryStore, mark_late
-from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, begin_and_look, look, plan, registry, served, tell
+from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, look, plan, registry, running, served, tell
 
 Work = Callable[[Any], object]
 NOBODY, SOME, ALL = {"1"}, {"1", "2"}, {"2"}
@@ -62,11 +61,6 @@ class Case:
 def start() -> Case:
     store, _, two = registry()
     return Case(store, lambda seen: begin(seen, two, plan("50%", "100%")), ("", NOBODY), ("running", SOME))
-
-
-def running(*waves: str, **gates: Any) -> tuple[Any, Rollout]:
-    store, _, two = registry()
-    return store, begin_and_look(store, two, plan(*waves, **gates))
 
 
 def open_wave() -> Case:
@@ -130,8 +124,7 @@ def failing(case: Case, how: str) -> Iterator[tuple[MemoryStore, bool]]:
         store = FailingStore(dict(case.store.objects), fails_at=number, how=how)
         acknowledged = False
         with suppress(EnginesmithError, Killed):
-            done = case.work(store)
-            acknowledged = getattr(done, "action", "") != "beaten"
+            acknowledged = getattr(case.work(store), "action", "") != "beaten"
         yield MemoryStore(store.objects), acknowledged
 
 
@@ -144,9 +137,7 @@ def seen(store: MemoryStore) -> tuple[str, set[str]]:
 
 
 def state(store: Any) -> Channel:
-    channel = read_channel(store, *WHERE)
-    assert channel is not None
-    return channel
+    return read_channel(store, *WHERE)
 
 
 @pytest.mark.parametrize("how", ["refused", "lost", "undecided", "killed"])

@@ -9,7 +9,7 @@ from pipeline.rollout import operations
 from pipeline.rollout.operations import Operator
 from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.memory import Actor, MemoryStore, after, in_turns, interleave, seeded
-from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, begin_and_look, look, plan, registry, served
+from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, begin_and_look, look, plan, registry, running, served
 
 
 def test_of_two_who_start_one_wins_and_the_other_is_told():
@@ -44,8 +44,7 @@ def test_two_controllers_at_once_do_no_harm():
 
 def test_an_abort_and_a_controller_at_once_agree():
     for steps in range(0, 40, 3):
-        store, _, two = registry()
-        begin_and_look(store, two, plan("100%", soak=60))
+        store, _ = running("100%", soak=60)
         one, two_ = Actor("controller"), Actor("ada")
         works = [
             (one, lambda one=one, store=store: look(store.seen_by(one), 60)),

@@ -14,8 +14,6 @@ import websocket
 
 from tests.validation.browser import CHROMIUM, QUIET
 
-_STARTS_S = 60
-
 
 @dataclass
 class Tab:
@@ -100,7 +98,7 @@ def _address(folder: Path) -> str:
     from urllib.request import urlopen
 
     port = folder / "profile" / "DevToolsActivePort"
-    end = time.monotonic() + _STARTS_S
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         if port.exists() and (text := port.read_text().split("\n"))[0]:
             with urlopen(f"http://127.0.0.1:{text[0]}/json/list", timeout=20) as answer:

@@ -27,7 +27,7 @@ HOSTILE_TEXT = " ".join(HOSTILE)
 
 
 def write(store: Store, folder: Path, **sources: object) -> Written:
-    return write_site(store, SiteFolder(folder), SiteSources(**sources))  # type: ignore[arg-type]
+    return write_site(store, SiteFolder(folder), SiteSources(**sources))
 
 
 def publish_small(store: Store, model: str = "digits", content: object = "a", text: str = "fine") -> Manifest:

@@ -72,8 +72,7 @@ def test_models_are_searched_and_filtered_from_a_folder_and_the_address_keeps_it
     tab.resize(1600)
     tab.open(f"{site.as_uri()}/index.html")
     names = "[...document.querySelectorAll('.models tbody th')].map(item => item.textContent)"
-    assert tab.evaluate(names) == ["digits", "hostile"]
-    assert "models.js" not in " ".join(tab.requests())
+    assert tab.evaluate(names) == ["digits", "hostile"] and "models.js" not in " ".join(tab.requests())
     tab.evaluate("document.querySelector('input[type=search]').focus()")
     tab.type("dig")
     tab.wait("document.querySelector('.found').textContent === '1 of 2 models'")

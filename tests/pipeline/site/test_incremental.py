@@ -26,6 +26,18 @@ def changed(before: dict[str, int], out: Path) -> set[str]:
     return {path for path in after if before.get(path) != after[path]} | (before.keys() - after.keys())
 
 
+def write_two_of_each(store: Store, out: Path) -> None:
+    for model in ("digits", "other"):
+        for content in "ab":
+            publish_small(store, model, content)
+    write(store, out)
+
+
+def remove_half(store: Store) -> None:
+    for key in list(store.list("models/digits/versions/2/")) + list(store.list("models/other/")):
+        store.remove(key)
+
+
 # It says when the registry was read.
 ALWAYS = {"index.html"}
 # The pages over all models, the style and the script.
@@ -34,10 +46,7 @@ ALWAYS_DRAWN = 5 + 2
 
 @on_each_store
 def test_only_what_changed_is_read_and_written(store: Store, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for model in ("digits", "other"):
-        for content in "ab":
-            publish_small(store, model, content)
-    write(store, out)
+    write_two_of_each(store, out)
     before = times(out)
     read: list[str] = []
     known = generate.model_pages
@@ -65,12 +74,8 @@ def test_a_policy_is_seen_though_its_size_is_the_same(registry: Store, out: Path
 
 
 def test_what_is_deleted_goes(registry: Store, out: Path) -> None:
-    for model in ("digits", "other"):
-        for content in "ab":
-            publish_small(registry, model, content)
-    write(registry, out)
-    for key in list(registry.list("models/digits/versions/2/")) + list(registry.list("models/other/")):
-        registry.remove(key)
+    write_two_of_each(registry, out)
+    remove_half(registry)
     write(registry, out)
     assert not (out / "models" / "other").exists() and not (out / "models/digits/versions/2").exists()
     assert not (out / "models" / "digits" / "compare").exists() and not broken_links(out)
@@ -101,12 +106,8 @@ def test_a_killed_run_is_finished_by_the_next(registry: Store, out: Path, monkey
 
 
 def test_pages_that_a_killed_run_did_not_delete_are_deleted_by_the_next(registry, out, monkeypatch):
-    for model in ("digits", "other"):
-        for content in "ab":
-            publish_small(registry, model, content)
-    write(registry, out)
-    for key in list(registry.list("models/digits/versions/2/")) + list(registry.list("models/other/")):
-        registry.remove(key)
+    write_two_of_each(registry, out)
+    remove_half(registry)
 
     def die(*_: object) -> None:
         raise KeyboardInterrupt

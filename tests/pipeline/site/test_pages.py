@@ -4,20 +4,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from enginesmith.core.text import format_bytes
+from enginesmith.core.text import format_bytes, visible
 from enginesmith.registry.builds.runs import RunState, new_id
+from enginesmith.registry.store import layout
 from enginesmith.registry.store.base import Store, open_store
-from enginesmith.registry.store.layout import (
-    channel_key,
-    failed_data_key,
-    failed_page_key,
-    manifest_key,
-    page_data_key,
-    run_key,
-)
 from enginesmith.registry.trust.signing import SigningKey, sign
 from enginesmith.registry.versions import lookup
-from pipeline.site.drawing import copy_report
+from pipeline.site.drawing import POLICY, REPORT_POLICY, copy_report
 from tests.enginesmith.cli.commands import said
 from tests.enginesmith.registries import engine, overwrite, publish_engines
 from tests.enginesmith.registry.test_ensembles import publish_graphs, publish_whole
@@ -25,7 +18,7 @@ from tests.enginesmith.registry.trust.keys import written
 from tests.pipeline.canary.files import write_observations
 from tests.pipeline.projects import Project
 from tests.pipeline.site.crawl import Seen, broken_links, linked, pages
-from tests.pipeline.site.sites import move, publish_small, write
+from tests.pipeline.site.sites import HOSTILE, HOSTILE_TEXT, move, publish_hostile, publish_small, write
 
 
 def words(out: Path, *parts: str) -> str:
@@ -86,15 +79,14 @@ def test_two_versions_side_by_side(registry: Store, out: Path) -> None:
 def test_a_damaged_version_is_said_and_the_others_are_there(registry: Store, out: Path) -> None:
     for content in "ab":
         publish_small(registry, content=content)
-    overwrite(registry, manifest_key("digits", "1"), b"{")
-    overwrite(registry, channel_key("digits", "candidate"), b"[]")
-    registry.create(page_data_key("digits", "2"), b'{"kind": "enginesmith-version"}')
+    overwrite(registry, layout.manifest_key("digits", "1"), b"{")
+    overwrite(registry, layout.channel_key("digits", "candidate"), b"[]")
+    registry.create(layout.page_data_key("digits", "2"), b'{"kind": "enginesmith-version"}')
     write(registry, out)
     assert "Cannot be read" in words(out, "models", "digits", "versions", "1", "index.html")
     two = words(out, "models", "digits", "versions", "2", "index.html")
     assert "Cannot be read: report.json of digits@2" in two and "no sm_89 here" in two
-    model = words(out, "models", "digits", "index.html")
-    assert model.count("unreadable") == 2 and "cannot be read" in words(
+    assert words(out, "models", "digits", "index.html").count("unreadable") == 2 and "cannot be read" in words(
         out, "models", "digits", "compare", "1", "2.html"
     )
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
@@ -184,7 +176,7 @@ def test_an_ensemble_leads_to_its_graphs_and_has_their_size(registry: Store, out
     size = sum(manifest.size_of(manifest.engines[0]) or 0 for manifest in graphs.values())
     assert size != whole.size_of(whole.engines[0]) and f" {format_bytes(size)} " in page.words
     # What is found out about a graph is seen on the page of the whole.
-    registry.remove(manifest_key("pair-encoder", "1"))
+    registry.remove(layout.manifest_key("pair-encoder", "1"))
     write(registry, out)
     assert "pair-encoder@1 not there" in words(out, "models/pair/versions/1/index.html") and not broken_links(out)
 
@@ -203,11 +195,41 @@ def test_a_run_that_published_nothing_leads_to_its_report(registry: Store, out: 
     for hour, reason in ((1, "no engine passed"), (2, "a file is gone")):  # the newest one made no report
         times = [f"2026-01-01T0{hour}:{minute}:00.000+00:00" for minute in ("00", "09")]
         run = RunState(new_id("lost"), "lost", "s.yaml", "failed", *times, 5.0, "h", 1, "u")
-        registry.create(run_key(run.id), replace(run, reason=reason, ended_at=times[1]).to_bytes())
-    registry.create(failed_page_key("lost"), b"<p>all failed</p>")
-    registry.create(failed_data_key("lost"), b'{"created_at": "2026-01-01T01:08:59+00:00"}')
+        registry.create(layout.run_key(run.id), replace(run, reason=reason, ended_at=times[1]).to_bytes())
+    registry.create(layout.failed_page_key("lost"), b"<p>all failed</p>")
+    registry.create(layout.failed_data_key("lost"), b'{"created_at": "2026-01-01T01:08:59+00:00"}')
     write(registry, out)
     assert "failed/lost/report.html" in Seen(out / "runs.html").links and not broken_links(out)
     assert "no engine passed Report of the engines that failed" in words(out, "runs.html")
     assert words(out, "runs.html").count("Report of the engines that failed") == 1
     assert (out / "failed/lost/report.html").read_bytes() == copy_report(b"<p>all failed</p>")
+
+
+def test_hostile_texts_are_shown_and_nothing_of_them_is_markup(registry: Store, out: Path) -> None:
+    manifest = publish_hostile(registry)
+    write(registry, out)
+    seen = {str(found.path.relative_to(out)): found for found in pages(out)}
+    assert not [(path, found.wrong) for path, found in seen.items() if found.wrong]
+    assert not broken_links(out)
+    shown = " ".join(visible(HOSTILE_TEXT).split())
+    for path in ("models/hostile/index.html", "models/hostile/versions/1/index.html", "runs.html", "fleet.html"):
+        assert shown in seen[path].words, path
+    for path, found in seen.items():
+        raw = found.path.read_text()
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", raw), path
+        assert not {"img", "svg onload"} & {*found.tags} and "1337" not in raw, path
+        assert not any(text in raw for text in HOSTILE[:3]), path
+        assert f'content="{POLICY}"' in raw.replace("&#39;", "'")
+    assert "unsafe" not in POLICY and manifest.model in seen["index.html"].words
+    data = (out / "models.js").read_text()
+    assert data.isascii() and data.startswith("registryModels([[") and data.endswith("]);\n"), "plain JSON"
+
+
+def test_a_report_is_copied_beneath_a_policy_without_scripts(registry: Store, out: Path) -> None:
+    manifest = publish_hostile(registry)
+    key = layout.page_key(manifest.model, manifest.version)
+    registry.create(key, b"<script>alert(1)</script>")
+    write(registry, out)
+    copied = (out / "models/hostile/versions/1/report.html").read_bytes()
+    assert copied.index(REPORT_POLICY.encode()) < copied.index(b"<script>") and b"script-src" not in copied
+    assert copied == copy_report(registry.read(key) or b"")

@@ -71,7 +71,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_branch_that_is_taken_stands_in_its_place(case: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_branch_that_is_taken_stands_in_its_place(case: str, tmp_path) -> None:
     condition, constants, taken = CASES[case]
     model = model_of(condition, ["n", 3], constants)
     found = canonical(model)
@@ -132,7 +132,7 @@ PADS = """
 
 
 @pytest.mark.parametrize(("width", "kept"), [("4", "Relu"), ("7", "Neg")])
-def test_pads_that_are_computed_of_a_rank_tell_the_size_behind_them(tmp_path, width: str, kept: str) -> None:  # type: ignore[no-untyped-def]
+def test_pads_that_are_computed_of_a_rank_tell_the_size_behind_them(tmp_path, width: str, kept: str) -> None:
     """As PyTorch's exporter writes a pad: of 2 axes [[0, 1], [0, 0]], its rows turned and read by columns."""
     model = onnx.parser.parse_model(PADS.replace("width = {7}", f"width = {{{width}}}"))
     found = canonical(model)

@@ -30,8 +30,7 @@ def _user_code_here(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestCapture:
     def test_inputs_are_matched_by_name_not_by_order(self, tmp_path):
         y = TensorSpec("y", "float32", ("batch", 3))
-        request = torch_request(tmp_path, net("return x - 2 * y", ", y"), inputs=(y, X))
-        exported = run(request)
+        exported = run(torch_request(tmp_path, net("return x - 2 * y", ", y"), inputs=(y, X)))
         assert [spec.name for spec in specs_of(onnx.load(exported.onnx))[0]] == ["y", "x"]
         assert failed(exported) == []
         case = GoldenSet.load(exported.golden).cases[0]
@@ -49,8 +48,7 @@ class TestCapture:
         body = "y = x.reshape(-1, 4, 3); return (y * 2).reshape(-1, 3) + x, y[:, 0], y[:, :2].reshape(-1, 3)"
         request = torch_request(tmp_path, net(body))
         fails(request, r"Constraints violated \(batch\)|divisible|4\*_batch")
-        steps = ExportRequest(**{**vars(request), "dims": (Dim("batch", 4, 8, 16, multiple=4),)})
-        exported = run(steps)
+        exported = run(ExportRequest(**{**vars(request), "dims": (Dim("batch", 4, 8, 16, multiple=4),)}))
         assert failed(exported) == []
         graph = onnx.load(exported.onnx)
         shapes = [spec.shape for specs in specs_of(graph) for spec in specs]
@@ -119,8 +117,7 @@ class TestGolden:
         assert not any("random" in note for note in exported.notes)
 
     def test_inputs_that_the_model_does_not_take_are_named_with_the_remedy(self, tmp_path):
-        table = "return torch.zeros(1, 4)[x.to(torch.int64) + 7]"
-        request = torch_request(tmp_path, net(table), inputs=(X,))
+        request = torch_request(tmp_path, net("return torch.zeros(1, 4)[x.to(torch.int64) + 7]"), inputs=(X,))
         fails(
             request, "out of bounds.*; its inputs were random, of the sizes in dims: correct these, or add golden.data"
         )
@@ -137,8 +134,7 @@ class TestGolden:
         assert case.inputs["x"].min() == 0 and case.inputs["x"].max() == 44
 
     def test_a_known_model_is_used_as_it_is_when_only_the_golden_set_is_new(self, tmp_path):
-        first = run(torch_request(tmp_path, LINEAR))
-        known = first.onnx.rename(tmp_path / "known.onnx")
+        known = run(torch_request(tmp_path, LINEAR)).onnx.rename(tmp_path / "known.onnx")
         digest = digest_of_file(known)
         second = run(torch_request(tmp_path, LINEAR.replace("ReLU", "Tanh")), known=known)
         assert digest_of_file(second.onnx) == digest

@@ -105,8 +105,7 @@ PLACES = [
 @pytest.mark.parametrize(("location", "words"), PLACES)
 def test_data_elsewhere_is_refused_wherever_the_tensor_is(folder: Path, location: str, words: str) -> None:
     def graph_inside(model: onnx.ModelProto) -> TensorProto:
-        inner = model.graph.node[3].attribute[0].g
-        return inner.initializer.add(name="z", data_type=1, dims=[1])
+        return model.graph.node[3].attribute[0].g.initializer.add(name="z", data_type=1, dims=[1])
 
     def in_function(model: onnx.ModelProto) -> TensorProto:
         inner = node("Constant", [], ["t"], value=numpy_helper.from_array(np.ones(1, np.float32)))
@@ -260,8 +259,7 @@ def test_what_is_not_read_is_refused_or_dropped(folder: Path) -> None:
     model.graph.node.append(node("Constant", [], ["s"], sparse_value=few))
     refused(folder, model, "sparse tensors")
     model = valid_model()
-    training = model.training_info.add().initialization.initializer.add(name="t", data_type=1, dims=[1])
-    far(training, "../secret")
+    far(model.training_info.add().initialization.initializer.add(name="t", data_type=1, dims=[1]), "../secret")
     taken(folder, model.SerializeToString())
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     assert not load_onnx(folder / "model.onnx", folder).training_info

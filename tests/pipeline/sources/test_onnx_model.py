@@ -17,16 +17,8 @@ from builders.onnx_graphs.weights import to_array
 from enginesmith.core.errors import ModelError
 from enginesmith.core.requirements import Library, LibraryBuild
 from enginesmith.core.types import TensorSpec
+from pipeline.sources import onnx_model
 from pipeline.sources.canonical import canonical
-from pipeline.sources.onnx_model import (
-    external_files,
-    load_onnx,
-    name_libraries,
-    newest_opset,
-    read_libraries,
-    save_onnx,
-    specs_of,
-)
 from tests.pipeline.quantization.small_nets import build
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -70,8 +62,7 @@ def external(folder: Path) -> Path:
 
 def relocated(folder: Path, location: str) -> Path:
     """A model whose external data claims to be elsewhere."""
-    path = external(folder)
-    model = onnx.load(path, load_external_data=False)
+    model = onnx.load(external(folder), load_external_data=False)
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
             if entry.key == "location":
@@ -94,59 +85,58 @@ class TestLoading:
     def test_a_file_that_is_no_model_says_so(self, tmp_path, content, words):
         (tmp_path / "model.onnx").write_bytes(content)
         with pytest.raises(ModelError, match=words):
-            load_onnx(tmp_path / "model.onnx", tmp_path)
+            onnx_model.load_onnx(tmp_path / "model.onnx", tmp_path)
 
     def test_a_missing_file_and_a_folder_are_model_errors(self, tmp_path):
         (tmp_path / "folder.onnx").mkdir()
         for name in ("none.onnx", "folder.onnx"):
             with pytest.raises(ModelError, match=f"{name} does not exist or is not a file"):
-                load_onnx(tmp_path / name, tmp_path)
+                onnx_model.load_onnx(tmp_path / name, tmp_path)
 
     def test_a_model_outside_the_specs_folder_is_refused_through_a_link_too(self, tmp_path):
         root = tmp_path / "root"
         root.mkdir()
         (root / "model.onnx").symlink_to(saved(tmp_path, linear()))
         with pytest.raises(ModelError, match="leads outside the spec's folder"):
-            load_onnx(root / "model.onnx", root)
+            onnx_model.load_onnx(root / "model.onnx", root)
 
     def test_every_truncation_is_refused_here_or_by_the_checker(self, tmp_path):
         data = linear().SerializeToString()
         for length in range(0, len(data) - 1, 7):
             (tmp_path / "model.onnx").write_bytes(data[:length])
             with pytest.raises(ModelError):
-                canonical(load_onnx(tmp_path / "model.onnx", tmp_path), [X])
+                canonical(onnx_model.load_onnx(tmp_path / "model.onnx", tmp_path), [X])
 
     def test_an_opset_newer_than_the_runtime_is_refused_with_the_newest_it_knows(self, tmp_path):
-        newest = newest_opset()
-        load_onnx(saved(tmp_path, linear(newest)), tmp_path)
+        newest = onnx_model.newest_opset()
+        onnx_model.load_onnx(saved(tmp_path, linear(newest)), tmp_path)
         with pytest.raises(ModelError, match=rf"opset {newest + 1}, and onnxruntime here knows {newest} at most"):
-            load_onnx(saved(tmp_path, linear(newest + 1)), tmp_path)
+            onnx_model.load_onnx(saved(tmp_path, linear(newest + 1)), tmp_path)
 
     def test_an_operator_of_an_unknown_domain_is_named(self, tmp_path):
         model = linear()
         model.graph.node[2].domain = "acme"
         model.opset_import.append(helper.make_opsetid("acme", 1))
         with pytest.raises(ModelError, match=r"node 'relu' is operator acme::Relu"):
-            load_onnx(saved(tmp_path, model), tmp_path)
+            onnx_model.load_onnx(saved(tmp_path, model), tmp_path)
 
     @pytest.mark.parametrize("unknown", [-1, "?", "None", ""])
     def test_axes_of_unknown_size_are_dims_of_their_own(self, tmp_path, unknown):
         node = helper.make_node("Relu", ["x"], ["y"])
         shape = [unknown, 3, unknown, unknown]
         model = model_of([node], [value("x", shape)], [value("y", shape)])
-        loaded = load_onnx(saved(tmp_path, model), tmp_path)
-        assert specs_of(loaded)[0][0].shape == ("?", 3, "?", "?")
+        loaded = onnx_model.load_onnx(saved(tmp_path, model), tmp_path)
+        assert onnx_model.specs_of(loaded)[0][0].shape == ("?", 3, "?", "?")
         (spec,) = (TensorSpec("x", "float32", ("batch", 3, 48, "width")),)
-        fitted = canonical(loaded, [spec])
-        dims = fitted.graph.input[0].type.tensor_type.shape.dim
+        dims = canonical(loaded, [spec]).graph.input[0].type.tensor_type.shape.dim
         assert [dim.dim_param or dim.dim_value for dim in dims] == ["batch", 3, 48, "width"]
 
 
 class TestExternalData:
     def test_it_is_read_into_the_model(self, tmp_path):
         path = external(tmp_path)
-        assert external_files(path, tmp_path) == (tmp_path / "weights.bin",)
-        model = load_onnx(path, tmp_path)
+        assert onnx_model.external_files(path, tmp_path) == (tmp_path / "weights.bin",)
+        model = onnx_model.load_onnx(path, tmp_path)
         (tmp_path / "weights.bin").unlink()
         onnx.checker.check_model(model)
         assert np.array_equal(onnx.numpy_helper.to_array(model.graph.initializer[0]), WEIGHT)
@@ -156,13 +146,13 @@ class TestExternalData:
         path = external(tmp_path)
         (tmp_path / "weights.bin").unlink()
         with pytest.raises(ModelError, match=r"weights\.bin does not exist"):
-            load_onnx(path, tmp_path)
+            onnx_model.load_onnx(path, tmp_path)
 
     def test_too_short_is_named_with_the_tensor(self, tmp_path):
         path = external(tmp_path)
         os.truncate(tmp_path / "weights.bin", 40)
         with pytest.raises(ModelError, match=r"tensor 'w' ends at byte 48 of weights\.bin, which has 40"):
-            load_onnx(path, tmp_path)
+            onnx_model.load_onnx(path, tmp_path)
 
     def test_of_a_large_model_it_stays_in_its_file(self, tmp_path):
         path, wide = external(tmp_path), 1 << 28
@@ -171,12 +161,12 @@ class TestExternalData:
         next(e for e in model.graph.initializer[0].external_data if e.key == "length").value = str(12 * wide)
         path.write_bytes(model.SerializeToString())
         os.truncate(tmp_path / "weights.bin", 12 * wide + 100)  # 3 GB, sparse: it takes no room on the disk
-        for read in (load_onnx, external_files):
+        for read in (onnx_model.load_onnx, onnx_model.external_files):
             tracemalloc.start()
             read(path, tmp_path)
             assert tracemalloc.get_traced_memory()[1] < 1 << 20
             tracemalloc.stop()
-        model = load_onnx(path, tmp_path)
+        model = onnx_model.load_onnx(path, tmp_path)
         assert model.ByteSize() < 10_000
         assert to_array(model.graph.initializer[0]).shape == (3, wide)
 
@@ -187,21 +177,20 @@ class TestExternalData:
         (tmp_path / "outside.bin").write_bytes(bytes(1000))
         (folder / "link.bin").symlink_to(tmp_path / "outside.bin")
         with pytest.raises(ModelError, match="leads outside"):
-            load_onnx(relocated(folder, location), tmp_path)
+            onnx_model.load_onnx(relocated(folder, location), tmp_path)
 
     def test_a_broken_entry_is_a_model_error(self, tmp_path):
-        path = external(tmp_path)
-        model = onnx.load(path, load_external_data=False)
+        model = onnx.load(external(tmp_path), load_external_data=False)
         next(e for e in model.graph.initializer[0].external_data if e.key == "length").value = "many"
         with pytest.raises(ModelError, match="broken external data entry"):
-            load_onnx(saved(tmp_path, model), tmp_path)
+            onnx_model.load_onnx(saved(tmp_path, model), tmp_path)
 
 
 class TestCanonical:
     def test_it_computes_what_the_original_computes(self, tmp_path):
         x = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
-        save_onnx(linear(), tmp_path / "a.onnx")
-        save_onnx(canonical(linear(), [X], ["z"]), tmp_path / "b.onnx")
+        onnx_model.save_onnx(linear(), tmp_path / "a.onnx")
+        onnx_model.save_onnx(canonical(linear(), [X], ["z"]), tmp_path / "b.onnx")
         with (
             OrtSession(tmp_path / "a.onnx", optimized=False) as a,
             OrtSession(tmp_path / "b.onnx", optimized=False) as b,
@@ -251,19 +240,18 @@ class TestCanonical:
 
     def test_dims_take_the_specs_names_in_outputs_and_in_between(self):
         model = canonical(linear(), [X])
-        assert specs_of(model) == ((X,), (TensorSpec("y", "float32", ("batch", 4)),))
+        assert onnx_model.specs_of(model) == ((X,), (TensorSpec("y", "float32", ("batch", 4)),))
         shapes = {
             v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info
         }
         assert shapes == {"product": ["batch", 4], "sum": ["batch", 4]}
 
     def test_a_dynamic_axis_can_become_static(self):
-        assert specs_of(canonical(linear(), [TensorSpec("x", "float32", (2, 3))]))[1][0].shape == (2, 4)
+        assert onnx_model.specs_of(canonical(linear(), [TensorSpec("x", "float32", (2, 3))]))[1][0].shape == (2, 4)
 
     def test_local_functions_are_inlined(self):
         body = [helper.make_node("Relu", ["a"], ["b"])]
-        opsets = [helper.make_opsetid("", 20)]
-        function = helper.make_function("mine", "Act", ["a"], ["b"], body, opsets)
+        function = helper.make_function("mine", "Act", ["a"], ["b"], body, [helper.make_opsetid("", 20)])
         model = model_of(
             [helper.make_node("Act", ["x"], ["y"], domain="mine")], [value("x", ["N", 3])], [value("y", None)]
         )
@@ -280,8 +268,7 @@ class TestCanonical:
 
     @pytest.mark.parametrize("name", ["product", "sum", "w", "relu"])
     def test_an_output_may_take_the_name_of_something_inside(self, tmp_path, name):
-        model = canonical(linear(), [X], [name])
-        save_onnx(model, tmp_path / "m.onnx")
+        onnx_model.save_onnx(canonical(linear(), [X], [name]), tmp_path / "m.onnx")
         with OrtSession(tmp_path / "m.onnx", optimized=False) as session:
             out = session.run({"x": np.ones((1, 3), np.float32)})
         assert np.array_equal(out[name], WEIGHT.sum(0, keepdims=True) + 1)
@@ -336,12 +323,12 @@ class TestSpecs:
     def test_bfloat16_and_unknown_axes(self):
         cast = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.BFLOAT16)
         model = model_of([cast], [value("x", [None, 3])], [value("y", [None, 3], TensorProto.BFLOAT16)])
-        assert specs_of(model)[1] == (TensorSpec("y", "bfloat16", ("?", 3)),)
+        assert onnx_model.specs_of(model)[1] == (TensorSpec("y", "bfloat16", ("?", 3)),)
 
     def test_an_output_of_unknown_rank_is_refused(self):
         model = model_of([helper.make_node("Relu", ["x"], ["y"])], [value("x", None)], [value("y", None)])
         with pytest.raises(ModelError, match="input 'x' is of unknown rank"):
-            specs_of(model)
+            onnx_model.specs_of(model)
 
 
 class TestAnInputThatIsAnOutput:
@@ -358,7 +345,7 @@ class TestAnInputThatIsAnOutput:
 
     def test_with_names_for_the_outputs_the_input_keeps_its_own(self):
         plain = canonical(self.passing_on(), [TensorSpec("x", "float32", ("N", 3))], ["a", "b"])
-        inputs, outputs = specs_of(plain)
+        inputs, outputs = onnx_model.specs_of(plain)
         assert [spec.name for spec in inputs] == ["x"] and [spec.name for spec in outputs] == ["a", "b"]
         onnx.checker.check_model(plain)
 
@@ -367,7 +354,7 @@ class TestAnInputThatIsAnOutput:
 def test_text_goes_in_and_out_of_no_engine(inputs, outputs):
     made = model_of([], [value("x", ["N"], inputs)], [value("y", ["N"], outputs)])
     with pytest.raises(ModelError, match="holds strings, which no engine takes or gives"):
-        specs_of(made)
+        onnx_model.specs_of(made)
 
 
 def test_numbers_as_a_list_are_written_as_bytes_of_the_same_numbers():
@@ -410,14 +397,14 @@ def test_libraries_are_named_by_digest_with_what_their_headers_say(tmp_path: Pat
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
     (dest := tmp_path / "dest").mkdir()
-    found = read_libraries(tmp_path, [("a/x.so", 0), ("b/x.so", 0), ("y.so", 13)], dest)
+    found = onnx_model.read_libraries(tmp_path, [("a/x.so", 0), ("b/x.so", 0), ("y.so", 13)], dest)
     x, y = found.libraries
     assert [build.platform for build in x.builds] == ["linux-x86_64", "linux-aarch64"]
     assert (x.name, x.entry, y.entry, y.builds[0].cuda) == ("x.so", "RegisterCustomOps", "getCreators", 13)
     assert sorted(found.digests) == sorted(path.name for path in dest.iterdir())
     model = linear()
-    name_libraries(model, found)
-    save_onnx(model, tmp_path / "m.onnx")
+    onnx_model.name_libraries(model, found)
+    onnx_model.save_onnx(model, tmp_path / "m.onnx")
     assert list_libraries(tmp_path / "m.onnx") == found
     assert list_shards(tmp_path / "m.onnx") == tuple(sorted(found.digests))
 
@@ -438,16 +425,18 @@ def test_a_file_that_is_no_library_with_operators_is_refused(tmp_path: Path, fil
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(data)
     with pytest.raises(ModelError, match=words):
-        read_libraries(root, [(name, 0) for name in files], root)
+        onnx_model.read_libraries(root, [(name, 0) for name in files], root)
 
 
 def test_a_file_of_a_user_names_no_libraries_itself(tmp_path: Path) -> None:
     """They would be opened: code in the process of whoever looks at a model."""
     model = linear()
-    name_libraries(model, Libraries((Library("x.so", "RegisterCustomOps", (LibraryBuild("linux-x86_64", "a" * 64),)),)))
+    onnx_model.name_libraries(
+        model, Libraries((Library("x.so", "RegisterCustomOps", (LibraryBuild("linux-x86_64", "a" * 64),)),))
+    )
     onnx.save(model, tmp_path / "m.onnx")
     assert list_libraries(tmp_path / "m.onnx").libraries
-    assert not load_onnx(tmp_path / "m.onnx", tmp_path).metadata_props
+    assert not onnx_model.load_onnx(tmp_path / "m.onnx", tmp_path).metadata_props
     model.metadata_props[0].value = '{"libraries": [{"name": "../x"}]}'
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(ModelError, match="names its libraries in another form"):

@@ -82,8 +82,7 @@ def test_outputs_of_unequal_steps_are_laid_out_place_by_place():
     found = prompted([1, 0, 0, 1, 1, 1, 0, 1], [0, 0, 0, 0, 0, 1, 1, 1])
     cases = {case.name: case for case in found.golden.cases}
     assert found.lengths == (3, 2, 2), "steps; side by side up to the shortest sequence's end"
-    sums = np.array([0, 1, 3, 6, 10])
-    np.testing.assert_array_equal(cases["sequence 0"].expected["y"][:, 0, 0], sums)
+    np.testing.assert_array_equal(cases["sequence 0"].expected["y"][:, 0, 0], np.array([0, 1, 3, 6, 10]))
     together = cases["sequences side by side"]
     np.testing.assert_array_equal(together.inputs[BEGINS], [1, 0, 1], "a step ends where one of any stream does")
     np.testing.assert_array_equal(together.expected["y"][:, :, 0], [[0, 5], [1, 11], [3, 18]])
@@ -97,8 +96,7 @@ def test_a_prompt_alone_hands_no_state_on():
 
 def test_sequences_are_cut_behind_a_whole_step(monkeypatch):
     monkeypatch.setattr("pipeline.sources.steps.MOST_STEPS", 2)
-    found = prompted([1, 0, 0, 1, 0, 1, 1, 1], [0] * 8)
-    assert len(found.golden.cases[0].inputs["x"]) == 5
+    assert len(prompted([1, 0, 0, 1, 0, 1, 1, 1], [0] * 8).golden.cases[0].inputs["x"]) == 5
 
 
 def test_a_batch_that_holds_no_two_streams_has_none_side_by_side():

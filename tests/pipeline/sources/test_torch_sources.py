@@ -61,8 +61,7 @@ class TestEntryPoint:
 
     def test_inputs_may_be_keywords_only_in_the_specs_order(self, tmp_path):
         code = net("return a * 2 + x.sum(1, keepdim=True)", more="").replace("self, x", "self, *, x, a")
-        a = TensorSpec("a", "float32", ("batch", 2))
-        exported = run(torch_request(tmp_path, code, inputs=(a, X)))
+        exported = run(torch_request(tmp_path, code, inputs=(TensorSpec("a", "float32", ("batch", 2)), X)))
         assert [value.name for value in onnx.load(exported.onnx).graph.input] == ["a", "x"] and not failed(exported)
 
     def test_a_dotted_module_is_imported_by_its_name(self, tmp_path):
@@ -98,8 +97,7 @@ class TestEntryPoint:
             golden = GoldenSet.load(run(torch_request(root, late)).golden)
             assert np.array_equal(golden.cases[0].expected["output"], golden.cases[0].inputs["x"] * scale)
             assert not list(root.rglob("__pycache__"))
-        assert sys.path == path
-        assert not {"model", "scales"} & (set(sys.modules) - modules)
+        assert sys.path == path and not {"model", "scales"} & (set(sys.modules) - modules)
 
 
 class TestWeights:
@@ -110,8 +108,7 @@ class TestWeights:
 
     def test_they_replace_what_the_module_had(self, tmp_path):
         self.save(tmp_path, **{"0_weight": np.ones((4, 3), np.float32), "0_bias": np.full(4, 2, np.float32)})
-        exported = run(torch_request(tmp_path, LINEAR, weights="w.safetensors"))
-        case = GoldenSet.load(exported.golden).cases[0]
+        case = GoldenSet.load(run(torch_request(tmp_path, LINEAR, weights="w.safetensors")).golden).cases[0]
         expected = np.maximum(case.inputs["x"].sum(1, keepdims=True) + 2, 0) * np.ones(4)
         assert np.allclose(case.expected["output"], expected, atol=1e-5)
 

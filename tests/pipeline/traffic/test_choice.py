@@ -9,16 +9,7 @@ from pipeline.traffic.buckets import remark_on_load
 from pipeline.traffic.choice import choose_buckets, search_buckets
 from pipeline.traffic.costs import resample_plans, serve_trace
 from pipeline.traffic.place import BucketOptions
-from tests.pipeline.traffic.instances import (
-    BATCH,
-    LENGTH,
-    KnownTimes,
-    latency,
-    measure,
-    seconds_at,
-    task_of,
-    trace_of_sizes,
-)
+from tests.pipeline.traffic import instances
 from validation.traffic.trace import BatchPolicy
 
 RNG = np.random.default_rng(0)
@@ -26,18 +17,18 @@ TWO_KINDS = np.where(RNG.random(1000) < 0.7, RNG.integers(5, 10, 1000), RNG.inte
 
 
 def test_two_kinds_of_requests_get_buckets_at_their_ends():
-    task = task_of(trace_of_sizes(TWO_KINDS), BucketOptions(batch=1))
-    choice = choose_buckets(task, measure(task.first_sizes()), measure, 3, 0.0)
+    task = instances.task_of(instances.trace_of_sizes(TWO_KINDS), BucketOptions(batch=1))
+    choice = choose_buckets(task, instances.measure(task.first_sizes()), instances.measure, 3, 0.0)
     assert choice.edges == {"length": (9, 35, 64)}
     plans = {plan.name: plan for plan in choice.plans}
     assert [*plans] == ["chosen", "one profile", "powers of two", "present"]
     assert plans["powers of two"].edges["length"] == (1, 2, 4, 8, 16, 32, 64)
-    direct = np.mean([seconds_at(1, 9 if size <= 9 else 35) for size in TWO_KINDS])
+    direct = np.mean([instances.seconds_at(1, 9 if size <= 9 else 35) for size in TWO_KINDS])
     assert plans["chosen"].seconds.value == pytest.approx(direct, rel=0.02)
-    assert plans["one profile"].seconds.value == pytest.approx(seconds_at(1, 64), rel=0.02)
+    assert plans["one profile"].seconds.value == pytest.approx(instances.seconds_at(1, 64), rel=0.02)
     saved = plans["one profile"].saved
     assert saved.low < saved.value < saved.high and saved.value == pytest.approx(
-        1 - direct / seconds_at(1, 64), rel=0.02
+        1 - direct / instances.seconds_at(1, 64), rel=0.02
     )
     assert plans["chosen"].saved is None and plans["chosen"].padding < 0.3 < plans["one profile"].padding
 
@@ -47,28 +38,28 @@ def test_the_edges_that_are_chosen_are_timed_themselves():
 
     def noting(sizes):
         asked.extend(sizes)
-        return measure(sizes)
+        return instances.measure(sizes)
 
-    task = task_of(trace_of_sizes(TWO_KINDS), BucketOptions(batch=1))
+    task = instances.task_of(instances.trace_of_sizes(TWO_KINDS), BucketOptions(batch=1))
     first = task.first_sizes()
-    choice = choose_buckets(task, measure(first), noting, 3, 0.0)
+    choice = choose_buckets(task, instances.measure(first), noting, 3, 0.0)
     assert {"batch": 1, "length": 35} in [*asked, *first] and {"batch": 1, "length": 9} in [*asked, *first]
     assert {each["length"] for each in [*asked, *first]} >= {8, 16, 32, 64}, "those of powers of two too"
     assert choice.timed == len(first) + len(asked)
 
 
 def test_a_price_makes_fewer_buckets():
-    task = task_of(trace_of_sizes(TWO_KINDS), BucketOptions(batch=1))
-    known = measure(task.first_sizes())
+    task = instances.task_of(instances.trace_of_sizes(TWO_KINDS), BucketOptions(batch=1))
+    known = instances.measure(task.first_sizes())
     counts = [len(choose_buckets(task, known, None, 64, price).edges["length"]) for price in (0.0, 200.0, 1e6)]
     assert counts[0] > counts[1] > counts[2] == 1
 
 
 def test_with_a_batcher_fewer_buckets_batch_better():
     lengths = np.random.default_rng(1).integers(20, 41, 1500).tolist()
-    known = KnownTimes(lambda batch, length: 5e-3 + 1e-6 * batch * length)
-    alone = task_of(trace_of_sizes(lengths, 150.0), BucketOptions(batch=1))
-    together = task_of(trace_of_sizes(lengths, 150.0), BucketOptions(batch=8, wait_s=0.02))
+    known = instances.KnownTimes(lambda batch, length: 5e-3 + 1e-6 * batch * length)
+    alone = instances.task_of(instances.trace_of_sizes(lengths, 150.0), BucketOptions(batch=1))
+    together = instances.task_of(instances.trace_of_sizes(lengths, 150.0), BucketOptions(batch=8, wait_s=0.02))
     assert together.policy == BatchPolicy(8, 0.02) and alone.policy is None
     counts = [len(search_buckets(task, known, 64, 0.0)[0].partitions[0]) for task in (alone, together)]
     assert counts[0] > 10 > counts[1]
@@ -80,44 +71,48 @@ def test_with_a_batcher_fewer_buckets_batch_better():
 def test_what_is_chosen_never_costs_more_than_what_it_is_compared_with():
     """An engine that is always busy: costs of single buckets say that narrow ones are best, and full batches are."""
     lengths = np.random.default_rng(1).integers(1, 65, 1000).tolist()
-    task = task_of(trace_of_sizes(lengths, 1e9), BucketOptions(batch=8, wait_s=0.002))
-    times = [latency(sizes, 5e-5 + 1e-7 * sizes["batch"] * sizes["length"]) for sizes in task.first_sizes()]
+    task = instances.task_of(instances.trace_of_sizes(lengths, 1e9), BucketOptions(batch=8, wait_s=0.002))
+    times = [instances.latency(sizes, 5e-5 + 1e-7 * sizes["batch"] * sizes["length"]) for sizes in task.first_sizes()]
     choice = choose_buckets(task, times, None, 64, 0.0)
     assert all(plan.saved.value >= 0.0 for plan in choice.plans[1:]), choice.plans
     assert "one engine cannot carry this rate" in remark_on_load(choice)[0]
     (one,) = [plan for plan in choose_buckets(task, times, None, 1, 0.0).plans if plan.name == "chosen"]
     assert one.profiles == 1
-    idle = task_of(trace_of_sizes(lengths, 10.0), BucketOptions(batch=8, wait_s=0.002))
+    idle = instances.task_of(instances.trace_of_sizes(lengths, 10.0), BucketOptions(batch=8, wait_s=0.002))
     assert remark_on_load(choose_buckets(idle, times, None, 64, 0.0)) == ()
 
 
 def test_two_dims_are_chosen_within_one_number_of_profiles():
     rng = np.random.default_rng(2)
-    trace = trace_of_sizes(rng.integers(1, 65, 400), width=rng.choice([3, 30], 400))
+    trace = instances.trace_of_sizes(rng.integers(1, 65, 400), width=rng.choice([3, 30], 400))
     inputs = (TensorSpec("image", "float32", ("batch", "length", "width")),)
-    dims = (BATCH, LENGTH, Dim("width", 1, 32, 32))
-    task = task_of(trace, BucketOptions(batch=1), dims, inputs)
-    choice = choose_buckets(task, measure(task.first_sizes()), measure, 8, 0.0)
+    dims = (instances.BATCH, instances.LENGTH, Dim("width", 1, 32, 32))
+    task = instances.task_of(trace, BucketOptions(batch=1), dims, inputs)
+    choice = choose_buckets(task, instances.measure(task.first_sizes()), instances.measure, 8, 0.0)
     assert choice.edges["width"] == (3, 32) and len(choice.edges["length"]) == 4
-    only = task_of(trace, BucketOptions(("width",), batch=1), dims, inputs)
-    assert choose_buckets(only, measure(only.first_sizes()), None, 8, 0.0).edges.keys() == {"width"}
+    only = instances.task_of(trace, BucketOptions(("width",), batch=1), dims, inputs)
+    assert choose_buckets(only, instances.measure(only.first_sizes()), None, 8, 0.0).edges.keys() == {"width"}
 
 
 def test_a_size_beyond_the_times_on_record_says_how_to_time_it():
-    task = task_of(trace_of_sizes([3, 50]), BucketOptions(batch=1))
+    task = instances.task_of(instances.trace_of_sizes([3, 50]), BucketOptions(batch=1))
     with pytest.raises(DataError, match=r"length=3 is beyond what was timed.*enginesmith profile"):
         choose_buckets(
-            task, [latency({"batch": 1, "length": 8}, 1.0), latency({"batch": 1, "length": 64}, 2.0)], None, 4, 0
+            task,
+            [instances.latency({"batch": 1, "length": 8}, 1.0), instances.latency({"batch": 1, "length": 64}, 2.0)],
+            None,
+            4,
+            0,
         )
 
 
 def test_intervals_hold_the_truth_of_most_samples():
     """Of 40 traces of one process, 95 % intervals of what is saved hold the saving over a long trace in 33 at least."""
     rng = np.random.default_rng(5)
-    times = KnownTimes()
+    times = instances.KnownTimes()
 
     def saved(sizes, seed):
-        task = task_of(trace_of_sizes(sizes, seed=seed), BucketOptions(batch=1))
+        task = instances.task_of(instances.trace_of_sizes(sizes, seed=seed), BucketOptions(batch=1))
         plans = [serve_trace(task.grid, {"length": edges}, times, None) for edges in ((10, 64), (64,))]
         resamples = resample_plans(plans, seed)
         return 1 - plans[0].mean_s / plans[1].mean_s, np.quantile(1 - resamples[0] / resamples[1], (0.025, 0.975))
@@ -126,5 +121,4 @@ def test_intervals_hold_the_truth_of_most_samples():
         return np.where(rng.random(count) < 0.5, 5, 40)
 
     truth, _ = saved(draw(100_000), 0)
-    held = sum(low <= truth <= high for low, high in (saved(draw(300), seed)[1] for seed in range(40)))
-    assert held >= 33
+    assert sum(low <= truth <= high for low, high in (saved(draw(300), seed)[1] for seed in range(40))) >= 33

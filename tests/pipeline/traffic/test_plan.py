@@ -85,8 +85,7 @@ def test_edges_are_multiples_of_the_dims():
 
 
 def test_many_sizes_are_thinned_and_long_traces_cut():
-    rng = np.random.default_rng(0)
-    trace = trace_of_sizes(rng.integers(1, 5000, 150_000))
+    trace = trace_of_sizes(np.random.default_rng(0).integers(1, 5000, 150_000))
     wide = Dim("length", 1, 5000, 5000)
     grid = grid_of(trace, (BATCH, wide), "batch", ("length",), tops={"length": 5000}, at=trace.at)
     assert len(grid.edges[0]) <= MOST_ALONE + 1 and grid.edges[0][-1] == 5000 and len(grid) == 100_000

@@ -5,19 +5,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from enginesmith.core.types import Dim
+from pipeline.traffic import summary
 from pipeline.traffic.place import TrafficAtPlace
-from pipeline.traffic.summary import (
-    count_sizes,
-    describe_traffic,
-    dim_rows,
-    draw_histogram,
-    draw_traffic,
-    histogram_rows,
-    hour_table,
-    measure_bursts,
-    pair_table,
-    summarize,
-)
 from validation.traffic.trace import Trace
 
 MIDNIGHT = 1_772_409_600.0
@@ -31,94 +20,90 @@ def traffic(at, lengths, start=MIDNIGHT, sampling=1.0) -> TrafficAtPlace:
 
 
 def test_histograms_alone_and_joint():
-    found = summarize(traffic([0, 1, 2, 3], [3, 5, 3, 9]), DIMS)
+    found = summary.summarize(traffic([0, 1, 2, 3], [3, 5, 3, 9]), DIMS)
     assert found.dims["length"].counts == {3: 2, 5: 1, 9: 1} and found.dims["length"].quantiles[0] == 4.0
     assert found.beyond == {"length": 1} and found.requests == 4
     (pair,) = found.pairs
     assert pair.dims == ("batch", "length") and pair.counts == ((2, 3, 2), (2, 5, 1), (2, 9, 1))
-    assert dim_rows(found)[1][:5] == ["length", "4", "3", "3", "5"]
-    columns, rows = pair_table(pair)
+    assert summary.dim_rows(found)[1][:5] == ["length", "4", "3", "3", "5"]
+    columns, rows = summary.pair_table(pair)
     assert columns == ["batch \\ length", "up to 3", "up to 5", "up to 9"] and rows == [
         ["up to 2", "50 %", "25 %", "25 %"]
     ]
-    assert "no times of arrival" not in " ".join(describe_traffic(found))
-    assert any("length: 1 request beyond the spec's dims (25 %)" in line for line in describe_traffic(found))
+    assert "no times of arrival" not in " ".join(summary.describe_traffic(found))
+    assert any("length: 1 request beyond the spec's dims (25 %)" in line for line in summary.describe_traffic(found))
 
 
 def test_hours_have_absolute_names_and_rates_of_what_was_recorded():
     at = [*np.arange(0, 3600, 10.0), *np.arange(3600, 5400, 1.0)]
-    found = summarize(traffic(at, [1] * 360 + [6] * 1800, sampling=0.5), DIMS)
+    found = summary.summarize(traffic(at, [1] * 360 + [6] * 1800, sampling=0.5), DIMS)
     assert [hour.name for hour in found.hours] == ["2026-03-02 00:00", "2026-03-02 01:00"]
     assert [hour.requests for hour in found.hours] == [360, 1800]
     assert [hour.per_second for hour in found.hours] == pytest.approx([0.2, 2.0], rel=0.01)
     assert found.hours[1].sizes["length"].counts == {6: 1800} and found.per_second == pytest.approx(0.8, rel=0.01)
-    columns, rows = hour_table(found)
+    columns, rows = summary.hour_table(found)
     assert columns[:3] == ["hour", "requests", "per second"] and rows[1][0] == "2026-03-02 01:00"
     assert (
-        "requests per second" in [*describe_traffic(found)][1]
-        and "at most 1 within a second" in [*describe_traffic(found)][2]
+        "requests per second" in [*summary.describe_traffic(found)][1]
+        and "at most 1 within a second" in [*summary.describe_traffic(found)][2]
     )
 
 
 def test_many_days_are_put_together_by_the_hour_of_the_day():
     days = np.arange(0, 5 * 86400, 600.0)
-    found = summarize(traffic(days, 1 + (days // 3600 % 24).astype(int)), DIMS)
+    found = summary.summarize(traffic(days, 1 + (days // 3600 % 24).astype(int)), DIMS)
     assert len(found.hours) == 24 and found.hours[13].name == "13:00" and found.hours[13].requests == 30
     assert found.hours[13].per_second == pytest.approx(1 / 600, rel=0.01)
     assert found.hours[13].sizes["length"].counts == {14: 30}
 
 
 def test_times_that_are_not_absolute_count_from_the_first_request():
-    found = summarize(traffic([0.0, 4000.0], [1, 2], start=5.0), DIMS)
+    found = summary.summarize(traffic([0.0, 4000.0], [1, 2], start=5.0), DIMS)
     assert [hour.name for hour in found.hours] == ["hour 0", "hour 1"] and found.start is None
 
 
 def test_without_times_there_are_no_rates():
-    found = summarize(traffic([0.0, 0.0], [1, 2], start=0.0), DIMS)
+    found = summary.summarize(traffic([0.0, 0.0], [1, 2], start=0.0), DIMS)
     assert found.hours == () and found.bursts is None and found.per_second is None
-    assert "no times of arrival, or all of them the same: no rates, no hours" in [*describe_traffic(found)]
+    assert "no times of arrival, or all of them the same: no rates, no hours" in [*summary.describe_traffic(found)]
 
 
 def test_bursts():
     poisson = np.cumsum(np.random.default_rng(0).exponential(0.05, 20_000))
-    assert measure_bursts(poisson).dispersion == pytest.approx(1.0, abs=0.15)
-    clumped = np.repeat(np.arange(0, 1000, 10.0), 20) + np.tile(np.arange(20) * 0.01, 100)
-    found = measure_bursts(clumped)
+    assert summary.measure_bursts(poisson).dispersion == pytest.approx(1.0, abs=0.15)
+    found = summary.measure_bursts(np.repeat(np.arange(0, 1000, 10.0), 20) + np.tile(np.arange(20) * 0.01, 100))
     assert found.peak_per_second == 20 and found.dispersion > 10 and found.longest_gap_s == pytest.approx(9.81)
 
 
 def test_times_far_apart_take_no_memory_for_the_seconds_between():
-    found = measure_bursts(np.array([0.0, 0.5, 1.8e9]))
+    found = summary.measure_bursts(np.array([0.0, 0.5, 1.8e9]))
     assert found.dispersion == pytest.approx(5 / 3, rel=1e-6) and found.longest_gap_s == pytest.approx(1.8e9)
 
 
 def test_the_rate_of_an_hour_of_the_day_is_over_its_time_in_all_days():
     at = np.arange(0.0, 72 * 3600.0, 600.0)
-    found = summarize(traffic(at.tolist(), [1] * len(at), start=1_772_409_600.0 + 1800.0), DIMS)
+    found = summary.summarize(traffic(at.tolist(), [1] * len(at), start=1_772_409_600.0 + 1800.0), DIMS)
     assert len(found.hours) == 24
     assert all(hour.per_second == pytest.approx(1 / 600, rel=0.07) for hour in found.hours)
 
 
 def test_rows_of_a_histogram_are_the_buckets_where_there_are_some():
-    counts = count_sizes(np.array([1, 2, 4, 5, 9]))
-    assert [row[:3] for row in histogram_rows(counts, (4, 8))] == [
-        ["1..4", "3", "60 %"],
-        ["5..8", "1", "20 %"],
-        ["9", "1", "20 %"],
-    ]
-    assert sum(int(row[1]) for row in histogram_rows(count_sizes(np.arange(1, 500)), (500,))) == 499
+    counts = summary.count_sizes(np.array([1, 2, 4, 5, 9]))
+    expected = [["1..4", "3", "60 %"], ["5..8", "1", "20 %"], ["9", "1", "20 %"]]
+    assert [row[:3] for row in summary.histogram_rows(counts, (4, 8))] == expected
+    assert sum(int(row[1]) for row in summary.histogram_rows(summary.count_sizes(np.arange(1, 500)), (500,))) == 499
 
 
 def test_every_request_is_in_a_bar():
     for sizes in (np.array([7]), np.arange(1, 900), np.array([1, 1, 2, 800]), np.array([0, 1, 1, 800])):
         axes = Figure().subplots()
-        draw_histogram(axes, "length", count_sizes(sizes), {"present": (1000,)})
+        summary.draw_histogram(axes, "length", summary.count_sizes(sizes), {"present": (1000,)})
         heights, edges, _ = axes.patches[0].get_data()
         assert sum(heights) == len(sizes) and edges[-1] >= sizes.max()
 
 
 def test_pictures_of_traffic():
-    found = summarize(traffic(np.arange(0, 7200, 20.0), 1 + np.arange(360) % 8), DIMS)
-    text = draw_traffic(found, {"batch": (4,), "length": (4, 8)})
+    found = summary.summarize(traffic(np.arange(0, 7200, 20.0), 1 + np.arange(360) % 8), DIMS)
+    text = summary.draw_traffic(found, {"batch": (4,), "length": (4, 8)})
     assert "present: up to 8" in text and "requests per second by hour" in text and 'viewBox="0 0 640 1300"' in text
-    assert text == draw_traffic(found, {"batch": (4,), "length": (4, 8)})
+    assert text == summary.draw_traffic(found, {"batch": (4,), "length": (4, 8)})

@@ -29,8 +29,7 @@ def compile_model(model: Path, path: Path, *, fold: bool) -> None:
     for name, array in weights.items():
         if array.dtype.name not in DTYPES:
             raise ModelError(f"weight {name!r} is {array.dtype.name}, which toy does not take; cast it to float32")
-    told = {"steps": steps, "names": list(weights)}
-    program = np.frombuffer(json.dumps(told).encode(), np.uint8)
+    program = np.frombuffer(json.dumps({"steps": steps, "names": list(weights)}).encode(), np.uint8)
     with path.open("wb") as stream:
         np.savez(stream, program=program, **{f"w{at}": array for at, array in enumerate(weights.values())})
 

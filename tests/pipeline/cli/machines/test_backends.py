@@ -19,7 +19,8 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_the_table_fits_a_hundred_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")  # what a pipe is taken for; the table is not squeezed into that
-    lines = said(capsys).splitlines()
+    lines = (out := said(capsys)).splitlines()
+    assert "[tensorrt]" in out and "…" not in out, "markup would swallow it"
     table = [line for line in lines if "is not installed:" not in line]
     assert max(map(len, table)) <= 100
     assert table[0].rstrip().endswith("runs here")
@@ -75,9 +76,3 @@ def test_a_backend_that_takes_fixed_sizes_only_is_shown_as_such(monkeypatch):
     cls = discovery.load("onnxruntime")
     monkeypatch.setattr(cls, "refuses", lambda self, request: "no dims; give sizes" if request.profiles else None)
     assert not row_of(discovery.configure("onnxruntime", {})).dynamic
-
-
-def test_the_table_of_backends_keeps_the_brackets_of_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys)
-    assert "[tensorrt]" in out, "markup would swallow it"
-    assert "…" not in out

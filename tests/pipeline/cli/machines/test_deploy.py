@@ -11,9 +11,8 @@ from pipeline.orchestration.deployments.plan import FLOWS
 
 
 def run(*words: str, **environment: str) -> tuple[int, str]:
-    done = CliRunner().invoke(
-        enginesmith, ["prefect", "deploy", *words], env={"ENGINESMITH_REGISTRY": None, **environment}
-    )
+    env = {"ENGINESMITH_REGISTRY": None, **environment}
+    done = CliRunner().invoke(enginesmith, ["prefect", "deploy", *words], env=env)
     return done.exit_code, f"{done.output}{done.exception or ''}"
 
 

@@ -84,10 +84,8 @@ def test_a_plan_as_a_table(place: Path) -> None:
 def test_the_same_for_programs(place: Path) -> None:
     found = json.loads(run("--json").stdout)
     assert found["good"] is False and sum(found["counts"].values()) == len(found["standings"])
-    assert [(event["event"], event["model"]) for event in found["events"]] == [
-        ("enginesmith.model.registered", "digits"),
-        ("enginesmith.engine.unproven", "digits"),
-    ]
+    expected = [("enginesmith.model.registered", "digits"), ("enginesmith.engine.unproven", "digits")]
+    assert [(event["event"], event["model"]) for event in found["events"]] == expected
     plan = json.loads(run("plan", "--runtime", "tensorrt=11.4", "--json").stdout)
     assert [item["group"] for item in plan["dying"]] == ["h100", "h100 mig-1g.10gb", "h100 mig-3g.40gb", "h200"]
     assert plan["predicted"].pop("unknown") > 0

@@ -12,7 +12,7 @@ def test_a_stale_golden_set_fails_the_build_until_the_change_is_accepted(built: 
     built.spec.write_text("# kept as it is\n" + built.spec.read_text())
     first = built.run("debug", "golden", "accept", built.spec, "--json")
     assert first.code == 0, first.err
-    assert load_spec(built.spec).golden.frozen == first.json["digest"]  # type: ignore[union-attr]
+    assert load_spec(built.spec).golden.frozen == first.json["digest"]
     assert built.spec.read_text().startswith("# kept as it is\n")
     assert "cached" in built.run("debug", "golden", "make", built.spec).err
     write_model(built.folder / "tiny.onnx", weights() | {"w2": weights()["w2"] * np.float32(1.25)})
@@ -21,8 +21,7 @@ def test_a_stale_golden_set_fails_the_build_until_the_change_is_accepted(built: 
     assert re.search(r"of 9 cases have other expected outputs; logits by up to \d", stale.err)
     assert f"enginesmith debug golden accept {built.spec}" in stale.err
     accepted = built.run("debug", "golden", "accept", built.spec, "--json").json
-    assert accepted["before"] == first.json["digest"]
-    assert "other expected outputs" in accepted["change"]
+    assert accepted["before"] == first.json["digest"] and "other expected outputs" in accepted["change"]
     assert built.run("debug", "golden", "make", built.spec).code == 0
     told = built.run("debug", "golden", "diff", "tiny@1", accepted["digest"], "--json").json
     assert (told["same"], told["inputs"], len(told["expected"])) == (False, [], 9)
@@ -31,12 +30,10 @@ def test_a_stale_golden_set_fails_the_build_until_the_change_is_accepted(built: 
 def test_a_golden_set_that_is_not_frozen_may_change_and_how_is_said(built: Project) -> None:
     write_data(built.folder, seed=5)
     made = built.run("debug", "golden", "make", built.spec)
-    assert made.code == 0
-    assert "golden set: changed since the last run: " in made.err
+    assert made.code == 0 and "golden set: changed since the last run: " in made.err
     assert "cases have other inputs" in made.out
     again = built.run("debug", "golden", "make", built.spec, "--json")
-    assert "changed" not in again.err
-    assert again.json["change"] is None
+    assert "changed" not in again.err and again.json["change"] is None
 
 
 def test_golden_data_in_a_folder_of_arrays_is_read_and_its_changes_are_seen(project: Project) -> None:
@@ -44,11 +41,9 @@ def test_golden_data_in_a_folder_of_arrays_is_read_and_its_changes_are_seen(proj
     data = arrays(project.folder / "golden.npz")
     for name, array in data.items():
         np.save(project.folder / "samples" / f"{name}.npy", array)
-    project.change_spec(
-        golden={"data": "samples", "labels": "label"}, precisions=["fp32"], targets=["cpu"], calibration=None
-    )
-    assert project.build().code == 0
-    assert "cached" in project.run("debug", "golden", "make", project.spec).err
+    golden = {"data": "samples", "labels": "label"}
+    project.change_spec(golden=golden, precisions=["fp32"], targets=["cpu"], calibration=None)
+    assert project.build().code == 0 and "cached" in project.run("debug", "golden", "make", project.spec).err
     np.save(project.folder / "samples" / "x.npy", data["x"] + 1)
     assert "cases have other inputs" in project.run("debug", "golden", "make", project.spec).out
     assert "golden data samples changed" in project.run("plan", project.spec).out

@@ -29,8 +29,7 @@ def test_the_spec_lies_beside_the_model_and_is_not_overwritten(tmp_path: Path, c
     spec = load_spec(tmp_path / "net.yaml")
     assert (spec.model, spec.source.onnx) == ("net", "net.ONNX")
     assert "enginesmith plan" in capsys.readouterr().err
-    assert init(model) == 2 and "exists" in capsys.readouterr().err
-    assert init(model, "--force") == 0
+    assert init(model) == 2 and "exists" in capsys.readouterr().err and init(model, "--force") == 0
 
 
 def test_requests_become_calibration_and_golden_data(tmp_path: Path) -> None:
@@ -40,15 +39,12 @@ def test_requests_become_calibration_and_golden_data(tmp_path: Path) -> None:
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 2)).astype("f4"))
     assert init(model, "--from-requests", tmp_path / "requests.npz") == 0
     spec = load_spec(tmp_path / "net.yaml")
-    assert spec.precisions == ("fp32", "fp16", "int8")
-    assert spec.calibration and spec.golden
+    assert spec.precisions == ("fp32", "fp16", "int8") and spec.calibration and spec.golden
     golden, calibration = (np.load(tmp_path / f"{name}.npz")["x"] for name in ("golden", "calibration"))
     assert len(golden) == 6 and len(calibration) == 24
 
 
-def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_data_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_data_is_missing(tmp_path, capsys):
     from onnx import helper
 
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Det", ["h"], ["y"], "det")]
@@ -66,9 +62,7 @@ def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_
 @pytest.mark.parametrize(
     ("usual", "other", "dims"), [(64, 64, (32, 64, 128)), (64, 20, (10, 64, 128)), (3, 300, (1, 3, 300))]
 )
-def test_dims_go_from_half_of_the_least_request_to_what_ran_and_was_asked(
-    tmp_path: Path, usual: int, other: int, dims: tuple[int, int, int]
-) -> None:
+def test_dims_go_from_half_of_the_least_request_to_what_ran_and_was_asked(tmp_path, usual, other, dims):
     from onnx import helper
 
     model = write(tmp_path / "net.onnx", [helper.make_node("Exp", ["x"], ["y"])], [value("x", ["batch", "height", 2])])
@@ -139,10 +133,8 @@ def test_several_graphs_are_connected_as_their_names_and_shapes_show(tmp_path: P
         spec.unlink()
     assert init(folder / "encoder.onnx", f"head={folder / 'decoder.onnx'}", "--out", folder / "whole.yaml") == 0
     loaded = load_ensemble(folder / "whole.yaml")
-    assert {name: graph.model for name, graph in loaded.graphs.items()} == {
-        "encoder": "whole-encoder",
-        "head": "whole-head",
-    }
+    expected = {"encoder": "whole-encoder", "head": "whole-head"}
+    assert {name: graph.model for name, graph in loaded.graphs.items()} == expected
     assert loaded.spec.connections == {"head.memory": "encoder.hidden"}
     assert loaded.graphs["head"].source.onnx == "decoder.onnx"
     assert init(folder / "encoder.onnx", folder / "decoder.onnx", "--out", folder / "whole.yaml") == 2
@@ -155,8 +147,7 @@ def test_states_of_several_graphs_stay_states_and_data_has_sequences(tmp_path: P
     assert init(folder / "encoder.onnx", folder / "decoder.onnx", "--out", folder / "whole.yaml") == 0
     loaded = load_ensemble(folder / "whole.yaml")
     assert [(state.input, state.output) for state in loaded.graphs["decoder"].states()] == [("past", "present")]
-    assert loaded.spec.connections["decoder.memory"] == "encoder.hidden"
-    assert loaded.spec.golden.sequence == "sequence"
+    assert loaded.spec.connections["decoder.memory"] == "encoder.hidden" and loaded.spec.golden.sequence == "sequence"
     text = (folder / "whole.yaml").read_text()
     assert "#   encoder.source: float32" in text and "decoder.past" not in text
 
@@ -215,8 +206,7 @@ def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: P
         return tmp_path / name
 
     first = sums("first.onnx", ["x"], ["a", "b"], "mask")
-    second = sums("second.onnx", ["y"], ["z"], "input_mask")
-    assert init(first, second, "--out", tmp_path / "both.yaml") == 0
+    assert init(first, sums("second.onnx", ["y"], ["z"], "input_mask"), "--out", tmp_path / "both.yaml") == 0
     text = (tmp_path / "both.yaml").read_text()
     assert "# FILL_IN? second.y: one of first.a, first.b, or an input of the whole" in text
     assert "  second.input_mask: mask " in text and "  first.mask: mask " in text

@@ -44,9 +44,8 @@ def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Pr
     manifest = locate(store, parse_reference("tiny")).manifest
     found = attributions(store, manifest)[GRAPH]
     assert [row.node for row in found.blamed] == ["node"] and found.proposal is not None
-    assert yaml.safe_load(found.proposal.snippet or "") == {
-        "quantization": {"overrides": [{"match": "node", "precision": "fp32"}]}
-    }
+    expected = {"quantization": {"overrides": [{"match": "node", "precision": "fp32"}]}}
+    assert yaml.safe_load(found.proposal.snippet or "") == expected
     assert told["snippet"] == found.proposal.snippet and not any("attribution" in name for name in manifest.sources)
     page = (loud.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
     assert "Which node drifted" in page and "with 1 of 2 groups in float" in page and "cpu int8 onnxruntime" in page

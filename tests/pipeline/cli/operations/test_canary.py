@@ -19,8 +19,7 @@ COMMAND = [sys.executable, "-m", "enginesmith"]
 
 def record(project: Project, requests: int, per_second: float) -> Path:
     path = project.folder / "traffic.jsonl"
-    golden = np.load(project.folder / "golden.npz")["x"]
-    np.savez(project.folder / "samples.npz", x=golden)
+    np.savez(project.folder / "samples.npz", x=np.load(project.folder / "golden.npz")["x"])
     words = ["traffic", "record", str(path), "--samples", str(project.folder / "samples.npz")]
     words += ["--per-second", str(per_second), "--requests", str(requests)]
     subprocess.run([*COMMAND, *words], check=True, capture_output=True)
@@ -48,8 +47,7 @@ def test_a_run_from_traffic_to_page(built, tmp_path):
     assert report.verdict == told["verdict"] and (out / "report.html").exists()
     again = run(built, path, out)
     assert again.code == 2 and "has the observations of a canary already" in again.err
-    misfit = path.read_text().replace('"x":', '"y":')
-    (tmp_path / "other.jsonl").write_text(misfit)
+    (tmp_path / "other.jsonl").write_text(path.read_text().replace('"x":', '"y":'))
     assert run(built, tmp_path / "other.jsonl", tmp_path / "other").code == 2
     absent = built.run(
         "canary", "run", "--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "sm_89", "--traffic", path

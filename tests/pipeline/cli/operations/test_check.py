@@ -36,14 +36,10 @@ def test_a_worse_model_is_a_regression_at_its_line(built: Project) -> None:
     assert done.code == 1, done.err
     found = {item["rule"]: item for item in done.json["findings"] if item["level"] == "error"}
     assert "drift" in found and "latency" not in found
-    lines = built.spec.read_text().splitlines()
-    assert lines[found["drift"]["line"] - 1].strip() == "- fp32"
+    assert built.spec.read_text().splitlines()[found["drift"]["line"] - 1].strip() == "- fp32"
     (pair, *_) = done.json["pairs"]
-    assert (
-        pair["pulled"]
-        and not pair["same"]
-        and {item["bucket"] for item in pair["times"]} == {"batch=1", "batch=4", "batch=8"}
-    )
+    expected = {"batch=1", "batch=4", "batch=8"}
+    assert pair["pulled"] and not pair["same"] and {item["bucket"] for item in pair["times"]} == expected
     assert all(item["ratio"] > 0 for item in pair["times"])
     assert "**regression** (drift)" in page.read_text()
     assert files_of(built.registry / "models") == before

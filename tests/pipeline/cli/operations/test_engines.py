@@ -24,8 +24,7 @@ def test_a_published_engine_is_fuzzed_and_the_same_seed_gives_the_same_report(bu
     assert [case["sizes"]["batch"] for case in report["cases"] if case["outside"]] == [9]
     built.folder.joinpath("traffic.json").write_text(json.dumps({"length": {"3": 5}}))
     refused = built.run(*words, "--histogram", built.folder / "traffic.json")
-    assert refused.code == 2
-    assert "dim 'length' is not one of the model's" in refused.err
+    assert refused.code == 2 and "dim 'length' is not one of the model's" in refused.err
 
 
 def test_an_engine_from_another_version_fails_and_each_failure_names_the_command_that_repeats_it(built, tmp_path):
@@ -43,8 +42,7 @@ def test_an_engine_from_another_version_fails_and_each_failure_names_the_command
     failed = report.smallest[0]
     assert failed.sizes == {"batch": 1}
     words = shlex.split(failed.reproduce)
-    assert words[:4] == [*terms.command]
-    assert words[4:] == ["--only", failed.case]
+    assert words[:4] == [*terms.command] and words[4:] == ["--only", failed.case]
 
 
 def test_profile_times_one_engine_and_races_two(built: Project) -> None:
@@ -70,6 +68,5 @@ def test_a_cpu_engine_is_rebuilt_and_nothing_is_left_behind(built: Project) -> N
     assert done.code == 0, done.err
     report = done.json
     assert (report["times"], report["passed"], report["byte_equal"]) == (2, True, True)
-    assert report["published"]["rebuilt"] is True
-    assert report["outputs"]["logits"]["bit_equal"] is True
+    assert report["published"]["rebuilt"] is True and report["outputs"]["logits"]["bit_equal"] is True
     assert sorted(path for path in built.registry.rglob("*") if path.is_file()) == before

@@ -25,7 +25,6 @@ from enginesmith.core.names import parse_reference
 from enginesmith.core.types import CPU_KIND
 from enginesmith.registry.manifest import EngineEntry, Manifest, request_of
 from enginesmith.registry.store.base import open_store
-from enginesmith.registry.store.folder import FileStore
 from enginesmith.registry.versions.lookup import load, locate
 from pipeline.operations.refit import RefitEngine, cannot
 from pipeline.values import EngineBlob
@@ -98,8 +97,7 @@ def test_engines_get_new_weights_and_are_proven_and_published_with_where_they_ar
         assert (after.digest == before.digest) is (backend == "stripped"), "which stays as it is"
         assert manifest(project, "2").provenance[f"refitted from cpu fp32 {backend}"] == before.digest
         assert any(note.startswith("refitted from tiny@1, engine") for note in after.notes)
-    path = project.registry / "blobs" / "sha256" / str(before.digest)[:2] / str(before.digest)
-    assert path.is_file()
+    assert (project.registry / "blobs" / "sha256" / str(before.digest)[:2] / str(before.digest)).is_file()
     again = project.build()
     assert (again.json["version"], again.json["cached"]) == ("2", True), "it is what a build would be"
     assert project.run("registry", "fsck").code == 0
@@ -124,9 +122,7 @@ def test_weights_of_another_version_make_a_version_without_the_spec(project: Pro
 
 
 def test_a_stripped_engine_is_proven_with_the_weights_of_its_model(project: Project) -> None:
-    store = open_store(project.registry)
-    assert isinstance(store, FileStore)
-    stored = onnx.load(store.path(str(entry(project, "1", "stripped").digest)))
+    stored = onnx.load(open_store(project.registry).path(str(entry(project, "1", "stripped").digest)))
     zeroed = [numpy_helper.to_array(tensor) for tensor in stored.graph.initializer]
     assert all(not array.any() for array in zeroed if array.ndim)
     assert entry(project, "1", "stripped").status == "proven"
@@ -161,7 +157,7 @@ CHANGES = {
 def test_what_cannot_be_refitted_is_told_from_the_manifest(project: Project, change: str) -> None:
     base, before = manifest(project, "1"), entry(project, "1", "whole")
     changes, reason = CHANGES[change]
-    assert cannot(replace(request_of(before), **changes), before, base) == reason  # type: ignore[arg-type]
+    assert cannot(replace(request_of(before), **changes), before, base) == reason
     assert cannot(request_of(before), None, base) == "tiny@1 has no engine for it"
 
 

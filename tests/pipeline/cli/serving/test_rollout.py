@@ -170,8 +170,7 @@ def test_a_report_that_cannot_be_one_is_refused(serving: Store) -> None:
     def take(node: str = reached[0].name, hours: float = 0, **changes: object) -> tuple[int, str]:
         at = format_time(now + timedelta(hours=hours))
         report = NodeReport(node, "", "2", at, at)
-        data = SentReport("digits", "stable", rollout.id, replace(report, **changes)).to_bytes()
-        return receiver.take(data)
+        return receiver.take(SentReport("digits", "stable", rollout.id, replace(report, **changes)).to_bytes())
 
     for status, why, answer in (
         (422, "has not reached node", take(others[0])),
@@ -261,11 +260,7 @@ def test_reports_over_http(serving: Store) -> None:
         assert [post("n1"), post("n1"), post("n2")] == [204, 429, 204]
         clock[0] += 61
         assert post("n1") == 204
-        assert [post("a b"), post("n3", rollout="other"), post("n4", model="../x"), post("n5" * 5000)] == [
-            400,
-            409,
-            400,
-            413,
-        ]
+        expected = [400, 409, 400, 413]
+        assert [post("a b"), post("n3", rollout="other"), post("n4", model="../x"), post("n5" * 5000)] == expected
     assert sorted(item.node for item in read_reports(serving, rollout).reports) == ["n1", "n2"]
     assert "2 reports, 0 failing\n" in said("rollout", "status", WHERE)

@@ -63,11 +63,8 @@ def test_a_module_that_came_later_is_seen(toy: Path, computed: list[tuple[str, .
 def test_another_way_to_compute_it_counts(toy, computed, monkeypatch):
     ask()
     real = SourceFiles.digest
-    monkeypatch.setattr(
-        SourceFiles,
-        "digest",
-        lambda self, name: "other" if name == "pipeline.compile.closure.definitions" else real(self, name),
-    )
+    changed = "pipeline.compile.closure.definitions"
+    monkeypatch.setattr(SourceFiles, "digest", lambda self, name: "other" if name == changed else real(self, name))
     ask()
     assert len(computed) == 2
 

@@ -273,8 +273,7 @@ def test_code_that_is_found_at_run_time_is_known() -> None:
 
 def test_the_key_of_a_step_is_computed_from_the_request_that_its_job_runs() -> None:
     """In each step's module, the class of what is given to `Job` is given to `code_key`."""
-    folder = Path(keys.__file__).parent
-    for file in folder.glob("*.py"):
+    for file in Path(keys.__file__).parent.glob("*.py"):
         tree = ast.parse(file.read_text())
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         made = {ast.unparse(call.func) for call in calls} & REQUESTS

@@ -11,14 +11,7 @@ from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import page_data_key, page_key
 from enginesmith.registry.versions.lookup import load
-from pipeline.compile.publication.pages import (
-    CANARY,
-    VERSION,
-    draw_page,
-    published_document,
-    read_document,
-    read_version,
-)
+from pipeline.compile.publication import pages
 from pipeline.orchestration.artifacts import artifacts_of, show_document
 from tests.pipeline.projects import Project
 from tests.validation.canary.reports import report as canary_report
@@ -45,7 +38,7 @@ def version() -> VersionDocument:
 def test_a_build_leaves_the_json_that_its_page_is_drawn_from(built: Project, tmp_path: Path) -> None:
     store = open_store(str(built.registry))
     data, page = (store.read(key("tiny", "1")) for key in (page_data_key, page_key))
-    assert draw_page(read_version(data, "tiny@1")).encode() == page
+    assert pages.draw_page(pages.read_version(data, "tiny@1")).encode() == page
     spreads = [spread for report in json.loads(data)["reports"] for spread in report["spreads"]]
     assert {spread["stage"] for spread in spreads} == {"export", "quantization", "engine"}
     assert all(spread["samples"] == 24 and len(spread["abs_error"]) == 101 for spread in spreads)
@@ -73,15 +66,15 @@ def test_a_page_that_cannot_be_drawn_says_why_and_is_there_all_the_same(project,
 
 def test_what_is_no_document_is_named(tmp_path: Path, built: Project) -> None:
     with pytest.raises(InputError, match="no such file"):
-        read_document(tmp_path / "none.json")
+        pages.read_document(tmp_path / "none.json")
     (tmp_path / "a.json").write_text('{"kind": "else"}')
     with pytest.raises(InputError, match="'else'"):
-        read_document(tmp_path / "a.json")
+        pages.read_document(tmp_path / "a.json")
     with pytest.raises(IntegrityError, match="not whole"):
-        read_version(json.dumps({"kind": VERSION, "model": "m"}).encode(), "m@1")
+        pages.read_version(json.dumps({"kind": pages.VERSION, "model": "m"}).encode(), "m@1")
     store = open_store(str(built.registry))
     with pytest.raises(UnknownNameError, match="it is lost; publish the version again"):
-        published_document(store, replace(load(store, "tiny", "1"), version="7"))
+        pages.published_document(store, replace(load(store, "tiny", "1"), version="7"))
 
 
 def test_a_version_becomes_a_verdict_engines_drift_and_a_link() -> None:
@@ -144,7 +137,7 @@ def test_artifacts_are_posted_by_their_kind(monkeypatch: pytest.MonkeyPatch, can
     assert [kind for kind, _ in posted] == ["markdown", "table", "table", "link"]
     show_document(canary, None)
     assert posted[-1] == ("markdown", "canary-tiny")
-    assert canary.kind == CANARY
+    assert canary.kind == pages.CANARY
 
 
 def test_without_a_prefect_server_report_says_what_to_set(built: Project, tmp_path: Path) -> None:

@@ -119,12 +119,10 @@ def test_bits_are_asked_of_a_backend_that_promises_them_on_a_cpu_and_of_no_model
     onnx.save(bench.canonical(), tmp_path / "graph.onnx")
     drawn = after(bench.canonical(), "logits", "noise = RandomNormalLike(was) logits = Add(was, noise)")
     onnx.save(drawn, tmp_path / "drawn.onnx")
-    assert repeats_bits(request, tmp_path / "graph.onnx")
-    assert not repeats_bits(request, tmp_path / "drawn.onnx")
+    assert repeats_bits(request, tmp_path / "graph.onnx") and not repeats_bits(request, tmp_path / "drawn.onnx")
     (gpu,) = parse_targets("sm_89")
     for backend, target, bits in (("xla", CPU, True), ("xla", gpu, False), ("tensorrt", gpu, False)):
-        tool = discovery.configure(backend, {})
-        names = discovery.options_of(tool), ()
+        names = discovery.options_of(discovery.configure(backend, {})), ()
         other = BuildRequest("0" * 64, "fp32", target, backend, (), (), (), *names)
         assert repeats_bits(other, tmp_path / "graph.onnx") == bits
     assert request.seed == bench.engine().blob.request.seed
@@ -137,8 +135,7 @@ def test_a_spec_says_how_long(project: Project, asked: dict[str, Any], seconds: 
     project.change_spec(validation={**asked, "contract": {"bitwise": {}}})
     spec = load_spec(project.spec)
     told = calls_of(ModelSpec.model_validate(spec.model_dump(mode="json", exclude_unset=True)))
-    assert told is not None
-    assert (told.seconds, told.bitwise) == (seconds, True)
+    assert told is not None and (told.seconds, told.bitwise) == (seconds, True)
     assert [dim.name for dim in told.shapes.dims] == ["batch"]
 
 

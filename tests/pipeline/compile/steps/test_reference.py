@@ -89,5 +89,4 @@ def test_answers_that_the_graph_contradicts_fail_the_checks(store, golden, kept,
 def test_answers_of_another_kind_of_machine_are_not_taken(machine: str, given: str | None) -> None:
     model = OnnxModel("0" * 64, (), (), 20, carries_qdq=False)
     exported = Exported(model, "1" * 64, Proof(), answers=KeptAnswers("a" * 64, machine))
-    assert answers_here(exported) == given
-    assert answers_here(replace(exported, answers=None)) is None
+    assert answers_here(exported) == given and answers_here(replace(exported, answers=None)) is None

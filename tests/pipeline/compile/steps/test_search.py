@@ -55,8 +55,7 @@ def test_a_search_is_made_again_only_where_it_may_take_longer(project: Project, 
     executor, context = searching(tmp_path, ended)
     for limit in (10, 10, 20, 10):
         project.change_spec(timeouts={"quantization_s": limit})
-        found = choose([CPU], EXPORTED, RANGES, Work(load_spec(project.spec), context))[CPU]
-        assert found == executor.result
+        assert choose([CPU], EXPORTED, RANGES, Work(load_spec(project.spec), context))[CPU] == executor.result
     assert len(executor.asked) == (2 if ended else 1)
     executor.result = replace(executor.result, ended="")
     project.change_spec(timeouts={"quantization_s": 30})

@@ -41,9 +41,7 @@ class Tunes:
 
 @pytest.fixture
 def store(tmp_path: Path) -> FileStore:
-    found = open_store(tmp_path / "registry", create=True)
-    assert isinstance(found, FileStore)
-    return found
+    return open_store(tmp_path / "registry", create=True)
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +77,7 @@ def test_the_next_build_is_given_what_was_measured(build: Build) -> None:
 
 def test_builds_at_the_same_time_both_keep_what_they_learnt(build: Build) -> None:
     build("one")
-    assert build("two", meanwhile=lambda: build("three")) == (b"one", [])
-    assert build("four")[0] == b"one three two"
+    assert build("two", meanwhile=lambda: build("three")) == (b"one", []) and build("four")[0] == b"one three two"
 
 
 def test_caches_of_other_gpus_drivers_and_versions_are_apart(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +178,5 @@ def test_the_calls_exist_in_a_real_tensorrt(tmp_path: Path) -> None:
     import tensorrt_rtx as trt
 
     logger = trt.Logger(trt.Logger.ERROR)
-    builder = trt.Builder(logger)
-    config = builder.create_builder_config()
-    assert isinstance(tensorrt_timing.use_given(config, tmp_path), list)
+    assert isinstance(tensorrt_timing.use_given(trt.Builder(logger).create_builder_config(), tmp_path), list)
     assert isinstance(merge_caches(trt, logger, b"", b""), bytes)

@@ -18,15 +18,7 @@ from prefect.utilities.templating import apply_values, find_placeholders
 from enginesmith.cli import enginesmith
 from enginesmith.core.errors import UnavailableError
 from enginesmith.core.hardware.machine import GENERATIONS
-from pipeline.orchestration.deployments.deploy import (
-    SILENT,
-    _differences,
-    _to_deployment,
-    flow_of,
-    lost_runs,
-    template,
-    unserved_runs,
-)
+from pipeline.orchestration.deployments import deploy
 from pipeline.orchestration.deployments.plan import KINDS, REGISTRY, DeploymentPlan, WantedDeployment, text
 from pipeline.orchestration.flows.runner import limit_name
 from pipeline.orchestration.gpu_workers import PAYLOADS
@@ -45,7 +37,7 @@ def test_the_checked_in_prefect_yaml_is_what_deploy_registers() -> None:
 
 @pytest.mark.parametrize("wanted", EVERY, ids=lambda wanted: wanted.flow)
 def test_a_deployment_names_a_flow_and_parameters_that_it_has(wanted: WantedDeployment) -> None:
-    flow = flow_of(wanted)
+    flow = deploy.flow_of(wanted)
     assert f"{flow.name}/{wanted.name}" == wanted.full_name
     schema = parameter_schema(flow)
     given = {**wanted.parameters, **(wanted.trigger.parameters if wanted.trigger else {})}
@@ -56,13 +48,8 @@ def test_a_deployment_names_a_flow_and_parameters_that_it_has(wanted: WantedDepl
 
 def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
     triggered = [item for item in EVERY if item.trigger]
-    assert [item.flow for item in triggered] == [
-        "compile_model",
-        "validate_pending",
-        "canary",
-        "settle_canary",
-        "choose_buckets",
-    ]
+    expected = ["compile_model", "validate_pending", "canary", "settle_canary", "choose_buckets"]
+    assert [item.flow for item in triggered] == expected
     for item in triggered:
         assert item.trigger
         made = DeploymentEventTrigger.model_validate(item.trigger.to_json(item.full_name))
@@ -72,18 +59,18 @@ def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
 
 
 def test_whatever_ends_a_run_ends_its_watch() -> None:
-    ends = {event.rpartition(".")[2] for event in lost_runs("enginesmith").trigger.expect}
+    ends = {event.rpartition(".")[2] for event in deploy.lost_runs("enginesmith").trigger.expect}
     flows = ROOT / "pipeline" / "orchestration" / "flows"
     names = {name for path in flows.glob("*.py") for name in re.findall(r'name="([A-Z]\w+)"', path.read_text())}
     assert "Skipped" in names and names <= ends, "a state of ours that is not expected would be taken for silence"
     assert {"Completed", "Failed", "Cancelled", "Crashed", "heartbeat"} <= ends and "Running" not in ends
     heartbeats_s = get_current_settings().flows.heartbeat_frequency
-    assert heartbeats_s and SILENT.total_seconds() > 3 * heartbeats_s, "one that is lost on the way is no death"
+    assert heartbeats_s and deploy.SILENT.total_seconds() > 3 * heartbeats_s, "one that is lost on the way is no death"
 
 
 def test_a_build_that_its_event_started_starts_again_a_bounded_number_of_times(monkeypatch: Any) -> None:
-    trigger = unserved_runs().trigger
-    flow = flow_of(EVERY[0])
+    trigger = deploy.unserved_runs().trigger
+    flow = deploy.flow_of(EVERY[0])
     assert trigger.match_related["prefect.resource.name"] == [flow.name]
     counts = trigger.match["prefect.run-count"]
     assert "1" in counts and len(counts) < 20, "a run that kills its machine would start for ever"
@@ -112,7 +99,7 @@ def test_every_generation_has_a_limit() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_placeholder_of_a_template_is_a_variable(kind: str) -> None:
-    found = template(kind)
+    found = deploy.template(kind)
     names = {placeholder.name for placeholder in find_placeholders(found["job_configuration"])}
     assert names == set(found["variables"]["properties"])
 
@@ -125,21 +112,20 @@ def test_a_kubernetes_job_gets_its_gpu_node_image_and_secrets() -> None:
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "env_from": [{"secretRef": {"name": "registry"}}],
     }
-    job = apply_values(template("kubernetes")["job_configuration"], given)["job_manifest"]
+    job = apply_values(deploy.template("kubernetes")["job_configuration"], given)["job_manifest"]
     pod = job["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
     assert (container["image"], container["envFrom"]) == (given["image"], given["env_from"])
     assert (pod["nodeSelector"], pod["tolerations"]) == (given["node_selector"], given["tolerations"])
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    plain = apply_values(template("kubernetes")["job_configuration"], {"image": "x"})["job_manifest"]
+    plain = apply_values(deploy.template("kubernetes")["job_configuration"], {"image": "x"})["job_manifest"]
     assert "nodeSelector" not in plain["spec"]["template"]["spec"], "what is not given is not asked for"
 
 
 def run(*words: str, **environment: str) -> tuple[int, str]:
-    done = CliRunner().invoke(
-        enginesmith, ["prefect", "deploy", *words], env={"ENGINESMITH_REGISTRY": None, **environment}
-    )
+    env = {"ENGINESMITH_REGISTRY": None, **environment}
+    done = CliRunner().invoke(enginesmith, ["prefect", "deploy", *words], env=env)
     return done.exit_code, f"{done.output}{done.exception or ''}"
 
 
@@ -173,13 +159,13 @@ def test_what_a_gpu_is_needed_for_runs_on_rays_workers_where_they_are_named() ->
 
 def test_a_deployment_that_is_registered_as_it_is_to_be_differs_in_nothing_else_in_what_changed() -> None:
     wanted = next(wanted for wanted in EVERY if wanted.cron and not wanted.trigger)
-    made = _to_deployment(wanted, "1", ["enginesmith"])
+    made = deploy._to_deployment(wanted, "1", ["enginesmith"])
     compared = ("entrypoint", "version", "description", "tags", "parameters")
     fields = (*compared, "work_pool_name", "job_variables", "schedules")
     schema = made._parameter_openapi_schema.model_dump(exclude_unset=True)
     there = SimpleNamespace(id="a", parameter_openapi_schema=schema, **{name: getattr(made, name) for name in fields})
     client: Any = SimpleNamespace(read_resource_related_automations=lambda _: [])
-    assert _differences(client, there, made) == []  # type: ignore[arg-type]
+    assert deploy._differences(client, there, made) == []
     for name, other, told in (("version", "2", "version"), ("tags", [], "tags"), ("schedules", [], "schedule")):
         changed: Any = SimpleNamespace(**{**vars(there), name: other})
-        assert _differences(client, changed, made) == [told]
+        assert deploy._differences(client, changed, made) == [told]

@@ -76,7 +76,6 @@ def test_a_server_that_is_away_stops_nothing(started, monkeypatch):
 
 
 def test_it_ends_after_its_time_and_a_damaged_model_fails_it(started, sent):
-    store = open_store(started)
-    overwrite(store, channel_key("digits", "stable"), b"{}")
+    overwrite(open_store(started), channel_key("digits", "stable"), b"{}")
     state = advance(started, lasts_s=0.05)
     assert state.is_failed() and state.message == "1 rollout could not be looked at" and sent == []

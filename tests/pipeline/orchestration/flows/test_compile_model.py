@@ -62,26 +62,21 @@ def test_both_runners_and_both_executors_give_the_same_version(built: Project, p
 def test_an_error_in_a_task_is_one_message_in_an_empty_home_too(project: Project, tmp_path: Path) -> None:
     (project.folder / "tiny.onnx").write_bytes(b"garbage")
     done = with_prefect(project, tmp_path / "prefect")
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert "tiny.onnx" in done.stderr
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "tiny.onnx" in done.stderr
 
 
 def test_a_task_has_no_parameters_and_the_name_of_its_unit() -> None:
     from pipeline.orchestration.flows.runner import as_task
 
     made = as_task(pow, "build sm_89 int8", 2, 5)
-    assert made.name == "pow"
-    assert made.task_run_name == "build sm_89 int8"
-    assert made.fn() == 32
+    assert made.name == "pow" and made.task_run_name == "build sm_89 int8" and made.fn() == 32
 
 
 def test_a_prefect_api_that_does_not_answer_is_one_message_and_exit_code_3(project: Project) -> None:
     command = [sys.executable, "-m", "enginesmith", "build", str(project.spec), "--registry", str(project.registry)]
     environment = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 3
-    assert "error: Prefect: Failed to reach API at http://127.0.0.1:9/api" in done.stderr
+    assert done.returncode == 3 and "error: Prefect: Failed to reach API at http://127.0.0.1:9/api" in done.stderr
     assert "Traceback" not in done.stderr
 
 

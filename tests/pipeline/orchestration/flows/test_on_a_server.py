@@ -64,8 +64,7 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(prefect, b
         again = built.run("prefect", "deploy", "--traffic", traffic, "--json", "--slots", "sm_89=2").json
     assert [item["name"] for item in again if item["action"] != "unchanged"] == ["enginesmith-gpu-sm_89"]
     write_model(built.folder / "tiny.onnx", weights(seed=1))
-    golden = {"data": "golden.npz", "labels": "label"}
-    held = hold(built, tmp_path, targets=["cpu", "sm_89"], golden=golden)
+    held = hold(built, tmp_path, targets=["cpu", "sm_89"], golden={"data": "golden.npz", "labels": "label"})
     for _ in range(2):
         prefect.enginesmith("prefect", "register", built.spec, "--registry", built.registry)
     until("both run, and one waits", lambda: any("lock: waiting: compiling tiny" in text for text in said(prefect)))
@@ -97,9 +96,8 @@ def test_what_an_owner_does_not_want_any_more_goes_with_its_triggers(prefect: Pr
     for changes in both:
         assert [item["name"] for item in changes if item["action"] == "deleted"] == ["validate-pending/h100"]
     names = {item["name"] for item in prefect.post("/automations/filter", {})}
-    assert {name for name in names if name.startswith(("validate-pending/l4", "validate-pending/h100"))} == {
-        "validate-pending/l4 on enginesmith.engine.unproven"
-    }
+    expected = {"validate-pending/l4 on enginesmith.engine.unproven"}
+    assert {name for name in names if name.startswith(("validate-pending/l4", "validate-pending/h100"))} == expected
     of_owners = {"deployments": {"tags": {"any_": ["owner:here", "owner:there"]}}}
     assert {item["name"] for item in prefect.post("/deployments/filter", of_owners)} == {"l4", "t4"}
 

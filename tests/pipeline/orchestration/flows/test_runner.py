@@ -50,7 +50,7 @@ def test_only_what_was_out_of_reach_is_tried_again(error: Exception, again: bool
     made = as_task(pow, "a step", 2, 5)
     assert made.retries == 3 and made.retry_jitter_factor == 0.5 and made.retry_condition_fn is helps
     assert made.retry_delay_seconds == [2.0, 4.0, 8.0]
-    assert helps(made, None, Failed(data=error)) is again  # type: ignore[arg-type]
+    assert helps(made, None, Failed(data=error)) is again
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_the_log_of_a_flow_has_waits_that_mean_something() -> None:
     logged: list[str] = []
     log = SimpleNamespace(info=lambda text, *words: logged.append(text % words))
     progress = FlowProgress.__new__(FlowProgress)
-    progress._logger, progress._clocks = log, Clocks()  # type: ignore[assignment]
+    progress._logger, progress._clocks = log, Clocks()
     progress.emit(Waiting("check fp16", QUEUED))
     for _ in range(2):
         progress.emit(Waiting("lock", "compiling tiny is running on vm"))

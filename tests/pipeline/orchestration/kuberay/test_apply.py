@@ -136,8 +136,7 @@ def test_a_change_keeps_what_others_write() -> None:
     assert made["spec"]["suspend"] is False
     metadata = made["metadata"]
     assert (metadata["resourceVersion"], metadata["uid"], metadata["finalizers"]) == ("7", "r", ["ray.io/x"])
-    assert metadata["labels"] == {"helm.sh/chart": "new"}
-    assert metadata["annotations"] == {"of": "another"}
+    assert metadata["labels"] == {"helm.sh/chart": "new"} and metadata["annotations"] == {"of": "another"}
     assert cluster.ended == ["l4-x"], "which the autoscaler asked for"
 
 
@@ -235,8 +234,7 @@ def test_a_worker_of_another_version_beside_a_new_head_is_ended_alone() -> None:
     live = ray_cluster(group("l4", 2), version="2.61.0", annotations={CONSENT: "true"})
     cluster = Fake(live, [Pod("head", None, "2.61.0"), worker("a", "l4"), worker("b", "l4", "2.61.0")])
     apply(cluster, NEWER, "enginesmith-ray")
-    assert cluster.ended == ["a"]
-    assert cluster.written[-1]["spec"]["workerGroupSpecs"][0]["replicas"] == 2
+    assert cluster.ended == ["a"] and cluster.written[-1]["spec"]["workerGroupSpecs"][0]["replicas"] == 2
 
 
 def test_under_kueue_it_is_kueue_that_resumes() -> None:
@@ -264,8 +262,7 @@ def test_a_group_does_not_go_while_workers_of_it_are_about_to_be_made() -> None:
     cluster = Fake(ray_cluster(group("l4", 2)), [HEAD, worker("a", "l4")])
     with pytest.raises(InputError, match="group l4: 2 workers are asked for"):
         apply(cluster, GONE, "enginesmith-ray")
-    live = ray_cluster(group("l4", 2), annotations={CONSENT: "true"})
-    apply(Fake(live), GONE, "enginesmith-ray")
+    apply(Fake(ray_cluster(group("l4", 2), annotations={CONSENT: "true"})), GONE, "enginesmith-ray")
 
 
 def test_a_pod_that_has_ended_is_no_worker_that_would_be_stopped_and_goes_with_its_group() -> None:
@@ -358,8 +355,7 @@ def test_a_pod_is_what_its_labels_say() -> None:
     item = {"metadata": {"name": "x", "labels": labels, "annotations": {RAY_VERSION: "2.60.0"}}}
     assert Pod.from_json(item) == Pod("x", "l4", "2.60.0")
     labels["ray.io/node-type"] = "head"
-    assert Pod.from_json(item).group is None
-    assert Pod.from_json({**item, "status": {"phase": "Failed"}}).ended
+    assert Pod.from_json(item).group is None and Pod.from_json({**item, "status": {"phase": "Failed"}}).ended
     assert Pod.from_json({**item, "spec": {"containers": [{"image": "one"}, {"image": "two"}]}}).image == "one"
 
 

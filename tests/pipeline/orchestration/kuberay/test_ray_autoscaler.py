@@ -38,8 +38,7 @@ def ends(most: dict[str, int], running: dict[str, int]) -> list[str]:
 
 
 def test_it_ends_workers_over_the_most_though_they_are_busy() -> None:
-    assert not ends({"l4": 2}, {"l4": 2})
-    assert ends({"l4": 1}, {"l4": 2}) == ["l4"]
+    assert not ends({"l4": 2}, {"l4": 2}) and ends({"l4": 1}, {"l4": 2}) == ["l4"]
 
 
 def test_it_fails_for_all_groups_while_a_worker_of_an_unknown_group_runs() -> None:

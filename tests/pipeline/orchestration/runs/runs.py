@@ -38,7 +38,7 @@ def run_state(number: int = 0, model: str = "digits", **fields: object) -> RunSt
     begun = BEGAN + timedelta(seconds=number)
     name = f"{begun:%Y%m%dT%H%M%SZ}.{model}.{number:06x}"
     state = RunState(name, model, "digits.yaml", "done", stamp(number), stamp(number), 10.0, "far", 1, "me")
-    return replace(state, **fields)  # type: ignore[arg-type]
+    return replace(state, **fields)
 
 
 def written(store: Store, run: RunState) -> RunState:
@@ -78,4 +78,4 @@ def tell_all(told: Tracker, log: str = "compiling\n") -> None:
 def running(number: int = 0, **item: object) -> RunState:
     """A run in which one unit was started 30 seconds after its begin."""
     one = RunItem(UNIT, "running", "sm_89", "fp16", "tensorrt-rtx", "compiling", "here", started_at=stamp(number + 30))
-    return run_state(number, state="running", items=(replace(one, **item),))  # type: ignore[arg-type]
+    return run_state(number, state="running", items=(replace(one, **item),))

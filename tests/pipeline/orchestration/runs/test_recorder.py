@@ -26,9 +26,7 @@ from tests.waiting import PATIENCE_S
 
 @pytest.fixture
 def store(tmp_path: Path) -> FileStore:
-    found = open_store(tmp_path / "registry", create=True)
-    assert isinstance(found, FileStore)
-    return found
+    return open_store(tmp_path / "registry", create=True)
 
 
 def begun(store: FileStore) -> RunState:
@@ -63,8 +61,7 @@ def test_the_whole_story_of_a_run_is_there_afterwards(store: FileStore) -> None:
     assert refused and (refused.state, refused.why) == ("refused", "why not")
     assert other and other.state == "cached"
     assert unit and (unit.state, unit.where, unit.seconds, unit.peak_mib) == ("built", "node-8", 12.346, 512.3)
-    assert unit.cpu_s == 20.12
-    assert unit.predicted == EXPECTED and unit.retries == ("killed by SIGSEGV",)
+    assert unit.cpu_s == 20.12 and unit.predicted == EXPECTED and unit.retries == ("killed by SIGSEGV",)
     assert unit.verdict == "unproven: no GPU" and unit.phase == "" and unit.started_at and unit.ended_at
     assert unit.log and store.read_blob(unit.log) == b"password=[hidden]\n" and unit.log_bytes == 18
     assert store.read(run_live_key(run.id)) is None

@@ -102,6 +102,5 @@ def test_rebinning_keeps_every_value_near_its_place(seed, name, bins):
     reach = max(-low, high) / 128  # a value moves within its bin, at most
     width = (high - low) / bins
     for index, (found, exact) in enumerate(zip(np.cumsum(counts), wanted, strict=True)):
-        edge = low + (index + 1) * width
-        near = np.mean(np.abs(values - edge) <= reach) * len(values)
+        near = np.mean(np.abs(values - (low + (index + 1) * width)) <= reach) * len(values)
         assert abs(found - exact) <= near + 5e-3 * len(values)

@@ -19,20 +19,8 @@ from pipeline.quantization.shares import narrow_share
 from pipeline.quantization.statistics.histogram import LogHistogram
 from pipeline.quantization.statistics.methods import MinMax, Mse, ranges
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics
+from tests.pipeline.quantization import small_nets as nets
 from tests.pipeline.quantization.search.outlier_nets import noise, outlier_net, runs
-from tests.pipeline.quantization.small_nets import (
-    CPU,
-    SCHEMES,
-    TENSORRT,
-    TENSORRT_FP32,
-    build,
-    conv_net,
-    images,
-    session,
-    sqnr_db,
-    x_net,
-    x_values,
-)
 
 
 def values_of(model: ModelProto, arrays: dict) -> dict[str, np.ndarray]:
@@ -42,7 +30,7 @@ def values_of(model: ModelProto, arrays: dict) -> dict[str, np.ndarray]:
     have = {value.name: value for value in (*graph.graph.value_info, *graph.graph.input, *graph.graph.output)}
     del graph.graph.output[:]
     graph.graph.output.extend(have[name] for name in names)
-    return dict(zip(names, session(graph).run(None, arrays), strict=True))
+    return dict(zip(names, nets.session(graph).run(None, arrays), strict=True))
 
 
 def observed(model: ModelProto, arrays: dict) -> Observations:
@@ -53,7 +41,7 @@ def observed(model: ModelProto, arrays: dict) -> Observations:
     return Observations("0" * 64, "0" * 64, ((0, len(next(iter(arrays.values())))),), tensors)
 
 
-def recorded(model, arrays, scheme=TENSORRT_FP32, precision="int8", method=None, overrides=()):
+def recorded(model, arrays, scheme=nets.TENSORRT_FP32, precision="int8", method=None, overrides=()):
     seen = observed(model, arrays)
     chosen = ranges(seen, method or MinMax(), scheme.activation)
     written, notes = write(model, precision, scheme, chosen, overrides)
@@ -68,9 +56,9 @@ def by_name(found: dict) -> dict:
     return {tensor["name"]: tensor for tensor in found["tensors"]}
 
 
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("scheme", sorted(nets.SCHEMES))
 def test_every_quantized_tensor_is_there_with_its_readers(scheme):
-    found, written = recorded(conv_net(), images(), SCHEMES[scheme])
+    found, written = recorded(nets.conv_net(), nets.images(), nets.SCHEMES[scheme])
     tensors = by_name(found)
     assert {"image", "r1", "w1", "w2", "w3"} <= tensors.keys()
     assert "flat" in tensors or "pooled" in tensors
@@ -78,7 +66,7 @@ def test_every_quantized_tensor_is_there_with_its_readers(scheme):
     assert tensors["w2"]["readers"] == [
         next(n.name for n in written.graph.node if n.output[0].startswith("c2") or n.name == "Conv_c2")
     ]
-    assert tensors["image"]["readers"] and tensors["image"]["format"] == SCHEMES[scheme].activation
+    assert tensors["image"]["readers"] and tensors["image"]["format"] == nets.SCHEMES[scheme].activation
     assert all(item["sqnr_db"] is None or 20 < item["sqnr_db"] < 80 for item in tensors.values())
     assert found["macs_share"] == 1.0 and found["left"] == [] and found["choice"] is None
     json.dumps(found, allow_nan=False)
@@ -86,64 +74,62 @@ def test_every_quantized_tensor_is_there_with_its_readers(scheme):
 
 @pytest.mark.parametrize("levels", [127, 64])
 def test_a_weight_has_the_range_that_its_scheme_uses(levels):
-    found = by_name(recorded(conv_net(), images(), replace(SCHEMES["cpu"], weight_levels=levels))[0])
+    found = by_name(recorded(nets.conv_net(), nets.images(), replace(nets.SCHEMES["cpu"], weight_levels=levels))[0])
     for item in (found["w1"], found["w2"]):
         assert item["range"] == [-levels * item["scale"], levels * item["scale"]]
         assert item["range"][1] >= max(map(abs, item["seen"])) * (1 - 1e-6)
 
 
 def test_an_activation_has_the_sqnr_and_clipping_of_its_own_values():
-    model, arrays = conv_net(), images()
+    model, arrays = nets.conv_net(), nets.images()
     found = by_name(recorded(model, arrays, method=Mse())[0])
     for name in ("image", "r1"):
         values, item = values_of(model, arrays)[name].astype(np.float64), found[name]
         step = item["scale"]
         rounded = np.clip(np.rint(values / step), -128, 127) * step
-        assert item["sqnr_db"] == pytest.approx(sqnr_db(values, rounded), abs=0.3)
-        assert item["seen"] == [values.min(), values.max()]
-        assert item["range"] == [-128 * step, 127 * step]
+        assert item["sqnr_db"] == pytest.approx(nets.sqnr_db(values, rounded), abs=0.3)
+        assert item["seen"] == [values.min(), values.max()] and item["range"] == [-128 * step, 127 * step]
         clipped = np.mean((values > 127.5 * step) | (values < -128.5 * step))
-        assert item["clipped"] == pytest.approx(clipped, abs=2e-3)
-        assert item["measured"] == "histogram"
+        assert item["clipped"] == pytest.approx(clipped, abs=2e-3) and item["measured"] == "histogram"
     assert found["image"]["clipped"] > 0
 
 
-@pytest.mark.parametrize(("precision", "scheme"), [("int8", CPU), ("int8", TENSORRT_FP32), ("fp8", TENSORRT_FP32)])
+@pytest.mark.parametrize(
+    ("precision", "scheme"), [("int8", nets.CPU), ("int8", nets.TENSORRT_FP32), ("fp8", nets.TENSORRT_FP32)]
+)
 def test_a_weight_has_the_sqnr_of_what_the_graph_multiplies_with(precision, scheme):
-    found, written = recorded(conv_net(), images(), scheme, precision)
+    found, written = recorded(nets.conv_net(), nets.images(), scheme, precision)
     node = next(n for n in written.graph.node if n.op_type == "Gemm")
     graph = ModelProto()
     graph.CopyFrom(written)
     del graph.graph.output[:]
     graph.graph.output.append(onnx.helper.make_tensor_value_info(node.input[1], onnx.TensorProto.FLOAT, None))
-    (multiplied,) = session(graph, optimized=False).run(None, images())
-    exact = onnx.numpy_helper.to_array(next(i for i in conv_net().graph.initializer if i.name == "w3"))
-    assert by_name(found)["w3"]["sqnr_db"] == pytest.approx(sqnr_db(exact, multiplied), abs=0.02)
+    (multiplied,) = nets.session(graph, optimized=False).run(None, nets.images())
+    exact = onnx.numpy_helper.to_array(next(i for i in nets.conv_net().graph.initializer if i.name == "w3"))
+    assert by_name(found)["w3"]["sqnr_db"] == pytest.approx(nets.sqnr_db(exact, multiplied), abs=0.02)
 
 
 def test_the_share_of_work_counts_multiplications():
-    found, _ = recorded(conv_net(), images(), overrides=[Override("Conv", "fp16")])
+    found, _ = recorded(nets.conv_net(), nets.images(), overrides=[Override("Conv", "fp16")])
     first, second, last = 8 * 64 * 9, 8 * 64 * 8 * 9, 80
     assert found["macs_share"] == pytest.approx(last / (first + second + last))
     assert [item["op_type"] for item in found["left"]] == ["Conv", "Conv"]
-    assert found["left"][0]["reason"] == "quantization.overrides says fp16"
-    assert found["quantized"] == 1
+    assert found["left"][0]["reason"] == "quantization.overrides says fp16" and found["quantized"] == 1
 
 
 def test_a_weight_that_came_stored_in_8_bits_is_not_one_that_was_quantized():
-    net = x_net(
+    net = nets.x_net(
         "f = DequantizeLinear(v, s) g = Mul(f, half) a = MatMul(x, w) y = Mul(a, g)",
         v=np.full(5, 3, np.int8), s=np.float64(0.5), half=np.float64(0.5),
     )  # fmt: skip
-    found, _ = recorded(net, x_values())
+    found, _ = recorded(net, nets.x_values())
     assert [item["name"] for item in found["tensors"] if item["role"] == "weight"] == ["w"]
 
 
 def test_the_worst_activations_come_first_and_have_histograms():
     chain = [f"h{i + 1} = MatMul({f'h{i}' if i else 'x'}, w{i})" for i in range(8)]
     matrices = {f"w{i}": np.random.default_rng(i).normal(size=(5, 5)) for i in range(8)}
-    model = x_net("\n".join([*chain, "y = Relu(h8)"]), **matrices)
-    found, _ = recorded(model, x_values())
+    found, _ = recorded(nets.x_net("\n".join([*chain, "y = Relu(h8)"]), **matrices), nets.x_values())
     known = [item["sqnr_db"] for item in found["tensors"] if item["sqnr_db"] is not None]
     assert known == sorted(known)
     drawn = [item for item in found["tensors"] if item["histogram"]]
@@ -158,9 +144,9 @@ def test_the_worst_activations_come_first_and_have_histograms():
 def test_a_rewritten_stem_is_recorded_as_what_it_was():
     weights = {"w": np.random.default_rng(0).normal(size=(4, 3, 3, 3))}
     text = "y = Conv<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x, w)"
-    model = build("float[batch,3,8,8] x", "float[batch,4,4,4] y", text, weights)
+    model = nets.build("float[batch,3,8,8] x", "float[batch,4,4,4] y", text, weights)
     arrays = {"x": np.random.default_rng(1).normal(size=(8, 3, 8, 8)).astype(np.float32)}
-    found, written = recorded(model, arrays, CPU)
+    found, written = recorded(model, arrays, nets.CPU)
     assert [node for node in written.graph.node if node.op_type == "SpaceToDepth"]
     tensors = by_name(found)
     assert {"x", "w", "y"} == tensors.keys()
@@ -169,11 +155,11 @@ def test_a_rewritten_stem_is_recorded_as_what_it_was():
 
 
 def test_equal_input_gives_an_equal_record():
-    assert recorded(conv_net(), images())[0] == recorded(conv_net(), images())[0]
+    assert recorded(nets.conv_net(), nets.images())[0] == recorded(nets.conv_net(), nets.images())[0]
 
 
 @pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("scheme", [TENSORRT, CPU])
+@pytest.mark.parametrize("scheme", [nets.TENSORRT, nets.CPU])
 def test_a_search_is_recorded_with_smoothed_activations_and_rounded_weights(residual, scheme):
     model, arrays = outlier_net(residual), noise(96)
     seen = observed(model, arrays)
@@ -192,9 +178,7 @@ def test_a_search_is_recorded_with_smoothed_activations_and_rounded_weights(resi
         exact, step = values[item["name"]].astype(np.float64), item["scale"]
         low = item["range"][0]
         rounded = np.clip(np.rint((exact - low) / step), 0, 255) * step + low
-        assert item["sqnr_db"] == pytest.approx(sqnr_db(exact, rounded), abs=0.5)
-        assert item["sqnr_db"] != loud
+        assert item["sqnr_db"] == pytest.approx(nets.sqnr_db(exact, rounded), abs=0.5) and item["sqnr_db"] != loud
     assert all(20 < item["sqnr_db"] < 60 for item in found["tensors"] if item["role"] == "weight")
-    assert found["choice"]["floor_db"] == 25
-    assert found["choice"]["chosen"]["share"] == pytest.approx(chosen.point.share)
+    assert found["choice"]["floor_db"] == 25 and found["choice"]["chosen"]["share"] == pytest.approx(chosen.point.share)
     json.dumps(found, allow_nan=False)

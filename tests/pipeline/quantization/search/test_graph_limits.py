@@ -24,8 +24,7 @@ def judged(errors: list[float], limits: GraphLimits | None = None, count: int = 
     judge = GraphJudge(limits or GraphLimits(), inputs)
     for index in range(count):
         expected = rng.choice([-1.0, 1.0], (SIZE, 4)).astype(np.float32)
-        actual = expected * np.float32(1 + errors[index % len(errors)])
-        judge.add(index, {"y": expected}, {"y": actual})
+        judge.add(index, {"y": expected}, {"y": (expected * np.float32(1 + errors[index % len(errors)]))})
     return judge.missed()
 
 
@@ -83,8 +82,7 @@ def test_a_trial_ends_with_the_first_part_that_fails() -> None:
 def test_decisions_may_change_once_or_in_a_hundred() -> None:
     def missed(flips: int, output: str | None) -> int:
         inputs = [{"x": np.ones((SIZE, 1), np.float32)} for _ in range(12)]
-        metrics = (AccuracyMetric(output),) if output else ()
-        judge = GraphJudge(GraphLimits(metrics=metrics), inputs)
+        judge = GraphJudge(GraphLimits(metrics=((AccuracyMetric(output),) if output else ())), inputs)
         for index in range(12):
             expected = np.random.default_rng(index).normal(size=(SIZE, 4)).astype(np.float32)
             expected[0, :2] = 1.0, 0.999
@@ -95,21 +93,18 @@ def test_decisions_may_change_once_or_in_a_hundred() -> None:
             judge.add(index, {"y": expected}, {"y": actual})
         return judge.missed()
 
-    assert [missed(flips, "y") for flips in (0, 1, 2)] == [0, 0, 1]
-    assert missed(2, None) == missed(2, "other") == 0
+    assert [missed(flips, "y") for flips in (0, 1, 2)] == [0, 0, 1] and missed(2, None) == missed(2, "other") == 0
 
 
 def test_few_samples_that_judge_are_filled_up_with_fitted_ones() -> None:
     def sizes(count: int, filled: bool) -> tuple[int, int]:
-        made = [(1, {"x": np.full((1, 1), index)}) for index in range(count)]
-        fitted, judging = divide_runs(made, filled)
+        fitted, judging = divide_runs([(1, {"x": np.full((1, 1), index)}) for index in range(count)], filled)
         values = [run.inputs["x"].item() for run in judging]
         assert values == sorted(set(values), key=values.index), "no run twice"
         return len(fitted), len(judging)
 
     assert sizes(48, filled=False) == (36, 12) and sizes(48, filled=True) == (36, 48)
-    assert sizes(200, filled=True) == (150, JUDGED)
-    assert sizes(3, filled=True) == (3, 3)
+    assert sizes(200, filled=True) == (150, JUDGED) and sizes(3, filled=True) == (3, 3)
     assert sizes(480, filled=True)[1] == sizes(480, filled=False)[1] == JUDGED
 
 

@@ -26,8 +26,7 @@ def rounds(int8: float, plain: float, jitter: float = 0.0) -> Iterator[tuple[flo
 @pytest.mark.parametrize(("int8", "plain", "pays"), [(10, 11, True), (11, 10, False), (10, 10.001, False)])
 def test_a_group_pays_when_it_saves_more_than_the_margin(int8: float, plain: float, pays: bool) -> None:
     found = benchmark_until_decided(rounds(int8, plain))
-    assert found.lost is not pays
-    assert found.rounds == (FEWEST if pays else PATIENCE)
+    assert found.lost is not pays and found.rounds == (FEWEST if pays else PATIENCE)
 
 
 def test_slow_moments_of_the_machine_hit_both_sides_and_decide_nothing() -> None:
@@ -37,8 +36,7 @@ def test_slow_moments_of_the_machine_hit_both_sides_and_decide_nothing() -> None
 
 def test_what_noise_hides_stays_in_int8_after_the_last_round() -> None:
     found = benchmark_until_decided(rounds(10.1, 10, jitter=2))
-    assert not found.won and not found.lost
-    assert found.rounds == ROUNDS
+    assert not found.won and not found.lost and found.rounds == ROUNDS
 
 
 def test_a_clear_loss_is_found_behind_noise() -> None:
@@ -83,19 +81,16 @@ def last() -> str:
 def test_a_group_that_is_slower_is_left_in_float_with_its_times_as_the_reason(last: str) -> None:
     race = Scripted(last)
     found = chosen(race)
-    assert list(found.left) == [last]
-    assert "int8 is not faster here: the model takes" in found.left[last]
+    assert list(found.left) == [last] and "int8 is not faster here: the model takes" in found.left[last]
     assert race.races == len(found.rows)
     row = next(row for row in found.rows if last in row.nodes)
     assert not row.kept and row.int8_ms is not None and row.float_ms is not None and row.int8_ms > row.float_ms
     assert all(other.kept and other.int8_ms < other.float_ms for other in found.rows if other is not row)
-    assert found.document(None).groups[0].int8_ms is not None
-    assert found.point.share == pytest.approx(1 - row.share)
+    assert found.document(None).groups[0].int8_ms is not None and found.point.share == pytest.approx(1 - row.share)
 
 
 def test_a_person_who_says_int8_is_not_overruled(last: str) -> None:
-    race = Scripted(last)
-    found = chosen(race, overrides={last: "int8"})
+    found = chosen(Scripted(last), overrides={last: "int8"})
     assert found.left == {}
     assert next(row for row in found.rows if last in row.nodes).int8_ms is None
 

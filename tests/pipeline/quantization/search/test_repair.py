@@ -52,7 +52,7 @@ class Bench:
 def recipe_of(
     model: ModelProto, arrays: dict[str, np.ndarray], precision: Precision, scheme: object
 ) -> QuantizationRecipe:
-    return QuantizationRecipe(model, precision, scheme, all_ranges(model, arrays), (), {}, True)  # type: ignore[arg-type]
+    return QuantizationRecipe(model, precision, scheme, all_ranges(model, arrays), (), {}, True)
 
 
 @pytest.mark.parametrize("scheme", [CPU, TENSORRT, TENSORRT_FP32])

@@ -71,8 +71,7 @@ def test_a_floor_costs_no_more_compute_than_it_must():
     lenient, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=1))
     strict, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=44))
     assert lenient.point.share == 1 and lenient.left == {}
-    assert 0 < strict.point.share < 1
-    assert strict.point.sqnr_db >= 44
+    assert 0 < strict.point.share < 1 and strict.point.sqnr_db >= 44
     # Whatever was left in float, taking any of it back on top would break the floor or the order of damage.
     assert set(strict.left) == {node for row in strict.rows if not row.kept for node in row.nodes}
 
@@ -96,8 +95,7 @@ def test_nodes_that_a_person_excluded_are_no_candidates():
 
 def test_query_key_and_value_are_one_group():
     found, _ = chosen_for("attention")
-    assert max(len(row.nodes) for row in found.rows) == 3
-    assert sum(row.share for row in found.rows) == pytest.approx(1)
+    assert max(len(row.nodes) for row in found.rows) == 3 and sum(row.share for row in found.rows) == pytest.approx(1)
 
 
 def test_multiplications_are_counted_per_sample():
@@ -120,16 +118,14 @@ def test_what_was_chosen_is_json_with_a_picture():
 
 def test_predictions_are_near_what_is_run():
     found, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=44))
-    run_points = [point for point in found.frontier if point.sqnr_db is not None and point.left != ()]
-    for point in run_points:
+    for point in [point for point in found.frontier if point.sqnr_db is not None and point.left != ()]:
         if math.isfinite(point.sqnr_db):
             assert point.predicted_db == pytest.approx(point.sqnr_db, abs=3)
 
 
 def test_the_search_gives_equal_bytes_for_equal_input():
     first, second = (chosen_for("residual")[0] for _ in range(2))
-    assert first.model.SerializeToString() == second.model.SerializeToString()
-    assert first.ranges == second.ranges
+    assert first.model.SerializeToString() == second.model.SerializeToString() and first.ranges == second.ranges
 
 
 def test_nan_is_never_good_enough():
@@ -179,8 +175,7 @@ class Additive:
 
 def test_a_group_left_in_float_on_the_way_to_a_worse_one_comes_back() -> None:
     trial = Additive({"small": 1.0, "large": 10.0}, {"small": 4e-4, "large": 3e-3})
-    found = refill_groups(trial, SearchFloor(sqnr_db=30), trial.point(("small", "large")))
-    assert found.left == ("large",)
+    assert refill_groups(trial, SearchFloor(sqnr_db=30), trial.point(("small", "large"))).left == ("large",)
 
 
 def test_a_search_that_nobody_asked_for_takes_few_groups_back() -> None:
@@ -218,8 +213,7 @@ def rows(*values: float) -> dict[str, np.ndarray]:
 
 def test_decisions_and_right_answers_are_counted():
     expected, actual = [rows(0, 1, 1, 0), rows(2, 1)], [rows(0, 2, 0, 1), rows(2, 0)]
-    right = [np.array([1, 0]), np.array([1])]
-    found = quality(expected, actual, Answers("y", right))
+    found = quality(expected, actual, Answers("y", [np.array([1, 0]), np.array([1])]))
     assert (found.argmax_agreement, found.accuracy) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
     assert quality(expected, actual).accuracy is None
     assert quality([rows(0, 1)], [rows(np.nan, 1)], Answers("y", [np.array([1])])).accuracy == 0

@@ -64,10 +64,8 @@ def damages(model: ModelProto, horizon: int, monkeypatch: pytest.MonkeyPatch, sc
 def test_a_residual_net_is_cut_between_its_blocks():
     found = divided(residual_net(), 4)
     assert [section.end for section in found] == ["s1", "s3", "s5", "s7", None]
-    assert [[group.activation for group in section.groups] for section in found][:2] == [
-        ["x0", "r0", "x1", "r1"],
-        ["x2", "r2", "x3", "r3"],
-    ]
+    expected = [["x0", "r0", "x1", "r1"], ["x2", "r2", "x3", "r3"]]
+    assert [[group.activation for group in section.groups] for section in found][:2] == expected
     assert sum(len(section.groups) for section in found) == len(groups_of(residual_net()))
 
 
@@ -127,8 +125,7 @@ def test_damages_are_those_of_groups_quantized_alone(monkeypatch):
 
 def test_a_group_without_a_finite_answer_has_damage_without_bound(monkeypatch):
     weights = {"a0": np.eye(WIDTH), "a1": np.eye(WIDTH), "one": np.float32(1)}
-    text = "u = MatMul(x, a0)\n v = Add(u, one)\n w = Log(v)\n y = MatMul(w, a1)"
-    model = wrap(text, weights)
+    model = wrap("u = MatMul(x, a0)\n v = Add(u, one)\n w = Log(v)\n y = MatMul(w, a1)", weights)
     given = {"x": np.full((4, WIDTH), -0.999, np.float32)}
     given["x"][0] = 127 * 0.999 / 25.6  # by which -0.999 is rounded below -1
     ranges = all_ranges(model, given)

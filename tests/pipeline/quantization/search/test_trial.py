@@ -25,8 +25,7 @@ def targets(name: str, *schemes):
 @pytest.mark.parametrize("name", NETS)
 def test_a_kind_gets_the_same_beside_another_as_alone(name):
     model, wanted, samples = targets(name, CPU, TENSORRT_FP32)
-    together = choose_each(model, wanted, samples, FLOOR)
-    for target, found in zip(wanted, together, strict=True):
+    for target, found in zip(wanted, choose_each(model, wanted, samples, FLOOR), strict=True):
         alone = choose(model, target.ranges, target.scheme, samples, FLOOR)
         assert found.model.SerializeToString() == alone.model.SerializeToString()
         assert (found.ranges, found.point, dict(found.left)) == (alone.ranges, alone.point, dict(alone.left))
@@ -115,8 +114,7 @@ def test_a_resize_to_sizes_that_the_graph_computes_is_tried():
     """
     weights = {"w": np.random.default_rng(0).standard_normal((4, 1, 3, 3))}
     model, samples = build("float[batch,1,8,8] image", "float[batch,4,h,w] y", text, weights), images(16, 1)
-    found = choose(model, all_ranges(model, samples), CPU, runs(samples), FLOOR)
-    assert found.point.share == 1
+    assert choose(model, all_ranges(model, samples), CPU, runs(samples), FLOOR).point.share == 1
 
 
 def test_an_output_whose_size_follows_from_the_data_ends_no_search():

@@ -55,8 +55,7 @@ def net(kind: str, bias: bool = True) -> ModelProto:
 def data(kind: str, count: int, seed: int = 5) -> dict[str, np.ndarray]:
     """Smooth images with a mean far from zero: neighbours are correlated, as in photographs."""
     _, _, sizes, channels = KINDS[kind]
-    rng = np.random.default_rng(seed)
-    values = rng.normal(size=(count, channels, *sizes))
+    values = np.random.default_rng(seed).normal(size=(count, channels, *sizes))
     for axis in range(2, values.ndim):
         values = values.cumsum(axis=axis) / 3
     mixed = np.einsum("oc,nc...->no...", np.random.default_rng(0).normal(size=(channels, channels)), values)
@@ -103,8 +102,7 @@ def test_no_more_patches_are_drawn_than_wanted_and_from_every_run(monkeypatch):
     model, given = net("padded"), data("padded", 24)
     graph = prepare_model(model)
     batch = find_layers(graph, find_sites(graph)[0], {})
-    found = moments_of(graph, batch, StartedRuns(runs(given, 4)))[0][batch[0].site.node]
-    assert found.count == 130
+    assert moments_of(graph, batch, StartedRuns(runs(given, 4)))[0][batch[0].site.node].count == 130
 
 
 @pytest.mark.parametrize(("most", "taken"), [(20, 4), (10, 8)])
@@ -154,8 +152,7 @@ def test_a_silent_group_is_rounded_beside_a_loud_one():
     matrix = np.random.default_rng(0).normal(size=(2, 6, 5)).astype(np.float32)
     moments = np.stack([np.zeros((6, 6)), np.eye(6) + 0.5]).astype(np.float32)
     found = compensate(matrix, moments)
-    assert np.array_equal(found[0], nearest(matrix[0]))
-    assert np.array_equal(found[1], compensate(matrix[1], moments[1]))
+    assert np.array_equal(found[0], nearest(matrix[0])) and np.array_equal(found[1], compensate(matrix[1], moments[1]))
 
 
 @pytest.mark.parametrize("scheme", [TENSORRT_FP32, CPU], ids=["tensorrt", "cpu"])
@@ -196,8 +193,7 @@ def test_bias_correction_takes_back_a_shift_of_the_mean(bias):
         written, _ = quantize_int8(model, narrowed, TENSORRT_FP32)
         return float(np.abs((run(written, given, optimized=False) - run(graph, given)).mean(axis=(0, 2, 3))).max())
 
-    assert shift(graph) > 0.2
-    assert shift(changed) < shift(graph) / 100
+    assert shift(graph) > 0.2 and shift(changed) < shift(graph) / 100
 
 
 def test_a_bias_that_is_computed_stays():
@@ -222,8 +218,7 @@ def test_the_written_graph_holds_the_very_levels():
 
 
 def test_the_sweep_keeps_a_bounded_amount_of_activations():
-    kept = _within(({"x": np.zeros(10, np.int8)} for _ in range(8)), 35)
-    assert len(kept) == 3
+    assert len(_within(({"x": np.zeros(10, np.int8)} for _ in range(8)), 35)) == 3
     assert len(_within(({"x": np.zeros(10, np.int8)} for _ in range(8)), 1)) == 1
 
 

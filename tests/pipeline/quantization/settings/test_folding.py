@@ -66,8 +66,7 @@ def test_factors_go_through_a_relu(head: str) -> None:
     text = ("x2 = Reshape(x, flat)\n" if gemm else "") + head + "\n a = Relu(h)\n y = MatMul(a, wo)"
     weights = {name: np.random.default_rng(3).normal(size=(WIDTH, WIDTH)) for name in ("wv", "wo")}
     weights |= {"bv": np.ones(WIDTH), "flat": np.array([-1, WIDTH])}
-    output = f"float[rows,{WIDTH}] y" if gemm else OUTPUT
-    model = prepare_model(build(INPUT, output, text, weights))
+    model = prepare_model(build(INPUT, f"float[rows,{WIDTH}] y" if gemm else OUTPUT, text, weights))
     changed, _ = smoothed(model)
     assert not of_type(changed, "Mul")
     np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-4, atol=1e-4)

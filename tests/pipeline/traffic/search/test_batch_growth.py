@@ -29,13 +29,11 @@ def test_a_full_batch_does_not_grow():
 
 @pytest.mark.parametrize(("rate", "wait_s"), [(0.004, 0.0), (0.0015, 0.002), (0.0008, 0.0)])
 def test_the_model_of_batches_costs_what_the_simulation_does(rate, wait_s):
-    rng = np.random.default_rng(0)
-    grid = grid_of_sizes(rng.choice([8, 16, 40], 3000))
+    grid = grid_of_sizes(np.random.default_rng(0).choice([8, 16, 40], 3000))
     grid.at[:] *= rate / 0.004
     times, policy = KnownTimes(), BatchPolicy(8, wait_s)
     growth = BatchGrowth.idle(grid.at, 8, wait_s)
-    edges = {"length": (8, 16, 40)}
-    served = serve_trace(grid, edges, times, policy)
+    served = serve_trace(grid, {"length": (8, 16, 40)}, times, policy)
     costs = CostModel(grid, times.table(grid.edges, 8), growth.after(served.service)).intervals(0, [()])
     assert total_of(costs, (0, 1, 2)) == pytest.approx(served.seconds.sum(), rel=0.06)
 
@@ -46,8 +44,7 @@ def test_requests_of_several_samples_fill_a_batch_sooner():
 
 
 def test_times_of_different_rates_have_batches_of_different_sizes():
-    at = np.concatenate([poisson(10.0, 2000), 300.0 + poisson(1000.0, 2000)])
-    growth = BatchGrowth.idle(at, 8, 0.01)
+    growth = BatchGrowth.idle(np.concatenate([poisson(10.0, 2000), 300.0 + poisson(1000.0, 2000)]), 8, 0.01)
     assert growth.seconds[0] > 50 * growth.seconds[-1]
     counts = np.full((1, 1, len(growth.seconds)), 1.0)
     rates = 1.0 * np.bincount(growth.bin_of) / growth.seconds

@@ -34,12 +34,8 @@ def test_a_batch_is_padded_to_its_own_buckets_and_multiples():
 def test_sizes_to_time_span_the_candidates_and_the_batch():
     grid = grid_of_sizes([3, 10, 20, 40])
     sizes = sizes_to_time(grid, ("length",), BATCH, 8, {"length": 64})
-    assert {each["length"] for each in sizes} == {3, 10, 20, 40, 64} and {each["batch"] for each in sizes} == {
-        1,
-        2,
-        4,
-        8,
-    }
+    expected = {3, 10, 20, 40, 64}
+    assert {each["length"] for each in sizes} == expected and {each["batch"] for each in sizes} == {1, 2, 4, 8}
     fixed = sizes_to_time(grid, (), BATCH, 1, {"length": 64})
     assert fixed == [{"batch": 1, "length": length} for length in (3, 10, 20, 40)]
     assert edges_to_time({"length": (8, 64)}, BATCH, 8)[-1] == {"batch": 8, "length": 64}
