@@ -48,7 +48,7 @@ ROLLING = (
 
 
 # Seeds of decisions that are tried for each step that a shorter run leaves out.
-REDRAWN = 5
+REDRAWN = 20
 
 
 @dataclass(frozen=True)
