@@ -18,21 +18,17 @@ from enginesmith.core.codec import encode
 from enginesmith.core.errors import (
     EnginesmithError,
     InputError,
-    IntegrityError,
     StepError,
     canonical_json,
 )
 from enginesmith.core.names import parse_reference
-from enginesmith.core.parsing import user
-from enginesmith.core.reports.latency import MachineKind
-from enginesmith.core.reports.proof import PASSED, approve, least_sqnr_db, name_task_checks
-from enginesmith.core.text import join_first, now
+from enginesmith.core.reports.proof import PASSED, least_sqnr_db, name_task_checks
+from enginesmith.core.text import now
 from enginesmith.core.types import Target
-from enginesmith.registry.manifest import EngineEntry, Manifest, load_pinned, make_request, request_of
+from enginesmith.registry.manifest import EngineEntry, Manifest, load_pinned, request_of
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.files import reachable
 from enginesmith.registry.versions import lookup
-from enginesmith.registry.versions.channels import promote
 from enginesmith.registry.versions.state import Channel, read_channel
 from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set, open_reference, runnable, this_machine
@@ -40,22 +36,25 @@ from pipeline.compile.steps.engines import BuildEngine, memory_request, recall_e
 from pipeline.compile.steps.engines import needs as build_needs
 from pipeline.compile.steps.keys import bucket_inputs, code_key, engine_limits, model_shapes
 from pipeline.compile.steps.proofs import CRASHED, engine_check
-from pipeline.operations.refit import RenewedEngine, publish_again
-from pipeline.operations.validate import entries_of, published_proof, read_report, spec_of, why_not_here
+from pipeline.operations.validate import entries_of, published_proof, spec_of, why_not_here
 from pipeline.outcome import engine_of, make_report
 from pipeline.progress.events import Finished
-from pipeline.regressions.check import judge_pair
-from pipeline.regressions.findings import BucketTimes, EnginePair, MetricPair
+from pipeline.regressions.findings import BucketTimes
 from pipeline.regressions.pairs import CheckOptions
+from pipeline.regressions.upgrade import (
+    Decision,
+    Rehearsal,
+    Served,
+    Trial,
+    UnitRehearsal,
+    VersionPlan,
+    judge_trials,
+    name_of,
+    plan_version,
+)
 from pipeline.spec.model import ModelSpec
 from pipeline.values import EngineBlob, ModelShapes, Proof, Recorded
 from validation.latency.machine import SystemLoadMonitor, machine
-
-Decision = Literal["moves", "stays", "unknown"]
-# 6 dB is twice the error. The weights are equal, so engines of two toolchains should differ by less.
-MOST_SQNR_LOSS_DB = 6.0
-# A version, and the channels that serve it.
-Served = tuple[Manifest, tuple[Channel, ...]]
 
 # Jobs of a rehearsal. They run in the environment of the one toolchain or of the other.
 
@@ -116,28 +115,6 @@ class TimeBlocks:
                 return answer_blocks(partial(open_engine, engine), bucket.inputs, stream)
 
 
-# What a rehearsal found.
-
-
-@dataclass(frozen=True)
-class Trial:
-    """An engine of a unit on this machine. status, reason: of its proof here, or why there is none.
-
-    report: digest of the report on that proof, a blob.
-    sqnr_db: of the engine against its graph, as the toolchain in service runs that.  metrics: task metrics by name.
-    median_s: at the opt sizes, from interleaved runs.
-    """
-
-    toolchain: Mapping[str, str]
-    status: str
-    reason: str = ""
-    digest: str | None = None
-    sqnr_db: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    median_s: float | None = None
-    report: str | None = None
-
-
 @dataclass(frozen=True)
 class TrialPair:
     """What was measured of a unit; on record, so that a rehearsal that was killed goes on behind it. not_here: why the
@@ -148,43 +125,6 @@ class TrialPair:
     times: BucketTimes | None = None
     remarks: tuple[str, ...] = ()
     not_here: str = ""
-
-
-@dataclass(frozen=True)
-class UnitRehearsal:
-    """A unit with both toolchains. why: the reasons of the verdict.  times: of the new engine and the old one."""
-
-    version: str
-    unit: str
-    old: Trial
-    new: Trial
-    verdict: Decision
-    why: str = ""
-    times: BucketTimes | None = None
-
-
-@dataclass(frozen=True)
-class VersionPlan:
-    """The channels that serve a version, the commands that move them, and those that take that back; no commands unless
-    all units move that these channels serve."""
-
-    version: str
-    channels: tuple[str, ...]
-    verdict: Decision
-    commands: tuple[str, ...] = ()
-    back: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """A rehearsed upgrade. pins: the versions that were asked for.  python: the interpreter that has them."""
-
-    pins: Mapping[str, str]
-    python: str
-    machine: MachineKind
-    created_at: str
-    units: tuple[UnitRehearsal, ...]
-    plan: tuple[VersionPlan, ...]
 
 
 def list_served(store: Store, references: Sequence[str] = ()) -> list[Served]:
@@ -292,7 +232,7 @@ class _Unit:
         key = {"engines": engines, "check": encode(check), "seconds": self.environments.options.seconds}
         key |= {"machine": machine_words, **code_key(RecordAnswers, type(check), TimeBlocks)}
         if pair := context.recall("rehearsal", key, TrialPair):
-            context.progress.emit(Finished(f"{_name(self.manifest)} {entry.unit}", "cached"))
+            context.progress.emit(Finished(f"{name_of(self.manifest)} {entry.unit}", "cached"))
             return pair
         answers = self._run("old", "proof", RecordAnswers(engine_of(entry), golden))
         old = Trial(entry.toolchain, entry.status, entry.reason, entry.digest)
@@ -315,14 +255,14 @@ class _Unit:
     def _result(
         self, old: Trial, new: Trial, verdict: Decision, why: str, times: BucketTimes | None = None
     ) -> UnitRehearsal:
-        return UnitRehearsal(_name(self.manifest), self.entry.unit, old, new, verdict, why, times)
+        return UnitRehearsal(name_of(self.manifest), self.entry.unit, old, new, verdict, why, times)
 
     def _run(
         self, which: Literal["old", "new"], step: Literal["build", "proof", "latency"], request: Request[Any]
     ) -> Any:
         context = self.environments.old if which == "old" else self.environments.new
         word = "versions for" if isinstance(request, ReadToolchain) else step
-        name = f"{word} {_name(self.manifest)} {self.entry.unit}, {which} toolchain"
+        name = f"{word} {name_of(self.manifest)} {self.entry.unit}, {which} toolchain"
         needs = Needs(alone=step == "latency")
         if which == "new" and self.environments.on_ray:
             needs = replace(build_needs(request_of(self.entry), memory_request(self.spec)), required=True)
@@ -419,123 +359,6 @@ class _Side:
             return json.loads(answer)
         self.job.result()
         raise StepError("it ended while it was timed")
-
-
-def judge_trials(
-    unit: str,
-    old: Trial,
-    new: Trial,
-    times: BucketTimes | None,
-    remarks: Sequence[str] = (),
-    options: CheckOptions | None = None,
-) -> tuple[Decision, str]:
-    """Whether a unit moves to the new toolchain, and why not. remarks: why something was not measured."""
-    if new.status == "failed":
-        return "stays", f"the new engine fails: {new.reason}"
-    if new.status not in PASSED:
-        return "unknown", new.reason
-    options = options or CheckOptions()
-    metrics = tuple(
-        MetricPair(name, new.metrics.get(name), value, options.allowed_loss(name, value))
-        for name, value in old.metrics.items()
-    )
-    timed = (times,) if times else ()
-    pair = EnginePair(unit, "old toolchain", False, False, metrics, (), timed, tuple(remarks))
-    findings = list(judge_pair(pair, options, judged_by_metric=True))
-    if worse := [item.message for item in findings if item.level == "error"]:
-        return "stays", join_first(worse, 2, "; ")
-    doubts = [item.message for item in findings if item.level == "warning"]
-    if old.sqnr_db is not None and (new.sqnr_db is None or new.sqnr_db < old.sqnr_db - MOST_SQNR_LOSS_DB):
-        doubts.insert(0, "its SQNR is worse by more than 6 dB, which no limit or metric of the spec forbids")
-    if doubts:
-        return "unknown", join_first(doubts, 2, "; ")
-    return ("moves", "") if times else ("unknown", f"not timed, because the engine in service fails: {old.reason}")
-
-
-def plan_version(
-    manifest: Manifest, channels: tuple[Channel, ...], units: Sequence[UnitRehearsal], words: str
-) -> VersionPlan:
-    """What brings a version to its channels with the new toolchain, and what takes it back. Units that no channel
-    serves, because they are not proven, hold nobody up. words: the options of the rehearsal."""
-    name, names = _name(manifest), tuple(channel.name for channel in channels)
-    proven_only = bool(channels) and all(channel.proven_only for channel in channels)
-    verdicts = {item.verdict for item in units if not proven_only or item.old.status in PASSED}
-    if verdicts != {"moves"}:
-        return VersionPlan(name, names, "stays" if "stays" in verdicts else "unknown")
-    back = tuple(f"enginesmith rollback {manifest.model}:{each}" for each in names)
-    return VersionPlan(name, names, "moves", (f"enginesmith rehearse {name} {words} --apply",), back)
-
-
-@dataclass(frozen=True)
-class Applied:
-    """A version that was published with the engines that move. channels: name -> why it did not move there; '' where it
-    did."""
-
-    before: str
-    version: str
-    channels: Mapping[str, str]
-
-
-def apply(rehearsal: Rehearsal, served: Sequence[Served], context: RunContext) -> list[Applied]:
-    """Publish each version that moves again, with its new engines and what was measured of them, and bring it to the
-    channels that serve it; what a channel's policy asks for holds. Repeated, it publishes and moves nothing again.
-
-    Raises as `publish`."""
-    moving = {plan.version for plan in rehearsal.plan if plan.verdict == "moves"}
-    why = "rehearsed with " + ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
-    done = list[Applied]()
-    for manifest, channels in served:
-        if (name := _name(manifest)) not in moving:
-            continue
-        units = {item.unit: item.new for item in rehearsal.units if item.version == name and item.verdict == "moves"}
-        moved = [_renew(entry, units[entry.unit], context) for entry in manifest.engines if entry.unit in units]
-        published = publish_again(manifest, moved, [], "rehearsed", context, why=why)
-        refusals = {}
-        for channel in channels:
-            try:
-                promote(
-                    context.store,
-                    published.manifest,
-                    channel.name,
-                    by=user(),
-                    why=why,
-                    proven_only=channel.proven_only,
-                    random_inputs=channel.move.random_inputs,
-                )
-            except InputError as error:
-                refusals[channel.name] = str(error)
-        done.append(Applied(name, published.version, {each.name: refusals.get(each.name, "") for each in channels}))
-    return done
-
-
-def _renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngine:
-    """A unit with the engine of a trial. Raises IntegrityError where that is gone from the registry."""
-    request = replace(make_request(entry), toolchain=tuple(sorted(trial.toolchain.items())))
-    record = recall_engine(request, context)
-    approved = approve(read_report(str(trial.report), context.store))
-    if record is None or record.digest != trial.digest or approved is None:
-        raise IntegrityError(f"{entry.unit}: its new engine is not in {context.store.uri} any more; rehearse again")
-    report = approved.report
-    new = replace(
-        entry,
-        status=report.verdict,
-        reason=report.reason,
-        report=report.digest,
-        checks=report.counts,
-        sqnr_db=report.sqnr_db,
-        toolchain=dict(request.toolchain),
-        build_key=request.key,
-        digest=record.digest,
-        size_bytes=record.size_bytes,
-        suffix=record.suffix,
-        requires=record.requires,
-        notes=record.notes,
-    )
-    return RenewedEngine(new, approved, record)
-
-
-def _name(manifest: Manifest) -> str:
-    return f"{manifest.model}@{manifest.version}"
 
 
 def _reason(error: EnginesmithError) -> str:

@@ -233,7 +233,7 @@ def table(sites: Mapping[int, Site], results: Mapping[str, Mapping[str, object]]
     """What became of the mutants of each package, and those that no test noticed."""
     states = ("killed", "survived", "not reached", "open")
     found = {number: results.get(repr(site), {"is": "open"}) for number, site in sites.items()}
-    counts = Counter((site.module.partition("/")[0], found[number]["is"]) for number, site in sites.items())
+    counts = Counter((site.path.partition("/")[0], found[number]["is"]) for number, site in sites.items())
     names = sorted({name for name, _ in counts})
     rows = [("", *states), *((name, *(counts[name, state] for state in states)) for name in names)]
     rows.append(("all", *(sum(counts[name, state] for name in names) for state in states)))
@@ -241,7 +241,7 @@ def table(sites: Mapping[int, Site], results: Mapping[str, Mapping[str, object]]
     for number, site in sites.items():
         if found[number]["is"] != "killed":
             change = f"{ast.unparse(site.node)}  ->  {ast.unparse(site.mutant(SEED))}"
-            lines.append(f"{number} {site.module}:{site.line} {found[number]}: {change}")
+            lines.append(f"{number} {site.path}:{site.line} {found[number]}: {change}")
     return "\n".join(lines)
 
 
@@ -254,7 +254,7 @@ def tried(
     with ThreadPoolExecutor(jobs) as pool:
         trials = {pool.submit(Trial(place, record, at, sites[at]).run): at for at in left}
         for trial in as_completed(trials):
-            print(trials[trial], sites[trials[trial]].module, trial.result(), flush=True)
+            print(trials[trial], sites[trials[trial]].path, trial.result(), flush=True)
             yield trials[trial], trial.result()
 
 

@@ -224,8 +224,8 @@ def none_fits(needs: Needs, nodes: Iterable[RayNode], waited_s: float = 0.0) -> 
     wait = "wait longer for it" if waited_s else "wait for it"
     return (
         f"no node with {_describe_needs(needs)}{came}; the cluster's nodes: {there}; start one with "
-        f"`ray start --address HEAD{labels}{gpus}`, or {wait} with --wait-for-nodes 15m where nodes come by themselves "
-        "(from the chart's `gpuGroups`: a group of that generation and product)"
+        f"`ray start --address HEAD{labels}{gpus}`, or {wait} where nodes come by themselves (`--wait-for-nodes 15m` "
+        "of `build` and `validate`; from the chart's `gpuGroups`: a group of that generation and product)"
     )
 
 

@@ -1,7 +1,7 @@
 """`enginesmith rehearse`: whether served versions can move to another toolchain."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,8 @@ from enginesmith.registry.store.cache import local_cache
 from pipeline.cli.run_options import local_context
 
 if TYPE_CHECKING:
-    from pipeline.regressions.rehearsal import Applied, Rehearsal, UnitRehearsal
+    from builders.execution.jobs import Executor
+    from pipeline.regressions.upgrade import Applied, Rehearsal, UnitRehearsal
 
 _COLUMNS = ("version", "unit", "status", "SQNR", "metric", "median", "verdict")
 
@@ -50,6 +51,12 @@ class _RehearseOptions:
         float, Option("Seconds of interleaved timing for each unit.", type=click.FloatRange(0, 3600, min_open=True))
     ] = 8.0
 
+    def words(self) -> str:
+        """These options as they are typed, without --apply."""
+        typed = [f"--toolchain={pin}" for pin in self.toolchain] + [f"--seconds={self.seconds:g}"]
+        typed += ["--executor=ray"] if self.executor == "ray" else []
+        return shlex.join([*typed, *([f"--python={self.python}"] if self.python else [])])
+
 
 @command()
 @optional_references_argument
@@ -71,44 +78,23 @@ def rehearse(
     published and no channel moves. Without REF: every version that a channel serves. Exit code 1 if a unit stays, none
     moves, or a channel refuses a version.
     """
-    from builders.execution.environments import make_environment, parse_pins
-    from builders.execution.jobs import Executor
-    from builders.execution.local import LocalExecutor
-    from builders.execution.process import spawn
+    from builders.execution.environments import parse_pins
     from enginesmith.registry.trust import require
     from pipeline.regressions.pairs import CheckOptions
-    from pipeline.regressions.rehearsal import Applied, Environments, list_served
-    from pipeline.regressions.rehearsal import apply as apply_rehearsal
+    from pipeline.regressions.rehearsal import Environments, list_served
     from pipeline.regressions.rehearsal import rehearse as rehearse_versions
+    from pipeline.regressions.upgrade import Applied
+    from pipeline.regressions.upgrade import apply as apply_rehearsal
 
     pins, store = parse_pins(options.toolchain), open_store(registry)
     served = list_served(store, references)
     for manifest, _ in served:
         require(store, manifest, trust)
-    python, on_ray = options.python, options.executor == "ray"
-    if on_ray:
-        python = Path("the Ray worker")
-    elif python is None:
-        if (cache := local_cache()) is None:
-            raise InputError("ENGINESMITH_CACHE_BYTES is 0: there is no cache for an environment; give --python PATH")
-        if not quiet:
-            say(f"environment with {', '.join(options.toolchain)} ...")
-        python = make_environment(pins, cache.folder / "environments")
     with local_context(store, quiet) as context, ExitStack() as stack:
-        executor: Executor
-        if on_ray:
-            from builders.execution.ray import RayExecutor
-
-            executor = stack.enter_context(RayExecutor())
-        else:
-            executor = LocalExecutor(start=partial(spawn, python=python.absolute()))
+        name, executor = _new_toolchain(options, pins, stack, quiet)
         new = replace(context, local=executor, executor=executor)
-        given = [f"--toolchain={pin}" for pin in options.toolchain] + [f"--seconds={options.seconds:g}"]
-        given += ["--executor=ray"] if on_ray else []
-        words = shlex.join([*given, *([f"--python={options.python}"] if options.python else [])])
-        environments = Environments(
-            pins, str(python), context, new, words, on_ray, CheckOptions(seconds=options.seconds)
-        )
+        on_ray, checks = options.executor == "ray", CheckOptions(seconds=options.seconds)
+        environments = Environments(pins, name, context, new, options.words(), on_ray, checks)
         rehearsal = rehearse_versions(served, environments)
         applied: list[Applied] = apply_rehearsal(rehearsal, served, context) if options.apply else []
     if as_json:
@@ -118,6 +104,28 @@ def rehearse(
     verdicts = {item.verdict for item in rehearsal.units}
     refused = any(reason for item in applied for reason in item.channels.values())
     ctx.exit(0 if "moves" in verdicts and "stays" not in verdicts and not refused else 1)
+
+
+def _new_toolchain(
+    options: _RehearseOptions, pins: Mapping[str, str], stack: ExitStack, quiet: bool
+) -> tuple[str, "Executor"]:
+    """Where the new versions are, in words, and what runs jobs there; `stack` closes it. Raises InputError where no
+    environment can be made."""
+    from builders.execution.environments import make_environment
+    from builders.execution.local import LocalExecutor
+    from builders.execution.process import spawn
+    from builders.execution.ray import RayExecutor
+
+    if options.executor == "ray":
+        return "the Ray worker", stack.enter_context(RayExecutor())
+    python = options.python
+    if python is None:
+        if (cache := local_cache()) is None:
+            raise InputError("ENGINESMITH_CACHE_BYTES is 0: there is no cache for an environment; give --python PATH")
+        if not quiet:
+            say(f"environment with {', '.join(options.toolchain)} ...")
+        python = make_environment(pins, cache.folder / "environments")
+    return str(python), LocalExecutor(start=partial(spawn, python=python.absolute()))
 
 
 def show_rehearsal(found: "Rehearsal", applied: "Sequence[Applied]" = ()) -> None:

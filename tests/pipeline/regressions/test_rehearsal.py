@@ -9,7 +9,7 @@ import pytest
 from enginesmith.core.errors import InputError, StepError
 from pipeline.regressions import rehearsal
 from pipeline.regressions.findings import BucketTimes
-from pipeline.regressions.rehearsal import Trial, UnitRehearsal, judge_trials, plan_version
+from pipeline.regressions.upgrade import Trial, UnitRehearsal, judge_trials, plan_version
 
 OLD = Trial({"onnxruntime": "1"}, "proven", "", "a" * 64, 40.0, {"accuracy": 0.99})
 EQUAL = BucketTimes("batch=4", 1e-3, 1e-3, 1.0, 0.99, 1.01, 0.02, 400)

@@ -76,7 +76,7 @@ def test_that_none_fits_says_what_was_asked_what_there_is_and_what_to_do():
     assert said.startswith("no node with enginesmith/sm=sm_100 and 2 GPUs; the cluster's nodes: 2 with a CPU, ")
     assert "1 with enginesmith/sm=sm_89 and 1 GPU" in said and "1 with enginesmith/sm=sm_90 and 2 GPUs" in said
     assert "ray start --address HEAD --labels enginesmith/sm=sm_100 --num-gpus 2" in said
-    assert "or wait for it with --wait-for-nodes 15m" in said
+    assert "or wait for it where nodes come by themselves (`--wait-for-nodes 15m` of `build` and `validate`" in said
     assert "nodes: none;" in none_fits(Needs(), ())
     assert "came in 15:00" in none_fits(Needs(), (), 900) and "wait longer" in none_fits(Needs(), (), 900)
 
