@@ -51,8 +51,8 @@ def test_what_a_body_reads_from_outside_counts():
 def test_the_table_of_an_input_is_the_smallest_that_it_selects_from():
     nodes = [
         node("Cast", "x", "i"),
-        node("Gather", "big i", "a"),
         helper.make_node("Gather", ["w", "i"], ["b"], axis=1),
+        node("Gather", "big i", "a"),
     ]
     nodes += [node("DequantizeLinear", "big s", "d"), node("Gather", "d mask", "c"), node("Gather", "a mask", "y")]
     made = graph(*nodes)

@@ -129,7 +129,9 @@ def test_second_moments_wait_for_a_sixteenth_as_many_rows_as_channels():
     for row in rows[:19]:
         few.add(row)
     assert few.moments is None and few.count == 19
-    for row in rows[19:]:
+    few.add(rows[19])
+    assert few.moments is not None
+    for row in rows[20:]:
         few.add(row)
     np.testing.assert_allclose(few.moments, rows.T @ rows / 40, rtol=1e-4, atol=1e-5)
 
