@@ -16,7 +16,7 @@ PINNED = re.compile(r"^[a-z0-9][a-z0-9./:-]*@sha256:[0-9a-f]{64}$")
 # Those that talk to the Kubernetes API.
 WITH_TOKEN = {
     "Deployment enginesmith-prefect-worker", "RayCluster enginesmith-ray", "Job enginesmith-ray-apply",
-    "CronJob enginesmith-ray-finish",
+    "CronJob enginesmith-ray-finish", "Deployment enginesmith-metrics",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ JOBS = {*READ, "create", "update", "patch", "delete"}
 # By account: (group, resource) and what it may do with it. Ray's head gets its rights from the KubeRay operator.
 RIGHTS = {
     "enginesmith-builds": {("", "nodes"): {"list"}},
+    "enginesmith-reads": {("", "configmaps"): {"patch"}},
     "enginesmith-prefect-server": {},
     "enginesmith-prefect-worker": {
         ("batch", "jobs"): JOBS, ("", "pods"): READ, ("", "pods/log"): READ, ("", "pods/status"): READ,

@@ -210,11 +210,14 @@ def served_metrics(address: HttpAddress | None) -> Iterator["LiveMetrics | None"
 def metrics(listen: HttpAddress, every: float, once: bool, textfile: Path | None, registry: str) -> None:
     """Serve metrics of a registry to Prometheus: builds, runs, cache, unproven engines, drift.
 
-    Read from the registry's documents, so one exporter covers every run, wherever it took place.
+    Read from the registry's documents, so one exporter covers every run, wherever it took place. In a cluster it also
+    writes what channels serve to the ConfigMap that ENGINESMITH_CHANNELS_CONFIGMAP names (NAMESPACE/NAME).
     """
+    from pipeline.orchestration.metrics.channel_status import writer_of_environment
     from pipeline.orchestration.metrics.live import Exporter, serve_metrics
 
-    exporter = Exporter(open_store(registry), say)
+    store = open_store(registry)
+    exporter = Exporter(store, say, writer_of_environment(store, say))
     if once or textfile is not None:
         from prometheus_client import generate_latest
 

@@ -23,7 +23,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import TOTALS, version_prefix
 from enginesmith.registry.store.parallel import side_by_side
 from enginesmith.registry.versions.channel_writes import read_rollout, running_rollouts
-from enginesmith.registry.versions.index import list_all
+from enginesmith.registry.versions.index import ListedModel, list_all
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.publication.pages import published_document
 from pipeline.orchestration.runs.views import RunView, view_runs
@@ -366,6 +366,7 @@ class Looker:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.listed: Sequence[ListedModel] = ()  # all models, of the last look
         self._known: dict[str, _Look] = {}  # the one that was looked at longest ago first
         self._rollouts: dict[tuple[str, str], Rollout | None] = {}
         self._registered: tuple[float, list[Registration]] = (-math.inf, [])
@@ -376,7 +377,8 @@ class Looker:
         model_names = set(sorted({model_of(run) for run in all_runs})[:MOST_MODELS])
         recent_runs = [run for run in all_runs if model_of(run) in model_names][:MOST_RUNS]
         runs = view_runs(self._store, read_runs(self._store, recent_runs))
-        newest = {item.model: item.versions[-1] for item in list_all(self._store)}
+        self.listed = list_all(self._store)
+        newest = {item.model: item.versions[-1] for item in self.listed}
         self._known = {model: one for model, one in self._known.items() if model in newest}
         changed = [m for m, version in newest.items() if m not in self._known or self._known[m].version != version]
         turn = list(dict.fromkeys([*changed, *self._known]))[:MOST_LOOKED_AT]
@@ -452,10 +454,18 @@ def _epoch(stamp: str) -> float:
 
 
 class Exporter:
-    """Reads a registry and keeps the numbers; a collector for prometheus-client. say: called when reading fails."""
+    """Reads a registry and keeps the numbers; a collector for prometheus-client. say: called when reading fails.
 
-    def __init__(self, store: Store, say: Callable[[str], object] = lambda _: None) -> None:
-        self._looker, self._say = Looker(store), say
+    status: called after each look with the models of the registry; with None and the reason where it cannot be read.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        say: Callable[[str], object] = lambda _: None,
+        status: Callable[[Sequence[ListedModel] | None, str], object] = lambda *_: None,
+    ) -> None:
+        self._looker, self._say, self._status = Looker(store), say, status
         self._view = view_of((), (), 0, Totals())
         self._up, self._at = False, 0.0
 
@@ -468,8 +478,10 @@ class Exporter:
                 self._say(f"the registry cannot be read: {error}")
             self._up = False
             self._at = self._at or time.time()
+            self._status(None, f"the registry cannot be read: {error}")
         else:
             self._up, self._at = True, time.time()
+            self._status(self._looker.listed, "")
         return self._up
 
     def refresh_all(self) -> bool:

@@ -1,0 +1,165 @@
+"""What channels serve, as text, and its way into a ConfigMap by the real client of Kubernetes, over a socket."""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginesmith.core.errors import InputError
+from enginesmith.registry.store.layout import MARKER, MARKER_CONTENT, channel_key
+from enginesmith.registry.versions.index import list_all
+from enginesmith.registry.versions.state import read_channel
+from pipeline.orchestration.metrics import channel_status
+from pipeline.orchestration.metrics.channel_status import ChannelStatus, ConfigMap, StatusWriter, describe
+from pipeline.orchestration.metrics.live import Exporter
+from tests.enginesmith.registries import engine, publish_engines
+from tests.enginesmith.registry.memory import MemoryStore
+from tests.pipeline.fleet.test_cluster import access
+from tests.pipeline.rollout.fleet import WHERE, begin_and_look, plan, registry
+
+
+class Api(HTTPServer):
+    """Answers a patch of a ConfigMap as kube-apiserver does. status: what else it answers."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.status, self.patches = 200, list[tuple[str, str, Any]]()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Api
+
+    def do_PATCH(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.patches.append((self.path, self.headers["Content-Type"], body))
+        answer = json.dumps({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {}}).encode()
+        self.send_response(self.server.status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def published(model: str = "digits", data: bytes = b"one", channel: str | None = "stable", store: Any = None) -> Any:
+    """A store with a version that a channel serves."""
+    store = store or MemoryStore({MARKER: MARKER_CONTENT})
+    publish_engines(store, [engine(store, data=data)], data.decode(), model=model, channel=channel)
+    return store
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    server = Api()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def config_map(api: Api, folder: Path) -> ConfigMap:
+    url = f"http://127.0.0.1:{api.server_address[1]}"
+    return ConfigMap("engines", "enginesmith-channels", access(folder, url, timeout_s=5.0))
+
+
+def test_a_line_says_what_a_channel_serves_and_which_rollout_runs() -> None:
+    store, served, new = registry()
+    begin_and_look(store, new, plan("10%", "100%"))
+    (text,) = ChannelStatus(store).texts(list_all(store)).values()
+    channel = read_channel(store, *WHERE)
+    assert channel is not None and channel.active_rollout is not None
+    last = channel.active_rollout.history[-1]
+    assert text == (
+        f"stable: {served.version} since {channel.move.at}; "
+        f"rollout of {new.version}: running, {last.what} ({last.at})\n"
+    )
+    moved = replace(channel, rollout=None, move=replace(channel.move, by="ada"))
+    assert describe(moved) == f"stable: {served.version} since {channel.move.at} by ada"
+
+
+def test_documents_are_read_when_the_version_changes_a_rollout_runs_or_their_turn_comes(monkeypatch) -> None:
+    monkeypatch.setattr(channel_status, "MOST_AGAIN", 1)
+    store = published("a")
+    for model in ("b", "c"):
+        published(model, store=store)
+    read, status = list[str](), ChannelStatus(store)
+    monkeypatch.setattr(
+        channel_status, "read_channel", lambda store, *where: (read.append(where[0]), read_channel(store, *where))[1]
+    )
+    first = status.texts(list_all(store))
+    assert sorted(read) == ["a", "b", "c"] and list(first) == ["a", "b", "c"]
+    read.clear()
+    for _ in range(3):
+        assert status.texts(list_all(store)) == first
+    assert sorted(read) == ["a", "b", "c"], "one at each look"
+    published("b", b"two", store=store)
+    read.clear()
+    newest = list_all(store)[1].versions[-1]
+    assert f"stable: {newest} since" in status.texts(list_all(store))["b"] != first["b"]
+    assert "b" in read and len(read) <= 2
+
+
+def test_a_damaged_channel_is_a_line_and_what_finds_no_room_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = published("a")
+    for model in ("b", "c"):
+        published(model, store=store)
+    store.objects[channel_key("a", "stable")] = b"{"
+    status = ChannelStatus(store)
+    texts = status.texts(list_all(store))
+    assert texts["a"].startswith("stable: unreadable: ") and texts["b"].startswith("stable: ")
+    monkeypatch.setattr(channel_status, "MOST_MODELS", 2)
+    assert list(status.texts(list_all(store))) == ["a", "b", "_left_out"]
+    assert status.texts(list_all(store))["_left_out"].startswith("1 models")
+    monkeypatch.setattr(channel_status, "MOST_BYTES", len(texts["a"]) + 30)
+    assert status.texts(list_all(store))["_left_out"].startswith("2 models")
+
+
+def test_each_look_of_the_exporter_replaces_the_data(api: Api, tmp_path: Path) -> None:
+    store, said = published(), list[str]()
+    exporter = Exporter(store, said.append, StatusWriter(store, config_map(api, tmp_path), said.append).write)
+    assert exporter.refresh() and not said
+    (path, content, patch) = api.patches[-1]
+    assert path.startswith("/api/v1/namespaces/engines/configmaps/enginesmith-channels")
+    assert content == "application/json-patch+json"
+    channel = read_channel(store, "digits", "stable")
+    assert channel is not None
+    texts = {"digits": f"{describe(channel)}\n"}
+    assert patch == [{"op": "add", "path": "/data", "value": texts}]
+
+
+def test_a_registry_that_cannot_be_read_is_said_beside_what_was_read_before(api: Api, tmp_path: Path) -> None:
+    store = published()
+    writer = StatusWriter(store, config_map(api, tmp_path), lambda _: None)
+    writer.write(list_all(store))
+    writer.write(None, "the registry cannot be read: no route")
+    before, after = (patch[0]["value"] for _, _, patch in api.patches)
+    assert after == {**before, "_problem": "the registry cannot be read: no route\n"}
+
+
+def test_a_refusal_is_said_once_and_the_next_look_writes_again(api: Api, tmp_path: Path) -> None:
+    store, said = MemoryStore(), list[str]()
+    writer = StatusWriter(store, config_map(api, tmp_path), said.append)
+    api.status = 403
+    writer.write(())
+    writer.write(())
+    assert said == ["the status of channels is not written: ConfigMap engines/enginesmith-channels: 403 Forbidden"]
+    api.status = 200
+    writer.write(())
+    api.status = 404
+    writer.write(())
+    assert len(api.patches) == 4 and len(said) == 2
+
+
+@pytest.mark.parametrize("text", ["channels", "a/b/c", "/channels", "engines/"])
+def test_a_name_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="NAMESPACE/NAME"):
+        ConfigMap.parse(text)
