@@ -159,12 +159,15 @@ def _name_versions(found: Mapping[str, object]) -> dict[str, str]:
 
 
 def _name_file(place: str, spec: ModelSpec) -> str:
-    """'weights w.safetensors', 'entry point model.py', 'module layers.py', 'external data model.bin'."""
+    """'weights w.safetensors', 'entry point model.py', 'module layers.py', 'library libcube.so', 'external data
+    model.bin'."""
     source = spec.source
     if place == place_of(spec.file(spec.source_file), spec):
         return f"{ {'torch': 'entry point', 'pt2': 'program', 'onnx': 'model'}[source.kind] } {place}"
     if source.weights and place == place_of(spec.file(source.weights), spec):
         return f"weights {place}"
+    if any(place == place_of(spec.file(item.file), spec) for item in source.libraries):
+        return f"library {place}"
     return f"{'module' if source.kind == 'torch' else 'external data'} {place}"
 
 

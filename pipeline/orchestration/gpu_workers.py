@@ -128,7 +128,7 @@ DONE = "enginesmith.rollout.done"
 
 _MODEL = {"model": ""}
 _REGISTRY = {"registry": ""}
-_ROLLOUT = {"version": "", "channel": "", "rollout": "its id", "wave": "the open one, from 1", "why": ""}
+_ROLLOUT = {"version": "", "channel": "", "rollout": "id", "wave": "number, from 1", "why": ""}
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ PAYLOADS: Mapping[str, Payload] = {
     REGISTERED: Payload(
         _MODEL | {"spec": "`registered:MODEL@DIGEST`, or `registered:MODEL` for the newest"} | _REGISTRY | {"by": ""},
         "by `prefect register` and `watch`; by `enginesmith fleet --apply` for each model to build",
-        {"digest": "of the stored files", "units": "those that the fleet needs and the registry lacks"},
+        {"digest": "of the stored files", "units": "that the fleet lacks"},
     ),
     PUBLISHED: Payload(
         _MODEL | {"version": "", "manifest": "digest"} | _REGISTRY,
@@ -175,14 +175,14 @@ PAYLOADS: Mapping[str, Payload] = {
         | {"version": "served", "rate": "of fallbacks", "reference": "earlier rate", "since": "ISO 8601, UTC"}
         | _REGISTRY
         | {"by": "host"},
-        "once per drift, by each serving host that runs a [router](router.md#when-traffic-changes)",
+        "by your server, when its [router](router.md#when-traffic-changes) reports a drift",
     ),
     ADVANCED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, for each wave that opens"),
     HALTED: Payload(
         _MODEL | _ROLLOUT | _REGISTRY,
-        "by the same flow, when a gate halts a rollout or when a move of its channel aborts it",
+        "by the flow `advance-rollouts`, when a gate halts a rollout, or a move of its channel aborts it",
     ),
-    DONE: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the same flow, when the channel is promoted"),
+    DONE: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, when the channel is promoted"),
 }
 
 

@@ -254,6 +254,7 @@ class SpecSections(SpecFile):
         calibration, golden = self.calibration and self.calibration.file, self.golden and self.golden.data
         source = {self.source.kind: self.source_file, "weights": self.source.weights}
         yield from ((("source", key), name) for key, name in source.items() if name)
+        yield from ((("source", "libraries", i, "file"), item.file) for i, item in enumerate(self.source.libraries))
         data = {"calibration": calibration, "golden": golden}
         yield from (((section, "data"), name) for section, name in data.items() if name)
         yield from ((("triton", "labels", output), name) for output, name in self.triton.labels.items())

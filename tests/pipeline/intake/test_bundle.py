@@ -35,7 +35,11 @@ def bundled(project: Project, **parts: object) -> SpecBundle:
 
 
 def test_a_bundle_holds_the_spec_and_every_file_that_it_names(project: Project) -> None:
-    assert set(bundled(project).files) == {"tiny.yaml", "tiny.onnx", "calibration.npz", "golden.npz"}
+    files = {"tiny.yaml", "tiny.onnx", "calibration.npz", "golden.npz"}
+    assert set(bundled(project).files) == files
+    (project.folder / "relu.so").write_bytes(b"library")
+    source = {"onnx": "tiny.onnx", "libraries": [{"file": "relu.so"}]}
+    assert set(bundled(project, source=source).files) == {*files, "relu.so"}
 
 
 def test_a_generator_brings_the_local_modules_that_it_imports_and_a_folder_its_files(project: Project) -> None:
