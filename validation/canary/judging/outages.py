@@ -11,10 +11,10 @@ from validation.statistics.rates import CanaryEvidence, upper
 
 # A stretch of failures has at least so many: more than may be in flight when a log ends.
 LEAST_STRETCH = 10
-# The chance that independent failures make such a stretch in a run, and the share of a candidate's time in stretches
-# that may be expected in a FAIL. By Markov's inequality an equal candidate FAILs with a probability of at most SPENT, if
-# the baseline's run shows how often outages occur. A short run does not: one long outage of one side is a fact in it, of
-# an equal candidate too (29 and 30 of 200 simulated pairs).
+# The chance that independent failures make such a stretch in a run, and the largest ratio of the expected time in
+# stretches to a candidate's that gives a FAIL. By Markov's inequality an equal candidate has that with a probability of
+# at most SPENT, if the baseline's run shows how often outages occur. A short run does not show it: one long outage of a
+# candidate is a fact there, of an equal one too (29 to 30 of 200 simulated pairs of short logs FAILed).
 CHANCE, SPENT = 1e-3, 0.02
 # Parts of a run whose medians show a slow stretch, the consecutive ones that it takes, and the slowdown.
 PARTS, SLOW_PARTS, SLOW = 40, 3, 2.0
