@@ -159,6 +159,16 @@ def test_a_baseline_that_fails_often_needs_a_longer_stretch():
     assert judge(dead(np.random.default_rng(0), 2000), ERRORS).reason.startswith("failures in a stretch")
 
 
+def test_one_long_outage_in_a_short_log_is_a_fact_without_a_probability():
+    """An equal candidate may have it where the baseline's log is too short to show how often outages occur."""
+    failed = np.arange(2000) // 300 == 2
+    for end in (2000, 900):
+        sides = side(np.ones(end), ~failed[:end]), side(np.ones(end))
+        found = judge(CanaryEvidence(*sides, True), ERRORS, replicates=1)
+        assert found.verdict == "FAIL" and "chance" not in found.reason
+        assert found.reason.endswith("; expected from the baseline and the margin: 0.1 % of the run")
+
+
 def test_a_growing_log_needs_more_for_a_fail():
     evidence = failing(share(0.003), share(0.0001))(np.random.default_rng(1), 9000)
     found = [judge(replace(evidence, growing=growing), ERRORS, replicates=1) for growing in (False, True)]
