@@ -181,7 +181,7 @@ def print_plan(found: "FleetPlan") -> None:
     _print_fleet(found.after, found.unwanted)
     for title, items in (
         ("Breaks: serves now, and would not after the change", found.dying),
-        ("Without an engine after the change: has none today, or the nodes are new", found.waiting),
+        ("No engine after the change: nodes that have none today, and new nodes", found.waiting),
     ):
         echo(f"\n{title}" + ("" if items else ": nothing"))
         if items:
