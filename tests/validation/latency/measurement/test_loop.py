@@ -1,9 +1,11 @@
 """The loop that times calls."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from validation.latency.measurement import loop
 from validation.latency.measurement.loop import streams_per_second
 
 
@@ -18,7 +20,7 @@ def test_streams_count_all_calls_and_a_call_that_fails_gives_no_rate(monkeypatch
     def fail():
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("validation.latency.measurement.loop.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     assert streams_per_second([call], 2.0) == 4.0 and calls == [0.25 * number for number in range(8)]
     assert streams_per_second([call], 0.0) == 4.0 and len(calls) == 9, "once at least"
     assert streams_per_second([call, call], 2.0) == 4.0
