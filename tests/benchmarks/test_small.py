@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 # Arguments of each benchmark; FOLDER is a folder to be made, TEXT a model with its calibration and golden data.
 SMALL = {
@@ -70,6 +69,7 @@ def test_each_benchmark_has_its_arguments() -> None:
     assert {*SMALL} == {path.stem for path in (ROOT / "benchmarks").glob("bench_*.py")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_it_prints_its_table(name: str, tmp_path: Path) -> None:
     if name == "bench_tensorrt_monitor" and not importlib.util.find_spec("tensorrt_rtx"):

@@ -172,8 +172,9 @@ def test_a_connection_serves_many_requests_and_one_that_was_closed_is_replaced(b
     for _ in range(5):
         behind.read(channel_key("digits", "stable"))
     assert not made
-    site.fault = ["closed"]
+    site.fault, errors = ["closed"], read_error_counts()
     assert behind.read(channel_key("digits", "stable")) and len(made) == 1
+    assert read_error_counts() == errors, "it is no attempt that failed, and nothing waits"
 
 
 def test_wrong_bytes_are_never_given(store: Store, behind: HttpStore, site: Site) -> None:

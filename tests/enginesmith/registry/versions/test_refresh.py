@@ -19,9 +19,9 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key
 from enginesmith.registry.verification import repair, verify
-from enginesmith.registry.versions import channels
+from enginesmith.registry.versions import channel_writes, channels
 from enginesmith.registry.versions.channel_writes import with_snapshots
-from enginesmith.registry.versions.lookup import parse_snapshot
+from enginesmith.registry.versions.lookup import Snapshot, parse_snapshot
 from enginesmith.registry.versions.publish import add_attestation
 from enginesmith.registry.versions.state import Channel, read_channel
 from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, report
@@ -48,6 +48,13 @@ def snapshot(store: Store) -> str:
 
 def located(store: Store) -> str:
     return VersionLocator(store).locate(parse_reference("digits:stable")).manifest.version
+
+
+def test_documents_over_the_limit_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_writes, "MAX_DOCUMENTS_BYTES", 8)
+    key = f"{Snapshot('digits', '1', {}).prefix}manifest.json"
+    packed = [channel_writes.pack_snapshot(Snapshot("digits", "1", {key: b"x" * size})) for size in (8, 9)]
+    assert parse_snapshot(packed[0] or b"").documents == {key: b"x" * 8} and packed[1] is None
 
 
 @on_each_store
