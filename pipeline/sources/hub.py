@@ -21,7 +21,6 @@ from enginesmith.registry.store.files import make_folder, reachable, start_atomi
 
 # In a spec's folder, of the files of all repositories.
 FOLDER = ".hub"
-_EXTRA = "source.hf needs the extra `hf` ({}); run `pip install '.[hf]'` in a clone"
 # Of ONNX messages, the fields that lead to tensors (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
 _TENSOR, _NODE, _GRAPH, _SPARSE, _FUNCTION, _ATTRIBUTE, _MODEL = range(7)
 _INNER = {
@@ -101,10 +100,8 @@ def _locations(data: mmap.mmap, kind: int, outer: Field) -> Iterator[str]:
 
 def _download(hub_file: HubFile) -> Path:
     """The file in the cache of huggingface_hub, with the content that its name there promises. Raises as `fetch`."""
-    try:
-        from huggingface_hub import errors, hf_hub_download
-    except ImportError as error:
-        raise InputError(_EXTRA.format(error)) from error
+    from huggingface_hub import errors, hf_hub_download
+
     try:
         path = Path(hf_hub_download(hub_file.repository, hub_file.file, revision=hub_file.revision))
     except errors.GatedRepoError as error:

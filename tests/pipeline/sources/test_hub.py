@@ -16,7 +16,6 @@ import yaml
 from onnx import helper, numpy_helper
 
 from enginesmith.core.errors import (
-    EnginesmithError,
     InputError,
     IntegrityError,
     ModelError,
@@ -253,9 +252,3 @@ def test_locations_are_those_that_the_whole_model_names(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(ModelError, match="truncated or not an ONNX file"):
             list_locations(path)
-
-
-def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    with pytest.raises(EnginesmithError, match=r"pip install '\.\[hf\]'"):
-        fetch(ONNX, tmp_path)
