@@ -198,6 +198,7 @@ _PACKAGES = {
     "nvml": "pynvml",
     "trend": "ruptures",
     "xla": "jax",
+    "hf": "huggingface_hub",
     **{name: name for name in ("azure", "iree", "kubernetes", "ray", "tensorrt")},
 }  # fmt: skip
 # Those of the distribution `enginesmith`; all others are of `enginesmith-pipeline`.

@@ -17,6 +17,7 @@ from enginesmith.registry.store.files import make_folder, write_whole
 if TYPE_CHECKING:
     from enginesmith.client.client import Client
     from enginesmith.client.layouts.base import Placed
+    from enginesmith.client.layouts.model_package import ModelPackage
     from enginesmith.client.layouts.triton import Triton
     from enginesmith.core.hardware.machine import Machine
 
@@ -30,8 +31,11 @@ class LayoutOptions:
     """How the engine lies in DEST."""
 
     layout: Annotated[
-        Literal["plain", "triton", "kserve"],
-        Option("Layout of DEST; triton: a model repository, kserve: objects of a cluster that pulls it."),
+        Literal["plain", "triton", "ortpackage", "kserve"],
+        Option(
+            "Layout of DEST; triton: a model repository, ortpackage: a model package of ONNX Runtime, kserve: objects "
+            "of a cluster that pulls it."
+        ),
     ] = "plain"
     max_batch_size: Annotated[
         int | None, Option("triton: batch requests, up to this many samples.", type=click.IntRange(1))
@@ -45,11 +49,14 @@ class LayoutOptions:
         str | None, Option("kserve: an image of `registry export --layout triton`, by digest.", metavar="IMAGE")
     ] = None
 
-    def triton(self) -> "Triton":
-        """The layout of a model repository that the options ask for."""
+    def of_several(self) -> "Triton | ModelPackage":
+        """The layout, of several engines, that the options ask for."""
+        from enginesmith.client.layouts.model_package import ModelPackage
         from enginesmith.client.layouts.triton import Triton
         from enginesmith.client.layouts.triton_config import DynamicBatching
 
+        if self.layout == "ortpackage":
+            return ModelPackage()
         batching = DynamicBatching(self.max_batch_size, self.max_queue_delay)
         return Triton(batching if batching != DynamicBatching() else None, self.warmup)
 
@@ -113,8 +120,8 @@ def write_objects(
     echo(f"serves: {engine.unit} of {manifest.model}@{manifest.version}, {engine.status}")
 
 
-def show_placed(placed: "Placed", as_json: bool) -> None:
-    """Print what a repository serves now."""
+def show_placed(placed: "Placed", config: str, as_json: bool) -> None:
+    """Print what a repository serves now, or what a package holds. config: the name of the file that says what."""
     from enginesmith.client.resolve import list_targets
 
     for item in placed.pulled:
@@ -129,7 +136,7 @@ def show_placed(placed: "Placed", as_json: bool) -> None:
                 "model": manifest.model,
                 "version": manifest.version,
                 "folder": str(placed.folder),
-                "config": str(placed.current / "config.pbtxt"),
+                "config": str(placed.current / config),
                 "swapped": placed.swapped,
                 "engines": files,
             }
@@ -137,7 +144,9 @@ def show_placed(placed: "Placed", as_json: bool) -> None:
         return
     echo(f"{placed.folder}{'' if placed.swapped else ' (was served already)'}")
     for item in placed.pulled:
-        echo(f"chosen: {item.path.name}: {item.engine.unit} of {manifest.model}@{manifest.version}")
+        echo(
+            f"chosen: {item.path.relative_to(placed.folder)}: {item.engine.unit} of {manifest.model}@{manifest.version}"
+        )
         echo(f"why:    {item.resolution.why}")
     accepted = {entry.unit for item in placed.pulled for entry in item.resolution.ranked}
     rejected = [row for item in placed.pulled for row in item.resolution.rejected if row[0] not in accepted]

@@ -207,6 +207,8 @@ def follow(client: "Client", references: tuple[str, ...], options: PullOptions, 
     layout, following = options.layout.layout, options.following
     if layout == "kserve":
         raise click.UsageError("--layout kserve writes objects once; a cluster follows no channel by them")
+    if layout == "ortpackage":
+        raise click.UsageError("--layout ortpackage writes the package of a version once; leave out --follow")
     one, in_triton = len(references) == 1, layout == "triton"
     if in_triton and not one:
         raise click.UsageError("--layout triton follows one channel for each folder; watch each into its own")
@@ -217,7 +219,7 @@ def follow(client: "Client", references: tuple[str, ...], options: PullOptions, 
     try:
         if one:
             interval_s = following.interval or INTERVAL_S
-            placing = options.layout.triton() if in_triton else Plain()
+            placing = options.layout.of_several() if in_triton else Plain()
             swap = client.watch(references[0], options.dest, layout=placing, interval_s=interval_s, **settings)
             swaps: tuple[Swap, ...] = () if swap is None else (swap,)
         else:
@@ -274,11 +276,11 @@ def pull(
         (target,), machine = options.machine.targets, options.machine.one_machine()
         write_objects(client, reference, dest, target, machine, options.layout, options.uri_options(), as_json)
         return
-    if layout == "triton":
-        machines, triton = options.machine.machines(), options.layout.triton()
+    if layout != "plain":
+        machines, placing = options.machine.machines(), options.layout.of_several()
         with download_bar(quiet) as progress:
-            placed = client.place(reference, dest, triton, machine=machines, progress=progress)
-        show_placed(placed, as_json)
+            placed = client.place(reference, dest, placing, machine=machines, progress=progress)
+        show_placed(placed, "config.pbtxt" if layout == "triton" else "manifest.json", as_json)
         return
     with download_bar(quiet) as progress:
         pulled = client.pull(reference, dest, machine=options.machine.one_machine(), progress=progress)

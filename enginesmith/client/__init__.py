@@ -6,6 +6,7 @@ from enginesmith.core.names import on_first_use
 
 if TYPE_CHECKING:
     from enginesmith.client.layouts.base import ALL_GENERATIONS
+    from enginesmith.client.layouts.model_package import ModelPackage
     from enginesmith.client.layouts.triton import Triton
     from enginesmith.client.layouts.triton_config import DynamicBatching
     from enginesmith.client.resolve import Policy
@@ -18,6 +19,7 @@ __all__ = [
     "DynamicBatching",
     "HealthCommand",
     "HealthUrl",
+    "ModelPackage",
     "Policy",
     "Post",
     "ReportUrl",
@@ -33,6 +35,7 @@ __getattr__ = on_first_use(
         "DynamicBatching": "enginesmith.client.layouts.triton_config",
         "HealthCommand": "enginesmith.client.watching.server",
         "HealthUrl": "enginesmith.client.watching.server",
+        "ModelPackage": "enginesmith.client.layouts.model_package",
         "Policy": "enginesmith.client.resolve",
         "Post": "enginesmith.client.watching.server",
         "ReportUrl": "enginesmith.client.watching.server",

@@ -13,6 +13,7 @@ from pydantic import model_validator
 from enginesmith.core.errors import InputError, SpecError
 from enginesmith.core.hardware import machine
 from enginesmith.core.types import CALIBRATED, PLUS, QUANTIZED, Precision, TensorSpec, list_sums
+from pipeline.sources.hub import fetch
 from pipeline.spec.document import Kind, is_ensemble, line_of, load_document
 from pipeline.spec.quantization import Calibration
 from pipeline.spec.sections import Golden, SpecSections, wrong_server
@@ -296,7 +297,8 @@ _KEY_OF_SUFFIX = {".onnx": "source.onnx", ".pt2": "source.pt2", ".py": "source.t
 def load_spec(path: Path | str, address: str = "") -> ModelSpec:
     """Read and check a spec. address: what messages call it where its file is a copy.
 
-    Raises SpecError with one line per mistake, a file that it names and that does not exist among them.
+    A file of the Hugging Face Hub is fetched first, with the errors of `hub.fetch`. Raises SpecError with one line per
+    mistake, a file that it names and that does not exist among them.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"spec {path!r}: give the path of its file")
@@ -311,6 +313,8 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
             )
         spec, root = load_document(path, KIND)
         spec._path, spec._address = path, address
+        if hub_file := spec.source.hub_file:
+            fetch(hub_file, spec.folder)
         if missing := list(_missing_files(path, root, spec)):
             raise SpecError(missing)
     except SpecError as error:

@@ -1,5 +1,6 @@
 """Where a model comes from, its shapes, and types of single values in a spec."""
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self, get_args
@@ -18,10 +19,11 @@ from pydantic import (
 
 from enginesmith.core.errors import EnginesmithError, UnknownNameError
 from enginesmith.core.hardware import machine
-from enginesmith.core.names import check_channel, check_graph_name, check_model, check_version, inside
+from enginesmith.core.names import check_channel, check_graph_name, check_model, check_version, inside, is_path
 from enginesmith.core.state import Places
 from enginesmith.core.text import join_first
 from enginesmith.core.types import PLUS, Dim, Scalar
+from pipeline.sources.hub import HubFile
 
 # Types of single values in a spec (names, sizes, files) with their checks, and the error for what is wrong between
 # several keys.
@@ -122,6 +124,9 @@ Channel = Annotated[str, _validator(check_channel)]
 UnitPattern = Annotated[str, _validator(_check_unit_pattern)]
 TargetName = Annotated[str, _validator(machine.parse_targets)]
 File = Annotated[str, AfterValidator(inside)]
+# Of the Hugging Face Hub (https://huggingface.co/docs/hub/repositories).
+_REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?"
+Repository = Annotated[str, Field(pattern=f"^{_REPOSITORY}$")]
 # Of a tensor or a node, or of an array of data for it.
 GraphName = Annotated[str, BeforeValidator(_as_name)]
 DimName = Annotated[str, _validator(_check_dim_name)]
@@ -160,6 +165,11 @@ PadValue = float | Literal["repeat"]
 INPUT_DTYPES: tuple[str, ...] = get_args(InputDtype)
 # Stands in a spec, as a dim, where a person has to write something; no spec with it is loaded.
 FILL_IN = "FILL_IN"
+_COMMIT = (
+    "is no commit of 40 hexadecimal digits; a branch or tag moves, and the build with it: write the commit that "
+    "`git ls-remote https://huggingface.co/{} main` prints"
+)
+_NO_ONNX = "is no ONNX file; name one, or beside weights the function that builds their module as torch"
 # How files of weights end.
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 
@@ -172,9 +182,9 @@ class LibraryFile(SpecPart):
 
 
 class Source(SpecPart):
-    """Where the model comes from: exactly one of torch, pt2, onnx."""
+    """Where the model comes from: exactly one of torch, pt2, onnx; the file of hf is onnx, or the weights of torch."""
 
-    omitted: ClassVar[frozenset[str]] = frozenset({"libraries"})
+    omitted: ClassVar[frozenset[str]] = frozenset({"libraries", "hf", "revision", "file"})
 
     torch: str | None = Field(
         None,
@@ -183,6 +193,13 @@ class Source(SpecPart):
     )
     pt2: File | None = Field(None, description="a program saved by torch.export.save")
     onnx: File | None = Field(None, description="an ONNX file; external data lies in the same folder or below")
+    hf: Repository | None = Field(
+        None,
+        description="a repository on the Hugging Face Hub, org/model; its file stands for onnx, or beside torch for "
+        "weights",
+    )
+    revision: str | None = Field(None, description="the commit of hf, 40 hexadecimal digits; branches and tags move")
+    file: File | None = Field(None, description="path in hf; external data of an ONNX file comes with it")
     weights: File | None = Field(
         None,
         description="loaded into the torch module, strictly: .safetensors, or a state dict in .pt, .pth or .bin, read "
@@ -199,6 +216,27 @@ class Source(SpecPart):
         "come with each engine that needs them",
     )
     opset: int = Field(20, ge=17, le=23, description="ONNX opset that torch sources are exported to")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_hub(cls, keys: object) -> object:
+        """The file of a repository as `onnx`, or beside `torch` as `weights`, where it comes to lie."""
+        if not isinstance(keys, dict) or not any(keys.get(key) for key in ("hf", "revision", "file")):
+            return keys
+        hf, revision, file = (keys.get(key) for key in ("hf", "revision", "file"))
+        if missing := next((key for key in ("hf", "revision", "file") if not keys.get(key)), None):
+            raise ValueError(f"hf, revision and file belong together; add {missing}")
+        if not isinstance(revision, str) or not re.fullmatch("[0-9a-f]{40}", revision):
+            raise Mistakes([(("revision",), f"{format_value(revision)} {_COMMIT.format(hf)}")])
+        role = "weights" if keys.get("torch") else "onnx"
+        if role == "onnx" and not str(file).endswith(".onnx"):
+            raise Mistakes([(("file",), f"{format_value(file)} {_NO_ONNX}")])
+        if not is_path(str(file)) or not re.fullmatch(_REPOSITORY, str(hf)):
+            return keys  # the fields say what is wrong
+        path = HubFile(str(hf), revision, str(file)).path
+        if keys.get(role) not in (None, path):
+            raise Mistakes([((role,), f"{role} is the file of hf; remove one of the two")])
+        return {**keys, role: path}
 
     @field_validator("torch")
     @classmethod
@@ -238,6 +276,11 @@ class Source(SpecPart):
     def kind(self) -> Literal["torch", "pt2", "onnx"]:
         """Which of the three it is."""
         return "torch" if self.torch else "pt2" if self.pt2 else "onnx"
+
+    @property
+    def hub_file(self) -> HubFile | None:
+        """The file of the Hugging Face Hub."""
+        return HubFile(self.hf, self.revision, self.file) if self.hf and self.revision and self.file else None
 
     @property
     def module(self) -> str:

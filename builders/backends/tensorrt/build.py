@@ -4,7 +4,7 @@ import importlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -49,6 +49,9 @@ from enginesmith.core.types import (
 _ASK_S = 0.2
 _TELL_S = 2.0
 MAX_BYTES = 64 << 20
+# What the bindings raise for a cache that TensorRT does not take or give: a null pointer of its own is a TypeError, of
+# which an attribute is an AttributeError.
+_DECLINED = (RuntimeError, ValueError, TypeError, AttributeError)
 
 
 def check_model(model: Path) -> None:
@@ -132,20 +135,26 @@ def use_given(config: Untyped, workdir: Path) -> list[tuple[str, str]]:
 
 
 def keep_grown(config: Untyped, workdir: Path) -> None:
-    """Write the tuner's cache, grown by this build, to WORKDIR/timing.grown."""
-    cache = config.get_timing_cache()
-    if cache is not None:
-        (workdir / GROWN).write_bytes(bytes(cache.serialize()))
+    """Write the tuner's cache, grown by this build, to WORKDIR/timing.grown; nothing where TensorRT gives none, because
+    the engine is there."""
+    with suppress(*_DECLINED):
+        data = bytes(config.get_timing_cache().serialize())
+        (workdir / GROWN).write_bytes(data)
 
 
 def merge_caches(trt: Untyped, logger: Untyped, older: bytes, newer: bytes) -> bytes:
     """One cache with the content of both. Raises EnginesmithError when TensorRT does not merge them."""
-    config = trt.Builder(logger).create_builder_config()
-    first = config.create_timing_cache(older)
-    second = config.create_timing_cache(newer)
-    if first is None or second is None or not first.combine(second, False):
-        raise EnginesmithError("TensorRT does not merge these timing caches; the newer one alone is kept")
-    return bytes(first.serialize())
+    words = "TensorRT does not merge these timing caches; the newer one alone is kept"
+    try:
+        config = trt.Builder(logger).create_builder_config()
+        first, second = config.create_timing_cache(older), config.create_timing_cache(newer)
+        is_merged = first is not None and second is not None and first.combine(second, False)
+        merged = bytes(first.serialize()) if is_merged else None
+    except _DECLINED as error:
+        raise EnginesmithError(f"{words} ({error})") from error
+    if merged is None:
+        raise EnginesmithError(words)
+    return merged
 
 
 def _set(config: Untyped, data: bytes) -> str:
@@ -153,7 +162,7 @@ def _set(config: Untyped, data: bytes) -> str:
     try:
         cache = config.create_timing_cache(data)
         is_accepted = cache is not None and config.set_timing_cache(cache, False)
-    except (RuntimeError, ValueError, TypeError) as error:
+    except _DECLINED as error:
         return str(error)
     return "" if is_accepted else "TensorRT refuses it (another version, GPU or driver, or damaged)"
 

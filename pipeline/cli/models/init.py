@@ -73,8 +73,9 @@ _OTHERS = {
 def init(models: tuple[str, ...], out: Path | None, requests: Path | None, scaling: "Scaling", force: bool) -> None:
     """Write a spec for MODEL by looking at it: names, types, shapes, sizes at which it runs.
 
-    MODEL: an ONNX file, a .pt2 program, a torch entry point such as model.py:build or package.models:build, or Triton's
-    config.pbtxt beside an ONNX file. Without MODEL a commented starter is written.
+    MODEL: an ONNX file, a .pt2 program, a torch entry point such as model.py:build or package.models:build, Triton's
+    config.pbtxt beside an ONNX file, or the folder of a model package of ONNX Runtime. Without MODEL a commented
+    starter is written.
 
     Several ONNX files, in the order of the data flow, become one ensemble: a spec for each, and one that connects
     them where names and shapes match. NAME=FILE names a graph.
@@ -213,15 +214,17 @@ def _put(stream: IO[bytes], text: str) -> None:
 def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     """What a model file holds, and where its spec goes."""
     from pipeline.compile.preflight import POINTER, is_pointer
+    from pipeline.drafts.model_package import MANIFEST, look_at_package
     from pipeline.drafts.onnx_model import look_at_onnx, look_at_triton
     from pipeline.drafts.torch_model import look_at_pt2
 
     if (model / "saved_model.pb").is_file():
         raise InputError(f"{model} {_OTHERS['.pb']}")
-    if not model.is_file():
+    if not model.is_file() and not (model / MANIFEST).is_file():
         what = "is a folder" if model.is_dir() else "does not exist"
         raise InputError(
-            f"{model} {what}; name an ONNX file, a .pt2, an entry point such as model.py:build, or config.pbtxt"
+            f"{model} {what}; name an ONNX file, a .pt2, an entry point such as model.py:build, config.pbtxt, or a "
+            "model package, which has a manifest.json"
         )
     if is_pointer(model):
         raise InputError(f"{model} {POINTER}")
@@ -230,7 +233,9 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     if not model.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{model} is outside {folder}, where the spec goes; a spec names files of its own folder")
     relative_path = str(model.resolve().relative_to(folder.resolve()))
-    if kind == ".pbtxt":
+    if model.is_dir():
+        model_facts = look_at_package(model, folder)
+    elif kind == ".pbtxt":
         model_facts = look_at_triton(model, folder)
     elif kind == ".onnx":
         inside(relative_path)

@@ -31,8 +31,10 @@ NAMES = {
     "enginesmith/cli/__init__.py": "the extras of the distribution, some of which are called as their backend is",
     "pipeline/spec/sections.py": "the backends of a spec that names none",
     "pipeline/compile/publication/publish.py": "a version's toolchain has the reference interpreter's distribution",
+    "pipeline/drafts/model_package.py": "what opens the engines, as a spec's serve calls it",
     "pipeline/drafts/onnx_model.py": "the name of a platform of Triton's, whose configurations are read",
     "enginesmith/client/layouts/triton_config.py": "which of Triton's backends opens an engine",
+    "enginesmith/client/layouts/model_package.py": "which of ONNX Runtime's execution providers runs an engine",
     "enginesmith/client/locate.py": "--fallback onnx gives the model itself, which ONNX Runtime runs",
 }
 

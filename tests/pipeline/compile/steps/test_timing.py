@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -170,6 +171,59 @@ def test_a_stale_cache_is_left_out_and_begun_anew(tmp_path: Path, stale: bytes) 
     assert use_given(config, tmp_path) == [] and config.set == b"good"
     keep_grown(config, tmp_path)
     assert (tmp_path / GROWN).read_bytes() == b"grown"
+
+
+class Cache:
+    """A cache whose words are joined; what TensorRT's bindings do with others, by the first word."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def combine(self, other: "Cache", ignore_mismatch: bool) -> bool:
+        assert ignore_mismatch is False
+        if other.data == b"throws":
+            raise RuntimeError("device properties differ")
+        self.data += b" " + other.data
+        return other.data != b"refused"
+
+    def serialize(self) -> bytes | None:
+        return None if b"null" in self.data else self.data
+
+
+class Library:
+    """As `trt`, as far as caches are merged."""
+
+    def Builder(self, logger: object) -> "Library":
+        return self
+
+    def create_builder_config(self) -> "Library":
+        return self
+
+    def create_timing_cache(self, data: bytes) -> Cache | None:
+        return None if data == b"unread" else Cache(data)
+
+
+def merges(older: bytes, newer: bytes) -> bytes:
+    return merge_caches(Library(), None, older, newer)
+
+
+@pytest.mark.parametrize("other", [b"throws", b"refused", b"unread", b"null"])
+def test_a_cache_that_tensorrt_does_not_take_is_a_miss_and_never_an_error(
+    build: Build, monkeypatch: pytest.MonkeyPatch, other: bytes
+) -> None:
+    assert merges(b"one", b"two") == b"one two"
+    with pytest.raises(EnginesmithError, match="does not merge"):
+        merges(b"one", other)
+    monkeypatch.setattr(Tunes, "merge_timing", lambda _, older, newer: merges(older, newer))
+    build("one")
+    _, notes = build(other.decode(), meanwhile=lambda: build("three"))
+    assert len(notes) <= 1 and build("x")[0] is not None
+
+
+@pytest.mark.parametrize("cache", [None, Cache(b"null")])
+def test_a_tuner_that_gives_no_cache_keeps_the_engine(tmp_path: Path, cache: Cache | None) -> None:
+    keep_grown(SimpleNamespace(get_timing_cache=lambda: cache), tmp_path)
+    assert not (tmp_path / GROWN).exists()
 
 
 @pytest.mark.filterwarnings("ignore:.*Timing cache operations are no-ops:DeprecationWarning")

@@ -1,0 +1,178 @@
+"""A model package of ONNX Runtime: engines of one version for several execution providers, of which the runtime picks.
+
+::
+
+    digits-3.ortpackage/
+      manifest.json              one component, the model; for each variant its provider, folder and model file
+      cpu-fp32/                  model.onnx, the shards of its weights, model.json (the engine's description)
+      sm_89-fp16/
+
+ONNX Runtime takes the first variant of the provider that a session asks for, so that a package has one for each. It is
+written whole, once: a package of another version has another name. The schema is that of onnxruntime 1.31
+(model_package/README.md there), whose C API reads it; that of 1.30 has other names for the same.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from enginesmith.client.layouts.base import Placed
+from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine
+from enginesmith.client.resolve import EngineRanking, Resolution
+from enginesmith.core.errors import InputError, digest_of_bytes
+from enginesmith.core.requirements import Library, WideSums
+from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.files import make_folder, reachable, sync_folder, write_whole
+from enginesmith.registry.versions.lookup import Located
+
+MANIFEST = "manifest.json"
+SUFFIX = ".ortpackage"
+_MODEL_FILE = "model.onnx"
+# The execution provider that runs an engine of a backend. The schema's `device` is left out: onnxruntime 1.31.1 finds
+# no variant with one for a provider that tells no devices, such as its own CPU provider.
+_PROVIDERS = {
+    "onnxruntime": "CPUExecutionProvider",
+    "onnxruntime-cuda": "CUDAExecutionProvider",
+    "onnxruntime-tensorrt": "TensorrtExecutionProvider",
+}
+
+
+@dataclass(frozen=True)
+class ModelPackage:
+    """A folder that ONNX Runtime opens as a model package."""
+
+    several: ClassVar[bool] = True
+    remedy: ClassVar[str] = "build again with `serve: onnxruntime` in its spec"
+
+    def reject(self, entry: EngineEntry) -> str | None:
+        """Why no variant of a package is this engine."""
+        if entry.backend not in _PROVIDERS:
+            return f"no execution provider of ONNX Runtime opens engines of {entry.backend}"
+        if entry.is_stripped:
+            return "its file has no weights, and ONNX Runtime puts none in"
+        if any(isinstance(item, Library) for item in entry.requires):
+            return "its operators are in a library, and a package names none"
+        if any(isinstance(item, WideSums) for item in entry.requires):
+            return "its int8 sums saturate on CPUs without VNNI, and ONNX Runtime would run it there"
+        return None
+
+    def check(self, manifest: Manifest, entries: Sequence[EngineEntry]) -> None:
+        """See `Layout`: two engines of one provider, of which ONNX Runtime would take the first anywhere."""
+        first: dict[str, EngineEntry] = {}
+        for entry in entries:
+            other = first.setdefault(provider := _PROVIDERS[entry.backend], entry)
+            if other.digest != entry.digest:
+                raise InputError(
+                    f"{other.unit} and {entry.unit} of {manifest.model}@{manifest.version} are both for {provider}; "
+                    "ONNX Runtime takes the first on every machine; pull them into packages of their own, with one "
+                    "--target each"
+                )
+
+    def at(self, dest: Path, model: str) -> "PackagePlace":
+        """The packages of a model in the folder `dest`."""
+        return PackagePlace(dest, model, self)
+
+
+@dataclass(frozen=True)
+class PackagePlace:
+    """The packages of a model, one a version."""
+
+    dest: Path
+    model: str
+    layout: ModelPackage
+
+    @property
+    def lock(self) -> Path:
+        """See `Place`."""
+        return self.dest / f".enginesmith-{self.model}.lock"
+
+    @property
+    def hooked(self) -> Path:
+        """See `Place`."""
+        return self.dest / f".enginesmith-{self.model}.hooked"
+
+    @property
+    def mark(self) -> Path:
+        """See `Place`."""
+        return self.dest / f".enginesmith-{self.model}.distrusted"
+
+    def served(self) -> str:
+        """'': nothing says which of the packages a program has open."""
+        return ""
+
+    def description(self) -> Path | None:
+        """None, as of `served`."""
+        return None
+
+    def swap(
+        self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
+    ) -> Placed:
+        """Write the package of a version, whole or not at all, or mend what is damaged in the one that is there.
+
+        Raises as `Place.swap`, and InputError where the version's package has other engines.
+        """
+        del keep  # every version stays
+        manifest = located.manifest
+        folder = self.dest / f"{self.model}-{manifest.version}{SUFFIX}"
+        staged = folder if folder.is_dir() else self.dest / f".enginesmith-staging-{folder.stem}"
+        with reachable(f"writing {folder}"):
+            make_folder(staged)
+            pulled = [
+                download_best(item, lambda found: _bring(store, located, found, staged, fetcher)) for item in rankings
+            ]
+            self.layout.check(manifest, [item.engine for item in pulled])  # the best one may have been lost
+            data = _write_manifest(located, pulled)
+            if staged == folder:
+                if not (folder / MANIFEST).is_file() or (folder / MANIFEST).read_bytes() != data:
+                    raise InputError(f"{folder} has other engines; delete it, or give another --dest")
+            else:
+                for path in staged.iterdir():  # of a process that was killed, for other machines
+                    if path.name not in {item.path.parent.name for item in pulled}:
+                        shutil.rmtree(path, ignore_errors=True)
+                write_whole(staged / MANIFEST, data)
+                staged.rename(folder)
+                sync_folder(self.dest)
+        ended = tuple(_moved(item, folder) for item in pulled)
+        whole = not any(item.resolution.lost for item in pulled)
+        return Placed(ended, folder, folder, "", staged != folder, digest_of_bytes(data), whole)
+
+
+def _moved(pulled: Pulled, folder: Path) -> Pulled:
+    place = folder / pulled.path.parent.name
+    return replace(pulled, path=place / pulled.path.name, description=place / pulled.description.name)
+
+
+def _bring(store: Store, located: Located, found: Resolution, place: Path, fetcher: BlobFetcher) -> Pulled:
+    """An engine in the folder of its variant."""
+    engine = found.chosen
+    name = f"{engine.target}-{engine.precision}"
+    return download_engine(store, located, found, place / name, fetcher, file=_MODEL_FILE)
+
+
+def _write_manifest(located: Located, pulled: Sequence[Pulled]) -> bytes:
+    """The package's manifest, with its one component in it."""
+    variants: dict[str, object] = {}
+    for item in pulled:
+        variants[item.path.parent.name] = {
+            "variant_directory": item.path.parent.name,
+            "ep": _PROVIDERS[item.engine.backend],
+            "executor_info": {"ort": {"model_file": _MODEL_FILE}},
+            "additional_metadata": {
+                "unit": item.engine.unit,
+                "status": item.engine.status,
+                "sha256": item.engine.digest,
+            },
+        }
+    manifest = located.manifest
+    document = {
+        "schema_version": "1.0",
+        "package_name": manifest.model,
+        "package_version": manifest.version,
+        "components": {manifest.model: {"variants": variants}},
+        "additional_metadata": {"producer": {"tool": "enginesmith"}},
+    }
+    return json.dumps(document, indent=1).encode() + b"\n"

@@ -1,0 +1,164 @@
+"""The draft of a spec from a model package of ONNX Runtime or Olive: one of its models, as the ONNX file that it is.
+
+A package has components, each with variants for execution providers (`enginesmith.client.layouts.model_package` writes
+one). A variant names its file in `executor_info`; of one that does not, as Olive writes them for onnxruntime-genai, it
+is the only ONNX file in the folder. Olive until 0.13 lists the components and calls the file of each metadata.json.
+"""
+
+import mmap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from builders.onnx_graphs.wire import fields, inner_fields, inner_text
+from enginesmith.core.codec import Excerpt, decode, parse_as
+from enginesmith.core.errors import InputError, ModelError
+from enginesmith.core.names import inside
+from enginesmith.core.parsing import Malformed
+from enginesmith.core.text import join_first
+from pipeline.drafts.facts import FoundModel, model_name
+from pipeline.drafts.onnx_model import look_at_onnx
+from pipeline.sources.onnx_model import inside as inside_folder
+
+T = TypeVar("T")
+
+MANIFEST = "manifest.json"
+_MOST_BYTES = 1 << 20
+_CPU = "CPUExecutionProvider"
+# Of ModelProto, GraphProto and NodeProto.
+_GRAPH, _NODE, _OP_TYPE = 7, 1, 4
+
+
+@dataclass(frozen=True)
+class _Variant(Excerpt):
+    variant_directory: str = ""
+    ep: str = ""
+    executor_info: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Component(Excerpt):
+    variants: Mapping[str, _Variant]
+
+
+@dataclass(frozen=True)
+class _Package(Excerpt):
+    components: object
+    package_name: str = ""
+
+
+@dataclass(frozen=True)
+class _Ort(Excerpt):
+    model_file: str
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A variant's ONNX file. name: 'COMPONENT/VARIANT'."""
+
+    name: str
+    provider: str
+    path: Path
+
+
+def look_at_package(package: Path, folder: Path) -> FoundModel:
+    """The model of a package: the variant of the CPU provider, or another whose file every provider can open. folder:
+    where the spec goes.
+
+    Raises InputError for what is no package or has several models, and where all variants are compiled for their
+    devices; ModelError as `look_at_onnx`, and for paths that lead out of the package.
+    """
+    manifest = _read(package / MANIFEST, _Package)
+    models = [item for name, component in _components(package, manifest) for item in _models(package, name, *component)]
+    if len(names := {item.name.partition("/")[0] for item in models}) > 1:
+        raise InputError(f"{package} has several models, {', '.join(sorted(names))}; name the ONNX file of one")
+    sources = [item for item in models if not _is_compiled(item.path)]
+    if not sources:
+        raise InputError(
+            f"{package}: its variants ({join_first([item.name for item in models], 5) or 'none'}) are compiled for "
+            "their devices; give the ONNX file that they were made of"
+        )
+    chosen = min(sources, key=lambda item: item.provider not in ("", _CPU))
+    found = look_at_onnx(chosen.path, str(chosen.path.resolve().relative_to(folder.resolve())))
+    others = [f"{item.name} ({item.provider})" for item in models if item != chosen]
+    notes = (f"{package.name}: variant {chosen.name} ({chosen.provider})", *(f"not taken: {item}" for item in others))
+    name = model_name(manifest.package_name) if manifest.package_name else found.name
+    return replace(found, name=name, notes=(*found.notes, *notes), serve="onnxruntime")
+
+
+def _components(package: Path, manifest: _Package) -> list[tuple[str, tuple[Path, _Component]]]:
+    """Each component by its name, with the folder that its variants lie in."""
+    if isinstance(manifest.components, list):
+        places = {str(name): f"models/{name}/metadata.json" for name in manifest.components}
+    elif isinstance(manifest.components, dict):
+        places = manifest.components
+    else:
+        raise InputError(f"{package / MANIFEST}: components is neither a list nor a table; give a model package")
+    return [(name, _read_component(package, name, place)) for name, place in places.items()]
+
+
+def _read_component(package: Path, name: str, place: object) -> tuple[Path, _Component]:
+    if not isinstance(place, str):
+        return package, _checked(package / MANIFEST, lambda: decode(place, _Component, f"components.{name}"))
+    path = _below(package, package, place)
+    path = path / "component.json" if path.is_dir() else path
+    return path.parent, _read(inside_folder(path, package, "the package"), _Component)
+
+
+def _models(package: Path, name: str, folder: Path, component: _Component) -> list[_Model]:
+    """The ONNX file of each variant of a component."""
+    return [
+        _Model(
+            f"{name}/{key}", item.ep, _find_file(package, _below(package, folder, item.variant_directory or key), item)
+        )
+        for key, item in component.variants.items()
+    ]
+
+
+def _find_file(package: Path, folder: Path, variant: _Variant) -> Path:
+    info = variant.executor_info.get("ort")
+    if info is None:
+        found = sorted(folder.rglob("*.onnx"))
+        if len(found) != 1:
+            what = join_first([str(path.relative_to(package)) for path in found], 5) or "no ONNX file"
+            raise InputError(f"{folder} has {what}; name one of the files, or several of them for an ensemble")
+        return inside_folder(found[0], package, "the package")
+    if isinstance(info, str):
+        ort = _read(inside_folder(_below(package, folder, info), package, "the package"), _Ort)
+    else:
+        ort = _checked(package, lambda: decode(info, _Ort, f"{folder.name}: executor_info.ort"))
+    scheme, _, rest = ort.model_file.partition(":")
+    base, file = (package / "shared_assets", f"sha256-{rest}") if scheme == "sha256" else (folder, ort.model_file)
+    return inside_folder(_below(package, base, file), package, "the package")
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    """A document of the package. Raises InputError for one that is missing or has another form."""
+    return _checked(path, lambda: parse_as(path.read_bytes(), _MOST_BYTES, kind))
+
+
+def _checked(path: Path, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except (Malformed, OSError) as error:
+        raise InputError(f"{path}: {error}; give a model package that onnxruntime 1.31 opens") from error
+
+
+def _below(package: Path, folder: Path, name: str) -> Path:
+    """A path of the package. Raises ModelError for one that may lead out of it."""
+    try:
+        return folder / inside(name)
+    except ValueError as error:
+        raise ModelError(f"{package}: {name[:80]!r} {error}; give a package that holds all its files") from error
+
+
+def _is_compiled(path: Path) -> bool:
+    """Whether an ONNX file has a part that was compiled for one device."""
+    try:
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            graphs = (item for item in fields(data, 0, len(data)) if item.number == _GRAPH)
+            nodes = (node for graph in graphs for node in inner_fields(data, graph, _NODE))
+            return any(inner_text(data, node, _OP_TYPE) == "EPContext" for node in nodes)
+    except (ValueError, OSError) as error:  # an empty file cannot be mapped
+        raise ModelError(f"{path} is empty, truncated or not an ONNX file; copy the package again") from error

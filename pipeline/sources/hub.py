@@ -1,0 +1,162 @@
+"""Files of a repository on the Hugging Face Hub, at one commit, as files in the folder of the spec that names them.
+
+huggingface_hub downloads them, into its own cache and with its own settings (HF_HOME, HF_TOKEN, HF_ENDPOINT,
+HF_HUB_OFFLINE). From there they come into the spec's folder as second names of the same files, or as copies, so that
+the steps after it, bundles and workers find them as they find all files of a spec.
+"""
+
+import hashlib
+import mmap
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from builders.onnx_graphs.wire import Field, fields, inner_fields, inner_text
+from enginesmith.core.errors import InputError, IntegrityError, ModelError, UnavailableError
+from enginesmith.core.names import inside
+from enginesmith.registry.store.files import make_folder, reachable, start_atomic_write
+
+# In a spec's folder, of the files of all repositories.
+FOLDER = ".hub"
+# Of ONNX messages, the fields that lead to tensors (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
+_TENSOR, _NODE, _GRAPH, _SPARSE, _FUNCTION, _ATTRIBUTE, _MODEL = range(7)
+_INNER = {
+    _MODEL: {7: _GRAPH, 25: _FUNCTION},
+    _GRAPH: {1: _NODE, 5: _TENSOR, 15: _SPARSE},
+    _FUNCTION: {7: _NODE, 11: _ATTRIBUTE},
+    _NODE: {5: _ATTRIBUTE},
+    _ATTRIBUTE: {5: _TENSOR, 6: _GRAPH, 10: _TENSOR, 11: _GRAPH, 22: _SPARSE, 23: _SPARSE},
+    _SPARSE: {1: _TENSOR, 2: _TENSOR},
+}
+# Of TensorProto: where its bytes lie, as pairs of key and value.
+_EXTERNAL_DATA = 13
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a repository. revision: the commit, 40 hexadecimal digits.  file: its path in the repository."""
+
+    repository: str
+    revision: str
+    file: str
+
+    @property
+    def path(self) -> str:
+        """Where it lies in the folder of a spec."""
+        return f"{FOLDER}/{self.repository}/{self.revision}/{self.file}"
+
+    def __str__(self) -> str:
+        return f"{self.file} of {self.repository} at {self.revision[:12]}"
+
+
+def fetch(hub_file: HubFile, folder: Path) -> None:
+    """Put a file, and the external data files of an ONNX file, into the folder of a spec, the file itself last; does
+    nothing where it is there.
+
+    Raises InputError for what the Hub does not have or does not give, ModelError for an ONNX file that is none or whose
+    data lies elsewhere, IntegrityError for a damaged cache, and UnavailableError.
+    """
+    if (folder / hub_file.path).is_file():
+        return
+    cached = _download(hub_file)
+    if hub_file.file.endswith(".onnx"):
+        for name in list_locations(cached):
+            beside = HubFile(hub_file.repository, hub_file.revision, _beside(hub_file, name))
+            if not (folder / beside.path).is_file():
+                _place(_download(beside), folder / beside.path)
+    _place(cached, folder / hub_file.path)
+
+
+def _beside(hub_file: HubFile, name: str) -> str:
+    """The path of an external data file in the repository. Raises ModelError for one outside of the model's folder."""
+    try:
+        return str(PurePosixPath(hub_file.file).parent / inside(name))
+    except ValueError as error:
+        raise ModelError(f"{hub_file} keeps data in {name[:80]!r}, which {error}; take another file") from error
+
+
+def list_locations(path: Path) -> list[str]:
+    """The names of the files that an ONNX file keeps tensors in, sorted; none is opened. Raises ModelError."""
+    try:
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return sorted(set(_locations(data, _MODEL, Field(0, 0, 0, len(data)))))
+    except (ValueError, OSError, RecursionError) as error:  # an empty file cannot be mapped
+        raise ModelError(f"{path} is empty, truncated or not an ONNX file; download it again") from error
+
+
+def _locations(data: mmap.mmap, kind: int, outer: Field) -> Iterator[str]:
+    if kind == _TENSOR:
+        for pair in inner_fields(data, outer, _EXTERNAL_DATA):
+            if inner_text(data, pair, 1) == "location":
+                yield inner_text(data, pair, 2)
+        return
+    for field in fields(data, outer.begin, outer.end):
+        if field.number in _INNER[kind]:
+            yield from _locations(data, _INNER[kind][field.number], field)
+
+
+def _download(hub_file: HubFile) -> Path:
+    """The file in the cache of huggingface_hub, with the content that its name there promises. Raises as `fetch`."""
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        path = Path(hf_hub_download(hub_file.repository, hub_file.file, revision=hub_file.revision))
+    except errors.GatedRepoError as error:
+        remedy = "accept its terms on its page, and set HF_TOKEN"
+        raise InputError(
+            f"{hub_file}: the Hub gives it to users alone who have accepted its terms; {remedy}"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        remedy = "correct source.hf, or set HF_TOKEN for a private one"
+        raise InputError(f"{hub_file}: the Hub has no such repository, or does not show it; {remedy}") from error
+    except errors.RevisionNotFoundError as error:
+        raise InputError(f"{hub_file}: the repository has no such commit; correct source.revision") from error
+    except errors.LocalEntryNotFoundError as error:
+        remedy = (
+            f"run `hf download {hub_file.repository} {hub_file.file} --revision {hub_file.revision}` with a network"
+        )
+        reason = _first_line(error.__cause__ or error)
+        raise UnavailableError(
+            f"{hub_file}: is not in the cache, and the Hub was not asked or did not answer ({reason}); {remedy}"
+        ) from error
+    except errors.EntryNotFoundError as error:
+        raise InputError(f"{hub_file}: the repository has no such file at this commit; correct source.file") from error
+    except (errors.HFValidationError, errors.HfHubHTTPError, OSError, RuntimeError) as error:
+        raise UnavailableError(f"{hub_file}: downloading it failed ({_first_line(error)}); run again") from error
+    if hub_file.revision not in path.parts:
+        raise IntegrityError(f"{hub_file}: the Hub gave the file of another commit ({path}); run again")
+    _check(hub_file, path)
+    return path
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _check(hub_file: HubFile, path: Path) -> None:
+    """Raise IntegrityError where a file of the cache is not what the Hub names it by: the SHA-256 of a large file, the
+    SHA-1 of a git blob of others. Caches on file systems without links have no such names."""
+    name, size = path.resolve().name, path.stat().st_size
+    if not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", name):
+        return
+    digest = hashlib.sha256() if len(name) == 64 else hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != name:
+        raise IntegrityError(f"{hub_file}: {path.resolve()} is damaged; delete it and run again")
+
+
+def _place(cached: Path, path: Path) -> None:
+    """A file of the cache under a second name, or copied where that is not possible; whole or not at all."""
+    with reachable(f"writing {path}"):
+        make_folder(path.parent)
+        with suppress(OSError):
+            path.hardlink_to(cached.resolve())
+            return
+        with start_atomic_write(path.parent) as file, cached.open("rb") as stream:
+            shutil.copyfileobj(stream, file.stream)
+            file.commit(path)

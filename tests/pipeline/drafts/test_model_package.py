@@ -1,0 +1,137 @@
+"""A spec out of a model package: as Olive writes them, as onnxruntime reads them, and hostile ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import helper
+
+from enginesmith import cli
+from enginesmith.core.errors import EnginesmithError, InputError, ModelError
+from pipeline.drafts.model_package import look_at_package
+from pipeline.spec.model import load_spec
+from tests.pipeline.drafts.graphs import halving
+
+CPU, CUDA = ({"ep": f"{name}ExecutionProvider"} for name in ("CPU", "CUDA"))
+
+
+def package(folder: Path, components: Any, files: dict[str, Any], **keys: Any) -> Path:
+    """A package; of a file that is None, a model."""
+    root = folder / "p.ortpackage"
+    for name, content in {
+        "manifest.json": {"schema_version": "1.0", "components": components, **keys},
+        **files,
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        if content is None:
+            halving(root / name)
+        else:
+            (root / name).write_text(json.dumps(content))
+    return root
+
+
+def compiled(path: Path) -> None:
+    """Have a model be what a provider compiled."""
+    model = onnx.load(path)
+    model.graph.node.append(helper.make_node("EPContext", [], ["c"], domain="com.microsoft"))
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    onnx.save(model, path)
+
+
+OLIVE = {"models/model/cpu/model.onnx": None, "models/model/gpu/model.onnx": None}
+
+
+@pytest.mark.parametrize(
+    ("components", "file"), [({"model": "models/model"}, "component.json"), (["model"], "metadata.json")]
+)
+def test_olives_packages_give_the_variant_of_the_cpu(tmp_path: Path, components: Any, file: str) -> None:
+    """The two forms as Olive 0.13 and its sources after that (2602) write them."""
+    documents = {f"models/model/{file}": {"component_name": "model", "variants": {"gpu": CUDA, "cpu": CPU}}}
+    root = package(tmp_path, components, {**documents, **OLIVE}, package_name="Adder 2", configs_dir="configs")
+    found = look_at_package(root, tmp_path)
+    assert found.source == {"onnx": "p.ortpackage/models/model/cpu/model.onnx"}
+    assert (found.name, found.serve) == ("adder-2", "onnxruntime")
+    assert "not taken: model/gpu (CUDAExecutionProvider)" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("info", "file"),
+    [
+        ({"model_file": "b.onnx"}, "v/b.onnx"),
+        ("ort.json", "v/b.onnx"),
+        ({"model_file": "sha256:ab/c.onnx"}, "shared_assets/sha256-ab/c.onnx"),
+    ],
+)
+def test_the_file_is_the_one_that_onnx_runtime_would_open(tmp_path: Path, info: Any, file: str) -> None:
+    files = {"v/a.onnx": None, "v/b.onnx": None, "shared_assets/sha256-ab/c.onnx": None}
+    files |= {"v/ort.json": {"model_file": "b.onnx", "session_options": {}}}
+    variants = {"one": {**CPU, "variant_directory": "v", "executor_info": {"ort": info}}}
+    root = package(tmp_path, {"m": {"variants": variants}}, files)
+    assert look_at_package(root, tmp_path).source == {"onnx": f"p.ortpackage/{file}"}
+
+
+def test_a_variant_that_was_compiled_for_a_device_is_no_source(tmp_path: Path) -> None:
+    root = package(tmp_path, {"m": {"variants": {"cpu": CPU, "gpu": CUDA}}}, {"cpu/x.onnx": None, "gpu/x.onnx": None})
+    compiled(root / "cpu/x.onnx")
+    assert look_at_package(root, tmp_path).source == {"onnx": "p.ortpackage/gpu/x.onnx"}
+    compiled(root / "gpu/x.onnx")
+    with pytest.raises(InputError, match=r"m/cpu, m/gpu.* are compiled for their devices"):
+        look_at_package(root, tmp_path)
+
+
+KEYS = st.sampled_from(["components", "variants", "m", "ep", "executor_info", "ort", "model_file"])
+INLINE = {"m": {"variants": {"v": CPU}}}
+
+
+@pytest.mark.parametrize(
+    ("components", "files", "message"),
+    [
+        ({"m": {"variants": {"../../x": CPU}}}, {}, "must be a relative path"),
+        ({"m": {"variants": {"v": {**CPU, "variant_directory": "/etc"}}}}, {}, "must be a relative path"),
+        ({"m": "../other"}, {}, "must be a relative path"),
+        ({"m": {"variants": {"v": {"executor_info": {"ort": {"model_file": "../../a.onnx"}}}}}}, {}, "relative path"),
+        ({"m": {"variants": {"v": {"executor_info": {"ort": {"model_file": "sha256:../a"}}}}}}, {}, "does not exist"),
+        ({"m": {"variants": {"v": {"executor_info": {"ort": 3}}}}}, {}, "executor_info.ort"),
+        ({"m": {"variants": {}}}, {}, "none"),
+        ({"m": "gone"}, {}, "does not exist"),
+        ({"m": {"variants": 3}}, {}, "components.m"),
+        (3, {}, "neither a list nor a table"),
+        (INLINE, {}, "no ONNX file"),
+        (INLINE, {"v/a.onnx": None, "v/b.onnx": None}, "v/a.onnx, v/b.onnx; name one of the files"),
+        ({"a": {"variants": {"v": CPU}}, "b": {"variants": {"v": CPU}}}, {"v/a.onnx": None}, "several models, a, b"),
+    ],
+)
+def test_what_is_no_package_of_one_model_is_refused_with_the_reason(
+    tmp_path: Path, components: Any, files: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((InputError, ModelError), match=message):
+        look_at_package(package(tmp_path, components, files), tmp_path)
+
+
+def test_a_link_out_of_the_package_is_not_followed(tmp_path: Path) -> None:
+    root = package(tmp_path, INLINE, {})
+    halving(tmp_path / "secret.onnx")
+    (root / "v").mkdir()
+    (root / "v/model.onnx").symlink_to(tmp_path / "secret.onnx")
+    with pytest.raises(ModelError, match="leads outside the package"):
+        look_at_package(root, tmp_path)
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=8), lambda inner: st.dictionaries(KEYS, inner)))
+def test_any_json_is_refused_without_a_traceback(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
+    folder = tmp_path_factory.mktemp("package")
+    (folder / "manifest.json").write_text(json.dumps(document))
+    with pytest.raises(EnginesmithError):
+        look_at_package(folder, folder)
+
+
+def test_init_takes_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = package(tmp_path, INLINE, {"v/model.onnx": None}, package_name="halving")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["init", str(root)])
+    assert not ended.value.code, capsys.readouterr().err
+    assert load_spec(tmp_path / "halving.yaml").source_file == "p.ortpackage/v/model.onnx"
