@@ -20,12 +20,12 @@ from pipeline.sources.export import ExportResult, export
 from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.model import ModelSpec, load_spec
+from tests.pipeline.quantization.search.outlier_nets import all_ranges
 from validation.comparison.sessions import expected_checks
 from validation.comparison.tasks import task_checks
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
 from validation.limits.budget import default_budget
-from tests.pipeline.quantization.search.outlier_nets import all_ranges
 from validation.metrics.tasks.terms import AccuracyMetric
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -28,6 +28,7 @@ from pipeline.quantization.settings.groups import (
     SmoothingGroup,
     Statistics,
     StatisticsWork,
+    find_biases,
     find_groups,
     gather,
     matrices,
@@ -281,12 +282,13 @@ def _fit_mixing(
     strengths: Sequence[float | None],
 ) -> list[dict[str, SmoothingPlan]]:
     """For each kind, the plans of the groups that multiply matrices, by activation; groups are fitted side by side."""
-    weights = matrices(side.model, [group for kind in kinds for group in kind.groups])
+    groups = [group for kind in kinds for group in kind.groups]
+    weights, biased = matrices(side.model, groups), find_biases(side.model, groups).keys()
 
     def fit_one(item: tuple[FittedKind, SmoothingGroup]) -> SmoothingPlan:
         kind, group = item
         side.clock.check("fitting settings")
-        return fit(group, statistics[group.activation], weights, kind.activation, strengths, kind.levels)
+        return fit(group, statistics[group.activation], weights, kind.activation, strengths, kind.levels, biased)
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
         mixing = [[(kind, group) for group in kind.groups if group.mixes] for kind in kinds]
