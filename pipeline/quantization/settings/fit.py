@@ -119,9 +119,9 @@ def _judge(
     whole, reach = np.hstack(weights), np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)
     ruler = _Ruler.of(whole * scales)
     for strength in strengths:
-        factors = _factors(statistics, reach, strength)
+        factors = _factors(statistics, reach, strength, levels)
         of_weights = _weight_error(whole, scales, statistics.moments, factors, levels)
-        folds = [(channel_sums, rows, _factors(channel_sums, reach, strength)) for channel_sums, rows in tried]
+        folds = [(channel_sums, rows, _factors(channel_sums, reach, strength, levels)) for channel_sums, rows in tried]
         for clip in _CLIPS if isinstance(levels, int) else (1.0,):
             of_rows = 0.0
             for channel_sums, rows, own in folds:
@@ -157,10 +157,12 @@ class _Ruler:
         return float(np.sum(product * (lost if self.gram else product))) / len(lost)
 
 
-def _factors(seen: ChannelSums | Statistics, reach: Floats, strength: float | None) -> Floats:
+def _factors(seen: ChannelSums | Statistics, reach: Floats, strength: float | None, levels: Levels) -> Floats:
+    """Of block formats powers of two: folded into a weight, others would take it off the grid that it is rounded to."""
     if strength is None:
         return np.ones(len(seen.low), np.float32)
-    return factors_of(np.maximum(np.abs(seen.low), np.abs(seen.high)), reach, strength)
+    factors = factors_of(np.maximum(np.abs(seen.low), np.abs(seen.high)), reach, strength)
+    return factors if isinstance(levels, int) else np.exp2(np.rint(np.log2(factors)))
 
 
 def _make_setting(

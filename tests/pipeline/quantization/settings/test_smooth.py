@@ -262,3 +262,12 @@ def test_descent_lowers_what_compensation_leaves_and_stays_on_the_grid(monkeypat
         assert np.array_equal(form.decode(*form.encode(rounded)), rounded)
         lost.append(np.square(x @ (rounded - matrix)).mean())
     assert lost[1] < 0.95 * lost[0]
+
+
+def test_factors_of_block_formats_are_powers_of_two():
+    graph = prepare_model(outlier_net())
+    group = find_groups(graph, find_sites(graph)[0])[0]
+    statistics = Statistics()
+    statistics.add(np.random.default_rng(0).normal(size=(200, 32)).astype(np.float32) * np.geomspace(1, 50, 32))
+    factors = fit(group, statistics, matrices(graph, [group]), "int8", (0.7,), FORMATS["nvfp4"]).factors
+    assert np.array_equal(np.frexp(factors)[0], np.full(32, 0.5)) and factors.max() > 4 * factors.min()
