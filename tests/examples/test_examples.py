@@ -9,14 +9,18 @@ import pytest
 from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
 from builders.backends.optional_methods import profiles
+from builders.reference import ReferenceSession
 from enginesmith.core.errors import digest_of_file
 from enginesmith.core.hardware.machine import parse_targets
-from enginesmith.core.types import BuildRequest
+from enginesmith.core.types import BuildRequest, QuantizationScheme
 from enginesmith.user_code.entry_point import call_entry_point, importing_from
+from pipeline.quantization.schemes.block_floats import emulate_blocks
+from pipeline.quantization.schemes.write import write
 from pipeline.sources.export import ExportResult, export
 from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.model import ModelSpec, load_spec
+from tests.pipeline.quantization.search.outlier_nets import all_ranges
 from validation.comparison.sessions import expected_checks
 from validation.comparison.tasks import task_checks
 from validation.data.samples import Samples
@@ -90,6 +94,37 @@ def test_the_digits_are_recognised(exported):
         metric = AccuracyMetric("logits", floor=0.97, against="labels")
         (check,) = task_checks(session, GoldenSet.load(done.golden), [metric])
     assert check.passed, check
+
+
+@pytest.fixture(scope="module")
+def transformer(tmp_path_factory) -> tuple[ModelSpec, ExportResult, Samples]:
+    spec = load_spec(EXAMPLES / "digits" / "vit.yaml")
+    samples = Samples.open(spec.file("golden.npz"), spec.tensors(), spec.named_dims(), ["label"])
+    done = export(request_of(spec), samples, samples.column("label"), tmp_path_factory.mktemp("vit"))
+    return spec, done, samples
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_120", "sm_121"])
+@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4", "nvfp4-weights"])
+def test_the_vision_transformer_recognises_digits_and_compiles_in_block_floats(
+    transformer, precision, target, tmp_path
+):
+    spec, done, samples = transformer
+    graph, (batch, *_) = onnx.load(done.onnx), [*samples.batches(256)]
+    half = QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
+    narrow, notes = write(graph, precision, half, all_ranges(graph, batch))
+    assert len(notes.quantized) == 6 * 3 + 1, "all products but the patches' own, of depth 4"
+    onnx.save(narrow, tmp_path / "narrow.onnx")
+    onnx.save(emulate_blocks(narrow), tmp_path / "twin.onnx")
+    with ReferenceSession(tmp_path / "twin.onnx") as ran:
+        (check,) = task_checks(ran, GoldenSet.load(done.golden), [spec.golden.metric])
+    assert check.passed, check
+    backend, shapes = discovery.configure("tensorrt-rtx", {}), tuple(profiles(spec.tensors(), spec.named_dims()))
+    (wanted,) = parse_targets(target)
+    inputs, outputs = specs_of(graph)
+    request = BuildRequest("0" * 64, precision, wanted, "tensorrt-rtx", inputs, outputs, shapes)
+    assert backend.build(request, tmp_path / "narrow.onnx", tmp_path).size_bytes > 100_000
 
 
 def test_no_digit_is_in_two_of_the_files_and_none_was_trained_on():

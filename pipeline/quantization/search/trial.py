@@ -28,6 +28,7 @@ from pipeline.quantization.settings.groups import (
     SmoothingGroup,
     Statistics,
     StatisticsWork,
+    find_biases,
     find_groups,
     gather,
     matrices,
@@ -242,13 +243,25 @@ def open_trials(
     kinds = [_find_kind(side, target) for target in targets]
     groups = [group for kind in kinds for group in kind.groups]
     statistics, work = gather(side.model, groups, side.fitted, side.clock.check)
-    plans = _fit_mixing(side, kinds, statistics, STRENGTHS if smoothing == "auto" else (None,))
+    wider = [
+        replace(kind, groups=kind.groups if _leaves_fp8(target.precision) else (), levels=FP8)
+        for kind, target in zip(kinds, targets, strict=True)
+    ]
+    plans = _fit_mixing(side, [*kinds, *wider], statistics, STRENGTHS if smoothing == "auto" else (None,))
     statistics.clear()
     convolved = fit_convolutions(side.model, kinds, side.fitted, side.clock.check)
     return [
-        SearchTrial.of(side, target, kind, own | others, work)
-        for target, kind, own, others in zip(targets, kinds, plans, convolved, strict=True)
+        replace(SearchTrial.of(side, target, kind, own | others, work), eight_bits=eight_bits)
+        for target, kind, own, others, eight_bits in zip(
+            targets, kinds, plans[: len(kinds)], convolved, plans[len(kinds) :], strict=True
+        )
     ]
+
+
+def _leaves_fp8(precision: Precision) -> bool:
+    """Whether what a search leaves is in fp8, not in float."""
+    form = FORMATS.get(precision)
+    return bool(form and form.activations)
 
 
 def leave_all(side: FloatSide, target: SearchTarget, ended: str) -> MixedPrecisionChoice:
@@ -281,12 +294,13 @@ def _fit_mixing(
     strengths: Sequence[float | None],
 ) -> list[dict[str, SmoothingPlan]]:
     """For each kind, the plans of the groups that multiply matrices, by activation; groups are fitted side by side."""
-    weights = matrices(side.model, [group for kind in kinds for group in kind.groups])
+    groups = [group for kind in kinds for group in kind.groups]
+    weights, biased = matrices(side.model, groups), find_biases(side.model, groups).keys()
 
     def fit_one(item: tuple[FittedKind, SmoothingGroup]) -> SmoothingPlan:
         kind, group = item
         side.clock.check("fitting settings")
-        return fit(group, statistics[group.activation], weights, kind.activation, strengths, kind.levels)
+        return fit(group, statistics[group.activation], weights, kind.activation, strengths, kind.levels, biased)
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
         mixing = [[(kind, group) for group in kind.groups if group.mixes] for kind in kinds]
@@ -298,8 +312,8 @@ def _fit_mixing(
 class SearchTrial:
     """What is known of a kind of int8 while points are tried.
 
-    plans: by group, how its nodes are quantized.  work: by node.  alone: by group, the noise at the outputs where only
-    it is quantized.
+    plans: by group, how its nodes are quantized; eight_bits: in fp8, where groups are left in that.  work: by node.
+    alone: by group, the noise at the outputs where only it is quantized.
     """
 
     side: FloatSide
@@ -311,6 +325,7 @@ class SearchTrial:
     work: Mapping[str, StatisticsWork]
     alone: Mapping[str, float]
     cost: SweepCost
+    eight_bits: Mapping[str, SmoothingPlan] = field(default_factory=dict)
     qualities: dict[tuple[str, ...], Quality] = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)
 
@@ -371,17 +386,17 @@ class SearchTrial:
         )
 
     def apply_other_plans(self, left: Sequence[str]) -> tuple[ModelProto, Ranges]:
-        """The model with the plans of all other groups carried out."""
+        """The model with the plans of all other groups carried out, and in these those of fp8 where there are any."""
         in_float = {*left}
         plans = [plan for name, plan in self.plans.items() if name not in in_float]
+        plans += [plan for name, plan in self.eight_bits.items() if name in in_float]
         return apply_plans(self.side.model, plans, self.ranges)
 
     def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
         """The graph with these groups in float, or fp8 (`schemes.write`), and all others in the precision; weights in
         float lie in the side's file."""
         changed, ranges = self.apply_other_plans(left)
-        form = FORMATS.get(self.precision)
-        rest: OverridePrecision = "fp8" if form and form.activations else "fp16"
+        rest: OverridePrecision = "fp8" if _leaves_fp8(self.precision) else "fp16"
         overrides = {**self.side.overrides, **{node: rest for name in left for node in self.groups[name].nodes}}
         return write_searched(changed, self.precision, scheme, ranges, overrides)
 

@@ -8,7 +8,7 @@ both ways: a setting that fits a few rows only, and clips what comes next, does 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -53,8 +53,13 @@ def fit(
     activation: Literal["int8", "uint8"],
     strengths: Sequence[float | None] = STRENGTHS,
     levels: Levels = LEVELS,
+    biased: Set[str] = frozenset(),
 ) -> SmoothingPlan:
     """The best settings for a group that mixes, with its weights rounded for them.
+
+    Where all its nodes are among the `biased`, their biases take back what rounding adds on average, and the rest is
+    rounded about the mean (bias correction: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias
+    Correction", 2019).
 
     matrices: node -> weight [in, out].  strengths: of smoothing to try; None is no smoothing.  levels: the last one of
     the weights, or their block format; without activations in it nothing but rounding is tried.
@@ -67,16 +72,26 @@ def fit(
     factors = best.factors
     scaled = np.hstack(weights) * factors[:, None]
     whole = nearest(scaled, levels)
+    corrected = moments is not None and biased >= {*group.nodes}
     if moments is not None:  # one decomposition serves all nodes: each output channel is rounded by itself
+        if corrected:
+            moments -= np.outer(statistics.mean, statistics.mean)
         whole = compensate(scaled, moments / np.outer(factors, factors), levels)
     ends = np.cumsum([weight.shape[1] for weight in weights])[:-1]
     exact = dict(zip(group.nodes, np.split(scaled, ends, axis=1), strict=True))
     rounded = dict(zip(group.nodes, np.split(whole, ends, axis=1), strict=True))
+    added = np.zeros(whole.shape[1], np.float32)
+    if corrected:
+        rows = np.asarray(statistics.rows / factors, np.float32)
+        held = rounded_activation(rows, best.low, best.high, activation) if isinstance(levels, int) else rows
+        added = (statistics.mean / factors) @ (whole - scaled) + (held - rows).mean(axis=0) @ whole
+    shifts = dict(zip(group.nodes, np.split(-added, ends), strict=True)) if corrected else {}
     weight_db = {
         node: decibels(float(np.square(part, dtype=np.float64).sum()), float(np.square(rounded[node] - part).sum()))
         for node, part in exact.items()
     }
-    plan = SmoothingPlan(group, best.strength, best.clip, None, rounded, best.low, best.high, weight_db=weight_db)
+    reach = (best.low, best.high)
+    plan = SmoothingPlan(group, best.strength, best.clip, None, rounded, *reach, shifts=shifts, weight_db=weight_db)
     if best.strength is None:
         return plan
     low, high = float((statistics.low / factors).min()), float((statistics.high / factors).max())
@@ -104,9 +119,9 @@ def _judge(
     whole, reach = np.hstack(weights), np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)
     ruler = _Ruler.of(whole * scales)
     for strength in strengths:
-        factors = _factors(statistics, reach, strength)
+        factors = _factors(statistics, reach, strength, levels)
         of_weights = _weight_error(whole, scales, statistics.moments, factors, levels)
-        folds = [(channel_sums, rows, _factors(channel_sums, reach, strength)) for channel_sums, rows in tried]
+        folds = [(channel_sums, rows, _factors(channel_sums, reach, strength, levels)) for channel_sums, rows in tried]
         for clip in _CLIPS if isinstance(levels, int) else (1.0,):
             of_rows = 0.0
             for channel_sums, rows, own in folds:
@@ -142,10 +157,12 @@ class _Ruler:
         return float(np.sum(product * (lost if self.gram else product))) / len(lost)
 
 
-def _factors(seen: ChannelSums | Statistics, reach: Floats, strength: float | None) -> Floats:
+def _factors(seen: ChannelSums | Statistics, reach: Floats, strength: float | None, levels: Levels) -> Floats:
+    """Of block formats powers of two: folded into a weight, others would take it off the grid that it is rounded to."""
     if strength is None:
         return np.ones(len(seen.low), np.float32)
-    return factors_of(np.maximum(np.abs(seen.low), np.abs(seen.high)), reach, strength)
+    factors = factors_of(np.maximum(np.abs(seen.low), np.abs(seen.high)), reach, strength)
+    return factors if isinstance(levels, int) else np.exp2(np.rint(np.log2(factors)))
 
 
 def _make_setting(

@@ -12,7 +12,7 @@ from builders.onnx_graphs.bodies import list_reads
 from builders.onnx_graphs.weights import to_array
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import Tensors
-from pipeline.quantization.graph import attribute_of, constants, shapes_for
+from pipeline.quantization.graph import attribute_of, constants, consumers, shapes_for
 from pipeline.quantization.insertion_points import Site
 from pipeline.quantization.schemes.block_floats import LARGEST_E4M3, BlockFormat
 from pipeline.quantization.settings.runs import SessionRunner, with_outputs
@@ -69,6 +69,27 @@ def matrices(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Mapping[str
     return {site.node: transpose_for(site, to_array(initializers[site.weight])) for site in sites}
 
 
+def find_biases(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Mapping[str, tuple[str, int]]:
+    """Where the constant bias [channels out] of a node of the groups that mix is read: node name -> (node, index of its
+    input). Of a MatMul it is that of an Add which alone reads the product; nodes without one are left out."""
+    initializers, readers = constants(model.graph), consumers(model.graph)
+    nodes, outputs = {node.name: node for node in model.graph.node}, {value.name for value in model.graph.output}
+    places = dict[str, tuple[str, int]]()
+    for site in (site for group in groups if group.mixes for site in group.sites):
+        node = nodes[site.node]
+        behind = readers.get(node.output[0], []) if node.output[0] not in outputs else []
+        if node.op_type == "MatMul" and len(behind) == 1 and behind[0].op_type == "Add":
+            inputs = [(behind[0], index) for index, name in enumerate(behind[0].input) if name != node.output[0]]
+        else:
+            plain = node.op_type == "Gemm" and len(node.input) > 2 and attribute_of(node, "alpha", 1.0) == 1
+            inputs = [(node, 2)] if plain else []
+        for reader, index in inputs:
+            bias = initializers.get(reader.input[index])
+            if bias is not None and list(bias.dims) == [initializers[site.weight].dims[site.axis]]:
+                places[site.node] = reader.name, index
+    return places
+
+
 def transpose_for(site: Site, weight: Floats) -> Floats:
     """A weight as its node stores it, as [channels in, channels out]; and such a matrix as the node stores it."""
     return weight.T if site.axis == 0 else weight
@@ -114,14 +135,15 @@ class ChannelSums:
 
 @dataclass
 class Statistics:
-    """Statistics of one group's activation. count: of rows.  runs: how many.  sums: of x x', [channels, channels], of
-    all rows but the `unsummed`, which are fewer than a `FEWEST` of the channels.
+    """Statistics of one group's activation. count: of rows.  runs: how many.  total: of x, [channels].  sums: of x x',
+    [channels, channels]; both of all rows but the `unsummed`, which are fewer than a `FEWEST` of the channels.
 
     halves: of its rows, so that settings made for one can be judged on the other.
     """
 
     count: int = 0
     runs: int = 0
+    total: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))
     sums: Floats | None = None
     unsummed: list[Floats] = field(default_factory=list)
     halves: tuple[ChannelSums, ChannelSums] = field(default_factory=lambda: (ChannelSums(), ChannelSums()))
@@ -140,6 +162,7 @@ class Statistics:
             if sum(map(len, self.unsummed)) * FEWEST >= rows.shape[1]:
                 together = np.concatenate(self.unsummed)
                 sums = together.T @ together
+                self.total = self.total + together.sum(axis=0, dtype=np.float64)
                 self.sums = sums if self.sums is None else np.add(self.sums, sums, out=self.sums)
                 self.unsummed = []
         self.runs += 1
@@ -169,8 +192,16 @@ class Statistics:
     def moments(self) -> Floats | None:
         """Mean of x x' over the rows that are summed up, [channels, channels]; None for an activation wider than
         `WIDEST`, and where there are too few rows."""
-        rows = self.count - sum(map(len, self.unsummed))
-        return None if self.sums is None else self.sums / np.float32(rows)
+        return None if self.sums is None else self.sums / np.float32(self._summed)
+
+    @property
+    def mean(self) -> Floats:
+        """Mean of x over the same rows, [channels]."""
+        return np.asarray(self.total / self._summed, np.float32)
+
+    @property
+    def _summed(self) -> int:
+        return self.count - sum(map(len, self.unsummed))
 
 
 @dataclass(frozen=True)
@@ -268,7 +299,10 @@ Real = NDArray[np.floating]
 # The last level of int8, or a format of blocks.
 Levels = int | BlockFormat
 
-DAMPING = 0.01
+# What the diagonal gets, in mean second moments. MiniLM on held-out sentences, NVFP4 weights: 17.7 dB with 0.01 and
+# without descent, 18.0 with 0.04 and two sweeps, 18.1 with 0.1 and three; int8 gained 0.1 dB.
+DAMPING = 0.1
+SWEEPS = 3
 BLOCK = 64
 LEVELS = 127  # the last one of int8, where a scheme does not ask for fewer
 # Wider matrices are decomposed in float32, which halves time and memory; damping keeps that well conditioned.
@@ -332,6 +366,8 @@ def compensate(matrix: Floats, moments: Floats, levels: Levels = LEVELS) -> Floa
     order = np.argsort(-importance, axis=1, kind="stable")[:, ::-1]
     for part, at in zip(turned, order, strict=True):
         _reorder(part, at)
+    blocks = not isinstance(levels, int) and bool(levels.block)
+    before = turned.copy() if blocks else turned
     factor = _factor(turned)
     if factor is None:
         return nearest(matrix, levels)
@@ -341,8 +377,10 @@ def compensate(matrix: Floats, moments: Floats, levels: Levels = LEVELS) -> Floa
     if steps.shape[1] > 1:
         steps = np.take_along_axis(steps, order[..., None], 1).astype(kind)
     level_rows = _round_rows(sorted_rows, factor, steps, levels)
+    if blocks:
+        _descend(level_rows, sorted_rows, before, steps, levels)
     np.put_along_axis(rounded, order[..., None], level_rows.astype(np.float32), 1)
-    if not isinstance(levels, int) and levels.block:
+    if blocks:
         return rounded.reshape(matrix.shape)
     last = levels if isinstance(levels, int) else int(LARGEST_E4M3)
     return _with_last_level(rounded, rows, last).reshape(matrix.shape)
@@ -351,13 +389,9 @@ def compensate(matrix: Floats, moments: Floats, levels: Levels = LEVELS) -> Floa
 def _factor(moments: Real) -> Real | None:
     """In place: L, unit lower triangular, with L D L' the damped moments; what lies above it means nothing. None where
     they are not positive definite."""
-    size = moments.shape[-1]
-    power = np.trace(moments, axis1=1, axis2=2) / size
-    if not (power > 0).any():
+    if not (np.trace(moments, axis1=1, axis2=2) > 0).any():
         return None
-    # How a group is rounded whose activations are always zero does not matter.
-    damping = np.where(power > 0, DAMPING * power, 1)
-    moments[:, np.arange(size), np.arange(size)] += damping[:, None]
+    _damp(moments)
     try:
         for part in moments:
             _decompose(part)
@@ -365,6 +399,13 @@ def _factor(moments: Real) -> Real | None:
         return None
     moments /= np.diagonal(moments, axis1=1, axis2=2)[:, None].copy()
     return moments
+
+
+def _damp(moments: Real) -> None:
+    """In place: more on the diagonal. How a group is rounded whose activations are always zero does not matter."""
+    size = moments.shape[-1]
+    power = np.trace(moments, axis1=1, axis2=2) / size
+    moments[:, np.arange(size), np.arange(size)] += np.where(power > 0, DAMPING * power, 1)[:, None]
 
 
 def _reorder(matrix: Real, order: NDArray[np.intp]) -> None:
@@ -406,6 +447,24 @@ def _round_rows(rows: Real, factor: Real, steps: Real, levels: Levels) -> Real:
             rounded[:, i : i + 1] = _round(aim / step, levels) * step
             errors[:, i] = rounded[:, i] - rows[:, i]
     return rounded
+
+
+def _descend(rounded: Real, rows: Real, moments: Real, steps: Real, levels: Levels) -> None:
+    """In place: each rounded row again as the errors of all others would have it, `SWEEPS` times (coordinate descent:
+    Behdin et al., "QuantEase: Optimization-based Quantization for Language Models", 2023)."""
+    _damp(moments)
+    for _ in range(SWEEPS):
+        slopes = moments @ (rounded - rows)
+        for start in range(0, rows.shape[1], BLOCK):
+            part = slice(start, start + BLOCK)
+            near, before, corner = slopes[:, part].copy(), rounded[:, part].copy(), moments[:, part, part]
+            for i in range(near.shape[1]):
+                at = slice(start + i, start + i + 1)
+                aim = rounded[:, at] - near[:, i : i + 1] / corner[:, i : i + 1, i : i + 1]
+                moved = _round(aim / steps[:, at], levels) * steps[:, at] - rounded[:, at]
+                rounded[:, at] += moved
+                near += corner[:, :, i : i + 1] * moved
+            slopes += moments[:, :, part] @ (rounded[:, part] - before)
 
 
 def _with_last_level(rounded: Floats, matrix: Floats, levels: int) -> Floats:

@@ -27,6 +27,7 @@ from pipeline.quantization.settings.groups import (
     Levels,
     SmoothingGroup,
     compensate,
+    find_biases,
     find_waists,
     transpose_for,
 )
@@ -189,7 +190,8 @@ class SmoothingPlan:
 
     strength: of smoothing, None for none.  clip: share of the range that is kept.  factors: what each channel of the
     activation is divided by.  weights: node -> rounded matrix [in, out], factors included; of a convolution, in its own
-    shape.  low, high: range of the smoothed activation.  biases: node -> bias, where it changes.
+    shape.  low, high: range of the smoothed activation.  biases: node -> bias of a convolution, where it changes.
+    shifts: node -> what is added to the bias of a matrix.
     seen: what the smoothed activation held, its histogram being of some rows; None without smoothing.
     weight_db: node -> SQNR of its rounded weight, against the one before rounding.
     """
@@ -202,6 +204,7 @@ class SmoothingPlan:
     low: float
     high: float
     biases: Mapping[str, Floats] = field(default_factory=dict)
+    shifts: Mapping[str, Floats] = field(default_factory=dict)
     seen: TensorStatistics | None = None
     weight_db: Mapping[str, float] = field(default_factory=dict)
 
@@ -230,6 +233,10 @@ def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Range
             activation_name = editor.divide(activation_name, plan.factors, plan.group.nodes)
         tensors[activation_name] = (plan.low, plan.high)
         editor.set_weights(plan)
+    places = find_biases(model, [plan.group for plan in plans if plan.shifts])
+    for plan in plans:
+        for node in places.keys() & plan.shifts:  # a part of a model may end between a product and its bias
+            editor.add(*places[node], plan.shifts[node])
     for plan in smoothed:  # once all of them have set their weights
         if (fold := folds.get(plan.group.activation)) and plan.factors is not None:
             editor.fold(fold, plan.factors, tensors)
@@ -276,6 +283,12 @@ class _Editor:
             if site.node in plan.biases:
                 del node.input[2:]
                 node.input.append(self._constant(f"{site.weight}_{site.node}_bias", plan.biases[site.node]))
+
+    def add(self, reader: str, index: int, vector: Floats) -> None:
+        """Add a vector to a constant that a node reads."""
+        node = self.nodes[reader]
+        name = node.input[index]
+        node.input[index] = self._constant(f"{name}_corrected", to_array(self.given[name]) + vector, name)
 
     def fold(self, fold: Fold, factors: Floats, ranges: dict[str, tuple[float, float]]) -> None:
         """Divide the constants that take the factors, and in place the ranges of the tensors between."""

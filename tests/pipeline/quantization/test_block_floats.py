@@ -15,7 +15,7 @@ from builders.backends.tensorrt import TensorRTRTX
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import BLOCK_FLOATS, ShapeProfile, TensorSpec
 from pipeline.compile.steps.blobs import runnable
-from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
+from pipeline.quantization.insertion_points import find_sites, prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.block_floats import E4M3, FORMATS, emulate_blocks, exponents_of, round_e2m1
 from pipeline.quantization.schemes.overrides import Override
@@ -23,7 +23,7 @@ from pipeline.quantization.schemes.write import write
 from pipeline.quantization.search.quality import SearchFloor
 from pipeline.quantization.search.search import choose_each
 from pipeline.quantization.search.trial import SearchTarget
-from pipeline.quantization.settings.groups import compensate, nearest
+from pipeline.quantization.settings.groups import compensate, find_groups, matrices, nearest
 from tests.builders import graphs
 from tests.pipeline.quantization import small_nets as nets
 
@@ -232,6 +232,10 @@ def test_a_floor_mixes_nvfp4_with_fp8_and_errors_of_rounding_cancel() -> None:
     )
     whole, mixed = reached.values()
     assert whole[1:] == (7, 0) and whole[0] > plain + 0.2
+    exact, rounded = (
+        matrices(part, find_groups(part, find_sites(part)[0])) for part in map(prepare_model, (net, choice.model))
+    )
+    assert choice.left and not any(np.array_equal(exact[node], rounded[node]) for node in choice.left)
     assert mixed[0] > 17.5 and mixed[1] + mixed[2] == 7 and mixed[1] >= 3 and mixed[2]
 
 

@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from pipeline.quantization.insertion_points import find_sites, prepare_model
+from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.schemes.block_floats import FORMATS
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.settings import groups
 from pipeline.quantization.settings.fit import fit
 from pipeline.quantization.settings.groups import (
     Statistics,
     compensate,
+    find_biases,
     find_groups,
     matrices,
     nearest,
@@ -31,7 +34,7 @@ from pipeline.quantization.settings.smooth import (
     find_folds,
 )
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net
-from tests.pipeline.quantization.small_nets import TENSORRT_FP32, of_type, run
+from tests.pipeline.quantization.small_nets import TENSORRT_FP32, build, of_type, run
 
 
 def smoothed(model, activation="n"):
@@ -207,3 +210,66 @@ def test_wide_moments_are_rounded_with_in_their_own_room(monkeypatch):
     assert not np.array_equal(moments, before)
     lost = [np.square(x @ (found - matrix)).mean() for found in (nearest(matrix), narrow, wide)]
     assert lost[2] < 1.1 * lost[1] < 0.8 * lost[0]
+
+
+def biased_groups(text: str, **weights) -> tuple:
+    graph = prepare_model(build("float[batch,32] x", "float[batch,16] y", text, weights))
+    groups = find_groups(graph, find_sites(graph)[0])
+    return graph, groups, find_biases(graph, groups)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("p = MatMul(x, w)\n y = Add(b, p)", True),
+        ("y = Gemm(x, w, b)", True),
+        ("y = Gemm<alpha=0.5>(x, w, b)", False),
+        ("p = MatMul(x, w)\n y = Add(p, one)", False),
+        ("p = MatMul(x, w)\n y = Add(p, p)", False),
+        ("p = MatMul(x, w)\n a = Add(p, b)\n y = Mul(a, p)", False),
+        ("y = MatMul(x, w)", False),
+    ],
+)
+def test_a_bias_is_a_constant_of_each_channel_that_only_the_product_is_added_to(text, found):
+    weights = {"w": np.ones((32, 16), "f4"), "b": np.ones(16, "f4"), "one": np.ones(1, "f4")}
+    _, (group,), places = biased_groups(text, **weights)
+    assert [*places] == ([*group.nodes] if found else [])
+
+
+@pytest.mark.parametrize("text", ["p = MatMul(x, w)\n y = Add(p, b)", "y = Gemm(x, w, b)"])
+@pytest.mark.parametrize("levels", [127, FORMATS["nvfp4-weights"]])
+def test_biases_take_back_what_rounding_adds_on_average(text, levels):
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.normal(size=(32, 16)).astype("f4"), "b": rng.normal(size=16).astype("f4")}
+    graph, (group,), places = biased_groups(text, **weights)
+    rows = (3 + rng.normal(size=(4000, 32))).astype(np.float32)
+    statistics = Statistics()
+    statistics.add(rows)
+    plan = fit(group, statistics, matrices(graph, [group]), "int8", (None,), levels, places.keys())
+    ranges = Ranges({"x": (-8.0, 8.0)}, "minmax", "", 1)
+    changed, _ = apply_plans(graph, [plan], ranges)
+    held = rounded_activation(rows, plan.low, plan.high, "int8") if levels == 127 else rows
+    added = run(changed, {"x": held}) - run(graph, {"x": rows})
+    assert np.abs(added.mean(axis=0)).max() < 0.02 * np.abs(added).max()
+
+
+def test_descent_lowers_what_compensation_leaves_and_stays_on_the_grid(monkeypatch):
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(160, 16)).astype(np.float32)
+    x = (rng.normal(size=(2000, 40)) @ rng.normal(size=(40, 160)) + rng.normal(size=(2000, 160)) / 3).astype(np.float32)
+    form, lost = FORMATS["nvfp4-weights"], []
+    for sweeps in (0, 2):
+        monkeypatch.setattr(groups, "SWEEPS", sweeps)
+        rounded = compensate(matrix, x.T @ x / 2000, form)
+        assert np.array_equal(form.decode(*form.encode(rounded)), rounded)
+        lost.append(np.square(x @ (rounded - matrix)).mean())
+    assert lost[1] < 0.95 * lost[0]
+
+
+def test_factors_of_block_formats_are_powers_of_two():
+    graph = prepare_model(outlier_net())
+    group = find_groups(graph, find_sites(graph)[0])[0]
+    statistics = Statistics()
+    statistics.add(np.random.default_rng(0).normal(size=(200, 32)).astype(np.float32) * np.geomspace(1, 50, 32))
+    factors = fit(group, statistics, matrices(graph, [group]), "int8", (0.7,), FORMATS["nvfp4"]).factors
+    assert np.array_equal(np.frexp(factors)[0], np.full(32, 0.5)) and factors.max() > 4 * factors.min()
