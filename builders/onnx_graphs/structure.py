@@ -157,6 +157,51 @@ def find_tables(graph: GraphProto) -> dict[str, int]:
     return tables
 
 
+# Where an output has the rows that a graph selects: along its first axis, behind the batch, or their number for each
+# sample.
+Rows = Literal["all", "each", "count"]
+# Operators that mix rows, so that their place or number is no selection's.
+_MIXING = frozenset(("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "LSTM", "GRU"))
+
+
+def find_selected(graph: GraphProto) -> dict[str, Rows]:
+    """The outputs that hold rows of a NonMaxSuppression, or of a TopK with its scores: near ties change their order."""
+    constants = {tensor.name: numpy_helper.to_array(tensor).ravel() for tensor in graph.initializer}
+    sizes: dict[str, set[int]] = {}  # by tensor that is selected, how many rows; 0 of a NonMaxSuppression
+    for node in graph.node:
+        found = set[int]().union(*(sizes.get(name, ()) for name in list_reads(node)))
+        if node.op_type == "NonMaxSuppression":
+            found = {0}
+        elif node.op_type == "TopK":
+            found |= {*constants.get(node.input[1], np.zeros(0)).tolist()}
+        elif node.op_type in _MIXING:
+            found = set()
+        sizes |= dict.fromkeys(node.output, found) if found else {}
+    batch = {_dims(value)[0] for value in graph.input if value.name not in constants and _dims(value)} - {None}
+    outputs = {value.name: value for value in graph.output if value.name in sizes}
+    kinds = {name: kind for name, value in outputs.items() if (kind := _find_rows(value, sizes[name], batch))}
+    scored = any(kind != "count" and (0 in sizes[name] or _is_float(outputs[name])) for name, kind in kinds.items())
+    return kinds if scored else {}
+
+
+def _find_rows(value: ValueInfoProto, sizes: set[int], batch: set[int | str | None]) -> Rows | None:
+    first, *rest = _dims(value) or [None]
+    if first in batch and rest in ([], [1]):
+        return None if _is_float(value) else "count"
+    if first in batch:
+        return "each" if 0 in sizes or rest[0] in sizes else None
+    return "all" if 0 in sizes or first in sizes else None
+
+
+def _dims(value: ValueInfoProto) -> list[int | str | None]:
+    dims = value.type.tensor_type.shape.dim
+    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims]
+
+
+def _is_float(value: ValueInfoProto) -> bool:
+    return value.type.tensor_type.elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16)
+
+
 def _find_dependence(name: str, makers: Mapping[str, NodeProto], given: set[str]) -> Dependence:
     if _follow(name, makers) in given:
         return "handed on"
@@ -233,8 +278,7 @@ def _infer_sizes(model: "onnx.ModelProto") -> dict[str, Dims]:
     dims_by_name: dict[str, Dims] = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     for value in (*graph.value_info, *graph.input, *graph.output):
         if value.type.tensor_type.HasField("shape"):
-            dims = value.type.tensor_type.shape.dim
-            dims_by_name[value.name] = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims]
+            dims_by_name[value.name] = _dims(value)
     return dims_by_name
 
 

@@ -4,21 +4,23 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from builders.onnx_graphs.structure import Rows
 from enginesmith.arrays import Array
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.reports.proof import CHANGED, CLEAR_CHANGED, DECISIONS, LOST_CLASSES, UNSEEN_CLASSES, Check
 from enginesmith.core.text import join_first
 from enginesmith.core.types import Session, Tensors
+from validation.comparison.selections import Selections
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budgets, OutputLimits, StagedLimits, at_most, within
 from validation.limits.measured import MeasuredDrift, Value, of_edge, of_golden, still_share
-from validation.limits.rounding import LEVEL, MOST_CHANGED
+from validation.limits.rounding import LEVEL, MOST_CHANGED, lost_classes
 from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, RowSums, measure
 from validation.metrics.tally import Along, Spreads, samples_of
@@ -72,9 +74,9 @@ class OutputComparison:
     expected: Constancy = field(default_factory=Constancy)
     actual: Constancy = field(default_factory=Constancy)
 
-    def add(self, case: Case, pair: tuple[Array, Array], samples: int) -> None:
+    def add(self, case: Case, pair: tuple[Array, Array], samples: int, decisions: bool = True) -> None:
         """Take the expected and the actual output of a case. Raises ValueError when their shapes or kinds differ."""
-        drift = measure(*pair, decisions=True, samples=samples, counted=_tokens(case.inputs, pair[0]))
+        drift = measure(*pair, decisions=decisions, samples=samples, counted=_tokens(case.inputs, pair[0]))
         if case.kind == "edge":
             self.edges[case.name] = of_edge(drift, self.golden and of_golden(self.golden))
             return
@@ -87,13 +89,15 @@ class OutputComparison:
 class StageComparison:
     """The cases of one stage that were compared so far. spreads: takes how errors spread, where a report shows it.
 
-    declared: by output, the dtype that the candidate declares.  failures: checks that failed without a value.
+    declared: by output, the dtype that the candidate declares.  selections: takes selected rows.  failures: checks that
+    failed without a value.
     """
 
     stage: str
     spreads: Spreads | Along | None
     declared: Mapping[str, str]
     outputs: dict[str, OutputComparison] = field(default_factory=dict)
+    selections: Selections = field(default_factory=lambda: Selections({}))
     failures: list[Check] = field(default_factory=list)
 
     def fail(self, name: str, output: str, case: str, note: str) -> None:
@@ -102,7 +106,10 @@ class StageComparison:
 
     def add(self, case: Case, expected: Tensors, actual: Tensors) -> None:
         """Compare the outputs of a case; what cannot be compared is a failure."""
+        selected = self.selections.take(case, expected, actual)
         for output, value in expected.items():
+            if output in selected:
+                continue
             if output not in actual:
                 self.fail("outputs", output, case.name, "this output is missing")
             elif not _is_comparable(value.dtype, actual[output].dtype, self.declared.get(output)):
@@ -121,14 +128,21 @@ class StageComparison:
 
     def checks(self, limits: OutputLimits) -> Iterator[Check]:
         """Failures first, then the golden cases of each output, then its edges."""
-        yield from (*self.failures, *self._check_measured())
+        self._settle()
+        yield from (*self.failures, *self._check_measured(), *self.selections.checks)
         for of_kind in (self._golden, self._edges):
             for name, output in self.outputs.items():
                 yield from of_kind(name, output, limits)
 
     def usual(self) -> dict[str, Drift]:
         """The drift of the golden cases by output, which later cases are judged by (`edge_checks`)."""
+        self._settle()
         return {name: of_golden(output.golden) for name, output in self.outputs.items() if output.golden}
+
+    def _settle(self) -> None:
+        for case, output, pair in self.selections.settle():
+            compared = self.outputs.setdefault(output, OutputComparison(pair[0].dtype))
+            compared.add(case, pair, len(pair[0]), decisions=False)
 
     def _check_measured(self) -> Iterator[Check]:
         """Failed checks of outputs whose expected values are all infinite, and of a stage without any element."""
@@ -272,8 +286,6 @@ def _goodness(value: Value) -> float:
 # Whether a quantized graph decides as the model does is judged by a lower bound of the changed decisions
 # (`MOST_CHANGED`), by those that were no near ties, and by the classes of which it names less than half.
 
-# The share of near ties that a single class may have.
-CHANCE = 0.1
 # A decision that was ahead by so many times the root mean square of the error is no near tie: six standard deviations
 # of the difference of two errors. One may be a sample beyond what was calibrated for.
 CLEAR = 8.5
@@ -290,15 +302,16 @@ def drift_checks(
     limits: Budget | Budgets | OutputLimits | StagedLimits,
     spreads: Spreads | Along | None = None,
     usual: dict[str, Drift] | None = None,
+    selected: Mapping[str, Rows] | None = None,
 ) -> tuple[Check, ...]:
     """The checks of a candidate against a reference on every case; without one, against the golden set's outputs.
 
     The reference, or without one the candidate, runs twice on the first case and must give the same. Errors of the
     candidate are failed checks; those of the reference raise. spreads: is filled with how the errors spread.  usual: is
-    filled with the drift of the golden cases by output.
+    filled with the drift of the golden cases by output.  selected: outputs that are compared as sets of rows.
     """
-    staged_limits = StagedLimits.of(limits)
-    comparison = StageComparison(stage, spreads, {spec.name: spec.dtype for spec in candidate.outputs})
+    staged_limits, declared = StagedLimits.of(limits), {spec.name: spec.dtype for spec in candidate.outputs}
+    comparison = StageComparison(stage, spreads, declared, selections=Selections(selected or {}))
     for index, case in enumerate(golden.cases):
         expected = case.expected if reference is None else run(reference, case.inputs)
         again = run(reference, case.inputs) if index == 0 and reference is not None else None
@@ -456,27 +469,3 @@ def _check_classes(output: str, rows: RowSums) -> Iterator[Check]:
     note = f"classes that keep less than half of their decisions: {join_first([*map(str, lost)])}; " if lost else ""
     note += f"of {len(rows.named)} classes, {most} by chance"
     yield Check("quantization", LOST_CLASSES, output, "golden", float(len(lost)), float(most), len(lost) <= most, note)
-
-
-def lost_classes(named: Mapping[int, int], changed: Mapping[int, int]) -> tuple[list[int], int]:
-    """The classes of whose rows more than half changed, and how many chance makes of these where each row changes with
-    a probability of `CHANCE`: more with a probability below `LEVEL` (binomial, and Poisson's approximation of their
-    number). named, changed: rows by class."""
-    lost = [index for index, count in sorted(named.items()) if 2 * changed.get(index, 0) > count]
-    mean = sum(_most_change(count) for count in named.values())
-    most, term = 0, math.exp(-mean)
-    below = term
-    while 1 - below >= LEVEL and most < len(named):
-        most += 1
-        term *= mean / most
-        below += term
-    return lost, most
-
-
-@lru_cache(maxsize=4096)
-def _most_change(count: int) -> float:
-    """The probability that more than half of so many rows change; below 1e-9 of 40 or more."""
-    if count >= 40:
-        return 0.0
-    shares = (math.comb(count, k) * CHANCE**k * (1 - CHANCE) ** (count - k) for k in range(count // 2 + 1, count + 1))
-    return math.fsum(shares)

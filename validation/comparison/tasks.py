@@ -13,14 +13,15 @@ import numpy as np
 from builders.onnx_graphs.structure import Dependence
 from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError, EnginesmithError
-from enginesmith.core.reports.proof import CHANGED, CLEAR_CHANGED, LOST_CLASSES, Check, Spread, unmeasured
+from enginesmith.core.reports.proof import CHANGED, CLEAR_CHANGED, LOST_CLASSES, SELECTED, Check, Spread, unmeasured
 from enginesmith.core.text import join_first
 from enginesmith.core.types import Session, Tensors
-from validation.comparison.sessions import NOTED, Constancy, Opener, drift_checks, lost_classes, run
+from validation.comparison.sessions import NOTED, Constancy, Opener, drift_checks, run
 from validation.golden.free_running import FreeRunningSession, RecordedSession
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet, case_kinds, case_names
 from validation.limits.budget import HONEST_DB, LEAST_DB, Budgets, StagedLimits, at_most, within
 from validation.limits.measured import MeasuredDrift, of_golden, still_share
+from validation.limits.rounding import lost_classes
 from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.tally import Along, Spreads, StepSpreads, samples_of
@@ -257,7 +258,7 @@ def _value_at_best(metric: str, whole: Drift, part: Drift) -> float:
 # The chance that a share is below the bound that its note gives.
 LEVEL = 0.05
 # The checks of numeric drift: all that a budget limits, of integers their agreement, of graphs their decisions.
-_NUMERIC = {*(item.name for item in fields(Budget)), "agreement", CHANGED, CLEAR_CHANGED, LOST_CLASSES}
+_NUMERIC = {*(item.name for item in fields(Budget)), "agreement", CHANGED, CLEAR_CHANGED, LOST_CLASSES, SELECTED}
 
 
 @dataclass

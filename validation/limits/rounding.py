@@ -4,6 +4,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -27,6 +28,8 @@ MOST = 1.0
 # Of all decisions of a quantized graph at most this share may be others than the model's, as far as its data shows with
 # a chance of LEVEL to be wrong (Clopper and Pearson, Biometrika 26, 1934): one near tie of 48 is 2 %.
 MOST_CHANGED = 0.01
+# The share of near ties that a single class may have.
+CHANCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -205,3 +208,27 @@ def _greatest_slices(found: Sequence[Slices]) -> Slices | None:
         ones = np.ones(energies.shape[1])
         axes[axis] = AxisSums(ones, ones, energies.max(axis=0), ones, ones)
     return Slices(axes, 0.0, 0, None, 0.0)
+
+
+def lost_classes(named: Mapping[int, int], changed: Mapping[int, int]) -> tuple[list[int], int]:
+    """The classes of whose rows more than half changed, and how many chance makes of these where each row changes with
+    a probability of `CHANCE`: more with a probability below `LEVEL` (binomial, and Poisson's approximation of their
+    number). named, changed: rows by class."""
+    lost = [index for index, count in sorted(named.items()) if 2 * changed.get(index, 0) > count]
+    mean = sum(_most_change(count) for count in named.values())
+    most, term = 0, math.exp(-mean)
+    below = term
+    while 1 - below >= LEVEL and most < len(named):
+        most += 1
+        term *= mean / most
+        below += term
+    return lost, most
+
+
+@lru_cache(maxsize=4096)
+def _most_change(count: int) -> float:
+    """The probability that more than half of so many rows change; below 1e-9 of 40 or more."""
+    if count >= 40:
+        return 0.0
+    shares = (math.comb(count, k) * CHANCE**k * (1 - CHANCE) ** (count - k) for k in range(count // 2 + 1, count + 1))
+    return math.fsum(shares)

@@ -172,6 +172,8 @@ DECISIONS = "argmax_agreement"
 # near ties, the classes that it does not name, and the classes that no golden sample has as its answer.
 CHANGED, CLEAR_CHANGED, LOST_CLASSES = "max_decisions_changed", "max_clear_decisions_changed", "max_classes_lost"
 UNSEEN_CLASSES = "unseen_classes"
+# The check of the rows that a quantized graph selects and the model does not.
+SELECTED = "max_selected_changed"
 # The check of `validation.data.joined`, whose value is about the samples and not about a drift.
 OVERLAP = "calibration overlap"
 # The check of `validation.calls.checks`, whose value is about rules of the spec.

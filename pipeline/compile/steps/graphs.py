@@ -224,7 +224,9 @@ class CheckGraph:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks, that of the samples among them."""
+        from builders.onnx_graphs.outline import load_outline
         from builders.reference import ReferenceSession, threads_for
+        from validation.comparison.selections import selected_of
         from validation.comparison.sessions import decision_checks, drift_checks
         from validation.comparison.tasks import check_free_running, step_spreads
         from validation.data.joined import overlap_check
@@ -242,7 +244,9 @@ class CheckGraph:
             limits = WrittenLimits(original, self.precision, self.limits, self.metrics, workdir)
             graph_limits = limits(expected, frozen)
             usual: dict[str, Drift] = {}
-            checks = drift_checks("quantization", expected, actual, frozen, graph_limits, spreads, usual)
+            narrow = self.precision in QUANTIZED
+            selected = selected_of(load_outline(original).graph, self.limits, self.metrics) if narrow else {}
+            checks = drift_checks("quantization", expected, actual, frozen, graph_limits, spreads, usual, selected)
             checks += check_free_running(
                 "quantization", (expected, actual), frozen.sequences, partial(as_written, steps=True), limits, along
             )

@@ -15,6 +15,7 @@ from typing import TypeVar
 from enginesmith.core.reports.proof import CHANGED, DECISIONS
 from enginesmith.core.types import Tensors
 from pipeline.quantization.search.quality import GraphLimits, SearchFloor
+from validation.comparison.selections import Selections
 from validation.comparison.sessions import StageComparison, decision_checks
 from validation.golden.golden_set import Case
 from validation.limits.budget import Budgets, OutputLimits, default_budget
@@ -62,7 +63,10 @@ class GraphJudge:
     _parts: list[StageComparison] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._parts = [StageComparison("quantization", None, {}) for _ in self.runs[:PARTS]]
+        self._parts = [
+            StageComparison("quantization", None, {}, selections=Selections(self.limits.selected))
+            for _ in self.runs[:PARTS]
+        ]
 
     def add(self, index: int, expected: Tensors, actual: Tensors) -> bool:
         """Take the outputs of the float model and of the trial for a run; whether a part of the runs ends here and

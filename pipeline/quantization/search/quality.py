@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from builders.onnx_graphs.structure import Rows
 from enginesmith.core.errors import EnginesmithError
 from validation.metrics.tasks.terms import TaskMetric
 
@@ -66,10 +67,12 @@ class GraphLimits:
     """The limits that an int8 graph is judged by (the quantization stage), for a search that shall hold them.
 
     given: what the spec says, by metric, in place of the documented ones.  metrics: the spec's task metrics.
+    selected: outputs that are judged as sets of rows.
     """
 
     given: Mapping[str, float | None] = field(default_factory=dict)
     metrics: tuple[TaskMetric, ...] = ()
+    selected: Mapping[str, Rows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ from pipeline.quantization.settings.smooth import (
     fit_convolutions,
 )
 from pipeline.quantization.statistics.observations import TensorStatistics
+from validation.comparison.selections import selected_of
 from validation.reporting.quantization import BROKEN_DB, decibels_text
 
 
@@ -228,7 +229,9 @@ class FloatSide:
         folder: for the weights, until the search is over.
         """
         fitted, judging = divide_runs(runs, filled=limits is not None)
-        judging = deal(judging) if limits else judging
+        if limits:
+            judging = deal(judging)
+            limits = replace(limits, selected=selected_of(model.graph, limits.given, limits.metrics))
         graph, judged = with_weights_outside(prepare_model(model), folder), [run.inputs for run in judging]
         answers = Answers(labels.output, [labels.of(run) for run in judging]) if labels else None
         plain = SessionRunner(graph)

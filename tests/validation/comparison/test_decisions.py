@@ -5,9 +5,9 @@ import pytest
 
 from enginesmith.arrays import Array
 from enginesmith.core.reports.proof import Check, judge
-from validation.comparison.sessions import StageComparison, decision_checks, lost_classes
+from validation.comparison.sessions import StageComparison, decision_checks
 from validation.golden.golden_set import Case
-from validation.limits.rounding import NearTies
+from validation.limits.rounding import NearTies, lost_classes
 from validation.metrics.drift import measure
 from validation.metrics.tasks.terms import AccuracyMetric, EmbeddingsMetric
 

@@ -1,0 +1,233 @@
+"""Rows that a graph selects itself (TopK, NonMaxSuppression), compared as sets.
+
+Rounding puts rows of nearly equal scores in another order, and takes others at the end of the list. So each row is
+compared with its match: one with the same classes and nearly the same numbers. A row without a match counts by how far
+its score lies above the least one that was selected.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import GraphProto
+
+from builders.onnx_graphs.structure import Rows, find_selected
+from enginesmith.arrays import Array
+from enginesmith.core.reports.proof import DECISIONS, LOST_CLASSES, SELECTED, Check
+from enginesmith.core.text import join_first
+from enginesmith.core.types import Tensors
+from validation.golden.golden_set import Case
+from validation.limits.rounding import LEVEL, lost_classes
+from validation.metrics.drift import is_exact
+from validation.metrics.tasks.boxes import OVERLAPS, overlaps, to_corners
+from validation.metrics.tasks.terms import TaskMetric
+from validation.statistics.rates import lower
+
+# Rows match up to this root mean square distance, in units of their columns', and boxes from an overlap of a half on
+# (COCO's least): limits on drift judge the matched ones.
+NEAR = 0.5
+# The share of the selected rows that may change, as far as the data shows.
+MOST_SELECTED = 0.1
+# A class is judged where the weight of one of its rows is at least this share of the mean: else all are near ties.
+_CLEAR = 0.5
+# Whole numbers are classes where each has so many rows on average.
+_ROWS_OF_CLASS = 8
+# Columns of boxes, of which integers are coordinates and no classes.
+_BOX = 4
+
+
+def selected_of(graph: GraphProto, limits: Mapping[str, object], metrics: Sequence[TaskMetric]) -> dict[str, Rows]:
+    """The outputs of a graph that are judged as sets: none where the spec says how its decisions are judged."""
+    return {} if DECISIONS in limits or any(metric.decides for metric in metrics) else find_selected(graph)
+
+
+@dataclass
+class Selections:
+    """The outputs of cases that hold selected rows. kinds: by output, where its rows are.  checks: of `settle`."""
+
+    kinds: Mapping[str, Rows]
+    cases: list[tuple[Case, Tensors, Tensors]] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+
+    def take(self, case: Case, expected: Tensors, actual: Tensors) -> set[str]:
+        """Keep the outputs that can be compared as sets; their names."""
+        names = {name for name in self.kinds if name in expected and name in actual}
+        names = {name for name in names if _fit(expected[name], actual[name], self.kinds[name])}
+        if names:
+            of_both = [{name: side[name] for name in names} for side in (expected, actual)]
+            self.cases.append((case, of_both[0], of_both[1]))
+        return names
+
+    def settle(self) -> Iterator[tuple[Case, str, tuple[Array, Array]]]:
+        """The matched rows [rows, ...] of both sides by case and output. Forgets the cases, and adds the checks of rows
+        without a match."""
+        cases, self.cases = self.cases, []
+        boxes = {n for n in self.kinds if all(_is_box(expected[n]) for _, expected, _ in cases if n in expected)}
+        sized = [
+            [{n: _as_sizes(rows) if n in boxes else rows for n, rows in side.items()} for side in sides]
+            for _, *sides in cases
+        ]
+        cases = [(case, e, a) for (case, *_), (e, a) in zip(cases, sized, strict=True)]
+        groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
+        for name, kind in self.kinds.items():
+            own = [(e[name], a[name]) for _, e, a in cases if name in e]
+            if own and kind == "count":
+                changed, total = (sum(float(of(*pair)) for pair in own) for of in (_differ, _sum_greater))
+                self._check(name, changed, total, total)
+            elif own:  # outputs of as many rows everywhere are columns of one table
+                groups[kind, *(side.shape[: 1 + (kind == "each")] for pair in own for side in pair)].append(name)
+        for names in groups.values():
+            yield from self._settle(names, [(case, e, a) for case, e, a in cases if names[0] in e], boxes)
+
+    def _settle(
+        self, names: Sequence[str], cases: Sequence[tuple[Case, Tensors, Tensors]], boxes: set[str]
+    ) -> Iterator[tuple[Case, str, tuple[Array, Array]]]:
+        kind = self.kinds[names[0]]
+        tables = [[_tables(side, names, kind) for side in sides] for _, *sides in cases]
+        columns = _Columns.of(cases[0][1], names, kind, [table for expected, _ in tables for table in expected], boxes)
+        found: list[tuple[Array, Array, Array]] = []
+        for (case, *sides), pairs in zip(cases, tables, strict=True):
+            places, starts = [np.zeros((2, 0), int)], np.zeros((2, 1), int)
+            for e, a in zip(*pairs, strict=True):
+                at = columns.match(e, a)
+                found += columns.weigh(e, a, at)
+                places.append(at + starts)
+                starts += np.array([[len(e)], [len(a)]])
+            here, there = np.concatenate(places, axis=1)
+            for name in names if len(here) else ():
+                e, a = (side[name].reshape(-1, *side[name].shape[1 + (kind == "each") :]) for side in sides)
+                yield case, name, (e[here], a[there])
+        rows, weights, changed = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        independent = float(weights.sum() ** 2 / max(np.square(weights).sum(), 1e-300))
+        self._check(names[0], float(weights[changed].sum()), float(weights.sum()), independent)
+        for column in np.flatnonzero(columns.exact):
+            self._check_classes(names[0], rows[:, column], weights, changed)
+
+    def _check(self, name: str, changed: float, total: float, independent: float) -> None:
+        share = changed / total if total else 0.0
+        bound = lower(share * independent, independent, LEVEL)
+        note = f"{share:.1%} of what is selected are others, by score; of all at least this share, with 99 % confidence"
+        self.checks.append(
+            Check("quantization", SELECTED, name, "all", bound, MOST_SELECTED, bound <= MOST_SELECTED, note)
+        )
+
+    def _check_classes(self, name: str, classes: Array, weights: Array, changed: Array) -> None:
+        rows, lost_rows = dict[int, int](), dict[int, int]()
+        distinct = np.unique(classes).tolist()
+        for index in distinct if len(distinct) * _ROWS_OF_CLASS <= len(classes) else ():
+            own = weights * (classes == index)
+            if own.max() >= _CLEAR * weights.mean():
+                rows[int(index)] = count = max(1, round(own.sum() ** 2 / np.square(own).sum()))
+                lost_rows[int(index)] = round(count * own[changed].sum() / own.sum())
+        if len(rows) > 1:
+            lost, most = lost_classes(rows, lost_rows)
+            note = (
+                f"classes that keep less than half of what is selected: {join_first([*map(str, lost)])}; "
+                if lost
+                else ""
+            )
+            note += f"of {len(rows)} classes, {most} by chance"
+            passed = len(lost) <= most
+            self.checks.append(
+                Check("quantization", LOST_CLASSES, name, "all", float(len(lost)), float(most), passed, note)
+            )
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What the columns of selected rows are. owners: the output of each.  exact: bool, classes.  scale: of each.
+    score: the column of scores; None without one.  least: the least score; None where each list is sorted by it.
+    boxes: the columns at which centre and size begin.
+    """
+
+    owners: Array
+    exact: Array
+    scale: Array
+    score: int | None
+    least: float | None
+    boxes: Sequence[int]
+
+    @classmethod
+    def of(
+        cls, outputs: Tensors, names: Sequence[str], kind: Rows, tables: Sequence[Array], boxes: set[str]
+    ) -> "_Columns":
+        """Those of the tables of expected rows."""
+        rows = np.concatenate(tables)
+        widths = [math.prod(outputs[name].shape[1 + (kind == "each") :]) for name in names]
+        owners = np.repeat(np.arange(len(names)), widths)
+        box = np.repeat([width == _BOX for width in widths], widths)
+        integer = np.repeat([is_exact(outputs[name]) for name in names], widths)
+        whole = (rows == np.round(rows)).all(axis=0) & (rows != rows[:1]).any(axis=0)
+        exact = ~box & (integer | whole)
+        falls = (
+            ~exact & (kind == "each") & np.all([(np.diff(part, axis=0) <= 0).all(axis=0) for part in tables], axis=0)
+        )
+        single = np.flatnonzero(falls if falls.any() else ~exact & (np.repeat(widths, widths) == 1))
+        scale = np.sqrt(np.square(rows).mean(axis=0)) if len(rows) else np.ones(len(owners))
+        score = int(single[0]) if len(single) else None
+        least = None if score is None or falls.any() else float(rows[:, score].min(initial=np.inf))
+        starts = [sum(widths[:index]) for index, name in enumerate(names) if name in boxes]
+        return cls(owners, exact, np.where(scale > 0, scale, 1.0), score, least, starts)
+
+    def match(self, e: Array, a: Array) -> Array:
+        """Places of rows that match, the nearest first: int (2, pairs), in the order of `e`."""
+        off = np.square((e[:, None] - a[None]) / self.scale)
+        outputs = [self.owners == index for index in range(self.owners[-1] + 1)]
+        means = [off[..., own & ~self.exact].mean(axis=2) for own in outputs if (own & ~self.exact).any()]
+        distance = np.max(means, axis=0) if means else np.zeros(off.shape[:2])
+        distance = np.where((off[..., self.exact] > 0).any(axis=2), np.inf, distance)
+        for start in self.boxes:
+            shared = overlaps(*(to_corners(side[:, start : start + _BOX], "cxcywh") for side in (e, a)))
+            distance = np.where(shared >= OVERLAPS[0], distance, np.inf)
+        pairs: dict[int, int] = {}
+        near = np.flatnonzero(distance <= NEAR**2)
+        for place in near[np.argsort(distance.flat[near], kind="stable")].tolist():
+            here, there = divmod(place, len(a))
+            if here not in pairs and there not in pairs.values():
+                pairs[here] = there
+        return np.array(sorted(pairs.items()), int).reshape(-1, 2).T
+
+    def weigh(self, e: Array, a: Array, places: Array) -> list[tuple[Array, Array, Array]]:
+        """The rows of both sides, the weight of each, and which have no match."""
+        least = e[:, self.score].min(initial=np.inf) if self.score is not None and self.least is None else self.least
+        parts = []
+        for rows, matched in zip((e, a), places, strict=True):
+            weights = np.ones(len(rows)) if self.score is None else np.maximum(rows[:, self.score] - (least or 0.0), 0)
+            parts.append((rows, weights, ~np.isin(np.arange(len(rows)), matched)))
+        return parts
+
+
+def _tables(outputs: Tensors, names: Sequence[str], kind: Rows) -> list[Array]:
+    """The rows of each list of a case, float64 [rows, columns]."""
+    arrays = [outputs[name] if kind == "each" else outputs[name][None] for name in names]
+    flat = [array.reshape(*array.shape[:2], math.prod(array.shape[2:])) for array in arrays]
+    return [*np.concatenate(flat, axis=2).astype(np.float64)]
+
+
+def _is_box(rows: Array) -> bool:
+    """Whether rows begin with two corners: an error is to be seen against the size of a box, not its place."""
+    return rows.shape[-1] in (4, 6, 7) and bool((rows[..., 2:4] >= rows[..., :2]).all())
+
+
+def _as_sizes(rows: Array) -> Array:
+    """Rows [.., 4 or more] of corners as centre and size."""
+    low, high = rows[..., :2].astype(np.float64), rows[..., 2:4].astype(np.float64)
+    return np.concatenate([(low + high) / 2, high - low, rows[..., 4:]], axis=-1).astype(rows.dtype)
+
+
+def _fit(e: Array, a: Array, kind: Rows) -> bool:
+    """Whether two outputs are finite and of one kind and shape, but for the number of rows."""
+    axis = 1 if kind == "each" else 0
+    same = e.ndim == a.ndim > axis and e.shape[:axis] == a.shape[:axis] and e.shape[axis + 1 :] == a.shape[axis + 1 :]
+    same = e.shape == a.shape if kind == "count" else same
+    return bool(same and is_exact(e) == is_exact(a) and np.isfinite(e).all() and np.isfinite(a).all())
+
+
+def _differ(e: Array, a: Array) -> float:
+    return float(np.abs(e.astype(np.float64) - a).sum())
+
+
+def _sum_greater(e: Array, a: Array) -> float:
+    return float(np.maximum(np.abs(e), np.abs(a)).sum())
