@@ -180,8 +180,9 @@ def unmark(store: Store, names: Iterable[str]) -> None:
 
     Raises ConflictError when one of the names is going.
     """
-    marked = read_state(store).shards
-    shard_names = {shard: here for shard, here in by_shard(names).items() if shard in marked}
+    shard_names = by_shard(names)
+    marked = read_state(store).shards if shard_names else ()
+    shard_names = {shard: here for shard, here in shard_names.items() if shard in marked}
     for _ in side_by_side(
         lambda shard: update_shard(store, shard, lambda known: known.without(shard_names[shard])), list(shard_names)
     ):

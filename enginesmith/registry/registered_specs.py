@@ -38,8 +38,8 @@ def unpin(store: Store, model: str, version: str) -> None:
         raise UnknownNameError(
             f"{model}@{version} is not pinned; pinned: {', '.join(list_pinned(store, model)) or 'nothing'}"
         )
-    unmark(store, [version_name(model, version)])  # see `channels._move`
-    store.remove(pin_key(model, version))
+    for work in (unmark, lambda *_: store.remove(pin_key(model, version)), unmark):  # see `state.change_channel`
+        work(store, [version_name(model, version)])
 
 
 # Registered specs: bundles of a spec and its files, kept in the registry for the machines that build them.

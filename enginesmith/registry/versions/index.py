@@ -1,6 +1,7 @@
 """The index of a registry's models and versions, and versions as views."""
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,14 @@ from annotated_types import Predicate, doc
 
 from enginesmith.core import parsing
 from enginesmith.core.codec import encode, parse_as
-from enginesmith.core.errors import EnginesmithError, IntegrityError, UnknownNameError, canonical_json, digest_of_bytes
+from enginesmith.core.errors import (
+    EnginesmithError,
+    IntegrityError,
+    UnavailableError,
+    UnknownNameError,
+    canonical_json,
+    digest_of_bytes,
+)
 from enginesmith.core.names import Name, Reference, version_order
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Count, Format
@@ -180,7 +188,9 @@ def heal_index(store: Store, found: Sequence[ListedModel], over: Iterable[str] =
 @contextmanager
 def hold_change(store: Store, models: Iterable[str], what: str, lasts: timedelta = PUBLISHING) -> Iterator[Guard]:
     """`leases.hold_lease` for a block that changes versions or channels of these models; their entries are written anew
-    when it ends. Where that fails the lease stays, so that nobody trusts the entries."""
+    when it ends. Where that fails the lease stays, so that nobody trusts the entries, and where the registry was out of
+    reach: the block may have written evidence and no snapshot of it, and the collection that finds the lease over does.
+    """
     names = tuple(sorted(set(models)))
     begun = parsing.steady_s()
     lease = take_lease(store, what, lasts, names)
@@ -189,7 +199,8 @@ def hold_change(store: Store, models: Iterable[str], what: str, lasts: timedelta
     finally:
         with suppress(EnginesmithError):  # out of reach, or damaged: the lease expires, and a collection does the rest
             refresh_index(store, names)
-            store.remove(lease_key(lease.id))
+            if not isinstance(sys.exception(), UnavailableError):
+                store.remove(lease_key(lease.id))
 
 
 def look_at(store: Store, models: Sequence[Listed]) -> list[ListedModel]:

@@ -6,12 +6,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from enginesmith.client.locate import VersionLocator
 from enginesmith.core import parsing
-from enginesmith.core.errors import ConflictError, EnginesmithError
+from enginesmith.core.errors import ConflictError, EnginesmithError, UnavailableError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.gc import collect
 from enginesmith.registry.leases import PUBLISHING, Guard, take_lease
@@ -19,7 +20,7 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key
 from enginesmith.registry.verification import repair, verify
-from enginesmith.registry.versions import channels
+from enginesmith.registry.versions import channels, publish
 from enginesmith.registry.versions.channel_writes import with_snapshots
 from enginesmith.registry.versions.lookup import parse_snapshot
 from enginesmith.registry.versions.publish import add_attestation
@@ -103,6 +104,21 @@ def test_evidence_of_a_killed_writer_comes_into_the_snapshot_when_its_lease_is_o
         collect(store, delete=True)
         assert verify(store).problems == (), step
     assert late > 1
+
+
+def test_evidence_of_a_writer_whose_registry_went_out_of_reach_comes_into_the_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore()
+    one = published(store, b"one")
+    with monkeypatch.context() as context:
+        context.setattr(publish, "refresh_version", Mock(side_effect=UnavailableError("503")))
+        with pytest.raises(UnavailableError):
+            _attest(store, one)
+    assert not verify(store).sound
+    store.clock.now += PUBLISHING
+    collect(store, delete=True)
+    assert verify(store).problems == ()
 
 
 def _attest(store: MemoryStore, manifest: Manifest) -> None:
