@@ -294,8 +294,9 @@ def _afterwards(registry: Registry) -> None:
     _end_rollouts(registry)
     garbage = registry.rules.garbage()
     works = (registry.collect, lambda: registry.publish("e"), registry.rollback, lambda: registry.listing(mended=True))
-    rotten = () if registry.store.is_sound(_LOST) else (registry.repair,)
-    for number, work in enumerate((*works, registry.collect, *rotten, registry.repair)):
+    # A repair sets aside what is corrupt, and writes the snapshots of who did not see his evidence in a stale list.
+    first = () if registry.store.is_sound(_LOST) and not registry.world.temper.stale else (registry.repair,)
+    for number, work in enumerate((*works, registry.collect, *first, registry.repair)):
         if number == len(works):
             registry.world.sleep(GRACE.total_seconds() + 60)
         call = work()
