@@ -37,7 +37,7 @@ COLLECTING = ("publish", "promote", "promote", "publish z", "rollback", "pin")
 # mirrors and the collections of their site; what a disk lost.
 CLOSE: dict[str, Sequence[Sequence[str]]] = {
     "sweeping": (("publish",), ("publish", "promote"), ("publish", "pin")),
-    "leaving": (("promote", "promote", "rollback"), ("start", "abort")),
+    "leaving": (("promote", "promote", "rollback"), ("start", "abort"), ("bounces", "bounces", "rollback")),
     "stepping": (
         ("start", "advance", "advance", "abort", "pause"),
         ("start", "advance", "advance", "abort", "promote"),
@@ -204,8 +204,9 @@ def _works(registry: Registry, choices: Choices, scene: str) -> list[list[Callab
     elif scene == "racing":
         kinds = draw.choice((NUMBERS, ["promote", "promote", "rollback", "rollback", "list"]))
     elif scene in CLOSE:
-        kinds, pause = draw.choice(CLOSE[scene]), 1900.0 if scene == "leaving" else 1.0
+        kinds, pause = draw.choice(CLOSE[scene]), 1810.0 if scene == "leaving" else 1.0
         works += [[lambda: _repeat(registry, registry.collect, 3, pause)]] if scene in ("sweeping", "leaving") else []
+        works += [[lambda: _repeat(registry, registry.listing, 8, 40.0)]] if scene == "moving" else []
     for _ in range(draw.randint(3, 6) - len(works)):
         works.append([_work(registry, choices, kinds, fresh, scene) for _ in range(draw.randint(1, 3))])
     return works
@@ -257,6 +258,7 @@ def _work(
         "site gc": registry.site.collect,  # type: ignore[union-attr]
         "attest": lambda: registry.attest(version),
         "index": registry.make_index,
+        "bounces": lambda: [move() for _ in range(3) for move in (lambda: registry.promote("2"), registry.rollback)],
         "moves": lambda: [registry.promote(each) for each in ("2", "3", "zeta", "1")],
         "watch": lambda: registry.watch(folder, looks, pause),
         "start": lambda: registry.start(version, SHORT if scene == "stepping" else PLAN),
