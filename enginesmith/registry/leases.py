@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -311,15 +312,25 @@ def end_of(begun: float, lasts: timedelta) -> float:
 
 
 @contextmanager
-def hold_lease(store: Store, what: str, lasts: timedelta = PUBLISHING) -> Iterator[Guard]:
-    """Hold a lease on a store while the block writes something that refers to its content."""
+def hold_lease(
+    store: Store,
+    what: str,
+    lasts: timedelta = PUBLISHING,
+    changes: tuple[str, ...] = (),
+    finish: Callable[[], None] = lambda: None,
+) -> Iterator[Guard]:
+    """Hold a lease on a store while the block writes something that refers to its content. finish: called before it
+    is removed. Where that fails the lease stays until it expires; and that of a block that changes models where the
+    registry was out of reach, which may have written evidence and no snapshot of it: a collection then does."""
     begun = parsing.steady_s()
-    lease = take_lease(store, what, lasts)
+    lease = take_lease(store, what, lasts, changes)
     try:
         yield Guard(store, lease, begun)
     finally:
-        with suppress(UnavailableError):  # it expires by itself
-            store.remove(lease_key(lease.id))
+        with suppress(EnginesmithError):
+            finish()
+            if not (changes and isinstance(sys.exception(), UnavailableError)):
+                store.remove(lease_key(lease.id))
 
 
 @contextmanager
