@@ -320,8 +320,8 @@ def hold_lease(
     finish: Callable[[], None] = lambda: None,
 ) -> Iterator[Guard]:
     """Hold a lease on a store while the block writes something that refers to its content. finish: called before it
-    is removed. Where that fails the lease stays until it expires; and that of a block that changes models where the
-    registry was out of reach, which may have written evidence and no snapshot of it: a collection then does."""
+    is removed. Where that fails the lease stays until it expires, and where a block that changes models could not end:
+    it may have written evidence and no snapshot of it, and the collection that finds the lease over does."""
     begun = parsing.steady_s()
     lease = take_lease(store, what, lasts, changes)
     try:
@@ -329,7 +329,7 @@ def hold_lease(
     finally:
         with suppress(EnginesmithError):
             finish()
-            if not (changes and isinstance(sys.exception(), UnavailableError)):
+            if not (changes and isinstance(sys.exception(), UnavailableError | ConflictError)):
                 store.remove(lease_key(lease.id))
 
 
