@@ -173,6 +173,7 @@ def begin_rollout(guard: Guard, model: str, channel: str, make: Callable[[Channe
     found = change_channel(store, model, channel, begin)
     if found is None or found.rollout is None:
         raise ConflictError(f"channel {model}:{channel} was deleted at the same time; start again")
+    refresh_channel(guard, model, channel)  # see `channels._move`
     return found.rollout
 
 

@@ -18,7 +18,7 @@ from enginesmith.registry.rollouts.state import MOST_BY, MOST_WHY, Rollout, pars
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.versions import policies
-from enginesmith.registry.versions.channel_writes import with_snapshots
+from enginesmith.registry.versions.channel_writes import refresh_channel, with_snapshots
 from enginesmith.registry.versions.index import hold_change
 from enginesmith.registry.versions.lookup import find_lost_of
 from enginesmith.registry.versions.policies import AcceptedLosses, CanaryPass, list_losses, loss_refusal
@@ -264,6 +264,7 @@ def _move(
     new_channel = change_channel(guard.store, model, name, make)
     if new_channel is None:  # `next_move` makes a move, or raises, where there is no channel
         raise ConflictError(f"channel {model}:{name} was deleted at the same time; run again")
+    refresh_channel(guard, model, name)  # a writer of evidence may have read the state before this move
     return new_channel
 
 

@@ -21,6 +21,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key
 from enginesmith.registry.verification import repair, verify
 from enginesmith.registry.versions import channels, publish
+from enginesmith.registry.versions import state as versions_state
 from enginesmith.registry.versions.channel_writes import with_snapshots
 from enginesmith.registry.versions.lookup import parse_snapshot
 from enginesmith.registry.versions.publish import add_attestation
@@ -118,6 +119,19 @@ def test_evidence_of_a_writer_whose_registry_went_out_of_reach_comes_into_the_sn
     assert not verify(store).sound
     store.clock.now += PUBLISHING
     collect(store, delete=True)
+    assert verify(store).problems == ()
+
+
+def test_evidence_that_comes_while_a_channel_is_moved_is_in_its_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, keep = MemoryStore(), versions_state.keep_history
+    one, _ = published(store, b"one"), published(store, b"two")
+
+    def attest_before(store: MemoryStore, channel: Channel) -> None:
+        _attest(store, one)
+        keep(store, channel)
+
+    monkeypatch.setattr(versions_state, "keep_history", attest_before)
+    channels.promote(store, one, "stable")
     assert verify(store).problems == ()
 
 
