@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -180,8 +181,9 @@ def unmark(store: Store, names: Iterable[str]) -> None:
 
     Raises ConflictError when one of the names is going.
     """
-    marked = read_state(store).shards
-    shard_names = {shard: here for shard, here in by_shard(names).items() if shard in marked}
+    shard_names = by_shard(names)
+    marked = read_state(store).shards if shard_names else ()
+    shard_names = {shard: here for shard, here in shard_names.items() if shard in marked}
     for _ in side_by_side(
         lambda shard: update_shard(store, shard, lambda known: known.without(shard_names[shard])), list(shard_names)
     ):
@@ -310,15 +312,25 @@ def end_of(begun: float, lasts: timedelta) -> float:
 
 
 @contextmanager
-def hold_lease(store: Store, what: str, lasts: timedelta = PUBLISHING) -> Iterator[Guard]:
-    """Hold a lease on a store while the block writes something that refers to its content."""
+def hold_lease(
+    store: Store,
+    what: str,
+    lasts: timedelta = PUBLISHING,
+    changes: tuple[str, ...] = (),
+    finish: Callable[[], None] = lambda: None,
+) -> Iterator[Guard]:
+    """Hold a lease on a store while the block writes something that refers to its content. finish: called before it
+    is removed. Where that fails the lease stays until it expires, and where a block that changes models could not end:
+    it may have written evidence and no snapshot of it, and the collection that finds the lease over does."""
     begun = parsing.steady_s()
-    lease = take_lease(store, what, lasts)
+    lease = take_lease(store, what, lasts, changes)
     try:
         yield Guard(store, lease, begun)
     finally:
-        with suppress(UnavailableError):  # it expires by itself
-            store.remove(lease_key(lease.id))
+        with suppress(EnginesmithError):
+            finish()
+            if not (changes and isinstance(sys.exception(), UnavailableError | ConflictError)):
+                store.remove(lease_key(lease.id))
 
 
 @contextmanager

@@ -1,11 +1,19 @@
 """Registered specs, and pins."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 from enginesmith.core.codec import encode, parse_as
-from enginesmith.core.errors import Digest, IntegrityError, UnknownNameError, canonical_json, digest_of
+from enginesmith.core.errors import (
+    Digest,
+    EnginesmithError,
+    IntegrityError,
+    UnknownNameError,
+    canonical_json,
+    digest_of,
+)
 from enginesmith.core.names import FilePath, Name, inside, is_name, version_order
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.text import now
@@ -38,8 +46,10 @@ def unpin(store: Store, model: str, version: str) -> None:
         raise UnknownNameError(
             f"{model}@{version} is not pinned; pinned: {', '.join(list_pinned(store, model)) or 'nothing'}"
         )
-    unmark(store, [version_name(model, version)])  # see `channels._move`
+    unmark(store, [version_name(model, version)])  # see `state.change_channel`
     store.remove(pin_key(model, version))
+    with suppress(EnginesmithError):
+        unmark(store, [version_name(model, version)])
 
 
 # Registered specs: bundles of a spec and its files, kept in the registry for the machines that build them.

@@ -15,7 +15,7 @@ from enginesmith.registry.rollouts.state import Gates, RolloutPlan, ServingNode,
 from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.verification.verify import repair, verify
 from enginesmith.registry.versions import channel_writes, channels, index, lookup
-from enginesmith.registry.versions.publish import publish
+from enginesmith.registry.versions.publish import add_attestation, publish
 from enginesmith.registry.versions.state import Channel
 from pipeline.rollout import operations
 from pipeline.rollout.advance import RolloutFollower
@@ -122,7 +122,21 @@ class Registry:
             items = collect(self.store, Kept(1, 0), self.rules.grace, delete=True).items
             return sum(item.state == "deleted" for item in items)
 
-        return self.world.call("gc", work)
+        return self.world.call(f"gc of {self.store.name}", work)
+
+    def attest(self, version: str) -> Call:
+        """Add evidence to a version, which the snapshots of the channels that serve it then have."""
+        number = self._number()
+
+        def work() -> str | None:
+            manifest = lookup.load(self.store, MODEL, version)
+            return add_attestation(self.store, manifest, registries.report(manifest.engines[0], host=number))
+
+        return self.world.call(f"attest {version}", work)
+
+    def make_index(self) -> Call:
+        """Make the index, as a list of many models does."""
+        return self.world.call("index", lambda: index.make_index(self.store))
 
     def repair(self) -> Call:
         """Verify all, and mend what is found."""
@@ -169,9 +183,17 @@ class Registry:
         dest, stable = self.site.store, [parse_reference(f"{MODEL}:stable")]
         return self.world.call("mirror", lambda: mirror(self.store, stable, dest, with_channels=True).versions)
 
-    def watch(self, number: int) -> Call:
-        """A look of a node that watches `stable` into a folder, as a new process."""
-        return self.world.call(f"watch into folder {number}", self.folders[number].look)
+    def watch(self, number: int, looks: int = 1, pause: float = 0.0) -> Call:
+        """Some looks of a new process that watches `stable` into a folder. Raises Violation as `pull`."""
+        folder = self.folders[number]
+        look = folder.process()
+        for _ in range(looks):
+            call = self.world.call(f"watch into folder {number}", look)
+            states = self.rules.states_between(f"{MODEL}:stable", call.began, call.ended or 0)
+            if call.acknowledged and call.result not in {state.served_to(folder.node).version for state in states}:
+                raise Violation(f"{call.what} gave {call.result}, which the channel did not serve")
+            self.world.sleep(pause)
+        return call
 
     def start(self, version: str, plan: RolloutPlan = PLAN) -> Call:
         """Start a rollout in waves to stable."""

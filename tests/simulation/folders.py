@@ -3,10 +3,11 @@
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginesmith.client.locate import VersionLocator
+from enginesmith.client.locate import DocumentMemory, VersionLocator
 from enginesmith.client.pull import BlobFetcher
 from enginesmith.client.resolve import Policy
 from enginesmith.client.watching.watch import ChannelWatcher
@@ -29,13 +30,14 @@ class Folder:
     node: ServingNode | None
     path: Path | None = None
 
-    def look(self) -> str:
-        """Look once, as a new process, and return the version that is served then. Each change of a file is a step at
-        which the process may be killed; then it changes no file any more."""
+    def process(self) -> Callable[[], str]:
+        """A look of a new process, which remembers what it saw and returns the version that is served then. Each change
+        of a file is a step at which the process may be killed; then it changes no file any more."""
         if self.path is None:
             self.path = Path(tempfile.mkdtemp(prefix="watched-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
+        memory = DocumentMemory()
         watcher = ChannelWatcher(
-            lambda: VersionLocator(self.store, node=self.node),
+            lambda: VersionLocator(self.store, memory=memory, node=self.node),
             self.reference,
             [Machine()],
             self.path,
@@ -43,8 +45,12 @@ class Folder:
             fetcher=BlobFetcher,
             say=lambda _: None,
         )
-        with self.store.world.each_step(self.check):
-            return watcher.once().version
+
+        def look() -> str:
+            with self.store.world.each_step(self.check):
+                return watcher.once().version
+
+        return look
 
     def check(self) -> None:
         """Raise Violation unless the folder leads to nothing, or to a whole engine and its description."""

@@ -4,15 +4,20 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
-from enginesmith.core.errors import IntegrityError
+from enginesmith.client.layouts.base import PlainPlace
+from enginesmith.client.pull import folder_name
+from enginesmith.client.watching.watch import ChannelWatcher
+from enginesmith.core import parsing
+from enginesmith.core.errors import EnginesmithError, IntegrityError, UnavailableError
 from enginesmith.exchange import mirror
-from enginesmith.registry import leases, registered_specs
+from enginesmith.registry import gc, leases, registered_specs
 from enginesmith.registry.collection import garbage, references
 from enginesmith.registry.rollouts.state import Rollout, is_reached
 from enginesmith.registry.store import base
@@ -244,6 +249,143 @@ def _secure_unlike(guard: Any, names: Iterable[str]) -> None:
 
 _WITH_SNAPSHOTS = channel_writes.with_snapshots
 
+
+def _with(function: Any, **names: object) -> Any:
+    """A function with other functions below these names."""
+    copy = FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__, function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+class _LateGuard(leases.Guard):
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "begun", parsing.steady_s())
+
+
+def _write_late(self: Any, *args: Any, **options: Any) -> None:
+    _WRITE(self, *args, **options)
+    self.begun = parsing.steady_s()
+
+
+def _ends_with(end: Callable[[Any, Any, Callable[[], None]], None], *, may_stay: bool = True) -> Mutant:
+    """`hold_change` that ends in another way, which is given what removes the lease."""
+
+    @contextmanager
+    def hold(store: Any, models: Any, what: str, lasts: Any = leases.PUBLISHING) -> Iterator[Any]:
+        begun, names = parsing.steady_s(), tuple(sorted(set(models)))
+        lease = leases.take_lease(store, what, lasts, names)
+        try:
+            yield leases.Guard(store, lease, begun)
+        finally:
+            with suppress(EnginesmithError):
+                stays = isinstance(sys.exception(), UnavailableError)
+                end(store, names, lambda: None if stays and may_stay else store.remove(lease_key(lease.id)))
+
+    return _everywhere("hold_change", hold, index, channels, publish, mirror)
+
+
+def _remove_first(store: Any, names: Any, remove: Callable[[], None]) -> None:
+    remove()
+    index.refresh_index(store, names)
+
+
+def _remove_always(store: Any, names: Any, remove: Callable[[], None]) -> None:
+    with suppress(EnginesmithError):
+        index.refresh_index(store, names)
+    remove()
+
+
+def _refresh_and_remove(store: Any, names: Any, remove: Callable[[], None]) -> None:
+    index.refresh_index(store, names)
+    remove()
+
+
+def _heal_unheld(store: Any, *args: Any) -> Any:
+    for lease in leases.list_leases(store):
+        if not lease.is_held(store.now()):
+            store.remove(lease_key(lease.id))
+    return _HEAL(store, *args)
+
+
+def _heal_as_seen(store: Any, models: Any, *_: Any) -> None:
+    for item in models:
+        _write_entries(store, index.index_key(index._shard_of(item.model)), {item.model: item})
+
+
+def _refresh_once(store: Any, key: str, models: list[str]) -> None:
+    _write_entries(store, key, {item.model: item for item in index._look(store, models)})
+
+
+def _write_entries(store: Any, key: str, entries: Any) -> None:
+    def make(data: bytes | None) -> bytes | None:
+        return data and (index._parse(data) or index.IndexShard()).updated(entries).to_bytes()
+
+    base.change(store, key, make)
+
+
+def _index_first(store: Any) -> Any:
+    listed = _with(_READ_INDEX, list_leases=lambda _: [])(store)
+    changing = sorted({model for lease in leases.list_leases(store) for model in lease.changes})
+    return listed and [*{item.model: item for item in (*listed, *index._look(store, changing))}.values()]
+
+
+def _seen_before_the_index(store: Any) -> None:
+    models = index.look_at(store, lookup.catalogue(store))
+    _with(_MAKE_INDEX, look_at=lambda *_: models)(store)
+
+
+def _refresh_as_read(guard: Any, model: str, channel: str) -> None:
+    now = state.read_channel(guard.store, model, channel)
+    if now:
+        fresh = channel_writes.with_snapshots(guard, now).snapshots
+        state.change_channel(
+            guard.store,
+            model,
+            channel,
+            lambda known: replace(known, snapshots=fresh) if known.move == now.move else None,
+        )
+
+
+def _lead_noted(self: Any, channel: Any, locator: Any) -> bool:
+    self.read = channel
+    return _LEADS(self, channel, locator)
+
+
+def _serve_noted(self: Any, *args: Any) -> Any:
+    self._followed = self.read
+    return _SERVE(self, *args)
+
+
+def _read_then_tag(self: SimulatedStore, key: str, tag: str) -> tuple[bytes | None, str]:
+    data = self.read(key)
+    return _READ_IF_CHANGED(self, key, tag) if data is None else (data, _READ_IF_CHANGED(self, key, "")[1])
+
+
+def _point_first(self: Any, store: Any, located: Any, resolution: Any, fetcher: Any) -> Any:
+    self._point_to(folder_name(located, resolution.chosen))
+    return _DOWNLOAD(self, store, located, resolution, fetcher)
+
+
+def _copy_unsecured(source: Any, manifest: Any, guard: Any, *rest: Any) -> None:
+    _COPY_VERSION(source, manifest, type("Guard", (leases.Guard,), {"secure": _secure_nothing})(**vars(guard)), *rest)
+
+
+def _unmark_first(store: Any, names: list[str]) -> None:
+    """Before the write of the state, and not after it, by which of its callers asks."""
+    if sys._getframe(1).f_code.co_name == "write":
+        leases.unmark(store, names)
+
+
+@contextmanager
+def _lease_not_held(store: Any, what: str) -> Iterator[Any]:
+    yield leases.Guard(store, leases.Lease("0", what, "", store.now(), store.now() + leases.PUBLISHING, 0), 1e12)
+
+
+_WRITE, _HEAL, _READ_INDEX, _MAKE_INDEX = garbage.Claim._write, index.heal_index, index.read_index, index.make_index
+_LEADS, _SERVE, _DOWNLOAD = ChannelWatcher._leads_as_before, ChannelWatcher._serve, PlainPlace._download
+_READ_IF_CHANGED = SimulatedStore.read_if_changed
+_VERIFY = sys.modules[verify.__module__]
+
 MUTANTS: dict[str, Mutant] = {
     "a channel is written whatever it says by now": _blind_change("/channels/"),
     "a history is written whatever it says by now": _blind_change("/histories/"),
@@ -293,8 +435,8 @@ MUTANTS: dict[str, Mutant] = {
     "versions that only a rollout leads to go": _attribute(references._Marking, "_keep_served", _without_rollouts),
     "versions that a channel serves go": _attribute(references._Marking, "_keep_served", _without_channels),
     "the highest number goes": _attribute(references, "_newest", _only_newest),
-    "what a move left goes at once": _attribute(channels, "version_name", lambda *_: "none@0"),
-    "what a rollout left goes at once": _attribute(channel_writes, "unmark", lambda *_: None),
+    "what a channel led to goes at once": _attribute(state, "unmark", lambda *_: None),
+    "what a slow move left goes too soon": _attribute(state, "unmark", _unmark_first),
     "what was unpinned goes at once": _attribute(registered_specs, "unmark", lambda *_: None),
     "a move is not kept before the next one": _attribute(state, "keep_history", lambda *_: None),
     "a rollout is not kept before the next one": _attribute(state, "_loses", lambda old, new: old.moves != new.moves),
@@ -325,9 +467,7 @@ MUTANTS: dict[str, Mutant] = {
     "a snapshot is not secured": _snapshots_with(secure=_secure_nothing),
     "missing blobs are not looked for before a publication": _attribute(publish, "find_lost_of", lambda *_: {}),
     "missing blobs are not looked for before a promotion": _attribute(channels, "find_lost_of", lambda *_: {}),
-    "missing blobs are not looked for by a verification": _attribute(
-        sys.modules[verify.__module__], "check_blobs", lambda *_: None
-    ),
+    "missing blobs are not looked for by a verification": _attribute(_VERIFY, "check_blobs", lambda *_: None),
     "a mirror writes the manifest before the blobs": _attribute(mirror, "_copy_version", _manifest_first),
     "a step whose answer was lost counts as made": _step_counts_as_made,
     "generations of dead collections count": _attribute(
@@ -345,4 +485,39 @@ MUTANTS: dict[str, Mutant] = {
         publish, "_highest_number", lambda store, model: len(list(lookup.versions(store, model)))
     ),
     "the index is not kept": _everywhere("refresh_index", lambda *_: None, index),
+    "a lease counts from when it was written": _everywhere("Guard", _LateGuard, leases, index),
+    "a claim counts from when it was written": _attribute(garbage.Claim, "_write", _write_late),
+    "a lease has seen generations that are not published": _attribute(
+        leases, "read_state", lambda store: replace(known := _READ_STATE(store), generation=known.latest)
+    ),
+    "a collection judges leases by its own clock": _attribute(
+        leases.Lease, "is_held", lambda self, _: datetime.now(UTC) < self.expires
+    ),
+    "a lease is removed before the index has its change": _ends_with(_remove_first),
+    "a lease is removed though the index has not its change": _ends_with(_remove_always),
+    "a lease is removed though evidence is in no snapshot": _ends_with(_refresh_and_remove, may_stay=False),
+    "leases that are over are removed before the index is mended": _attribute(gc, "heal_index", _heal_unheld),
+    "snapshots of dead writers are not mended": _attribute(gc, "refresh_models", lambda *_: None),
+    "the index gets what a collection saw": _attribute(gc, "heal_index", _heal_as_seen),
+    "an entry of the index is looked at once": _attribute(index, "_refresh", _refresh_once),
+    "a list reads the leases after the index": _attribute(index, "read_index", _index_first),
+    "an index is made of what was there before it": _attribute(index, "make_index", _seen_before_the_index),
+    "snapshots are those of documents that were read once": _attribute(
+        channel_writes, "refresh_channel", _refresh_as_read
+    ),
+    "evidence comes into no snapshot": _attribute(publish, "refresh_version", lambda *_: None),
+    "a watcher notes a state before it has its engine": lambda: _all(
+        mock.patch.object(ChannelWatcher, "_leads_as_before", _lead_noted),
+        mock.patch.object(ChannelWatcher, "_serve", _serve_noted),
+    ),
+    "a watcher follows moves and no rollout": _attribute(
+        ChannelWatcher,
+        "_leads_as_before",
+        lambda self, channel, _: self._followed is not None and self._followed.move == channel.move,
+    ),
+    "the tag of a document is read after it": _attribute(SimulatedStore, "read_if_changed", _read_then_tag),
+    "a folder leads to an engine before it is there": _attribute(PlainPlace, "_download", _point_first),
+    "a mirror secures nothing": _attribute(mirror, "_copy_version", _copy_unsecured),
+    "a blob that was stored again is set aside": _attribute(SimulatedStore, "is_sound", lambda *_: False),
+    "a repair holds no lease": _attribute(_VERIFY, "hold_lease", _lease_not_held),
 }

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from enginesmith.core.errors import digests_in
+from enginesmith.core.errors import digest_of_bytes, digests_in
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.manifest import parse
 from enginesmith.registry.rollouts.state import Rollout, ServingNode, Slice
@@ -70,7 +70,7 @@ class Rules:
     def changed(self, key: str, before: bytes | None, after: bytes | None) -> None:
         """Check one change of the store. Raises Violation."""
         if key.startswith("blobs/"):
-            if after is None:
+            if after is None and digest_of_bytes(before or b"") == key.rpartition("/")[2]:
                 self._blob_removed(key)
             return
         if key == MARK_STATE and after is not None:
@@ -133,7 +133,7 @@ class Rules:
             return
         if before is not None:
             raise Violation(f"{key} was overwritten")
-        if key in self.published:
+        if key in self.published and not (self.copies and self.published[key] == after):
             raise Violation(
                 f"{key} was used before, by {'the same' if self.published[key] == after else 'another'} version"
             )

@@ -25,20 +25,27 @@ CONTENTS = ("a", "c", "b", "b", "d", "f")
 NUMBERS = ["publish", "publish", "list"]
 KINDS = (
     *("publish", "promote", "rollback", "gc", "nightly", "nightly", "pull", "repair", "pin", "mirror", "watch", "list"),
+    *("attest", "attest", "index", "site gc"),
 )
+# Scenes whose collections have no grace period.
+IMPATIENT = ("sweeping", "copying")
 # The blob of version 3, which no channel serves, that a disk may have lost.
 _LOST = digest_of_bytes(b"engine c")
 COLLECTING = ("publish", "promote", "promote", "publish z", "rollback", "pin")
 # Scenes of one kind of race, and the kinds of work that race there: writers and a collection without a grace period;
-# what channels leave and a collection; steps of a rollout that ends soon; moves, publications and the index.
+# what channels leave and a collection; steps of a rollout that ends soon; moves, publications and the index; evidence;
+# mirrors and the collections of their site; what a disk lost.
 CLOSE: dict[str, Sequence[Sequence[str]]] = {
     "sweeping": (("publish",), ("publish", "promote"), ("publish", "pin")),
-    "leaving": (("promote", "promote", "rollback"), ("start", "abort")),
+    "leaving": (("promote", "promote", "rollback"), ("start", "abort"), ("bounces", "bounces", "rollback")),
     "stepping": (
         ("start", "advance", "advance", "abort", "pause"),
         ("start", "advance", "advance", "abort", "promote"),
     ),
-    "moving": (("promote", "promote", "rollback"), ("publish", "publish", "list")),
+    "moving": (("moves", "moves", "rollback"), ("publish", "publish", "list", "index")),
+    "proving": (("attest", "attest", "promote", "repair"), ("attest", "start", "advance", "watch")),
+    "copying": (("mirror", "mirror", "site gc", "moves"), ("mirror", "site gc", "promote", "attest")),
+    "healing": (("publish", "repair", "repair"),),
 }
 SCENES = ("any", "rolling", "rolling", "collecting", "collecting", "collecting", "racing", "racing", *CLOSE)
 ROLLING = (
@@ -100,13 +107,14 @@ def run_seed(
     temper = _temper(choices, scene in CLOSE)
     world = World(choices, temper, BEGIN + 2 * GRACE)
     content = beginning(choices.random.random() < (0.7 if scene == "moving" else 0.3)).copy()
-    waits = temper.stale or scene == "leaving" or (scene != "sweeping" and choices.random.random() < 0.7)
+    waits = temper.stale or scene == "leaving" or (scene not in IMPATIENT and choices.random.random() < 0.7)
     grace = GRACE if waits else timedelta()
     rules = Rules(world, content, grace)
-    if choices.random.random() < 0.1:
+    if scene == "healing" or choices.random.random() < 0.1:
         rules.lost = frozenset({_LOST})
-        content.set(blob_key(_LOST), None, BEGIN)
-    site_rules = Rules(world, Content(), grace, copies=True)
+        content.set(blob_key(_LOST), choices.random.choice((None, b"rotten")), BEGIN)
+    site_begins = beginning(False).copy() if scene == "copying" or choices.random.random() < 0.3 else Content()
+    site_rules = Rules(world, site_begins, grace, copies=True)
     site = Registry(world, SimulatedStore(world, site_rules.content, site_rules.changed, "site"), site_rules)
     store = SimulatedStore(world, content, rules.changed)
     folders = [Folder(store, parse_reference(f"{MODEL}:stable"), node) for node in (None, *NODES[:2])]
@@ -196,8 +204,9 @@ def _works(registry: Registry, choices: Choices, scene: str) -> list[list[Callab
     elif scene == "racing":
         kinds = draw.choice((NUMBERS, ["promote", "promote", "rollback", "rollback", "list"]))
     elif scene in CLOSE:
-        kinds, pause = draw.choice(CLOSE[scene]), 1900.0 if scene == "leaving" else 1.0
+        kinds, pause = draw.choice(CLOSE[scene]), 1810.0 if scene == "leaving" else 1.0
         works += [[lambda: _repeat(registry, registry.collect, 3, pause)]] if scene in ("sweeping", "leaving") else []
+        works += [[lambda: _repeat(registry, registry.listing, 8, 40.0)]] if scene == "moving" else []
     for _ in range(draw.randint(3, 6) - len(works)):
         works.append([_work(registry, choices, kinds, fresh, scene) for _ in range(draw.randint(1, 3))])
     return works
@@ -232,7 +241,7 @@ def _work(
     wait, pause = draw.choice((0.0, 0.0, 0.0, 600.0, 2400.0)), draw.choice((1.0, 60.0, 650.0, 1900.0))
     lasts = draw.random() < 0.3
     again, folder = draw.choice((0, 0, 5)), draw.randrange(len(registry.folders))
-    if scene in ("sweeping", "stepping", "moving"):
+    if scene in ("sweeping", "stepping", "moving", "proving", "copying", "healing"):
         wait, pause, again = 0.0, 1.0, 5 if scene == "stepping" else 0
     if scene == "leaving":
         version, again = draw.choice(("2", "2", version)), 0
@@ -246,7 +255,12 @@ def _work(
         "nightly": lambda: _repeat(registry, registry.collect, 4, pause),
         "pull": lambda: registry.pull(f"{MODEL}:stable", node),
         "mirror": registry.mirror,
-        "watch": lambda: _repeat(registry, lambda: registry.watch(folder), looks, pause),
+        "site gc": registry.site.collect,  # type: ignore[union-attr]
+        "attest": lambda: registry.attest(version),
+        "index": registry.make_index,
+        "bounces": lambda: [move() for _ in range(3) for move in (lambda: registry.promote("2"), registry.rollback)],
+        "moves": lambda: [registry.promote(each) for each in ("2", "3", "zeta", "1")],
+        "watch": lambda: registry.watch(folder, looks, pause),
         "start": lambda: registry.start(version, SHORT if scene == "stepping" else PLAN),
         "abort": registry.abort,
         "pause": registry.pause,
@@ -282,7 +296,9 @@ def _afterwards(registry: Registry) -> None:
     _end_rollouts(registry)
     garbage = registry.rules.garbage()
     works = (registry.collect, lambda: registry.publish("e"), registry.rollback, lambda: registry.listing(mended=True))
-    for number, work in enumerate((*works, registry.collect, registry.repair)):
+    # A repair sets aside what is corrupt, and writes the snapshots of who did not see his evidence in a stale list.
+    first = () if registry.store.is_sound(_LOST) and not registry.world.temper.stale else (registry.repair,)
+    for number, work in enumerate((*works, registry.collect, *first, registry.repair)):
         if number == len(works):
             registry.world.sleep(GRACE.total_seconds() + 60)
         call = work()
@@ -312,8 +328,8 @@ def _end_copies(registry: Registry) -> None:
     if site is None or not site.store.content.objects:
         return
     for call in (site.collect(), registry.mirror(), site.repair()):
-        if call.error is not None:
-            raise Violation(f"afterwards, {call.what} of the other site ends in {call.error}")
+        if call.error is not None or (call.what.startswith("verify") and call.result):
+            raise Violation(f"afterwards, {call.what} of the other site ends in {call.error or call.result}")
     copied = read_channel(site.store, MODEL, "stable")
     if copied is None or copied.manifest != serving.manifest:
         raise Violation("afterwards, a mirror leads elsewhere")

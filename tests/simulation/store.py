@@ -131,8 +131,8 @@ class SimulatedStore:
     def read_blob(self, digest: str, most: int = 1 << 30) -> bytes:
         key = blob_key(digest)
         data = self._request(f"GET {key[:14]}", lambda: self.content.objects.get(key))
-        if data is None:
-            raise IntegrityError(f"blob {digest} is missing")
+        if data is None or digest_of_bytes(data) != digest:
+            raise IntegrityError(f"blob {digest} is missing, or holds other bytes")
         return data
 
     def open_range(self, digest: str, start: int, size: int) -> AbstractContextManager[Fill]:
@@ -149,7 +149,11 @@ class SimulatedStore:
         return opened()
 
     def rehash(self, digest: str) -> BlobDigest:
-        return BlobDigest(digest_of_bytes(self.read_blob(digest)), None)
+        key = blob_key(digest)
+        data = self._request(f"GET {key[:14]}", lambda: self.content.objects.get(key))
+        if data is None:
+            raise IntegrityError(f"blob {digest} is missing")
+        return BlobDigest(digest_of_bytes(data), None)
 
     # Documents.
 
@@ -206,7 +210,12 @@ class SimulatedStore:
         return self._request("clock", lambda: self.world.time + (timedelta(), APART, -APART)[side])
 
     def discard(self, digest: str) -> None:
-        self._write("discard", lambda: self._set(blob_key(digest), None))
+        key = blob_key(digest)
+        self._write("discard", lambda: self.is_sound(digest) or self._set(key, None))
+
+    def is_sound(self, digest: str) -> bool:
+        """Whether a blob is not there, or has its bytes."""
+        return (data := self.content.objects.get(blob_key(digest))) is None or digest_of_bytes(data) == digest
 
     def strays(self) -> tuple[str, ...]:
         return ()

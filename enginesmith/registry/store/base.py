@@ -236,7 +236,8 @@ class Store(Protocol):
         measured by it, since the clocks of two machines differ."""
 
     def discard(self, digest: str) -> None:
-        """Move a corrupt blob to discarded/ for inspection, so that it counts as missing and can be stored again."""
+        """Move a corrupt blob to discarded/ for inspection, so that it counts as missing and can be stored again; one
+        that was stored again since it was read is sound, and stays."""
 
     def strays(self) -> tuple[str, ...]:
         """Files or uploads that dead writers left behind, in words; no key refers to them."""

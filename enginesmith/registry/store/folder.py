@@ -282,7 +282,7 @@ class FileStore:
         blob = self._blob(digest)
         with reachable(f"moving {blob} away"):
             make_folder(self.root / _DISCARDED)
-            if blob.is_file():
+            if blob.is_file() and not self._holds(digest):
                 blob.replace(self.root / _DISCARDED / digest)
 
     def strays(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from enginesmith.core.errors import (
 from enginesmith.core.names import is_name
 from enginesmith.registry.evidence.attestations import attestations
 from enginesmith.registry.evidence.latencies import latency_reports, newest_of_each
-from enginesmith.registry.leases import Guard, hold_lease, unmark, version_name
+from enginesmith.registry.leases import Guard, hold_lease
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.base import Documents, Store
@@ -173,6 +173,7 @@ def begin_rollout(guard: Guard, model: str, channel: str, make: Callable[[Channe
     found = change_channel(store, model, channel, begin)
     if found is None or found.rollout is None:
         raise ConflictError(f"channel {model}:{channel} was deleted at the same time; start again")
+    refresh_channel(guard, model, channel)  # see `channels._move`
     return found.rollout
 
 
@@ -181,9 +182,6 @@ def change_rollout(store: Store, before: Rollout, after: Rollout) -> Channel:
 
     Raises ConflictError, with what the other writer did, where one was faster.
     """
-    if after.is_finished:  # see `channels._move`; a mark that cannot be removed must not keep a rollout from its end
-        with suppress(ConflictError, IntegrityError):
-            unmark(store, [version_name(before.model, before.version)])
 
     def make(state: Channel | None) -> Channel | None:
         if state is None or state.rollout != before:

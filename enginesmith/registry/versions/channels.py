@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
 from enginesmith.registry.evidence.attestations import Attestation, judge_entries
-from enginesmith.registry.leases import Guard, secure_version, version_name
+from enginesmith.registry.leases import Guard, secure_version
 from enginesmith.registry.manifest import Manifest, parse
 from enginesmith.registry.rollouts.state import MOST_BY, MOST_WHY, Rollout, parse_time
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.versions import policies
-from enginesmith.registry.versions.channel_writes import with_snapshots
+from enginesmith.registry.versions.channel_writes import refresh_channel, with_snapshots
 from enginesmith.registry.versions.index import hold_change
 from enginesmith.registry.versions.lookup import find_lost_of
 from enginesmith.registry.versions.policies import AcceptedLosses, CanaryPass, list_losses, loss_refusal
@@ -249,9 +249,6 @@ def _move(
 
     `next_move` is called again after a lost race, so that no move is lost. ended: the channel's rollout as it is then;
     None: one that runs is aborted.
-
-    The versions that it leaves lose their garbage marks too: a collection that had looked before they were served may
-    have marked them since, and its grace period would be over too soon for who reads them now.
     """
 
     def make(channel: Channel | None) -> Channel | None:
@@ -261,13 +258,13 @@ def _move(
         moves = channel.moves if channel else count_moves(guard.store, model, name)
         move = replace(move, by=move.by[:MOST_BY], why=move.why[:MOST_WHY])
         rollout = ended or (_end_rollout(channel.rollout, move) if channel and channel.rollout else None)
-        guard.secure(version_name(model, old_version) for old_version in (channel.served.values() if channel else ()))
         before = channel or Channel(model, name, moves, move)
         return with_snapshots(guard, replace(before, moves=moves + 1, move=move, rollout=rollout))
 
     new_channel = change_channel(guard.store, model, name, make)
     if new_channel is None:  # `next_move` makes a move, or raises, where there is no channel
         raise ConflictError(f"channel {model}:{name} was deleted at the same time; run again")
+    refresh_channel(guard, model, name)  # a writer of evidence may have read the state before this move
     return new_channel
 
 

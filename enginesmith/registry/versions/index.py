@@ -2,16 +2,15 @@
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Predicate, doc
 
-from enginesmith.core import parsing
 from enginesmith.core.codec import encode, parse_as
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UnknownNameError, canonical_json, digest_of_bytes
 from enginesmith.core.names import Name, Reference, version_order
@@ -21,11 +20,11 @@ from enginesmith.registry.evidence.attachments import Attachment, attachments
 from enginesmith.registry.evidence.attestations import JudgedEntry, judge_entries
 from enginesmith.registry.evidence.canaries import CanaryVerdict, canaries
 from enginesmith.registry.evidence.latencies import latencies
-from enginesmith.registry.leases import PUBLISHING, Guard, list_leases, take_lease, version_name
+from enginesmith.registry.leases import PUBLISHING, Guard, hold_lease, list_leases, version_name
 from enginesmith.registry.manifest import Manifest, pinned_engines
 from enginesmith.registry.store import base
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import MODELS, index_key, lease_key, page_key
+from enginesmith.registry.store.layout import MODELS, index_key, page_key
 from enginesmith.registry.store.parallel import side_by_side
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.lookup import Listed, catalogue, channel_names
@@ -177,19 +176,13 @@ def heal_index(store: Store, found: Sequence[ListedModel], over: Iterable[str] =
     return sorted(wrong)
 
 
-@contextmanager
-def hold_change(store: Store, models: Iterable[str], what: str, lasts: timedelta = PUBLISHING) -> Iterator[Guard]:
+def hold_change(
+    store: Store, models: Iterable[str], what: str, lasts: timedelta = PUBLISHING
+) -> AbstractContextManager[Guard]:
     """`leases.hold_lease` for a block that changes versions or channels of these models; their entries are written anew
     when it ends. Where that fails the lease stays, so that nobody trusts the entries."""
     names = tuple(sorted(set(models)))
-    begun = parsing.steady_s()
-    lease = take_lease(store, what, lasts, names)
-    try:
-        yield Guard(store, lease, begun)
-    finally:
-        with suppress(EnginesmithError):  # out of reach, or damaged: the lease expires, and a collection does the rest
-            refresh_index(store, names)
-            store.remove(lease_key(lease.id))
+    return hold_lease(store, what, lasts, names, lambda: refresh_index(store, names))
 
 
 def look_at(store: Store, models: Sequence[Listed]) -> list[ListedModel]:

@@ -11,16 +11,18 @@ marks of running rollouts) is mended by whoever looks next.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from annotated_types import Interval
 
 from enginesmith.core.codec import NewerFormatError, encode, parse_as
-from enginesmith.core.errors import Digest, InputError, IntegrityError, canonical_json
+from enginesmith.core.errors import ConflictError, Digest, EnginesmithError, InputError, IntegrityError, canonical_json
 from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import MAX_COUNT, Count, Format
+from enginesmith.registry.leases import unmark, version_name
 from enginesmith.registry.rollouts.state import EarlierRollout, Rollout, ServingNode
 from enginesmith.registry.store.base import Documents, Store, change, place_of
 from enginesmith.registry.store.layout import FORMAT as REGISTRY_FORMAT
@@ -254,17 +256,26 @@ def change_channel(
     `make` may return None to change nothing, and is called again after a lost race. What its state has no more is in
     the history first. Raises ConflictError while others keep changing it, IntegrityError for a damaged document, and
     what `make` and the store raise.
+
+    The versions that it leaves lose their garbage marks: a collection that had looked before they were served may have
+    marked them since, and their grace period begins now. It does so before the write, after which the writer may be
+    killed, and after it, as the writer may have stood still in between.
     """
     before: Channel | None = None
+    left: list[str] = []
 
     def write(data: bytes | None) -> bytes | None:
-        nonlocal before
+        nonlocal before, left
         before = read(data)
         after = make(before)
         if after is None or after == before:
             return data
-        if before and _loses(before, after):
-            keep_history(store, before)
+        if before:
+            left = sorted({*before.served.values()} - {*after.served.values()})
+            with suppress(ConflictError, IntegrityError):  # which must keep no rollout from its end
+                unmark(store, (version_name(model, version) for version in left))
+            if _loses(before, after):
+                keep_history(store, before)
         return replace(after, revision=(before.revision if before else 0) + 1).to_bytes()
 
     def read(data: bytes | None) -> Channel | None:
@@ -278,7 +289,10 @@ def change_channel(
             return (current_channel.moves, current_channel.rollout) == (own_channel.moves, own_channel.rollout)
         return read_history(store, current_channel).moves[own_channel.moves - 1] == own_channel.move
 
-    return read(change(store, channel_key(model, name), write, contains))
+    found = read(change(store, channel_key(model, name), write, contains))
+    with suppress(EnginesmithError):
+        unmark(store, (version_name(model, version) for version in left))
+    return found
 
 
 def _loses(before: Channel, after: Channel) -> bool:

@@ -9,7 +9,7 @@ from enginesmith.exchange.mirror import mirror
 from enginesmith.registry.evidence.attestations import attest, judge_entries
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
-from enginesmith.registry.store.layout import page_key
+from enginesmith.registry.store.layout import blob_key, page_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, policies, state
 from enginesmith.registry.versions.lookup import locate
@@ -80,7 +80,7 @@ def test_what_is_damaged_does_not_travel(store: Store, tmp_path: Path) -> None:
     flip(store, str(manifest.engines[0].digest))
     with pytest.raises(IntegrityError, match="holds other bytes"):
         mirror(store, [parse_reference("digits")], dest)
-    store.discard(str(manifest.engines[0].digest))
+    store.remove(blob_key(str(manifest.engines[0].digest)))
     with pytest.raises(IntegrityError, match="has lost its engine cpu fp32"):
         mirror(store, [parse_reference("digits")], dest)
     assert not list(dest.list("models/"))

@@ -24,7 +24,7 @@ from enginesmith.registry.manifest import (
     write_engines,
 )
 from enginesmith.registry.store.base import Store, open_store
-from enginesmith.registry.store.layout import manifest_key
+from enginesmith.registry.store.layout import blob_key, manifest_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions.channels import policy_refusal
 from enginesmith.registry.versions.lookup import load, versions
@@ -141,7 +141,7 @@ def test_an_engine_whose_graph_has_lost_its_own_is_rejected(folder: Store) -> No
     publish_whole(folder, graphs)
     machine = Machine.from_name("l4")
     assert locate_and_rank(folder, Reference("pair"), machine, Policy())[1].candidates
-    folder.discard(str(graphs["decoder"].engines[0].digest))
+    folder.remove(blob_key(str(graphs["decoder"].engines[0].digest)))
     found = locate_and_rank(folder, Reference("pair"), machine, Policy())[1]
     assert not found.candidates
     assert found.lost[0][1].startswith("lost: graph 'decoder': published, and no file")

@@ -27,7 +27,7 @@ Damage = Callable[[Store, str], None]
 
 
 def lose(store: Store, digest: str) -> None:
-    store.discard(digest)
+    store.remove(blob_key(digest))
 
 
 def cut(store: Store, digest: str) -> None:

@@ -359,10 +359,10 @@ class ObjectStore:
     def discard(self, digest: str) -> None:
         """See `Store.discard`. Copies it to discarded/ and deletes it, unless it was replaced in between."""
         key = blob_key(digest)
-        facts = head(self.bucket, key)
-        if facts is None:
-            return
         with suppress(Declined):
+            facts = head(self.bucket, key)
+            if facts is None or stream_blob(self.bucket, key, HashingSink()) == digest:
+                return
             ask(self.bucket, f"moving {key} away", lambda: self.bucket.copy(key, f"{_DISCARDED}/{digest}", facts.tag))
             ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, facts.tag))
 

@@ -7,7 +7,7 @@ import pytest
 from enginesmith.core.errors import digest_of
 from enginesmith.registry.builds.runs import KIND, RecordCopies, StoreListing, remember
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import record_key
+from enginesmith.registry.store.layout import blob_key, record_key
 from tests.enginesmith.registry.memory import MemoryStore
 
 KEYS = [str(number) * 64 for number in range(3)]
@@ -50,7 +50,7 @@ def test_a_record_that_is_lost_is_lost_though_a_copy_of_it_is_there(store: Store
 
 def test_a_blob_that_is_lost_or_new_since_the_listing_has_the_size_that_the_store_says(store: Store) -> None:
     blobs, listing = fill(store), StoreListing(store)
-    store.discard(blobs[0])
+    store.remove(blob_key(blobs[0]))
     copies = RecordCopies(listing, "tiny")
     assert copies.stored_size(blobs[0]) is None and copies.stored_size(blobs[1]) == 64
     late = store.put_bytes(KEYS[0].encode())

@@ -4,7 +4,7 @@ import pytest
 
 from enginesmith.registry.builds.runs import recall, remember
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import record_key
+from enginesmith.registry.store.layout import blob_key, record_key
 from tests.enginesmith.registries import in_child, on_each_store
 
 KEY = "0" * 64
@@ -23,7 +23,7 @@ def test_a_step_is_remembered_with_its_blobs(store: Store) -> None:
 def test_a_record_whose_blob_is_gone_is_forgotten_and_can_be_made_again(store: Store) -> None:
     blob = store.put_bytes(b"x")
     remember(store, "export", KEY, {"n": 1}, [blob])
-    store.discard(blob)
+    store.remove(blob_key(blob))
     assert recall(store, "export", KEY) is None
     remember(store, "export", KEY, {"n": 2}, [store.put_bytes(b"y")])
     assert recall(store, "export", KEY) == {"n": 2}

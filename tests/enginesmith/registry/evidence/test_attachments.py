@@ -78,7 +78,7 @@ def test_damage_is_found_by_fsck_and_leaves_the_engine_alone(store, words, tmp_p
     manifest = publish(store)
     attach(store, manifest, words)
     if damage == "lost":
-        store.discard(WORDS)
+        store.remove(blob_key(WORDS))
     elif damage == "flipped":
         flip(store, WORDS)
     else:

@@ -25,7 +25,7 @@ from enginesmith.registry.store.s3.requests import client
 from enginesmith.registry.versions import index
 from enginesmith.registry.versions.lookup import catalogue, versions
 from enginesmith.registry.versions.publish import attach_page
-from tests.enginesmith.registries import engine, publish_engines
+from tests.enginesmith.registries import engine, flip, publish_engines
 from tests.enginesmith.s3_server import BUCKET
 
 
@@ -161,6 +161,7 @@ def test_every_write_asks_for_the_encryption(s3_uri: str, monkeypatch: pytest.Mo
     for key in (MARKER, "a", *store.list("blobs/")):
         found = client(store.place).head_object(Bucket=BUCKET, Key=store.place.key(key))
         assert (found["ServerSideEncryption"], found["SSEKMSKeyId"]) == ("aws:kms", "mine")
+    flip(store, digest)
     store.discard(digest)
 
 

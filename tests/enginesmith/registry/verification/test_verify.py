@@ -57,7 +57,7 @@ def test_a_flipped_bit_names_the_engine_it_spoils_and_can_be_repaired(store: Sto
 
 @on_each_store
 def test_a_missing_blob(store: Store, manifest: Manifest) -> None:
-    store.discard(manifest.sources["onnx"])
+    store.remove(blob_key(manifest.sources["onnx"]))
     assert found(store) == [("missing", manifest.sources["onnx"])] == found(store, "digits")
 
 

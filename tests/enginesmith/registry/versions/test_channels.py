@@ -11,7 +11,7 @@ from enginesmith.registry import registered_specs
 from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import channel_key
+from enginesmith.registry.store.layout import channel_key, pin_key
 from enginesmith.registry.versions import channels, lookup, state
 from enginesmith.registry.versions.state import read_history
 from tests.enginesmith.registries import engine, in_child, on_each_store, publish_engines, report
@@ -161,9 +161,13 @@ def test_racing_promotions_lose_no_move(store: Store) -> None:
     assert channel is not None and sorted(move.by for move in read_history(store, channel).moves) == sorted(names)
 
 
+@pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("way", ["promoted", "rolled back", "unpinned"])
-def test_what_is_served_no_more_has_its_whole_grace_period(way: str) -> None:
-    """A collection that looked before version 2 was served marks it while it is; nobody may delete it by that mark."""
+def test_what_is_served_no_more_has_its_whole_grace_period(
+    way: str, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection that looked before version 2 was served marks it while it is; nobody may delete it by that mark.
+    slow: it does so when the writer has taken the mark away, and before its write."""
     store: Any = MemoryStore()
     one, two, three = published(store, "a", "b", "c")
     channels.promote(store, one, "stable")
@@ -171,15 +175,24 @@ def test_what_is_served_no_more_has_its_whole_grace_period(way: str) -> None:
         registered_specs.pin(store, two)
     else:
         channels.promote(store, two, "stable")
-    is_marked = mark_late(store, "digits@2")
-    assert is_marked()
+    marks = [] if slow else [mark_late(store, "digits@2")]
+    for work in (MemoryStore.replace, MemoryStore.remove):
+
+        def write(self: Any, key: str, *rest: Any, work: Any = work) -> Any:
+            if key in (channel_key("digits", "stable"), pin_key("digits", "2")):
+                assert slow or not marks[0](), "it may be killed after its write"
+                marks.extend([mark_late(self, "digits@2")] if slow else [])
+            return work(self, key, *rest)
+
+        monkeypatch.setattr(MemoryStore, work.__name__, write)
+    assert slow or marks[0]()
     if way == "unpinned":
         registered_specs.unpin(store, "digits", "2")
     elif way == "promoted":
         channels.promote(store, three, "stable")
     else:
         channels.rollback(store, "digits", "stable")
-    assert not is_marked()
+    assert len(marks) == 1 and not marks[0]()
 
 
 def test_a_proof_on_random_inputs_opens_no_channel_of_proven_engines_unless_that_is_recorded(store: Store) -> None:

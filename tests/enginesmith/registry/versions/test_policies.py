@@ -11,7 +11,7 @@ from enginesmith.registry.gc import collect
 from enginesmith.registry.leases import read_shards, read_state
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import policy_key
+from enginesmith.registry.store.layout import blob_key, policy_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, policies, state
 from enginesmith.registry.versions.index import history
@@ -84,7 +84,7 @@ def test_a_canary_for_every_engine_of_the_targets(store: Store) -> None:
     assert move.move.canary == (first.report, second.report) and move.report == two.report and before.move.canary == ()
     assert move.move.by == "ada" and store.has(first.report)
     assert verify(store).problems == ()
-    store.discard(first.report)
+    store.remove(blob_key(first.report))
     (problem,) = verify(store).problems
     assert (problem.kind, problem.affects) == ("missing", ("digits:stable canary report of the move to 2",))
     # Going back is always allowed.

@@ -9,7 +9,7 @@ import pytest
 from enginesmith.core.errors import ConflictError, InputError, IntegrityError
 from enginesmith.registry.manifest import parse
 from enginesmith.registry.store.base import Store, open_store
-from enginesmith.registry.store.layout import manifest_key
+from enginesmith.registry.store.layout import blob_key, manifest_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import lookup, state
 from enginesmith.registry.versions.publish import attach_page, find_published, publish
@@ -54,7 +54,7 @@ def test_a_unit_that_ends_otherwise_makes_another_version(store: Store) -> None:
 def test_other_bytes_of_equal_input_are_the_same_version_while_the_first_are_there(store: Store) -> None:
     first = publish_engines(store, [engine(store, data=b"one build")], "a")
     assert publish_engines(store, [engine(store, data=b"another")], "a").existed
-    store.discard(str(first.manifest.engines[0].digest))
+    store.remove(blob_key(str(first.manifest.engines[0].digest)))
     rebuilt = publish_engines(store, [engine(store, data=b"another")], "a")
     assert (rebuilt.version, rebuilt.existed) == ("2", False)
 
@@ -102,7 +102,7 @@ def test_a_wanted_version_is_taken_kept_and_never_changed(store: Store) -> None:
 
 def test_a_version_needs_its_blobs(store: Store) -> None:
     entry = engine(store)
-    store.discard(str(entry.digest))
+    store.remove(blob_key(str(entry.digest)))
     with pytest.raises(IntegrityError, match="engine cpu fp32 onnxruntime"):
         publish_engines(store, [entry])
     with pytest.raises(IntegrityError, match="the manifest says 3"):
@@ -226,7 +226,7 @@ def _publish_until(root: Path, step: int) -> None:
 
 def test_a_named_version_that_lost_its_engine_is_not_said_to_be_published_still(store: Store) -> None:
     first = publish_engines(store, [engine(store, data=b"one")], wanted="1.0")
-    store.discard(str(first.manifest.engines[0].digest))
+    store.remove(blob_key(str(first.manifest.engines[0].digest)))
     with pytest.raises(IntegrityError, match=r"digits@1\.0 has lost its engine cpu fp32"):
         publish_engines(store, [engine(store, data=b"two")], wanted="1.0")
     publish_engines(store, [engine(store, data=b"one")], wanted="1.0")

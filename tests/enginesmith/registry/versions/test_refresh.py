@@ -6,12 +6,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from enginesmith.client.locate import VersionLocator
 from enginesmith.core import parsing
-from enginesmith.core.errors import ConflictError, EnginesmithError
+from enginesmith.core.errors import ConflictError, EnginesmithError, UnavailableError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.gc import collect
 from enginesmith.registry.leases import PUBLISHING, Guard, take_lease
@@ -19,7 +20,8 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key
 from enginesmith.registry.verification import repair, verify
-from enginesmith.registry.versions import channel_writes, channels
+from enginesmith.registry.versions import channel_writes, channels, publish
+from enginesmith.registry.versions import state as versions_state
 from enginesmith.registry.versions.channel_writes import with_snapshots
 from enginesmith.registry.versions.lookup import Snapshot, parse_snapshot
 from enginesmith.registry.versions.publish import add_attestation
@@ -110,6 +112,34 @@ def test_evidence_of_a_killed_writer_comes_into_the_snapshot_when_its_lease_is_o
         collect(store, delete=True)
         assert verify(store).problems == (), step
     assert late > 1
+
+
+def test_evidence_of_a_writer_whose_registry_went_out_of_reach_comes_into_the_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore()
+    one = published(store, b"one")
+    with monkeypatch.context() as context:
+        context.setattr(publish, "refresh_version", Mock(side_effect=UnavailableError("503")))
+        with pytest.raises(UnavailableError):
+            _attest(store, one)
+    assert not verify(store).sound
+    store.clock.now += PUBLISHING
+    collect(store, delete=True)
+    assert verify(store).problems == ()
+
+
+def test_evidence_that_comes_while_a_channel_is_moved_is_in_its_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, keep = MemoryStore(), versions_state.keep_history
+    one, _ = published(store, b"one"), published(store, b"two")
+
+    def attest_before(store: MemoryStore, channel: Channel) -> None:
+        _attest(store, one)
+        keep(store, channel)
+
+    monkeypatch.setattr(versions_state, "keep_history", attest_before)
+    channels.promote(store, one, "stable")
+    assert verify(store).problems == ()
 
 
 def _attest(store: MemoryStore, manifest: Manifest) -> None:

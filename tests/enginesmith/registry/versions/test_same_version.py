@@ -8,6 +8,7 @@ import pytest
 from enginesmith.core.reports.proof import Report
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.layout import blob_key
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.publish import find_same
 from tests.enginesmith.registries import draft, engine, flip, publish_engines, refusal, report
@@ -76,7 +77,7 @@ def test_only_the_newest_version_counts_and_only_a_whole_one(store: Store, entri
     assert find_same(store, again(store, entries), proofs(entries), "2.0") is None, "a new name was asked for"
     flip(store, str(first.engines[0].report))
     assert find_same(store, again(store, entries), proofs(entries)) is None
-    store.discard(str(first.engines[0].report))
+    store.remove(blob_key(str(first.engines[0].report)))
     assert find_same(store, again(store, entries), proofs(entries)) is None
     engine(store)
     assert find_same(store, again(store, entries), proofs(entries)) == first
