@@ -128,7 +128,6 @@ docs: $(VENV)/.installed
 	$(BIN)/enginesmith debug schema > docs/reference/spec.schema.json
 	$(BIN)/enginesmith debug schema --ensemble > docs/reference/ensemble.schema.json
 	$(BIN)/python -m docs.commands > docs/reference/commands.md
-	env -u ENGINESMITH_REGISTRY $(BIN)/enginesmith prefect deploy --print-yaml > prefect.yaml
 
 site: $(VENV)/.installed
 	$(SPHINX) docs build/site

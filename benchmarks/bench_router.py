@@ -72,7 +72,7 @@ def router_of(run: Callable[..., dict[str, np.ndarray]], edges: dict[str, tuple[
     outputs = [TensorSpec("y", "float32", ("batch", "sequence"))]
     profile = ShapeProfile(tuple((name, (1, 1), (8, 64), (8, 64)) for name in NAMES))
     engine = RoutedEngine("cpu fp32 onnxruntime", run, inputs, outputs, [profile])
-    return Router([engine], Padding(RULES, edges), reference_rate=0.01)
+    return Router([engine], Padding(RULES, edges))
 
 
 def micros(call: Callable[[], object]) -> float:

@@ -18,7 +18,7 @@ from enginesmith.registry.store.layout import channel_key, manifest_key
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.state import Channel, Move
 from pipeline.site.folder import STATE, SiteFolder, Written
-from pipeline.site.generate import SiteSources, write_site
+from pipeline.site.generate import write_site
 from tests.pipeline.site.sites import move, publish_small
 
 
@@ -66,10 +66,10 @@ def main(count: int) -> None:
         assert isinstance(store, FileStore)
         with unsynced():
             fill(store, count)
-        out, sources = Path(place) / "site", SiteSources()
+        out = Path(place) / "site"
 
         def write() -> Written:
-            return write_site(store, SiteFolder(out), sources)
+            return write_site(store, SiteFolder(out))
 
         timed(f"{count} models, 2 versions each, the first time", write)
         timed("nothing changed", write)
@@ -78,7 +78,7 @@ def main(count: int) -> None:
         state = sum(path.stat().st_size for path in (out / STATE).rglob("*.json"))
         files = sum(path.is_file() for path in out.rglob("*"))
         print(f"{files} files; {state / count:.0f} bytes a model are kept of what was drawn")
-        for path in ("index.html", "models.js", "fleet.html", "models/model-00007/versions/2/index.html"):
+        for path in ("index.html", "models.js", "models/model-00007/versions/2/index.html"):
             data = (out / path).read_bytes()
             print(f"{path}: {len(data)} bytes, {len(gzip.compress(data, 6))} compressed")
 

@@ -21,7 +21,6 @@ import numpy as np
 
 import enginesmith
 from enginesmith.core.errors import DataError
-from enginesmith.serving.drift import RateDrift
 
 IMAGES = Path(__file__).resolve().parent / "digits" / "golden.npz"
 # Requests before the clients change, and at most after that; share of them that is larger than any engine takes.
@@ -29,6 +28,8 @@ BEFORE, AFTER = 1500, 3000
 USUALLY, THEN = 0.01, 0.15
 LARGEST, LARGER = 32, 64
 PER_SECOND = 500
+# The share of refused requests is looked at after each so many, and is too large at so many times the usual one.
+WINDOW, TOO_MANY = 200, 5
 
 
 def requests() -> Iterator[np.ndarray]:
@@ -42,7 +43,7 @@ def requests() -> Iterator[np.ndarray]:
         yield images[rng.integers(0, len(images), size)]
 
 
-def event(drift: RateDrift, version: str, registry: str) -> dict[str, object]:
+def event(rate: float, since: datetime, version: str, registry: str) -> dict[str, object]:
     """The event that starts the flow `choose-buckets`, as Prefect's API takes it."""
     return {
         "id": str(uuid4()),
@@ -53,48 +54,48 @@ def event(drift: RateDrift, version: str, registry: str) -> dict[str, object]:
             "model": "digits",
             "version": version,
             "registry": registry,
-            "rate": f"{drift.rate:.6g}",
-            "reference": f"{drift.reference:.6g}",
-            "since": drift.since_at,
+            "rate": f"{rate:.6g}",
+            "reference": f"{USUALLY:.6g}",
+            "since": since.isoformat(timespec="seconds"),
             "by": socket.gethostname(),
         },
     }
 
 
 def main(registry: str, traffic: str, server: str) -> None:
-    """Serve until the alarm is sent."""
+    """Serve until the event is sent."""
     client = enginesmith.Client(registry)
     with tempfile.TemporaryDirectory() as folder:
         pulled = client.pull_all("digits:stable", folder)
         version = pulled[0].located.manifest.version
-        sent: list[Thread] = []
-
-        def alarm(drift: RateDrift) -> None:
-            """Send the event by a thread of its own: the request that raised the alarm does not wait."""
-            body = json.dumps([event(drift, version, registry)]).encode()
-            asked = Request(f"{server}/events", body, {"Content-Type": "application/json"})
-            sent.append(Thread(target=urlopen, args=(asked,), kwargs={"timeout": 10.0}))
-            sent[0].start()
-
-        router = enginesmith.Router.opened(pulled, reference_rate=USUALLY, on_drift=alarm)
+        router = enginesmith.Router.opened(pulled)
+        since, before, rate = datetime.now(UTC), 0, 0.0
         with router, enginesmith.Recorder(Path(traffic) / "digits.jsonl", model="digits") as recorder:
             for number, images in enumerate(requests()):
                 inputs = {"image": images}
                 recorder.append(inputs, number / PER_SECOND)
                 with suppress(DataError):  # a server says so to its client
                     router.run(inputs)
-                if sent:
+                counts = router.counts()
+                if counts.requests % WINDOW:
+                    continue
+                rate = (counts.unanswered - before) / WINDOW
+                if rate > TOO_MANY * USUALLY:
                     break
-        counts, drift = router.counts(), router.drift
-    if drift is None:
-        sys.exit(f"no alarm in {counts.requests} requests, of which {100 * counts.fallback_rate:.1f} % fit no engine")
-    before, after = (f"{100 * rate:.0f} %" for rate in (drift.reference, drift.rate))
+                since, before = datetime.now(UTC), counts.unanswered
+    if rate <= TOO_MANY * USUALLY:
+        sys.exit(f"no rise in {counts.requests} requests, of which {100 * counts.fallback_rate:.1f} % fit no engine")
+    # By a thread of its own: no request waits for it.
+    body = json.dumps([event(rate, since, version, registry)]).encode()
+    asked = Request(f"{server}/events", body, {"Content-Type": "application/json"})
+    sender = Thread(target=urlopen, args=(asked,), kwargs={"timeout": 10.0})
+    sender.start()
     print(
-        f"digits@{version} got {counts.requests} requests; since request {drift.since}, {after} fit no engine "
-        f"(before: {before}); event sent",
+        f"digits@{version} got {counts.requests} requests; of the last {WINDOW}, {100 * rate:.0f} % fit no engine "
+        f"(before: {100 * USUALLY:.0f} %); event sent",
         flush=True,
     )
-    sent[0].join()
+    sender.join()
 
 
 if __name__ == "__main__":

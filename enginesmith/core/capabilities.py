@@ -66,7 +66,6 @@ class Capabilities:
     rounds_activations: whether products with weights in blocks round their activations to 8 bits, block by block.
     shards: whether it compiles graphs whose weights lie in files beside them, as those of over 1 GiB do.
     library_entries: functions of which a shared library with custom operators has one; none where it opens none.
-    gpu_tools: entries of `versions()` that engines for CPUs are made without: they are in no such engine's toolchain.
     options: names of options that others may read or set.
     opened_by: servers and runtimes that open its engines, as people call them; empty where only its session does.
     matrix: the vendor's table of supported hardware; None where none was read.
@@ -83,7 +82,6 @@ class Capabilities:
     rounds_activations: bool = False
     shards: bool = False
     library_entries: tuple[str, ...] = ()
-    gpu_tools: tuple[str, ...] = ()
     options: SharedOptions = SharedOptions()
     opened_by: tuple[str, ...] = ()
     matrix: SupportMatrix | None = None

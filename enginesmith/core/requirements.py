@@ -373,8 +373,7 @@ def later_versions(
 
 
 def driver_for(toolchain: Mapping[str, str]) -> tuple[Driver, ...]:
-    """The oldest driver for a GPU engine: the one on record, else that of the oldest CUDA of its wheels and nvcc."""
-    wheels = (number for number in _DRIVER_OF_CUDA for name in toolchain if f"-cu{number}" in name)
-    cuda = min((*wheels, *numbers(toolchain.get("nvcc", ""))[:1]), default=0)
+    """The oldest driver for a GPU engine: the one on record, else that of the oldest CUDA of its wheels."""
+    cuda = min((number for number in _DRIVER_OF_CUDA for name in toolchain if f"-cu{number}" in name), default=0)
     driver = toolchain.get("driver") or _DRIVER_OF_CUDA.get(cuda)
     return (Driver(driver, str(cuda or "")),) if driver else ()

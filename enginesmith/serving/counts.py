@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 
-from enginesmith.serving.drift import RateDrift, RateDriftDetector
-
 
 @dataclass(frozen=True)
 class BucketCount:
@@ -23,14 +21,13 @@ class RouterCounts:
 
     unanswered: requests that no bucket held and no fallback answered.  errors: requests whose engine raised an error.
     padding_share: of all elements that engines ran on in buckets, those that were padding.  fallback_rate: share of
-    the requests that no bucket held.  drift: the alarm on that rate; None where there was none.
+    the requests that no bucket held.
     """
 
     buckets: tuple[BucketCount, ...]
     fallbacks: Mapping[str, int]
     unanswered: int
     errors: int
-    drift: RateDrift | None
     requests: int = field(init=False)
     padding_share: float = field(init=False)
     fallback_rate: float = field(init=False)
@@ -48,35 +45,27 @@ class RouterCounts:
 class RequestCounter:
     """Counts the requests of a router; for several threads at once. buckets, fallbacks: their names."""
 
-    def __init__(self, buckets: tuple[str, ...], fallbacks: tuple[str, ...], detector: RateDriftDetector) -> None:
-        self._lock, self._detector = Lock(), detector
+    def __init__(self, buckets: tuple[str, ...], fallbacks: tuple[str, ...]) -> None:
+        self._lock = Lock()
         self._names, self._rows = buckets, [[0, 0, 0] for _ in buckets]
         self._fallbacks = dict.fromkeys(fallbacks, 0)
         self._unanswered = self._errors = 0
 
-    def add(self, bucket: int, own: int, padded: int, requests: int = 1) -> RateDrift | None:
-        """Count requests that bucket number `bucket` holds: elements as given, and as run; the alarm, if they raise
-        one."""
+    def add(self, bucket: int, own: int, padded: int, requests: int = 1) -> None:
+        """Count requests that bucket number `bucket` holds: elements as given, and as run."""
         with self._lock:
             row = self._rows[bucket]
             row[0] += requests
             row[1] += own
             row[2] += padded - own
-            return self._detector.add(False) if requests == 1 else self._detect(False, requests)
 
-    def add_fallback(self, name: str | None, requests: int = 1) -> RateDrift | None:
-        """Count requests that no bucket holds, with the fallback that answered them, if any; the alarm, if they raise
-        one."""
+    def add_fallback(self, name: str | None, requests: int = 1) -> None:
+        """Count requests that no bucket holds, with the fallback that answered them, if any."""
         with self._lock:
             if name is None:
                 self._unanswered += requests
             else:
                 self._fallbacks[name] += requests
-            return self._detect(True, requests)
-
-    def _detect(self, counts: bool, requests: int) -> RateDrift | None:
-        """The alarm of these requests, if any."""
-        return next(filter(None, [self._detector.add(counts) for _ in range(requests)]), None)
 
     def add_error(self) -> None:
         """Count an error of an engine."""
@@ -88,4 +77,4 @@ class RequestCounter:
         with self._lock:
             buckets = tuple(BucketCount(name, *row) for name, row in zip(self._names, self._rows, strict=True))
             fallbacks = dict(self._fallbacks)
-            return RouterCounts(buckets, fallbacks, self._unanswered, self._errors, self._detector.drift)
+            return RouterCounts(buckets, fallbacks, self._unanswered, self._errors)

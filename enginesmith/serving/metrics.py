@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric as MetricFamily
 
-# name -> kind, meaning; docs/guides/router.md has them too.
+# name -> meaning; docs/guides/router.md has them too.
 ROUTER_METRICS = {
-    "enginesmith_router_requests": ("counter", "Requests that a bucket answered."),
-    "enginesmith_router_elements": ("counter", "Elements of the inputs that a bucket ran on, by kind: own, padding."),
-    "enginesmith_router_fallbacks": ("counter", "Requests that no bucket held, by the fallback that answered."),
-    "enginesmith_router_errors": ("counter", "Requests whose engine raised an error."),
-    "enginesmith_router_drifted": ("gauge", "Whether the fallback rate has risen above its reference."),
+    "enginesmith_router_requests": "Requests that a bucket answered.",
+    "enginesmith_router_elements": "Elements of the inputs that a bucket ran on, by kind: own, padding.",
+    "enginesmith_router_fallbacks": "Requests that no bucket held, by the fallback that answered.",
+    "enginesmith_router_errors": "Requests whose engine raised an error.",
 }
 
 
@@ -36,7 +35,7 @@ class RouterCollector:
 
 def families(counts: RouterCounts, model: str) -> Iterator["MetricFamily"]:
     """The metrics of these counts. model: their label."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.core import CounterMetricFamily
 
     buckets = counts.buckets
     rows: dict[str, tuple[tuple[str, ...], list[tuple[tuple[str, ...], float]]]] = {
@@ -51,13 +50,10 @@ def families(counts: RouterCounts, model: str) -> Iterator["MetricFamily"]:
         ),
         "fallbacks": (("fallback",), [((name,), n) for name, n in {**counts.fallbacks, "": counts.unanswered}.items()]),
         "errors": ((), [((), counts.errors)]),
-        "drifted": ((), [((), counts.drift is not None)]),
     }
-    for name, (kind, meaning) in ROUTER_METRICS.items():
+    for name, meaning in ROUTER_METRICS.items():
         labels, samples = rows[name.removeprefix("enginesmith_router_")]
-        family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
-            name, meaning, labels=("model", *labels)
-        )
+        family = CounterMetricFamily(name, meaning, labels=("model", *labels))
         for values, value in samples:
             family.add_metric((model, *values), float(value))
         yield family

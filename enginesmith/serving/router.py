@@ -1,10 +1,8 @@
 """The router: opens engines of a version and sends each request to the one that fits, or to a fallback."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -28,7 +26,6 @@ from enginesmith.serving.buckets import (
     measured_seconds,
 )
 from enginesmith.serving.counts import RequestCounter, RouterCounts
-from enginesmith.serving.drift import RateDrift, RateDriftDetector
 
 # Answers requests that no bucket holds: by engines with dynamic shapes.
 
@@ -150,9 +147,9 @@ def open_described(
 #         outputs = router.run({"input_ids": ids, "attention_mask": mask})      # of the request's own sizes
 #         print(router.counts().fallback_rate)
 #
-# Public and stable: `Router(engines, padding, fallbacks=, reference_rate=, on_drift=)` of `RoutedEngine`s,
+# Public and stable: `Router(engines, padding, fallbacks=)` of `RoutedEngine`s,
 # `Router.opened(pulled, opens=, ...)`; `run(inputs)`, `inputs`, `outputs` as of a
-# `Session`; `padded_sizes(sizes)`; `counts()`, `drift`, `close()`. All methods are for several threads at once.
+# `Session`; `padded_sizes(sizes)`; `counts()`, `close()`. All methods are for several threads at once.
 
 
 # Routes of sizes that were met, which are kept until there are so many.
@@ -164,11 +161,9 @@ class Router(Session):
 
     engines: best first; the inputs and outputs are those of the first one, and floats are converted for the others.
     padding: how requests are padded; a dim without a rule never is.  fallbacks: engines that take what no bucket holds,
-    in order.  reference_rate: the share of fallbacks in the traffic that the
-    buckets were chosen from; None learns it.  on_drift: called once, by the thread of a request, when that share has
-    risen.
-    Raises InputError without engines, for what is none, for engines of other inputs than the first, for two of one
-    name, and for a reference rate that is no share.
+    in order.
+    Raises InputError without engines, for what is none, for engines of other inputs than the first, and for two of one
+    name.
     """
 
     def __init__(
@@ -177,10 +172,8 @@ class Router(Session):
         padding: Padding | None = None,
         *,
         fallbacks: Sequence[RoutedEngine] = (),
-        reference_rate: float | None = None,
-        on_drift: Callable[[RateDrift], object] | None = None,
     ) -> None:
-        _check_arguments(engines, padding, fallbacks, reference_rate, on_drift)
+        _check_arguments(engines, padding, fallbacks)
         first = (*engines, *fallbacks)[:1]
         if not first:
             raise InputError("a router has no engine; give at least one, or a fallback")
@@ -192,10 +185,9 @@ class Router(Session):
         names = [*(engine.name for engine in routed_engines), *self._fallbacks.names]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise InputError(f"two engines of a router are called {twice!r}; give each a name of its own")
-        self._on_drift, self._closed = on_drift, False
-        self._detector = RateDriftDetector(reference_rate)
+        self._closed = False
         counted = tuple(bucket.name for bucket in self.buckets)
-        self._counter = RequestCounter(counted, self._fallbacks.names, self._detector)
+        self._counter = RequestCounter(counted, self._fallbacks.names)
         named = (dim for spec in self.inputs for dim in spec.shape if isinstance(dim, str) and PLUS not in dim)
         self._dims = tuple(dict.fromkeys(named))
         self._check, self._routes = InputCheck(self.inputs), dict[tuple[int, ...], Route | None]()
@@ -208,8 +200,6 @@ class Router(Session):
         pulled: Sequence[PulledEngine],
         *,
         opens: Opens | None = None,
-        reference_rate: float | None = None,
-        on_drift: Callable[[RateDrift], object] | None = None,
     ) -> Self:
         """A router over pulled engines of one version, best first (`Client.pull_all`).
 
@@ -225,8 +215,6 @@ class Router(Session):
             [each.engine for each in engines if each.bounded],
             next((each.padding for each in engines if each.padding.inputs), None),
             fallbacks=[each.engine for each in engines if not each.bounded],
-            reference_rate=reference_rate,
-            on_drift=on_drift,
         )
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
@@ -253,8 +241,7 @@ class Router(Session):
             raise
         plan = route.plan
         own = plan.own if elements is None else elements
-        if (drift := self._counter.add(route.bucket, own, plan.elements, requests)) is not None:
-            self._report(drift)
+        self._counter.add(route.bucket, own, plan.elements, requests)
         return answer
 
     def padded_sizes(self, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
@@ -264,11 +251,6 @@ class Router(Session):
             raise InputError(f"no size of dim {lacking!r}; give a whole number for each of {', '.join(self._dims)}")
         route = self._route({dim: sizes[dim] for dim in self._dims})
         return None if route is None else route.padded
-
-    @property
-    def drift(self) -> RateDrift | None:
-        """The alarm on the fallback rate; None where there was none."""
-        return self._detector.drift
 
     def counts(self) -> RouterCounts:
         """What was counted so far; `enginesmith.core.codec.encode` makes JSON of it."""
@@ -327,19 +309,7 @@ class Router(Session):
             name, answer = self._fallbacks.answer(inputs, lambda: describe_miss(sizes, self.buckets))
             return answer
         finally:
-            if (drift := self._counter.add_fallback(name, requests)) is not None:
-                self._report(drift)
-
-    def _report(self, drift: RateDrift) -> None:
-        if self._on_drift is None:
-            return
-        try:
-            self._on_drift(drift)
-        except Exception as error:  # of the listener, which must not take the answer of a request with it
-            with suppress(RuntimeWarning):  # where warnings are errors
-                warnings.warn(
-                    f"on_drift of a router raised {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2
-                )
+            self._counter.add_fallback(name, requests)
 
 
 def _check_pulled(pulled: object) -> None:
@@ -350,9 +320,7 @@ def _check_pulled(pulled: object) -> None:
         raise InputError(f"{wrong!r} is no pulled engine; give the list that Client.pull_all returns")
 
 
-def _check_arguments(
-    engines: object, padding: object, fallbacks: object, reference_rate: object, on_drift: object
-) -> None:
+def _check_arguments(engines: object, padding: object, fallbacks: object) -> None:
     """Raise InputError for arguments of a router of another kind."""
     for name, argument in (("engines", engines), ("fallbacks", fallbacks)):
         if not isinstance(argument, Sequence) or isinstance(argument, str):
@@ -364,7 +332,3 @@ def _check_arguments(
                 raise InputError(f"{name} has a {type(item).__name__}; give RoutedEngine, or use Router.opened")
     if padding is not None and not isinstance(padding, Padding):
         raise InputError(f"padding is a {type(padding).__name__}; give enginesmith.serving.Padding, or None")
-    if reference_rate is not None and not isinstance(reference_rate, Real):
-        raise InputError(f"reference rate {reference_rate!r}: give a share of the requests, from 0 to 1")
-    if on_drift is not None and not callable(on_drift):
-        raise InputError(f"on_drift is a {type(on_drift).__name__}; give a function that takes a RateDrift")

@@ -31,7 +31,7 @@ from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.values import Attributed, Built, EngineBlob, Graph, GraphVariant, ModelShapes, Recipe, Recorded, Unit
 from validation.attribution.result import read_attribution
 from validation.comparison.sessions import golden_drifts
-from validation.fuzz.cases import VALUES, Groups, draw, parse_histogram, parse_only
+from validation.fuzz.cases import VALUES, Groups, draw, parse_only
 from validation.fuzz.run import FuzzReport, FuzzSides, fuzz
 from validation.golden.golden_set import GoldenSet
 from validation.limits.budget import default_budget
@@ -153,7 +153,7 @@ class _NamedVariant(GraphVariant):
 
 @dataclass(frozen=True)
 class FuzzTerms:
-    """What to try. count: random cases, besides those at the boundaries.  histogram: {dim: {size: count}} of traffic.
+    """What to try. count: random cases, besides those at the boundaries.
 
     only: the one case to try.  command: the words that fuzz this engine, for messages.
     """
@@ -161,7 +161,6 @@ class FuzzTerms:
     seed: int
     count: int
     command: tuple[str, ...]
-    histogram: Mapping[str, Mapping[str, float]] | None = None
     only: str | None = None
 
 
@@ -176,7 +175,7 @@ class FuzzEngine:
     terms: FuzzTerms
 
     def run(self, context: WorkerContext) -> FuzzReport:
-        """Every case with its outcome. Raises InputError for a histogram or a case that does not fit the model."""
+        """Every case with its outcome. Raises InputError for a case that does not fit the model."""
         from builders.reference import ReferenceSession
 
         place, workdir, request = open_store(context.store), context.workdir, self.engine.request
@@ -202,35 +201,24 @@ class FuzzEngine:
         terms, dims = self.terms, self.shapes.dims
         if terms.only:
             return [parse_only(terms.only, dims)]
-        histogram = parse_histogram(terms.histogram) if terms.histogram else None
         # int8-dynamic takes its scale from the whole batch: a NaN reaches all of it, in the graph too.
         dynamic = self.engine.request.precision == "int8-dynamic"
         values = [kind for kind in VALUES if not (dynamic and kind == "nan")]
-        return draw(dims, terms.seed, terms.count, histogram, values)
+        return draw(dims, terms.seed, terms.count, values)
 
 
-def fuzz_published(
-    chosen: ChosenEngine,
-    context: RunContext,
-    *,
-    seed: int,
-    cases: int,
-    histogram: Mapping[str, Mapping[int, float]] | None,
-    only: str | None,
-) -> FuzzReport:
+def fuzz_published(chosen: ChosenEngine, context: RunContext, *, seed: int, cases: int, only: str | None) -> FuzzReport:
     """Fuzz one engine: every case with its outcome, and the smallest failing ones with their command.
 
-    cases: number of random cases, besides those at the boundaries.  histogram: {dim: {size: count}} of traffic; None
-    draws all sizes alike.  only: the one case to try.
-    Raises InputError for a histogram or a case that does not fit the model, StepError for an engine that crashes.
+    cases: number of random cases, besides those at the boundaries.  only: the one case to try.
+    Raises InputError for a case that does not fit the model, StepError for an engine that crashes.
     """
     entry, manifest = chosen.entry, chosen.manifest
     spec, request = spec_of(manifest), request_of(entry)
     registry = context.store.uri.removeprefix("file://")
     command = ["enginesmith", "debug", "fuzz", f"{manifest.model}@{manifest.version}", "--registry", registry]
     command += ["--target", entry.target, "--precision", entry.precision, "--seed", str(seed)]
-    sizes = {dim: {str(size): count for size, count in counts.items()} for dim, counts in (histogram or {}).items()}
-    terms = FuzzTerms(seed, cases, tuple(command), sizes or None, only)
+    terms = FuzzTerms(seed, cases, tuple(command), only)
     engine = engine_of(entry)
     limits = limits_of(spec, request.precision, "engine")
     fuzz = FuzzEngine(engine, manifest.golden, model_shapes(spec), limits, terms)

@@ -1,21 +1,16 @@
-"""Artifacts in the Prefect UI: the report of a version or a canary, a run's progress, and tables of flows.
+"""Artifacts in the Prefect UI: the report of a version or a canary, and tables of flows.
 
 A version gives a markdown artifact (verdict, drift by stage, attribution), a table of its engines, one of drift, and a
 link to its page; a canary a markdown artifact (verdict, criteria) and a link. The UI shows the newest of each key.
 Prefect is imported where an artifact is posted, and nowhere else here.
 """
 
-import contextvars
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from typing import TYPE_CHECKING
 
 from enginesmith.core.text import format_metrics, pluralize, visible
-from enginesmith.registry.builds.runs import OVER, RunState
-from pipeline.orchestration.runs.views import RunView
 from pipeline.values import Json
 
 if TYPE_CHECKING:
@@ -24,8 +19,6 @@ if TYPE_CHECKING:
     from validation.reporting.stages import StageCell
     from validation.reporting.version_document import VersionDocument
 
-# A unit that takes longer than was predicted counts as so far.
-_NEARLY = 0.95
 ENGINE_COLUMNS = ("target", "precision", "backend", "status", "size_bytes", "reason")
 
 
@@ -201,59 +194,6 @@ def plain_text(text: str) -> str:
 def _clean(name: str) -> str:
     """A name as a part of Prefect's keys, which are lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-class ProgressArtifact:
-    """Posts the states of runs, a progress artifact for each, with what `enginesmith status` prints.
-
-    It is made in the flow run whose artifacts they are, and called in the threads that write the states.
-    """
-
-    def __init__(self) -> None:
-        # Prefect finds the flow run of an artifact in its context, which another thread does not have.
-        self._context = contextvars.copy_context()
-        self._known: dict[str, UUID] = {}
-
-    def __call__(self, run: RunState) -> None:
-        """Post a state."""
-        one = RunView(run, datetime.now(UTC))
-        # Each its own copy: a context is entered by one thread at a time, and a catalog's runs have a writer each.
-        self._context.copy().run(self._show, one, percent(one), description(one))
-
-    def _show(self, one: RunView, done: float, text: str) -> None:
-        from prefect.artifacts import create_progress_artifact, update_progress_artifact
-
-        # Each has a twin for coroutines, and says by its type that it may be either.
-        create: Callable[..., Any] = create_progress_artifact
-        update: Callable[..., Any] = update_progress_artifact
-        run = one.run
-        if run.id in self._known:
-            update(self._known[run.id], done, description=text)
-        else:
-            self._known[run.id] = create(done, key=f"progress-{_clean(run.model)}", description=text)
-
-
-def percent(one: RunView) -> float:
-    """How far a run is, 0 to 100: units that are over count as 1, those that run by their predicted time."""
-    if one.run.state != "running":
-        return 100.0
-    shares = []
-    for item in one.run.units:
-        share = 1.0 if item.state in OVER else 0.0
-        if item.state == "running" and item.predicted and item.predicted.seconds:
-            share = min(_NEARLY, (one.elapsed_s(item) or 0.0) / item.predicted.seconds)
-        shares.append(share)
-    return round(100 * sum(shares) / len(shares), 1) if shares else 0.0
-
-
-def description(one: RunView) -> str:
-    """The text of a run's artifact: counts, and a line for each unit that runs."""
-    lines = [f"{plain_text(one.run.model)}: {one.state}, {one.counts or 'preparing'}"]
-    for item in one.run.units:
-        if item.state == "running":
-            item_text = "; ".join(part for part in (item.phase, item.where, one.describe(item)) if part)
-            lines.append(f"- {plain_text(item.name)}: {plain_text(item_text)}")
-    return "\n".join(lines)
 
 
 def show_table(key: str, description: str, rows: Sequence[Json]) -> None:

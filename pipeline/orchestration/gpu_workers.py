@@ -112,7 +112,7 @@ def _run(name: str, request: Request[Result], on: Target, context: RunContext) -
 
 # The events that Enginesmith sends to a Prefect server: the fields of each, and the registry's record of those sent.
 #
-# `events`, and servers by `enginesmith.serving.drift`, send nothing else; triggers read nothing else; and
+# `events`, and servers as in examples/drifting_server.py, send nothing else; triggers read nothing else; and
 # docs/guides/deployments.md has the table that `markdown` writes. Tests compare all of them. Prefect is not imported
 # here, so that a run with nothing to do need not load it.
 
@@ -175,7 +175,7 @@ PAYLOADS: Mapping[str, Payload] = {
         | {"version": "served", "rate": "of fallbacks", "reference": "earlier rate", "since": "ISO 8601, UTC"}
         | _REGISTRY
         | {"by": "host"},
-        "by your server, when its [router](router.md#when-traffic-changes) reports a drift",
+        "by your servers, when [more requests fit no bucket](router.md#when-traffic-changes)",
     ),
     ADVANCED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, for each wave that opens"),
     HALTED: Payload(

@@ -192,7 +192,7 @@ def open_context(
         both = executors or stack.enter_context(start_executors(options))
         if keep_state:
             run = new_run(model, spec.address, store, progress.by)
-            tracker = stack.enter_context(record_run(store, run, guard.secure, progress.take_state))
+            tracker = stack.enter_context(record_run(store, run, guard.secure))
             progress = together(progress.of_run(model, run.id), tracker)
             progress.emit(RunBegan(model, run.id))
         yield RunContext(store, both.local, both.builder, progress)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from enginesmith.registry.builds.build_history import Expectation
-    from enginesmith.registry.builds.runs import RunState
 
 # What runs now, since when, in which phase, and for how long still; and what waits, and why: for the displays.
 
@@ -358,9 +357,6 @@ class _Together(Progress):
                     what = type(each).__name__
                     print(f"warning: {what} is told nothing more of this run: {error!r}", file=sys.stderr)
 
-    def take_state(self, run: "RunState") -> None:
-        self._display.take_state(run)
-
     def watch(self, name: str) -> AbstractContextManager[None]:
         return self._display.watch(name)
 
@@ -386,9 +382,6 @@ class _ByModel(Progress):
         if isinstance(event, StepEvent):
             event = replace(event, name=f"{self._model} {event.name}")
         self._display.emit(event)
-
-    def take_state(self, run: "RunState") -> None:
-        self._display.take_state(run)
 
     def watch(self, name: str) -> AbstractContextManager[None]:
         return self._display.watch(f"{self._model} {name}")

@@ -14,7 +14,6 @@ from builders.execution.jobs import Waiting as Waiting
 
 if TYPE_CHECKING:
     from enginesmith.registry.builds.build_history import Expectation
-    from enginesmith.registry.builds.runs import RunState
     from pipeline.outcome import Outcome
     from pipeline.values import BuildPlan
 
@@ -114,9 +113,6 @@ class Progress:
 
     def emit(self, event: Event) -> None:
         """Take note of an event."""
-
-    def take_state(self, run: "RunState") -> None:
-        """Take the run's state, as often as it is written; in the writer's thread. Errors raised here stop nothing."""
 
     def watch(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002 - for those who show what takes long
         """Surround long work with this, so that the display knows that it is alive."""

@@ -1,4 +1,4 @@
-"""What pages show of a model, and two versions side by side."""
+"""What pages show of a model, and what `enginesmith show --diff` compares of two versions."""
 
 import dataclasses
 import math

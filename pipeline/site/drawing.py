@@ -14,19 +14,9 @@ from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.index import ListedVersion, list_versions
 from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS
 from enginesmith.registry.versions.state import Move
-from pipeline.site.comparison import Facts, ReadChannel, ReadVersion, facts_of, read_channels, read_version
+from pipeline.site.comparison import ReadChannel, ReadVersion, read_channels, read_version
 from pipeline.site.folder import ModelKeys
-from pipeline.site.machines import (
-    KnownMachines,
-    MachineRow,
-    ShownRollout,
-    ShownSeries,
-    line_of,
-    machine_rows,
-    read_all_series,
-    served_by,
-    show_rollout,
-)
+from pipeline.site.rollouts import ShownRollout, ShownSeries, line_of, read_all_series, show_rollout
 from validation.canary.judging.criteria import describe_interval, describe_value
 from validation.reporting.html import templates as report_templates
 
@@ -124,11 +114,9 @@ class ModelSite:
 
     store: Store
     keys: ModelKeys
-    known: KnownMachines
     trust: Path | None
     salt: str
     _read: dict[str, ReadVersion] = field(default_factory=dict)
-    _facts: dict[str, Facts] = field(default_factory=dict)
 
     @property
     def model(self) -> str:
@@ -184,45 +172,9 @@ class ModelSite:
             self._read[version] = read_version(self.store, self.model, version, self.trust)
         return self._read[version]
 
-    def facts(self, version: str) -> Facts | None:
-        """What is compared of a version; None where its manifest cannot be read."""
-        document = self.read(version).document
-        if version not in self._facts and document:
-            self._facts[version] = facts_of(document)
-        return self._facts.get(version)
-
     def channels_at(self, version: str) -> tuple[str, ...]:
         """The channels that point to a version."""
         return tuple(channel.name for channel in self.channels if channel.version == version)
-
-    @cached_property
-    def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of an older and a newer version that have a page: each with the one before, and with each channel's."""
-        order = {version: index for index, version in enumerate(self.versions)}
-        version_pairs = dict.fromkeys(zip(self.versions, self.versions[1:], strict=False))
-        for served in (channel.version for channel in self.channels if channel.version in order):
-            for version in self.versions:
-                if version != served:
-                    older, newer = sorted((str(served), version), key=order.__getitem__)
-                    version_pairs[older, newer] = None
-        return tuple(version_pairs)
-
-    def compared_with(self, version: str) -> tuple[tuple[str, str], ...]:
-        """The other versions that a version is compared with, newest first, each with what it is: 'the one before',
-        'the next', its channels."""
-        order = {name: index for index, name in enumerate(self.versions)}
-        others = sorted({*sum((pair for pair in self.pairs if version in pair), ())} - {version}, key=order.__getitem__)
-        place = {-1: ("the one before",), 1: ("the next",)}
-        return tuple(
-            (other, ", ".join((*place.get(order[other] - order[version], ()), *self.channels_at(other))))
-            for other in reversed(others)
-        )
-
-    @cached_property
-    def machines(self) -> tuple[MachineRow, ...]:
-        """What machines get of the model by what must be served."""
-        served = served_by(self.store, self.known, self.model)
-        return tuple(row for item in served for row in machine_rows(item, self.known))
 
     def moves(self) -> list[ShownMove]:
         """The moves of all channels, newest first."""
@@ -261,36 +213,12 @@ class CanaryNote(TypedDict):
     report: str
 
 
-class GapNote(TypedDict):
-    """Machines and the engine that they get of a model, or would but for `why`. version: of the engine; '' where it has
-    no page.  anchor: of the engine there, or ''."""
-
-    machines: list[str]
-    nodes: int
-    state: str
-    engine: str
-    serves: bool
-    asked: str
-    version: str
-    anchor: str
-    why: str
-
-
 class RolloutNote(TypedDict):
-    """A rollout that nodes follow. before, version: what the channel serves, and what comes.  reach: the share of the
-    nodes that get it already, in words.  wave, waves: the open one, from 1, and how many there are.  at: when that was
-    opened.  by, why: of its start."""
+    """A rollout that nodes follow. version: the new one.  reach: the share of nodes that get it already, as text."""
 
     channel: str
-    before: str
     version: str
-    state: str
     reach: str
-    wave: int
-    waves: int
-    at: str
-    by: str
-    why: str
 
 
 class ModelNote(TypedDict):
@@ -311,7 +239,6 @@ class ModelNote(TypedDict):
     graphs: list[str]
     problem: str
     canaries: list[CanaryNote]
-    machines: list[GapNote]
     rollouts: list[RolloutNote]
 
 
@@ -334,40 +261,12 @@ def note_of(site: ModelSite) -> ModelNote:
         graphs=graphs,
         problem=(usual.damage if usual else None) or "",
         canaries=_canaries(site),
-        machines=[
-            GapNote(
-                machines=list(row.names),
-                nodes=row.nodes,
-                state=row.state,
-                engine=row.engine.unit if row.engine else "",
-                serves=row.serves,
-                asked=row.asked,
-                version=row.version if row.version in site.versions else "",
-                anchor=engine_anchor(row.engine) if row.engine else "",
-                why=row.why,
-            )
-            for row in site.machines
+        rollouts=[
+            RolloutNote(channel=item.channel, version=item.rollout.version, reach=item.reach)
+            for item in site.rollouts
+            if item.is_active
         ],
-        rollouts=_rollouts(site),
     )
-
-
-def _rollouts(site: ModelSite) -> list[RolloutNote]:
-    return [
-        RolloutNote(
-            channel=item.channel,
-            before=rollout.base,
-            version=rollout.version,
-            state=item.state,
-            reach=item.reach,
-            wave=rollout.wave + 1,
-            waves=len(rollout.plan.waves),
-            at=rollout.opened,
-            by=rollout.history[0].by,
-            why=rollout.history[0].why,
-        )
-        for item, rollout in ((item, item.rollout) for item in site.rollouts if item.is_active)
-    ]
 
 
 def _canaries(site: ModelSite) -> list[CanaryNote]:

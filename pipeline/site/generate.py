@@ -1,10 +1,8 @@
 """Writes a registry's site into a folder."""
 
 import json
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
@@ -18,17 +16,13 @@ from enginesmith.registry.builds.runs import RunState, read_runs, run_ids
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import FAILED, failed_data_key, failed_page_key, page_key
 from enginesmith.registry.trust.policy import load_policy
-from pipeline.fleet.coverage import STATES
 from pipeline.orchestration.runs.views import view_runs
-from pipeline.site.comparison import compare
 from pipeline.site.drawing import ModelNote, ModelSite, copy_report, draw, note_of, script, style_sheet
 from pipeline.site.folder import ModelKeys, Page, SiteFolder, Written, digest_lines, read_models
-from pipeline.site.machines import NOT_ASKED, KnownMachines, MachineRow, known_machines, machine_rows, served_version
 from validation.canary.page import HEADLINES
 from validation.canary.report import read_report
 
-# The pages of one model: the model, versions with their reports, pairs of them side by side, canaries' reports, its
-# latencies over time.
+# The pages of one model: the model, versions with their reports, canaries' reports, its latencies over time.
 
 # Moves of a channel that the model's page shows; `enginesmith registry history` has all.
 MOST_MOVES = 200
@@ -43,13 +37,9 @@ def model_pages(site: ModelSite) -> Iterator[Page]:
     for version in site.versions:
         if report := _report_page(site, version, digests[version]):
             yield report
-    for before, after in site.pairs:
-        path = f"{site.folder}/compare/{before}/{after}.html"
-        key = digest_lines([site.salt, digests[before], digests[after]])
-        yield Page(path, key, partial(_comparison, site, path, before, after))
     for version in site.versions:
         path = f"{site.folder}/versions/{version}/index.html"
-        key = digest_lines([site.salt, digests[version], *site.channels_at(version), repr(site.compared_with(version))])
+        key = digest_lines([site.salt, digests[version], *site.channels_at(version)])
         yield Page(path, key, partial(_version, site, path, version))
     if site.series:
         path = f"{site.folder}/latency.html"
@@ -75,21 +65,13 @@ def _model(site: ModelSite, path: str) -> bytes:
         path,
         site=site,
         versions=site.listed[::-1],
-        pairs={version: site.compared_with(version) for version in site.versions},
-        order={version: index for index, version in enumerate(site.versions)},
         moves=moves[:MOST_MOVES],
         more=max(0, len(moves) - MOST_MOVES),
-        machines=site.machines,
-        links={version: f"versions/{version}/index.html" for version in site.versions},
     )
 
 
 def _version(site: ModelSite, path: str, version: str) -> bytes:
     version_view = site.read(version)
-    rows: Sequence[MachineRow] = ()
-    if version_view.document:
-        targets = version_view.document.spec.get("targets")
-        rows = machine_rows(served_version(site.model, version, version_view.document.engines, targets), site.known)
     return draw(
         "version",
         path,
@@ -98,18 +80,9 @@ def _version(site: ModelSite, path: str, version: str) -> bytes:
         read=version_view,
         page=version_view.page,
         channels=site.channels_at(version),
-        pairs=site.compared_with(version),
-        order={version_name: index for index, version_name in enumerate(site.versions)},
-        machines=rows,
         report=_report_page(site, version, "") is not None,
         spec=json.dumps(version_view.document.spec, indent=2, ensure_ascii=False) if version_view.document else "",
     )
-
-
-def _comparison(site: ModelSite, path: str, before: str, after: str) -> bytes:
-    older, newer = site.facts(before), site.facts(after)
-    sections = compare(older, newer) if older is not None and newer is not None else ()
-    return draw("comparison", path, site=site, before=before, after=after, sections=sections)
 
 
 def _canary(site: ModelSite, path: str, digest: str) -> bytes:
@@ -121,16 +94,16 @@ def _canary(site: ModelSite, path: str, digest: str) -> bytes:
     )
 
 
-# The pages over all models: the index with what is searched in the browser, canaries, the fleet, runs.
+# The pages over all models: the index with what is searched in the browser, canaries, runs.
 
 # Models on a page of the index, rows of the other pages.
 PER_PAGE = 100
 # Of the data of a report.
 MOST_BYTES = 64 << 20
-MOST_CANARIES, MOST_GAPS, MOST_RUNS = 300, 500, 200
+MOST_CANARIES, MOST_RUNS = 300, 200
 
 
-def overview_pages(store: Store, notes: Mapping[str, ModelNote], known: KnownMachines, salt: str) -> Iterator[Page]:
+def overview_pages(store: Store, notes: Mapping[str, ModelNote], salt: str) -> Iterator[Page]:
     """The pages over all models, in the order of their names. salt: digest of what all pages depend on."""
     names = sorted(notes)
     failed = _failed(store)
@@ -140,7 +113,6 @@ def overview_pages(store: Store, notes: Mapping[str, ModelNote], known: KnownMac
         yield Page(f"failed/{model}/report.html", digest_lines([salt, *sizes]), draw_copy)
     yield Page("models.js", "", lambda: search_data(notes))
     yield Page("canaries.html", "", lambda: _canaries(notes))
-    yield Page("fleet.html", "", lambda: _fleet(notes, known))
     yield Page("runs.html", "", lambda: _runs(store, notes, failed))
     pages = max(1, -(-len(names) // PER_PAGE))
     for number in range(pages, 0, -1):
@@ -208,31 +180,6 @@ def _canaries(notes: Mapping[str, ModelNote]) -> bytes:
     )
 
 
-def _fleet(notes: Mapping[str, ModelNote], known: KnownMachines) -> bytes:
-    counts: dict[str, Counter[str]] = {}
-    gaps = []
-    for name, note in notes.items():
-        for row in note["machines"]:
-            for machine in row["machines"]:
-                counts.setdefault(machine, Counter())[row["state"]] += 1
-            if row["state"] not in ("covered", NOT_ASKED):
-                gaps.append((name, row))
-    order: Sequence[str] = STATES
-    gaps.sort(key=lambda item: (order.index(item[1]["state"]), -item[1]["nodes"], item[0]))
-    return draw(
-        "fleet",
-        "fleet.html",
-        known=known,
-        groups={group: dict(state_counts) for group, state_counts in counts.items()},
-        not_asked=NOT_ASKED,
-        nodes=sum(group.nodes for group in known.groups),
-        states=STATES,
-        rollouts=[(name, item) for name, note in sorted(notes.items()) for item in note["rollouts"]],
-        gaps=gaps[:MOST_GAPS],
-        more=max(0, len(gaps) - MOST_GAPS),
-    )
-
-
 def _written_at(store: Store, model: str) -> str | None:
     """When the report of a run that published nothing was made; None where it does not say."""
     with suppress(IntegrityError):
@@ -266,27 +213,18 @@ _NOTED_EVERY = 500
 _ASSETS, _OVERVIEW = "assets", "overview"
 
 
-@dataclass(frozen=True)
-class SiteSources:
-    """What a site shows besides the registry. inventory, catalog: files of the fleet, as of `enginesmith fleet`; None
-    for every GPU product.  trust: a trust policy to check signatures by."""
-
-    inventory: Path | None = None
-    catalog: Path | None = None
-    trust: Path | None = None
-
-
 def write_site(
-    store: Store, folder: SiteFolder, sources: SiteSources, say: Callable[[str], None] = lambda _: None
+    store: Store, folder: SiteFolder, trust: Path | None = None, say: Callable[[str], None] = lambda _: None
 ) -> Written:
-    """Bring the site in a folder up to date with a registry, and return what was done.
+    """Bring the site in a folder up to date with a registry, and return what was done. trust: a trust policy to check
+    signatures by.
 
-    Raises UnavailableError when the registry is out of reach or the folder cannot be written, and as `known_machines`.
+    Raises UnavailableError when the registry is out of reach or the folder cannot be written.
     """
     folder.done = Written()
     folder.sweep()
-    machines = known_machines(sources.inventory, sources.catalog)
-    salt = _salt(sources)
+    # Of all that pages depend on besides the registry: our own files, and the trust policy.
+    salt = digest_lines([_code(), repr(load_policy(trust)) if trust else ""])
     notes = cast("dict[str, ModelNote]", folder.read_overview())
     keys = _with_graphs({item.model: item for item in read_models(store, salt)}, notes)
     changed = [item for name, item in keys.items() if name not in notes or notes[name]["key"] != item.digest]
@@ -295,7 +233,7 @@ def write_site(
     gone: dict[str, list[str]] = {}
     unfinished: dict[str, ModelNote] = {}
     for number, item in enumerate(changed, 1):
-        if paths := _write_model(folder, ModelSite(store, item, machines, sources.trust, salt), notes):
+        if paths := _write_model(folder, ModelSite(store, item, trust, salt), notes):
             gone[_group(item.model)] = paths
             unfinished[item.model] = {**notes[item.model], "key": ""}
         if number % _NOTED_EVERY == 0:
@@ -304,7 +242,7 @@ def write_site(
     for model in [name for name in notes if name not in keys]:
         unfinished[model] = notes.pop(model)
         gone[_group(model)] = folder.pages_of(_group(model))
-    gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, machines, salt))
+    gone[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, salt))
     _keep(folder, {**notes, **unfinished})
     for group, paths in gone.items():
         folder.delete(group, paths)
@@ -338,13 +276,6 @@ def _write_model(folder: SiteFolder, site: ModelSite, notes: dict[str, ModelNote
 def _group(model: str) -> str:
     """The group of a model's pages."""
     return f"models/{model}"
-
-
-def _salt(sources: SiteSources) -> str:
-    """Digest of all that pages depend on besides the registry: our own files, and what the site is told."""
-    files = [path for path in (sources.inventory, sources.catalog) if path]
-    trust = repr(load_policy(sources.trust)) if sources.trust else ""
-    return digest_lines([_code(), trust, *(digest_of_bytes(path.read_bytes()) for path in files)])
 
 
 @cache

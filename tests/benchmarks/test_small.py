@@ -40,13 +40,12 @@ SMALL = {
     "bench_streams": "",
     "bench_swaps": "--swaps 3",
     "bench_tensorrt_monitor": "--rounds 1",
-    "bench_traffic_drift": "--streams 2 --quiet 1",
     "bench_trend": "--series 2",
     "bench_warm_start": "conv --rounds 1",
     "bench_whole_build": "TEXT --runs 1",
 }
 # Of these the exit code says whether a bar was met, which is no matter of so few, beside other tests.
-BARS = ("bench_proof", "bench_rollout", "bench_router", "bench_streams", "bench_traffic_drift", "bench_trend")
+BARS = ("bench_proof", "bench_rollout", "bench_router", "bench_streams", "bench_trend")
 
 
 def text_model(folder: Path) -> list[str]:

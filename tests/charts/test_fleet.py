@@ -4,14 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
-from click.testing import CliRunner
 
 from charts import renders
-from enginesmith.cli import enginesmith
 from pipeline.fleet import inventory
 from pipeline.fleet.catalog import load_catalog
 from tests.charts.kube import Object, deploy_commands, job_variables, label, sample_objects
+from tests.pipeline.orchestration.deployments.planned import deployed
 
 
 def fleet_command(sample: str) -> list[str]:
@@ -108,8 +106,8 @@ def test_a_catalog_of_ones_own_is_mounted_and_none_is_the_whole_registry() -> No
 
 @pytest.mark.parametrize(("sample", "apply", "cron"), [("aws", False, "30 * * * *"), ("onprem", True, "*/20 * * * *")])
 def test_the_command_registers_the_flow_with_its_schedule(sample: str, apply: bool, cron: str) -> None:
-    done = CliRunner().invoke(enginesmith, [*fleet_command(sample)[1:], "--print-yaml"])
-    assert done.exit_code == 0, done.output
-    (entry,) = yaml.safe_load(done.output)["deployments"]
-    assert entry["entrypoint"] == "pipeline.orchestration.flows.reconcile_fleet.reconcile_fleet"
-    assert entry["parameters"]["apply"] is apply and entry["schedules"] == [{"cron": cron, "timezone": "UTC"}]
+    said, plan = deployed(*fleet_command(sample)[3:])
+    assert plan, said
+    (entry,) = plan.deployments()
+    assert entry.entrypoint == "pipeline.orchestration.flows.reconcile_fleet.reconcile_fleet"
+    assert entry.parameters["apply"] is apply and entry.cron == cron

@@ -131,5 +131,5 @@ class BuiltEngine:
 
     def fuzzed(self, cases: int = 6, seed: int = 0, only: str | None = None) -> FuzzReport:
         """The report of `enginesmith debug fuzz`."""
-        terms = FuzzTerms(seed, cases, (), None, only)
+        terms = FuzzTerms(seed, cases, (), only)
         return self.bench.run(FuzzEngine(self.blob, self.bench.golden, self.shapes, {}, terms))

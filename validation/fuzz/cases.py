@@ -1,7 +1,7 @@
 """Which shapes and values an engine is tried with: fuzz cases, and the inputs that follow from a case and a seed.
 
 Sizes are boundary values first (each edge of a bucket and its neighbours: Myers, "The Art of Software Testing", 1979,
-chapter 4), then interior ones at random, by a histogram of real traffic where there is one.
+chapter 4), then interior ones at random.
 
 Values are made from real ones of a golden set. Integers are mostly indices, which have no extremes of their own: they
 get the least and the greatest of the golden data. A NaN goes into one sample of every floating-point input.
@@ -16,8 +16,7 @@ from typing import Literal, get_args, overload
 import numpy as np
 
 from enginesmith.arrays import Array
-from enginesmith.core.codec import decode
-from enginesmith.core.errors import InputError, IntegrityError
+from enginesmith.core.errors import InputError
 from enginesmith.core.types import Dim, Precision, Tensors, TensorSpec, sizes_product
 from validation.data.batches import enough_samples, leading_dim
 from validation.data.samples import resize
@@ -32,7 +31,6 @@ VALUES: tuple[Values, ...] = get_args(Values)
 # in half of what is the same everywhere, as a mask is that hides nothing.
 MOVED: tuple[Values, ...] = ("times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared")
 FACTORS: Mapping[Values, float] = {"times_2": 2.0, "times_8": 8.0, "times_64": 64.0, "negated": -1.0}
-Histogram = Mapping[str, Mapping[int, float]]
 
 # Corners of all dims at once number 2^dims; of more than these, only the first are tried.
 MOST_CORNERS = 16
@@ -53,20 +51,16 @@ class FuzzCase:
         return " ".join([*words, f"draw={self.draw}"] if self.draw else words)
 
 
-def draw(
-    dims: Sequence[Dim], seed: int, count: int, histogram: Histogram | None = None, values: Sequence[Values] = VALUES
-) -> list[FuzzCase]:
+def draw(dims: Sequence[Dim], seed: int, count: int, values: Sequence[Values] = VALUES) -> list[FuzzCase]:
     """Cases at every boundary with real values, of every kind of values at opt, `count` random ones, and those outside.
 
-    The same arguments give the same cases. Raises InputError for a histogram that does not fit the dims.
+    The same arguments give the same cases.
     """
-    weights = histogram or {}
-    _check_histogram(weights, dims)
     generator = np.random.default_rng(seed)
     inner = [FuzzCase(tuple(sizes.items())) for sizes in boundaries(dims)]
     inner += [FuzzCase(_opt(dims), kind) for kind in values]
     for index in range(count):
-        sizes = tuple((dim.name, _size(generator, dim, weights.get(dim.name, {}))) for dim in dims)
+        sizes = tuple((dim.name, dim.sizes[int(generator.integers(len(dim.sizes)))]) for dim in dims)
         kind = values[index % len(values)]
         inner.append(FuzzCase(sizes, kind, draw=0 if kind in ("zeros", "ones") else index + 1))
     outer = [FuzzCase(tuple(sizes.items()), outside=True) for sizes in just_outside(dims)]
@@ -113,42 +107,8 @@ def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
     return FuzzCase(sizes, values, outside, int(nth))
 
 
-def parse_histogram(data: object) -> dict[str, dict[int, float]]:
-    """A histogram of traffic, {dim: {size: count}}, from JSON. Raises InputError for anything else."""
-    try:
-        histogram = decode(data, dict[str, dict[str, float]])
-        return {name: {int(size): count for size, count in counts.items()} for name, counts in histogram.items()}
-    except (IntegrityError, ValueError) as error:
-        raise InputError(
-            f"a histogram is {{dim: {{size: count}}}}, such as {{'batch': {{'8': 120}}}}: {error}"
-        ) from error
-
-
-def _check_histogram(histogram: Histogram, dims: Sequence[Dim]) -> None:
-    dims_by_name = {dim.name: dim for dim in dims}
-    for name, counts in histogram.items():
-        if name not in dims_by_name:
-            raise InputError(
-                f"histogram: dim {name!r} is not one of the model's: {', '.join(dims_by_name) or 'it has none'}"
-            )
-        dim = dims_by_name[name]
-        wrong = [size for size in counts if size not in dim.sizes]
-        if wrong:
-            raise InputError(f"histogram: {name} = {wrong[0]} is outside {dim.words}; widen dims.{name}")
-        if not all(np.isfinite(count) and count >= 0 for count in counts.values()) or not sum(counts.values()) > 0:
-            raise InputError(f"histogram: the counts of {name} must be finite, not negative, and not all 0")
-
-
 def _opt(dims: Sequence[Dim]) -> tuple[tuple[str, int], ...]:
     return tuple((dim.name, dim.opt) for dim in dims)
-
-
-def _size(generator: np.random.Generator, dim: Dim, counts: Mapping[int, float]) -> int:
-    if not counts:
-        return dim.sizes[int(generator.integers(len(dim.sizes)))]
-    sizes = sorted(counts)
-    weights = np.array([counts[size] for size in sizes])
-    return int(generator.choice(sizes, p=weights / weights.sum()))
 
 
 # The largest finite and the smallest normal number of float16 and of float32, in which int8 and fp8 engines compute

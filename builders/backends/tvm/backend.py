@@ -1,8 +1,4 @@
-"""Apache TVM: Relax compiled to a shared library, for CPUs and, with cubins in it, for GPUs.
-
-GPU code is compiled by nvcc on a host that needs no GPU, for one generation. Where TVM finds no CUDA runtime it packs
-the kernels' source text instead without a message, which is an error here (`cuda`). GPU engines were never run.
-"""
+"""Apache TVM: Relax compiled to a shared library, for CPUs."""
 
 import shutil
 from collections.abc import Iterator
@@ -14,12 +10,11 @@ from typing import ClassVar
 from builders.backends import optional_methods
 from builders.backends.discovery import check_compatible
 from builders.backends.optional_methods import versions_of
-from builders.backends.tvm.cuda import INSTALL, find_nvcc
 from enginesmith.core.capabilities import Capabilities, SharedOptions
 from enginesmith.core.errors import InputError
-from enginesmith.core.hardware import cpu_kinds, cuda
+from enginesmith.core.hardware import cpu_kinds
 from enginesmith.core.hardware.cpu_kinds import HOST, LEVELS, host_level, level_of
-from enginesmith.core.requirements import Instructions, Requirement, driver_for, for_target, same_versions
+from enginesmith.core.requirements import Instructions, Requirement, for_target, same_versions
 from enginesmith.core.types import IN_BLOCKS, BuildRequest, Engine, Precision, QuantizationScheme, Session, Target
 
 _TITLE = "TVM"
@@ -44,9 +39,7 @@ class Tvm:
     name: ClassVar[str] = "tvm"
     revision: ClassVar[int] = 3
     install: ClassVar[str] = "pip install '.[tvm]' in a clone"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        determinism="outputs", gpu_tools=("nvcc",), options=SharedOptions(cpu_level="cpu")
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="outputs", options=SharedOptions(cpu_level="cpu"))
 
     cpu: str = "x86-64-v3"
 
@@ -54,16 +47,14 @@ class Tvm:
         if self.cpu not in _LEVELS:
             raise InputError(f"backends.tvm.cpu: {self.cpu!r} is not one of {', '.join(map(repr, _LEVELS))}")
 
-    def serves(self, target: Target) -> bool:  # noqa: ARG002 - CPUs and GPUs
-        """Every target; `refuses` says what nvcc lacks."""
-        return True
+    def serves(self, target: Target) -> bool:
+        """CPUs."""
+        return target.is_cpu
 
     def versions(self) -> dict[str, str]:
-        """Versions of compiler and runtime, of nvcc where there is one, and this CPU's level where it matters."""
+        """Versions of compiler and runtime, and this CPU's level where it matters."""
         if not (package_versions := versions_of(*_DISTRIBUTIONS, together=True)):
             return {}
-        if nvcc := find_nvcc():
-            package_versions["nvcc"] = nvcc.version
         return {**package_versions, "cpu": host_level()} if self.cpu == HOST else package_versions
 
     def scheme(self) -> QuantizationScheme:
@@ -71,7 +62,7 @@ class Tvm:
         return QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """Generations that nvcc lacks, precisions that TVM lacks, shapes that it is not held to; a missing compiler."""
+        """Precisions that TVM lacks, shapes that it is not held to; a missing compiler."""
         return (
             _REFUSED_PRECISIONS.get(request.precision)
             or optional_methods.refusal(request, _TITLE)
@@ -79,15 +70,13 @@ class Tvm:
             or _empty_refusal(request)
             or optional_methods.sum_refusal(request, _TITLE)
             or (None if self.versions() else f"TVM is not installed; {self.install}")
-            or _tool_refusal(request.target)
+            or _linker_refusal()
         )
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
-        """The very versions that built it, the CPU's instructions, also beside a GPU, whose kernels are nvcc's."""
-        toolchain = dict(request.toolchain)
-        runtimes = same_versions(toolchain, *_DISTRIBUTIONS)
-        driver = () if request.target.is_cpu else driver_for(toolchain)
-        return (for_target(request.target), *runtimes, Instructions(level_of(request)), *driver)
+        """The very versions that built it, and the CPU's instructions."""
+        runtimes = same_versions(dict(request.toolchain), *_DISTRIBUTIONS)
+        return (for_target(request.target), *runtimes, Instructions(level_of(request)))
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.so.
@@ -98,13 +87,13 @@ class Tvm:
 
         return Engine.of_file(self, request, compile_model(request, model, workdir))
 
-    def runs(self, target: Target) -> str | None:
-        """A CPU is always at hand; of GPUs, one of that compute capability must be."""
-        return cuda.explain_missing_gpu(target)
+    def runs(self, target: Target) -> str | None:  # noqa: ARG002 - a CPU is always at hand
+        """Always: it has engines for CPUs alone."""
+        return None
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load an engine. Raises as `check_compatible` does. Never run on a GPU."""
+        """Load an engine. Raises as `check_compatible` does."""
         from builders.backends.tvm.compile import open_engine
 
         check_compatible(self, engine)
@@ -124,15 +113,8 @@ def _empty_refusal(request: BuildRequest) -> str | None:
     return f"dims.{empty}.min is 0, and TVM leaves sums over no rows unset: set it to 1, or use onnxruntime"
 
 
-def _tool_refusal(target: Target) -> str | None:
-    """TVM links with the system's C++ compiler; GPU code is nvcc's."""
+def _linker_refusal() -> str | None:
+    """TVM links with the system's C++ compiler."""
     if not shutil.which("c++") and not shutil.which("g++"):
         return "TVM links its engines with a C++ compiler, and there is none; install g++"
-    if target.is_cpu:
-        return None
-    nvcc = find_nvcc()
-    if nvcc is None:
-        return f"TVM's GPU code is compiled by nvcc, and there is none; {INSTALL}"
-    if target.sm not in nvcc.codes:
-        return f"nvcc {nvcc.version} makes no code for {target.sm}; install a CUDA toolkit that does"
     return None

@@ -11,12 +11,10 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from builders.backends import optional_methods
-from builders.backends.tvm.cuda import CubinCompiler
 from builders.onnx_graphs.bodies import Names, plain, walk_nodes
 from builders.onnx_graphs.structure import settle_shapes
 from enginesmith.arrays import InputCheck
 from enginesmith.core.errors import EnginesmithError, ModelError
-from enginesmith.core.hardware import cuda
 from enginesmith.core.hardware.cpu_kinds import level_of
 from enginesmith.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
 
@@ -32,22 +30,19 @@ _LINKER = ("-Wl,--build-id=none", "-s")
 
 
 def compile_model(request: BuildRequest, model: Path, workdir: Path) -> Path:
-    """WORKDIR/engine.so, compiled from `model`; for a GPU with cubins of its generation, or not at all.
+    """WORKDIR/engine.so, compiled from `model`.
 
-    Raises ModelError when TVM refuses the model, naming the node where that is known; EnginesmithError when the GPU's
-    code cannot be compiled.
+    Raises ModelError when TVM refuses the model, naming the node where that is known.
     """
-    path, host = workdir / "engine.so", {"kind": "llvm", "mcpu": level_of(request)}
-    if request.target.is_cpu:
-        _link_library(_compile_module(request, model, host), path)
-        return path
-    compiler = CubinCompiler(request.target.sm, workdir)
-    _link_library(_compile_module(request, model, {"kind": "cuda", "arch": request.target.sm, "host": host}), path)
-    compiler.check_packed(path)
+    path = workdir / "engine.so"
+    try:
+        _compile_module(request, model).export_library(str(path), options=list(_LINKER))
+    except RuntimeError as error:
+        raise ModelError(f"TVM cannot link the engine: {_short(str(error))}") from error
     return path
 
 
-def _compile_module(request: BuildRequest, model: Path, target: dict[str, Untyped]) -> Untyped:
+def _compile_module(request: BuildRequest, model: Path) -> Untyped:
     """TVM's executable of the model."""
     import tvm
     from tvm.relax.frontend.onnx import from_onnx
@@ -69,12 +64,12 @@ def _compile_module(request: BuildRequest, model: Path, target: dict[str, Untype
     with _own_words(proto, names):
         module = from_onnx(proto)
         _no_empty_constants(module, proto, names)
-        return tvm.compile(module, tvm.target.Target(target))
+        return tvm.compile(module, tvm.target.Target({"kind": "llvm", "mcpu": level_of(request)}))
 
 
 @contextmanager
 def _own_words(proto: Untyped, names: Names) -> Iterator[None]:
-    """Turn errors of TVM into ModelError with the model's names; EnginesmithError of a compiler that it calls stays."""
+    """Turn errors of TVM into ModelError with the model's names; our own stay."""
     try:
         yield
     except EnginesmithError:
@@ -102,13 +97,6 @@ def _no_empty_constants(module: Untyped, proto: Untyped, names: Names) -> None:
         raise ModelError(
             f"TVM cannot compile the model: {weight} has shape {empty_shapes[0]} and so no elements; {_REMEDY}"
         )
-
-
-def _link_library(built: Untyped, path: Path) -> None:
-    try:
-        built.export_library(str(path), options=list(_LINKER))
-    except RuntimeError as error:
-        raise ModelError(f"TVM cannot link the engine: {_short(str(error))}") from error
 
 
 def _reason(error: Exception, proto: Untyped, names: Names) -> str:
@@ -191,7 +179,7 @@ def _scalar(tensor: "onnx.TensorProto | None") -> int | None:
     return int(array) if array.size == 1 and array.dtype == np.int64 else None
 
 
-# Runs a TVM engine: on this CPU, and, never tried, on this machine's GPU.
+# Runs a TVM engine on this CPU.
 
 
 @contextmanager
@@ -200,8 +188,6 @@ def open_engine(engine: Engine) -> Iterator[Session]:
     import tvm
     from tvm import relax
 
-    target = engine.request.target
-    device = tvm.cpu() if target.is_cpu else tvm.cuda(cuda.index_of(target.compute_capability))
     # At a new path: TVM unloads no library, and finds loaded ones by their path with links resolved. Where the file of
     # an engine was replaced it would run the functions of the earlier one.
     with tempfile.TemporaryDirectory(prefix="enginesmith-tvm-") as folder:
@@ -211,10 +197,10 @@ def open_engine(engine: Engine) -> Iterator[Session]:
         except OSError:  # another file system, or not ours to link to
             shutil.copyfile(engine.path, path)
         try:
-            main = relax.VirtualMachine(tvm.runtime.load_module(str(path)), device)["main"]
+            main = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())["main"]
         except (RuntimeError, ValueError, AttributeError, OSError) as error:
             raise EnginesmithError(f"TVM cannot load {engine.path.name}: {words(error)}; build it again") from error
-    session = TvmSession(engine.request, main, device)
+    session = TvmSession(engine.request, main)
     try:
         yield session
     finally:
@@ -222,12 +208,12 @@ def open_engine(engine: Engine) -> Iterator[Session]:
 
 
 class TvmSession(Session):
-    """A function of an engine on a device."""
+    """A function of an engine."""
 
-    def __init__(self, request: BuildRequest, main: Untyped, device: Untyped) -> None:
+    def __init__(self, request: BuildRequest, main: Untyped) -> None:
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
-        self._request, self._device = request, device
+        self._request = request
         self._check = InputCheck(request.inputs, request.profiles)
         self._main: Untyped = main
 
@@ -243,7 +229,7 @@ class TvmSession(Session):
         if self._main is None:
             raise EnginesmithError("the session of this TVM engine is closed; open it again")
         arrays, sizes = optional_methods.checked_inputs(self._check, inputs)
-        device_inputs = [tvm.runtime.tensor(array, self._device) for array in arrays]
+        device_inputs = [tvm.runtime.tensor(array) for array in arrays]
         try:
             raw_outputs = self._main(*device_inputs)
         except (ValueError, RuntimeError, TypeError) as error:

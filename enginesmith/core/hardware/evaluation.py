@@ -70,7 +70,7 @@ def _describe_compiler(command: str) -> str | None:
 # - A GPU runs code of its own compute capability; a cubin of capability X.y also runs on X.z where z >= y (CUDA C++
 #   Programming Guide, "Binary Compatibility").
 # - The driver must be as new as the CUDA that a runtime's wheels are for (CUDA release notes, "Minimum Required Driver
-#   Version for CUDA Minor Version Compatibility"), and as the nvcc that compiled an engine's kernels.
+#   Version for CUDA Minor Version Compatibility").
 # - An engine holds its weights, and they go into the GPU's memory: its size is the least that it needs.
 
 _NOT_KNOWN = "which this enginesmith does not know; upgrade enginesmith"

@@ -13,7 +13,7 @@ from typing import Annotated
 import click
 
 from enginesmith.cli.options import Duration, Option, command, emit_json, say, takes
-from enginesmith.cli.tables import echo, print_table
+from enginesmith.cli.tables import print_table
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.machine import GENERATIONS
 from enginesmith.core.names import STABLE, check_channel
@@ -27,9 +27,7 @@ from pipeline.orchestration.deployments.plan import (
     KINDS,
     NAME,
     POOL,
-    REGISTRY,
     DeploymentPlan,
-    text,
 )
 from pipeline.orchestration.gpu_workers import gpu_named
 
@@ -121,7 +119,6 @@ class _DeployOptions:
         Option("Delete this owner's other deployments, but keep FLOW/NAME; repeat it.", metavar="FLOW/NAME"),
     ] = ()
     dry_run: Annotated[bool, Option("Show what would change; change nothing.")] = False
-    print_yaml: Annotated[bool, Option("Print the deployments as a prefect.yaml; register nothing.")] = False
 
     def plan(self, registry: str) -> DeploymentPlan:
         """What is registered. Raises InputError and UnknownNameError for what Prefect or a flow run would refuse."""
@@ -166,28 +163,20 @@ def deploy(options: _DeployOptions, stated_registry: str | None, as_json: bool) 
         raise InputError("--canary-duration is 0; give how long to replay, such as 30m, or leave it out")
     if options.on is not None:
         _check_on(options.on, options.only, options.canary_duration)
-    if stated_registry is None and not options.print_yaml:
+    if stated_registry is None:
         raise InputError(
             "the deployments need a registry that the workers reach; give --registry or ENGINESMITH_REGISTRY"
         )
-    plan = options.plan(REGISTRY if stated_registry is None else absolute_uri(stated_registry))
-    if options.print_yaml:
-        echo(text(plan), nl=False)
-    else:
-        _apply(plan, options.dry_run, as_json)
-
-
-def _apply(plan: DeploymentPlan, dry_run: bool, as_json: bool) -> None:
-    """Register what differs, or only find it, and print it."""
+    plan = options.plan(absolute_uri(stated_registry))
     from pipeline.orchestration.deployments.deploy import deploy as deploy_plan
 
-    changes = deploy_plan(plan, dry=dry_run)
+    changes = deploy_plan(plan, dry=options.dry_run)
     if as_json:
         emit_json([asdict(change) for change in changes])
         return
-    heads = ("kind", "name", "would be" if dry_run else "action", "detail")
+    heads = ("kind", "name", "would be" if options.dry_run else "action", "detail")
     print_table(heads, [list(asdict(change).values()) for change in changes])
-    if not dry_run:
+    if not options.dry_run:
         say(f"start a worker with: prefect worker start --pool {plan.pool}")
 
 

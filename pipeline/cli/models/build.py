@@ -9,7 +9,6 @@ import click
 
 from enginesmith.cli.options import (
     Jobs,
-    ListenAddress,
     Option,
     Selection,
     command,
@@ -21,7 +20,6 @@ from enginesmith.cli.options import (
 )
 from enginesmith.cli.registry import check_signing_key, sign_published
 from enginesmith.cli.tables import STYLES, echo, print_engines, print_table
-from enginesmith.core.errors import HttpAddress
 from enginesmith.core.names import parse_reference
 from enginesmith.core.parsing import user
 from enginesmith.core.state import ENSEMBLE
@@ -32,7 +30,6 @@ from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.policies import losses_of_build
 from pipeline.cli.models.catalog import build_all, is_stuck, plan_all
 from pipeline.cli.models.init import MODELS, draft_spec
-from pipeline.cli.registry.channels import served_metrics
 from pipeline.cli.run_options import Building, run_options, shown_progress
 
 if TYPE_CHECKING:
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
     from pipeline.compile.forecast import Forecast
     from pipeline.orchestration.run import RunOptions
     from pipeline.outcome import Outcome, UnitResult
-    from pipeline.progress import Progress
 
 # `enginesmith build` and `enginesmith plan`.
 
@@ -73,15 +69,6 @@ class _BuildOptions:
         Literal["auto", "inprocess", "prefect"],
         Option("What runs the steps; auto is prefect if PREFECT_API_URL is set, else inprocess."),
     ] = "auto"
-    metrics: Annotated[
-        HttpAddress | None,
-        Option(
-            "Serve Prometheus metrics there; port 0 is any free one, host 0.0.0.0 is for a pod.",
-            type=ListenAddress(),
-            metavar="HOST:PORT",
-            shown="off",
-        ),
-    ] = None
     sign_key: Annotated[
         Path | None,
         Option(
@@ -121,8 +108,8 @@ def build(
     check_source(spec, specs.place)
     options = run_options(stated_registry, specs.selection, specs.jobs, chosen.building)
     if spec is None:
-        if sign_key or chosen.metrics or runner == "prefect":
-            raise click.UsageError("--all builds in this process: leave out --sign-key, --metrics and --runner prefect")
+        if sign_key or runner == "prefect":
+            raise click.UsageError("--all builds in this process: leave out --sign-key and --runner prefect")
         ctx.exit(build_all(specs.place or "", options, quiet, as_json))
     if Path(spec).suffix.lower() in MODELS:
         path, is_new = draft_spec(Path(spec), specs.selection.targets)
@@ -131,8 +118,7 @@ def build(
         spec, options = str(path), replace(options, targets=None if is_new else options.targets)
     if sign_key:
         check_signing_key(sign_key)
-    with served_metrics(chosen.metrics) as counting:
-        outcome = _compile(spec, options, runner, quiet, counting)
+    outcome = _compile(spec, options, runner, quiet)
     if sign_key and outcome.version is not None:
         outcome = _sign(outcome, sign_key, registry_of(spec, options.registry))
     if as_json:
@@ -158,22 +144,18 @@ def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
     return replace(outcome, channel_refusal=refusal)
 
 
-def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None") -> "Outcome":
-    """Run the steps, here or as a Prefect flow. counting: the run's metrics, None where they are not served."""
+def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool) -> "Outcome":
+    """Run the steps, here or as a Prefect flow."""
     from pipeline.compile.composition import InProcess
     from pipeline.intake.registration import registry_of
     from pipeline.orchestration.catalog import compile_any
     from pipeline.orchestration.run import compile_from_records
-    from pipeline.progress import together
 
     with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
-    if with_prefect and (counting or log_format() == "json"):
-        raise click.UsageError(
-            "a Prefect flow has a log and a life of its own: use --runner inprocess for --log-format json and "
-            "--metrics, or serve the registry's metrics with `enginesmith registry metrics`"
-        )
+    if with_prefect and log_format() == "json":
+        raise click.UsageError("a Prefect flow has a log of its own: use --runner inprocess for --log-format json")
     either = with_prefect or options.executor == "ray"
-    if either and not counting and (outcome := compile_from_records(spec, options)):
+    if either and (outcome := compile_from_records(spec, options)):
         say("every step is on record: nothing was started")
         if with_prefect:
             _send_if_unsent(outcome, registry_of(spec, options.registry))
@@ -183,8 +165,7 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
 
         return run_flow(spec, options, quiet)
     with shown_progress(quiet) as display:
-        progress = together(display, *([counting] if counting else []))
-        return compile_any(spec, options, InProcess(), progress).outcome
+        return compile_any(spec, options, InProcess(), display).outcome
 
 
 def _send_if_unsent(outcome: "Outcome", registry: str) -> None:

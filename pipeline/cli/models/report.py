@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True, help="File for the page."
 )
-@click.option("--prefect", "to_prefect", is_flag=True, help="Also store it as artifacts on the Prefect server.")
-def report(source: str, out: Path, to_prefect: bool, registry: str, as_json: bool) -> None:
+def report(source: str, out: Path, registry: str, as_json: bool) -> None:
     """Write the HTML page of a version (REF) as of today, or of a report.json (FILE) of a version or a canary.
 
     The page is one file without scripts or links to other files, in light and dark, ready to print.
@@ -48,15 +47,8 @@ def report(source: str, out: Path, to_prefect: bool, registry: str, as_json: boo
         store = open_store(registry)
         document = published_document(store, locate(store, parse_reference(source)).manifest)
     write_whole(out, draw_page(document).encode())
-    keys: list[str] = []
-    if to_prefect:
-        from pipeline.orchestration.flows.api import show_report
-
-        keys = list(show_report(document, out.absolute().as_uri()))
-        for key in keys:
-            say(f"artifact: {key}")
     if as_json:
-        emit_json({"page": str(out), "artifacts": keys})
+        emit_json({"page": str(out)})
     else:
         echo(str(out))
 

@@ -13,13 +13,11 @@ from enginesmith.cli.options import (
     command,
     emit_json,
     number_option,
-    path_option,
     reference_argument,
     say,
     takes,
 )
 from enginesmith.cli.tables import echo, print_table
-from enginesmith.core import parsing
 from enginesmith.core.codec import encode, encode_document
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.machine import target_named
@@ -220,9 +218,6 @@ def _print_pair(first: "ChosenEngine", second: "ChosenEngine", paired: "PairedBe
 @takes(EngineChoice, "choice")
 @number_option("--seed", click.IntRange(0), 0, "Seed of the random cases.")
 @number_option("--cases", click.IntRange(0, 100_000), 50, "Number of random cases.")
-@path_option(
-    "--histogram", "File with the sizes of recorded traffic: JSON {dim: {size: count}}.", shown="all sizes alike"
-)
 @click.option("--only", metavar="CASE", help="Try only this case, named as in the report: 'batch=5 values=ones'.")
 @click.pass_context
 def fuzz(
@@ -232,7 +227,6 @@ def fuzz(
     choice: EngineChoice,
     seed: int,
     cases: int,
-    histogram: Path | None,
     only: str | None,
     registry: str,
     quiet: bool,
@@ -245,9 +239,8 @@ def fuzz(
     """
     from pipeline.operations.golden import fuzz_published
 
-    counts = _read_histogram(histogram) if histogram else None
     with published_engine(registry, reference, choice, quiet) as (engine_choice, context):
-        report = fuzz_published(engine_choice, context, seed=seed, cases=cases, histogram=counts, only=only)
+        report = fuzz_published(engine_choice, context, seed=seed, cases=cases, only=only)
     if as_json:
         emit_json({**encode(engine_choice.identity), **encode_document(report)})
     else:
@@ -265,17 +258,6 @@ def fuzz(
                 "note: a case is not judged where float32, or the graph itself, has no answer; --json gives the reasons"
             )
     ctx.exit(0 if report.passed else 1)
-
-
-def _read_histogram(path: Path) -> dict[str, dict[int, float]]:
-    """{dim: {size: count}} of a JSON file. Raises InputError."""
-    from validation.fuzz.cases import parse_histogram
-
-    try:
-        data = parsing.load_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"histogram {path}: {error}; give JSON {{dim: {{size: count}}}}") from error
-    return parse_histogram(data)
 
 
 @command()

@@ -1,10 +1,8 @@
 """Commands about channels and the registry's metrics."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 
@@ -32,9 +30,6 @@ from enginesmith.registry.versions import policies
 from enginesmith.registry.versions.index import history as moves_of
 from enginesmith.registry.versions.policies import ChannelPolicy
 from pipeline.cli.serving.rollout import GivenPlan, describe_plan
-
-if TYPE_CHECKING:
-    from pipeline.orchestration.metrics.live import LiveMetrics
 
 # The commands of channels' history and policies: history, policy show, policy set.
 
@@ -168,20 +163,6 @@ def _words(found: ChannelPolicy) -> str:
 
 
 # `enginesmith registry metrics`: a registry's numbers for Prometheus.
-
-
-@contextmanager
-def served_metrics(address: HttpAddress | None) -> Iterator["LiveMetrics | None"]:
-    """Count the events of a run, and serve the counts while the block runs; None without an address."""
-    if address is None:
-        yield None
-        return
-    from pipeline.orchestration.metrics.live import LiveMetrics, serve_metrics
-
-    live = LiveMetrics()
-    with serve_metrics(live.registry, address) as server:
-        say(f"metrics: {server.url}/metrics")
-        yield live
 
 
 @command()

@@ -2,40 +2,26 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import click
 
-from enginesmith.cli.options import ListenAddress, combine, command, emit_json, number_option, path_option, say
+from enginesmith.cli.options import ListenAddress, command, emit_json, number_option, path_option, say
 from enginesmith.cli.tables import echo
 from enginesmith.core.errors import HttpAddress
 from enginesmith.registry.store.base import open_store
 
-site_options = combine(
-    path_option("--inventory", "Groups of nodes, as of `enginesmith fleet`.", shown="every GPU product known"),
-    click.option(
-        "--catalog",
-        type=click.Path(path_type=Path),
-        envvar="ENGINESMITH_CATALOG",
-        show_envvar=True,
-        show_default="every model on every machine",
-        help="Which models must be served where (YAML).",
-    ),
-)
-
 
 @command()
 @click.argument("dest", type=click.Path(path_type=Path))
-@site_options
-def site(dest: Path, registry: str, trust: Path | None, as_json: bool, **sources: Any) -> None:
+def site(dest: Path, registry: str, trust: Path | None, as_json: bool) -> None:
     """Write the registry as a website into the folder DEST: static files, for a bucket, a server or a browser.
 
     Reads and writes only changes since the last run.
     """
     from pipeline.site.folder import SiteFolder
-    from pipeline.site.generate import SiteSources, write_site
+    from pipeline.site.generate import write_site
 
-    done = write_site(open_store(registry), SiteFolder(dest), SiteSources(**sources, trust=trust), say)
+    done = write_site(open_store(registry), SiteFolder(dest), trust, say)
     if as_json:
         emit_json(vars(done))
     else:
@@ -55,10 +41,7 @@ def site(dest: Path, registry: str, trust: Path | None, as_json: bool, **sources
 @number_option("--every", click.FloatRange(1), 30.0, "Seconds between polls of the registry.")
 @click.option("--prefix", default="", metavar="/PATH", help="Path of the site below an ingress.")
 @path_option("--dest", "Folder for the site's files.", shown="a temporary one")
-@site_options
-def serve(
-    listen: HttpAddress, every: float, prefix: str, dest: Path | None, registry: str, trust: Path | None, **sources: Any
-) -> None:
+def serve(listen: HttpAddress, every: float, prefix: str, dest: Path | None, registry: str, trust: Path | None) -> None:
     """Show the registry as a website: the files of `enginesmith site write`, brought up to date as the registry
     changes.
 
@@ -68,15 +51,15 @@ def serve(
 
     from enginesmith.listening import HttpServer
     from pipeline.site.folder import SiteFolder
-    from pipeline.site.generate import SiteSources, write_site
+    from pipeline.site.generate import write_site
     from pipeline.site.server import Refresher, SiteFiles
 
     if prefix and not re.fullmatch(r"(/[A-Za-z0-9_-]+)+/?", prefix):
         raise click.UsageError(f"--prefix {prefix!r} is no path; give one such as /registry")
     store = open_store(registry)
     with TemporaryDirectory(prefix="enginesmith-site-", ignore_cleanup_errors=True) as temporary:
-        folder, site_sources = SiteFolder(dest or Path(temporary)), SiteSources(**sources, trust=trust)
-        refresher = Refresher(lambda: write_site(store, folder, site_sources, say), say)
+        folder = SiteFolder(dest or Path(temporary))
+        refresher = Refresher(lambda: write_site(store, folder, trust, say), say)
         files = SiteFiles(folder.root, prefix, only_loopback=listen.is_loopback)
         try:
             with HttpServer(files, listen) as server:

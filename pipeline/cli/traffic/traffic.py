@@ -336,7 +336,6 @@ def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_
     """Show the sizes of recorded requests: a histogram of each dynamic dim, of pairs, and by hour; rates and bursts.
 
     PLACE: a file that `enginesmith traffic record` or enginesmith.Recorder wrote (.jsonl, .npz), or a folder of them.
-    The histograms of --json are what `enginesmith debug fuzz --histogram` takes.
     """
     from pipeline.traffic.place import read_place
     from pipeline.traffic.summary import summarize

@@ -1,16 +1,9 @@
-"""The deployments as values (which flow, when it runs, with which parameters), and as the text of a `prefect.yaml`.
-
-Prefect is not imported here. A `prefect.yaml`, for `prefect deploy --all`, cannot hold the work pool and concurrency
-limits, which `enginesmith prefect deploy` makes.
-"""
+"""The deployments as values: which flow, when it runs, with which parameters. Prefect is not imported here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import yaml
-
 from enginesmith.core.hardware.machine import GENERATIONS
-from pipeline.compile.run_context import version_of
 from pipeline.orchestration.gpu_workers import DRIFTED, JUDGED, PUBLISHED, REGISTERED, UNPROVEN
 
 NAME = "enginesmith"
@@ -18,15 +11,6 @@ POOL = "enginesmith"
 KINDS = ("process", "kubernetes")
 FLEET = ("off", "report", "apply")
 FLEET_CRON = "30 * * * *"
-# The registry in a `prefect.yaml`: Prefect replaces this by the environment variable when it deploys.
-REGISTRY = "{{ $ENGINESMITH_REGISTRY }}"
-
-_HEAD = """\
-# Written by `enginesmith prefect deploy --print-yaml`; a test keeps it so. `enginesmith prefect deploy` registers the
-# same, and with it the work pool and the limits of GPU generations that these need:
-#
-#     ENGINESMITH_REGISTRY=s3://bucket/registry prefect --no-prompt deploy --all
-"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +21,7 @@ class Trigger:
     parameters: Mapping[str, str]
 
     def to_json(self, runs: str) -> dict[str, object]:
-        """The trigger of a `prefect.yaml`: a run for each event. runs: the deployment, for the automation's name."""
+        """The trigger as Prefect takes it: a run for each event. runs: the deployment, for the automation's name."""
         return {
             "name": f"{runs} on {self.event}",
             "type": "event",
@@ -213,30 +197,3 @@ def _from_event(*names: str) -> dict[str, str]:
 
 
 FLOWS = tuple(item.flow for item in DeploymentPlan("", fleet="report").deployments())
-
-
-def text(plan: DeploymentPlan) -> str:
-    """The text of the `prefect.yaml`. The plan's registry may be `REGISTRY`."""
-
-    entries = []
-    for item in plan.deployments():
-        pool: dict[str, object] = {"name": item.pool}
-        if item.variables:
-            pool["job_variables"] = dict(item.variables)
-        entry: dict[str, object] = {
-            "name": item.name,
-            "version": version_of("enginesmith"),
-            "description": item.description,
-            "entrypoint": item.entrypoint,
-            "tags": ["enginesmith"],
-            "parameters": dict(item.parameters),
-            "work_pool": pool,
-            # No step: workers have Enginesmith installed.
-            "pull": [],
-        }
-        if item.trigger:
-            entry["triggers"] = [item.trigger.to_json(item.full_name)]
-        if item.cron:
-            entry["schedules"] = [{"cron": item.cron, "timezone": "UTC"}]
-        entries.append(entry)
-    return _HEAD + yaml.safe_dump({"name": "enginesmith", "deployments": entries}, sort_keys=False, width=120)

@@ -6,18 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import httpx
 from prefect.settings import PREFECT_API_URL
 from pydantic import ValidationError
 
 from enginesmith.core.errors import UnavailableError
-from pipeline.orchestration.artifacts import api_problem, show_document
-
-if TYPE_CHECKING:
-    from validation.canary.report import CanaryReport
-    from validation.reporting.version_document import VersionDocument
+from pipeline.orchestration.artifacts import api_problem
 
 
 @contextmanager
@@ -44,13 +39,6 @@ def require_api(why: str) -> str:
     if not url:
         raise UnavailableError(f"no Prefect server is configured, and {why}; set PREFECT_API_URL")
     return url
-
-
-def show_report(document: "VersionDocument | CanaryReport", page: str) -> list[str]:
-    """As `show_document`, on the configured server. Raises UnavailableError where that is missing or out of reach."""
-    require_api("one shall have the report")
-    with api_in_reach():
-        return show_document(document, page)
 
 
 # Ends the process argv[1] when stdin ends, that is, when the run that holds the other end is gone, however it went.

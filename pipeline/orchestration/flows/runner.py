@@ -18,9 +18,7 @@ from prefect.tasks import exponential_backoff
 from builders.execution.local import QUEUED
 from enginesmith.core.errors import EnginesmithError, UnavailableError
 from enginesmith.core.text import visible
-from enginesmith.registry.builds.runs import RunState
 from pipeline.compile.run_context import Work
-from pipeline.orchestration.artifacts import ProgressArtifact
 from pipeline.progress import Progress
 from pipeline.progress.display import Clocks
 from pipeline.progress.events import Event, Finished, Started, VerdictReached, VersionSettled, Waiting
@@ -131,17 +129,12 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
 
 
 class FlowProgress(Progress):
-    """Progress as lines of a flow run's log and as its progress artifact. It is made inside of the flow run."""
+    """Progress as lines of a flow run's log. It is made inside of the flow run."""
 
     def __init__(self, logger: "logging.Logger | logging.LoggerAdapter[logging.Logger]") -> None:
         self._logger = logger
         self.by = f"Prefect flow run {flow_run.name}"
-        self._artifact = ProgressArtifact()
         self._clocks = Clocks()
-
-    def take_state(self, run: RunState) -> None:
-        """Post a state as a progress artifact."""
-        self._artifact(run)
 
     def emit(self, event: Event) -> None:
         """Log how a step or unit ended, and once what it waits for, unless that is its place in the queue."""
@@ -149,7 +142,7 @@ class FlowProgress(Progress):
             case Waiting(name, why):
                 if why != QUEUED and self._clocks.note_wait(name, why, once=True):
                     self._logger.info("%s: waiting: %s", name, visible(why))
-            case Started(name):  # the progress artifact says it
+            case Started(name):  # its task says it
                 self._clocks.stop(name)
             case Finished(name):
                 self._clocks.stop(name)

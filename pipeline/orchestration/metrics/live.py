@@ -1,4 +1,4 @@
-"""Prometheus metrics of runs and registries."""
+"""Prometheus metrics of a registry."""
 
 import math
 import threading
@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from builders.execution.jobs import Usage
 from enginesmith.core.errors import EnginesmithError, HttpAddress, InputError, IntegrityError
 from enginesmith.registry.builds.build_history import BUCKETS_S, Totals, read_totals
 from enginesmith.registry.builds.runs import model_of, read_runs, run_ids
@@ -27,7 +26,6 @@ from enginesmith.registry.versions.index import ListedModel, list_all
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.publication.pages import published_document
 from pipeline.orchestration.runs.views import RunView, view_runs
-from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Progress, Retrying, RunConcluded, Started
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -40,22 +38,17 @@ if TYPE_CHECKING:
 # Labels have few values: the targets and backends of a fleet, our states, and at most `MOST_MODELS` models. No
 # digest, version, run or file is a label.
 
-Where = Literal["run", "registry"]
 _UNIT = ("target", "backend")
 
 
 @dataclass(frozen=True)
 class RegistryMetric:
-    """name: without the suffixes that Prometheus adds to counters ('_total') and histograms.
-
-    where: 'run' (a process with `build --metrics`), 'registry' (`enginesmith registry metrics`), or both.
-    """
+    """name: without the suffixes that Prometheus adds to counters ('_total') and histograms."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
-    where: tuple[Where, ...] = ("run", "registry")
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -75,8 +68,6 @@ CACHE = RegistryMetric(
 )
 QUEUE = RegistryMetric("enginesmith_queue_depth", "gauge", "Units of runs that go on which have not started.")
 RUNNING = RegistryMetric("enginesmith_units_running", "gauge", "Units that are being built now.")
-RETRIES = RegistryMetric("enginesmith_build_retries", "counter", "Builds that were started once more.", _UNIT, ("run",))
-PEAK = RegistryMetric("enginesmith_build_peak_bytes", "gauge", "Most memory that the last build held.", _UNIT, ("run",))
 ERRORS = RegistryMetric(
     "enginesmith_registry_errors", "counter", "Requests to the registry that failed for good, in this process."
 )
@@ -91,144 +82,59 @@ ENGINES = RegistryMetric(
     "gauge",
     "Units of the newest versions, by their status of today.",
     ("status", *_UNIT),
-    ("registry",),
 )
 DRIFT = RegistryMetric(
     "enginesmith_drift_sqnr_db",
     "gauge",
     "Lowest SQNR in dB over outputs and cases, at one stage, in the newest proof of the newest version.",
     ("model", "stage", "target", "precision", "backend"),
-    ("registry",),
 )
-RUNS = RegistryMetric(
-    "enginesmith_runs", "gauge", "Runs that the registry remembers, by state.", ("state",), ("registry",)
-)
+RUNS = RegistryMetric("enginesmith_runs", "gauge", "Runs that the registry remembers, by state.", ("state",))
 LAST_RUN = RegistryMetric(
-    "enginesmith_last_run_timestamp_seconds", "gauge", "When a model's newest run began.", ("model",), ("registry",)
+    "enginesmith_last_run_timestamp_seconds", "gauge", "When a model's newest run began.", ("model",)
 )
 REGISTERED = RegistryMetric(
     "enginesmith_registered_timestamp_seconds",
     "gauge",
     "When a model's newest spec was registered.",
     ("model",),
-    ("registry",),
 )
 LAST_RUN_OK = RegistryMetric(
     "enginesmith_last_run_success",
     "gauge",
     "Whether a model's newest run that is over did all it was asked.",
     ("model",),
-    ("registry",),
 )
 ROLLOUTS = RegistryMetric(
     "enginesmith_rollouts",
     "gauge",
     "Rollouts by state: not finished, or halted while the exporter ran.",
     ("state",),
-    ("registry",),
 )
 ROLLOUT_STEP = RegistryMetric(
     "enginesmith_rollout_step_timestamp_seconds",
     "gauge",
     "When a rollout that is not finished made its last step, or a person decided something of it.",
     ("model", "channel"),
-    ("registry",),
 )
-MODELS = RegistryMetric("enginesmith_models", "gauge", "Models that have a version.", (), ("registry",))
+MODELS = RegistryMetric("enginesmith_models", "gauge", "Models that have a version.")
 LEFT_OUT = RegistryMetric(
     "enginesmith_models_left_out",
     "gauge",
     "Models without series of their own, since there are too many.",
-    (),
-    ("registry",),
 )
 UNREAD = RegistryMetric(
     "enginesmith_models_unread",
     "gauge",
     "Models whose newest version was not read yet, so that no count of engines has it.",
-    (),
-    ("registry",),
 )
-UP = RegistryMetric(
-    "enginesmith_registry_up", "gauge", "Whether the registry could be read the last time.", (), ("registry",)
-)
-READ_AT = RegistryMetric(
-    "enginesmith_registry_read_timestamp_seconds", "gauge", "When the registry was last read.", (), ("registry",)
-)
+UP = RegistryMetric("enginesmith_registry_up", "gauge", "Whether the registry could be read the last time.")
+READ_AT = RegistryMetric("enginesmith_registry_read_timestamp_seconds", "gauge", "When the registry was last read.")
 
 METRICS = (
-    BUILDS, BUILD_SECONDS, CACHE, QUEUE, RUNNING, RETRIES, PEAK, ERRORS, REPEATED, UNPROVEN, ENGINES, DRIFT, RUNS,
+    BUILDS, BUILD_SECONDS, CACHE, QUEUE, RUNNING, ERRORS, REPEATED, UNPROVEN, ENGINES, DRIFT, RUNS,
     LAST_RUN, REGISTERED, LAST_RUN_OK, ROLLOUTS, ROLLOUT_STEP, MODELS, LEFT_OUT, UNREAD, UP, READ_AT,
 )  # fmt: skip
-
-
-# The metrics of one run, served from its process while it goes on.
-
-
-class LiveMetrics(Progress):
-    """Counts a run's events. registry: Prometheus's; None makes one, so that two runs of a process do not mix."""
-
-    def __init__(self, registry: "CollectorRegistry | None" = None) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
-        self.registry = registry or CollectorRegistry()
-        self._lock = threading.Lock()
-        self._units: dict[str, tuple[str, str]] = {}
-        self._waiting: set[str] = set()
-        self._running: set[str] = set()
-        self._usage: dict[str, Usage] = {}
-
-        def made(kind: type[Any], metric: RegistryMetric, **more: object) -> Any:
-            return kind(metric.name, metric.help, metric.labels, registry=self.registry, **more)
-
-        self._builds = made(Counter, BUILDS)
-        self._seconds = made(Histogram, BUILD_SECONDS, buckets=BUCKETS_S)
-        self._cache = made(Counter, CACHE)
-        self._retries = made(Counter, RETRIES)
-        self._peak = made(Gauge, PEAK)
-        self._unproven = made(Gauge, UNPROVEN)
-        made(Gauge, QUEUE).set_function(lambda: len(self._waiting))
-        made(Gauge, RUNNING).set_function(lambda: len(self._running))
-        self.registry.register(Trouble())
-
-    def emit(self, event: Event) -> None:
-        """Count it."""
-        match event:
-            case Planned(plan):
-                with self._lock:
-                    self._units |= {unit.name: (unit.request.target.name, unit.request.backend) for unit in plan.units}
-                    self._waiting |= {unit.name for unit in plan.wanted}
-            case RunConcluded(outcome):
-                self._unproven.clear()
-                for engine in outcome.engines:
-                    if engine.entry.status == "unproven":
-                        self._unproven.labels(engine.entry.target, engine.entry.backend).inc()
-            case Started() | Retrying() | ProcessEnded() | Finished():
-                if unit := self._units.get(event.name):
-                    self._count(event, unit)
-
-    def _count(self, event: Started | Retrying | ProcessEnded | Finished, unit: tuple[str, str]) -> None:
-        """Count what happened to a unit of the plan. unit: its labels."""
-        match event:
-            case Started(name):
-                with self._lock:
-                    self._waiting.discard(name)
-                    self._running.add(name)
-            case Retrying():
-                self._retries.labels(*unit).inc()
-            case ProcessEnded(name, usage):
-                self._usage[name] = usage
-                self._peak.labels(*unit).set(usage.peak_mib * 2**20)
-            case Finished(name, state):
-                with self._lock:
-                    self._waiting.discard(name)
-                    self._running.discard(name)
-                    ended = self._usage.pop(name, None)
-                self._cache.labels("hit" if state == "cached" else "miss").inc()
-                if state != "cached":
-                    self._builds.labels(state, *unit).inc()
-                    if ended:
-                        self._seconds.labels(state, *unit).observe(ended.seconds)
 
 
 def family(metric: RegistryMetric, values: Mapping[tuple[str, ...], float]) -> "MetricFamily":

@@ -238,14 +238,13 @@ def record_run(
     store: Store,
     run: RunState,
     secure: Callable[[Iterable[str]], None],
-    show: Callable[[RunState], None] = lambda _: None,
 ) -> Iterator[Tracker]:
     """Keep a run's state in the registry while inside; yields the listener for its events.
 
-    secure: see `Guard.secure`.  show: called with each state that is written, in the thread that writes.
+    secure: see `Guard.secure`.
     """
     tracker = new_tracker(run)
-    recorder = RunRecorder(store, tracker, secure, show)
+    recorder = RunRecorder(store, tracker, secure)
     recorder.start()
     error: BaseException | None = None
     try:
@@ -259,19 +258,17 @@ def record_run(
 
 
 class RunRecorder:
-    """The thread that writes a tracker's state. secure, show: as for `record_run`.  pace_s: seconds between writes."""
+    """The thread that writes a tracker's state. secure: as for `record_run`.  pace_s: seconds between writes."""
 
     def __init__(
         self,
         store: Store,
         tracker: Tracker,
         secure: Callable[[Iterable[str]], None] = lambda _: None,
-        show: Callable[[RunState], None] = lambda _: None,
         *,
         pace_s: float | None = None,
     ) -> None:
         self._store, self._tracker, self._run, self._secure = store, tracker, tracker.run, secure
-        self._shown: Callable[[RunState], None] | None = show
         self._pace_s = pace_s or (PACE_S if store.near else FAR_PACE_S)
         self._beat_s = BEAT_S if store.near else FAR_BEAT_S
         self._over = threading.Event()
@@ -337,12 +334,6 @@ class RunRecorder:
             return
         state = self._tracker.snapshot(precise_now())
         self._seen, self._heard = (changes, self._seen[1]), time.monotonic()
-        if self._shown is not None:
-            try:
-                self._shown(state)
-            except Exception as error:  # what shows a run must not end it
-                self._shown = None
-                print(f"warning: this run is shown no more: {error!r}", file=sys.stderr)
         self._write(run_key(self._run), state.to_bytes())
 
     def _write(self, key: str, data: bytes) -> None:

@@ -177,9 +177,8 @@ def test_another_product_is_remarked_on_unless_the_engine_was_built_for_that() -
     assert said(replace(TRT, options={"hardware_compatibility": "same_compute_capability"}), h100) == ()
 
 
-TVM = EngineEntry("sm_90", "fp32", "tvm", "proven", "", (9, 0), size_bytes=GIB,
-                  options={"cpu": "x86-64-v3"},
-    toolchain={"apache-tvm": "0.27", "nvcc": "13.0.48", "enginesmith-tvm": "2"})  # fmt: skip
+TVM = EngineEntry("cpu", "fp32", "tvm", "proven", options={"cpu": "x86-64-v3"},
+                  toolchain={"apache-tvm": "0.27", "enginesmith-tvm": "2"})  # fmt: skip
 TORCH = EngineEntry("cpu", "fp32", "aotinductor", "proven", options={"cpu": "x86-64-v3"},
                     toolchain={"torch": "2.13.0", "c++": "12.2.0", "cpu": "x86-64-v3"})  # fmt: skip
 IREE = EngineEntry("cpu", "fp32", "iree", "proven", options={"cpu": "x86-64-v4"},
@@ -187,12 +186,10 @@ IREE = EngineEntry("cpu", "fp32", "iree", "proven", options={"cpu": "x86-64-v4"}
 
 
 def test_what_other_engines_need_is_said_where_it_is_not_known() -> None:
-    assert said(TVM, H200) == (
+    assert said(TVM, Machine()) == (
         "needs apache-tvm 0.27; the version here is unknown",
         "compiled for x86-64-v3; the kind of CPU is unknown",
     )
-    assert unmet(TVM, replace(H200, driver="570.1")) == "needs driver >= 580, found 570.1"
-    assert unmet(TVM, replace(H200, memory_bytes=GIB // 2)) == "needs at least 1.0 GiB, the GPU has 512.0 MiB"
     assert said(TORCH, Machine()) == (
         "needs torch 2.13.0; the version here is unknown",
         "compiled for x86-64-v3; the kind of CPU is unknown",

@@ -35,7 +35,6 @@ def test_the_text_has_every_metric_with_its_labels():
     assert found["enginesmith_router_elements_total", bucket, "m", "own"] == 56
     assert found["enginesmith_router_elements_total", bucket, "m", "padding"] == 8
     assert found["enginesmith_router_fallbacks_total", "graph", "m"] == 1
-    assert found["enginesmith_router_drifted", "m"] == 0
 
 
 def test_a_registry_shows_the_counts_of_now():

@@ -11,7 +11,6 @@ from enginesmith.core.state import Padding
 from enginesmith.core.types import TensorSpec
 from enginesmith.serving.buckets import RoutedEngine
 from enginesmith.serving.counts import RouterCounts
-from enginesmith.serving.drift import RateDriftDetector
 from enginesmith.serving.router import Router
 from tests.enginesmith.serving.engines import INPUTS, OUTPUTS, PADDING, Calls, assert_same, engine, profile, request
 
@@ -115,29 +114,6 @@ def test_many_threads_get_their_own_answers_and_no_request_is_lost():
     assert router.counts().requests == 400
 
 
-def test_an_alarm_on_the_fallback_rate_is_reported_once():
-    found = []
-    router = Router(
-        [engine("a", profile((1, 4), (1, 16)))], fallbacks=[engine("graph")], reference_rate=0.01, on_drift=found.append
-    )
-    for _ in range(60):
-        router.run(request(9, 3))
-    assert len(found) == 1 and router.drift == found[0] == router.counts().drift
-    assert found[0].reference == 0.01 and found[0].rate == 1.0 and found[0].since == 1
-
-
-def test_a_listener_that_raises_does_not_take_the_answer():
-    def listen(_):
-        raise OSError("down")
-
-    router = Router(
-        [engine("a", profile((1, 4), (1, 16)))], fallbacks=[engine("graph")], reference_rate=0.01, on_drift=listen
-    )
-    with pytest.warns(RuntimeWarning, match="on_drift of a router raised OSError: down"):
-        for _ in range(60):
-            assert_same(router.run(request(9, 3)), request(9, 3))
-
-
 def test_the_sizes_of_a_bucket_are_told_before_a_request_is_run():
     router = Router([engine("a", profile((2, 4), (1, 16)))], EDGES)
     assert router.padded_sizes({"batch": 1, "sequence": 3}) == {"batch": 2, "sequence": 8}
@@ -162,8 +138,6 @@ def test_bad_engines_are_refused():
         ((["a"],), {}, "engines has a str"),
         (([engine("a")], {"x": 0}), {}, "padding is a dict; give enginesmith.serving.Padding"),
         (([engine("a")],), {"fallbacks": None}, "fallbacks is a NoneType"),
-        (([engine("a")],), {"reference_rate": "a"}, "reference rate 'a'"),
-        (([engine("a")],), {"on_drift": 5}, "on_drift is a int"),
     ],
 )
 def test_arguments_of_another_kind_are_told(arguments, options, told):
@@ -178,8 +152,3 @@ def test_sizes_of_all_dims_are_asked_for():
     for sizes in ({"batch": 1}, {"batch": 1, "sequence": "3"}):
         with pytest.raises(InputError, match="no size of dim 'sequence'"):
             router.padded_sizes(sizes)
-
-
-def test_a_detector_is_not_moved_by_the_reference_rate():
-    rng, detector = np.random.default_rng(3), RateDriftDetector(0.01)
-    assert not any(detector.add(bool(counts)) for counts in rng.random(20_000) < 0.01)

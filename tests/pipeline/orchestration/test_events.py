@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextvars import copy_context
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -165,10 +166,9 @@ def test_the_page_has_the_table_of_events() -> None:
 def test_the_examples_server_sends_the_event_of_drifted_traffic_as_prefect_and_the_trigger_read_it() -> None:
     from prefect.events import Event
 
-    from enginesmith.serving.drift import RateDrift
     from examples.drifting_server import event
 
-    drift = RateDrift(0.01, 0.034, 812, "2026-11-25T10:00:00+00:00", 1500, 40, "2026-11-25T10:05:00+00:00")
-    sent = Event.model_validate(event(drift, "3", "s3://models/r"))
+    since = datetime(2026, 11, 25, 10, tzinfo=UTC)
+    sent = Event.model_validate(event(0.034, since, "3", "s3://models/r"))
     assert sent.event == DRIFTED and sent.payload["rate"] == "0.034"
     PAYLOADS[DRIFTED].check(DRIFTED, sent.payload)

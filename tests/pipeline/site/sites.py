@@ -10,7 +10,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import run_key
 from enginesmith.registry.versions import channels, lookup, publish
 from pipeline.site.folder import SiteFolder, Written
-from pipeline.site.generate import SiteSources, write_site
+from pipeline.site.generate import write_site
 from tests.enginesmith.registries import approval, draft, engine, publish_engines, refusal, report
 
 # What no page may take for markup, an address, a script or a style.
@@ -26,8 +26,8 @@ HOSTILE = (
 HOSTILE_TEXT = " ".join(HOSTILE)
 
 
-def write(store: Store, folder: Path, **sources: object) -> Written:
-    return write_site(store, SiteFolder(folder), SiteSources(**sources))
+def write(store: Store, folder: Path, trust: Path | None = None) -> Written:
+    return write_site(store, SiteFolder(folder), trust)
 
 
 def publish_small(store: Store, model: str = "digits", content: object = "a", text: str = "fine") -> Manifest:

@@ -21,8 +21,8 @@ from tests.validation.browser import CHROMIUM
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
 AXE = Path(os.environ.get("ENGINESMITH_AXE", "build/site-check/node_modules/axe-core/axe.min.js")).absolute()
 PAGES = (
-    "index.html", "fleet.html", "canaries.html", "runs.html", "models/digits/index.html",
-    "models/digits/versions/2/index.html", "models/digits/compare/1/2.html", "models/hostile/versions/1/index.html",
+    "index.html", "canaries.html", "runs.html", "models/digits/index.html",
+    "models/digits/versions/2/index.html", "models/hostile/versions/1/index.html",
     "models/hostile/index.html", "models/digits/latency.html",
 )  # fmt: skip
 WIDE = """[...document.querySelectorAll('body *')].filter(item => !item.closest('.scroll, pre, .hidden, .skip')
@@ -99,7 +99,7 @@ def test_a_keyboard_is_enough(tab: Tab, site: Path) -> None:
         )
         seen.append(tab.evaluate("document.activeElement.textContent.trim()"))
         assert style[0] == "solid" and style[1] >= 2, (seen[-1], style)
-    assert seen[:4] == ["Models", "Fleet", "Canaries", "Runs"] and len(set(seen)) > 9
+    assert seen[:3] == ["Models", "Canaries", "Runs"] and len(set(seen)) > 9
 
 
 def test_a_deep_link_shows_its_engine(tab: Tab, site: Path) -> None:

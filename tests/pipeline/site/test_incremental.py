@@ -41,7 +41,7 @@ def remove_half(store: Store) -> None:
 # It says when the registry was read.
 ALWAYS = {"index.html"}
 # The pages over all models, the style and the script.
-ALWAYS_DRAWN = 5 + 2
+ALWAYS_DRAWN = 4 + 2
 
 
 @on_each_store
@@ -55,13 +55,10 @@ def test_only_what_changed_is_read_and_written(store: Store, out: Path, monkeypa
     assert changed(before, out) <= ALWAYS and read == []
     move(store, "digits", "1")
     done = write(store, out)
-    # The model's page, those of its versions and not what compares them; 5 about all models; the style and the script.
-    assert read == ["digits"] and done.drawn == 1 + 2 + ALWAYS_DRAWN
+    # The model's page and that of the version; those about all models; the style and the script.
+    assert read == ["digits"] and done.drawn == 1 + 1 + ALWAYS_DRAWN
     place = "models/digits/"
-    assert changed(before, out) - ALWAYS == {
-        *("models.js", f"{place}index.html", f"{place}versions/1/index.html", f"{place}versions/2/index.html"),
-        "fleet.html",
-    }
+    assert changed(before, out) - ALWAYS == {"models.js", f"{place}index.html", f"{place}versions/1/index.html"}
 
 
 @pytest.mark.parametrize("model", [None, "digits"])
@@ -78,7 +75,7 @@ def test_what_is_deleted_goes(registry: Store, out: Path) -> None:
     remove_half(registry)
     write(registry, out)
     assert not (out / "models" / "other").exists() and not (out / "models/digits/versions/2").exists()
-    assert not (out / "models" / "digits" / "compare").exists() and not broken_links(out)
+    assert not broken_links(out)
     assert not (out / ".enginesmith-site/models/other.json").exists()
 
 

@@ -10,6 +10,7 @@ from enginesmith.registry.store import layout
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.trust.signing import SigningKey, sign
 from enginesmith.registry.versions import lookup
+from pipeline.site.comparison import compare, facts_of, read_version
 from pipeline.site.drawing import POLICY, REPORT_POLICY, copy_report
 from tests.enginesmith.cli.commands import said
 from tests.enginesmith.registries import engine, overwrite, publish_engines
@@ -29,9 +30,9 @@ def test_a_built_version_answers_what_people_ask(built: Project, out: Path) -> N
     store = open_store(built.registry)
     write(store, out)
     version = words(out, "models", "tiny", "versions", "1", "index.html")
-    for title in ("Engines", "What machines get", "Quality", "Drift by stage", "Provenance", "Spec"):
+    for title in ("Engines", "Quality", "Drift by stage", "Provenance", "Spec"):
         assert title in version
-    assert re.search(r"rtx4090 \(sm_89\) \? unproven sm_89 \w+ tensorrt-rtx", version) and " dB" in version
+    assert " dB" in version
     assert lookup.load(store, "tiny", "1").digest in version
     assert "candidate 1" in words(out, "index.html") and "done" in words(out, "runs.html")
     report = (out / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
@@ -60,22 +61,6 @@ def test_channels_say_who_moved_them_why_and_on_which_canary(registry: Store, ou
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
 
 
-def test_two_versions_side_by_side(registry: Store, out: Path) -> None:
-    for content in "abc":
-        publish_small(registry, content=content)
-    move(registry, "digits", "1")
-    write(registry, out)
-    folder = out / "models" / "digits" / "compare"
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*.html")}
-    # Each against the one before, and against those of stable (1) and candidate (3).
-    assert found == {"1/2.html", "2/3.html", "1/3.html"}
-    assert "cpu fp32 onnxruntime: bytes" in words(folder, "1", "2.html")
-    three = words(out, "models/digits/versions/3/index.html")
-    assert "Compare with 2 the one before" in three and "Compare with 1 stable" in three
-    assert "Compare with 3 candidate" in words(out, "models/digits/versions/1/index.html")
-    assert not broken_links(out)
-
-
 def test_a_damaged_version_is_said_and_the_others_are_there(registry: Store, out: Path) -> None:
     for content in "ab":
         publish_small(registry, content=content)
@@ -86,20 +71,8 @@ def test_a_damaged_version_is_said_and_the_others_are_there(registry: Store, out
     assert "Cannot be read" in words(out, "models", "digits", "versions", "1", "index.html")
     two = words(out, "models", "digits", "versions", "2", "index.html")
     assert "Cannot be read: report.json of digits@2" in two and "no sm_89 here" in two
-    assert words(out, "models", "digits", "index.html").count("unreadable") == 2 and "cannot be read" in words(
-        out, "models", "digits", "compare", "1", "2.html"
-    )
+    assert words(out, "models", "digits", "index.html").count("unreadable") == 2
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
-
-
-def test_an_inventory_says_what_the_fleet_lacks(registry: Store, out: Path, tmp_path: Path) -> None:
-    publish_small(registry)
-    inventory = tmp_path / "nodes.yaml"
-    inventory.write_text("groups: [{product: l4, driver: 570.124.06, count: 40}, {product: h100, count: 2}]")
-    write(registry, out, inventory=inventory)
-    fleet = words(out, "fleet.html")
-    assert "42 nodes" in fleet and "missing h100 (sm_90) 2 none no engine for sm_90" in fleet
-    assert "l4 (sm_89), driver 570.124.06 40" in words(out, "models", "digits", "index.html")
 
 
 def test_many_models_are_paged_and_all_are_searched(registry, out, monkeypatch):
@@ -119,16 +92,6 @@ def test_an_empty_registry_says_how_to_begin(registry: Store, out: Path) -> None
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
 
 
-def test_a_machine_gets_no_unproven_engine_from_a_channel_that_serves_proven_ones(registry: Store, out: Path) -> None:
-    publish_small(registry)
-    move(registry, "digits", "1")
-    write(registry, out)
-    assert "rtx4090 (sm_89) ? unproven none; there is sm_89 fp16 tensorrt-rtx" in words(out, "models/digits/index.html")
-    # By its name alone it is given.
-    version = words(out, "models/digits/versions/1/index.html")
-    assert "rtx4090 (sm_89) ? unproven sm_89 fp16 tensorrt-rtx" in version
-
-
 def test_signatures_are_counted_and_checked_by_a_policy(registry: Store, out: Path, tmp_path: Path) -> None:
     secret, _ = written(tmp_path, "release")
     sign(registry, publish_small(registry), SigningKey(secret))
@@ -144,29 +107,6 @@ def test_signatures_are_counted_and_checked_by_a_policy(registry: Store, out: Pa
     assert "not trusted digits@2 has 0 of the 1 signatures" in words(out, *place, "2", "index.html")
 
 
-def test_a_target_that_a_spec_does_not_name_is_no_gap(registry: Store, out: Path) -> None:
-    publish_small(registry)
-    write(registry, out)
-    assert "h100 (sm_90), h200 (sm_90), gh200 (sm_90) · not asked for none" in words(out, "models/digits/index.html")
-    gaps = words(out, "fleet.html").partition("about to break")[2]
-    assert "h100" not in gaps and "digits – missing t4 (sm_75)" in gaps  # noqa: RUF001 - dash
-
-
-def test_machines_link_to_the_version_that_they_ask_for(registry: Store, out: Path, tmp_path: Path) -> None:
-    for content in "ab":
-        publish_small(registry, content=content)
-    move(registry, "digits", "1")
-    catalog = tmp_path / "catalog.yaml"
-    catalog.write_text("serve: [{model: digits, channel: stable, on: [cpu]}, {model: digits, version: '2', on: [l4]}]")
-    inventory = tmp_path / "nodes.yaml"
-    inventory.write_text("groups: [{product: l4, count: 4}, {product: h100, count: 2}]")
-    write(registry, out, inventory=inventory, catalog=catalog)
-    links = Seen(out / "models/digits/index.html").links
-    assert "versions/2/index.html#engine-sm_89-fp16-tensorrt-rtx" in links
-    assert "models/digits/versions/2/index.html#engine-sm_89-fp16-tensorrt-rtx" in Seen(out / "fleet.html").links
-    assert "digits@2" in words(out, "fleet.html") and not broken_links(out)
-
-
 def test_an_ensemble_leads_to_its_graphs_and_has_their_size(registry: Store, out: Path) -> None:
     graphs = publish_graphs(registry)
     whole = publish_whole(registry, graphs)
@@ -179,15 +119,6 @@ def test_an_ensemble_leads_to_its_graphs_and_has_their_size(registry: Store, out
     registry.remove(layout.manifest_key("pair-encoder", "1"))
     write(registry, out)
     assert "pair-encoder@1 not there" in words(out, "models/pair/versions/1/index.html") and not broken_links(out)
-
-
-def test_of_an_engine_that_one_version_has_its_status_alone_is_compared(registry: Store, out: Path) -> None:
-    publish_engines(registry, [engine(registry), engine(registry, "sm_80", "fp16", "unproven")], "a")
-    publish_engines(registry, [engine(registry, data=b"other" * 100)], "b")
-    write(registry, out)
-    page = words(out, "models/digits/compare/1/2.html")
-    assert "sm_80 fp16 tensorrt-rtx: status unproven – gone" in page and page.count("sm_80") == 1  # noqa: RUF001 - dash
-    assert re.search(r"cpu fp32 onnxruntime: size \S+ B \S+ B [\d.]+ ×", page)  # noqa: RUF001 - times
 
 
 def test_a_run_that_published_nothing_leads_to_its_report(registry: Store, out: Path) -> None:
@@ -212,7 +143,7 @@ def test_hostile_texts_are_shown_and_nothing_of_them_is_markup(registry: Store, 
     assert not [(path, found.wrong) for path, found in seen.items() if found.wrong]
     assert not broken_links(out)
     shown = " ".join(visible(HOSTILE_TEXT).split())
-    for path in ("models/hostile/index.html", "models/hostile/versions/1/index.html", "runs.html", "fleet.html"):
+    for path in ("models/hostile/index.html", "models/hostile/versions/1/index.html", "runs.html"):
         assert shown in seen[path].words, path
     for path, found in seen.items():
         raw = found.path.read_text()
@@ -233,3 +164,15 @@ def test_a_report_is_copied_beneath_a_policy_without_scripts(registry: Store, ou
     copied = (out / "models/hostile/versions/1/report.html").read_bytes()
     assert copied.index(REPORT_POLICY.encode()) < copied.index(b"<script>") and b"script-src" not in copied
     assert copied == copy_report(registry.read(key) or b"")
+
+
+def test_of_an_engine_that_one_version_has_its_status_alone_is_compared(registry: Store) -> None:
+    publish_engines(registry, [engine(registry), engine(registry, "sm_80", "fp16", "unproven")], "a")
+    publish_engines(registry, [engine(registry, data=b"other" * 100)], "b")
+    documents = (read_version(registry, "digits", version).document for version in "12")
+    sections = compare(*(facts_of(document) for document in documents if document))
+    rows = [row for section in sections for row in section.changed]
+    (gone,) = [row for row in rows if "sm_80" in row.name]
+    assert (gone.name, gone.before, gone.change) == ("sm_80 fp16 tensorrt-rtx: status", "unproven", "gone")
+    (size,) = [row for row in rows if row.name == "cpu fp32 onnxruntime: size"]
+    assert size.before.endswith(" B") and size.change.endswith(" ×")  # noqa: RUF001 - times

@@ -1,29 +1,27 @@
 """`enginesmith prefect deploy`: what its options become, and what it says of those that are wrong."""
 
-import json
 from pathlib import Path
 
-import yaml
 from click.testing import CliRunner
 
 from enginesmith.cli import enginesmith
 from pipeline.orchestration.deployments.plan import FLOWS
+from tests.pipeline.orchestration.deployments.planned import deployed
 
 
-def run(*words: str, **environment: str) -> tuple[int, str]:
-    env = {"ENGINESMITH_REGISTRY": None, **environment}
-    done = CliRunner().invoke(enginesmith, ["prefect", "deploy", *words], env=env)
-    return done.exit_code, f"{done.output}{done.exception or ''}"
+def run(*words: str) -> str:
+    done = CliRunner().invoke(enginesmith, ["prefect", "deploy", *words], env={"ENGINESMITH_REGISTRY": None})
+    return f"{done.output}{done.exception or ''}"
 
 
 def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
     registry = str(tmp_path / "r")
-    assert "give --registry or ENGINESMITH_REGISTRY" in run()[1]
-    assert "no GPU generation has that name" in run("--registry", registry, "--slots", "sm_1=2")[1]
-    assert "whole number" in run("--registry", registry, "--slots", "sm_89=many")[1]
-    assert "is not NAME=VALUE" in run("--registry", registry, "--slots", "sm_89")[1]
+    assert "give --registry or ENGINESMITH_REGISTRY" in run()
+    assert "no GPU generation has that name" in run("--registry", registry, "--slots", "sm_1=2")
+    assert "whole number" in run("--registry", registry, "--slots", "sm_89=many")
+    assert "is not NAME=VALUE" in run("--registry", registry, "--slots", "sm_89")
     for schedule in ("hourly", "61 * * * *", "* 24 * * *", "*/0 * * * *", "0 0 * * * *", "H * * * *"):
-        said = run("--registry", registry, "--fleet-schedule", schedule)[1]
+        said = run("--registry", registry, "--fleet-schedule", schedule)
         assert f"--fleet-schedule {schedule!r}: give five fields of cron" in said, schedule
     for words, said in (
         (("--name", "a/b"), "--name 'a/b': give a name without any of"),
@@ -35,34 +33,32 @@ def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
         (("--executor", "ray", "--on", "l4", "--only", "compile-model"), "--on is about validate-pending and canary"),
         (("--executor", "ray", "--on", "l4", "--canary-duration", "9h"), "give 8h or less"),
     ):
-        code, told = run("--registry", registry, "--print-yaml", *words)
-        assert code and said in told and "deployments:" not in told
-    assert "no Prefect server is configured" in run("--registry", registry)[1]
+        told, plan = deployed("--registry", registry, *words)
+        assert said in told and plan is None
+    assert "no Prefect server is configured" in run("--registry", registry)
 
 
 def test_the_registry_means_the_same_everywhere_and_is_not_opened(tmp_path: Path) -> None:
     for given, uri in (("/srv/r", "file:///srv/r"), ("s3://bucket/r?region=eu-central-1",) * 2, ("file:///srv/r",) * 2):
-        assert (
-            yaml.safe_load(run("--print-yaml", "--registry", given)[1])["deployments"][0]["parameters"]["registry"]
-            == uri
-        )
+        _, plan = deployed("--registry", given)
+        assert plan and plan.deployments()[0].parameters["registry"] == uri
     for given in ("s3://AKIA:a/hunter2/b@bucket/r", "https://user:hunter2@registry.example"):
-        code, said = run("--print-yaml", "--registry", given)
-        assert code != 0 and "hunter2" not in said
+        said, plan = deployed("--registry", given)
+        assert plan is None and "hunter2" not in said
 
 
 def test_options_become_parameters_and_job_variables() -> None:
     words = ["--only", "compile-model", "--executor", "ray", "--ray-address", "ray://head:1", "--type", "kubernetes"]
     words += ["--job-variable", "gpu_count=1", "--job-variable", "image=x:1", "--wait-for-nodes", "15m"]
-    code, said = run("--print-yaml", *words)
-    assert code == 0
-    [entry] = yaml.safe_load(said)["deployments"]
-    assert entry["parameters"] | {"registry": ""} == {
+    said, plan = deployed("--registry", "r", *words)
+    assert plan, said
+    [entry] = plan.deployments()
+    assert entry.parameters | {"registry": ""} == {
         "registry": "",
         "executor": "ray",
         "gpu_slots": True,
         "ray_address": "ray://head:1",
         "wait_for_nodes_s": 900.0,
     }
-    assert entry["work_pool"]["job_variables"] == {"gpu_count": 1, "image": "x:1"}
-    assert json.dumps(entry) and FLOWS[0] == "compile_model"
+    assert entry.variables == {"gpu_count": 1, "image": "x:1"}
+    assert FLOWS[0] == "compile_model"

@@ -16,7 +16,7 @@ from pipeline.orchestration.artifacts import artifacts_of, show_document
 from tests.pipeline.projects import Project
 from tests.validation.canary.reports import report as canary_report
 from tests.validation.page_data import version_report
-from tests.validation.reporting.test_html import HOSTILE, Page, hostile
+from tests.validation.reporting.test_html import HOSTILE, hostile
 from validation.canary.report import CanaryReport
 from validation.reporting.version_document import VersionDocument
 
@@ -138,9 +138,3 @@ def test_artifacts_are_posted_by_their_kind(monkeypatch: pytest.MonkeyPatch, can
     show_document(canary, None)
     assert posted[-1] == ("markdown", "canary-tiny")
     assert canary.kind == pages.CANARY
-
-
-def test_without_a_prefect_server_report_says_what_to_set(built: Project, tmp_path: Path) -> None:
-    done = built.run("report", "tiny@1", "--out", tmp_path / "r.html", "--prefect")
-    assert done.code == 3 and "PREFECT_API_URL" in done.err
-    assert Page((tmp_path / "r.html").read_text()).text.count("tiny") > 0

@@ -1,4 +1,4 @@
-"""The deployments as values, the checked-in prefect.yaml, and the job templates."""
+"""The deployments as values, and the job templates."""
 
 import importlib
 import re
@@ -8,20 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
-from click.testing import CliRunner
 from prefect.events import DeploymentEventTrigger
 from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.templating import apply_values, find_placeholders
 
-from enginesmith.cli import enginesmith
 from enginesmith.core.errors import UnavailableError
 from enginesmith.core.hardware.machine import GENERATIONS
 from pipeline.orchestration.deployments import deploy
-from pipeline.orchestration.deployments.plan import KINDS, REGISTRY, DeploymentPlan, WantedDeployment, text
+from pipeline.orchestration.deployments.plan import KINDS, DeploymentPlan, WantedDeployment
 from pipeline.orchestration.flows.runner import limit_name
 from pipeline.orchestration.gpu_workers import PAYLOADS
+from tests.pipeline.orchestration.deployments.planned import deployed
 
 ROOT = Path(__file__).parents[4]
 EVERY = [
@@ -29,10 +27,6 @@ EVERY = [
         "s3://bucket/r", ray_address="ray://head", traffic="s3://bucket/t", canary_s=9.0, fleet="apply"
     ).deployments()
 ]
-
-
-def test_the_checked_in_prefect_yaml_is_what_deploy_registers() -> None:
-    assert (ROOT / "prefect.yaml").read_text() == text(DeploymentPlan(REGISTRY)), "make docs writes it"
 
 
 @pytest.mark.parametrize("wanted", EVERY, ids=lambda wanted: wanted.flow)
@@ -123,38 +117,34 @@ def test_a_kubernetes_job_gets_its_gpu_node_image_and_secrets() -> None:
     assert "nodeSelector" not in plain["spec"]["template"]["spec"], "what is not given is not asked for"
 
 
-def run(*words: str, **environment: str) -> tuple[int, str]:
-    env = {"ENGINESMITH_REGISTRY": None, **environment}
-    done = CliRunner().invoke(enginesmith, ["prefect", "deploy", *words], env=env)
-    return done.exit_code, f"{done.output}{done.exception or ''}"
-
-
 def test_places_mean_the_same_from_a_workers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ("--print-yaml", "--traffic", "recorded", "--catalog", "specs", "--fleet", "report")
-    words += ("--fleet-catalog", "f.yaml")
-    found = {item["entrypoint"]: item["parameters"] for item in yaml.safe_load(run(*words)[1])["deployments"]}
-    given = {name: value for parameters in found.values() for name, value in parameters.items()}
+    words = ("--traffic", "recorded", "--catalog", "specs", "--fleet", "report", "--fleet-catalog", "f.yaml")
+    _, plan = deployed("--registry", "r", *words)
+    assert plan
+    given = {name: value for item in plan.deployments() for name, value in item.parameters.items()}
     assert given["traffic"] == str(tmp_path / "recorded") and given["specs"] == str(tmp_path / "specs")
     assert str(tmp_path / "f.yaml") in given.values()
 
 
 def test_what_a_gpu_is_needed_for_runs_on_rays_workers_where_they_are_named() -> None:
-    words = ["--print-yaml", "--name", "l4", "--only", "validate-pending", "--only", "canary"]
+    words = ["--registry", "r", "--name", "l4", "--only", "validate-pending", "--only", "canary"]
     words += ["--traffic", "s3://bucket/t"]
     ray = ["--executor", "ray", "--ray-address", "ray://head:1", "--wait-for-nodes", "15m"]
     placed = {"executor": "ray", "ray_address": "ray://head:1", "wait_for_nodes_s": 900.0}
     for given, named in (([*ray, "--on", "l4"], True), (ray, False)):
-        proofs, canaries = (item["parameters"] for item in yaml.safe_load(run(*words, *given)[1])["deployments"])
+        _, plan = deployed(*words, *given)
+        assert plan
+        proofs, canaries = (item.parameters for item in plan.deployments())
         assert {name: proofs.get(name) for name in ("on", *placed)} == (
             {"on": "l4", **placed} if named else dict.fromkeys(("on", *placed))
         ), "without a name the machine of the flow run does it"
         assert {name: canaries.get(name) for name in ("target", *placed)} == (
             {"target": "l4", **placed} if named else dict.fromkeys(("target", *placed))
         )
-    assert "give --executor ray" in run(*words, "--on", "l4")[1]
-    assert "'cpu' names no GPU" in run(*words, *ray, "--on", "cpu")[1]
-    assert "ampere" in run(*words, *ray, "--on", "ampere")[1], "which is several"
+    assert "give --executor ray" in deployed(*words, "--on", "l4")[0]
+    assert "'cpu' names no GPU" in deployed(*words, *ray, "--on", "cpu")[0]
+    assert "ampere" in deployed(*words, *ray, "--on", "ampere")[0], "which is several"
 
 
 def test_a_deployment_that_is_registered_as_it_is_to_be_differs_in_nothing_else_in_what_changed() -> None:

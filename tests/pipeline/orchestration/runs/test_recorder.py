@@ -162,25 +162,6 @@ def test_a_write_whose_answer_was_lost_is_made_up_for(store: FileStore, monkeypa
     assert len(the_run(store).items) == 3
 
 
-def test_a_run_is_shown_as_often_as_it_is_written(store: FileStore) -> None:
-    shown: list[str] = []
-    with record_run(store, begun(store), lambda _: None, lambda run: shown.append(run.state)) as told:
-        told.emit(Started("export"))
-    assert shown[-1] == "done"
-
-
-def test_what_shows_a_run_and_breaks_is_shown_nothing_more(store, capsys):
-    def bad(run: RunState) -> None:
-        raise ValueError("the server is gone")
-
-    tracker = new_tracker(begun(store))
-    writer = RunRecorder(store, tracker, show=bad)
-    tracker.emit(Started("export"))
-    writer._round()
-    writer._round(last=True)
-    assert the_run(store).state == "running" and capsys.readouterr().err.count("the server is gone") == 1
-
-
 def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: FileStore) -> None:
     graph = store.put_bytes(b"graph")
     with record_run(store, begun(store), lambda _: None) as told:

@@ -3,15 +3,12 @@
 from dataclasses import asdict, replace
 from datetime import timedelta
 
-import pytest
-
 from enginesmith.core.parsing import this_process
 from enginesmith.registry.builds.runs import RunItem, RunState
 from enginesmith.registry.store.layout import run_key
-from pipeline.orchestration.artifacts import description, percent
 from pipeline.orchestration.runs.views import RunView, StepTime, view_runs
 from tests.enginesmith.registry.memory import MemoryStore
-from tests.pipeline.orchestration.runs.runs import BEGAN, EXPECTED, UNIT, run_state, running, stamp
+from tests.pipeline.orchestration.runs.runs import BEGAN, EXPECTED, run_state, running, stamp
 
 
 def at(run: RunState, seconds: float) -> RunView:
@@ -88,16 +85,3 @@ def test_everything_that_is_known_of_a_unit_is_told() -> None:
     assert at(run, 10).describe(run.items[0]) == expected
     row = at(run, 10).to_json()["items"][0]
     assert row["elapsed_s"] == 10 and row["remaining"].startswith("~60 s left") and row["state"] == "running"
-
-
-def test_progress_in_prefect_counts_what_is_over_and_what_runs_as_predicted() -> None:
-    item = replace(running(predicted=EXPECTED).items[0], started_at=stamp(0))
-    over = replace(item, name="over", state="built")
-    planned = replace(item, name="planned", state="planned")
-    one = at(replace(running(), items=(item, over, planned, planned)), 20)
-    assert percent(one) == pytest.approx(100 * (20 / 70 + 1) / 4, abs=0.1)
-    late = at(replace(running(), items=(replace(item, started_at=stamp(-500)),)), 20)
-    assert percent(late) == 95.0 and percent(at(run_state(), 0)) == 100.0
-    text = description(one)
-    assert text.startswith("digits: running, 1 running, 1 built, 2 planned\n")
-    assert "compiling; here; ~50 s left" in text and UNIT.split()[1] in text
