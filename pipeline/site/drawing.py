@@ -14,9 +14,15 @@ from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.index import ListedVersion, list_versions
 from enginesmith.registry.versions.lookup import DEFAULT_CHANNELS
 from enginesmith.registry.versions.state import Move
-from pipeline.site.comparison import ReadChannel, ReadVersion, read_channels, read_version
+from pipeline.site.comparison import (
+    ReadChannel,
+    ReadVersion,
+    ShownRollout,
+    read_channels,
+    read_version,
+    show_rollout,
+)
 from pipeline.site.folder import ModelKeys
-from pipeline.site.rollouts import ShownRollout, ShownSeries, line_of, read_all_series, show_rollout
 from validation.canary.judging.criteria import describe_interval, describe_value
 from validation.reporting.html import templates as report_templates
 
@@ -60,7 +66,6 @@ def _templates() -> "Environment":
     environment.filters |= base_templates.filters | {
         "anchor": engine_anchor,
         "interval": describe_interval,
-        "line": line_of,
         "criterion": lambda value, kind: "" if value is None else describe_value(value, kind),
     }
     return environment
@@ -153,11 +158,6 @@ class ModelSite:
         """The rollouts of its channels, also those that are finished."""
         rollout_views = (show_rollout(item.channel, item.history) for item in self.channels if item.channel)
         return tuple(item for item in rollout_views if item)
-
-    @cached_property
-    def series(self) -> tuple[ShownSeries, ...]:
-        """Its series of latencies."""
-        return read_all_series(self.store, self.model)
 
     @cached_property
     def usual(self) -> str:

@@ -11,7 +11,7 @@ from enginesmith.core.errors import InputError, digest_of_bytes, is_digest
 from enginesmith.core.names import is_name, is_path, version_order
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import reachable, start_atomic_write, sweep, sync_folder
-from enginesmith.registry.store.layout import MANIFEST, MODELS, SERIES, channel_key
+from enginesmith.registry.store.layout import MANIFEST, MODELS, channel_key
 from enginesmith.registry.versions.channel_writes import running_rollouts
 
 # The folder that a site is written into: pages that changed, each as a whole, and what is known of those that lie
@@ -193,7 +193,7 @@ def _sync(paths: Sequence[Path]) -> None:
 #
 # One listing of all keys with their sizes, and no document is read but policies and the channels whose rollout is not
 # finished, which are few and are replaced. All other documents that a page shows are named by their digest, or only
-# grow (the histories of channels, series), so that a change of any shows in the names or the sizes.
+# grow (the histories of channels), so that a change of any shows in the names or the sizes.
 
 
 @dataclass(frozen=True)
@@ -226,8 +226,6 @@ def read_models(store: Store, salt: str = "") -> list[ModelKeys]:
         if is_name(model) and rest:
             keys_by_model.setdefault(model, []).append((rest, size))
     beside: dict[str, list[str]] = {}
-    for key, size in sorted(store.sizes(SERIES)):
-        beside.setdefault(key.removeprefix(SERIES).partition("/")[0], []).append(f"{key} {size}")
     for model, channel in running_rollouts(store):
         data = store.read(channel_key(model, channel)) or b""
         beside.setdefault(model, []).append(f"rollout {channel} {digest_of_bytes(data)}")

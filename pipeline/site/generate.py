@@ -22,7 +22,7 @@ from pipeline.site.folder import ModelKeys, Page, SiteFolder, Written, digest_li
 from validation.canary.page import HEADLINES
 from validation.canary.report import read_report
 
-# The pages of one model: the model, versions with their reports, canaries' reports, its latencies over time.
+# The pages of one model: the model, versions with their reports, canaries' reports.
 
 # Moves of a channel that the model's page shows; `enginesmith registry history` has all.
 MOST_MOVES = 200
@@ -41,9 +41,6 @@ def model_pages(site: ModelSite) -> Iterator[Page]:
         path = f"{site.folder}/versions/{version}/index.html"
         key = digest_lines([site.salt, digests[version], *site.channels_at(version)])
         yield Page(path, key, partial(_version, site, path, version))
-    if site.series:
-        path = f"{site.folder}/latency.html"
-        yield Page(path, site.keys.digest, partial(draw, "series", path, site=site))
     path = f"{site.folder}/index.html"
     yield Page(path, site.keys.digest, lambda: _model(site, path))
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.registry.latency_series import append_point
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions import lookup
 from pipeline.rollout.operations import Operator, start
-from tests.enginesmith.registry.test_latency_series import SERIES, point
 from tests.pipeline.rollout.fleet import BEGIN, plan
 from tests.pipeline.site.chromium import Tab, chromium
 from tests.pipeline.site.sites import move, publish_hostile, publish_small, write
@@ -23,7 +21,7 @@ AXE = Path(os.environ.get("ENGINESMITH_AXE", "build/site-check/node_modules/axe-
 PAGES = (
     "index.html", "canaries.html", "runs.html", "models/digits/index.html",
     "models/digits/versions/2/index.html", "models/hostile/versions/1/index.html",
-    "models/hostile/index.html", "models/digits/latency.html",
+    "models/hostile/index.html",
 )  # fmt: skip
 WIDE = """[...document.querySelectorAll('body *')].filter(item => !item.closest('.scroll, pre, .hidden, .skip')
   && item.getBoundingClientRect().right > innerWidth + 1).map(item => item.outerHTML.slice(0, 120))"""
@@ -43,8 +41,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     publish_hostile(store)
     waves, operator = plan("5%", "100%", approve=True), Operator("ada", BEGIN, "faster")
     start(store, lookup.load(store, "digits", "2"), "stable", waves, operator, proven_only=True)
-    for day in range(16):
-        append_point(store, SERIES, point(day, relative=1.0 if day < 8 else 1.1))
     write(store, place / "site")
     return place / "site"
 

@@ -1,23 +1,18 @@
-"""Rollouts and series of latencies on the pages, and that a change of either is seen."""
+"""Rollouts on the pages, and that a change of one is seen."""
 
 from dataclasses import replace
 from pathlib import Path
 
-from enginesmith.registry.latency_series import LatencySeries, append_point
 from enginesmith.registry.leases import hold_lease
-from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.rollouts.state import Rollout
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import SERIES, channel_key
+from enginesmith.registry.store.layout import channel_key
 from enginesmith.registry.versions import channels, lookup
 from enginesmith.registry.versions.channel_writes import change_rollout, read_rollout
-from pipeline.site.rollouts import line_of, read_all_series
 from tests.enginesmith.registries import engine, overwrite, publish_engines
-from tests.enginesmith.registry.test_latency_series import SERIES as KNOWN
-from tests.enginesmith.registry.test_latency_series import point
 from tests.pipeline.rollout.fleet import BEGIN, begin, plan
 from tests.pipeline.site.crawl import Seen, broken_links, pages
-from tests.pipeline.site.sites import move, publish_small, write
+from tests.pipeline.site.sites import move, write
 
 PAGE = "models/digits/index.html"
 
@@ -73,35 +68,3 @@ def test_a_finished_and_a_damaged_rollout(registry: Store, out: Path) -> None:
     overwrite(registry, channel_key("digits", "stable"), b"{")
     write(registry, out)
     assert "unreadable channel digits:stable" in words(out)
-
-
-def record(registry: Store, manifest: Manifest, days: int, level: float = 1.0) -> LatencySeries:
-    found = KNOWN
-    assert found.model == manifest.model
-    for day in range(days):
-        found = append_point(registry, found, point(day, relative=level if day < days / 2 else level * 1.1))
-    return found
-
-
-def test_a_series_has_a_picture_its_points_and_what_changed_its_level(registry: Store, out: Path) -> None:
-    manifest = publish_small(registry)
-    write(registry, out)
-    assert not (out / "models/digits/latency.html").exists()
-    record(registry, manifest, 16)
-    write(registry, out)
-    page = words(out, "models/digits/latency.html")
-    assert "relative 10.0 % slower" in page and "16 points since" in page and "100 µs" in page
-    assert (out / "models/digits/latency.html").read_text().count("<circle") == 16
-    assert "relative 10.0 % slower" in words(out) and "1.100 ×" in words(out)  # noqa: RUF001 - times
-    assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
-
-
-def test_a_series_of_one_point_and_one_that_is_damaged(registry: Store, out: Path) -> None:
-    found = record(registry, publish_small(registry), 1)
-    (shown,) = read_all_series(registry, "digits")
-    assert line_of(shown.points) == "6,60"
-    registry.create(f"{SERIES}digits/{'0' * 64}.json", b"{")
-    write(registry, out)
-    page = words(out, "models/digits/latency.html")
-    assert "is no series of latencies" in page and found.unit in page and "fewer than twelve points" in page
-    assert "unreadable" in words(out) and not broken_links(out)
