@@ -166,7 +166,11 @@ _MIXING = frozenset(("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Atten
 
 def find_selected(graph: GraphProto) -> dict[str, Rows]:
     """The outputs that hold rows of a NonMaxSuppression, or of a TopK with its scores: near ties change their order."""
-    constants = {tensor.name: numpy_helper.to_array(tensor).ravel() for tensor in graph.initializer}
+    constants = {
+        tensor.name: numpy_helper.to_array(tensor).ravel()
+        for tensor in graph.initializer
+        if tensor.data_type == TensorProto.INT64 and tensor.data_location != TensorProto.EXTERNAL
+    }
     sizes: dict[str, set[int]] = {}  # by tensor that is selected, how many rows; 0 of a NonMaxSuppression
     for node in graph.node:
         found = set[int]().union(*(sizes.get(name, ()) for name in list_reads(node)))
@@ -177,7 +181,8 @@ def find_selected(graph: GraphProto) -> dict[str, Rows]:
         elif node.op_type in _MIXING:
             found = set()
         sizes |= dict.fromkeys(node.output, found) if found else {}
-    batch = {_dims(value)[0] for value in graph.input if value.name not in constants and _dims(value)} - {None}
+    weights = {tensor.name for tensor in graph.initializer}
+    batch = {_dims(value)[0] for value in graph.input if value.name not in weights and _dims(value)} - {None}
     outputs = {value.name: value for value in graph.output if value.name in sizes}
     kinds = {name: kind for name, value in outputs.items() if (kind := _find_rows(value, sizes[name], batch))}
     scored = any(kind != "count" and (0 in sizes[name] or _is_float(outputs[name])) for name, kind in kinds.items())

@@ -86,7 +86,10 @@ class UntrustedError(IntegrityError):
 
 
 class ConflictError(EnginesmithError):
-    """Another publisher wrote other content under the same name first."""
+    """Another publisher wrote other content under the same name first. nothing_written: whether this writer had changed
+    nothing by then."""
+
+    nothing_written = False
 
 
 class StepError(EnginesmithError):

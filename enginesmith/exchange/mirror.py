@@ -123,7 +123,9 @@ def _copy_version(
     data = source.read(key)
     dest_data = dest.read(key)
     if data is None or (dest_data is not None and dest_data != data):
-        raise ConflictError(f"{dest.uri} has another {name}; versions never change: mirror it to another registry")
+        refusal = ConflictError(f"{dest.uri} has another {name}; versions never change: mirror it to another registry")
+        refusal.nothing_written = not sizes
+        raise refusal
     with tempfile.TemporaryDirectory(prefix="enginesmith-mirror-") as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
         pending_blobs = [digest for digest in blobs if sizes.get(digest) is None]
         done = pool.map(lambda digest: _copy_blob(source, digest, dest, Path(folder)), pending_blobs)

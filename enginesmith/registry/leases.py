@@ -329,7 +329,11 @@ def hold_lease(
     finally:
         with suppress(EnginesmithError):
             finish()
-            if not (changes and isinstance(sys.exception(), UnavailableError | ConflictError)):
+            error = sys.exception()
+            is_done = not isinstance(error, UnavailableError | ConflictError) or getattr(
+                error, "nothing_written", False
+            )
+            if is_done or not changes:
                 store.remove(lease_key(lease.id))
 
 

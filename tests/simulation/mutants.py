@@ -370,10 +370,10 @@ def _copy_unsecured(source: Any, manifest: Any, guard: Any, *rest: Any) -> None:
     _COPY_VERSION(source, manifest, type("Guard", (leases.Guard,), {"secure": _secure_nothing})(**vars(guard)), *rest)
 
 
-def _unmark_first(store: Any, names: list[str]) -> None:
+def _unmark_first(store: Any, model: str, versions: list[str]) -> None:
     """Before the write of the state, and not after it, by which of its callers asks."""
     if sys._getframe(1).f_code.co_name == "write":
-        leases.unmark(store, names)
+        leases.unmark(store, [leases.version_name(model, version) for version in versions])
 
 
 @contextmanager
@@ -435,8 +435,8 @@ MUTANTS: dict[str, Mutant] = {
     "versions that only a rollout leads to go": _attribute(references._Marking, "_keep_served", _without_rollouts),
     "versions that a channel serves go": _attribute(references._Marking, "_keep_served", _without_channels),
     "the highest number goes": _attribute(references, "_newest", _only_newest),
-    "what a channel led to goes at once": _attribute(state, "unmark", lambda *_: None),
-    "what a slow move left goes too soon": _attribute(state, "unmark", _unmark_first),
+    "what a channel led to goes at once": _attribute(state, "unmark_versions", lambda *_: None),
+    "what a slow move left goes too soon": _attribute(state, "unmark_versions", _unmark_first),
     "what was unpinned goes at once": _attribute(registered_specs, "unmark", lambda *_: None),
     "a move is not kept before the next one": _attribute(state, "keep_history", lambda *_: None),
     "a rollout is not kept before the next one": _attribute(state, "_loses", lambda old, new: old.moves != new.moves),

@@ -87,9 +87,9 @@ class Tvm:
 
         return Engine.of_file(self, request, compile_model(request, model, workdir))
 
-    def runs(self, target: Target) -> str | None:  # noqa: ARG002 - a CPU is always at hand
-        """Always: it has engines for CPUs alone."""
-        return None
+    def runs(self, target: Target) -> str | None:
+        """CPUs, of which one is always at hand."""
+        return None if target.is_cpu else "TVM's engines are for CPUs alone; choose another backend"
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:

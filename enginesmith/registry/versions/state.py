@@ -22,7 +22,6 @@ from enginesmith.core.errors import ConflictError, Digest, EnginesmithError, Inp
 from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import MAX_COUNT, Count, Format
-from enginesmith.registry.leases import unmark, version_name
 from enginesmith.registry.rollouts.state import EarlierRollout, Rollout, ServingNode
 from enginesmith.registry.store.base import Documents, Store, change, place_of
 from enginesmith.registry.store.layout import FORMAT as REGISTRY_FORMAT
@@ -273,7 +272,7 @@ def change_channel(
         if before:
             left = sorted({*before.served.values()} - {*after.served.values()})
             with suppress(ConflictError, IntegrityError):  # which must keep no rollout from its end
-                unmark(store, (version_name(model, version) for version in left))
+                unmark_versions(store, model, left)
             if _loses(before, after):
                 keep_history(store, before)
         return replace(after, revision=(before.revision if before else 0) + 1).to_bytes()
@@ -291,8 +290,15 @@ def change_channel(
 
     found = read(change(store, channel_key(model, name), write, contains))
     with suppress(EnginesmithError):
-        unmark(store, (version_name(model, version) for version in left))
+        unmark_versions(store, model, left)
     return found
+
+
+def unmark_versions(store: Store, model: str, versions: list[str]) -> None:
+    """Remove the garbage marks of versions. Raises as `leases.unmark`."""
+    from enginesmith.registry.leases import unmark, version_name  # what only reads channels loads no leases
+
+    unmark(store, (version_name(model, version) for version in versions))
 
 
 def _loses(before: Channel, after: Channel) -> bool:

@@ -4,10 +4,13 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from builders.onnx_graphs.structure import Rows
 from enginesmith.core.errors import EnginesmithError
 from validation.metrics.tasks.terms import TaskMetric
+
+if TYPE_CHECKING:
+    from builders.onnx_graphs.structure import Rows
 
 
 class OutOfTimeError(EnginesmithError):
@@ -72,7 +75,7 @@ class GraphLimits:
 
     given: Mapping[str, float | None] = field(default_factory=dict)
     metrics: tuple[TaskMetric, ...] = ()
-    selected: Mapping[str, Rows] = field(default_factory=dict)
+    selected: "Mapping[str, Rows]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,12 @@ COMMANDS = ROOT / "enginesmith/cli"
 # The model as it was exported is served as an ONNX file, by the runtime of that name (docs/guides/client.md).
 # Which of Triton's backends opens an engine is said of Triton, whose backends have these names, too.
 BY_TRITON = ("onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "tensorrt")
-ALLOWED = {("locate.py", "onnxruntime"), *(("triton_config.py", name) for name in BY_TRITON)}
+# So are the execution providers of ONNX Runtime, of which a model package has one for each variant.
+ALLOWED = {
+    ("locate.py", "onnxruntime"),
+    *(("triton_config.py", name) for name in BY_TRITON),
+    *(("model_package.py", name) for name in BY_TRITON[:3]),
+}
 
 
 def _files() -> Iterator[Path]:
