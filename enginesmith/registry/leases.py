@@ -330,10 +330,8 @@ def hold_lease(
         with suppress(EnginesmithError):
             finish()
             error = sys.exception()
-            is_done = not isinstance(error, UnavailableError | ConflictError) or getattr(
-                error, "nothing_written", False
-            )
-            if is_done or not changes:
+            refused = isinstance(error, ConflictError) and not error.nothing_written
+            if not (changes and (refused or isinstance(error, UnavailableError))):
                 store.remove(lease_key(lease.id))
 
 
