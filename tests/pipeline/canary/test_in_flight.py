@@ -15,7 +15,7 @@ from enginesmith.recording.traffic import EQUAL_DB
 from pipeline.canary.engines import isolate
 from pipeline.canary.run import in_flight_of
 from tests.pipeline.canary.busy import opened
-from tests.pipeline.canary.test_isolated import LIMITS, manifests, replayed
+from tests.pipeline.canary.test_isolated import manifests, replayed
 from tests.validation.canary.simulated import Engine, Ticking, traffic
 from validation.canary import replay
 from validation.canary.observations import read_both
@@ -112,5 +112,5 @@ def test_a_candidate_that_dies_in_flight_is_not_promoted(tmp_path, manifests, ho
     assert written.report.verdict == "FAIL"
     assert f"the candidate's engine ended its process: {words}, among requests" in written.report.reason
     seen = read_both(*(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")))
-    assert seen[0].ok[:100] == [True] * 100 and not any(seen[0].ok[210:]) and all(seen[1].ok)
-    assert json.loads(written.json.read_text())["verdict"] == written.report.verdict and LIMITS
+    assert seen[0].ok[:100] == [True] * 100 and len(seen[0].ok) <= 210 and all(seen[1].ok)
+    assert json.loads(written.json.read_text())["verdict"] == written.report.verdict
