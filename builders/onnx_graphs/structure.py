@@ -12,6 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from builders.onnx_graphs.bodies import list_reads
 from enginesmith.arrays import Array
+from enginesmith.core.types import Rows
 
 # The part of a graph that computes weights from constants: a quantized weight is dequantized in every run of a graph
 # that is run as it is written, and one that is kept in float also quantized.
@@ -157,9 +158,6 @@ def find_tables(graph: GraphProto) -> dict[str, int]:
     return tables
 
 
-# Where an output has the rows that a graph selects: along its first axis, behind the batch, or their number for each
-# sample.
-Rows = Literal["all", "each", "count"]
 # Operators that mix rows, so that their place or number is no selection's.
 _MIXING = frozenset(("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "LSTM", "GRU"))
 

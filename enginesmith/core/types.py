@@ -441,3 +441,8 @@ def sizes_product(dims: Sequence[Dim], per_dim: Mapping[str, Sequence[int]]) -> 
     """Every combination of the sizes that `per_dim` has for each dim, by its name; the last dim varies fastest."""
     names = [dim.name for dim in dims]
     return (dict(zip(names, sizes, strict=True)) for sizes in product(*(per_dim[name] for name in names)))
+
+
+# Where an output has the rows that a graph selects (`onnx_graphs.structure.find_selected`): along its first axis,
+# behind the batch, or their number for each sample.
+Rows = Literal["all", "each", "count"]

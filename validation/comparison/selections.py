@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import GraphProto
 
-from builders.onnx_graphs.structure import Rows, find_selected
+from builders.onnx_graphs.structure import find_selected
 from enginesmith.arrays import Array
 from enginesmith.core.reports.proof import DECISIONS, LOST_CLASSES, SELECTED, Check
 from enginesmith.core.text import join_first
-from enginesmith.core.types import Tensors
+from enginesmith.core.types import Rows, Tensors
 from validation.golden.golden_set import Case
 from validation.limits.rounding import LEVEL, lost_classes
 from validation.metrics.drift import is_exact

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from builders.onnx_graphs.structure import Rows
 from enginesmith.arrays import Array
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.reports.proof import CHANGED, CLEAR_CHANGED, DECISIONS, LOST_CLASSES, UNSEEN_CLASSES, Check
 from enginesmith.core.text import join_first
-from enginesmith.core.types import Session, Tensors
+from enginesmith.core.types import Rows, Session, Tensors
 from validation.comparison.selections import Selections
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budgets, OutputLimits, StagedLimits, at_most, within

@@ -4,13 +4,10 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.types import Rows
 from validation.metrics.tasks.terms import TaskMetric
-
-if TYPE_CHECKING:
-    from builders.onnx_graphs.structure import Rows
 
 
 class OutOfTimeError(EnginesmithError):
@@ -75,7 +72,7 @@ class GraphLimits:
 
     given: Mapping[str, float | None] = field(default_factory=dict)
     metrics: tuple[TaskMetric, ...] = ()
-    selected: "Mapping[str, Rows]" = field(default_factory=dict)
+    selected: Mapping[str, Rows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
