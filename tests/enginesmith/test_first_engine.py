@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs/getting-started/first-engine.md"
-BLOCK = re.compile(r"(?:A file `([\w.]+)`.*?)?```(python|yaml|sh)\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"(?:Create a file `([\w.]+)`.*?)?```(python|yaml|sh)\n(.*?)```", re.DOTALL)
 
 
 @pytest.mark.slow

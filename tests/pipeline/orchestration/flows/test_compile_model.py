@@ -50,7 +50,6 @@ def test_both_runners_and_both_executors_give_the_same_version(built: Project, p
     assert keys(outcome) == keys(reference)
     assert outcome["metrics"] == reference["metrics"]
     assert "Finished in state Completed()" in done.stderr
-    assert ("progress-tiny", "progress") in artifacts(home), "the run's state, as it went on"
     assert artifacts(home) >= {"result-tiny": "markdown", "engines-tiny": "table", "drift-tiny": "table"}.items()
     assert tags(home) == {"[]"}, "the server that the run started is not asked for their limits"
     again = with_prefect(project, home, "--executor", "ray")
@@ -90,4 +89,3 @@ def test_an_ensemble_is_built_as_a_flow(tmp_path: Path, home: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert keys(json.loads(done.stdout)) == {"cpu fp32": "proven", "cpu int8": "proven"}
-    assert ("progress-pair", "progress") in artifacts(home)
