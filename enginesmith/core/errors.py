@@ -86,8 +86,8 @@ class UntrustedError(IntegrityError):
 
 
 class ConflictError(EnginesmithError):
-    """Another publisher wrote other content under the same name first. nothing_written: whether this writer had changed
-    nothing by then."""
+    """Another publisher wrote other content under the same name first. nothing_written: True if the error was raised
+    before the first write."""
 
     nothing_written = False
 

@@ -319,9 +319,13 @@ def hold_lease(
     changes: tuple[str, ...] = (),
     finish: Callable[[], None] = lambda: None,
 ) -> Iterator[Guard]:
-    """Hold a lease on a store while the block writes something that refers to its content. finish: called before it
-    is removed. Where that fails the lease stays until it expires, and where a block that changes models could not end:
-    it may have written evidence and no snapshot of it, and the collection that finds the lease over does."""
+    """Hold a lease on a store while the block writes something that refers to its content. finish: called before the
+    lease is removed.
+
+    The lease stays until it expires if `finish` fails. It also stays if the block changes models and ends with
+    UnavailableError or with a ConflictError after a write: the block may have written evidence without a snapshot. The
+    collection that finds the expired lease writes that snapshot.
+    """
     begun = parsing.steady_s()
     lease = take_lease(store, what, lasts, changes)
     try:

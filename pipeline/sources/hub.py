@@ -1,8 +1,8 @@
 """Files of a repository on the Hugging Face Hub, at one commit, as files in the folder of the spec that names them.
 
 huggingface_hub downloads them, into its own cache and with its own settings (HF_HOME, HF_TOKEN, HF_ENDPOINT,
-HF_HUB_OFFLINE). From there they come into the spec's folder as second names of the same files, or as copies, so that
-the steps after it, bundles and workers find them as they find all files of a spec.
+HF_HUB_OFFLINE). The spec's folder gets hard links to the files in that cache, or copies. So later steps, bundles and
+workers read them like every other file of a spec.
 """
 
 import hashlib
@@ -106,9 +106,7 @@ def _download(hub_file: HubFile) -> Path:
         path = Path(hf_hub_download(hub_file.repository, hub_file.file, revision=hub_file.revision))
     except errors.GatedRepoError as error:
         remedy = "accept its terms on its page, and set HF_TOKEN"
-        raise InputError(
-            f"{hub_file}: the Hub gives it to users alone who have accepted its terms; {remedy}"
-        ) from error
+        raise InputError(f"{hub_file}: only users who have accepted its terms may download it; {remedy}") from error
     except errors.RepositoryNotFoundError as error:
         remedy = "correct source.hf, or set HF_TOKEN for a private one"
         raise InputError(f"{hub_file}: the Hub has no such repository, or does not show it; {remedy}") from error

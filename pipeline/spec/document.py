@@ -80,6 +80,8 @@ def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kin
     for item in mistakes:
         if item.type == "too_short" and item.loc in inside:
             continue  # it only counts the items that are wrong
+        if item.type == "default_factory_not_called":
+            continue  # it follows from the other mistakes, which say more
         loc, cause = _without_union_tags(root, item.loc), item.ctx.get("error")
         sentences: Iterable[tuple[Loc, str, str]]
         if item.type in _KINDS:  # each member of a union says what it takes

@@ -191,6 +191,7 @@ def test_each_mistake_is_a_line_with_key_value_and_remedy(project: Project, part
     lines = mistakes(project, **parts)
     assert any(wanted in line for line in lines), lines
     assert all(line.startswith(f"{project.spec}:") for line in lines)
+    assert not any("default factory" in line for line in lines), "a default that follows from another mistake"
 
 
 @pytest.mark.parametrize(

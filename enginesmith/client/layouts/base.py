@@ -142,6 +142,29 @@ def _facts(path: Path) -> _Facts:
     return file_stat.st_ino, file_stat.st_size, file_stat.st_mtime_ns
 
 
+@dataclass(frozen=True)
+class SharedFolder:
+    """The files that a `Place` keeps beside a model, in a folder that other models use too."""
+
+    dest: Path
+    model: str
+
+    @property
+    def lock(self) -> Path:
+        """See `Place`."""
+        return self.dest / f".enginesmith-{self.model}.lock"
+
+    @property
+    def hooked(self) -> Path:
+        """See `Place`."""
+        return self.dest / f".enginesmith-{self.model}.hooked"
+
+    @property
+    def mark(self) -> Path:
+        """See `Place`."""
+        return self.dest / f".enginesmith-{self.model}.distrusted"
+
+
 # The plain layout: the link `current` leads to a folder with one engine and its description.
 #
 # ::

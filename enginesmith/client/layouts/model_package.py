@@ -7,9 +7,9 @@
       cpu-fp32/                  model.onnx, the shards of its weights, model.json (the engine's description)
       sm_89-fp16/
 
-ONNX Runtime takes the first variant of the provider that a session asks for, so that a package has one for each. It is
-written whole, once: a package of another version has another name. The schema is that of onnxruntime 1.31
-(model_package/README.md there), whose C API reads it; that of 1.30 has other names for the same.
+ONNX Runtime uses the first variant of the provider that a session asks for, so a package has one variant for each
+provider. A package is written once, whole or not at all; another version has a package with another name. The schema is
+that of onnxruntime 1.31 (model_package/README.md in its sources), whose C API reads it.
 """
 
 import json
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from enginesmith.client.layouts.base import Placed
+from enginesmith.client.layouts.base import Placed, SharedFolder
 from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine
 from enginesmith.client.resolve import EngineRanking, Resolution
 from enginesmith.core.errors import InputError, digest_of_bytes
@@ -53,7 +53,7 @@ class ModelPackage:
         if entry.backend not in _PROVIDERS:
             return f"no execution provider of ONNX Runtime opens engines of {entry.backend}"
         if entry.is_stripped:
-            return "its file has no weights, and ONNX Runtime puts none in"
+            return "its file has no weights, and ONNX Runtime does not add them"
         if any(isinstance(item, Library) for item in entry.requires):
             return "its operators are in a library, and a package names none"
         if any(isinstance(item, WideSums) for item in entry.requires):
@@ -78,27 +78,10 @@ class ModelPackage:
 
 
 @dataclass(frozen=True)
-class PackagePlace:
+class PackagePlace(SharedFolder):
     """The packages of a model, one a version."""
 
-    dest: Path
-    model: str
     layout: ModelPackage
-
-    @property
-    def lock(self) -> Path:
-        """See `Place`."""
-        return self.dest / f".enginesmith-{self.model}.lock"
-
-    @property
-    def hooked(self) -> Path:
-        """See `Place`."""
-        return self.dest / f".enginesmith-{self.model}.hooked"
-
-    @property
-    def mark(self) -> Path:
-        """See `Place`."""
-        return self.dest / f".enginesmith-{self.model}.distrusted"
 
     def served(self) -> str:
         """'': nothing says which of the packages a program has open."""

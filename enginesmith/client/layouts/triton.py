@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from enginesmith.client.layouts.base import Placed
+from enginesmith.client.layouts.base import Placed, SharedFolder
 from enginesmith.client.layouts.protobuf_text import parse
 from enginesmith.client.layouts.triton_config import (
     HEADER,
@@ -115,27 +115,10 @@ class Triton:
 
 
 @dataclass(frozen=True)
-class TritonPlace:
+class TritonPlace(SharedFolder):
     """A model in a repository."""
 
-    dest: Path
-    model: str
     layout: Triton
-
-    @property
-    def lock(self) -> Path:
-        """See `Place`."""
-        return self.dest / f".enginesmith-{self.model}.lock"
-
-    @property
-    def hooked(self) -> Path:
-        """See `Place`."""
-        return self.dest / f".enginesmith-{self.model}.hooked"
-
-    @property
-    def mark(self) -> Path:
-        """See `Place`."""
-        return self.dest / f".enginesmith-{self.model}.distrusted"
 
     @property
     def root(self) -> Path:

@@ -32,8 +32,8 @@ class _Look:
 
 
 class ChannelStatus:
-    """Texts of models and their channels. Reads a channel's document when its version changed or a rollout runs, and
-    else `MOST_AGAIN` of them at each look, in turn."""
+    """Describes the channels of each model. A look reads the documents of channels that have another version or a
+    running rollout, and of `MOST_AGAIN` other channels in turn."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
