@@ -116,6 +116,8 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
         ({"model": "Bad Name"}, "model: model name 'Bad Name': use"),
         ({"model": None}, "model: is missing; add it"),
         ({"precisions": ["fp31"]}, "precisions.0: 'fp31' is not known; did you mean 'fp32'?"),
+        ({"precisions": ["fp31"], "backends": None}, "precisions.0: 'fp31' is not known; did you mean 'fp32'?"),
+        ({"source": {"onnx": 3}, "backends": None}, "source.onnx: 3: must be text"),
         ({"precisions": "fp32"}, "precisions: 'fp32': must be a list"),
         ({"targets": ["sm_98"]}, "targets.0: target 'sm_98' is not supported; known: sm_75,"),
         ({"backends": {"tensort": {}}}, "backends: backend 'tensort' is not known; did you mean 'tensorrt'?"),
