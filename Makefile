@@ -151,4 +151,4 @@ gpu-check:
 	$(PYTHON) -m validation.gpu --out gpu-results.json
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info registry
+	rm -rf $(VENV) build dist registry

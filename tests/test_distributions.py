@@ -1,5 +1,6 @@
 """Two distributions of one tree: `enginesmith` for serving nodes, `enginesmith-pipeline` for all that builds."""
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,10 +16,41 @@ CLIENT = ROOT / "enginesmith"
 RUN = "import sys; sys.path[:0] = sys.argv[1:3]; del sys.argv[1:3]; from enginesmith.__main__ import main; main()"
 
 
-def test_the_client_lists_all_its_packages() -> None:
-    listed = tomllib.loads((CLIENT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = sorted({file.parent.relative_to(ROOT) for file in CLIENT.rglob("*.py")})
-    assert listed == [".".join(folder.parts) for folder in folders]
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist of both distributions."""
+    folder = tmp_path_factory.mktemp("dist")
+    for place in (CLIENT, ROOT):
+        build(place, folder)
+    return folder
+
+
+def build(place: Path, folder: Path, *options: str) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", folder, *options]
+    subprocess.run(command, cwd=place, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("wheel", "packages"),
+    [("enginesmith-0", ["enginesmith"]), ("enginesmith_pipeline", ["builders", "pipeline", "validation"])],
+)
+def test_a_wheel_has_every_module_and_data_file_of_its_packages(built: Path, wheel: str, packages: list[str]) -> None:
+    tracked = subprocess.run(["git", "ls-files", *packages], cwd=ROOT, check=True, capture_output=True, text=True)
+    beside = {f"enginesmith/{name}" for name in ("LICENSE", "README.md", "pyproject.toml")}
+    (file,) = built.glob(f"{wheel}*.whl")
+    files = {name for name in zipfile.ZipFile(file).namelist() if ".dist-info/" not in name}
+    assert files == set(tracked.stdout.split()) - beside
+
+
+def test_a_second_build_gives_the_same_bytes(built: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(CLIENT, tmp_path / "elsewhere", ignore=shutil.ignore_patterns("__pycache__"))
+    (source / "__pycache__").mkdir()
+    (source / "__pycache__/left.cpython-311.pyc").touch()
+    shutil.copy(ROOT / ".gitignore", tmp_path)  # becomes a part of the sdist
+    build(source, tmp_path)
+    names = [file.name for file in built.glob("enginesmith-0*")]
+    assert len(names) == 2
+    assert [(tmp_path / name).read_bytes() for name in names] == [(built / name).read_bytes() for name in names]
 
 
 def test_both_have_one_version() -> None:
@@ -27,13 +59,10 @@ def test_both_have_one_version() -> None:
     assert pipeline["dependencies"] == [f"enginesmith=={client['version']}"]
 
 
-def test_a_wheel_of_the_client_holds_nothing_else_and_runs_without_the_pipeline(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, CLIENT]
-    subprocess.run(command, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
+def test_the_client_runs_from_its_wheel_without_the_pipeline(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("enginesmith-0*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "unpacked")
-    assert {path.name.partition("-")[0] for path in (tmp_path / "unpacked").iterdir()} == {"enginesmith"}
     paths = [str(tmp_path / "unpacked"), sysconfig.get_path("purelib")]
     done = {
         words: subprocess.run(

@@ -66,8 +66,7 @@ def call(words: Sequence[str], folder: Path, site: Path | None) -> subprocess.Co
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """The toy, built and installed without an index, and a model."""
     folder, quiet = tmp_path_factory.mktemp("toy"), ["-q", "--no-index", "--no-deps", "--disable-pip-version-check"]
-    shutil.copytree(SOURCE, folder / "source")  # setuptools builds in the tree
-    wheel, site = ["pip", "wheel", *quiet, "--no-build-isolation", "-w", "wheels", "./source"], folder / "site"
+    wheel, site = ["pip", "wheel", *quiet, "--no-build-isolation", "-w", "wheels", SOURCE], folder / "site"
     subprocess.run([sys.executable, "-m", *wheel], cwd=folder, check=True)
     (made,) = (folder / "wheels").glob("*.whl")
     subprocess.run([sys.executable, "-m", "pip", "install", *quiet, "--target", site, made], check=True)
