@@ -9,7 +9,7 @@ from enginesmith.core.codec import Excerpt, decode
 from enginesmith.core.errors import ConflictError, InputError, UnknownNameError, digest_of_bytes
 from enginesmith.core.hardware.machine import describe_host, parse_targets
 from enginesmith.core.requirements import JsonObject
-from enginesmith.core.text import join_first, now
+from enginesmith.core.text import join_first, now, pluralize
 from enginesmith.registry.evidence.canaries import canary_target
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
@@ -180,7 +180,7 @@ def canary_passes(
 ) -> tuple[str, list[CanaryPass]]:
     """Check the report files that a promotion rests on, and store them as blobs.
 
-    Returns the words for the channel's history and a pass for each report; `say` names engines that no canary ran.
+    Returns the words for the channel's history and a pass for each report; `say` names engines without a canary.
     Raises InputError unless every report is a PASS of exactly this version against what the channel serves.
     """
     serving = state.read_channel(store, manifest.model, channel)
@@ -197,7 +197,7 @@ def canary_passes(
         words.append(str(report.digest)[:12])
     covered = {item.engine for item in passes}
     if uncovered_units := [entry.unit for entry in manifest.engines if entry.digest and entry.digest not in covered]:
-        say(f"no canary ran {len(uncovered_units)} of the engines: {join_first(uncovered_units, 5)}")
+        say(f"{pluralize(len(uncovered_units), 'engine')} without a canary: {join_first(uncovered_units, 5)}")
     for text in texts:
         store.put_bytes(text)
     return f"canary PASS {', '.join(words)}", passes

@@ -117,9 +117,9 @@ def _describe(found: "FoundModel", given_states: Sequence[str], has_data: bool) 
     yield from (f"{spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in found.inputs)
     if given_states:
         names = ", ".join(given_states)
-        yield f"{names}: inputs like others, as in the requests; without --from-requests they are states"
+        yield f"{names}: ordinary inputs, as in the requests; without --from-requests they are states"
     yield from (
-        f"{state.input} is a state: it takes what {state.output} gave in the call before" for state in found.states
+        f"{state.input} is a state: it takes {state.output} of the previous call" for state in found.states
     )
     yield from (f"{name} {dim.min}..{dim.max}: {dim.why}" for name, dim in found.dims.items())
     if found.refused:
@@ -127,7 +127,7 @@ def _describe(found: "FoundModel", given_states: Sequence[str], has_data: bool) 
     if found.unknown:
         yield f"fill in: {', '.join(found.unknown)}; the lines are marked FILL_IN"
     if not has_data:
-        yield "no data: proofs are on random inputs, and int8 waits for real ones (--from-requests)"
+        yield "no data: engines are proven on random inputs, and int8 is left out; add data with --from-requests"
 
 
 # Files that `build` takes in the place of a spec.
@@ -193,7 +193,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     _write({each: partial(_put, text=text) for each, text in texts.items()}, force)
     say(f"wrote {path}, and {', '.join(files.values())} for its graphs")
     for key, state in ((graph.key, state) for graph in graphs for state in graph.model.states):
-        say(f"  {key}.{state.input} is a state: it takes what {state.output} gave in the call before")
+        say(f"  {key}.{state.input} is a state: it takes {state.output} of the previous call")
     for item in find_connections(graphs):
         say(f"  {item.key}: {item.source or 'FILL_IN'}: {item.why}")
     for graph in find_unconnected(graphs):
@@ -280,7 +280,7 @@ def _split(found: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["Fo
             raise DataError(
                 f"{error}. {named!r} is a state: write the spec without --from-requests, and its golden data as "
                 "sequences of steps (docs/guides/state.md); or record steps with the states that they were given "
-                "(recorder.append(streams.complete(inputs))), and they are inputs like others"
+                "(recorder.append(streams.complete(inputs))), and they are ordinary inputs"
             ) from error
         if found.refused and found.refused != str(error):
             raise DataError(f"{found.refused}; nor do the requests fit what its layers say: {error}") from error

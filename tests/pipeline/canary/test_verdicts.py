@@ -116,7 +116,7 @@ def test_engines_that_no_canary_ran_are_named(store, tmp_path):
     channels.promote(store, one, "stable")
     (tmp_path / "report.json").write_bytes(report_about(two, one).to_bytes())
     result = run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "report.json")
-    assert result.exit_code == 0 and "no canary ran 1 of the engines: cpu int8 onnxruntime" in result.stderr
+    assert result.exit_code == 0 and "1 engine without a canary: cpu int8 onnxruntime" in result.stderr
 
 
 def test_a_fail_rolls_back_only_the_candidate_that_is_served(store, versions, tmp_path):
