@@ -40,8 +40,8 @@ SECTIONS: Mapping[str, Table] = {
     "Quality and speed": {
         "report": ("pipeline.cli.models.report:report", "Write the HTML page of a version or a canary."),
         "profile": ("pipeline.cli.operations.profile:profile", "Time an engine, compare two, or show recorded times."),
-        "check": ("pipeline.cli.operations.check:check", "Build a change, and compare it with what is served."),
-        "rehearse": ("pipeline.cli.operations.rehearse:rehearse", "Try another toolchain on what is served."),
+        "check": ("pipeline.cli.operations.check:check", "Build a change, and compare it with the served version."),
+        "rehearse": ("pipeline.cli.operations.rehearse:rehearse", "Try another toolchain on the served versions."),
         "canary": ("pipeline.cli.operations.canary:canary", "Compare a candidate with the version in service."),
         "fleet": ("pipeline.cli.machines.fleet:fleet", "Compare a cluster's nodes with the registry."),
     },

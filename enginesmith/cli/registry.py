@@ -197,8 +197,10 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
     help="Newest moves of each channel to keep, for rollback.",
 )
 def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
-    """List garbage. With --delete, mark it, and delete garbage that was marked at least --grace ago. That must be over
-    a day where the store's lists may be stale."""
+    """List garbage. With --delete, mark it, and delete garbage that was marked at least --grace ago.
+
+    If the store's listings can be out of date, --grace must be over a day.
+    """
     rules = Rules(keep_versions, keep_moves)
     gc_report = collect(open_store(registry), rules, grace, delete=delete, say=lambda name: say(f"deleting {name}"))
     if not as_json:

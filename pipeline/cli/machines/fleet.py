@@ -64,8 +64,8 @@ class _Sources:
 
 @dataclass(frozen=True, kw_only=True)
 class _FleetOptions:
-    runtimes: Annotated[Mapping[str, str], runtimes_option("on the nodes, where the inventory does not say it")] = (
-        field(default_factory=dict)
+    runtimes: Annotated[Mapping[str, str], runtimes_option("on the nodes, unless the inventory names it")] = field(
+        default_factory=dict
     )
     apply: Annotated[bool, Option("Start the missing builds and proofs on the Prefect server.")] = False
     sources: _Sources
@@ -77,7 +77,7 @@ class _FleetOptions:
 def fleet(ctx: click.Context, /, options: _FleetOptions, registry: str, as_json: bool) -> None:
     """List the models and nodes of a cluster whose engine is missing, broken or unproven.
 
-    Exit code 1 if a model that must be served cannot be.
+    Exit code 1 if a node has no usable engine for a model that it must serve.
     """
     if ctx.invoked_subcommand is not None:
         command_line = click.core.ParameterSource.COMMANDLINE
@@ -128,9 +128,9 @@ class _PlanOptions:
 @fleet.command()
 @takes(_PlanOptions)
 def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
-    """Show what a change of the fleet would break, and what must be rebuilt, in which order and how long it takes.
+    """Show which engines a change of the fleet would break, and the builds that it needs, in order, with their times.
 
-    Nothing is changed. Times are predicted from the builds on record.
+    Changes nothing. Times are predicted from recorded builds.
     """
     from pipeline.fleet.plan import make_plan
     from pipeline.orchestration.fleet import compare_deployments

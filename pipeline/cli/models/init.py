@@ -118,9 +118,7 @@ def _describe(found: "FoundModel", given_states: Sequence[str], has_data: bool) 
     if given_states:
         names = ", ".join(given_states)
         yield f"{names}: ordinary inputs, as in the requests; without --from-requests they are states"
-    yield from (
-        f"{state.input} is a state: it takes {state.output} of the previous call" for state in found.states
-    )
+    yield from (f"{state.input} is a state: it takes {state.output} of the previous call" for state in found.states)
     yield from (f"{name} {dim.min}..{dim.max}: {dim.why}" for name, dim in found.dims.items())
     if found.refused:
         yield found.refused
@@ -338,10 +336,10 @@ def schema(ensemble: bool) -> None:
 @click.argument("spec", type=click.Path(path_type=Path))
 @click.option("--no-event", is_flag=True, help="Only store the spec; send no event to Prefect.")
 def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
-    """Store SPEC, a file, and the files it names in the registry, and send the event on which Prefect builds it.
+    """Store the file SPEC and the files that it names in the registry, and send the event that makes Prefect build it.
 
-    Stored: the spec, its source (an entry point with the local modules it imports), weights, calibration and golden
-    data. Not stored: installed packages, and files that the code opens itself.
+    Stored: the spec, its source (an entry point with the local modules that it imports), weights, calibration and
+    golden data. Not stored: installed packages, and files that the code opens itself.
     """
     from pipeline.intake.registration import register as register_spec
     from pipeline.spec.ensembles.model import load_any
@@ -370,8 +368,8 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
 def watch_specs(place: str, registry: str, interval: float, once: bool, as_json: bool) -> None:
     """Watch PLACE (a folder, a file:// URI or a prefix of a bucket) and register each new or changed spec.
 
-    A spec is taken once its files are unchanged between two polls. Each event is sent once, also by a watcher that was
-    restarted. With --json, one line of JSON for each spec that was registered or cannot be read.
+    A spec is registered once its files are unchanged between two polls. Each event is sent once, even after a restart.
+    With --json, prints one line of JSON for each spec that was registered or cannot be read.
     """
     from pipeline.orchestration.watch import Watch
 

@@ -71,7 +71,7 @@ def sensitivity(
 ) -> None:
     """Rank the parts of SPEC's model by their error in int8, and show quality against the share of compute in int8.
 
-    Uses the spec's smoothing, floor and overrides. Exports and calibrates first, unless that is on record.
+    Uses the spec's smoothing, floor and overrides. Exports and calibrates first, unless the results are stored.
     """
     from pipeline.orchestration.run import RunOptions, open_run
 
@@ -147,7 +147,7 @@ WATCH_S = 2.0
 def status(
     name: str | None, limit: int, steps: bool, log: str | None, watch: bool, registry: str, as_json: bool
 ) -> None:
-    """List builds, or show one: RUN, or the newest of MODEL. A build writes its state to the registry as it goes on.
+    """List builds, or show one: RUN, or the newest of MODEL. A build writes its state to the registry while it runs.
 
     Proofs and canaries are not listed: `enginesmith show` and the Prefect server show them.
     """

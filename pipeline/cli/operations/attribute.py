@@ -127,10 +127,10 @@ def record(
 ) -> None:
     """Append requests from stdin to TRAFFIC, for `enginesmith canary run`, `traffic show` and `traffic buckets`.
 
-    One JSON object per line: {"inputs": {"x": [[0.1, 0.2]]}, "at": 1763640000.5, "latency": 0.01}; without `at`, the
-    time of reading; `latency` may be left out: seconds until the answer.
-    Serving code in Python uses enginesmith.Recorder for the same. With --samples the traffic is generated instead: real
-    inputs that arrive at random (a Poisson process).
+    One JSON object per line: {"inputs": {"x": [[0.1, 0.2]]}, "at": 1763640000.5, "latency": 0.01}; `at` is
+    the time of arrival (default: when the line is read), `latency` the seconds until the answer (optional). In Python
+    code, use enginesmith.Recorder. With --samples, traffic is generated instead: the samples arrive at random (a
+    Poisson process).
     """
     from enginesmith.recording.recorder import Recorder
 

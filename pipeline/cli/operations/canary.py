@@ -119,7 +119,7 @@ def run(ctx: click.Context, /, options: _RunOptions, registry: str, as_json: boo
 class _JudgeOptions:
     candidate: Annotated[Path, Option("File of the candidate's observations, JSONL.")]
     baseline: Annotated[Path, Option("File of the baseline's observations, JSONL.")]
-    spec: Annotated[Path | None, Option("Spec with the thresholds.")] = None
+    spec: Annotated[Path | None, Option("Spec with the margins.")] = None
     planned: Annotated[
         int | None,
         Option("Number of requests at the last look.", type=click.IntRange(1), shown="this look is the only one"),
@@ -138,7 +138,7 @@ class _JudgeOptions:
 def judge(ctx: click.Context, /, options: _JudgeOptions, registry: str, as_json: bool) -> None:
     """Judge observations that were collected in production, or by an interrupted run.
 
-    Thresholds: those of --spec, else of the candidate's version if the registry has it, else the defaults.
+    Margins: those of --spec, else of the candidate's version if the registry has it, else the defaults.
     """
     from pipeline.canary.verdicts import JudgeOptions, judge_files, read_report_file
 

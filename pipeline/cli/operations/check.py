@@ -163,8 +163,8 @@ def check(
 ) -> None:
     """Build SPEC and compare its quality and latency with the served version: one command for a pull request.
 
-    No version is published and no channel moves; the build after the merge finds the engines. In GitHub Actions
-    findings become annotations and the step's summary. Exit code 1 when a regression is shown.
+    No version is published and no channel moves; the build after the merge reuses the engines. In GitHub Actions,
+    regressions become annotations and are listed in the step's summary. Exit code 1 if a regression is shown.
     """
     report_paths, terms = options.files(), options.terms()
     for path in report_paths.values():
@@ -273,7 +273,7 @@ def compare(
     """Build SPEC with every suitable backend for one target, and compare quality and latency.
 
     Recommends one, with the reason. Publishes nothing; later builds reuse the engines.
-    Exit code 1 when there is nothing to recommend.
+    Exit code 1 if no backend can be recommended.
     """
     from pipeline.operations.compare.report import describe_comparison, format_heading, format_rows
     from pipeline.operations.compare.run import CompareOptions

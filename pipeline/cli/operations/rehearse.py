@@ -71,12 +71,12 @@ def rehearse(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Build what channels serve with another toolchain, and say which units can move to it.
+    """Rebuild the served versions with another toolchain, and show which units can move to it.
 
-    Each unit is proven on its version's golden set with both toolchains, and both engines are timed in turns. What was
-    measured is on record: a second call, or one after a kill, goes on from there. Without --apply no version is
-    published and no channel moves. Without REF: every version that a channel serves. Exit code 1 if a unit stays, none
-    moves, or a channel refuses a version.
+    Each unit is proven on its version's golden set with both toolchains, and both engines are timed alternately.
+    Measurements are stored: a second call does not repeat them, even if the first was killed. Without --apply, no
+    version is published and no channel moves. Without REF: every version that a channel serves. Exit code 1 if a unit
+    stays, none moves, or a channel refuses a version.
     """
     from builders.execution.environments import parse_pins
     from enginesmith.registry.trust import require

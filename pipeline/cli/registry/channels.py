@@ -191,8 +191,8 @@ def _words(found: ChannelPolicy) -> str:
 def metrics(listen: HttpAddress, every: float, once: bool, textfile: Path | None, registry: str) -> None:
     """Serve metrics of a registry to Prometheus: builds, runs, cache, unproven engines, drift.
 
-    Read from the registry's documents, so one exporter covers every run, wherever it took place. In a cluster it also
-    writes what channels serve to the ConfigMap that ENGINESMITH_CHANNELS_CONFIGMAP names (NAMESPACE/NAME).
+    The metrics are read from the registry, so one exporter covers the runs of all machines. In a cluster, it also
+    writes the version of each channel to the ConfigMap that ENGINESMITH_CHANNELS_CONFIGMAP names (NAMESPACE/NAME).
     """
     from pipeline.orchestration.metrics.channel_status import writer_of_environment
     from pipeline.orchestration.metrics.live import Exporter, serve_metrics

@@ -207,8 +207,8 @@ def start_rollout(
 ) -> None:
     """Start a rollout of the version REF to a channel, and open its first wave.
 
-    Without --wave the waves are those of the channel's policy. The channel goes on serving what it serves; when the
-    last wave is over, it is promoted. `enginesmith rollout watch`, or the flow, makes the steps.
+    Without --wave, the waves are those of the channel's policy. The channel serves its old version until the last wave
+    ends; then REF is promoted. `enginesmith rollout watch` or Prefect's flow opens and ends the waves.
 
     NAME:CHANNEL: a channel of the same model; CHANNEL alone is enough (default: stable).
     """
@@ -302,9 +302,9 @@ def abort_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
 @click.option("--once", is_flag=True, help="Poll once and exit.")
 @number_option("--interval", click.FloatRange(0.05), 15.0, "Seconds between polls.")
 def watch_rollout(where: str | None, once: bool, interval: float, registry: str, as_json: bool) -> None:
-    """Make the steps that are due, until the rollout ends. You may run several at once, and kill them.
+    """Open and end waves when they are due, until the rollout ends. You may run several watchers, and kill them.
 
-    Exit code 1 if it was halted or aborted. NAME:CHANNEL: a model and its channel (default: every rollout).
+    Exit code 1 if the rollout was halted or aborted. NAME:CHANNEL: a model and its channel (default: every rollout).
     """
     from pipeline.rollout.advance import RolloutFollower
 
@@ -336,7 +336,7 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
 def receive_reports(listen: HttpAddress, registry: str) -> None:
     """Receive and store reports of nodes without write access to the registry (`pull --follow --report URL`).
 
-    Beyond loopback the nodes must show a token: set ENGINESMITH_REPORT_TOKEN here and there.
+    Except over loopback, nodes must send a token: set the same ENGINESMITH_REPORT_TOKEN here and on the nodes.
     """
     from pipeline.rollout.receiving import serve_reports
 

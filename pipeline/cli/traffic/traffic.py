@@ -98,7 +98,8 @@ def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, qu
     """Choose the buckets with the lowest cost for recorded traffic, and print the saving.
 
     The cost of a request is the engine time of its padded batch, from times measured at candidate sizes, and its share
-    of the profiles' price. The buckets are the best for one dim; for several, the product of each dim's best.
+    of the profiles' price. For one dim, the choice is optimal. For several, a heuristic combines the
+    buckets of each dim.
     """
     from pipeline.compile.run_context import Work
     from pipeline.traffic.buckets import advise_buckets, write_buckets
@@ -233,8 +234,8 @@ def capacity(
     """Show how many machines of each kind serve REF at a rate within a limit of p99, what that costs, and the cheapest
     mix.
 
-    By the latencies on record of each engine on each kind of machine, through a simulated batcher. What was not timed
-    is not guessed. Exit code 1 if no engine keeps the limit, or the machines that there are do not carry the rate.
+    Simulates a batcher with the recorded latencies of each engine on each kind of machine. An engine without recorded
+    latencies gets no figures. Exit code 1 if no engine meets the limit, or if there are too few machines for the rate.
     """
     from pipeline.capacity.forecast import CapacityTerms, ServerOverhead, ServingTerms, prepare
     from validation.capacity.greatest_rate import LatencyLimit, cost_svg
