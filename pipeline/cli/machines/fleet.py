@@ -180,7 +180,7 @@ def print_plan(found: "FleetPlan") -> None:
     """Print the groups after a change, the engines that it stops or that are missing, what to do, and what is idle."""
     _print_fleet(found.after, found.unwanted)
     for title, items in (
-        ("Breaks: serves now, and would not after the change", found.dying),
+        ("Breaks: engines that fit now, but not after the change", found.dying),
         ("No engine after the change: nodes that have none today, and new nodes", found.waiting),
     ):
         echo(f"\n{title}" + ("" if items else ": nothing"))

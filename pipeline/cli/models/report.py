@@ -125,7 +125,7 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
         times = f"{' -> '.join(ms)} ms" if len(ms) == 2 else ""
         choice_text = "yes" if group.kept else "left in float"
         rows.append([*facts, f"{group.clip:.2f}", *([times] if measured else []), choice_text])
-    title = "Damage per multiplication, worst first (alone: SQNR of the outputs with only this in int8)"
+    title = "Error per multiplication, worst first (alone: SQNR of the outputs if only these nodes are in int8)"
     print_table(heads, rows, title=title)
     for point in choice.frontier:
         run = "" if point.sqnr_db is None else f", run: {decibels_text(point.sqnr_db)}"
