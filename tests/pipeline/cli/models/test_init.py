@@ -51,7 +51,10 @@ def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_
     model = write(tmp_path / "net.onnx", nodes, [value("x", ["n", 2, 2])], w=[[1, 2], [3, 4]])
     assert init(model) == 0
     said = capsys.readouterr().err
-    assert "int8 can take 100 % of the multiplications with weights" in said and "no data: engines are proven on random inputs, and int8 is left out" in said
+    assert (
+        "int8 can take 100 % of the multiplications with weights" in said
+        and "no data: engines are proven on random inputs, and int8 is left out" in said
+    )
     assert "tensorrt-rtx may refuse node 'det': Det is not read by its parser" in said
     assert "x: float32 [batch, 2, 2]" in said
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 2, 2)).astype("f4"))
