@@ -6,7 +6,6 @@ is one place that shows a backend or decides by it.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
