@@ -37,7 +37,7 @@ MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20
 # Times that two threads call at once.
 AT_ONCE = 4
 # Turns that are drawn at a time.
-_AT_ONCE = 1024
+_AT_ONCE = 128
 # Shares of faulty calls for which the note gives the probability that none of n calls was one: (1 - share)^n.
 SHARES = (100, 1000)
 
@@ -307,12 +307,15 @@ def _check(name: str, found: _Fault, summary: str, passed: str) -> Check:
 
 
 def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs]:
-    """Each set of inputs once, then in a drawn order without end, small ones more often, to make more calls."""
+    """Each set of inputs once, then in a drawn order without end, small ones more often, to make more calls. Each
+    second `_AT_ONCE` are sorted, so that calls of one size follow each other: what is set up after many such is called.
+    """
     yield from pool
     generator = np.random.default_rng(seed)
     weights = np.array([max(item.elements, 1) ** -0.75 for item in pool])
     while True:
-        for index in generator.choice(len(pool), _AT_ONCE, p=weights / weights.sum()).tolist():
+        drawn = generator.choice(len(pool), (2, _AT_ONCE), p=weights / weights.sum())
+        for index in (*drawn[0].tolist(), *sorted(drawn[1].tolist())):
             yield pool[index]
 
 
