@@ -85,6 +85,18 @@ def test_an_engine_that_knows_arrays_again_by_their_address_is_seen() -> None:
     assert failed(checks) == {"calls refilled"} and "in arrays that were refilled" in checks["calls refilled"].case
 
 
+@pytest.mark.parametrize("fault", ["order", "read-only"])
+def test_an_engine_that_misreads_arrays_as_they_lie_is_seen(fault: str) -> None:
+    class Misread(Linear):
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            x = inputs["x"]
+            right = x.flags.writeable if fault == "read-only" else x.flags.c_contiguous
+            return {"y": (x if right else x.ravel("K").reshape(x.shape) + (fault != "order")) @ WEIGHTS}
+
+    checks = tried(Misread())
+    assert failed(checks) == {"calls refilled"} and "Fortran" in checks["calls refilled"].case
+
+
 def test_what_is_set_up_after_many_calls_of_one_size_is_called() -> None:
     class Captured(Linear):
         size, row = 0, 0
