@@ -19,7 +19,7 @@ from validation.calls.repeated import RepeatedCalls, pool_of
 from validation.comparison.sessions import golden_drifts, limited_checks, run
 from validation.data.batches import leading_dim
 from validation.data.samples import sizes_of
-from validation.fuzz.cases import FACTORS, MOVED, FuzzCase, Groups, Values, clear_half, make
+from validation.fuzz.cases import FACTORS, MOVED, REAL, FuzzCase, Groups, Values, clear_half, make
 from validation.fuzz.run import FuzzOutcome, FuzzSides, try_case
 from validation.golden.golden_set import Case, GoldenSet, edge_sizes
 from validation.limits.budget import StagedLimits
@@ -134,7 +134,11 @@ def magnitude_checks(pair: FuzzSides, specs: Sequence[TensorSpec], golden: Golde
         "repeated": sizes.get(leading_dim(specs) or "", 1) > 1,
     }
     cases = [FuzzCase(tuple(sizes.items()), values) for values, fit in fits.items() if fit]
-    outcomes = [try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), pair) for case in cases]
+    real = replace(pair, limits=pair.other_sizes or pair.limits)
+    outcomes = [
+        try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), real if case.values in REAL else pair)
+        for case in cases
+    ]
     failed = [item for item in outcomes if item.verdict == "failed"]
     judged = [item for item in outcomes if item.verdict != "not judged"]
     if not judged:
