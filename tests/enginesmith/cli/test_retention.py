@@ -1,6 +1,7 @@
 """`enginesmith registry gc` and `pin`: shown first, deleted when told."""
 
 from enginesmith.core.errors import UnknownNameError
+from enginesmith.registry.leases import take_lease
 from enginesmith.registry.store.base import Store
 from tests.enginesmith.cli.commands import run, said, told
 
@@ -30,4 +31,6 @@ def test_gc_shows_first_and_deletes_when_told(three: Store) -> None:
     assert result.stdout == "2 versions kept; 0 B deleted, 0 B of garbage left\n" and not result.stderr
     for grace in ("soon", "999999d"):
         assert run("registry", "gc", "--delete", "--grace", grace).exit_code == 2
+    take_lease(three, "publishing digits")
+    assert "writing now: publishing digits (" in said("registry", "gc")
     assert told("registry", "fsck")["problems"] == []

@@ -60,6 +60,8 @@ def test_the_verdict_comes_first_and_everything_is_there(failed, drawn):
 def test_pictures_are_inside_and_nothing_is_fetched(failed, drawn):
     page = Page(drawn)
     assert page.tags.count("svg") == 4
+    labels = "worse by, in multiples of the margin", "latency, logarithmic", "quantile of latency"
+    assert all(label in page.text for label in labels) and "25 %" in page.text
     assert all(item.name in drawn for item in failed.criteria)
     assert not {"script", "iframe", "img", "object", "form"} & set(page.tags)
     addresses = [value for name, value in page.attributes if name in ("src", "href", "action", "srcset")]

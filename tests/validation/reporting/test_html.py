@@ -332,6 +332,21 @@ def test_worst_cases_say_sample_place_expected_and_actual():
     )
 
 
+def test_the_axes_of_each_picture_have_their_ticks_and_say_what_they_measure():
+    pictures = re.findall(r"<svg.*?</svg>", usual(), re.DOTALL)
+    shares = "0 %, 25 %, 50 %, 75 %, 100 %"
+    expected = [
+        ("SQNR of a sample; further left is worse", "125 dB", shares),
+        ("absolute error, logarithmic; further right is worse", "1e−9", shares),  # noqa: RUF001
+        ("latency of a run, logarithmic", "1 ms", shares),
+        ("operations for each byte", "operations a second", "300 G"),
+        ("share of the multiplications in int8", shares, "10 dB"),
+    ]
+    for picture, words in zip(pictures, expected, strict=False):
+        texts = ", ".join(re.findall(r"<text[^>]*>([^<]*)<", picture))
+        assert all(word in texts for word in words), texts
+
+
 def test_reports_without_spreads_have_no_distributions():
     report = bare()
     for item in report["reports"]:
