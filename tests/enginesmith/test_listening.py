@@ -1,5 +1,6 @@
 """What listens for HTTP: its limits, and what it answers to requests that are none."""
 
+import gzip
 import re
 import socket
 from collections.abc import Iterator
@@ -98,6 +99,13 @@ def test_each_request_gets_one_answer(request_: bytes, status: int, capfd: pytes
         assert statuses(ask(server, request_)) == [status]
         assert statuses(ask(server, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")) == [200], "it goes on"
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_body_that_says_it_is_compressed_is_not_inflated() -> None:
+    packed = gzip.compress(b"a" * 90)
+    head = b"POST /a HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: " + str(len(packed)).encode() + b"\r\n"
+    with serving() as server:
+        assert ask(server, head + CLOSE + b"\r\n" + packed).endswith(f"POST /a {len(packed)}\n".encode())
 
 
 def test_a_get_with_a_body_gets_one_answer() -> None:

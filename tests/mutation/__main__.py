@@ -6,8 +6,8 @@ that are named, tries each test on the changes that it reaches (`recorder`). Wha
 its own on its mirrored test files and the nearest tests that reach it. Results are stored in build/mutation.json, so
 that a run that was stopped goes on; `--again` tries what lives on today's tests.
 
-`python -m tests.mutation FILE...` changes these product files in 20 places instead, tries the changes on their mirrored
-test files, or on the tests of their folder, and stores nothing.
+`python -m tests.mutation PATH...` changes these product files and folders in 20 places instead, tries the changes on
+the mirrored test files, or on the tests of their folder, and stores nothing; `--seed` and `--places` draw others.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from tests.mutation.sites import NEW_NAME, OLD_NAME, Site, choose, find, plant
+from tests.mutation.sites import NEW_NAME, OLD_NAME, QUOTAS, Site, choose, find, plant
 from tests.mutation.switch import NO_MUTANT
 
 ROOT = Path(__file__).parents[2]
@@ -45,8 +45,6 @@ LEFT_OUT = (
     "grammar",
     "sampler",
 )
-# How many places of named files are changed.
-OF_NAMED = {"comparison": 8, "call": 4, "constant": 4, "and, or, not": 3, "+, -": 1}
 # Tests of one mutant in a process of its own, and how much slower than on record is stuck.
 MOST_TESTS, STUCK = 100, 10.0
 
@@ -204,13 +202,15 @@ def chosen() -> dict[int, Site]:
     return {site.number(SEED): site for site in choose([site for site in now if site in known], SEED)}
 
 
-def of_files(paths: Iterable[Path]) -> dict[int, Site]:
-    """Sites of the named product files by number."""
-    sites = [site for path in paths for site in find(path.read_text(), str(path.resolve().relative_to(ROOT)))]
-    return {site.number(SEED): site for site in choose(sites, SEED, OF_NAMED)}
+def of_files(paths: Iterable[Path], seed: int, places: int) -> dict[int, Site]:
+    """About so many sites of the named product files and folders by number, as many of each kind as of the stored."""
+    files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+    sites = [site for file in files for site in find(file.read_text(), str(file.resolve().relative_to(ROOT)))]
+    quotas = {kind: round(places * quota / sum(QUOTAS.values())) for kind, quota in QUOTAS.items()}
+    return {site.number(seed): site for site in choose(sites, seed, quotas)}
 
 
-def planted(sites: Mapping[int, Site], home: Path = ROOT / "build" / "mutation") -> Place:
+def planted(sites: Mapping[int, Site], home: Path = ROOT / "build" / "mutation", seed: int = SEED) -> Place:
     """A copy of the work tree below `home` that holds every mutant."""
     package = packages()[0]
     place = Place(home / "tree", home / "record", f"{package}.mutant_switch")
@@ -225,11 +225,11 @@ def planted(sites: Mapping[int, Site], home: Path = ROOT / "build" / "mutation")
     for module in {site.module for site in sites.values()}:
         here = [site for site in sites.values() if site.module == module]
         path = here[0].path
-        (place.tree / path).write_text(plant((ROOT / path).read_text(), here, SEED, place.switch))
+        (place.tree / path).write_text(plant((ROOT / path).read_text(), here, seed, place.switch))
     return place
 
 
-def table(sites: Mapping[int, Site], results: Mapping[str, Mapping[str, object]]) -> str:
+def table(sites: Mapping[int, Site], results: Mapping[str, Mapping[str, object]], seed: int = SEED) -> str:
     """What became of the mutants of each package, and those that no test noticed."""
     states = ("killed", "survived", "not reached", "open")
     found = {number: results.get(repr(site), {"is": "open"}) for number, site in sites.items()}
@@ -240,7 +240,7 @@ def table(sites: Mapping[int, Site], results: Mapping[str, Mapping[str, object]]
     lines = ["".join(f"{cell!s:>13}" for cell in row) for row in rows]
     for number, site in sites.items():
         if found[number]["is"] != "killed":
-            change = f"{ast.unparse(site.node)}  ->  {ast.unparse(site.mutant(SEED))}"
+            change = f"{ast.unparse(site.node)}  ->  {ast.unparse(site.mutant(seed))}"
             lines.append(f"{number} {site.path}:{site.line} {found[number]}: {change}")
     return "\n".join(lines)
 
@@ -258,14 +258,13 @@ def tried(
             yield trials[trial], trial.result()
 
 
-def try_files(files: Sequence[Path], home: Path, jobs: int) -> None:
-    """Plants the sites of the files in a copy of the tree, runs their mirrored tests, and prints the table."""
-    sites = of_files(files)
-    modules = [str(file.resolve().relative_to(ROOT)) for file in files]
+def try_files(sites: Mapping[int, Site], home: Path, jobs: int, seed: int) -> None:
+    """Plants the sites in a copy of the tree, runs the tests that mirror their modules, and prints the table."""
+    modules = {site.path for site in sites.values()}
     tests = sorted({test for module in modules for test in mirrored(module, ROOT) or [f"tests/{Path(module).parent}"]})
     if not sites:
-        raise SystemExit(f"{', '.join(modules)}: nothing to change")
-    place = planted(sites, home)
+        raise SystemExit("nothing to change")
+    place = planted(sites, home, seed)
     place.pytest(place.record / "all", [f"-n{jobs}", *tests], 3600.0)
     record = Record.read(place.record)
     results: dict[str, dict[str, object]] = {
@@ -274,19 +273,22 @@ def try_files(files: Sequence[Path], home: Path, jobs: int) -> None:
     results |= {
         repr(sites[number]): result for number, result in tried(place, record, sites, results, ("killed",), jobs)
     }
-    print(table(sites, results))
+    print(table(sites, results, seed))
 
 
 def main() -> None:
     """Plant, run the tests, try what lives in processes of its own, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", type=Path, help="product files to change, in place of the 80 stored places")
+    parser.add_argument("paths", nargs="*", type=Path, help="product files or folders to change, and not the 80 places")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the places in the paths")
+    parser.add_argument("--places", type=int, default=20, help="how many in the paths")
     parser.add_argument("--again", action="store_true", help="forget what survived; run no tests first")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    if options.files:
+    if options.paths:
         with tempfile.TemporaryDirectory() as home:
-            try_files(options.files, Path(home), options.jobs)
+            sites = of_files(options.paths, options.seed, options.places)
+            try_files(sites, Path(home), options.jobs, options.seed)
         return
     sites, stored = chosen(), ROOT / "build" / "mutation.json"
     place = planted(sites)

@@ -114,12 +114,12 @@ def over_time_svg(courses: LatencyCourses) -> str:
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         for name, course in sides.items():
-            xs, colour = [row[0] for row in course], SIDE_COLOURS[name]
+            xs, colour = [row[0] / size for row in course], SIDE_COLOURS[name]
             tails, medians = [row[2] for row in course], [row[1] for row in course]
             axes.plot(xs, tails, color=colour, linewidth=1.2, alpha=0.6, gid=tag(name, f"{name}, 90th percentile"))
             axes.plot(xs, medians, color=colour, label=name, gid=tag(name, f"{name}, median"))
         label = "time since the first request"
-        set_axis(axes, "x", (0.0, most), label, text=lambda value: f"{value / size:.3g} {unit}")
+        set_axis(axes, "x", (0.0, most / size), label, text=lambda value: f"{value:.3g} {unit}")
         ends = span([value for row in rows for value in row[1:]], log=True, least=0.1)
         set_axis(axes, "y", ends, log=True, text=seconds_text)
 

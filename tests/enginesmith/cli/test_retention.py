@@ -1,6 +1,7 @@
 """`enginesmith registry gc` and `pin`: shown first, deleted when told."""
 
 from enginesmith.core.errors import UnknownNameError
+from enginesmith.registry.leases import take_lease
 from enginesmith.registry.store.base import Store
 from tests.enginesmith.cli.commands import run, said, told
 
@@ -16,6 +17,7 @@ def test_gc_shows_first_and_deletes_when_told(three: Store) -> None:
         and "2 versions kept; 0 B deleted" in result.stdout
     )
     found = told("registry", "gc", "--keep-versions", 1, "--grace", "0s", "--delete")
+    assert "nothing was changed" not in run("registry", "gc", "--grace", "0s", "--delete").stderr
     assert {item["state"] for item in found["items"]} == {"deleted"} and found["acted"] and found["deleted_bytes"] > 0
     assert found["kept"] == {"digits@1": ["pinned"], "digits@3": ["among the newest"]} and found["leases"] == []
     assert told("registry", "pin", "digits@1") == {"model": "digits", "version": "1", "pinned": True, "changed": False}
@@ -25,7 +27,10 @@ def test_gc_shows_first_and_deletes_when_told(three: Store) -> None:
     assert told("registry", "pin", "--remove", "digits@1") == {"model": "digits", "version": "1", "pinned": False}
     assert isinstance(run("registry", "pin", "--remove", "digits").exception, UnknownNameError)
     assert run("registry", "pin", "--remove", "digits@1", "--why", "old").exit_code == 2
-    assert "2 versions kept; 0 B deleted, 0 B of garbage left" in said("registry", "gc")
+    result = run("registry", "gc")
+    assert result.stdout == "2 versions kept; 0 B deleted, 0 B of garbage left\n" and not result.stderr
     for grace in ("soon", "999999d"):
         assert run("registry", "gc", "--delete", "--grace", grace).exit_code == 2
+    take_lease(three, "publishing digits")
+    assert "writing now: publishing digits (" in said("registry", "gc")
     assert told("registry", "fsck")["problems"] == []

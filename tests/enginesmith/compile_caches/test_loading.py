@@ -12,7 +12,7 @@ import pytest
 from enginesmith.client.client import Client
 from enginesmith.client.pull import Pulled
 from enginesmith.client.resolve import Policy
-from enginesmith.compile_caches import warm_start
+from enginesmith.compile_caches import loading, warm_start
 from enginesmith.compile_caches.loading import (
     FOLDER_VARIABLE,
     StaleCacheError,
@@ -23,7 +23,7 @@ from enginesmith.compile_caches.loading import (
     read_requirements,
     use_folder,
 )
-from enginesmith.core.errors import InputError, IntegrityError, UntrustedError, digest_of_file
+from enginesmith.core.errors import InputError, IntegrityError, ModelError, UntrustedError, digest_of_file
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.evaluation import list_facts
 from enginesmith.core.requirements import Cpu, Gpu, Installation, Runtime
@@ -266,6 +266,16 @@ def test_an_entry_point_that_gives_no_model_is_refused_with_what_is_wanted(tmp_p
     (tmp_path / "net.py").write_text(NET.format(factor=2))
     with pytest.raises(InputError, match=words):
         load_entry_point(entry_point)
+
+
+def test_a_warm_start_gives_the_answers_of_the_cold_one(tmp_path: Path) -> None:
+    import torch
+
+    answers = [torch.ones(2), torch.zeros(3)]
+    for _ in range(2):
+        loading._compare(answers, tmp_path / "answers")
+    with pytest.raises(ModelError, match="differ from those of a cold start: Tensor-likes are not"):
+        loading._compare([torch.ones(2), torch.ones(3)], tmp_path / "answers")
 
 
 def test_a_description_that_was_edited_is_refused(store: Store, tmp_path: Path, mark: Path) -> None:

@@ -105,5 +105,11 @@ def test_every_request_is_in_a_bar():
 def test_pictures_of_traffic():
     found = summary.summarize(traffic(np.arange(0, 7200, 20.0), 1 + np.arange(360) % 8), DIMS)
     text = summary.draw_traffic(found, {"batch": (4,), "length": (4, 8)})
-    assert "present: up to 8" in text and "requests per second by hour" in text and 'viewBox="0 0 640 1300"' in text
+    titles = {"requests per second": 1, "requests": 4, "batch of a request": 2, "length of a request": 2}
+    assert (
+        {title: text.count(f">{title}</text>") for title in titles} == titles
+        and "present: up to 8" in text
+        and "requests per second by hour" in text
+        and 'viewBox="0 0 640 1300"' in text
+    )
     assert text == summary.draw_traffic(found, {"batch": (4,), "length": (4, 8)})

@@ -12,8 +12,8 @@ from tests.validation.reporting.test_html import HOSTILE, Page
 from validation.canary.judging.criteria import Criterion, describe, describe_interval
 from validation.canary.judging.judge import judge
 from validation.canary.judging.thresholds import Thresholds
-from validation.canary.page import render
-from validation.canary.report import TrafficReplayed
+from validation.canary.page import over_time_svg, render
+from validation.canary.report import LatencyCourses, TrafficReplayed
 from validation.plotting import percent_text, seconds_text
 from validation.statistics.rates import CanaryEvidence
 
@@ -60,6 +60,8 @@ def test_the_verdict_comes_first_and_everything_is_there(failed, drawn):
 def test_pictures_are_inside_and_nothing_is_fetched(failed, drawn):
     page = Page(drawn)
     assert page.tags.count("svg") == 4
+    labels = "worse by, in multiples of the margin", "latency, logarithmic", "quantile of latency"
+    assert all(label in page.text for label in labels) and "25 %" in page.text
     assert all(item.name in drawn for item in failed.criteria)
     assert not {"script", "iframe", "img", "object", "form"} & set(page.tags)
     addresses = [value for name, value in page.attributes if name in ("src", "href", "action", "srcset")]
@@ -67,6 +69,16 @@ def test_pictures_are_inside_and_nothing_is_fetched(failed, drawn):
     assert not re.search(r"url\((?!#)", drawn) and "@import" not in drawn
     for path in re.findall(r' d="([^"]*)"', drawn):
         assert path and "nan" not in path and "inf" not in path
+
+
+@pytest.mark.parametrize(
+    ("most", "ticks"),
+    [(299.0, "0 s, 50 s"), (300.0, "0 min, 1 min"), (7199.0, "0 min, 20 min"), (7200.0, "0 h, 0.5 h")],
+)
+def test_time_has_round_ticks_in_the_unit_of_its_length(most, ticks):
+    course = ((0.0, 0.01, 0.02), (most, 0.01, 0.03))
+    texts = re.findall(r"<text[^>]*>([^<]*)<", over_time_svg(LatencyCourses(course, course)))
+    assert ", ".join(texts[:2]) == ticks and {"time since the first request", "10 ms", "30 ms"} <= {*texts}
 
 
 def test_everything_is_escaped(failed):

@@ -1,6 +1,7 @@
 """Reports that are read back: edits and contradictions are found; a plan goes on only where it may."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -105,4 +106,5 @@ def test_mann_whitney_and_the_common_language_effect_size():
     # Conover's example of 12 and 36 farm boys is out of reach here; by hand: ranks 1..6, U = 2, sd = sqrt(9 * 7 / 12).
     found = mann_whitney(np.array([1.0, 2.0, 5.0]), np.array([3.0, 4.0, 6.0]))
     assert found.u == 2.0 and found.z == pytest.approx((2 - 4.5) / np.sqrt(9 * 7 / 12))
+    assert found.p == pytest.approx(math.erfc(-found.z / math.sqrt(2)))
     assert mann_whitney(np.array([]), np.array([1.0])) is None

@@ -71,6 +71,11 @@ def test_large_answers_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         session.run(given(*range(count)))
     assert session.save(tmp_path / "answers") is None and not (tmp_path / "answers").exists()
     assert len(session._fresh) == 2
+    monkeypatch.setattr(free_running, "MOST_BYTES", 24)
+    session = RecordedSession(Doubling(), 3)
+    for count in (1, 2, 3):
+        session.run(given(*range(count)))
+    assert session.save(tmp_path / "answers") == tmp_path / "answers"
 
 
 def test_answers_to_whole_sequences_are_recorded_beside_those_to_steps(tmp_path: Path) -> None:

@@ -48,6 +48,14 @@ def test_the_diagnosis_comes_with_its_evidence():
 def test_what_was_timed_and_what_the_intervals_hold_is_said():
     report = latency_report()
     assert any(", working set " in line for line in describe_report(report))
+    for moved, end in (
+        (750, "25 % saved"),
+        (1000, "0 % saved"),
+        (1250, "25 % more, for conversions that the runtime added"),
+    ):
+        traffic = replace(report.anatomy.traffic, unfused_bytes=1000, fused_bytes=moved)
+        lines = [*describe_report(replace(report, anatomy=replace(report.anatomy, traffic=traffic)))]
+        assert any(line.endswith(f" ({end})") for line in lines)
     assert re.fullmatch(r"\S+ µs \(\S+ to \S+\)", format_bucket(report.buckets[0])["runtime"])
     told = list(describe_report(report))[1]
     assert told.startswith("runtime: the runtime's own call") and told.endswith(

@@ -61,6 +61,20 @@ def test_curves_beyond_the_colours_are_dashed():
     assert len({tuple(series(index).values()) for index in range(12)}) == 12
 
 
+@pytest.mark.parametrize(("charts", "above"), [(1, 1), (2, 0)])
+def test_a_legend_is_above_the_only_axes_and_within_each_of_several(charts, above):
+    figures = []
+
+    def draw_charts(figure) -> None:
+        figures.append(figure)
+        for index in range(charts):
+            figure.add_subplot(charts, 1, index + 1).plot([0, 1], label="runs")
+
+    draw_svg("p", "w", draw_charts)
+    assert [len(figure.legends) for figure in figures] == [above]
+    assert [axes.get_legend() is None for axes in figures[0].axes] == [bool(above)] * charts
+
+
 def test_an_axis_has_ends_around_the_values():
     assert span([0.0, -1.0], log=True) == (1.0, 10.0) and span([]) == (0.0, 1.0)
     assert span([5.0, 5.0], least=1.0, pad=0) == (4.5, 5.5)

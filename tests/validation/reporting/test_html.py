@@ -5,6 +5,7 @@ import math
 import re
 from functools import cache
 from html.parser import HTMLParser
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -15,7 +16,7 @@ from tests.validation.page_data import stage_checks, version_report
 from validation.reporting.html import VersionPage, headroom_db, metric_text
 from validation.reporting.html import overview as look
 from validation.reporting.html import render as draw
-from validation.reporting.stages import distributions, format_bound
+from validation.reporting.stages import distributions, format_bound, worst_cases
 from validation.reporting.version_document import VersionDocument
 
 HOSTILE = "<script>alert(1)</script>\"'&" + "x" * 300
@@ -322,6 +323,28 @@ def test_worst_cases_say_sample_place_expected_and_actual():
     text = " ".join(Page(usual().replace("<td", " <td").replace("<span", " <span")).text.split())
     assert "int8 graph logits golden 2, sample 17 14.6 dB [17, 3] 4.218443 4.813067 0.595" in text
     assert "batch=32" in text
+    rows = worst_cases(decode(version_report(), VersionDocument).reports)
+    assert [row.worst.sample for row in rows] == [17] * 7 + [5] * 7, "the worst of each comes first"
+    assert all(
+        above.worst.badness >= below.worst.badness
+        for above, below in pairwise(rows)
+        if above.worst.sample == below.worst.sample
+    )
+
+
+def test_the_axes_of_each_picture_have_their_ticks_and_say_what_they_measure():
+    pictures = re.findall(r"<svg.*?</svg>", usual(), re.DOTALL)
+    shares = "0 %, 25 %, 50 %, 75 %, 100 %"
+    expected = [
+        ("SQNR of a sample; further left is worse", "125 dB", shares),
+        ("absolute error, logarithmic; further right is worse", "1e−9", shares),  # noqa: RUF001
+        ("latency of a run, logarithmic", "1 ms", shares),
+        ("operations for each byte", "operations a second", "300 G"),
+        ("share of the multiplications in int8", shares, "10 dB"),
+    ]
+    for picture, words in zip(pictures, expected, strict=False):
+        texts = ", ".join(re.findall(r"<text[^>]*>([^<]*)<", picture))
+        assert all(word in texts for word in words), texts
 
 
 def test_reports_without_spreads_have_no_distributions():

@@ -65,7 +65,7 @@ def put_large(blob: Blob, source: UploadSource, expected: str | None) -> None:
     )
     source.stream.seek(0)
     _upload(blob, _Checked(source), source.size, expected, retry)
-    _check(blob, source.size, md5)
+    _check(blob, md5)
 
 
 def _upload(blob: Blob, stream: "BinaryIO | _Checked", size: int, expected: str | None, retry: Retry | None) -> None:
@@ -81,9 +81,9 @@ def _upload(blob: Blob, stream: "BinaryIO | _Checked", size: int, expected: str 
     )
 
 
-def _check(blob: Blob, size: int, md5: str) -> None:
+def _check(blob: Blob, md5: str) -> None:
     """Raise NoWholeAnswerError unless the answer says that this was stored."""
-    if blob.size != size or blob.md5_hash != md5:
+    if blob.md5_hash != md5:
         raise NoWholeAnswerError("other bytes were stored")
 
 
@@ -190,7 +190,7 @@ class GcsBucket:
             if token:
                 blob.metadata = {TOKEN: token}
             _upload(blob, io.BytesIO(data), len(data), expected, None)
-            _check(blob, len(data), md5_of(data))
+            _check(blob, md5_of(data))
 
     def put_large(self, key: str, source: UploadSource, expected: str | None) -> None:
         """See `BucketApi.put_large`: a resumable upload, of which Google keeps nothing that is not completed in a

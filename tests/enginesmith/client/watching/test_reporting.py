@@ -211,7 +211,7 @@ def test_reports_go_to_a_url_where_the_registry_may_not_be_written(store, rollou
     assert (got[0]["rollout"], got[0]["report"]["node"], got[0]["report"]["requests"]) == (rollout.id, "n1", 7)
     assert reports(store, rollout) == ()
     assert "does not answer" in HealthUrl(url, 1)({}).failure
-    with pytest.raises(UnavailableError, match="does not answer"):
+    with pytest.raises(UnavailableError, match=r"does not answer: .*refused"):
         ReportUrl(url, 1).send(got and _sent())
 
 
@@ -262,7 +262,7 @@ def test_whatever_a_url_answers_no_watcher_ends(answer):
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
         assert HealthUrl(url, 10)({}).failure
         assert Post(url, 10)({})
-        with pytest.raises(UnavailableError, match="the report URL"):
+        with pytest.raises(UnavailableError, match=r"the report URL .*: (?!None)\w"):
             ReportUrl(url, 10).send(SentReport("digits", "stable", "a", NodeReport("a", "", "1", "", "")))
         thread.join()
 

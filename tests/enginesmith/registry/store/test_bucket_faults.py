@@ -45,6 +45,12 @@ def test_a_write_that_met_a_fault_is_done_once_and_known_to_be_done(store, proxy
     assert proxy.faults == 1 and store.read("models/a.json") == b"2" * 50
 
 
+def test_a_write_that_met_no_fault_is_sent_once(store: ObjectStore, proxy: FaultyProxy, write: str) -> None:
+    store.create("models/a.json", b"1")  # the first write asks for conditions
+    proxy.fine()
+    assert store.create("models/b.json", b"2" * 50) and proxy.count(write) == 1
+
+
 @pytest.mark.parametrize("kind", PASSING)
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 def test_a_read_that_met_a_fault_is_read_again(store: ObjectStore, proxy: FaultyProxy, kind: Kind, method: str) -> None:

@@ -54,6 +54,7 @@ def test_an_answer_that_ends_among_its_headers_is_no_answer(store, proxy, until)
         (404, "NoSuchBucket", f"no bucket '{BUCKET}'"),
         (503, "SlowDown", "overloaded or failing"),
         (500, "InternalError", "overloaded or failing"),
+        (500, "", r"overloaded or failing \(500\)"),
         (400, "Whatever", "refuses with 400 Whatever"),
     ],
 )

@@ -1,5 +1,7 @@
 """The judge's error rates, and its faults caught. Whatever is claimed here is counted on simulated canaries."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -130,6 +132,18 @@ def test_silence_about_the_answers_is_no_pass():
     assert judge(evidence).verdict == "INSUFFICIENT" and "nothing was observed of the answers" in judge(evidence).reason
     assert judge(evidence, Thresholds(quality=None)).verdict == "PASS"
     assert judge(evidence, only()).verdict == "INSUFFICIENT", "no threshold at all proves nothing"
+
+
+@pytest.mark.parametrize(("flips", "verdict"), [(0, "PASS"), (20, "INSUFFICIENT"), (60, "FAIL")])
+def test_flips_of_the_argmax_are_judged_where_they_have_a_margin(flips, verdict):
+    ones = side(np.ones(2000))
+    evidence = CanaryEvidence(
+        ones, ones, True, flipped=np.isin(np.arange(2000), np.linspace(0, 1999, flips).astype(int))
+    )
+    quality = QualityThresholds(disagreement=None, flips=0.01, score=None)
+    (criterion,) = judge(evidence, Thresholds({}, None, quality), replicates=1).criteria
+    assert (criterion.name, criterion.verdict) == ("argmax flips", verdict)
+    assert not judge(evidence, Thresholds({}, None, replace(quality, flips=None)), replicates=1).criteria
 
 
 def test_scores_that_drop():

@@ -96,6 +96,27 @@ def test_the_runs_of_a_size_are_made_in_stretches_in_turn_with_the_other_sizes(t
     assert seen == [1, 2] + [1, 2] * 2, "none where those before took all the time"
 
 
+def test_each_stream_has_run_once_before_they_are_timed_together(tmp_path: Path, monkeypatch) -> None:
+    sessions: list[Plain] = []
+
+    class Counted(Plain):
+        def __init__(self) -> None:
+            self.runs = 0
+            sessions.append(self)
+
+        def run(self, inputs):
+            self.runs += 1
+            return {}
+
+    def rate(runs: Sequence[Callable[[], object]], seconds: float) -> float:
+        assert [vars(session)["runs"] for session in sessions[1:]] == [1] * len(runs) == [1, 1, 1]
+        return 5.0
+
+    monkeypatch.setattr(measure, "streams_per_second", rate)
+    (row,) = measure_engine(lambda: nullcontext(Counted()), [BUCKET], 0.01, tmp_path, streams=3, processes=1).buckets
+    assert (row.streams, row.streams_items_per_s) == (3, 10.0)
+
+
 def recording(folder: Path, session: object = None) -> Callable[[], AbstractContextManager[object]]:
     """Opens a session, and leaves a file named after the process that did."""
 
