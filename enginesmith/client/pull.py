@@ -375,6 +375,10 @@ class Pulled:
         version = f"{self.located.manifest.model}@{self.located.manifest.version}"
         return f"Pulled({self.path.name!r}: {self.engine.unit} of {version}, {self.engine.status})"
 
+    def moved_to(self, folder: Path) -> "Pulled":
+        """The same after its files were moved to another folder."""
+        return replace(self, path=folder / self.path.name, description=folder / self.description.name)
+
     @property
     def cached(self) -> bool:
         """Whether the engine was there already, and intact."""
@@ -538,7 +542,7 @@ def with_attachments(pulled: Pulled, store: Store, ranking: EngineRanking, dest:
     documents, manifest = pulled.located.documents or store, pulled.located.manifest
     if not any(True for _ in documents.list(evidence_prefix("attachments", manifest.model, manifest.version))):
         return pulled
-    from enginesmith.registry.evidence.attachments import DESCRIPTION, attachments
+    from enginesmith.registry.evidence.attachments import DESCRIPTION, attachments, read_attachment
     from enginesmith.registry.trust import require
 
     found, left_out = dict[str, PulledAttachment](), dict[str, str]()
@@ -557,7 +561,9 @@ def with_attachments(pulled: Pulled, store: Store, ranking: EngineRanking, dest:
         path = dest / ATTACHMENTS / name
         description = path.with_name(f"{name}{DESCRIPTION}")
         try:
-            _check_place(description, manifest.model)
+            with suppress(OSError, IntegrityError):
+                if (other := read_attachment(description.read_bytes())).model != manifest.model:
+                    raise InputError(f"{description} is of {other.model}@{other.version}; give another folder")
             fetcher.fetch(store, choose_digest(attachment.digest, None), attachment.size_bytes, path)
         except (InputError, IntegrityError) as error:
             left_out.setdefault(name, str(error))
@@ -587,12 +593,3 @@ def _refusal(attachment: "Attachment", ranking: EngineRanking, needs_signature: 
             "--allow-unsigned (allow_unsigned=True) if whoever can write to the registry may run code here"
         )
     return ""
-
-
-def _check_place(description: Path, model: str) -> None:
-    """Raise InputError where an attachment of another model has this name."""
-    from enginesmith.registry.evidence.attachments import read_attachment
-
-    with suppress(OSError, IntegrityError):
-        if (other := read_attachment(description.read_bytes())).model != model:
-            raise InputError(f"{description} is of {other.model}@{other.version}; give another folder")

@@ -6,7 +6,6 @@ Labels have few values: a model, which the caller names, and its buckets and fal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from enginesmith.serving.counts import RouterCounts
 from enginesmith.serving.router import Router
 
 if TYPE_CHECKING:
@@ -30,33 +29,32 @@ class RouterCollector:
 
     def collect(self) -> Iterator["MetricFamily"]:
         """The metrics as they are now."""
-        return families(self._router.counts(), self._model)
+        from prometheus_client.core import CounterMetricFamily
 
-
-def families(counts: RouterCounts, model: str) -> Iterator["MetricFamily"]:
-    """The metrics of these counts. model: their label."""
-    from prometheus_client.core import CounterMetricFamily
-
-    buckets = counts.buckets
-    rows: dict[str, tuple[tuple[str, ...], list[tuple[tuple[str, ...], float]]]] = {
-        "requests": (("bucket",), [((each.name,), each.requests) for each in buckets]),
-        "elements": (
-            ("bucket", "kind"),
-            [
-                ((each.name, kind), value)
-                for each in buckets
-                for kind, value in (("own", each.elements), ("padding", each.padding))
-            ],
-        ),
-        "fallbacks": (("fallback",), [((name,), n) for name, n in {**counts.fallbacks, "": counts.unanswered}.items()]),
-        "errors": ((), [((), counts.errors)]),
-    }
-    for name, meaning in ROUTER_METRICS.items():
-        labels, samples = rows[name.removeprefix("enginesmith_router_")]
-        family = CounterMetricFamily(name, meaning, labels=("model", *labels))
-        for values, value in samples:
-            family.add_metric((model, *values), float(value))
-        yield family
+        counts, model = self._router.counts(), self._model
+        buckets = counts.buckets
+        rows: dict[str, tuple[tuple[str, ...], list[tuple[tuple[str, ...], float]]]] = {
+            "requests": (("bucket",), [((each.name,), each.requests) for each in buckets]),
+            "elements": (
+                ("bucket", "kind"),
+                [
+                    ((each.name, kind), value)
+                    for each in buckets
+                    for kind, value in (("own", each.elements), ("padding", each.padding))
+                ],
+            ),
+            "fallbacks": (
+                ("fallback",),
+                [((name,), n) for name, n in {**counts.fallbacks, "": counts.unanswered}.items()],
+            ),
+            "errors": ((), [((), counts.errors)]),
+        }
+        for name, meaning in ROUTER_METRICS.items():
+            labels, samples = rows[name.removeprefix("enginesmith_router_")]
+            family = CounterMetricFamily(name, meaning, labels=("model", *labels))
+            for values, value in samples:
+                family.add_metric((model, *values), float(value))
+            yield family
 
 
 def prometheus_text(router: Router, model: str) -> str:

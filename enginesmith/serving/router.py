@@ -27,44 +27,7 @@ from enginesmith.serving.buckets import (
 )
 from enginesmith.serving.counts import RequestCounter, RouterCounts
 
-# Answers requests that no bucket holds: by engines with dynamic shapes.
-
-
 _WIDEN = "widen dims and build again, give inputs a pad, or give the router a fallback"
-
-
-class FallbackChain:
-    """The fallbacks of a router, in their order."""
-
-    def __init__(self, engines: Sequence[RoutedEngine]) -> None:
-        self._engines = engines
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Their names."""
-        return tuple(engine.name for engine in self._engines)
-
-    def answer(self, inputs: Tensors, why: Callable[[], str]) -> tuple[str, dict[str, Array]]:
-        """Name of the fallback that answered, and its outputs. why: in words, why no bucket holds the request.
-
-        Raises DataError where there is no fallback, and EnginesmithError with the reason of each where all fail.
-        """
-        reasons: list[str] = []
-        for engine in self._engines:
-            if (answer := _try(engine.name, engine.run, inputs, reasons)) is not None:
-                return engine.name, answer
-        if not reasons:
-            raise DataError(f"{why()}; {_WIDEN}")
-        raise EnginesmithError(f"{why()}, and no fallback answers: {'; '.join(reasons)}")
-
-
-def _try(name: str, run: Callable[[Tensors], Tensors], inputs: Tensors, reasons: list[str]) -> dict[str, Array] | None:
-    """The outputs; None where it fails, with the reason added to `reasons`."""
-    try:
-        return dict(run(inputs))
-    except Exception as error:  # whatever a runtime raises
-        reasons.append(f"{name}: {type(error).__name__}: {error}")
-        return None
 
 
 def describe_miss(sizes: Sizes, buckets: Sequence[EngineBucket]) -> str:
@@ -181,13 +144,13 @@ class Router(Session):
         routed_engines = [self._alike(engine) for engine in engines]
         self.padding = padding or Padding()
         self.buckets: tuple[EngineBucket, ...] = list_buckets(routed_engines, self.padding)
-        self._fallbacks = FallbackChain([self._alike(engine) for engine in fallbacks])
-        names = [*(engine.name for engine in routed_engines), *self._fallbacks.names]
+        self._fallbacks = [self._alike(engine) for engine in fallbacks]
+        names = [engine.name for engine in (*routed_engines, *self._fallbacks)]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise InputError(f"two engines of a router are called {twice!r}; give each a name of its own")
         self._closed = False
         counted = tuple(bucket.name for bucket in self.buckets)
-        self._counter = RequestCounter(counted, self._fallbacks.names)
+        self._counter = RequestCounter(counted, tuple(engine.name for engine in self._fallbacks))
         named = (dim for spec in self.inputs for dim in spec.shape if isinstance(dim, str) and PLUS not in dim)
         self._dims = tuple(dict.fromkeys(named))
         self._check, self._routes = InputCheck(self.inputs), dict[tuple[int, ...], Route | None]()
@@ -302,14 +265,24 @@ class Router(Session):
             return route
 
     def _fall_back(self, inputs: Tensors, sizes: Mapping[str, int], requests: int) -> dict[str, Array]:
+        """The outputs of the first fallback that gives some. Raises DataError where there is no fallback, and
+        EnginesmithError with the reason of each where all fail."""
         if self._closed:
             raise EnginesmithError("the router is closed; make another one")
-        name: str | None = None
-        try:
-            name, answer = self._fallbacks.answer(inputs, lambda: describe_miss(sizes, self.buckets))
-            return answer
-        finally:
-            self._counter.add_fallback(name, requests)
+        reasons: list[str] = []
+        for engine in self._fallbacks:
+            try:
+                answer = dict(engine.run(inputs))
+            except Exception as error:  # whatever a runtime raises
+                reasons.append(f"{engine.name}: {type(error).__name__}: {error}")
+            else:
+                self._counter.add_fallback(engine.name, requests)
+                return answer
+        self._counter.add_fallback(None, requests)
+        miss = describe_miss(sizes, self.buckets)
+        if not reasons:
+            raise DataError(f"{miss}; {_WIDEN}")
+        raise EnginesmithError(f"{miss}, and no fallback answers: {'; '.join(reasons)}")
 
 
 def _check_pulled(pulled: object) -> None:

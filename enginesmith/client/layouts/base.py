@@ -5,12 +5,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from enginesmith.client.locate import judge_located, rank_located
 from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine, folder_name, with_attachments
@@ -47,18 +47,16 @@ class Placed:
     whole: bool
 
 
+# Files that a place has beside what it serves: the lock that its one writer holds; for what the hook has succeeded; and
+# why what is served is trusted no longer.
+PlaceFile = Literal["lock", "hooked", "distrusted"]
+
+
 class Place(Protocol):
-    """A model in a folder. lock: the file that its one writer holds.  hooked: tells for what the hook has succeeded.
+    """A model in a folder."""
 
-    mark: is there while what is served is trusted no longer.
-    """
-
-    @property
-    def lock(self) -> Path: ...  # noqa: D102 - see above
-    @property
-    def hooked(self) -> Path: ...  # noqa: D102
-    @property
-    def mark(self) -> Path: ...  # noqa: D102
+    def file(self, kind: PlaceFile) -> Path:
+        """Where a file of the place's own lies."""
 
     def served(self) -> str:
         """The name of what is served; '' for nothing."""
@@ -101,10 +99,11 @@ def without_rejected(found: EngineRanking, layout: Layout) -> EngineRanking:
 @contextmanager
 def hold(place: Place) -> Iterator[None]:
     """Be the one process that writes at a place. Raises UnavailableError where another one is."""
-    folder = place.lock.parent
+    path = place.file("lock")
+    folder = path.parent
     with reachable(f"writing {folder}"):
         make_folder(folder)
-        lock = place.lock.open("ab")
+        lock = path.open("ab")
     with lock:
         try:
             fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -149,20 +148,9 @@ class SharedFolder:
     dest: Path
     model: str
 
-    @property
-    def lock(self) -> Path:
+    def file(self, kind: PlaceFile) -> Path:
         """See `Place`."""
-        return self.dest / f".enginesmith-{self.model}.lock"
-
-    @property
-    def hooked(self) -> Path:
-        """See `Place`."""
-        return self.dest / f".enginesmith-{self.model}.hooked"
-
-    @property
-    def mark(self) -> Path:
-        """See `Place`."""
-        return self.dest / f".enginesmith-{self.model}.distrusted"
+        return self.dest / f".enginesmith-{self.model}.{kind}"
 
 
 # The plain layout: the link `current` leads to a folder with one engine and its description.
@@ -179,8 +167,9 @@ class SharedFolder:
 CURRENT = "current"
 # The file beside `current` that says why what is served is trusted no longer.
 MARK = "distrusted"
-_LOCK = ".enginesmith-watch.lock"
-_HOOKED = ".enginesmith-hooked"
+_FILES: Mapping[PlaceFile, str] = {
+    "lock": ".enginesmith-watch.lock", "hooked": ".enginesmith-hooked", "distrusted": MARK,
+}  # fmt: skip
 _STAGING = ".enginesmith-staging-"
 _FOLDER = re.compile(r".+-[0-9a-f]{16}")
 
@@ -210,20 +199,9 @@ class PlainPlace:
 
     dest: Path
 
-    @property
-    def lock(self) -> Path:
+    def file(self, kind: PlaceFile) -> Path:
         """See `Place`."""
-        return self.dest / _LOCK
-
-    @property
-    def hooked(self) -> Path:
-        """See `Place`."""
-        return self.dest / _HOOKED
-
-    @property
-    def mark(self) -> Path:
-        """See `Place`."""
-        return self.dest / MARK
+        return self.dest / _FILES[kind]
 
     def served(self) -> str:
         """Where the link points, as it was written; '' where there is none."""

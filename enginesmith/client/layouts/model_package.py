@@ -15,7 +15,7 @@ that of onnxruntime 1.31 (model_package/README.md in its sources), whose C API r
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -119,14 +119,9 @@ class PackagePlace(SharedFolder):
                 write_whole(staged / MANIFEST, data)
                 staged.rename(folder)
                 sync_folder(self.dest)
-        ended = tuple(_moved(item, folder) for item in pulled)
+        ended = tuple(item.moved_to(folder / item.path.parent.name) for item in pulled)
         whole = not any(item.resolution.lost for item in pulled)
         return Placed(ended, folder, folder, "", staged != folder, digest_of_bytes(data), whole)
-
-
-def _moved(pulled: Pulled, folder: Path) -> Pulled:
-    place = folder / pulled.path.parent.name
-    return replace(pulled, path=place / pulled.path.name, description=place / pulled.description.name)
 
 
 def _bring(store: Store, located: Located, found: Resolution, place: Path, fetcher: BlobFetcher) -> Pulled:

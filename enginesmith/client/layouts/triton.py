@@ -32,7 +32,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -173,10 +173,7 @@ class TritonPlace(SharedFolder):
                 )
                 swapped = self._switch(number, before, config, pulled[0].engine, warmup, keep)
             identity = digest_of([config, *(str(item.engine.digest) for item in pulled)])
-            ended = tuple(
-                replace(item, path=folder / item.path.name, description=folder / item.description.name)
-                for item in pulled
-            )
+            ended = tuple(item.moved_to(folder) for item in pulled)
             whole = not any(item.resolution.lost for item in ended)
             previous = before if before != str(number) else ""
             return Placed(ended, folder, self.root, previous, swapped, identity, whole)
@@ -229,7 +226,7 @@ class TritonPlace(SharedFolder):
         for path in pulled.path.parent.iterdir():
             if not (staged / path.name).exists():
                 os.link(path, staged / path.name)
-        return replace(pulled, path=staged / pulled.path.name, description=staged / pulled.description.name)
+        return pulled.moved_to(staged)
 
     def _read_warmup(
         self, store: Store, manifest: Manifest, engine: EngineEntry, fetcher: BlobFetcher

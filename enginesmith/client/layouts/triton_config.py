@@ -233,7 +233,7 @@ def write_config(
     """
     requests = [with_int8_states(make_request(item.entry)) for item in files]
     batching = hints.batching(batching)
-    configs = [_describe(item, request, batching, hints) for item, request in zip(files, requests, strict=True)]
+    configs = [_describe(item, request, batching, hints, number) for item, request in zip(files, requests, strict=True)]
     config = configs[0]
     for item, other in zip(files[1:], configs[1:], strict=True):
         if other != config:
@@ -242,14 +242,15 @@ def write_config(
                 "configuration describes both; pull them into two folders"
             )
     config_fields: dict[str, Fields] = {"name": name, **config}
-    config_fields["output"] = [_with_labels(spec, number, hints) for spec in _messages(config["output"])]
     config_fields |= {"version_policy": {"specific": {"versions": [number]}}, **_name_files(files)}
     config_fields["parameters"] = entries({"enginesmith_version": {"string_value": version}})
     if libraries:
         config_fields["model_operations"] = {"op_library_filename": list(libraries)}
     if warmup:
         most = config["max_batch_size"]
-        sizes = _warmup_sizes(requests[0], most) if isinstance(most, int) and most else [0]
+        sizes = [0]
+        if isinstance(most, int) and most:  # one sample, and what each profile is tuned for
+            sizes = sorted({1, *(min(size, most) for size in _tuned_sizes(requests[0]))})
         config_fields["model_warmup"] = [_write_warmup(number, requests[0].inputs, warmup, size) for size in sizes]
     return f"{HEADER}\n{write_message(config_fields)}"
 
@@ -278,20 +279,10 @@ def largest_batch(request: BuildRequest) -> int:
     return top if ends[0][0] == 1 and top > 1 and not gaps else 0
 
 
-def _messages(value: Fields) -> Iterator[Mapping[str, Fields]]:
-    return (item for item in value if isinstance(item, Mapping)) if isinstance(value, Sequence) else iter(())
-
-
-def _with_labels(output: Mapping[str, Fields], number: int, hints: ServingHints) -> Field:
-    """An output's message with the file of its class names, where it has one."""
-    name = str(output["name"])
-    return {**output, "label_filename": label_file(number, name, hints)} if name in hints.labels else output
-
-
 def _describe(
-    item: TritonFile, request: BuildRequest, batching: DynamicBatching | None, hints: ServingHints
+    item: TritonFile, request: BuildRequest, batching: DynamicBatching | None, hints: ServingHints, number: int
 ) -> dict[str, Fields]:
-    """The fields that engines of one configuration share."""
+    """The fields that engines of one configuration share. number: of the version, for the files of class names."""
     backend, platform = _OPENED_BY[item.entry.backend]
     most = largest_batch(request)
     if batching and not most:
@@ -309,10 +300,15 @@ def _describe(
         most = batching.max_batch_size
     fixed = _fixed_sizes(request)
     config_fields: dict[str, Fields] = {"backend": backend, "platform": platform, "max_batch_size": most}
-    for kind, specs in (("input", request.inputs), ("output", request.outputs)):
-        config_fields[kind] = [_describe_tensor(spec, fixed, bool(most)) for spec in specs]
+    labels = {name: {"label_filename": label_file(number, name, hints)} for name in hints.labels}
+    config_fields["input"] = [_describe_tensor(spec, fixed, bool(most)) for spec in request.inputs]
+    config_fields["output"] = [
+        {**_describe_tensor(spec, fixed, bool(most)), **labels.get(spec.name, {})} for spec in request.outputs
+    ]
     if batching:
-        preferred = hints.preferred_batch_sizes or _tuned_batches(request, platform)
+        # Triton's documentation advises preferred sizes for plans of several profiles alone ("Dynamic Batcher").
+        tuned = _tuned_sizes(request) if platform == _PLAN and len(request.profiles) > 1 else ()
+        preferred = hints.preferred_batch_sizes or tuned
         sizes = sorted({size for size in preferred if size <= most})
         delay_us = round((batching.max_queue_delay_s or 0.0) * 1e6)
         config_fields["dynamic_batching"] = {
@@ -349,14 +345,6 @@ def _describe_tensor(spec: TensorSpec, fixed: Mapping[str, int], batched: bool) 
     return tensor_fields if dims else {**tensor_fields, "reshape": {"shape": list[Field]()}}
 
 
-def _tuned_batches(request: BuildRequest, platform: str) -> set[int]:
-    """What each profile of a plan with several is tuned for: Triton's documentation advises preferred sizes for these
-    alone ("Dynamic Batcher", "Preferred Batch Sizes")."""
-    if platform != _PLAN or len(request.profiles) < 2:
-        return set()
-    return {opt[0] for profile in request.profiles for _, _, opt, _ in profile.inputs}
-
-
 def _instances(entry: EngineEntry, platform: str, profiles: int, count: int) -> Field:
     """Instances on the CPU or on each GPU; of a plan with several profiles, with all of them: else Triton takes the
     first alone."""
@@ -379,10 +367,9 @@ def _name_files(files: Sequence[TritonFile]) -> dict[str, Fields]:
     return {"cc_model_filenames": entries(dict(sorted(named.items())))}
 
 
-def _warmup_sizes(request: BuildRequest, most: int) -> list[int]:
-    """The batches to warm up: one sample, and what each profile is tuned for."""
-    tuned = (opt[0] for profile in request.profiles for _, _, opt, _ in profile.inputs)
-    return sorted({1, *(min(size, most) for size in tuned)})
+def _tuned_sizes(request: BuildRequest) -> set[int]:
+    """The sizes of axis 0 that the profiles are tuned for."""
+    return {opt[0] for profile in request.profiles for _, _, opt, _ in profile.inputs}
 
 
 def _write_warmup(number: int, inputs: Sequence[TensorSpec], warmup: Mapping[str, WarmupInput], size: int) -> Field:

@@ -34,13 +34,65 @@ from enginesmith.registry.rollouts.state import Rollout, format_time, reports
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.state import Channel
 
+_MOST_BYTES = 64 << 10
+_JSON = {"Content-Type": "application/json"}
+# What a command printed or a URL answered, and why that is a failure; '' if it is none.
+_Ended = tuple[bytes, str]
+
+# What hooks, health checks and reports share: a command that gets the facts of a swap, and a request to a URL.
+
+
+def _check_command(line: str, what: str) -> None:
+    if not shlex.split(line):
+        raise InputError(f"the {what} is empty; give a command line")
+
+
+def _run(line: str, timeout_s: float, facts: Mapping[str, str], what: str, stdout: int = subprocess.PIPE) -> _Ended:
+    """What a command line printed, and why it failed, '' if it did not. All that it started is killed at the limit."""
+    environment = {**os.environ, **{f"ENGINESMITH_{name.upper()}": value for name, value in facts.items()}}
+    try:
+        done = run_command(shlex.split(line), timeout_s, environment=environment, stdout=stdout)
+    except subprocess.TimeoutExpired:
+        return b"", f"{what} took over {timeout_s:g} s and was killed"
+    except OSError as error:
+        return b"", f"{what} cannot be started: {error.strerror}"
+    return done.stdout or b"", f"{what} ended with {done.returncode}" if done.returncode else ""
+
+
+def _check_url(url: str, what: str) -> None:
+    if (scheme := urlsplit(url).scheme) not in ("http", "https"):
+        raise InputError(f"{what} URL: scheme {scheme!r} is not http or https")
+
+
+def _ask(
+    url: str, timeout_s: float, what: str, data: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> _Ended:
+    """What a URL of `_check_url` answers, and why that is a failure, '' for a 2xx answer.
+
+    data: to post, where a 2xx answer is not read; None gets.
+    """
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    try:
+        with urlopen(Request(url, data, {**(headers or {})}), timeout=timeout_s) as answer:  # noqa: S310 - checked
+            return b"" if data else answer.read(_MOST_BYTES), ""
+    except HTTPError as error:
+        failure = f"{what} answers {error.code}"
+        with error, suppress(OSError, HTTPException, ValueError):
+            return error.read(_MOST_BYTES), failure
+        return b"", failure
+    except (OSError, HTTPException, ValueError) as error:  # ValueError: it leads to what is no URL
+        return b"", f"{what} does not answer: {getattr(error, 'reason', None) or type(error).__name__}"
+
+
 # Whether a server is well after a swap, by a command or a URL of its own, and how many requests it says it answered.
 #
 # Well is exit code 0, or a 2xx answer. What the command prints or the URL answers may be a JSON object with `requests`
 # and `errors`, whole numbers counted since the swap; anything else is ignored.
 
 TIMEOUT_S = 10.0
-_MOST_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -64,19 +116,11 @@ class HealthCommand:
     timeout_s: float = TIMEOUT_S
 
     def __post_init__(self) -> None:
-        if not shlex.split(self.line):
-            raise InputError("the health command is empty; give a command line")
+        _check_command(self.line, "health command")
 
     def __call__(self, facts: Mapping[str, str]) -> HealthAnswer:
         """Run the command, with all that it started killed at the time limit."""
-        environment = {**os.environ, **{f"ENGINESMITH_{name.upper()}": value for name, value in facts.items()}}
-        try:
-            done = run_command(shlex.split(self.line), self.timeout_s, environment=environment)
-        except subprocess.TimeoutExpired:
-            return HealthAnswer(f"health command took over {self.timeout_s:g} s and was killed")
-        except OSError as error:
-            return HealthAnswer(f"health command cannot be started: {error.strerror}")
-        return _counts(done.stdout, f"health command ended with {done.returncode}" if done.returncode else "")
+        return _counts(*_run(self.line, self.timeout_s, facts, "health command"))
 
 
 @dataclass(frozen=True)
@@ -87,25 +131,11 @@ class HealthUrl:
     timeout_s: float = TIMEOUT_S
 
     def __post_init__(self) -> None:
-        if urlsplit(self.url).scheme not in ("http", "https"):
-            raise InputError(f"health URL: scheme {urlsplit(self.url).scheme!r} is not http or https")
+        _check_url(self.url, "health")
 
     def __call__(self, facts: Mapping[str, str]) -> HealthAnswer:  # noqa: ARG002 - a `Health`
         """Get the URL."""
-        from http.client import HTTPException
-        from urllib.error import HTTPError
-        from urllib.request import urlopen
-
-        try:
-            with urlopen(self.url, timeout=self.timeout_s) as answer:  # noqa: S310 - the scheme was checked
-                return _counts(answer.read(_MOST_BYTES), "")
-        except HTTPError as error:
-            failure = f"health URL answers {error.code}"
-            with error, suppress(OSError, HTTPException, ValueError):
-                return _counts(error.read(_MOST_BYTES), failure)
-            return HealthAnswer(failure)
-        except (OSError, HTTPException, ValueError) as error:  # ValueError: it leads to what is no URL
-            return HealthAnswer(f"health URL does not answer: {getattr(error, 'reason', None) or type(error).__name__}")
+        return _counts(*_ask(self.url, self.timeout_s, "health URL"))
 
 
 def _counts(data: bytes, failure: str) -> HealthAnswer:
@@ -139,19 +169,11 @@ class Command:
     timeout_s: float = HOOK_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        if not shlex.split(self.line):
-            raise InputError("the hook's command is empty; give a command line")
+        _check_command(self.line, "hook's command")
 
     def __call__(self, facts: Mapping[str, str]) -> str | None:
         """Run the command, with all that it started killed at the time limit; return why it failed, or None."""
-        environment = {**os.environ, **{f"ENGINESMITH_{name.upper()}": value for name, value in facts.items()}}
-        try:
-            code = run_command(shlex.split(self.line), self.timeout_s, environment=environment, stdout=2).returncode
-        except OSError as error:
-            return f"hook {self.line!r} cannot be started: {error.strerror}"
-        except subprocess.TimeoutExpired:
-            return f"hook {self.line!r} took over {self.timeout_s:g} s and was killed"
-        return f"hook {self.line!r} ended with {code}" if code else None
+        return _run(self.line, self.timeout_s, facts, f"hook {self.line!r}", stdout=2)[1] or None
 
 
 @dataclass(frozen=True)
@@ -162,29 +184,14 @@ class Post:
     timeout_s: float = HOOK_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        if urlsplit(self.url).scheme not in ("http", "https"):
-            raise InputError(f"hook URL: scheme {urlsplit(self.url).scheme!r} is not http or https")
+        _check_url(self.url, "hook")
 
     def __call__(self, facts: Mapping[str, str]) -> str | None:
         """Post the facts as JSON; return why that failed, or None."""
-        from http.client import HTTPException
-        from urllib.error import HTTPError
-        from urllib.request import Request, urlopen
-
-        http_request = Request(self.url, json.dumps(facts).encode(), {"Content-Type": "application/json"})  # noqa: S310 - checked
-        try:
-            with urlopen(http_request, timeout=self.timeout_s):  # noqa: S310 - the scheme was checked
-                return None
-        except HTTPError as error:
-            error.close()
-            return f"{self._name()} answers {error.code}"
-        except (OSError, HTTPException, ValueError) as error:  # ValueError: it leads to what is no URL
-            return f"{self._name()} does not answer: {getattr(error, 'reason', None) or type(error).__name__}"
-
-    def _name(self) -> str:
-        """The URL without user, password and query, which may be secret."""
         parts = urlsplit(self.url)
-        return f"hook {parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+        # Without user, password and query, which may be secret.
+        name = f"hook {parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+        return _ask(self.url, self.timeout_s, name, json.dumps(facts).encode(), _JSON)[1] or None
 
 
 # When a watcher looks: at random times around an interval, later after errors.
@@ -240,29 +247,16 @@ class ReportUrl:
     timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if urlsplit(self.url).scheme not in ("http", "https"):
-            raise InputError(f"report URL: scheme {urlsplit(self.url).scheme!r} is not http or https")
+        _check_url(self.url, "report")
 
     def send(self, sent: SentReport) -> None:
         """Post a report. Raises UnavailableError, InputError for a token that is none."""
-        from http.client import HTTPException
-        from urllib.error import HTTPError
-        from urllib.request import Request, urlopen
-
         token = read_token(TOKEN)
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
-        http_request = Request(self.url, sent.to_bytes(), headers)  # noqa: S310 - checked
-        try:
-            with urlopen(http_request, timeout=self.timeout_s):  # noqa: S310 - the scheme was checked
-                return
-        except HTTPError as error:
-            why = ""
-            with error, suppress(OSError, HTTPException, ValueError):
-                why = error.read(_MOST_WHY).decode(errors="replace").strip()
-            raise UnavailableError(f"the report URL answers {error.code}: {why or error.reason}") from error
-        except (OSError, HTTPException, ValueError) as error:  # ValueError: it leads to what is no URL
-            why = getattr(error, "reason", None) or type(error).__name__
-            raise UnavailableError(f"the report URL does not answer: {why}") from error
+        headers = {**_JSON, **({"Authorization": f"Bearer {token}"} if token else {})}
+        answer, failure = _ask(self.url, self.timeout_s, "the report URL", sent.to_bytes(), headers)
+        if failure:
+            why = answer[:_MOST_WHY].decode(errors="replace").strip()
+            raise UnavailableError(f"{failure}: {why}" if why else failure)
 
 
 class Reporter:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import Event
 
@@ -95,12 +95,13 @@ class TrustRecheck:
             except (UntrustedError, InputError) as error:
                 reason = f"TRUSTED NO LONGER, and still served: {error}"
                 self._write_mark(f"{reason}\n".encode())
-                raise UntrustedError(f"{reason}\n{self._place.mark} stays there until that changes") from error
+                mark = self._place.file("distrusted")
+                raise UntrustedError(f"{reason}\n{mark} stays there until that changes") from error
             self._write_mark(None)
 
     def _read_served(self, store: Store) -> Manifest:
         """The manifest, from the registry, of the version that the description of what is served names."""
-        place = self._place.lock.parent
+        place = self._place.file("lock").parent
         with reachable(f"reading {place}"):
             path = self._place.description()
             data = path.read_bytes() if path else b""
@@ -121,7 +122,7 @@ class TrustRecheck:
 
     def _write_mark(self, content: bytes | None) -> None:
         """Write the mark with this content, or delete it (None); nothing is written where it is so already."""
-        before, mark = None, self._place.mark
+        before, mark = None, self._place.file("distrusted")
         with suppress(OSError):
             before = mark.read_bytes()
         if content != before:
@@ -163,18 +164,8 @@ class Swap:
 
     def facts(self) -> dict[str, str]:
         """The facts that hooks get, as text by name."""
-        field_names = (
-            "model",
-            "version",
-            "channel",
-            "digest",
-            "folder",
-            "engine",
-            "description",
-            "current",
-            "previous",
-        )
-        return {name: str(getattr(self, name)) for name in field_names}
+        own = ("swapped", "origin", "identity")
+        return {field.name: str(getattr(self, field.name)) for field in fields(self) if field.name not in own}
 
 
 class ChannelWatcher:
@@ -350,7 +341,7 @@ class ChannelWatcher:
         """Call the hook for what is served, if it has not succeeded for that before."""
         if self._hook is None:
             return
-        marker = self._place.hooked
+        marker = self._place.file("hooked")
         with suppress(OSError):
             if marker.read_text() == swap.identity:
                 return

@@ -24,7 +24,7 @@ def start(project: Project, *words: str, home: Path | None = None, stop_at: str 
 
 
 def start_command(
-    project: Project, *words: object, home: Path | None = None, out: int = subprocess.DEVNULL, stop_at: str = ""
+    project: Project, *words: object, home: Path | None = None, stop_at: str = ""
 ) -> subprocess.Popen[str]:
     """stop_at: what a line holds at which it stops, for `interrupt`; '' goes on."""
     module = ("tests.pipeline.stopping", stop_at) if stop_at else ("enginesmith",)

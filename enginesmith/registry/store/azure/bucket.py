@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 from xml.etree.ElementTree import ParseError
 
 from azure.core import MatchConditions
@@ -27,6 +27,7 @@ from enginesmith.registry.store.objects.api import (
     TOO_LARGE,
     UNKNOWN_REQUEST,
     Body,
+    ByMd5,
     Declined,
     Failed,
     ListedObject,
@@ -199,20 +200,13 @@ _TOKEN = TOKEN.replace("-", "_")
 
 
 @dataclass(frozen=True)
-class AzureBucket:
-    """The container at `place`. Tags are ETags."""
+class AzureBucket(ByMd5):
+    """The container at `place`. Tags are ETags. Uncommitted blocks are dropped after a week."""
 
+    kind: ClassVar[str] = "Azure Blob Storage server"
+    # ETags are times.
+    never: ClassVar[str] = '"0x1"'
     place: AzureLocation
-
-    @property
-    def kind(self) -> str:
-        """See `BucketApi.kind`."""
-        return "Azure Blob Storage server"
-
-    @property
-    def never(self) -> str:
-        """See `BucketApi.never`: ETags are times."""
-        return '"0x1"'
 
     def head(self, key: str) -> ObjectFacts:
         """See `BucketApi.head`. The checksum is the MD5, which a blob that another tool put in blocks may lack."""
@@ -294,10 +288,6 @@ class AzureBucket:
         # Sent twice it does no harm: the second one meets this writer's blob, and is declined.
         ask(self, f"completing {key}", commit)
 
-    def holds(self, found: ObjectFacts, source: UploadSource) -> bool | None:
-        """See `BucketApi.holds`: by the MD5."""
-        return found.checksum == source.md5() if found.checksum else None
-
     def delete(self, key: str, tag: str = "") -> None:
         """See `BucketApi.delete`. An account that keeps versions, or deletes softly, keeps the bytes for as long."""
         with answers(self.place):
@@ -341,14 +331,6 @@ class AzureBucket:
                 raw_response_hook=lambda answer: dates.append(answer.http_response.headers.get("Date"))
             )
             return parse_date(dates[-1] if dates else None)
-
-    def strays(self) -> tuple[str, ...]:
-        """See `BucketApi.strays`: none that could be deleted; Azure drops uncommitted blocks after a week."""
-        return ()
-
-    def sweep(self) -> int:
-        """See `BucketApi.sweep`."""
-        return 0
 
     def _blob(self, key: str) -> Any:
         return connect(self.place).get_blob_client(self.place.key(key))

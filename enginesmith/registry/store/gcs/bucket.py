@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 from urllib.parse import quote
 
 import requests
@@ -33,6 +33,7 @@ from enginesmith.registry.store.objects.api import (
     TOO_LARGE,
     UNCHANGED,
     Body,
+    ByMd5,
     Declined,
     ListedObject,
     ListedPage,
@@ -51,21 +52,6 @@ from enginesmith.registry.store.objects.reading import HttpBody, NoWholeAnswerEr
 
 # Google takes chunks that are multiples of it.
 _CHUNK_UNIT = 256 << 10
-
-
-def put_large(blob: Blob, source: UploadSource, expected: str | None) -> None:
-    """Write an object in chunks. Raises Google's errors, and IntegrityError when the source has not its digest."""
-    blob.md5_hash = md5 = source.md5()
-    blob.chunk_size = -(-source.part_bytes // _CHUNK_UNIT) * _CHUNK_UNIT
-    retry = Retry(
-        predicate=lambda error: isinstance(error, FAILURES) and is_transient(status_of(error), error),
-        initial=attempts.FIRST_PAUSE_S,
-        maximum=attempts.LONGEST_PAUSE_S,
-        timeout=attempts.READ_TIMEOUT_S,
-    )
-    source.stream.seek(0)
-    _upload(blob, _Checked(source), source.size, expected, retry)
-    _check(blob, md5)
 
 
 def _upload(blob: Blob, stream: "BinaryIO | _Checked", size: int, expected: str | None, retry: Retry | None) -> None:
@@ -115,20 +101,13 @@ _LENGTH, _GENERATION = "Content-Length", "X-Goog-Generation"
 
 
 @dataclass(frozen=True)
-class GcsBucket:
-    """The bucket at `place`. Tags are generations."""
+class GcsBucket(ByMd5):
+    """The bucket at `place`. Tags are generations. Unfinished uploads cost nothing and end after a week."""
 
+    kind: ClassVar[str] = "Google Cloud Storage server"
+    # Generations are times in microseconds.
+    never: ClassVar[str] = "1"
     place: GcsLocation
-
-    @property
-    def kind(self) -> str:
-        """See `BucketApi.kind`."""
-        return "Google Cloud Storage server"
-
-    @property
-    def never(self) -> str:
-        """See `BucketApi.never`: generations are times in microseconds."""
-        return "1"
 
     def head(self, key: str) -> ObjectFacts:
         """See `BucketApi.head`. The checksum is the MD5, which an object that was composed of others has not."""
@@ -195,12 +174,19 @@ class GcsBucket:
     def put_large(self, key: str, source: UploadSource, expected: str | None) -> None:
         """See `BucketApi.put_large`: a resumable upload, of which Google keeps nothing that is not completed in a
         week."""
+        retry = Retry(
+            predicate=lambda error: isinstance(error, FAILURES) and is_transient(status_of(error), error),
+            initial=attempts.FIRST_PAUSE_S,
+            maximum=attempts.LONGEST_PAUSE_S,
+            timeout=attempts.READ_TIMEOUT_S,
+        )
         with answers(self.place):
-            put_large(self._blob(key), source, expected)
-
-    def holds(self, found: ObjectFacts, source: UploadSource) -> bool | None:
-        """See `BucketApi.holds`: by the MD5."""
-        return found.checksum == source.md5() if found.checksum else None
+            blob = self._blob(key)
+            blob.md5_hash = md5 = source.md5()
+            blob.chunk_size = -(-source.part_bytes // _CHUNK_UNIT) * _CHUNK_UNIT
+            source.stream.seek(0)
+            _upload(blob, _Checked(source), source.size, expected, retry)
+            _check(blob, md5)
 
     def delete(self, key: str, tag: str = "") -> None:
         """See `BucketApi.delete`. A bucket that keeps versions, or deletes softly, keeps the bytes for as long."""
@@ -249,14 +235,6 @@ class GcsBucket:
         """See `BucketApi.now`."""
         with answers(self.place), self._open(MARKER, {}) as response:
             return parse_date(response.headers.get("Date"))
-
-    def strays(self) -> tuple[str, ...]:
-        """See `BucketApi.strays`: none, since unfinished uploads cost nothing and end by themselves."""
-        return ()
-
-    def sweep(self) -> int:
-        """See `BucketApi.sweep`."""
-        return 0
 
     @property
     def _connection(self) -> GcsConnection:

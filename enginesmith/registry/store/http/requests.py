@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import random
 import ssl
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.files import count_io
 from enginesmith.registry.store.layout import is_key
+from enginesmith.registry.store.objects.api import ATTEMPTS, CONNECT_TIMEOUT_S, READ_TIMEOUT_S, pauses
 
 # The place of a registry behind HTTP: an `http(s)://host:port/prefix` URI as a value.
 
@@ -83,13 +83,6 @@ def parse_location(text: str) -> HttpLocation:
 # may be renewed; redirections are not followed, so that no other host gets it.
 
 TOKEN_FILE = "ENGINESMITH_CACHE_TOKEN_FILE"  # noqa: S105 - the name of a variable
-CONNECT_TIMEOUT_S = 5.0
-# More than a cache takes between two blocks of a blob that it is fetching itself.
-READ_TIMEOUT_S = 60.0
-# Requests before giving up: with the pauses between them about ten seconds.
-ATTEMPTS = 8
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
 # Idle connections that are kept for each server.
 _KEPT = 32
 _MOST_REASON = 300
@@ -122,13 +115,6 @@ def close_idle() -> None:
     while _idle:
         for connection in _idle.popitem()[1].connections:
             connection.close()
-
-
-def pauses(attempts: int) -> Iterator[float | None]:
-    """One item for each attempt: the seconds to wait after it before the next one, growing and random; last None."""
-    for number in range(attempts - 1):
-        yield random.uniform(0.5, 1.0) * min(FIRST_PAUSE_S * 2**number, LONGEST_PAUSE_S)  # noqa: S311 - no secret
-    yield None
 
 
 @contextmanager

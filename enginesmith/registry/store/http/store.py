@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from http.client import HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -19,15 +18,13 @@ from enginesmith.core import parsing
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.cache import cached_file
 from enginesmith.registry.store.download import Fill
-from enginesmith.registry.store.files import BlobDigest, make_folder, reachable, start_atomic_write, sweep
+from enginesmith.registry.store.files import make_folder, reachable, start_atomic_write, sweep
 from enginesmith.registry.store.http.requests import (
-    ATTEMPTS,
     FAILURES,
     AbsentError,
     HttpLocation,
     exchange,
     parse_location,
-    pauses,
     read_whole,
     wait,
 )
@@ -40,6 +37,7 @@ from enginesmith.registry.store.layout import (
     check_size,
     is_key,
 )
+from enginesmith.registry.store.objects.api import ATTEMPTS, pauses
 
 _READ_BYTES = 1 << 20
 # Folders in one another in a list: a registry has 6 (models/NAME/versions/VERSION/attestations/ENGINE/).
@@ -70,49 +68,15 @@ class HttpStore:
         """See `Store.locator`."""
         return self.place.locator(check_key(key))
 
-    def put_file(self, path: Path) -> str:  # noqa: ARG002
-        """See `Store.put_file`. Raises InputError, as all that would write."""
-        self._refuse()
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise InputError(
+            f"{self.uri} is read-only: engines are pulled from it; give the registry itself to publish, move channels, "
+            "verify or collect"
+        )
 
-    def put_and_digest_file(self, path: Path) -> BlobDigest:  # noqa: ARG002
-        """See `put_file`."""
-        self._refuse()
-
-    def put_bytes(self, data: bytes) -> str:  # noqa: ARG002
-        """See `put_file`."""
-        self._refuse()
-
-    def create(self, key: str, data: bytes) -> bool:  # noqa: ARG002
-        """See `put_file`."""
-        self._refuse()
-
-    def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:  # noqa: ARG002
-        """See `put_file`."""
-        self._refuse()
-
-    def remove(self, key: str) -> None:  # noqa: ARG002
-        """See `put_file`."""
-        self._refuse()
-
-    def discard(self, digest: str) -> None:  # noqa: ARG002
-        """See `put_file`."""
-        self._refuse()
-
-    def rehash(self, digest: str) -> BlobDigest:  # noqa: ARG002
-        """See `put_file`: what is damaged is looked for where the registry is."""
-        self._refuse()
-
-    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:  # noqa: ARG002
-        """See `put_file`: only writers ask for it."""
-        self._refuse()
-
-    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:  # noqa: ARG002
-        """See `sizes`."""
-        self._refuse()
-
-    def now(self) -> datetime:
-        """See `sizes`."""
-        self._refuse()
+    # What writes, and what only writers ask for.
+    put_file = put_and_digest_file = put_bytes = create = replace = remove = discard = _refuse
+    rehash = sizes = stamps = now = _refuse
 
     def strays(self) -> tuple[str, ...]:
         """See `Store.strays`: nobody writes here."""
@@ -231,12 +195,6 @@ class HttpStore:
         if sha.hexdigest() != digest:
             raise self._other_bytes(digest)
         return digest
-
-    def _refuse(self) -> NoReturn:
-        raise InputError(
-            f"{self.uri} is read-only: engines are pulled from it; give the registry itself to publish, move channels, "
-            "verify or collect"
-        )
 
     def _other_bytes(self, digest: str) -> IntegrityError:
         return IntegrityError(

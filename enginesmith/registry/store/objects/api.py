@@ -276,6 +276,22 @@ class BucketApi(Protocol):
         """Delete these, and return how many; 0 where that is not allowed."""
 
 
+class ByMd5:
+    """What the clouds share that check uploads by an MD5, and drop by themselves what dead writers left."""
+
+    def holds(self, found: ObjectFacts, source: UploadSource) -> bool | None:
+        """See `BucketApi.holds`."""
+        return found.checksum == source.md5() if found.checksum else None
+
+    def strays(self) -> tuple[str, ...]:
+        """See `BucketApi.strays`: none."""
+        return ()
+
+    def sweep(self) -> int:
+        """See `BucketApi.sweep`: none."""
+        return 0
+
+
 # Which requests to a bucket are repeated, and when. The libraries' own retries are off, because they know neither a
 # conditional write whose response was lost (sent again, it would meet its own object and call that a conflict) nor a
 # body that was cut halfway (docs/decisions/0005-retries-of-our-own.md).

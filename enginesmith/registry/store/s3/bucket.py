@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Protocol
+from typing import ClassVar
 
 from botocore import exceptions as aws
 from botocore.response import StreamingBody
@@ -22,7 +22,6 @@ from enginesmith.registry.store.objects.api import (
     TOKEN,
     TOO_LARGE,
     Body,
-    BucketApi,
     Declined,
     ListedObject,
     ListedPage,
@@ -47,13 +46,6 @@ from enginesmith.registry.store.s3.requests import answers, client, whole
 LEFT_AFTER = timedelta(days=1)
 
 
-class _Bucket(BucketApi, Protocol):
-    """A bucket of S3."""
-
-    @property
-    def place(self) -> S3Location: ...
-
-
 def condition_of(expected: str | None) -> dict[str, str]:
     """The condition that an object has this ETag, or (None) is absent."""
     return {"IfNoneMatch": "*"} if expected is None else {"IfMatch": expected}
@@ -68,7 +60,7 @@ def parts_etag(source: UploadSource) -> str:
     return f'"{hashlib.md5(b"".join(sums), usedforsecurity=False).hexdigest()}-{len(sums)}"'
 
 
-def send(bucket: _Bucket, key: str, source: UploadSource, expected: str | None) -> None:
+def send(bucket: "S3Bucket", key: str, source: UploadSource, expected: str | None) -> None:
     """A multipart upload, which is aborted unless it is completed. Raises Declined."""
     where = {"Bucket": bucket.place.bucket, "Key": bucket.place.key(key)}
     begun = _ask(bucket, f"writing {key}", "create_multipart_upload", "UploadId", where | bucket.place.encryption())
@@ -92,7 +84,7 @@ def send(bucket: _Bucket, key: str, source: UploadSource, expected: str | None) 
 
 
 def _ask(
-    bucket: _Bucket, doing: str, request: str, needed: str, asked: Mapping[str, object], attempts: int | None = None
+    bucket: "S3Bucket", doing: str, request: str, needed: str, asked: Mapping[str, object], attempts: int | None = None
 ) -> JsonObject:
     """Send a request of boto3's client by its name, whose answer must have the field `needed`, until it is answered."""
 
@@ -115,7 +107,7 @@ class Upload:
         return f"unfinished upload of {self.key}"
 
 
-def _find_abandoned(bucket: _Bucket) -> Iterator[Upload]:
+def _find_abandoned(bucket: "S3Bucket") -> Iterator[Upload]:
     list_arguments = {"Bucket": bucket.place.bucket, "Prefix": bucket.place.key(BLOBS)}
     marker: dict[str, str] = {}
     while True:
@@ -143,17 +135,10 @@ _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/")
 class S3Bucket:
     """The bucket at `place`. Tags are ETags."""
 
+    kind: ClassVar[str] = "S3 server"
+    # The ETag of an MD5 of zeros.
+    never: ClassVar[str] = f'"{"0" * 32}"'
     place: S3Location
-
-    @property
-    def kind(self) -> str:
-        """See `BucketApi.kind`."""
-        return "S3 server"
-
-    @property
-    def never(self) -> str:
-        """See `BucketApi.never`: the ETag of an MD5 of zeros."""
-        return f'"{"0" * 32}"'
 
     def head(self, key: str) -> ObjectFacts:
         """See `BucketApi.head`. The checksum is the ETag where that can be an MD5: not with keys of KMS."""

@@ -16,9 +16,17 @@ from enginesmith.client.client import Client
 from enginesmith.client.locate import VersionLocator
 from enginesmith.client.pull import BlobFetcher
 from enginesmith.client.resolve import Policy
-from enginesmith.client.watching.server import Command, HealthCommand, HealthUrl, Post, Reporter, ReportUrl
+from enginesmith.client.watching.server import (
+    Command,
+    HealthAnswer,
+    HealthCommand,
+    HealthUrl,
+    Post,
+    Reporter,
+    ReportUrl,
+)
 from enginesmith.client.watching.watch import ChannelWatcher
-from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, read_token
+from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, digest_of_bytes, read_token
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.rollouts.reports import (
@@ -32,11 +40,13 @@ from enginesmith.registry.rollouts.reports import (
     report_key,
 )
 from enginesmith.registry.rollouts.state import Gates, RolloutPlan, ServingNode, parse_wave
+from enginesmith.registry.store.layout import blob_key
 from pipeline.rollout import operations
 from tests.enginesmith.registries import engine, publish_engines
 
 NODE = ServingNode("n1", "eu", ("canary",))
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
+SENT = SentReport("digits", "stable", "r", NodeReport("n", "", "1", "t", "t"))
 
 
 class Clock:
@@ -108,7 +118,7 @@ def test_a_step_that_reaches_others_costs_a_node_one_request(rollout, store, tmp
 
 def test_it_reports_at_most_once_a_minute_and_every_two_minutes(store, rollout, tmp_path, clock):
     health = {"failure": "", "requests": 10, "errors": 0}
-    mine, _ = watcher(store, tmp_path / "a", clock, health=lambda facts: answer(**health))
+    mine, _ = watcher(store, tmp_path / "a", clock, health=lambda facts: HealthAnswer(**health))
     times = []
     for seconds in range(0, 400, 30):
         clock.seconds = NOW.timestamp() + seconds
@@ -120,30 +130,18 @@ def test_it_reports_at_most_once_a_minute_and_every_two_minutes(store, rollout, 
     assert found.errors == 1 and found.requests == 10 and found.since[14:19] == "00:00"
 
 
-def answer(**given):
-    from enginesmith.client.watching.server import HealthAnswer
-
-    return HealthAnswer(**given)
-
-
 def test_a_pull_or_a_hook_that_fails_is_reported(store, rollout, tmp_path, clock):
     mine, _ = watcher(store, tmp_path / "a", clock, hook=Command("false"))
     with pytest.raises(EnginesmithError, match="hook"):
         mine.once()
     (found,) = reports(store, rollout)
     assert (found.version, found.failure) == ("2", "hook") and "ended with 1" in found.detail
-    store.remove(f"blobs/sha256/{two(store)[:2]}/{two(store)}")
+    store.remove(blob_key(digest_of_bytes(b"two")))
     mine, _ = watcher(store, tmp_path / "b", clock)
     with pytest.raises(EnginesmithError):
         mine.once()
     (found,) = reports(store, rollout)
     assert (found.version, found.failure) == ("", "pull") and len(found.detail) <= 200
-
-
-def two(store):
-    from enginesmith.core.errors import digest_of_bytes
-
-    return digest_of_bytes(b"two")
 
 
 def test_a_server_that_is_not_well_counts_as_starting_at_first(store, rollout, tmp_path, clock):
@@ -212,13 +210,7 @@ def test_reports_go_to_a_url_where_the_registry_may_not_be_written(store, rollou
     assert reports(store, rollout) == ()
     assert "does not answer" in HealthUrl(url, 1)({}).failure
     with pytest.raises(UnavailableError, match=r"does not answer: .*refused"):
-        ReportUrl(url, 1).send(got and _sent())
-
-
-def _sent():
-    from enginesmith.registry.rollouts.reports import NodeReport, SentReport
-
-    return SentReport("digits", "stable", "r", NodeReport("n", "", "1", "t", "t"))
+        ReportUrl(url, 1).send(SENT)
 
 
 def test_a_health_command_may_say_counts(tmp_path):
@@ -263,7 +255,7 @@ def test_whatever_a_url_answers_no_watcher_ends(answer):
         assert HealthUrl(url, 10)({}).failure
         assert Post(url, 10)({})
         with pytest.raises(UnavailableError, match=r"the report URL .*: (?!None)\w"):
-            ReportUrl(url, 10).send(SentReport("digits", "stable", "a", NodeReport("a", "", "1", "", "")))
+            ReportUrl(url, 10).send(SENT)
         thread.join()
 
 
@@ -273,7 +265,7 @@ def test_a_token_is_one_line_whatever_surrounds_it(monkeypatch):
     for wrong in ("two\nlines", "\u20ac"):
         monkeypatch.setenv(TOKEN, wrong)
         with pytest.raises(InputError, match="ENGINESMITH_REPORT_TOKEN holds no token"):
-            ReportUrl("http://127.0.0.1:9/").send(SentReport("digits", "stable", "a", NodeReport("a", "", "1", "", "")))
+            ReportUrl("http://127.0.0.1:9/").send(SENT)
 
 
 def test_a_health_command_that_prints_without_end_takes_no_memory():

@@ -17,6 +17,7 @@ from enginesmith.registry.store.http import requests
 from enginesmith.registry.store.http.requests import HttpLocation
 from enginesmith.registry.store.http.store import HttpStore
 from enginesmith.registry.store.layout import blob_key, channel_key
+from enginesmith.registry.store.objects import api
 from tests.enginesmith.registries import engine, flip, publish_engines
 
 
@@ -83,7 +84,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def site(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(requests, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(api, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setenv("ENGINESMITH_CACHE", str(tmp_path / "cache"))
     publish_engines(store, [engine(store)], channel="stable")
     with Site(tmp_path / "registry") as found:

@@ -10,7 +10,6 @@ import pytest
 
 from enginesmith.core.errors import EnginesmithError, IntegrityError
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.http import requests
 from enginesmith.registry.store.http.requests import parse_location
 from enginesmith.registry.store.http.store import HttpStore
 from enginesmith.registry.store.layout import MAX_BLOB_BYTES, MAX_DOCUMENT_BYTES
@@ -70,8 +69,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
-    for module in (requests, api):
-        monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(api, "FIRST_PAUSE_S", 0.0)
     for name, value in {**ENVIRONMENT, "AZURE_STORAGE_KEY": "dGVzdA=="}.items():
         monkeypatch.setenv(name, value)
     with Liar() as found:
