@@ -111,6 +111,13 @@ def test_entropy_keeps_a_uniform_distribution_whole() -> None:
     assert low == pytest.approx(-2, rel=0.02) and high == pytest.approx(2, rel=0.02)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_entropy_has_more_levels_for_uint8_where_all_values_have_one_sign(shape: str) -> None:
+    values = SHAPES[shape] / 100
+    pairs = {chosen_range(values, Entropy(), activation) for activation in ("int8", "uint8")}
+    assert len(pairs) == (2 if shape in ("relu", "negative", "shifted") else 1)
+
+
 def test_percentiles_are_of_magnitudes_for_int8_and_of_both_ends_for_uint8() -> None:
     values = np.concatenate([np.linspace(0, 1, 9901), np.linspace(-10, 0, 99)])
     low, high = chosen_range(values, Percentile(99), "int8")

@@ -1,5 +1,7 @@
 """Histograms, hours and bursts of traces with known ones; their tables and pictures."""
 
+import re
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -107,3 +109,24 @@ def test_pictures_of_traffic():
     text = summary.draw_traffic(found, {"batch": (4,), "length": (4, 8)})
     assert "present: up to 8" in text and "requests per second by hour" in text and 'viewBox="0 0 640 1300"' in text
     assert text == summary.draw_traffic(found, {"batch": (4,), "length": (4, 8)})
+    hours, parts = (
+        ["00:00", "01:00", "UTC, from 2026-03-02T00:00:00+00:00"],
+        [f"{part} % up to" for part in (50, 90, 99)],
+    )
+    assert re.findall(r"<text[^>]*>([^<]*)", text) == [
+        *(*"01234", "batch of a request", *("0", "50", "100", "150", "200"), "4", "requests"),
+        *(
+            "requests",
+            "present buckets",
+            *"02468",
+            "length of a request",
+            "0",
+            *(f"{n}0" for n in range(1, 6)),
+            "8",
+            "4",
+        ),
+        *("requests", "requests", "present buckets"),
+        *(*hours, "0", *(f"0.0{n}" for n in range(1, 6)), "requests per second"),
+        *(*hours, "0", "0.5", "1", "1.5", "2", "batch of a request", *parts),
+        *(*hours, *"02468", "length of a request", *parts),
+    ]

@@ -376,3 +376,13 @@ def test_a_file_that_is_no_ray_cluster_is_refused_by_the_field(text, tmp_path, c
     (tmp_path / "raycluster.yaml").write_text(text)
     assert main([str(tmp_path / "raycluster.yaml"), *WORDS]) == InputError.exit_code
     assert "error: metadata.name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "printed"), [((), "ended head, a, b"), (("--finish",), "has not the images")])
+def test_the_program_prints_what_it_did_and_ends_with_0(words, printed, tmp_path, capsys, monkeypatch):
+    (file := tmp_path / "raycluster.yaml").write_text(yaml.safe_dump(with_image("new")))
+    fakes = {"Access": object, "Kubernetes": lambda *_: Fake(with_image("old"), old_pods()), "RayHead": FakeHead}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(f"pipeline.orchestration.kuberay.apply.{name}", fake)
+    monkeypatch.setattr(FakeHead, "load", lambda _: Load())
+    assert main([str(file), *WORDS, *words]) == 0 and printed in capsys.readouterr().out
