@@ -94,6 +94,9 @@ def test_rows_of_a_histogram_are_the_buckets_where_there_are_some():
     expected = [["1..4", "3", "60 %"], ["5..8", "1", "20 %"], ["9", "1", "20 %"]]
     assert [row[:3] for row in summary.histogram_rows(counts, (4, 8))] == expected
     assert sum(int(row[1]) for row in summary.histogram_rows(summary.count_sizes(np.arange(1, 500)), (500,))) == 499
+    rows = summary.histogram_rows(counts, ())
+    assert [row[0] for row in rows] == ["1..2", "3..4", "5..6", "7..8", "9"], "equal steps"
+    assert [len(row[3]) for row in rows] == [30, 15, 15, 0, 15]
 
 
 def test_every_request_is_in_a_bar():
