@@ -45,11 +45,11 @@ def test_over_no_integers_it_is_the_end_of_the_type(tmp_path, operator):
     ],
 )
 def test_what_onnx_tests_on_one_plane_is_right_for_each_plane_of_several(tmp_path, node):
-    kind = "int64" if "MaxPool" in node else "float"
-    text = f"""(float[2, 3, 7, 6] x, float[4, 3, 2, 3] w, float[3, 2, 3, 3] v, float[2, 4, 5, 2] grid) => ({kind}[n, c, h, k] y)
+    shapes = {"x": (2, 3, 7, 6), "w": (4, 3, 2, 3), "v": (3, 2, 3, 3), "grid": (2, 4, 5, 2)}
+    inputs = ", ".join(f"float[{', '.join(map(str, shape))}] {name}" for name, shape in shapes.items())
+    text = f"""({inputs}) => ({"int64" if "MaxPool" in node else "float"}[n, c, h, k] y)
                <float[4] scales = {{1.0, 1.0, 2.0, 1.5}}, int64[8] edges = {{1, 0, 2, 0, 0, 1, 0, 3}}> {{ {node} }}"""
     rng = np.random.default_rng(0)
-    shapes = {"x": (2, 3, 7, 6), "w": (4, 3, 2, 3), "v": (3, 2, 3, 3), "grid": (2, 4, 5, 2)}
     given = {name: rng.uniform(-1, 1, shape).astype("f") for name, shape in shapes.items()}
     found = ran(tmp_path, text, *given.values(), opset=19)
     expected = OrtSession(tmp_path / "model.onnx", optimized=False).run(given)["y"]
