@@ -1,6 +1,7 @@
 """A small project on disk (an ONNX model, real-shaped data, a spec), and the command line called in this process."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -79,13 +80,16 @@ class Project:
         self._capture = capture
 
     def run(self, *words: object) -> Result:
-        """Call the command line; `--registry` is added."""
+        """Call the command line; `--registry` is added. Each step that began has an end, unless the command fails."""
         assert self._capture is not None
         self._capture.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main([*map(str, words), "--registry", str(self.registry)])
         captured = self._capture.readouterr()
-        return Result(int(ended.value.code or 0), captured.out, captured.err)
+        result = Result(int(ended.value.code or 0), captured.out, captured.err)
+        began = re.findall(r"^\[ *[\d.]+ s\] (.*?) \.\.\.", result.err, re.MULTILINE)
+        assert result.code or [name for name in began if f" s] {name}: " not in result.err] == [], result.err
+        return result
 
     def build(self, *words: object) -> Result:
         return self.run("build", self.spec, "--json", *words)

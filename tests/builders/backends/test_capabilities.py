@@ -9,6 +9,7 @@ import pytest
 
 from builders.backends import discovery
 from enginesmith.core.capabilities import SharedOptions
+from enginesmith.core.types import QuantizationScheme
 
 ROOT = Path(__file__).parents[3]
 ROOMS = ("builders", "validation", "pipeline", "enginesmith")
@@ -102,3 +103,17 @@ def test_an_option_with_a_shared_meaning_is_an_option(name):
         told = getattr(options, field.name)
         option = told[0] if isinstance(told, tuple) else told
         assert not option or option in known, f"{name} has no option {option}"
+
+
+def test_backends_that_share_a_graph_have_one_scheme_of_quantization():
+    """Otherwise each builds one of its own."""
+    settings = {"onnxruntime": {"reduced_range": "never"}}
+    users: dict[QuantizationScheme, set[str]] = {}
+    for name in OURS:
+        users.setdefault(discovery.configure(name, settings.get(name, {})).scheme(), set()).add(name)
+    assert users == {
+        QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32"): {"onnxruntime", "aotinductor", "xla"},
+        QuantizationScheme("int8", quantize_bias=False, float_precision="fp32"): {"iree", "tvm"},
+        QuantizationScheme("int8", quantize_bias=False, float_precision="fp16"): OURS.keys()
+        - {"onnxruntime", "aotinductor", "xla", "iree", "tvm"},
+    }

@@ -91,13 +91,16 @@ def test_lines_tell_events_and_that_long_work_is_alive(capsys, monkeypatch):
     assert "unit: done" in capsys.readouterr().err
 
 
-def test_the_live_table_shows_markup_in_names_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_live_table_is_drawn_on_a_terminal_and_shows_markup_in_names_as_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
     with LiveTable() as table:
         table.emit(Started("[red]unit[/red]"))
-        with table.watch("[red]unit[/red]"):
-            pass
+        table.emit(Started("other"))
         table.emit(Finished("[red]unit[/red]", "failed", "[bold]x"))
-    assert "[red]unit[/red]: failed: [bold]x" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "[red]unit[/red]: failed: [bold]x" in printed and " other \x1b[2m0 s" in printed
 
 
 def test_a_run_holds_a_lease_so_that_what_it_finds_stays(project: Project) -> None:

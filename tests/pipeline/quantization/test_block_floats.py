@@ -192,6 +192,17 @@ def test_weights_alone_leave_the_rest_in_float_and_need_no_calibration() -> None
     assert nets.sqnr_db(nets.run(net, nets.wide_data()), nets.run(emulate_blocks(result), nets.wide_data())) > 15
 
 
+@pytest.mark.parametrize(("exponent", "fits"), [(-10, False), (-9, True), (14, True), (15, False)])
+def test_weights_whose_scales_fp16_does_not_hold_are_left_out(exponent: int, fits: bool) -> None:
+    net = nets.build(
+        "float[batch,64] x", "float[batch,8] y", "y = MatMul(x, w)", {"w": np.full((64, 8), 2.0**exponent)}
+    )
+    notes = write(net, "nvfp4-weights", nets.TENSORRT_FP32)[1]
+    assert [item.reason for item in notes.kept] == (
+        [] if fits else [f"its weights reach {2.0**exponent:.3g}, whose scales fp16 does not hold"]
+    )
+
+
 def test_activations_of_other_ranks_are_left_out() -> None:
     net = nets.build("float[batch,2,3,64] x", "float[batch,2,3,8] y", "y = MatMul(x, w)", {"w": np.ones((64, 8))})
     notes = write(net, "mxfp8", nets.TENSORRT_FP32)[1]

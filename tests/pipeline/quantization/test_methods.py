@@ -111,12 +111,22 @@ def test_entropy_keeps_a_uniform_distribution_whole() -> None:
     assert low == pytest.approx(-2, rel=0.02) and high == pytest.approx(2, rel=0.02)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_entropy_has_more_levels_for_uint8_where_all_values_have_one_sign(shape: str) -> None:
+    values = SHAPES[shape] / 100
+    pairs = {chosen_range(values, Entropy(), activation) for activation in ("int8", "uint8")}
+    assert len(pairs) == (2 if shape in ("relu", "negative", "shifted") else 1)
+
+
 def test_percentiles_are_of_magnitudes_for_int8_and_of_both_ends_for_uint8() -> None:
     values = np.concatenate([np.linspace(0, 1, 9901), np.linspace(-10, 0, 99)])
     low, high = chosen_range(values, Percentile(99), "int8")
     assert -low == pytest.approx(high, rel=1e-6) or high == 1  # the extreme seen is nearer
     low, high = chosen_range(values, Percentile(98), "uint8")
     assert low == pytest.approx(np.quantile(values, 0.01), abs=0.1) and high == pytest.approx(0.99, abs=0.02)
+    for sign in (1, -1):  # of values with one sign, the end that is far from zero alone is clipped, by all of the share
+        ends = chosen_range(sign * np.linspace(0.1, 1, 9901), Percentile(98), "uint8")
+        assert sorted(map(abs, ends)) == pytest.approx([0.118, 0.982], abs=0.005)
 
 
 def test_the_moving_average_is_over_samples() -> None:

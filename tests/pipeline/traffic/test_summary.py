@@ -1,5 +1,7 @@
 """Histograms, hours and bursts of traces with known ones; their tables and pictures."""
 
+import re
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -92,6 +94,9 @@ def test_rows_of_a_histogram_are_the_buckets_where_there_are_some():
     expected = [["1..4", "3", "60 %"], ["5..8", "1", "20 %"], ["9", "1", "20 %"]]
     assert [row[:3] for row in summary.histogram_rows(counts, (4, 8))] == expected
     assert sum(int(row[1]) for row in summary.histogram_rows(summary.count_sizes(np.arange(1, 500)), (500,))) == 499
+    rows = summary.histogram_rows(counts, ())
+    assert [row[0] for row in rows] == ["1..2", "3..4", "5..6", "7..8", "9"], "equal steps"
+    assert [len(row[3]) for row in rows] == [30, 15, 15, 0, 15]
 
 
 def test_every_request_is_in_a_bar():
@@ -113,3 +118,24 @@ def test_pictures_of_traffic():
         and 'viewBox="0 0 640 1300"' in text
     )
     assert text == summary.draw_traffic(found, {"batch": (4,), "length": (4, 8)})
+    hours, parts = (
+        ["00:00", "01:00", "UTC, from 2026-03-02T00:00:00+00:00"],
+        [f"{part} % up to" for part in (50, 90, 99)],
+    )
+    assert re.findall(r"<text[^>]*>([^<]*)", text) == [
+        *(*"01234", "batch of a request", *("0", "50", "100", "150", "200"), "4", "requests"),
+        *(
+            "requests",
+            "present buckets",
+            *"02468",
+            "length of a request",
+            "0",
+            *(f"{n}0" for n in range(1, 6)),
+            "8",
+            "4",
+        ),
+        *("requests", "requests", "present buckets"),
+        *(*hours, "0", *(f"0.0{n}" for n in range(1, 6)), "requests per second"),
+        *(*hours, "0", "0.5", "1", "1.5", "2", "batch of a request", *parts),
+        *(*hours, *"02468", "length of a request", *parts),
+    ]

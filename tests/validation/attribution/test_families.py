@@ -174,7 +174,9 @@ def test_tensors_that_an_fp16_engine_computes_in_fp32_have_the_names_of_its_grap
     path = OnnxRuntime().build(request, tmp_path / "graph.onnx", tmp_path / "engine").path
     model = onnx.load(path)
     before = OnnxRuntime().open_part(path).run(x_values())["y"]
+    assert {value.name for value in model.graph.value_info} == {"a", "b", "x_fp16", "y_fp16"}
     restore_names(model)
+    assert {value.name for value in model.graph.value_info} == {"x_fp16", "y_fp16"}, "a and b are fp32 now"
     made = {name: node.op_type for node in model.graph.node for name in node.output}
     # 'a' is computed in fp32, and rounded for the Concat, which computes in fp16: its output is the graph's own.
     assert (made["a"], made["a/narrow"], made["b"], made["y_fp16"]) == ("MatMul", "Cast", "Relu", "Concat")

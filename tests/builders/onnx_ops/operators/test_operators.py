@@ -30,15 +30,30 @@ def test_over_no_integers_it_is_the_end_of_the_type(tmp_path, operator):
     assert ran(tmp_path, text, np.zeros((2, 0), np.int32), opset=20).tolist() == [wanted] * 2
 
 
-@pytest.mark.parametrize("dilations", ["", ", dilations = [2, 2]"])
-def test_a_mean_of_windows_skips_what_its_dilations_skip(tmp_path, dilations):
-    text = (
-        f"(float[1, 2, 7, 7] x) => (float[n, c, h, w] y) {{ y = AveragePool <kernel_shape = [2, 2]{dilations}> (x) }}"
-    )
-    x = np.random.default_rng(0).standard_normal((1, 2, 7, 7)).astype("f")
-    found = ran(tmp_path, text, x, opset=19)
-    expected = OrtSession(tmp_path / "model.onnx", optimized=False).run({"x": x})["y"]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+@pytest.mark.parametrize(
+    "node",
+    [
+        "y = AveragePool <kernel_shape = [2, 2]> (x)",
+        "y = AveragePool <kernel_shape = [2, 2], dilations = [2, 2]> (x)",
+        "y = LpPool <kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 1, 1]> (x)",
+        "values, y = MaxPool <kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 1, 0]> (x)",
+        "y = Conv <pads = [0, 1, 1, 0], strides = [1, 2]> (x, w)",
+        'y = ConvTranspose <auto_pad = "SAME_LOWER", strides = [2, 2]> (x, v)',
+        'y = Resize <mode = "cubic"> (x, , scales)',
+        'y = GridSample <mode = "bicubic", padding_mode = "reflection"> (x, grid)',
+        "y = Pad (x, edges)",
+    ],
+)
+def test_what_onnx_tests_on_one_plane_is_right_for_each_plane_of_several(tmp_path, node):
+    shapes = {"x": (2, 3, 7, 6), "w": (4, 3, 2, 3), "v": (3, 2, 3, 3), "grid": (2, 4, 5, 2)}
+    inputs = ", ".join(f"float[{', '.join(map(str, shape))}] {name}" for name, shape in shapes.items())
+    text = f"""({inputs}) => ({"int64" if "MaxPool" in node else "float"}[n, c, h, k] y)
+               <float[4] scales = {{1.0, 1.0, 2.0, 1.5}}, int64[8] edges = {{1, 0, 2, 0, 0, 1, 0, 3}}> {{ {node} }}"""
+    rng = np.random.default_rng(0)
+    given = {name: rng.uniform(-1, 1, shape).astype("f") for name, shape in shapes.items()}
+    found = ran(tmp_path, text, *given.values(), opset=19)
+    expected = OrtSession(tmp_path / "model.onnx", optimized=False).run(given)["y"]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("causal", [0, 1])

@@ -4,8 +4,10 @@ import numpy as np
 import onnx
 import pytest
 
+from enginesmith.core.types import BuildFailure
 from enginesmith.registry.manifest import EngineEntry
 from pipeline.cli.models.build import show_outcome
+from pipeline.compile.publication.publish import HINTS
 from pipeline.outcome import Outcome, UnitResult
 from pipeline.values import Attributed
 from tests.pipeline.projects import Project
@@ -80,13 +82,31 @@ def test_a_graph_that_selects_other_rows_after_rounding_says_what_can_judge_it(p
     assert done.code == 1 and "let a task metric judge" in done.err
 
 
+class Broken(UnitResult):
+    failure = BuildFailure("cpu fp16", "error", "drift", "\n".join(map(str, range(20))), "enginesmith redo 12")
+
+
 @pytest.mark.parametrize(("rules", "printed"), [(24, True), (25, False)])
-def test_a_proposal_of_many_rules_is_told_and_not_printed(capsys, rules, printed) -> None:
+def test_what_failed_is_told_with_its_remedies_and_no_proposal_of_many_rules(capsys, rules, printed) -> None:
     snippet = "\n".join(
         ["quantization:", "  overrides:", *('    - {match: "n", precision: fp32}' for _ in range(rules))]
     )
     found = Attributed("quantization", "graph fp16", ("cpu fp16 onnxruntime",), None, "many", snippet)
-    failed = UnitResult(EngineEntry("cpu", "fp16", "onnxruntime", "failed", "drift"), attributed=(found,))
-    show_outcome(Outcome("tiny", None, False, (failed,), {}))
+    entry = EngineEntry("cpu", "fp16", "onnxruntime", "failed", "drift", notes=HINTS[1:])
+    show_outcome(Outcome("tiny", None, False, (Broken(entry, attributed=(found,)),), {"fp16": {"a": 0.5}}, page="p"))
     said = capsys.readouterr()
-    assert (said.out.count("match:") == rules) is printed and ("25 nodes left in float" in said.err) is not printed
+    assert (said.out.count("match:") == rules) is printed and "fp16 graph: a 0.5" in said.out
+    advice = "this in the spec, in place of quantization.overrides:" if printed else "25 nodes left in float, which"
+    assert said.err.replace(" leaves little; the rules stand in the report", "").splitlines() == [
+        *(
+            "failed: cpu fp16 onnxruntime: drift",
+            "  reproduce: enginesmith redo 12",
+            *(f"  | {n}" for n in range(5, 20)),
+        ),
+        *(
+            "  which node (quantization): many",
+            f"graph fp16 passes with {advice}",
+            *(f"note: {hint}" for hint in HINTS[1:]),
+        ),
+        *("tiny: nothing was published, because no engine passed", "report: p"),
+    ]

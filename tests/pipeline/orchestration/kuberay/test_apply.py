@@ -6,14 +6,18 @@ import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import kubernetes.config  # noqa: F401 - it reads KUBECONFIG when it is imported, which must not count
+import kubernetes.client
+import kubernetes.config
 import pytest
 import yaml
+from kubernetes.client.exceptions import ApiException
 
 from enginesmith.core.errors import InputError, UnavailableError
-from pipeline.orchestration.kuberay.apply import RayHead, finish, main
+from pipeline.fleet.inventory import Access
+from pipeline.orchestration.kuberay.apply import Kubernetes, RayHead, finish, main
 from pipeline.orchestration.kuberay.apply import apply as apply_waiting
 from pipeline.orchestration.kuberay.changes import CONSENT, RAY_VERSION, SUSPENDED, Load, Pod
 
@@ -376,3 +380,60 @@ def test_a_file_that_is_no_ray_cluster_is_refused_by_the_field(text, tmp_path, c
     (tmp_path / "raycluster.yaml").write_text(text)
     assert main([str(tmp_path / "raycluster.yaml"), *WORDS]) == InputError.exit_code
     assert "error: metadata.name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "printed"), [((), "ended head, a, b"), (("--finish",), "has not the images")])
+def test_the_program_prints_what_it_did_and_ends_with_0(words, printed, tmp_path, capsys, monkeypatch):
+    (file := tmp_path / "raycluster.yaml").write_text(yaml.safe_dump(with_image("new")))
+    fakes = {"Access": object, "Kubernetes": lambda *_: Fake(with_image("old"), old_pods()), "RayHead": FakeHead}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(f"pipeline.orchestration.kuberay.apply.{name}", fake)
+    monkeypatch.setattr(FakeHead, "load", lambda _: Load())
+    assert main([str(file), *WORDS, *words]) == 0 and printed in capsys.readouterr().out
+
+
+class Api:
+    """Kubernetes' client; each call has this answer, or fails with its HTTP status."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_: object, **options: object) -> object:
+            if isinstance(self.answer, int):
+                raise ApiException(self.answer, "no")
+            return SimpleNamespace(data=json.dumps(self.answer)) if "_preload_content" in options else self.answer
+
+        call.__name__ = name
+        return call
+
+
+def test_of_the_api_servers_refusals_an_absence_and_a_conflict_are_answers(monkeypatch: Any) -> None:
+    def cluster(answer: object) -> Kubernetes:
+        for name in ("CustomObjectsApi", "CoreV1Api"):
+            monkeypatch.setattr(kubernetes.client, name, lambda _: Api(answer))
+        return Kubernetes(Access(), "enginesmith", "enginesmith-ray")
+
+    connection = SimpleNamespace(configuration=SimpleNamespace(host="h"))
+    monkeypatch.setattr("pipeline.orchestration.kuberay.apply.connection_to", lambda _: connection)
+    assert cluster(404).find() is None and cluster(GONE).find() == GONE
+    assert [cluster(answer).replace(LESS) for answer in (404, 409, LESS)] == [False, False, True]
+    pod: Object = {"metadata": {"name": "x"}}
+    ending = {"metadata": {"name": "y", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    assert [each.name for each in cluster({"items": [pod, ending]}).pods()] == ["x"]
+    with pytest.raises(UnavailableError, match="h knows no RayCluster; install the KubeRay operator"):
+        cluster(404).create(GONE)
+    for status, call in ((409, "find"), (403, "pods"), (500, "find")):
+        with pytest.raises(UnavailableError, match=rf"^h: \w+: {status}: no$"):
+            getattr(cluster(status), call)()
+
+
+@pytest.mark.parametrize("demands", [("ray_task_actor_demand",), ("placement_group_demand",), ()])
+def test_what_the_head_says_of_its_workers(demands, monkeypatch):
+    kinds = ("ray_task_actor_demand", "placement_group_demand")
+    node = SimpleNamespace(instance_id="a", node_id="node-a")
+    resources = SimpleNamespace(**{kind: ["one"] if kind in demands else [] for kind in kinds})
+    status = SimpleNamespace(active_nodes=[node], resource_demands=resources)
+    monkeypatch.setattr(socket, "create_connection", lambda *_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr("ray.autoscaler.v2.sdk.get_cluster_status", lambda _: status)
+    assert RayHead("127.0.0.1:9").load() == Load({"a": "node-a"}, queued=bool(demands))

@@ -124,6 +124,7 @@ def test_kept_rows_stay_few_however_many_runs_there_are():
     for run_index in range(600):
         found.add(np.full((4, 50, 8), run_index, np.float32))
     assert 512 <= len(found.rows) <= 2048 and found.rows[:, 0].max() >= 590 and found.rows[:, 0].min() <= 10
+    assert {*np.unique(found.rows[:, 0], return_counts=True)[1]} == {2}, "all runs weigh alike: one row in each half"
     assert found.count == 600 * 200
 
 
