@@ -1,6 +1,7 @@
 """The stages of an ensemble's proof: graphs in the precisions of its engines, and the engines against those."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +13,16 @@ from onnx import numpy_helper
 import enginesmith
 from builders.execution.jobs import WorkerContext
 from enginesmith.core.reports.proof import Check
-from enginesmith.core.types import PRECISIONS
+from enginesmith.core.types import PRECISIONS, Precision, Session, TensorSpec
 from enginesmith.registry.manifest import pinned_engines
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame
 from pipeline.compile.ensembles.publication import EnsembleUnit, request_proof
-from pipeline.compile.ensembles.stages import AMONG_SOURCES
+from pipeline.compile.ensembles.stages import AMONG_SOURCES, Stages
 from pipeline.operations.validate import read_ensemble
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
+from validation.golden.golden_set import Case, GoldenSet
 
 
 def build_in(precision: str, folder: Path, far: float = 0.0) -> Store:
@@ -100,3 +102,38 @@ def test_a_right_whole_in_16_bits_is_judged_by_its_own_rounding(tmp_path: Path) 
         assert (check.value or 0) < 45, "the documented limit of fp16"
         assert "honest fp16 rounding is 34 dB below this output" in check.note and times in check.note
         assert (check.limit or 0) > 20
+
+
+def test_the_joint_answer_of_graphs_in_int8_is_judged_by_its_decisions(tmp_path: Path) -> None:
+    drawn, classes = np.random.default_rng(0), np.arange(200) % 10
+    right = (4 * np.eye(10)[classes] + drawn.normal(size=(200, 10)) / 10).astype(np.float32)
+    ids = (np.arange(200) % 40).astype(np.int64)
+
+    class Answers(Session):
+        inputs = (TensorSpec("x", "float32", ("batch", 10)),)
+        outputs = (TensorSpec("logits", "float32", ("batch", 10)), TensorSpec("ids", "int64", ("batch",)))
+
+        def __init__(self, lost: int = -1, other: int = 0) -> None:
+            self.lost, self.other = lost, other
+
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return {
+                "logits": np.where(np.arange(10) == self.lost, inputs["x"] - 8, inputs["x"]),
+                "ids": np.where(np.arange(200) < self.other, 39, ids),
+            }
+
+    golden = GoldenSet([Case("golden 0", "golden", {"x": right}, Answers().run({"x": right}))])
+
+    def failed(candidate: Session, precision: Precision = "int8", **limits: float) -> set[str]:
+        stages = Stages(lambda _: nullcontext(), {}, precision, {"quantization": limits}, (), tmp_path)  # type: ignore[arg-type]
+        return {
+            check.name
+            for check in stages._compare("quantization", Answers(), candidate, golden).checks
+            if not check.passed
+        }
+
+    decided = {"max_classes_lost", "max_decisions_changed"}
+    assert failed(Answers(other=3)) == set()
+    assert failed(Answers(lost=7)) >= decided and not failed(Answers(lost=7), argmax_agreement=0.5) & decided
+    assert not failed(Answers(lost=7), "fp32") & decided
+    assert failed(Answers(other=40)) >= {"agreement"}

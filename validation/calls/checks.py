@@ -17,8 +17,9 @@ from enginesmith.core.types import QUANTIZED, BuildRequest, Dim, Session, Tensor
 from enginesmith.serving.pad_plan import plan_padding
 from validation.calls.repeated import RepeatedCalls, pool_of
 from validation.comparison.sessions import golden_drifts, limited_checks, run
+from validation.data.batches import leading_dim
 from validation.data.samples import sizes_of
-from validation.fuzz.cases import FACTORS, MOVED, FuzzCase, Groups, clear_half, make
+from validation.fuzz.cases import FACTORS, MOVED, REAL, FuzzCase, Groups, Values, clear_half, make
 from validation.fuzz.run import FuzzOutcome, FuzzSides, try_case
 from validation.golden.golden_set import Case, GoldenSet, edge_sizes
 from validation.limits.budget import StagedLimits
@@ -122,16 +123,22 @@ def inner_sizes(
 
 
 def magnitude_checks(pair: FuzzSides, specs: Sequence[TensorSpec], golden: GoldenSet) -> Iterator[Check]:
-    """One check over real values that are larger, negated, permuted or cleared; none of a model without such inputs,
-    nor where the graph itself answers none of these with finite numbers."""
+    """One check over real values that are larger, smaller, negated, permuted, cleared or repeated; none of a model
+    without such inputs, nor where the graph itself answers none of these with finite numbers."""
     groups = Groups(golden)[:1]
+    sizes = sizes_of(groups[0], specs)
     moves = any(array.dtype.kind == "f" and array.ndim > 1 for array in groups[0].values())
-    clears = any(clear_half(array) is not array for array in groups[0].values())
-    if not (moves or clears):
-        return
-    sizes = tuple(sizes_of(groups[0], specs).items())
-    cases = [FuzzCase(sizes, values) for values in MOVED if (clears if values == "cleared" else moves)]
-    outcomes = [try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), pair) for case in cases]
+    fits: dict[Values, bool] = {
+        **dict.fromkeys(MOVED, moves),
+        "cleared": any(clear_half(array) is not array for array in groups[0].values()),
+        "repeated": sizes.get(leading_dim(specs) or "", 1) > 1,
+    }
+    cases = [FuzzCase(tuple(sizes.items()), values) for values, fit in fits.items() if fit]
+    real = replace(pair, limits=pair.other_sizes or pair.limits)
+    outcomes = [
+        try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), real if case.values in REAL else pair)
+        for case in cases
+    ]
     failed = [item for item in outcomes if item.verdict == "failed"]
     judged = [item for item in outcomes if item.verdict != "not judged"]
     if not judged:

@@ -3,8 +3,8 @@
 A session is called with a few sets of inputs in a drawn order: a few sizes of the golden set, each with two sets of
 values. Each output is compared with the first one of the same inputs. The returned arrays themselves are kept and
 compared again some calls later, which shows an output buffer that is reused; the inputs are compared after each call.
-Then one set of arrays is filled anew before each call, as a server does; and two threads call at the same time, where a
-backend says that its sessions take that.
+Then one set of arrays is filled anew before each call, as a server does, and one lies otherwise in memory; and two
+threads call at the same time, where a backend says that its sessions take that.
 """
 
 import math
@@ -37,7 +37,7 @@ MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20
 # Times that two threads call at once.
 AT_ONCE = 4
 # Turns that are drawn at a time.
-_AT_ONCE = 1024
+_AT_ONCE = 128
 # Shares of faulty calls for which the note gives the probability that none of n calls was one: (1 - share)^n.
 SHARES = (100, 1000)
 
@@ -179,15 +179,24 @@ class RepeatedCalls:
         for first_call in self._firsts:
             self._look_again(first_call)
         if not (self.answers.count or self.outputs.count or self.inputs.count):  # else these would fail with them
-            # The first call, the second, the first again.
             self._pair = _pair_of(pool)
-            buffers = {name: copy.array() for name, copy in self._pair[0].copies.items()} if self._pair else {}
-            for item in (*self._pair, *self._pair[:1]):
-                for name, copy in item.copies.items():
-                    buffers[name][...] = copy.array()
-                self._compare(item, self._answer(buffers), self.refilled, f"{item.name} in arrays that were refilled")
+            self._refill()
             if self.shared:
                 self._share()
+
+    def _refill(self) -> None:
+        """The first call, the second, the first again, in the same arrays; and the first in others."""
+        buffers = {name: copy.array() for name, copy in self._pair[0].copies.items()} if self._pair else {}
+        for item in (*self._pair, *self._pair[:1]):
+            for name, copy in item.copies.items():
+                buffers[name][...] = copy.array()
+            self._compare(item, self._answer(buffers), self.refilled, f"{item.name} in arrays that were refilled")
+        for item in self._pair[:1]:
+            arrays = {name: np.asfortranarray(copy.array()) for name, copy in item.copies.items()}
+            for array in arrays.values():
+                array.setflags(write=False)
+            where = f"{item.name} in read-only arrays in Fortran's order"
+            self._compare(item, self._answer(arrays), self.refilled, where, sums_alike=False)
 
     def _share(self) -> None:
         """Call from two threads, each with inputs of its own, which begin each of their `AT_ONCE` calls together."""
@@ -207,10 +216,12 @@ class RepeatedCalls:
         for item, outputs in found:
             self._compare(item, outputs, self.threads, f"{item.name} beside another thread's call")
 
-    def _compare(self, item: RepeatedInputs, outputs: dict[str, Array] | str, fault: _Fault, where: str) -> None:
+    def _compare(
+        self, item: RepeatedInputs, outputs: dict[str, Array] | str, fault: _Fault, where: str, sums_alike: bool = True
+    ) -> None:
         if isinstance(outputs, str):
             fault.add(where, outputs)
-        elif summary := self._differs(item, {name: Bits.of(array) for name, array in outputs.items()}):
+        elif summary := self._differs(item, {name: Bits.of(array) for name, array in outputs.items()}, sums_alike):
             fault.add(where, summary)
 
     def _call(self, item: RepeatedInputs) -> None:
@@ -249,15 +260,16 @@ class RepeatedCalls:
             return f"answers with a {type(answer).__name__} that does not hold an array per output"
         return dict(answer)
 
-    def _differs(self, item: RepeatedInputs, now: Mapping[str, Bits]) -> str:
-        """How outputs differ from the first ones by more than they may; empty where they do not."""
+    def _differs(self, item: RepeatedInputs, now: Mapping[str, Bits], sums_alike: bool = True) -> str:
+        """How outputs differ from the first ones by more than they may; empty where they do not. sums_alike: whether
+        they are added up in the order of the first ones."""
         first = item.first or {}
         if now == first:
             return ""
         if _form(first) != _form(now):
             return f"outputs are {_form(now)}, and were {_form(first)}"
-        self._other_bits = True
-        exact = self.bits()
+        self._other_bits |= sums_alike
+        exact = sums_alike and self.bits()
         for name in (name for name, bits in now.items() if bits != first[name]):
             pair = first[name].array(), now[name].array()
             if exact:
@@ -285,7 +297,12 @@ class RepeatedCalls:
         yield _check("calls outputs", self.outputs, summary, "kept over later calls, and compared again")
         yield _check("calls inputs", self.inputs, summary, "compared after each call")
         if self._pair:
-            yield _check("calls refilled", self.refilled, "3 calls", "arrays that are filled anew before each call")
+            yield _check(
+                "calls refilled",
+                self.refilled,
+                "4 calls",
+                "arrays that are filled anew before each call, or lie otherwise",
+            )
         if self._pair and self.shared:
             yield _check(
                 "calls threads", self.threads, f"{2 * AT_ONCE} calls", "two threads that call at the same time"
@@ -307,12 +324,15 @@ def _check(name: str, found: _Fault, summary: str, passed: str) -> Check:
 
 
 def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs]:
-    """Each set of inputs once, then in a drawn order without end, small ones more often, to make more calls."""
+    """Each set of inputs once, then in a drawn order without end, small ones more often, to make more calls. Each
+    second `_AT_ONCE` are sorted, so that calls of one size follow each other: what is set up after many such is called.
+    """
     yield from pool
     generator = np.random.default_rng(seed)
     weights = np.array([max(item.elements, 1) ** -0.75 for item in pool])
     while True:
-        for index in generator.choice(len(pool), _AT_ONCE, p=weights / weights.sum()).tolist():
+        drawn = generator.choice(len(pool), (2, _AT_ONCE), p=weights / weights.sum())
+        for index in (*drawn[0].tolist(), *sorted(drawn[1].tolist())):
             yield pool[index]
 
 

@@ -1,6 +1,7 @@
 """Compares the outputs of two sessions over samples."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -21,10 +22,10 @@ from validation.limits.budget import Budgets, OutputLimits, StagedLimits, at_mos
 from validation.limits.measured import MeasuredDrift, Value, of_edge, of_golden, still_share
 from validation.limits.rounding import LEVEL, MOST_CHANGED, lost_classes
 from validation.limits.terms import Budget
-from validation.metrics.drift import Drift, RowSums, measure
+from validation.metrics.drift import Drift, RowSums, is_exact, measure
 from validation.metrics.tally import Along, Spreads, samples_of
 from validation.metrics.tasks.terms import TaskMetric
-from validation.statistics.rates import lower
+from validation.statistics.rates import lower, upper
 
 # Compares what two sides answered, case by case: the drift of each output, and the checks that follow from it.
 #
@@ -75,7 +76,9 @@ class OutputComparison:
 
     def add(self, case: Case, pair: tuple[Array, Array], samples: int, decisions: bool = True) -> None:
         """Take the expected and the actual output of a case. Raises ValueError when their shapes or kinds differ."""
-        drift = measure(*pair, decisions=decisions, samples=samples, counted=_tokens(case.inputs, pair[0]))
+        each = any(array.shape == pair[0].shape for name, array in case.inputs.items() if _of_tokens(name, array))
+        counted = _tokens(case.inputs, pair[0].shape if each else pair[0].shape[:-1])
+        drift = measure(*pair, decisions=decisions, samples=samples, counted=counted, elements=each)
         if case.kind == "edge":
             self.edges[case.name] = of_edge(drift, self.golden and of_golden(self.golden))
             return
@@ -188,13 +191,18 @@ class StageComparison:
             yield check_of(self.stage, name, worst, replace(values[worst], note=note))
 
 
-def _tokens(inputs: Tensors, output: Array) -> Array | None:
-    """Which rows of an output are tokens by an input called a mask, of zeros at padding and else ones; None: all.
+def _of_tokens(name: str, array: Array) -> bool:
+    """Whether an input has a number for each token: their ids, or a mask."""
+    return array.ndim > 1 and (is_exact(array) or "mask" in name.lower())
+
+
+def _tokens(inputs: Tensors, shape: tuple[int, ...]) -> Array | None:
+    """Which of the tokens of a shape are none of padding by an input called a mask, which has zeros there; None: all.
 
     A padding mask is left out, since PyTorch's has ones at padding.
     """
     for name, array in inputs.items():
-        if "mask" in name.lower() and "padding" not in name.lower() and array.shape == output.shape[:-1]:
+        if "mask" in name.lower() and "padding" not in name.lower() and array.shape == shape:
             mask = array == 1
             return mask if mask.any() and (mask | (array == 0)).all() else None
     return None
@@ -288,6 +296,9 @@ def _goodness(value: Value) -> float:
 # A decision that was ahead by so many times the root mean square of the error is no near tie: six standard deviations
 # of the difference of two errors. One may be a sample beyond what was calibrated for.
 CLEAR = 8.5
+# Single values are decisions where fewer lie between the two sides than of uniform numbers about 0: one in seven is
+# within a quarter of their root mean square (of normal ones one in five).
+MOST_BETWEEN = 1 / 7
 # Opens an ONNX file as it is written.
 Opener = Callable[[Path], AbstractContextManager[Session]]
 _REPEATS = "the same session answers the same inputs otherwise when it runs again, so that nothing can be proven"
@@ -411,16 +422,15 @@ def decision_checks(
     named = {metric.output: metric.name in ("accuracy", "top_k") for metric in metrics}
     golden_checks = list[Check]()
     for output, drift in drifts.items():
+        drift = as_decided(drift)
         rows = drift.rows
         if rows is None or not named.get(output, True):
             continue
         if drift.mismatches is not None:  # their number has a limit of its own (`NearTies`)
             golden_checks += _check_classes(output, rows) if len(rows.named) > 1 else ()
-        elif rows.classes < 2:
-            continue
-        elif decides(drift) or named.get(output):
+        elif decides(drift) or (named.get(output) and rows.classes > 1):
             golden_checks += _check_decisions(output, rows, _rms_error(drift), _rows_of_sample(drift))
-        else:
+        elif rows.classes > 1:
             note = "not judged: most rows name no class clearly; golden.metric accuracy says that they are classes"
             golden_checks.append(
                 Check("quantization", CHANGED, output, "golden", 1 - rows.argmax_agreement, None, True, note)
@@ -430,12 +440,25 @@ def decision_checks(
 
 def decides(drift: Drift) -> bool:
     """Whether an output is a classifier's by its golden cases: its rows of values name a class clearly. Where a sample
-    has several (tokens), there are three classes or more, of which most are named: of boxes, or of features with a few
-    that are always great, few columns are."""
+    has several (tokens), most of three classes or more are named: of boxes, or of features with a few that are always
+    great, few columns are. Single values, and two for each token, lie on two sides of a gap."""
     rows = drift.rows
-    if rows is None or drift.mismatches is not None or not rows.names_classes or drift.slices is None:
+    if rows is None or drift.mismatches is not None or drift.slices is None:
         return False
-    return _rows_of_sample(drift) == 1 or (rows.classes > 2 and 2 * len(rows.named) > rows.classes)
+    alone = _rows_of_sample(drift) == 1
+    if rows.classes < 2 or (rows.classes == 2 and not alone):
+        sides = rows.looked_at.items()
+        unclear, count = (
+            sum(by_class.values()) for by_class in (Counter(rows.looked_at) - Counter(rows.clear), rows.looked_at)
+        )
+        apart = len(sides) > 1 and all(2 * rows.clear.get(side, 0) >= number for side, number in sides)
+        return apart and upper(unclear, count, LEVEL) <= MOST_BETWEEN
+    return rows.names_classes and (alone or 2 * len(rows.named) > rows.classes)
+
+
+def as_decided(drift: Drift) -> Drift:
+    """The drift with the decisions of elements in place of those of rows, where these are none."""
+    return replace(drift, rows=drift.elements) if drift.elements and not decides(drift) else drift
 
 
 def _rows_of_sample(drift: Drift) -> float:

@@ -24,13 +24,17 @@ from validation.golden.golden_set import GoldenSet, case_kinds
 
 Values = Literal[
     "realistic", "zeros", "ones", "extreme", "denormal", "nan",
-    "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared",
+    "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared", "small", "repeated",
 ]  # fmt: skip
 VALUES: tuple[Values, ...] = get_args(Values)
-# Real values of other magnitudes, signs and places: 'negative' is minus the magnitude of each, and 'cleared' has zeros
-# in half of what is the same everywhere, as a mask is that hides nothing.
-MOVED: tuple[Values, ...] = ("times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared")
-FACTORS: Mapping[Values, float] = {"times_2": 2.0, "times_8": 8.0, "times_64": 64.0, "negated": -1.0}
+# Real values of other magnitudes, signs and places: 'negative' is minus the magnitude of each, 'cleared' has zeros in
+# half of what is the same everywhere, as a mask is that hides nothing. 'repeated' has the first real sample in each
+# row, where an answer that was stored by the first row is another one.
+MOVED: tuple[Values, ...] = VALUES[6:-1]
+REAL: tuple[Values, ...] = ("realistic", "repeated")
+FACTORS: Mapping[Values, float] = {
+    "times_2": 2.0, "times_8": 8.0, "times_64": 64.0, "negated": -1.0, "small": 2.0**-10,
+}  # fmt: skip
 
 # Corners of all dims at once number 2^dims; of more than these, only the first are tried.
 MOST_CORNERS = 16
@@ -131,9 +135,10 @@ def make(
     golden_samples = enough_samples(golden, int(generator.integers(len(golden))), specs, sizes)
     if leading_dim(specs) is not None:  # real samples in another order
         order = generator.permutation(len(golden_samples[specs[0].name]))
+        order = np.zeros_like(order) if case.values == "repeated" else order
         golden_samples = {spec.name: golden_samples[spec.name][order] for spec in specs}
     real = resize(golden_samples, specs, sizes)
-    if case.values == "realistic":
+    if case.values in REAL:
         return real
     if case.values in MOVED:
         kept = () if case.values == "cleared" else list_masks(real)

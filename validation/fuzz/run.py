@@ -21,7 +21,7 @@ from enginesmith.core.reports.proof import Check, describe
 from enginesmith.core.types import QUANTIZED, Dim, Precision, Session, Tensors, TensorSpec
 from validation.comparison.sessions import case_checks, edge_checks, run
 from validation.data.batches import leading_dim
-from validation.fuzz.cases import MOVED, FuzzCase, Values, list_masks, make, reach
+from validation.fuzz.cases import MOVED, REAL, FuzzCase, Values, list_masks, make, reach
 from validation.limits.budget import HONEST_DB, LEAST_DB, ROUNDING_DB, OutputLimits, StagedLimits
 from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, is_exact, measure
@@ -134,7 +134,7 @@ def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
             if not failed:
                 why = "the graph itself moves as far when its inputs do by one rounding"
                 return FuzzOutcome(case, "not judged", why, checks)
-        elif case.values not in ("realistic", "nan") and (why := _beyond_float32(case, inputs, expected, sides)):
+        elif case.values not in (*REAL, "nan") and (why := _beyond_float32(case, inputs, expected, sides)):
             return FuzzOutcome(case, "not judged", why, checks)
         return FuzzOutcome(case, "failed", describe(failed[0]), checks)
 
@@ -142,7 +142,7 @@ def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
 def _checks(
     case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, sides: FuzzSides, limits: OutputLimits
 ) -> tuple[Check, ...]:
-    real = case.values == "realistic"
+    real = case.values in REAL
     checks: list[Check] = []
     for output, value in expected.items():
         if output not in actual:

@@ -28,12 +28,13 @@ from validation.metrics.slices import Slices, blocks_of, worst_slice
 #
 # Of decisions alone: how many rows each class of the expected output names, and how many of these changed. A row is
 # clear where its greatest value is ahead of the next by the row's standard deviation or more: of ten normal numbers
-# one row in nine is, of a trained classifier's most are.
+# one row in nine is, of a trained classifier's most are. A single value decides by its side of 0, or of 0.5 where all
+# lie within 0 and 1. Rows of one value or two are clear from a quarter of the root mean square of all leads on.
 
 # Elements of the rows that are compared at a time.
 CHUNK = 1 << 16
 TOP_K = 5
-_SUMS = ("count", "agreeing", "shared", "finite", "kl_sum", "js_sum", "clear", "looked_at")
+_SUMS = ("count", "agreeing", "shared", "finite", "kl_sum", "js_sum")
 # Rows of an array whose clearness is measured, changed rows of an output whose lead is kept, and distinct integers that
 # count as classes, at most.
 MOST_LOOKED_AT, MOST_AHEAD, MOST_CLASSES = 256, 64, 1 << 16
@@ -47,7 +48,8 @@ class RowSums:
     finite; kl_sum, js_sum, kl_max, js_max are over these.  worst: index of the row with the largest js.  k: of top_k,
     at most the length of a row.  named, changed: rows by the class that is expected, and those of them with another
     decision.  ahead: of changed rows, by how much the expected greatest value is above the next; of at most
-    `MOST_AHEAD` rows the greatest.  clear: of `looked_at` rows.  classes: how many a row has; 0 of integers.
+    `MOST_AHEAD` rows the greatest.  clear: of the rows that are `looked_at`, both by class.  classes: how many a row
+    has; 0 of integers.
     """
 
     count: int = 0
@@ -63,14 +65,14 @@ class RowSums:
     named: Mapping[int, int] = field(default_factory=dict)
     changed: Mapping[int, int] = field(default_factory=dict)
     ahead: tuple[float, ...] = ()
-    clear: int = 0
-    looked_at: int = 0
+    clear: Mapping[int, int] = field(default_factory=dict)
+    looked_at: Mapping[int, int] = field(default_factory=dict)
     classes: int = 0
 
     @property
     def names_classes(self) -> bool:
         """Whether the rows name one of several classes: several are named, and half of the rows are clear."""
-        return len(self.named) > 1 and 2 * self.clear >= self.looked_at
+        return len(self.named) > 1 and 2 * sum(self.clear.values()) >= sum(self.looked_at.values())
 
     @property
     def argmax_agreement(self) -> float:
@@ -79,8 +81,8 @@ class RowSums:
 
     @property
     def flips(self) -> int:
-        """Rows whose decision changed."""
-        return self.count - self.agreeing
+        """Rows whose decision changed, single values among them, whose argmax cannot."""
+        return sum(self.changed.values()) if self.named else self.count - self.agreeing
 
     @property
     def top_k_agreement(self) -> float:
@@ -112,6 +114,8 @@ class RowSums:
             k=min(self.k, other.k) if self.count and other.count else self.k if self.count else other.k,
             named=Counter(self.named) + Counter(other.named),
             changed=Counter(self.changed) + Counter(other.changed),
+            clear=Counter(self.clear) + Counter(other.clear),
+            looked_at=Counter(self.looked_at) + Counter(other.looked_at),
             ahead=tuple(sorted((*self.ahead, *other.ahead), reverse=True)[:MOST_AHEAD]),
             classes=max(self.classes, other.classes),
         )
@@ -136,7 +140,9 @@ def measure_rows(
         else:
             if counted is not None:
                 e, a = (part[counted[block].reshape(-1)] for part in (e, a))
-            total = total.merge(_measure_decisions(e, a, total.k, max(0, MOST_LOOKED_AT - total.looked_at)))
+            total = total.merge(
+                _measure_decisions(e, a, total.k, max(0, MOST_LOOKED_AT - sum(total.looked_at.values())))
+            )
         start += len(e)
     return total
 
@@ -157,18 +163,27 @@ def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...],
 
 def _measure_decisions(e: Array, a: Array, k: int, most: int) -> RowSums:
     """most: rows whose clearness is measured."""
-    named, same, few, classes = np.argmax(e, axis=1), _agree(e, a), e[:most], e.shape[1]
-    sums = RowSums(len(e), int(same.sum()), math.nan, named=_count(named), changed=_count(named[~same]), k=k)
-    clear, ahead = 0, np.zeros(0)
-    if classes > 1:
-        with np.errstate(invalid="ignore", over="ignore"):
-            clear = int((_lead(few) >= np.maximum(few.std(axis=1), np.finfo(np.float32).tiny)).sum())
-            ahead = np.sort(_lead(e[~same]))[::-1][:MOST_AHEAD]
-    return replace(sums, ahead=tuple(ahead.tolist()), clear=clear, looked_at=len(few), classes=classes)
+    agreeing, classes, middle = _agree(e, a), e.shape[1], 0.0
+    if classes == 1:
+        middle = 0.5 if e.min(initial=0.0) >= 0 and e.max(initial=1.0) <= 1 else 0.0
+        named, same = (e[:, 0] > middle).astype(int), agreeing & ((e > middle) == (a > middle))[:, 0]
+    else:
+        named, same = np.argmax(e, axis=1), agreeing
+    with np.errstate(invalid="ignore", over="ignore"):
+        lead, ahead = _lead(e[:most], middle), np.sort(_lead(e[~same], middle))[::-1][:MOST_AHEAD]
+        spread = math.sqrt(np.square(lead).sum() / max(len(lead), 1)) / 4 if classes < 3 else e[:most].std(axis=1)
+        clear = lead >= np.maximum(spread, np.finfo(np.float32).tiny)
+    return RowSums(
+        len(e), int(agreeing.sum()), math.nan, k=k, named=_count(named), changed=_count(named[~same]),
+        ahead=tuple(ahead.tolist()), clear=_count(named[:most][clear]), looked_at=_count(named[:most]), classes=classes,
+    )  # fmt: skip
 
 
-def _lead(rows: Array) -> Array:
-    """By how much the greatest value of each row is above the next, float64 (rows,)."""
+def _lead(rows: Array, middle: float) -> Array:
+    """By how much the greatest value of each row is above the next, float64 (rows,); of single values, times the root
+    of 2, as their error is that of one and not of two."""
+    if rows.shape[1] == 1:
+        return np.asarray(math.sqrt(2) * np.abs(rows[:, 0].astype(np.float64) - middle))
     greatest = np.partition(rows, -2, axis=1)[:, -2:].astype(np.float64)
     return np.asarray(greatest[:, 1] - greatest[:, 0])
 
@@ -302,9 +317,9 @@ class Drift:
     count: elements compared.  peak: max |e|.  error_sq, expected_sq, actual_sq, dot: sums.  centered_sq: sum of
     (e - m)^2, m the mean of that feature over the samples.  nonfinite: elements that are NaN or an infinity where none
     is expected.  infinite: equal infinities, left out.  worst_index: of max_abs, or of the first non-finite element.
-    mismatches: unequal elements of an integer output; None for floating point.  rows: of decisions, if asked for.
-    slices, samples: where the number of samples is known.  exponent: sums are in units of 2^exponent, those of squares
-    and products in its square.
+    mismatches: unequal elements of an integer output; None for floating point.  rows, elements: of
+    decisions, if asked for.  slices, samples: where the number of samples is known.  exponent: sums are in units of
+    2^exponent, those of squares and products in its square.
     """
 
     count: int = 0
@@ -320,6 +335,7 @@ class Drift:
     worst_index: tuple[int, ...] | None = None
     mismatches: int | None = None
     rows: RowSums | None = None
+    elements: RowSums | None = None
     slices: Slices | None = field(default=None, compare=False)
     samples: SampleErrors | None = field(default=None, compare=False)
     exponent: int = 0
@@ -403,6 +419,7 @@ class Drift:
             worst_index=worst.worst_index,
             mismatches=None if self.mismatches is None and other.mismatches is None else mismatches,
             rows=_merge(self.rows, other.rows),
+            elements=_merge(self.elements, other.elements),
             centered_sq=slices.centered_sq if slices else self.centered_sq + other.centered_sq,
             slices=slices,
             samples=_merge(self.samples, other.samples),
@@ -417,11 +434,12 @@ def measure(
     threads: int = 0,
     samples: int | None = None,
     counted: Array | None = None,
+    elements: bool = False,
 ) -> Drift:
     """The drift of an output from what is expected: two arrays of one shape, which may be memory-mapped.
 
     decisions: whether to compare the argmax of rows along the last axis too, or the classes that integers are.
-    counted: as of `measure_rows`.
+    counted: as of `measure_rows`.  elements: whether each may be a decision, of which some are `counted`.
     threads: how many to use; 0 for as many as pay.  samples: entries along axis 0 that are samples, or 1 where the
     whole array is one; with it, slices and the variation over the samples are measured. Raises ValueError when shapes
     or kinds differ, and for complex numbers.
@@ -451,8 +469,12 @@ def measure(
         total = replace(total, slices=slices, centered_sq=slices.centered_sq, samples=errors)
     if not decisions:
         return total
-    rows = measure_ids(expected, actual) if exact else measure_rows(expected, actual, TOP_K, False, counted)
-    return replace(total, rows=rows)
+    if exact:
+        return replace(total, rows=measure_ids(expected, actual))
+    single = (expected[..., None], actual[..., None])
+    pair = single if expected.ndim == 1 and samples == len(expected) else (expected, actual)
+    rows = measure_rows(*pair, TOP_K, False, None if elements else counted)
+    return replace(total, rows=rows, elements=measure_rows(*single, TOP_K, False, counted) if elements else None)
 
 
 def is_exact(array: Array) -> bool:

@@ -41,6 +41,10 @@ CORRECT = frozenset(("Add", "Div", "Mul", "Sqrt", "Sub"))
 # 2.8 from float64's over -100 .. 30, 2.3 where the result is below 0.001; its Elu is exp(x) - 1. LSTM and GRU multiply
 # by sigmoids.
 OF_ONE = {"Sigmoid": 4, "LSTM": 4, "GRU": 4, "Elu": 1, "Selu": 1, "Celu": 1}
+# Operators whose results are exact in any order of sums where all that they add and multiply are whole numbers, as
+# lengths and places are, and those that turn a result which is hardly less into the number below.
+SUMS = CORRECT | frozenset(("Conv", "CumSum", "Einsum", "Gemm", "MatMul", "ReduceSum", "Sum"))
+STEPS = frozenset(("Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod", "Round"))
 # Operators whose float constants determine sizes.
 SIZES = frozenset(("Range", "Resize"))
 RANDOM = frozenset(
@@ -209,6 +213,7 @@ def with_rounding(
         raise ValueError(f"its opset is older than {_OPSET}")
     rounding = _Rounding(*types_of(copy), _HALVES.get(half or "", 0), activation_blocks)
     rounding.units = FEW_UNITS if any(node.op_type in _QUANTIZE for node in _nodes_of(copy.graph)) else MANY_UNITS
+    rounding.counts = any(rounding.steps(node) for node in _nodes_of(copy.graph))
     for name, kind in ((SKIP, TensorProto.BOOL), (FLIPS, TensorProto.FLOAT)):
         copy.graph.input.append(helper.make_tensor_value_info(name, kind, []))
     rounding.rewrite(copy.graph)
@@ -227,13 +232,20 @@ class _Rounding(Nodes):
     """Rewrites a graph and the graphs within its nodes. half: the ONNX type to round to, 0 for none.
 
     types, ranks: of all tensors, as far as known.  units: of rounding, by which results are moved at most.
+    counts: whether something makes steps of numbers, so that sums which are whole numbers are not moved.
     """
 
     def __init__(self, types: Mapping[str, int], ranks: Mapping[str, int], half: int, activation_blocks: bool) -> None:
         super().__init__()
         self._types, self._ranks, self._half, self._activation_blocks = types, ranks, half, activation_blocks
-        self.units = MANY_UNITS
+        self.units, self.counts = MANY_UNITS, False
         self._inputs: dict[str, str] = {}
+
+    def steps(self, node: "NodeProto") -> bool:
+        """Whether a node makes steps of floats: it rounds or compares them, or casts them to integers."""
+        to = self._types.get(node.output[0], _FLOAT) if node.op_type == "Cast" else _FLOAT
+        of_floats = bool(node.input) and self._types.get(node.input[0]) == _FLOAT
+        return of_floats and (node.op_type in STEPS or to not in (_FLOAT, *_HALVES.values(), 11))
 
     def rewrite(self, graph: "GraphProto") -> None:
         """Add the roundings to a graph in place. Raises ValueError as `with_rounding` does."""
@@ -295,6 +307,9 @@ class _Rounding(Nodes):
         size = self._clip(exact, _LARGE)
         if node.op_type in OF_ONE:
             size = self.add("Max", self.add("Abs", size), self.number(OF_ONE[node.op_type] / units))
+        if self.counts and node.op_type in SUMS:
+            fraction = self.add("Sub", size, self.add("Round", size))
+            size = self.add("Mul", size, self.add("Abs", self.add("Sign", fraction)))
         moved = self.add("Add", exact, self.add("Mul", size, self._draw(exact, name, units * UNIT)))
         if self._half:
             self._narrow(moved)

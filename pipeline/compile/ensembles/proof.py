@@ -117,7 +117,7 @@ class ProveEnsemble:
         place, exported = open_store(context.store), {graph.name: graph.model for graph in self.graphs}
         sources = fetch_sources(place, self.engines, exported, opened, context.workdir)
         opens = partial(self._open, context)
-        return Stages(opens, sources, self.precision, self.limits, bool(self.metrics), context.workdir)
+        return Stages(opens, sources, self.precision, self.limits, self.metrics, context.workdir)
 
     @property
     def _functions(self) -> list[ChainedGraph]:
@@ -216,8 +216,10 @@ def blame(checks: Sequence[Check]) -> list[str]:
     failed = next((check for check in checks if not check.passed), None)
     if failed is None:
         return []
-    alike = [item for item in checks if (item.name, item.output) == (failed.name, failed.output)]
     places = [(ALONE, "graphs in fp32"), (AMONG_SOURCES, "the graphs that they were built from")]
+    alone = [item for item in checks if item.output == failed.output and item.case.endswith((ALONE, AMONG_SOURCES))]
+    metric = failed.name if failed.name in {item.name for item in alone} else "sqnr_db"  # as of decisions
+    alike = [item for item in alone if item.name == metric]
     for case, graphs in places[:: -1 if failed.stage == "engine" else 1]:
         values = ((item.case.removesuffix(case), item.value) for item in alike if item.case.endswith(case))
         if single_errors := [f"{name}{ALONE} {value:.4g}" for name, value in values if value is not None]:

@@ -14,13 +14,15 @@ from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import IN_BLOCKS, QUANTIZED, Precision, Session
 from enginesmith.registry.store.base import Store
 from pipeline.compile.steps.blobs import fetch_graph, runnable
-from pipeline.compile.steps.proofs import WEAK, add_notes, as_written
+from pipeline.compile.steps.proofs import add_notes, as_written, quantized_limits
 from pipeline.values import EngineBlob, Proof
+from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from enginesmith.ensembles import Ensemble
     from validation.golden.golden_set import GoldenSequences, GoldenSet
     from validation.limits.budget import OutputLimits, Stage, StagedLimits
+    from validation.metrics.drift import Drift
     from validation.perturbation.graph import Perturbed
 
 # Sessions in the place of graphs, by name, each with the numbers of rows that it takes at once.
@@ -69,13 +71,13 @@ def fetch_sources(
 @dataclass(frozen=True)
 class Stages:
     """What the stages of a chain are judged with. opens: the chain with sessions in the place of graphs.
-    limits: what the spec says, by stage.  judged_by_task: whether the whole has task metrics."""
+    limits: what the spec says, by stage.  metrics: of the whole."""
 
     opens: Callable[[Parts], "AbstractContextManager[Ensemble]"]
     sources: Mapping[str, SourceGraph]
     precision: Precision
     limits: Mapping[str, Mapping[str, float]]
-    judged_by_task: bool
+    metrics: Sequence[TaskMetric]
     workdir: Path
 
     def checks(self, golden: "GoldenSet", engines: Parts, alone: bool) -> Proof:
@@ -115,8 +117,9 @@ class Stages:
 
     def _compare(self, stage: "Stage", reference: Session, candidate: Session, golden: "GoldenSet") -> Proof:
         """The checks of a stage: step by step with the states of the exported graphs, and of sequences, which each side
-        runs with its own states. At the stage of the graphs the golden set has the reference's answers."""
-        from validation.comparison.sessions import drift_checks
+        runs with its own states. At the stage of the graphs the golden set has the reference's answers, and those
+        below fp32 must decide as it does."""
+        from validation.comparison.sessions import decision_checks, drift_checks
         from validation.comparison.tasks import free_running_checks, step_spreads
         from validation.golden.free_running import FreeRunningSession
         from validation.metrics.tally import Along
@@ -125,7 +128,10 @@ class Stages:
         expected = None if stage == "quantization" else reference
         along = Along()
         spreads = step_spreads(golden, along)
-        checks = drift_checks(stage, expected, candidate, golden, of(reference, golden), spreads)
+        usual: dict[str, Drift] = {}
+        checks = drift_checks(stage, expected, candidate, golden, of(reference, golden), spreads, usual)
+        if stage == "quantization" and self.precision != "fp32":
+            checks += tuple(decision_checks(usual, self.metrics, self.limits.get(stage, {})))
         if rolled := golden.sequences:
             sides = FreeRunningSession(reference, rolled), FreeRunningSession(candidate, rolled)
             rolled_limits = of(sides[0], rolled.golden, rolled)
@@ -138,13 +144,11 @@ class Stages:
     ) -> "StagedLimits":
         """The limits of the graphs that the engines were built from, as `WrittenLimits` of one graph. rolled: the
         sequences that `golden` has, where sessions take whole ones."""
-        from validation.limits.budget import OutputLimits, StagedLimits, budgets
+        from validation.limits.budget import StagedLimits
 
         limits = self.limits.get("quantization", {})
         if self.precision in QUANTIZED:
-            graph_budgets = budgets("quantization", self.precision, golden.noise).override(limits)
-            weak = "" if self.judged_by_task or "sqnr_db" in limits else WEAK
-            return StagedLimits(OutputLimits(add_notes(graph_budgets, exported, weak)))
+            return quantized_limits(exported, self.precision, golden, limits, bool(self.metrics))
         looser = self._measure("quantization", exported, golden, limits, rolled)
         return StagedLimits(next(looser), looser)
 

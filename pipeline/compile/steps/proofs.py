@@ -112,16 +112,10 @@ class WrittenLimits:
     def __call__(self, reference: Session, golden: "GoldenSet", opens: "Opener | None" = None) -> "StagedLimits":
         """Those on a golden set. reference, opens: as of `CompiledLimits`, of the fp32 graph."""
         from validation.limits.budget import OutputLimits, StagedLimits, budgets
-        from validation.limits.rounding import NearTies
         from validation.perturbation.honest import honest_rounding
 
         if self.precision in QUANTIZED:
-            stage_budgets = budgets("quantization", self.precision, golden.noise)
-            exact = [spec.name for spec in reference.outputs if "float" not in spec.dtype]
-            stage_budgets = replace(stage_budgets, decisions=dict.fromkeys(exact, NearTies())).override(self.limits)
-            weak = "" if self.metrics or "sqnr_db" in self.limits else WEAK
-            decided = "" if DECISIONS in self.limits else str(NearTies())
-            return StagedLimits(OutputLimits(add_notes(stage_budgets, reference, weak, decided)))
+            return quantized_limits(reference, self.precision, golden, self.limits, bool(self.metrics))
         half: Precision | None = None if self.precision == "fp32" else self.precision
 
         def measured() -> "Iterator[OutputLimits]":
@@ -135,6 +129,22 @@ class WrittenLimits:
 
         looser = measured()
         return StagedLimits(next(looser), looser)
+
+
+def quantized_limits(
+    reference: Session, precision: Precision, golden: "GoldenSet", limits: Mapping[str, float], judged_by_task: bool
+) -> "StagedLimits":
+    """Those of a graph, or of a chain of graphs, of integers or of floats in blocks. reference: the fp32 one."""
+    from validation.limits.budget import OutputLimits, StagedLimits, budgets
+    from validation.limits.rounding import NearTies
+
+    exact = [spec.name for spec in reference.outputs if "float" not in spec.dtype]
+    near_ties = replace(
+        budgets("quantization", precision, golden.noise), decisions=dict.fromkeys(exact, NearTies())
+    ).override(limits)
+    weak = "" if judged_by_task or "sqnr_db" in limits else WEAK
+    decided = "" if DECISIONS in limits else str(NearTies())
+    return StagedLimits(OutputLimits(add_notes(near_ties, reference, weak, decided)))
 
 
 def _unknown(honest: "Honest") -> str:

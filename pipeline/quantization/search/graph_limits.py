@@ -16,7 +16,7 @@ from enginesmith.core.reports.proof import CHANGED, DECISIONS
 from enginesmith.core.types import Tensors
 from pipeline.quantization.search.quality import GraphLimits, SearchFloor
 from validation.comparison.selections import Selections
-from validation.comparison.sessions import StageComparison, decision_checks
+from validation.comparison.sessions import StageComparison, as_decided, decision_checks
 from validation.golden.golden_set import Case
 from validation.limits.budget import Budgets, OutputLimits, default_budget
 from validation.limits.rounding import MOST_CHANGED, NearTies
@@ -96,6 +96,8 @@ class GraphJudge:
         decided = decision_checks(whole, self.limits.metrics, self.limits.given)
         judged = {check.output for check in decided if check.name == CHANGED and check.limit is not None}
         flipped = [
-            rows for output in judged if (rows := whole[output].rows) and rows.flips > max(1, MOST_CHANGED * rows.count)
+            rows
+            for output in judged
+            if (rows := as_decided(whole[output]).rows) and rows.flips > max(1, MOST_CHANGED * rows.count)
         ]
         return sum(not check.passed for check in [*checks, *decided]) + len(flipped)

@@ -85,6 +85,30 @@ def test_an_engine_that_knows_arrays_again_by_their_address_is_seen() -> None:
     assert failed(checks) == {"calls refilled"} and "in arrays that were refilled" in checks["calls refilled"].case
 
 
+@pytest.mark.parametrize("fault", ["order", "read-only"])
+def test_an_engine_that_misreads_arrays_as_they_lie_is_seen(fault: str) -> None:
+    class Misread(Linear):
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            x = inputs["x"]
+            right = x.flags.writeable if fault == "read-only" else x.flags.c_contiguous
+            return {"y": (x if right else x.ravel("K").reshape(x.shape) + (fault != "order")) @ WEIGHTS}
+
+    checks = tried(Misread())
+    assert failed(checks) == {"calls refilled"} and "Fortran" in checks["calls refilled"].case
+
+
+def test_what_is_set_up_after_many_calls_of_one_size_is_called() -> None:
+    class Captured(Linear):
+        size, row = 0, 0
+
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            self.row = self.row + 1 if self.size == len(inputs["x"]) else 1
+            self.size = len(inputs["x"])
+            return {"y": super().run(inputs)["y"] + (self.row > 20)}
+
+    assert failed(tried(Captured())) == {"calls repeated"}
+
+
 @pytest.mark.parametrize("fault", ["overlap", "second thread"])
 def test_two_threads_call_a_session_that_says_that_it_takes_them(fault: str) -> None:
     lock, inside, first = threading.Barrier(2, timeout=10), [0], threading.get_ident()
@@ -206,6 +230,19 @@ def test_an_engine_that_is_wrong_at_other_magnitudes_or_signs_is_seen(where: int
     assert clean.passed and "times 64" in clean.note and "negative" in clean.note
 
 
+def test_an_answer_that_is_stored_by_the_first_row_and_one_of_small_values_are_seen() -> None:
+    known: dict[bytes, np.ndarray] = {}
+
+    def by_first_row(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return known.setdefault(x[:1].tobytes(), y)
+
+    stored = Linear(by_first_row)
+    stored.run(SEEN.cases[0].inputs)
+    small = Linear(lambda x, y: np.where(np.abs(x).max(-1, keepdims=True) < 0.01, 0, y).astype(np.float32))
+    cases = [moved(each)[0].case for each in (stored, small)]
+    assert [case.rpartition("=")[2] for case in cases] == ["repeated", "small"]
+
+
 @pytest.mark.parametrize("kind", ["float32", "int64", "bool"])
 def test_a_mask_that_hides_nothing_in_the_golden_data_and_is_left_out_is_seen(kind: str) -> None:
     specs = (*SPECS, TensorSpec("mask", kind, SPECS[0].shape))
@@ -235,11 +272,12 @@ def test_a_mask_that_hides_nothing_in_the_golden_data_and_is_left_out_is_seen(ki
 def test_what_is_ill_conditioned_or_not_finite_there_is_not_judged() -> None:
     class Wild(Linear):
         def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return {"y": np.sin(1e8 * super().run(inputs)["y"]).astype(np.float32)}
+            return {"y": np.sin(1e12 * super().run(inputs)["y"]).astype(np.float32)}
 
     class Other(Wild):
         def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return super().run({"x": inputs["x"] * np.float32(1 + 1e-6)})
+            repeated = (inputs["x"] == inputs["x"][:1]).all()
+            return super().run({"x": inputs["x"] * np.float32(1 if repeated else 1 + 1e-6)})
 
-    assert moved(Other(), reference=Wild()) == []
+    assert moved(Other(), reference=Wild())[0].note == "golden data repeated"
     assert not moved(Linear(lambda x, y: y + 1))[0].passed, "what is well-conditioned is judged"

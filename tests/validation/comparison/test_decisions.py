@@ -115,3 +115,57 @@ def test_boxes_and_features_with_great_columns_are_no_tokens() -> None:
     rows[..., :2] = RNG.uniform(0, 640, (48, 30, 2))
     (check,) = checks_of(rows, rows + 2 * RNG.normal(size=rows.shape).astype(np.float32)).values()
     assert check.limit is None
+
+
+def single(rows: int, tokens: int) -> tuple[Array, Array]:
+    """The logit of each token, of which one in six is of the class, and the mask of tokens."""
+    drawn = np.random.default_rng(5)
+    sides = np.where(drawn.random((rows, tokens)) < 1 / 6, 3.0, -5.0) + drawn.normal(size=(rows, tokens))
+    return sides, (np.arange(tokens) < drawn.integers(3, tokens + 1, size=(rows, 1))).astype(np.int64)
+
+
+def compared(expected: Array, actual: Array, inputs: dict[str, Array]) -> dict[str, Check]:
+    comparison = StageComparison("quantization", None, {})
+    pairs = {"y": expected.astype(np.float32)}, {"y": actual.astype(np.float32)}
+    comparison.add(Case("0", "golden", inputs, {}), *pairs)
+    return {check.name: check for check in decision_checks(comparison.usual(), (), {})}
+
+
+FORMS = {
+    "a logit": lambda logit: logit,
+    "a logit in a column": lambda logit: logit[..., None],
+    "a probability": lambda logit: 1 / (1 + np.exp(-logit)),
+    "two logits": lambda logit: np.stack([-logit / 2, logit / 2], -1),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_class_of_two_that_no_token_has_fails(form) -> None:
+    logit, mask = single(48, 12)
+    near = logit + 0.05 * np.random.default_rng(6).normal(size=logit.shape)
+    lost = np.where(mask, np.minimum(logit, -0.5), 9)
+    for actual, right in ((near, True), (lost, False)):
+        found = compared(FORMS[form](logit), FORMS[form](actual), {"ids": 7 * mask, "attention_mask": mask})
+        assert f"of {mask.sum()} decisions" in found["max_decisions_changed"].note
+        assert found["max_classes_lost"].passed == found["max_decisions_changed"].passed == right
+
+
+@pytest.mark.parametrize("form", ["a logit", "a logit in a column", "a probability"])
+def test_a_class_of_two_that_no_sample_has_fails(form) -> None:
+    logit = single(48, 12)[0][:, 0]
+    expected, actual = FORMS[form](logit), FORMS[form](np.minimum(logit, -0.5))
+    found = compared(expected, actual, {"x": np.zeros((48, 8))})
+    assert not found["max_classes_lost"].passed and "of 48 decisions" in found["max_decisions_changed"].note
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 1.5, 1.7, 2.0, 3.0])
+def test_numbers_on_both_sides_of_zero_without_a_gap_are_no_decisions(mean: float) -> None:
+    drawn, mask = np.random.default_rng(7), np.ones((48, 12), np.int64)
+    for rows in (
+        drawn.normal(mean, size=(48, 12, 1)),
+        drawn.uniform(-1, 1 + mean, size=(48, 12)),
+        mean + drawn.normal(size=48),
+    ):
+        inputs = {"ids": mask} if rows.ndim > 1 else {"x": np.zeros((48, 8))}
+        found = compared(rows, rows + 0.3 * drawn.normal(size=rows.shape), inputs)
+        assert all(check.limit is None for check in found.values())

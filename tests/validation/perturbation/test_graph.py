@@ -69,6 +69,19 @@ def test_results_move_by_rounding_alone_within_branches_loops_and_functions_too(
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "text", ["t = Mul(w, two) r = Div(t, two)", "t = Mul(w, two) s = CumSum(t, axis) r = Identity(s)"]
+)
+def test_whole_numbers_that_are_added_up_are_not_moved_below_a_step(tmp_path, text):
+    text = f"w = Round(x) two = Constant<value_float=2.0>() axis = Constant<value_int=1>() {text} y = Floor(r)"
+    model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,m] y) {{{text}}}")
+    wanted = answers(tmp_path, model)
+    assert all(np.array_equal(found, wanted) for found in answers(tmp_path, with_rounding(model), runs=8))
+    body = "axis = Constant<value_int=1>() s = CumSum(x, axis) f = Floor(s) y = Sub(s, f)"
+    fractions = onnx.parser.parse_model(NET % body)
+    assert not np.array_equal(answers(tmp_path, fractions), answers(tmp_path, with_rounding(fractions)))
+
+
 def test_what_computes_nothing_rounds_nothing(tmp_path):
     text = "a = Relu(x) b = Transpose<perm=[1,0]>(a) c = Concat<axis=0>(b, b) y = Abs(c)"
     model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[m,n] y) {{{text}}}")
