@@ -10,7 +10,7 @@
 # zoo    graphs out of packages, and seeded modules, built, proven, beside other quantizers; docs/zoo.md
 # site-check  the registry's site in Chromium, with axe-core from npm
 # simulate  a million interleavings of the registry's writers and readers; goes on where it was stopped
-# gpu-check  the GPU proof kit on this machine's GPU, with PYTHON and what it has installed
+# gpu-check  the GPU kit on this machine's GPU, with PYTHON and what it has installed
 # cluster-test  the chart on a real Kubernetes control plane on loopback, of the programs in the folder KUBE_ASSETS
 # azurite  installs Azure's emulator into build/azurite (npm), and runs what is skipped without it
 # demo-cluster  Prefect, a worker and a Ray of five generations on loopback: an event builds a model

@@ -12,7 +12,7 @@ from validation.gpu.results import PeerComparison, Results
 _HEAD = """\
 # GPU results
 
-Results of the [GPU proof kit](gpu-check.md), written by
+Results of the [GPU kit](gpu-check.md), written by
 `python -m validation.gpu page RESULTS.json ... > docs/reference/gpu-results.md`.
 """
 _NONE = """
