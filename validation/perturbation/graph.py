@@ -41,8 +41,8 @@ CORRECT = frozenset(("Add", "Div", "Mul", "Sqrt", "Sub"))
 # 2.8 from float64's over -100 .. 30, 2.3 where the result is below 0.001; its Elu is exp(x) - 1. LSTM and GRU multiply
 # by sigmoids.
 OF_ONE = {"Sigmoid": 4, "LSTM": 4, "GRU": 4, "Elu": 1, "Selu": 1, "Celu": 1}
-# Operators whose results are exact in any order of sums where all that they add and multiply are whole numbers, as
-# lengths and places are, and those that turn a result which is hardly less into the number below.
+# Operators whose results are exact in any order of sums where all that they add and multiply are whole numbers or
+# halves, as lengths and places are, and those that turn a result which is hardly less into the number below.
 SUMS = CORRECT | frozenset(("Conv", "CumSum", "Einsum", "Gemm", "MatMul", "ReduceSum", "Sum"))
 STEPS = frozenset(("Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod", "Round"))
 # Operators whose float constants determine sizes.
@@ -232,7 +232,7 @@ class _Rounding(Nodes):
     """Rewrites a graph and the graphs within its nodes. half: the ONNX type to round to, 0 for none.
 
     types, ranks: of all tensors, as far as known.  units: of rounding, by which results are moved at most.
-    counts: whether something makes steps of numbers, so that sums which are whole numbers are not moved.
+    counts: whether something makes steps of numbers, so that sums of whole numbers are not moved.
     """
 
     def __init__(self, types: Mapping[str, int], ranks: Mapping[str, int], half: int, activation_blocks: bool) -> None:
@@ -308,7 +308,8 @@ class _Rounding(Nodes):
         if node.op_type in OF_ONE:
             size = self.add("Max", self.add("Abs", size), self.number(OF_ONE[node.op_type] / units))
         if self.counts and node.op_type in SUMS:
-            fraction = self.add("Sub", size, self.add("Round", size))
+            sixteenths = self.add("Mul", size, self.number(16.0))
+            fraction = self.add("Sub", sixteenths, self.add("Round", sixteenths))
             size = self.add("Mul", size, self.add("Abs", self.add("Sign", fraction)))
         moved = self.add("Add", exact, self.add("Mul", size, self._draw(exact, name, units * UNIT)))
         if self._half:
