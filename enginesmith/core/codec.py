@@ -79,7 +79,7 @@ def encode_document(value: "DataclassInstance") -> dict[str, object]:
     return _encode_fields(value, str)
 
 
-def _encode(value: object, strange: Callable[[str], object]) -> Any:
+def _encode(value: Any, strange: Callable[[str], object]) -> Any:
     """strange: gives the JSON of a float that is not finite, from its name."""
     return value if (kind := value.__class__) in _PLAIN else _writer(kind)(value, strange)
 
