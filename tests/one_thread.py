@@ -46,8 +46,16 @@ class Inline:
 
 def side_by_side(work: Callable[[Any], Any], items: Iterable[Any], *_: object) -> Iterator[tuple[Any, Any]]:
     """As `parallel.side_by_side`: all work is done before the first result, and raises after the results before it."""
-    for item, done in [(item, Done(work, (item,), {})) for item in items]:
-        yield item, done.result()
+    results: list[tuple[Any, Any, Exception | None]] = []
+    for item in items:
+        try:
+            results.append((item, work(item), None))
+        except Exception as error:
+            results.append((item, None, error))
+    for item, value, failure in results:
+        if failure is not None:
+            raise failure
+        yield item, value
 
 
 @contextmanager

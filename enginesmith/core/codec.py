@@ -79,27 +79,36 @@ def encode_document(value: "DataclassInstance") -> dict[str, object]:
     return _encode_fields(value, str)
 
 
-def _encode(value: object, strange: Callable[[str], object]) -> Any:
+def _encode(value: Any, strange: Callable[[str], object]) -> Any:
     """strange: gives the JSON of a float that is not finite, from its name."""
-    if value.__class__ in _PLAIN or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else strange(str(value))
-    if isinstance(value, list | tuple):
-        return [_encode(item, strange) for item in value]
-    if isinstance(value, datetime):
-        return stamp(value)
-    if isinstance(value, Mapping):
-        return {name: _encode(item, strange) for name, item in value.items()}
-    return str(value) if isinstance(value, Path) else _encode_fields(value, strange)
+    return value if (kind := value.__class__) in _PLAIN else _writer(kind)(value, strange)
+
+
+@cache
+def _writer(kind: Any) -> Callable[[Any, Callable[[str], object]], Any]:
+    """The function that writes values of a class. Made once per class, as `_reader`."""
+    if issubclass(kind, str | int):
+        return lambda value, _: value
+    if issubclass(kind, float):
+        return lambda value, strange: value if math.isfinite(value) else strange(str(value))
+    if issubclass(kind, list | tuple):
+        return lambda items, strange: [
+            item if item.__class__ in _PLAIN else _writer(item.__class__)(item, strange) for item in items
+        ]
+    if issubclass(kind, datetime):
+        return lambda value, _: stamp(value)
+    if issubclass(kind, Mapping):
+        return lambda value, strange: {name: _encode(item, strange) for name, item in value.items()}
+    return (lambda value, _: str(value)) if issubclass(kind, Path) else _encode_fields
 
 
 def _encode_fields(value: Any, strange: Callable[[str], object]) -> dict[str, object]:
     if hasattr(value, "encode_json"):
         return dict(value.encode_json())
-    layout = _layout(value.__class__)
-    fields = ((key, getattr(value, name)) for name, key in layout)
-    return {key: item if item.__class__ in _PLAIN else _encode(item, strange) for key, item in fields}
+    return {
+        key: item if (kind := (item := getattr(value, name)).__class__) in _PLAIN else _writer(kind)(item, strange)
+        for name, key in _layout(value.__class__)
+    }
 
 
 @cache

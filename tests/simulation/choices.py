@@ -12,6 +12,7 @@ class Choices:
 
     def __init__(self, seed: int, script: Sequence[int] | None = None) -> None:
         self.random = random.Random(seed)
+        self._draw = self.random.random
         self._script = script
         self.taken: list[int] = []
 
@@ -19,7 +20,7 @@ class Choices:
         """0, or with this probability one of 1 to `options`."""
         if not (options and probability):
             return 0
-        draw = self.random.random()
+        draw = self._draw()
         value = 1 + int(draw / probability * options) if draw < probability else 0
         if self._script is not None:
             position = len(self.taken)

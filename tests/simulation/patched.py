@@ -65,6 +65,9 @@ class _AnyDatetime(type):
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, datetime)
 
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, datetime)
+
 
 class _Lock:
     """A lock that actors wait for by giving up their turn."""

@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,13 +62,9 @@ class Content:
         """The next keys of a list, in the order of their parts."""
         first = tuple(prefix.split("/")[:-1])
         place = bisect_left(self.order, first) if after is None else bisect_right(self.order, after)
-        found: list[str] = []
-        while len(found) < PAGE and place < len(self.order) and self.order[place][: len(first)] == first:
-            key = "/".join(self.order[place])
-            if key.startswith(prefix) and key not in hidden:
-                found.append(key)
-            place += 1
-        return found
+        end = bisect_left(self.order, (*first[:-1], f"{first[-1]}\0"), place) if first else len(self.order)
+        keys = map("/".join, islice(self.order, place, end))
+        return list(islice((key for key in keys if key.startswith(prefix) and key not in hidden), PAGE))
 
 
 class SimulatedStore:
@@ -228,7 +225,7 @@ class SimulatedStore:
     def _request(self, what: str, work: Callable[[], T]) -> T:
         world = self.world
         world.before_request()
-        if not world.calm and world.choices.pick(world.temper.refuse, 1):
+        if (refuse := world.temper.refuse) and not world.calm and world.choices.pick(refuse, 1):
             world.note(f"{what}: 503")
             raise UnavailableError(f"{self.uri} answers 503")
         return work()

@@ -153,8 +153,9 @@ class World:
                 sign = self.choices.pick(0.8, 8)
                 actor.skew = timedelta(seconds=(sign - 4) * self.temper.skew_s / 4 if sign else 0)
         try:
-            while any(not actor.done for actor in actors):
-                self._resume(self._next([actor for actor in self.actors if not actor.done]))
+            for actor in actors:
+                while not actor.done:
+                    self._resume(self._next())
         finally:
             for actor in self.actors:  # what is left after a violation must not go on in another run
                 actor.dead = True
@@ -219,12 +220,14 @@ class World:
             raise Violation(f"no end after {MOST_STEPS} requests")
         if self.calm:
             return
-        stood = actor.process.slow and self.maybe_stall()
-        if not stood and len(self.actors) > 1 and self.choices.pick(self.temper.switch, 1):
+        temper = self.temper
+        stood = temper.stall and actor.process.slow and self.maybe_stall()
+        if not stood and len(self.actors) > 1 and self.choices.pick(temper.switch, 1):
             actor.wakes = self.time
             self._hub.switch()
             self._alive(actor)
-        self.maybe_crash()
+        if temper.crash:
+            self.maybe_crash()
 
     @contextmanager
     def each_step(self, check: Callable[[], None]) -> Iterator[None]:
@@ -298,19 +301,21 @@ class World:
 
         return body
 
-    def _next(self, running: list[Actor]) -> Actor:
+    def _next(self) -> Actor:
         """The next one: by a decision among those that are awake; else the one that wakes first."""
-        awake = [actor for actor in running if actor.goes_on <= self.time]
+        now = self.time
+        running = [actor for actor in self.actors if not actor.done]
+        awake = [actor for actor in running if actor.wakes <= now and actor.process.frozen <= now]
         if not awake:
             first = min(running, key=lambda actor: actor.goes_on)
             self.time = first.goes_on
             return first
         if len(awake) == 1:
             return awake[0]
-        others = [actor for actor in awake if actor is not self.current]
-        stay = [actor for actor in awake if actor is self.current]
-        order = stay + others
-        return order[self.choices.pick(1.0, len(order) - 1) if not self.calm else 0]
+        if self.current in awake:
+            awake.remove(self.current)
+            awake.insert(0, self.current)
+        return awake[self.choices.pick(1.0, len(awake) - 1) if not self.calm else 0]
 
     def _resume(self, actor: Actor) -> None:
         self.current = actor

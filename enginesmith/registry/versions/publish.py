@@ -167,12 +167,16 @@ def publish(
     """
     manifest = replace(draft, engines=_entries(approved, others))
     with hold_change(store, [manifest.model], f"publishing {manifest.model}") as guard:
-        secure_graphs(guard, manifest)
-        newest_number = 0 if wanted_version else _highest_number(store, manifest.model)
-        existing = _find_existing(store, manifest, wanted_version, newest_number)
-        if existing:
-            secure_version(guard, existing.manifest)
-        published = existing or _write(guard, manifest, wanted_version, newest_number)
+        try:
+            secure_graphs(guard, manifest)
+            newest_number = 0 if wanted_version else _highest_number(store, manifest.model)
+            existing = _find_existing(store, manifest, wanted_version, newest_number)
+            if existing:
+                secure_version(guard, existing.manifest)
+            published = existing or _write(guard, manifest, wanted_version, newest_number)
+        except ConflictError as conflict:
+            conflict.nothing_written = True  # the manifest is the first document
+            raise
         with published_without(published.manifest, f"the move of channel {channel}" if channel else "the memory of it"):
             if not published.existed:
                 remember(store, _RECORD, _memo_key(published.manifest), {"version": published.version})

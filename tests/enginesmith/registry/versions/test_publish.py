@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginesmith.core.errors import ConflictError, InputError, IntegrityError
+from enginesmith.registry import leases
 from enginesmith.registry.manifest import parse
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.layout import blob_key, manifest_key
@@ -95,6 +96,7 @@ def test_a_wanted_version_is_taken_kept_and_never_changed(store: Store) -> None:
     assert publish_engines(store, [engine(store)], "a", wanted="1.0").existed
     with pytest.raises(ConflictError, match=r"digits@1\.0 exists with other content"):
         publish_engines(store, [engine(store)], "b", wanted="1.0")
+    assert leases.list_leases(store) == []
     with pytest.raises(ConflictError, match="other results"):
         publish_engines(store, [engine(store)], "a", wanted="1.0", others=[refusal()])
     assert publish_engines(store, [engine(store)], "b").version == "1"
