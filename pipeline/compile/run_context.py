@@ -105,6 +105,14 @@ class RunContext:
         with self.progress.watch(name):
             return executor.run(job, lambda event: self.progress.emit(replace(event, name=name)))
 
+    def run_to_end(
+        self, executor: Executor, name: str, job: Job[Result], words: Callable[[Result], str] = lambda _: ""
+    ) -> Result:
+        """Run a job as `run_job` does, and emit that it is done. words: what came of it, from its result."""
+        value = self.run_job(executor, name, job)
+        self.progress.emit(Finished(name, words=words(value)))
+        return value
+
 
 @dataclass(frozen=True)
 class Work:

@@ -128,7 +128,7 @@ def profile_published(chosen: ChosenEngine, options: ProfileOptions, context: Ru
     measure = MeasureEngine(engine, golden, model_shapes(spec), terms)
     name = f"profile {chosen.entry.unit}"
     job = Job(name, measure, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
-    return read_latency_report(context.store, context.run_job(context.local, name, job).latency)
+    return read_latency_report(context.store, context.run_to_end(context.local, name, job).latency)
 
 
 def benchmark_pair(
@@ -148,7 +148,7 @@ def benchmark_pair(
     pair = BenchmarkPair(engines[0], engines[1], golden, model_shapes(spec), at, options.seconds, seed=0)
     name = f"benchmark {first.entry.unit}"
     job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
-    return context.run_job(context.local, name, job)
+    return context.run_to_end(context.local, name, job)
 
 
 def _sizes(chosen: ChosenEngine, options: ProfileOptions) -> BucketChoice:

@@ -224,7 +224,7 @@ def fuzz_published(chosen: ChosenEngine, context: RunContext, *, seed: int, case
     fuzz = FuzzEngine(engine, manifest.golden, model_shapes(spec), limits, terms)
     name = f"fuzz {entry.unit}"
     job = Job(name, fuzz, context.store.uri, engine_limits(spec, "proof"))
-    return context.run_job(context.local, name, job)
+    return context.run_to_end(context.local, name, job)
 
 
 # Golden sets of a registry: the one that a reference means, the versions proven with it, freezing one in a spec.

@@ -107,7 +107,7 @@ class RunCanary:
 
 def _run(name: str, request: Request[Result], on: Target, context: RunContext) -> Result:
     needs = Needs(gpu_labels(on), required=True, gpus=1)
-    return context.run_job(context.executor, name, Job(name, request, context.store.uri, LIMITS, needs))
+    return context.run_to_end(context.executor, name, Job(name, request, context.store.uri, LIMITS, needs))
 
 
 # The events that Enginesmith sends to a Prefect server: the fields of each, and the registry's record of those sent.

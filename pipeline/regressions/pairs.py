@@ -268,12 +268,10 @@ class PairMeasurement:
         name = f"answers of {unit}"
         job = Job(name, request, self.work.context.store.uri, engine_limits(self.work.spec, "proof"))
         try:
-            answer_comparison = self.work.context.run_job(self.work.context.local, name, job)
+            return self.work.context.run_to_end(self.work.context.local, name, job)
         except EnginesmithError as error:
             remarks.append(self._remark(name, error))
             return None
-        self.work.context.progress.emit(Finished(name))
-        return answer_comparison
 
     def _pair_metrics(self, answers: ComparedAnswers) -> list[MetricPair]:
         metric_pairs = []
@@ -312,11 +310,10 @@ class PairMeasurement:
             name, request, self.work.context.store.uri, engine_limits(self.work.spec, "latency"), Needs(alone=True)
         )
         try:
-            benchmark = self.work.context.run_job(self.work.context.local, name, job)
+            benchmark = self.work.context.run_to_end(self.work.context.local, name, job, lambda made: made.verdict)
         except EnginesmithError as error:
             remarks.append(self._remark(name, error))
             return None
-        self.work.context.progress.emit(Finished(name, words=benchmark.verdict))
         return BucketTimes.of(benchmark.bucket, benchmark, benchmark.surroundings.busy)
 
     def _remark(self, name: str, error: EnginesmithError) -> str:

@@ -267,9 +267,7 @@ class _Unit:
         if which == "new" and self.environments.on_ray:
             needs = replace(build_needs(request_of(self.entry), memory_request(self.spec)), required=True)
         job = Job(name, request, context.store.uri, engine_limits(self.spec, step), needs)
-        value = context.run_job(context.local, name, job)
-        context.progress.emit(Finished(name))
-        return value
+        return context.run_to_end(context.local, name, job)
 
     def _read_toolchain(self) -> tuple[tuple[str, str], ...]:
         """What the new environment builds with. Raises InputError where that is not what is pinned."""

@@ -111,13 +111,12 @@ def _time_against(
     name = f"{report.unit} against its reference at {bucket.name}"
     job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     try:
-        benchmark = context.run_job(context.local, name, job)
+        benchmark = context.run_to_end(context.local, name, job)
     except EnginesmithError as error:
         if stops_run(error):
             raise
         context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
         return None
-    context.progress.emit(Finished(name))
     return next(item for item in benchmark.ratios if item.p == 0.5)
 
 

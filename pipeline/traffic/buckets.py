@@ -80,7 +80,7 @@ class EngineTimer:
         work = MeasureEngine(self.engine, self.golden, model_shapes(self.spec), terms)
         name = f"time {self.name}"
         job = Job(name, work, self.context.store.uri, engine_limits(self.spec, "latency"), Needs(alone=True))
-        return read_latency_report(self.context.store, self.context.run_job(self.context.local, name, job).latency)
+        return read_latency_report(self.context.store, self.context.run_to_end(self.context.local, name, job).latency)
 
 
 def _for_each(record: Recorded | None, engine: EngineBlob) -> float | None:

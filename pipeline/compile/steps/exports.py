@@ -301,8 +301,7 @@ def _find_external_files(path: Path, digest: str, spec: "ModelSpec", context: Ru
         found = _read_external_files(path, spec.folder)
     else:
         job = Job("read model", ReadExternalFiles(path, spec.folder), limits=step_limits(spec, "export"))
-        found = context.run_job(context.local, job.name, job)
-        context.progress.emit(Finished(job.name))
+        found = context.run_to_end(context.local, job.name, job)
     context.remember("external-data", key, encode(found), [])
     return found.files
 

@@ -197,13 +197,12 @@ class _Measuring:
         name, context = f"{lead.unit} against {other.unit}", self.work.context
         job = Job(name, pair, context.store.uri, engine_limits(self.work.spec, "latency"), Needs(alone=True))
         try:
-            comparison = context.run_job(context.local, name, job)
+            comparison = context.run_to_end(context.local, name, job, lambda made: made.verdict)
         except StepError as error:
             if error.kind == "cancelled":
                 raise
             context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
             return _compare_alone(lead, other)  # two runtimes that cannot live in one process
-        context.progress.emit(Finished(name, words=comparison.verdict))
         middle = next(item for item in comparison.ratios if item.p == 0.5)
         if middle.ratio is None:
             return _compare_alone(lead, other)

@@ -19,7 +19,7 @@ from tests.pipeline.quantization.small_nets import build
 SAMPLE = 'y = GridSample<mode="{mode}", padding_mode="{padding}", align_corners={corners}>(x, g)'
 CUMSUMS = "a = CumSum(x, zero) y0 = CumSum{how}(a, {axis}) y = Identity(y0)"
 ATTEND = """
-    kt = Transpose<perm=[0,2,1]>({k}) s0 = MatMul(q, kt) s = Mul(s0, c)
+    kt = Transpose<perm=[0,2,1]>({k}) s0 = MatMul(q, kt) {scaled}
     p = Softmax<axis=-1>(s) y = MatMul(p, q)
 """
 CHOOSE = """
@@ -56,8 +56,8 @@ def sums(how="", axis="one"):
     return build("float[3,4] x", "float[3,4] y", CUMSUMS.format(how=how, axis=axis), numbers)
 
 
-def attention(k="k0"):
-    text = "q = Relu(x) k0 = Relu(x)" + ATTEND.format(k=k)
+def attention(k="k0", scaled="s = Mul(s0, c)"):
+    text = "q = Relu(x) k0 = Relu(x)" + ATTEND.format(k=k, scaled=scaled)
     return build("float[2,6,16] x", "float[2,6,16] y", text, {"c": np.float32(0.25)})
 
 
@@ -167,6 +167,7 @@ def test_where_it_is_not_known_it_is_told_and_built(model, of, words, tmp_path):
         (sums(), {"version": "10.7.0"}),
         (attention("x"), {"version": "11.2.1"}),  # fp32 has no fused kernel
         (attention(), {"version": "11.2.1", "precision": "fp16", "target": "sm_89"}),
+        (attention("x", "s1 = Relu(s0) s = Mul(s1, c)"), {"version": "11.2.1", "precision": "fp16"}),  # two kernels
         (choosing("Identity"), {"version": "11.2.1", "target": "sm_86"}),
     ],
 )

@@ -240,6 +240,7 @@ def test_each_unit_says_where_it_is_built_what_opens_it_and_what_the_matrix_lack
     assert (tuned.built_at, tuned.opens_in) == ("on a Ray worker with sm_90", "Triton, TensorRT")
     assert (portable.built_at, portable.opens_in) == ("here", "Triton, ONNX Runtime")
     assert candidates(spec, Selection())[0].built_at == "nowhere in this fleet"
+    assert {item.opens_in for item in candidates(served("rtx", ("l4",)), Selection())} == {"TensorRT for RTX only"}
     data = {"precisions": ["fp16", "int8"], "calibration": {"data": "c.npz"}}
     absences = {
         item.unit: item.absence for item in candidates(served("rtx", ("t4", "a100", "l4"), **data), Selection())

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.quantization.insertion_points import find_sites, prepare_model, tensors_to_measure
+from pipeline.quantization.insertion_points import JoinNode, find_joins, find_sites, prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.first_convolutions import fold_first_convolutions
 from pipeline.quantization.schemes.qdq import quantize_int8
@@ -35,6 +35,18 @@ def residual_net() -> onnx.ModelProto:
         g = GlobalAveragePool(r3)  f = Flatten(g)  y = MatMul(f, w5)
     """
     return nets.build(PHOTO, "float[batch,10] y", text, weights)
+
+
+def test_a_sum_between_integer_kernels_takes_the_relu_that_alone_reads_it_with_it() -> None:
+    model = prepare_model(residual_net())
+    # Not r1: its convolution has that one. Of a result that is an output, or that two nodes read, the Relu stays apart.
+    expected = [JoinNode("Add_s1", "r2", "Relu_r2"), JoinNode("Add_s2", "r3", "Relu_r3")]
+    sums = [join for join in find_joins(model, ("c2", "c3", "c4")) if join.node.startswith("Add")]
+    assert sums == expected
+    model.graph.output.append(onnx.helper.make_tensor_value_info("s2", onnx.TensorProto.FLOAT, None))
+    model.graph.node.append(onnx.helper.make_node("Identity", ["s1"], ["other"]))
+    sums = [join for join in find_joins(model, ("c2", "c3", "r2", "c4")) if join.node.startswith("Add")]
+    assert sums == [JoinNode("Add_s1", "s1"), JoinNode("Add_s2", "s2")]
 
 
 def quantized(model: onnx.ModelProto, data: dict[str, np.ndarray], scheme: object) -> onnx.ModelProto:

@@ -21,6 +21,8 @@ NETS = {
         "a = Abs(x) e = Add(a, eps) r = Sqrt(e) y = Div(x, r)", {"eps": np.float32(1e-20)}, ZEROS,
     ),
     "logarithm": ("a = Abs(x) e = Add(a, eps) y = Log(e)", EPS, ZEROS),
+    "reciprocal": ("a = Abs(x) e = Add(a, eps) y = Reciprocal(e)", EPS, ZEROS),
+    "root": ("a = Abs(x) e = Add(a, eps) y = Sqrt(e)", EPS, ZEROS),
     "scaled and back": (
         "s = Mul(x, c) y = Mul(s, d)", {"c": np.float32(1e-9), "d": np.float32(1e9)}, x_values(),
     ),

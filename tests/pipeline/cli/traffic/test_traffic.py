@@ -1,6 +1,7 @@
 """`enginesmith traffic show` as a user calls it."""
 
 import json
+import re
 
 import pytest
 
@@ -17,6 +18,7 @@ def test_histograms_rates_and_a_picture(words, tmp_path, run):
     place = record(tmp_path / "traffic.jsonl", [3] * 60 + [40] * 20 + [70])
     done = run("traffic", "show", place, "--model", words, "--out", tmp_path / "traffic.svg")
     assert done.code == 0 and "81 requests" in done.out and "requests per second" in done.out
+    assert re.search(r"^length +81 +3 +3 .* 70$", done.out, re.MULTILINE), done.out
     assert "length: 1 request beyond the spec's dims (1.23 %)" in done.out and "wrote" in done.err
     assert "requests by length" in (tmp_path / "traffic.svg").read_text()
     found = run("traffic", "show", place, "--model", words, "--json").json

@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.operations.compare import report
 from pipeline.operations.compare.recommend import recommend
+from pipeline.operations.compare.run import _compare_alone
 
 FLEET = ("cpu", "sm_80", "sm_89")
 
@@ -44,6 +45,14 @@ def test_a_lead_that_no_duel_measured_has_no_interval():
     )
     expected = "the fastest, 1 ms a run; the next, a, takes 9 times as long (by the times that each had alone)"
     assert told.reason == expected
+
+
+@pytest.mark.parametrize(("median_s", "verdict"), [(1.2e-3, "faster"), (1.05e-3, SAME), (0.5e-3, SAME)])
+def test_of_engines_that_ran_alone_the_first_is_faster_where_the_intervals_are_apart(median_s, verdict):
+    found = _compare_alone(engine("a"), engine("b", median_s))
+    assert found == report.PairedComparison("a", "b", verdict, 1e-3 / median_s)
+    unknown = _compare_alone(engine("a"), engine("b", median_s, low_s=None))
+    assert unknown.verdict == SAME
 
 
 def test_the_fastest_is_whom_the_duels_say_and_not_the_times_alone():
