@@ -138,16 +138,16 @@ class Forecaster:
 
     def forecast(self, timed: Sequence[TimedEngineKind], engines: Sequence[JudgedEntry]) -> CapacityForecast:
         """The forecast. timed: engines with each machine that they were timed on.  engines: all that may be pulled."""
-        rows = [*map(self._said_row, timed), *self._not_timed(timed, engines)]
+        rows = list[EngineCapacity]()
+        for one in timed:
+            self.say(f"simulating {one.entry.unit} on {one.machine.title}")
+            rows.append(self.row(one))
+        rows += self._not_timed(timed, engines)
         capacity_forecast = CapacityForecast(
             self.reference, self.demand, self.limit, self.asked.words, tuple(rows),
             self.prices.currency if self.prices else "",
         )  # fmt: skip
         return self._with_mix(capacity_forecast) if self.prices else capacity_forecast
-
-    def _said_row(self, timed: TimedEngineKind) -> EngineCapacity:
-        self.say(f"simulating {timed.entry.unit} on {timed.machine.title}")
-        return self.row(timed)
 
     def row(self, timed: TimedEngineKind) -> EngineCapacity:
         """The row of an engine on a kind of machine that it was timed on."""
@@ -246,7 +246,9 @@ class Forecaster:
         best = best_engines(found.engines)
         if not best:
             return replace(found, why_no_mix=self._why_none(found))
-        mixes = [self._mix({name: end(row) for name, row in best.items()}) for end in (_middle, _low, _high)]
+        rates = {name: row.greatest.rate for name, row in best.items() if row.greatest}
+        ends = zip(*((rate.value, rate.low, rate.high) for rate in rates.values()), strict=True)
+        mixes = [self._mix(dict(zip(rates, each, strict=True))) for each in ends]
         if mixes[0] is None:
             return replace(found, why_no_mix=self._why_too_few(best))
         costs = [cost_per_million(1, mix.per_hour, self.demand.rate) if mix else None for mix in mixes]
@@ -257,14 +259,13 @@ class Forecaster:
     def _mix(self, rates: Mapping[str, float]) -> FleetMix | None:
         free = 1.0 - self.demand.headroom
         offers = [
-            MachineOffer(name, free * rate, self._price(name), self._count(name))
+            MachineOffer(
+                name, free * rate, self.prices.machines[name].per_hour if self.prices else 0.0, self._count(name)
+            )
             for name, rate in rates.items()
             if rate > 0.0
         ]
         return cheapest_mix(offers, self.demand.rate, self.demand.spare)
-
-    def _price(self, name: str) -> float:
-        return self.prices.machines[name].per_hour if self.prices else 0.0
 
     def _count(self, name: str) -> int | None:
         """How many machines of a name there are; None: as many as are wanted."""
@@ -318,14 +319,6 @@ def best_engines(rows: Sequence[EngineCapacity]) -> dict[str, EngineCapacity]:
 
 def _middle(row: EngineCapacity) -> float:
     return row.greatest.rate.value if row.greatest else 0.0
-
-
-def _low(row: EngineCapacity) -> float:
-    return row.greatest.rate.low if row.greatest else 0.0
-
-
-def _high(row: EngineCapacity) -> float:
-    return row.greatest.rate.high if row.greatest else 0.0
 
 
 # From a version and what is asked of it to a forecast of its capacity, and the picture of its costs.
@@ -412,7 +405,8 @@ def prepare(
 
 def _asked(spec: ModelSpec, batch: str | None, terms: CapacityTerms) -> AskedWorkload:
     dims = spec.named_dims()
-    if terms.serving.batch is not None and terms.serving.batch > (most := _most(dims, batch)):
+    most = next((dim.max for dim in dims if dim.name == batch), 1)
+    if terms.serving.batch is not None and terms.serving.batch > most:
         raise InputError(f"batch {terms.serving.batch}: {spec.model} takes {most} samples at most; give fewer")
     if (wait_s := terms.serving.wait_s or 0.0) >= terms.limit.seconds:
         words = f"{1e3 * wait_s:g} ms, and the limit is {1e3 * terms.limit.seconds:g} ms"
@@ -427,10 +421,6 @@ def _asked(spec: ModelSpec, batch: str | None, terms: CapacityTerms) -> AskedWor
         return traffic_workload(trace, dims, batch)
     except DataError as error:
         raise DataError(f"{terms.traffic}: {error}") from error
-
-
-def _most(dims: Sequence[Dim], batch: str | None) -> int:
-    return next((dim.max for dim in dims if dim.name == batch), 1)
 
 
 def _counts(fleet: Fleet, prices: MachinePrices | None) -> Mapping[str, int]:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
@@ -446,15 +446,9 @@ def plan_spec(spec: ModelSpec, options: RunOptions, listing: StoreListing) -> Pl
         plan = plan_builds(record_state.exported, record_state.graphs, run)
         units.update(unit.action for unit in plan.units)
     units[_UNKNOWN] += len(candidates(spec, selection)) - units.total()
-    _save(copies)
-    return PlannedSpec(spec.address, spec.model, dict(+units), record_state.missing)
-
-
-def _save(copies: RecordCopies) -> None:
-    try:
+    with suppress(UnavailableError):  # a registry that may only be read: the next plan reads the records one by one
         copies.save()
-    except UnavailableError:
-        return  # a registry that may only be read: the next plan reads the records one by one again
+    return PlannedSpec(spec.address, spec.model, dict(+units), record_state.missing)
 
 
 def summarize(rows: Sequence[PlannedSpec]) -> str:

@@ -269,12 +269,12 @@ def select(spec: ModelSpec, options: RunOptions) -> Selection:
         tuple(target for target in spec_targets if target in selection),
         select_precisions(spec, options.precisions),
         _select("backends", options.backends, tuple(spec.backends), tuple(backends.names())),
-        tuple((target.name, HERE) for target in spec_targets if _is_here(target)),
+        tuple(
+            (target.name, HERE)
+            for target in spec_targets
+            if not target.is_cpu and cuda.explain_missing_gpu(target) is None
+        ),
     )
-
-
-def _is_here(target: Target) -> bool:
-    return not target.is_cpu and cuda.explain_missing_gpu(target) is None
 
 
 def depends_on_workers(spec: ModelSpec, options: RunOptions) -> bool:

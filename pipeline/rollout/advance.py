@@ -82,12 +82,13 @@ def judge_gates(
         done = rollout.approved > rollout.wave
         why = "approved" if done else f"waits for `enginesmith rollout resume {rollout.where}`"
         gate_results.append(GateResult("person", "pass" if done else "wait", why))
-    return tuple(map(_waive, gate_results)) if rollout.waived > rollout.wave else tuple(gate_results)
-
-
-def _waive(gate: GateResult) -> GateResult:
-    """The gate, passed if it waits: a person said that the open wave needs no data. What fails still fails."""
-    return replace(gate, verdict="pass", why=f"{gate.why} (waived)") if gate.verdict == "wait" else gate
+    if rollout.waived <= rollout.wave:
+        return tuple(gate_results)
+    # A person said that the open wave needs no data: gates that wait pass. What fails still fails.
+    return tuple(
+        replace(gate, verdict="pass", why=f"{gate.why} (waived)") if gate.verdict == "wait" else gate
+        for gate in gate_results
+    )
 
 
 def _health(rollout: Rollout, heard: Heard, moment: Moment, least_ppm: int) -> GateResult:

@@ -12,7 +12,7 @@ from enginesmith.core.errors import IntegrityError, digest_of_bytes
 from enginesmith.core.names import is_name
 from enginesmith.core.parsing import parse_json
 from enginesmith.core.text import now
-from enginesmith.registry.builds.runs import RunState, read_runs, run_ids
+from enginesmith.registry.builds.runs import read_runs, run_ids
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import FAILED, failed_data_key, failed_page_key, page_key
 from enginesmith.registry.trust.policy import load_policy
@@ -184,11 +184,6 @@ def _written_at(store: Store, model: str) -> str | None:
     return None
 
 
-def _spans(run: RunState, at: str | None) -> bool:
-    """Whether a time lies between the beginning and the end of a run; all of them to the second, in UTC."""
-    return at is not None and run.started_at[:19] <= at[:19] <= (run.ended_at or at)[:19]
-
-
 def _runs(store: Store, notes: Mapping[str, ModelNote], failed: Collection[str]) -> bytes:
     ids = run_ids(store)
     run_views = view_runs(store, read_runs(store, ids[:MOST_RUNS]))
@@ -197,7 +192,13 @@ def _runs(store: Store, notes: Mapping[str, ModelNote], failed: Collection[str])
     more = max(0, len(ids) - MOST_RUNS)
     write_times = {model: _written_at(store, model) for model in failed}
     failing = [view.run for view in run_views if view.state == "failed" and not view.run.version]
-    reports = {run.id for run in failing if _spans(run, write_times.get(run.model))}
+    # The report of a run was written between its beginning and its end; all of them to the second, in UTC.
+    reports = {
+        run.id
+        for run in failing
+        if (written := write_times.get(run.model))
+        and run.started_at[:19] <= written[:19] <= (run.ended_at or written)[:19]
+    }
     at = now() if live else ""
     return draw("runs", "runs.html", live=live, runs=run_views, models=notes, more=more, at=at, reports=reports)
 

@@ -211,7 +211,8 @@ def plan_task(
     bucket_dims = _choose_dims(dims, batch, options)
     policy, remarks = _policy(batch, within, options)
     at = _arrivals(traffic, within, options)
-    tops = {dim.name: _top(dim, within, options.shrink) for dim in dims}
+    greatest = {dim: int(within.sizes[dim.name].max()) if options.shrink else dim.max for dim in dims}
+    tops = {dim.name: min(-(-size // dim.multiple) * dim.multiple, dim.max) for dim, size in greatest.items()}
     grid = grid_of(within, dims, batch.name if batch else None, bucket_dims, tops=tops, at=at)
     if at is None and options.most is None:
         raise InputError("without times of arrival a profile has no price for each request; give --most, or --rate")
@@ -280,11 +281,6 @@ def _arrivals(traffic: TrafficAtPlace, within: Trace, options: BucketOptions) ->
         return None
     at = np.cumsum(np.random.default_rng(0).exponential(1.0 / options.rate, len(within)))
     return np.asarray(at - at[0])
-
-
-def _top(dim: Dim, within: Trace, shrink: bool) -> int:
-    greatest = int(within.sizes[dim.name].max())
-    return min(-(-greatest // dim.multiple) * dim.multiple, dim.max) if shrink else dim.max
 
 
 def whole_range(task: BucketTask) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,6 @@ from enginesmith.arrays import Array
 from enginesmith.core.text import format_plain, pluralize
 from enginesmith.core.types import Dim
 from pipeline.traffic.choice import BucketChoice, BucketPlan
-from pipeline.traffic.costs import Interval95
 from pipeline.traffic.place import SplitTrace, TrafficAtPlace
 from validation.plotting import COLOURS, SERIES, annotate, draw_svg, seconds_text, set_axis, tag
 from validation.traffic.trace import Trace
@@ -161,15 +160,16 @@ def _split_hours(traffic: TrafficAtPlace, dims: Sequence[Dim]) -> "list[HourOfTr
     for key in np.unique(keys):
         hour_mask = keys == key
         seconds = _seconds_in(int(key), first + float(trace.at[-1]), by_day) - _seconds_in(int(key), first, by_day)
-        name = f"{key:02}:00" if by_day else _name_hour(int(key), traffic.absolute)
+        if by_day:
+            name = f"{key:02}:00"
+        elif traffic.absolute:
+            name = datetime.fromtimestamp(int(key) * HOUR_S, UTC).strftime("%Y-%m-%d %H:00")
+        else:
+            name = f"hour {key}"
         sizes = {dim.name: count_sizes(trace.sizes[dim.name][hour_mask]) for dim in dims}
         rate = float(hour_mask.sum()) / max(seconds, _LEAST_S) / traffic.sampling
         traffic_hours.append(HourOfTraffic(name, int(hour_mask.sum()), rate, sizes))
     return traffic_hours
-
-
-def _name_hour(hour: int, absolute: bool) -> str:
-    return datetime.fromtimestamp(hour * HOUR_S, UTC).strftime("%Y-%m-%d %H:00") if absolute else f"hour {hour}"
 
 
 def _seconds_in(hour: int, until: float, by_day: bool) -> float:
@@ -394,7 +394,8 @@ def plan_rows(plans: Sequence[BucketPlan]) -> list[list[str]]:
                 format_plain(100 * share) for share in (plan.saved.value, plan.saved.low, plan.saved.high)
             )
             saved = f"{value} % ({low} to {high})"
-        seconds = f"{seconds_text(plan.seconds.value)} ({_seconds_span(plan.seconds)})"
+        value, low, high = (seconds_text(each) for each in (plan.seconds.value, plan.seconds.low, plan.seconds.high))
+        seconds = f"{value} ({low} to {high})"
         facts = [_share(plan.padding), f"{plan.batch:.2f}", busy, seconds_text(plan.price_s), saved]
         rows.append([plan.name, str(plan.profiles), seconds, *facts])
     return rows
@@ -419,7 +420,3 @@ def edges_json(edges: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
 
 def _share(value: float) -> str:
     return f"{format_plain(100 * value)} %"
-
-
-def _seconds_span(value: Interval95) -> str:
-    return f"{seconds_text(value.low)} to {seconds_text(value.high)}"

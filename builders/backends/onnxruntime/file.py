@@ -197,7 +197,10 @@ def _narrows(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto]) -> 
     if not narrow:
         return False
     result = 4 * max(math.prod(dims) for dims in narrow)
-    return bool(result >= _SMALLEST_BYTES and sum(map(_size_bytes, operands.values())) <= 0.75 * result)
+    size = sum(
+        math.prod(item.dims) * helper.tensor_dtype_to_np_dtype(item.data_type).itemsize for item in operands.values()
+    )
+    return bool(result >= _SMALLEST_BYTES and size <= 0.75 * result)
 
 
 def _gives(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto], wanted: TensorProto) -> bool:
@@ -212,10 +215,6 @@ def _gives(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto], wante
             values[node.output[0]] = operation(operands[0], operands[1])
     result = values[chain[-1].output[0]]
     return result.dtype == np.float32 and np.array_equal(result.view(np.int32), to_array(wanted).view(np.int32))
-
-
-def _size_bytes(item: TensorProto) -> int:
-    return int(math.prod(item.dims) * helper.tensor_dtype_to_np_dtype(item.data_type).itemsize)
 
 
 def _constants(model: ModelProto) -> dict[str, TensorProto]:

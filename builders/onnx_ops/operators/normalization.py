@@ -70,13 +70,9 @@ def _standardize(xp: ArrayLibrary, x: Array, axes: tuple[int, ...], epsilon: flo
 def instance_normalization(xp: ArrayLibrary, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5) -> Array:
     """Normalized within each channel of each sample; 16-bit floats are computed in float32."""
     wide = x if x.dtype == xp.float64 else xp.astype(x, xp.float32)
-    normal = xp.astype(_by_groups(xp, wide, x.shape[1], epsilon), x.dtype)
+    parts = wide.reshape((x.shape[0], x.shape[1], -1))
+    normal = xp.astype(_standardize(xp, parts, (2,), epsilon)[0].reshape(x.shape), x.dtype)
     return normal * _channels(scale, x) + _channels(bias, x)
-
-
-def _by_groups(xp: ArrayLibrary, x: Array, groups: int, epsilon: float) -> Array:
-    parts = x.reshape((x.shape[0], groups, -1))
-    return _standardize(xp, parts, (2,), epsilon)[0].reshape(x.shape)
 
 
 def _channels(scale: Array, x: Array) -> Array:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pipeline.compile.ensembles.assembly import EnsembleForecast
     from pipeline.compile.forecast import Forecast
     from pipeline.orchestration.run import RunOptions
-    from pipeline.outcome import Outcome, UnitResult
+    from pipeline.outcome import Outcome
 
 # `enginesmith build` and `enginesmith plan`.
 
@@ -250,13 +250,11 @@ def _show_place(outcome: "Outcome") -> None:
 
 
 def _print_engines(outcome: "Outcome") -> None:
-    engines = [(_as_printed(item), item.metrics) for item in outcome.engines]
+    engines = []
+    for item in outcome.engines:
+        reason = "; ".join(filter(None, (item.entry.reason, _limited_to(item.entry))))
+        engines.append((replace(item.entry, size_bytes=item.size_bytes, reason=reason), item.metrics))
     print_engines(engines, f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else ""))
-
-
-def _as_printed(item: "UnitResult") -> "EngineEntry":
-    reason = "; ".join(filter(None, (item.entry.reason, _limited_to(item.entry))))
-    return replace(item.entry, size_bytes=item.size_bytes, reason=reason)
 
 
 def _limited_to(entry: "EngineEntry") -> str:

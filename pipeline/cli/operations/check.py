@@ -1,8 +1,7 @@
 """`enginesmith check` and `backends compare`."""
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -225,14 +224,8 @@ def write_reports(found: "RegressionCheck", files: Mapping[str, Path]) -> None:
         for line in to_commands(found):
             echo(line, err=True)
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            with _reachable(summary), Path(summary).open("a", encoding="utf-8") as file:
+            with reachable(f"writing {summary}"), Path(summary).open("a", encoding="utf-8") as file:
                 file.write(to_markdown(found))
-
-
-@contextmanager
-def _reachable(place: str) -> Iterator[None]:
-    with reachable(f"writing {place}"):
-        yield
 
 
 def show_check(found: "RegressionCheck") -> None:
