@@ -245,7 +245,7 @@ def _print_fleet(fleet: "Fleet", unwanted: Sequence["NodeGroup"]) -> None:
 def _print_work(work: Sequence["FleetWork"]) -> None:
     if not work:
         return
-    echo("\nTo do, in this order (most waiting nodes first, then channel stable, then shorter builds)")
+    echo("\nTo do, in this order (ready units first; then most waiting nodes, channel stable, shorter builds)")
     rows = [
         [item.unit.kind, item.name, str(item.nodes), join_first(item.groups), _time(item), item.refused or item.first]
         for item in work
