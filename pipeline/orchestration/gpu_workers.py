@@ -172,7 +172,12 @@ PAYLOADS: Mapping[str, Payload] = {
     ),
     DRIFTED: Payload(
         _MODEL
-        | {"version": "served", "rate": "of fallbacks", "reference": "earlier rate", "since": "ISO 8601, UTC"}
+        | {
+            "version": "served",
+            "rate": "requests that fit no bucket",
+            "reference": "earlier rate",
+            "since": "ISO 8601, UTC",
+        }
         | _REGISTRY
         | {"by": "host"},
         "by your servers, when [more requests fit no bucket](router.md#when-traffic-changes)",
@@ -180,7 +185,7 @@ PAYLOADS: Mapping[str, Payload] = {
     ADVANCED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, for each wave that opens"),
     HALTED: Payload(
         _MODEL | _ROLLOUT | _REGISTRY,
-        "by the flow `advance-rollouts`, when a gate halts a rollout, or a move of its channel aborts it",
+        "by the flow `advance-rollouts`, when a gate halts a rollout, or someone moved its channel, which aborts it",
     ),
     DONE: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, when the channel is promoted"),
 }
