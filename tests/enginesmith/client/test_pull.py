@@ -12,7 +12,7 @@ from enginesmith.core.hardware.cuda import GpuDevice
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import Reference
 from enginesmith.core.types import Target
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.publish import add_attestation
 from tests.enginesmith.registries import engine, flip, names_in, on_each_store, publish_engines, pull, report
@@ -118,8 +118,7 @@ def test_a_target_must_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
         machine.target_named("auto")
 
 
-def test_an_engine_never_takes_the_place_of_another_versions(tmp_path: Path, dest: Path) -> None:
-    store = open_store(str(tmp_path / "registry"), create=True)
+def test_an_engine_never_takes_the_place_of_another_versions(store: Store, dest: Path) -> None:
     publish_engines(store, [engine(store)], wanted="1-2")
     publish_engines(store, [engine(store, data=b"other")], model="digits-1", wanted="2")
     first = pull(store, DIGITS, CPU, dest)
@@ -128,8 +127,7 @@ def test_an_engine_never_takes_the_place_of_another_versions(tmp_path: Path, des
     assert first.path.read_bytes() == b"engine cpu fp32"
 
 
-def test_engines_of_two_backends_have_files_of_their_own(tmp_path: Path, dest: Path) -> None:
-    store = open_store(str(tmp_path / "registry"), create=True)
+def test_engines_of_two_backends_have_files_of_their_own(store: Store, dest: Path) -> None:
     second = replace(engine(store, data=b"of xla"), backend="xla", suffix=".xla")
     second = replace(second, report=store.put_bytes(canonical_json(report(second).to_json())))
     publish_engines(store, [engine(store), second])

@@ -122,8 +122,7 @@ def test_a_full_disk_at_the_destination_of_a_fetch(small_disk: Path) -> None:
     assert names_in(small_disk) == []
 
 
-def test_a_file_size_limit_is_named_and_leaves_nothing_half_written(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_a_file_size_limit_is_named_and_leaves_nothing_half_written(store: FileStore, tmp_path: Path) -> None:
 
     def put() -> None:
         sys.dont_write_bytecode = True  # Python would keep the beginning of what it compiles
@@ -132,11 +131,10 @@ def test_a_file_size_limit_is_named_and_leaves_nothing_half_written(tmp_path: Pa
             store.put_bytes(b"x" * 200_000)
 
     assert os.waitpid(in_child(put), 0)[1] == 0
-    assert names_in(tmp_path / "r" / "tmp") == [] and list(store.list("blobs/")) == []
+    assert names_in(tmp_path / "registry" / "tmp") == [] and list(store.list("blobs/")) == []
 
 
-def test_a_read_only_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_a_read_only_disk_is_named(store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def refuse(fd: int) -> None:
         raise OSError(30, "Read-only file system")
@@ -144,11 +142,10 @@ def test_a_read_only_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(files.os, "fsync", refuse)
     with pytest.raises(UnavailableError, match="Read-only file system; remount it writable"):
         store.put_bytes(b"x")
-    assert names_in(tmp_path / "r" / "tmp") == []
+    assert names_in(tmp_path / "registry" / "tmp") == []
 
 
-def test_interrupting_a_put_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_interrupting_a_put_leaves_nothing(store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -156,7 +153,7 @@ def test_interrupting_a_put_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(files.os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         store.put_bytes(b"x")
-    assert names_in(tmp_path / "r" / "tmp") == []
+    assert names_in(tmp_path / "registry" / "tmp") == []
 
 
 def test_what_a_killed_writer_left_is_swept_and_a_living_ones_file_is_not(tmp_path: Path) -> None:
@@ -193,8 +190,7 @@ def test_a_sweep_between_creating_and_locking_a_file_costs_only_another_name(tmp
     assert swept and (tmp_path / "file").read_bytes() == b"whole"
 
 
-def test_sweepers_never_take_a_file_from_a_living_writer(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_sweepers_never_take_a_file_from_a_living_writer(store: FileStore) -> None:
     running = [in_child(lambda: [store.sweep() for _ in range(400)]) for _ in range(2)]
     for number in range(60):
         store.put_bytes(str(number).encode())
@@ -202,13 +198,11 @@ def test_sweepers_never_take_a_file_from_a_living_writer(tmp_path: Path) -> None
     assert len(list(store.list("blobs/"))) == 60
 
 
-def test_blobs_are_read_only_files(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_blobs_are_read_only_files(store: FileStore) -> None:
     assert store.path(store.put_bytes(b"x")).stat().st_mode & 0o222 == 0
 
 
-def test_a_folder_in_the_place_of_a_blob_is_named(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_a_folder_in_the_place_of_a_blob_is_named(store: FileStore) -> None:
     blob = store.path(store.put_bytes(b"x"))
     blob.unlink()
     blob.mkdir()
@@ -216,8 +210,7 @@ def test_a_folder_in_the_place_of_a_blob_is_named(tmp_path: Path) -> None:
         store.put_bytes(b"x")
 
 
-def test_an_oversized_document_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_an_oversized_document_is_refused(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.create("models/a.json", b"x" * 11)
     monkeypatch.setattr(filestore, "MAX_DOCUMENT_BYTES", 10)
     with pytest.raises(IntegrityError, match="over 10 bytes"):
