@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from enginesmith.client.client import Client
-from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, UnknownNameError, canonical_json
+from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError, canonical_json
 from enginesmith.core.hardware import machine
 from enginesmith.core.hardware.cpu_kinds import CPU
 from enginesmith.core.hardware.cuda import GpuDevice
@@ -15,7 +15,7 @@ from enginesmith.core.types import Target
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.publish import add_attestation
-from tests.enginesmith.registries import engine, flip, names_in, on_each_store, publish_engines, pull, report
+from tests.enginesmith.registries import engine, names_in, on_each_store, publish_engines, pull, report
 
 DIGITS = Reference("digits")
 SM89 = parse_targets("sm_89")[0]
@@ -51,16 +51,6 @@ def test_pulling_again_copies_nothing_and_mends_what_is_damaged(store: Store, de
     first.path.write_bytes(b"damaged")
     assert not pull(store, DIGITS, CPU, dest).cached
     assert first.path.read_bytes() == b"engine cpu fp32"
-
-
-@on_each_store
-def test_a_flipped_bit_never_lands(store: Store, dest: Path) -> None:
-    entry = engine(store)
-    publish_engines(store, [entry])
-    flip(store, str(entry.digest))
-    with pytest.raises(IntegrityError, match=str(entry.digest)):
-        pull(store, DIGITS, CPU, dest)
-    assert names_in(dest) == []
 
 
 def test_an_unproven_engine_comes_with_a_loud_note_or_not_at_all(store: Store, dest: Path) -> None:

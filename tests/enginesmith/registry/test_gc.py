@@ -178,16 +178,6 @@ def test_what_cannot_be_read_may_need_anything(memory: MemoryStore, key: str, wo
     )
 
 
-def test_an_edited_manifest_stays_where_it_is_served(memory: MemoryStore) -> None:
-    one, _ = publish(memory, *"ab")
-    channels.promote(memory, one, "stable")
-    key = "models/digits/versions/1/manifest.json"
-    memory.objects[key] = memory.objects[key].replace(b"proven", b"failed")
-    with pytest.raises(IntegrityError, match=r"\(memory://models/digits/versions/1/manifest\.json\).*restore it"):
-        collect(memory, ONE, AT_ONCE, delete=True)
-    assert memory.has(str(one.engines[0].digest))
-
-
 def test_leases_of_the_dead_are_found_and_go(memory: MemoryStore) -> None:
     publish(memory, "a")
     lease = take_lease(memory, "publishing digits")
