@@ -20,7 +20,7 @@ from enginesmith.core.types import Dim, TensorSpec
 from enginesmith.recording.traffic import encode_inputs, read_traffic
 from pipeline.canary.verdicts import read_report_file
 from tests.enginesmith.registries import engine, report
-from tests.hostile import damaged, documents, either, encoded
+from tests.hostile import calm, damaged, documents, either, encoded
 from tests.validation.canary.reports import report as canary_report
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.observations import ObservationTable, add_to, read_head, read_observations
@@ -32,12 +32,6 @@ FEW = settings(max_examples=int(os.environ.get("ENGINESMITH_HOSTILE_EXAMPLES", "
 SPEC = TensorSpec("x", "float32", ("batch", 2))
 BATCH = Dim("batch", 1, 2, 4)
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
-
-
-def calm(work: Callable[[], Any]) -> Any:
-    with suppress(EnginesmithError):
-        return work()
-    return None
 
 
 @pytest.fixture(scope="module")

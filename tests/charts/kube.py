@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -50,6 +50,22 @@ def pod_specs(value: Any) -> Iterator[Object]:
     elif isinstance(value, list):
         for inner in value:
             yield from pod_specs(inner)
+
+
+def pods(value: Any) -> list[Object]:
+    """Every pod and pod template in an object: what has metadata and a spec with containers."""
+    if isinstance(value, list):
+        return [pod for item in value for pod in pods(item)]
+    if not isinstance(value, dict):
+        return []
+    own = [value] if isinstance(value.get("spec", {}), dict) and "containers" in value.get("spec", {}) else []
+    return own + [pod for item in value.values() for pod in pods(item)]
+
+
+def policies(made: Iterable[Object]) -> dict[str, Object]:
+    """The spec of every network policy, by its name."""
+    found = [item for item in made if item["kind"] == "NetworkPolicy"]
+    return {item["metadata"]["name"].removeprefix("enginesmith-"): item["spec"] for item in found}
 
 
 def containers(spec: Object) -> list[Object]:

@@ -15,7 +15,6 @@ from pipeline.compile.steps.engines import gpu_labels
 from pipeline.orchestration.gpu_workers import gpu_named
 from tests.charts import kube
 from tests.charts.restricted import violations
-from tests.charts.test_objects import VERSIONS, built_in
 
 # A flow run that is moved is one that failed.
 NOT_TO_BE_MOVED = {"cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt"}
@@ -79,14 +78,9 @@ def in_docs() -> Iterator[tuple[str, list[str]]]:
         blocks = re.findall(r"^    +(?:[A-Z_]+=\S+ )*(enginesmith .*)$", path.read_text(), re.MULTILINE)
         yield from ((path.name, words) for line in blocks for words in in_script(line.split(" |")[0]))
     for name in renders.SAMPLES:
-        yield from ((f"{name} notes", words) for words in in_script_lines(renders.rendered(renders.sample(name))))
-
-
-def in_script_lines(texts: dict[str, str]) -> Iterator[list[str]]:
-    lines = [
-        line for line in texts["NOTES.txt"].splitlines() if "enginesmith prefect register" in line and "#" not in line
-    ]
-    yield from in_script("\n".join(lines))
+        notes = renders.rendered(renders.sample(name))["NOTES.txt"]
+        lines = [line for line in notes.splitlines() if "enginesmith prefect register" in line and "#" not in line]
+        yield from ((f"{name} notes", words) for words in in_script("\n".join(lines)))
 
 
 def test_every_command_that_pods_run_exists() -> None:
@@ -116,14 +110,6 @@ def test_what_does_not_exist_is_found() -> None:
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
-def test_flow_runs_get_variables_that_the_pool_has(sample: str) -> None:
-    from pipeline.orchestration.deployments.deploy import check_variables
-
-    for words in kube.deploy_commands(sample):
-        check_variables("kubernetes", kube.job_variables(words))
-
-
-@pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_a_flow_runs_pod_is_restricted_and_reaches_what_it_needs(sample: str) -> None:
     """The pool's base job template with the chart's variables, as the Prefect worker fills it in."""
     (policy,) = [item for item in kube.sample_objects(sample) if item["metadata"]["name"] == "enginesmith-default-deny"]
@@ -131,8 +117,6 @@ def test_a_flow_runs_pod_is_restricted_and_reaches_what_it_needs(sample: str) ->
         job = kube.flow_run_job(kube.job_variables(words))
         pod = job["spec"]["template"]
         (container,) = pod["spec"]["containers"]
-        for version in VERSIONS:
-            assert not [error.message for error in built_in(version, "batch/v1", "Job").iter_errors(job)], version
         assert not violations(pod["spec"])
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert pod["spec"]["securityContext"]["runAsUser"] == 10001

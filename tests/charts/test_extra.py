@@ -12,7 +12,17 @@ import yaml
 
 from charts import renders
 from pipeline.orchestration.deployments.deploy import template
-from tests.charts.kube import MANIFESTS, Object, containers, flow_run_job, job_variables, label, pod_specs, with_value
+from tests.charts.kube import (
+    MANIFESTS,
+    Object,
+    containers,
+    flow_run_job,
+    job_variables,
+    label,
+    pod_specs,
+    pods,
+    with_value,
+)
 from tests.charts.restricted import violations
 from tests.charts.test_objects import VERSIONS, built_in, crds
 
@@ -44,16 +54,6 @@ def flow_runs(made: list[Object]) -> list[Object]:
     """Job variables of every command that registers flows."""
     (config,) = [item for item in made if label(item) == "ConfigMap enginesmith-deploy"]
     return [job_variables(words) for words in json.loads(config["data"]["commands.json"])]
-
-
-def pods(value: Any) -> list[Object]:
-    """Every pod and pod template in an object: what has metadata and a spec with containers."""
-    if isinstance(value, list):
-        return [pod for item in value for pod in pods(item)]
-    if not isinstance(value, dict):
-        return []
-    own = [value] if isinstance(value.get("spec", {}), dict) and "containers" in value.get("spec", {}) else []
-    return own + [pod for item in value.values() for pod in pods(item)]
 
 
 def by_component(made: list[Object]) -> list[tuple[str, Object]]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from charts import renders
+from tests.charts import kube
 from tests.charts.kube import Object, with_value
 
 TEMPLATES = renders.CHART / "templates"
@@ -14,13 +15,7 @@ ELSEWHERE = [{"to": [DATABASE], "ports": [{"port": 5432, "protocol": "TCP"}]}]
 
 
 def policies(values: dict[str, Any]) -> dict[str, Object]:
-    """The spec of every policy, by its name."""
-    made = renders.objects(renders.rendered(values))
-    return {
-        item["metadata"]["name"].removeprefix("enginesmith-"): item["spec"]
-        for item in made
-        if item["kind"] == "NetworkPolicy"
-    }
+    return kube.policies(renders.objects(renders.rendered(values)))
 
 
 def open_rules(found: dict[str, Object]) -> list[str]:

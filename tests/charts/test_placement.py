@@ -39,11 +39,6 @@ def test_a_product_is_asked_for_in_each_of_the_users_terms() -> None:
     assert found["nodeAffinity"][PREFERRED] == weighted and found["podAntiAffinity"] == given["podAntiAffinity"]
 
 
-def test_a_product_alone_is_the_only_term() -> None:
-    wanted = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [PRODUCT]}]}}}
-    assert affinity(product="h100") == wanted
-
-
 def test_without_a_product_the_users_affinity_is_as_given() -> None:
     given = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": ZONES}}}
     assert affinity(affinity=given) == given

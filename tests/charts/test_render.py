@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from charts import readme, regenerate, renders
-from tests.charts.kube import label, pod_specs, sample_objects
+from tests.charts.kube import label, pod_specs, pods, sample_objects
 
 
 @pytest.mark.parametrize("name", renders.SAMPLES)
@@ -48,16 +48,9 @@ def test_a_long_release_name_is_cut_so_that_every_name_fits() -> None:
 def test_an_upgrade_of_the_chart_changes_no_pod_template() -> None:
     """A version in a pod's labels would restart everything, and change Ray's worker groups, for nothing."""
     for item in sample_objects("aws"):
-        for spec in _templates(item):
-            assert "helm.sh/chart" not in spec.get("metadata", {}).get("labels", {}), label(item)
-            assert "app.kubernetes.io/version" not in spec.get("metadata", {}).get("labels", {}), label(item)
-
-
-def _templates(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        own = [value["template"]] if isinstance(value.get("template"), dict) else []
-        return own + [found for inner in value.values() for found in _templates(inner)]
-    return [found for inner in value for found in _templates(inner)] if isinstance(value, list) else []
+        for pod in pods(item):
+            labels = pod["metadata"].get("labels", {}).keys()
+            assert pod is item or not {"helm.sh/chart", "app.kubernetes.io/version"} & labels, label(item)
 
 
 @pytest.mark.parametrize("name", renders.SAMPLES)
@@ -155,18 +148,12 @@ def test_another_name_does_not_delete_the_ray_cluster(values: dict[str, Any], sa
     assert re.search(said, found) if said else not found
 
 
-def test_plain_manifests_have_no_hooks_and_speak_of_no_helm() -> None:
-    for path in sorted((renders.CHART.parents[1] / "manifests/enginesmith").glob("*.yaml")):
-        text = path.read_text()
-        assert "helm.sh/hook" not in text, path.name
-        assert "managed-by: Helm" not in text, path.name
-
-
-def test_plain_manifests_have_what_a_job_reads_before_the_job() -> None:
+def test_plain_manifests_speak_of_no_helm_and_have_what_a_job_reads_before_the_job() -> None:
     """kubectl sends one object after the other; a Job that is quick would read the ConfigMap of the last time."""
     for path in sorted((renders.CHART.parents[1] / "manifests/enginesmith").glob("*.yaml")):
-        there = set()
-        for item in yaml.safe_load_all(path.read_text()):
+        text, there = path.read_text(), set()
+        assert "helm.sh/hook" not in text and "managed-by: Helm" not in text, path.name
+        for item in yaml.safe_load_all(text):
             there.add(label(item))
             if item["kind"] == "Job":
                 volumes = item["spec"]["template"]["spec"]["volumes"]

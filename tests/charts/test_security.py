@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from charts import renders
-from tests.charts.kube import EXAMPLES, Object, containers, everything, label, pod_specs, sample_objects
+from tests.charts.kube import EXAMPLES, Object, containers, everything, label, pod_specs, policies, sample_objects
 from tests.charts.restricted import violations
 
 PINNED = re.compile(r"^[a-z0-9][a-z0-9./:-]*@sha256:[0-9a-f]{64}$")
@@ -20,20 +20,15 @@ WITH_TOKEN = {
 }  # fmt: skip
 
 
-def test_every_pod_keeps_to_pod_security_restricted() -> None:
+def test_every_pod_keeps_to_pod_security_restricted_and_writes_to_no_root_file_system() -> None:
     checked = 0
     for name, item in everything():
         for spec in pod_specs(item):
             assert not violations(spec), name
-            checked += 1
-    assert checked > 40
-
-
-def test_every_own_container_has_a_read_only_root_file_system() -> None:
-    for name, item in everything():
-        for spec in pod_specs(item):
             for container in containers(spec):
                 assert container["securityContext"]["readOnlyRootFilesystem"] is True, (name, container["name"])
+            checked += 1
+    assert checked > 40
 
 
 def test_the_autoscaler_that_the_operator_adds_is_restricted_too() -> None:
@@ -180,17 +175,9 @@ def test_no_secret_is_in_a_config_map() -> None:
                 assert not re.search(keys, json.dumps(item)), sample
 
 
-def policies(sample: str) -> dict[str, Object]:
-    return {
-        item["metadata"]["name"].removeprefix("enginesmith-"): item["spec"]
-        for item in sample_objects(sample)
-        if item["kind"] == "NetworkPolicy"
-    }
-
-
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_what_is_not_named_is_denied(sample: str) -> None:
-    deny = policies(sample)["default-deny"]
+    deny = policies(sample_objects(sample))["default-deny"]
     assert deny["policyTypes"] == ["Ingress", "Egress"] and not {"ingress", "egress"} & deny.keys()
     for item in sample_objects(sample):
         template = item.get("spec", {}).get("template", {}) if item["kind"] in ("Deployment", "Job") else item
@@ -201,7 +188,7 @@ def test_what_is_not_named_is_denied(sample: str) -> None:
 
 def test_ray_pods_are_denied_by_default_too() -> None:
     (cluster,) = [item for item in sample_objects("aws") if item["kind"] == "RayCluster"]
-    deny = policies("aws")["default-deny"]["podSelector"]["matchLabels"]
+    deny = policies(sample_objects("aws"))["default-deny"]["podSelector"]["matchLabels"]
     for part in [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]:
         assert deny.items() <= part["template"]["metadata"]["labels"].items()
 

@@ -50,12 +50,9 @@ def test_no_hook_stays_when_it_is_done_and_no_job_for_ever(sample: str) -> None:
 
 def job_of(values: dict[str, Any], component: str, revision: int = 1) -> Object:
     made = renders.objects(renders.rendered(values, revision=revision))
-    (job,) = [item for item in made if item["kind"] == "Job" and is_of(item, component)]
+    jobs = [item for item in made if item["kind"] == "Job"]
+    (job,) = [item for item in jobs if item["metadata"]["labels"]["app.kubernetes.io/component"] == component]
     return job
-
-
-def is_of(item: Object, component: str) -> bool:
-    return bool(item["metadata"]["labels"]["app.kubernetes.io/component"] == component)
 
 
 @pytest.mark.parametrize("component", ["deploy", "ray-apply"])

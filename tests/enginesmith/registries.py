@@ -2,7 +2,7 @@
 
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -206,3 +206,9 @@ def in_child(work: Callable[[], object]) -> int:
     finally:
         os._exit(code)
     raise AssertionError("unreachable")
+
+
+def run_together(works: Iterable[Callable[[], object]]) -> None:
+    """Run each in a child of its own, all at once. Raises AssertionError where one fails."""
+    children = [in_child(work) for work in works]
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * len(children)

@@ -7,29 +7,14 @@ from onnx import TensorProto, helper, save
 from builders.backends.onnxruntime import OrtSession
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.reports.proof import judge
-from enginesmith.core.types import TensorSpec
+from tests.validation.comparison.fakes import SPECS, Fake, original
 from validation.comparison.sessions import drift_checks, expected_checks, run
 from validation.comparison.tasks import task_checks
 from validation.golden.golden_set import Case, GoldenSet, freeze
 from validation.limits.terms import Budget
 from validation.metrics.tasks.terms import TopKMetric
 
-SPECS = [TensorSpec("x", "float32", ("batch", 3))]
 LIMITS = Budget(sqnr_db=80)
-
-
-class Fake:
-    inputs = SPECS
-
-    def __init__(self, function, dtype="float32"):
-        self.function, self.outputs = function, (TensorSpec("y", dtype, ("batch", 3)),)
-
-    def run(self, inputs):
-        return self.function(inputs)
-
-
-def original(inputs):
-    return {"y": inputs["x"] * 2}
 
 
 def golden(function=original, count=6) -> GoldenSet:

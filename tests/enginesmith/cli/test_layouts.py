@@ -6,15 +6,10 @@ from pathlib import Path
 import pytest
 
 from enginesmith.cli import main
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from tests.enginesmith.client.layouts.engines import cpu_engine, plan
 from tests.enginesmith.client.layouts.model_config import read_config
 from tests.enginesmith.registries import publish_engines
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "registry", create=True)
 
 
 def run(store: Store, *arguments: str) -> int:

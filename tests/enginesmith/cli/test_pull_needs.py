@@ -83,9 +83,8 @@ def test_a_reduced_workspace_is_half_the_scratch_memory_and_never_no_limit(unit,
     )
 
 
-def test_an_engine_built_with_a_reduced_workspace_has_the_key_of_what_was_built(tmp_path):
+def test_an_engine_built_with_a_reduced_workspace_has_the_key_of_what_was_built(store, tmp_path):
     pytest.importorskip("tensorrt_rtx")
-    store = open_store(str(tmp_path / "registry"), create=True)
     asked = request("sm_89", "tensorrt-rtx", store.put_file(graphs.mlp(tmp_path / "model.onnx")))
     wanted = request("sm_89", "tensorrt-rtx", asked.model, workspace_mib=64)
     made = BuildEngine(wanted, instead_of=asked).run(WorkerContext(tmp_path, store.uri))

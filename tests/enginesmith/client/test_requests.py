@@ -1,26 +1,27 @@
 """How many requests a node sends: each number here is a promise of docs/scale.md, and one more fails the test."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from enginesmith.client.client import Client
 from enginesmith.client.resolve import Policy
-from enginesmith.client.watching.watch import ChannelWatcher
 from enginesmith.core.errors import UnavailableError
-from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.names import parse_reference
-from enginesmith.registry.store.layout import MARKER, channel_key
+from enginesmith.registry.store.layout import MARKER, blob_key, channel_key
 from enginesmith.registry.trust.signing import SigningKey, sign
 from enginesmith.registry.versions import channels
+from enginesmith.registry.versions.lookup import load
 from enginesmith.registry.versions.publish import add_attestation
+from tests.enginesmith.client.watching.test_watch import following
 from tests.enginesmith.registries import engine, publish_engines, report
 from tests.enginesmith.registry.counting import CountingStore
 from tests.enginesmith.registry.trust.keys import written
 from tests.enginesmith.registry.trust.test_signing import policy_file
 
 CHANNEL = channel_key("digits", "stable")
+watcher = partial(following, reference="digits:stable")
 RELEASE = "  - {models: '*', signers: [release]}\n"
 
 
@@ -51,21 +52,10 @@ def client(store: CountingStore, tmp_path: Path) -> Callable[..., Client]:
     return start
 
 
-def watcher(client: Client, dest: Path, said: Callable[[str], object] = len) -> ChannelWatcher:
-    return ChannelWatcher(
-        lambda: client._locator, parse_reference("digits:stable"), [Machine.from_name("cpu")], dest,
-        policy=client.policy, fetcher=lambda: client._fetcher(lambda *_: None), say=said,
-    )  # fmt: skip
-
-
-def kinds(keys: list[str]) -> list[str]:
-    return [key.split(" ")[0] for key in keys]
-
-
 def test_a_pull_reads_channel_snapshot_and_engine(store, client, tmp_path):
     with store.counted() as found:
         client().pull("digits:stable", tmp_path / "engines", machine="cpu")
-    assert kinds(found.keys) == ["GET"] * 3 and found.keys[0] == f"GET {CHANNEL}"
+    assert found.kinds == {"GET": 3} and found.keys[0] == f"GET {CHANNEL}"
 
 
 def test_a_pull_when_nothing_changed_is_one_conditional_request(store, client, tmp_path):
@@ -90,7 +80,7 @@ def test_a_move_costs_two_requests_and_the_engine(store, client, tmp_path):
     version(store, b"two")
     with store.counted() as found:
         assert watch.once().version == "2"
-    assert kinds(found.keys) == ["GET"] * 3 and found.keys[0] == f"GET {CHANNEL}"
+    assert found.kinds == {"GET": 3} and found.keys[0] == f"GET {CHANNEL}"
     channels.rollback(store, "digits", "stable")
     with store.counted() as found:
         assert watch.once().version == "1"
@@ -113,7 +103,7 @@ def test_a_move_costs_as_much_under_a_trust_policy(store, client, tmp_path):
             assert idle.keys == [f"UNCHANGED {CHANNEL}"]
     with store.counted() as found:
         assert watch.once().version == "3"
-    assert kinds(found.keys) == ["GET"] * 3
+    assert found.kinds == {"GET": 3}
 
 
 def test_a_move_costs_as_much_without_a_cache(store, client, tmp_path):
@@ -122,12 +112,10 @@ def test_a_move_costs_as_much_without_a_cache(store, client, tmp_path):
     version(store, b"two")
     with store.counted() as found:
         watch.once()
-    assert kinds(found.keys) == ["GET"] * 3
+    assert found.kinds == {"GET": 3}
 
 
 def test_the_number_does_not_grow_with_evidence(store, client, tmp_path):
-    from enginesmith.registry.versions.lookup import load
-
     manifest = load(store, "digits", "1")
     for number in range(20):
         add_attestation(store, manifest, report(manifest.engines[0], host=f"node {number}"))
@@ -154,8 +142,6 @@ def test_where_no_registry_is_that_is_said(client: Callable[..., Client], store:
 
 def test_a_lost_engine_is_noticed_by_its_download_and_the_next_one_comes(client, store, tmp_path):
     best = client().resolve("digits:stable", "cpu").candidates[0].entry
-    from enginesmith.registry.store.layout import blob_key
-
     store.remove(blob_key(str(best.digest)))
     pulled = client().pull("digits:stable", tmp_path / "engines", machine="cpu")
     assert pulled.engine.digest != best.digest and pulled.resolution.lost[0][0] == best.unit

@@ -6,13 +6,12 @@ from pathlib import Path
 from enginesmith.client.client import Client
 from enginesmith.client.watching.server import Reporter
 from enginesmith.client.watching.watch import ChannelWatcher
-from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.names import parse_reference
 from enginesmith.registry.rollouts.state import Gates, RolloutPlan, ServingNode, parse_wave
 from enginesmith.registry.store.layout import blob_key, channel_key
 from enginesmith.registry.versions.state import read_channel
 from pipeline.rollout import operations
 from pipeline.rollout.advance import advance
+from tests.enginesmith.client.watching.test_watch import following
 from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.counting import CountingStore
 
@@ -23,11 +22,8 @@ CHANNEL = channel_key("digits", "stable")
 def watcher(store: CountingStore, folder: Path, *labels: str) -> ChannelWatcher:
     client = Client("memory://registry", cache=folder / "cache", node=ServingNode("n1", "", labels))
     client.__dict__["store"] = store
-    return ChannelWatcher(
-        lambda: client._locator, parse_reference("digits:stable"), [Machine.from_name("cpu")], folder / "engines",
-        policy=client.policy, fetcher=lambda: client._fetcher(lambda *_: None), say=len,
-        reporter=Reporter(say=len, clock=lambda: NOW.timestamp()),
-    )  # fmt: skip
+    reporter = Reporter(say=len, clock=lambda: NOW.timestamp())
+    return following(client, folder / "engines", reference="digits:stable", reporter=reporter)
 
 
 def test_a_rollout_costs_who_is_not_reached_a_changed_channel_and_who_is_two_requests_more_and_a_report(tmp_path):

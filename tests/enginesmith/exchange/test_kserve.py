@@ -14,7 +14,7 @@ from enginesmith.cli import main
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.exchange.kserve import Deployment, pull_arguments, storage_uri
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from tests.enginesmith.client.layouts.engines import cpu_engine, plan
 from tests.enginesmith.registries import names_in, publish_engines
 
@@ -23,11 +23,6 @@ CAR = "registry.example/engines/digits@sha256:" + "1" * 64
 # A folder with CRDs, with those of https://github.com/kserve/kserve, charts/kserve-crd (templates/ and files/). One of
 # them has 2 MB, so no copy is here.
 VARIABLE = "ENGINESMITH_CRDS"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "registry", create=True)
 
 
 def deployment(store: Store, **how: Any) -> Deployment:

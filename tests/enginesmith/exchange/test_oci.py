@@ -16,7 +16,7 @@ from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.names import parse_reference
 from enginesmith.exchange.oci import OciExport, export_oci
 from enginesmith.registry.evidence.attestations import attest
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.lookup import locate
 from tests.enginesmith.client.layouts.engines import cpu_engine, plan, publish_with_golden
 from tests.enginesmith.registries import engine, flip, on_each_store, publish_engines, refusal, report
@@ -129,8 +129,7 @@ def test_the_same_engines_give_the_same_bytes_and_layouts_grow(store: Store, tmp
     assert len(check(tmp_path / "a")) == 4
 
 
-def test_a_tag_is_never_taken_from_another_version(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "registry"), create=True)
+def test_a_tag_is_never_taken_from_another_version(store: Store, tmp_path: Path) -> None:
     publish_engines(store, [engine(store)], wanted="1-2", channel=None)
     publish_engines(store, [engine(store, "l4")], model="digits-1", wanted="2", channel=None)
     exported(store, tmp_path / "oci", "digits@1-2")

@@ -1,6 +1,9 @@
 """The servers of a test run, started when they are asked for."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import HTTPServer
+from threading import Thread
 from types import TracebackType
 
 import pytest
@@ -8,6 +11,19 @@ import pytest
 from tests.enginesmith.faulty_proxy import FaultyProxy, proxying
 from tests.enginesmith.object_stores import azure_server
 from tests.enginesmith.object_stores.kinds import KINDS
+
+
+@contextmanager
+def serving(server: HTTPServer) -> Iterator[str]:
+    """Let a server answer in a thread until the block ends; its URL."""
+    with server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 class Servers:

@@ -200,6 +200,12 @@ def _hurt_folder(root: Path, count: int, rng: random.Random, tally: Tally) -> No
 
 
 def _publish_until(store: Store, work: Work, step: int) -> None:
+    die_at_write(step)
+    work.publish(store)
+
+
+def die_at_write(step: int) -> None:
+    """Have this process killed before its n-th file operation from now on."""
     count = 0
 
     def die(event: str, _: object) -> None:
@@ -208,7 +214,6 @@ def _publish_until(store: Store, work: Work, step: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(die)
-    work.publish(store)
 
 
 def _check(store: Store, work: Work, name: str, end: str, tally: Tally) -> None:

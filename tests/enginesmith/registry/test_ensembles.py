@@ -1,7 +1,6 @@
 """Versions that pin other versions: read, judged, kept, and never published in part."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ from enginesmith.registry.manifest import (
     require_model,
     write_engines,
 )
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import blob_key, manifest_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions.channels import policy_refusal
@@ -59,13 +58,8 @@ def pin(name: str, manifest: Manifest) -> PinnedGraph:
     return PinnedGraph(name, manifest.model, manifest.version, manifest.digest, {"image": f"{name}.image"})
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Store:
-    return open_store(str(tmp_path / "registry"), create=True)
-
-
-def test_pins_are_read_back_in_their_order(folder: Store) -> None:
-    whole = publish_whole(folder, publish_graphs(folder))
+def test_pins_are_read_back_in_their_order(store: Store) -> None:
+    whole = publish_whole(store, publish_graphs(store))
     again = parse(whole.to_bytes())
     assert again == whole
     assert [graph.name for graph in again.graphs] == ["encoder", "decoder"]
@@ -81,18 +75,18 @@ def test_an_ensemble_whose_graph_is_gone_is_not_published(store: Store) -> None:
     assert versions(store, "pair") == []
 
 
-def test_a_graph_is_the_version_that_was_pinned(folder: Store) -> None:
-    graphs = publish_graphs(folder)
+def test_a_graph_is_the_version_that_was_pinned(store: Store) -> None:
+    graphs = publish_graphs(store)
     other = replace(pin("encoder", graphs["encoder"]), manifest="0" * 64)
     with pytest.raises(IntegrityError, match=f"with manifest {'0' * 64}, and that is now"):
-        load_pinned(folder, other)
+        load_pinned(store, other)
 
 
-def test_an_ensemble_is_no_graph(folder: Store) -> None:
-    graphs = publish_graphs(folder)
-    whole = publish_whole(folder, graphs)
+def test_an_ensemble_is_no_graph(store: Store) -> None:
+    graphs = publish_graphs(store)
+    whole = publish_whole(store, graphs)
     with pytest.raises(IntegrityError, match="which is an ensemble itself"):
-        publish_whole(folder, {**graphs, "third": whole}, "b")
+        publish_whole(store, {**graphs, "third": whole}, "b")
     with pytest.raises(InputError, match="works on a model of one graph: give one of pair-encoder@1, pair-decoder@1"):
         require_model(whole)
 
@@ -100,59 +94,59 @@ def test_an_ensemble_is_no_graph(folder: Store) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"{}", b'{"format": 2, "engines": {}}', b'{"format": 1, "engines": {"a": 1}}']
 )
-def test_a_document_that_names_no_engines_is_refused(data: bytes, folder: Store) -> None:
+def test_a_document_that_names_no_engines_is_refused(data: bytes, store: Store) -> None:
     with pytest.raises(IntegrityError, match=r"of an ensemble: .*; build it again"):
-        read_engines(folder, folder.put_bytes(data))
+        read_engines(store, store.put_bytes(data))
 
 
-def test_engines_are_no_better_than_those_of_their_graphs(folder: Store) -> None:
-    graphs = publish_graphs(folder)
-    whole = publish_whole(folder, graphs)
-    assert judged(folder, whole).status == "proven"
-    attest(folder, graphs["encoder"], report(graphs["encoder"].engines[0], "failed", host="there"))
-    found = judged(folder, whole)
+def test_engines_are_no_better_than_those_of_their_graphs(store: Store) -> None:
+    graphs = publish_graphs(store)
+    whole = publish_whole(store, graphs)
+    assert judged(store, whole).status == "proven"
+    attest(store, graphs["encoder"], report(graphs["encoder"].engines[0], "failed", host="there"))
+    found = judged(store, whole)
     assert found.status == "failed"
     assert found.reason.startswith("graph 'encoder': failed when validated later")
-    assert "has no usable engine" in str(policy_refusal(folder, whole, "stable"))
+    assert "has no usable engine" in str(policy_refusal(store, whole, "stable"))
 
 
-def test_a_proof_of_its_graphs_alone_is_none_of_the_whole(folder: Store) -> None:
-    graphs = publish_graphs(folder, statuses={"decoder": "unproven"})
-    whole = publish_whole(folder, graphs)
+def test_a_proof_of_its_graphs_alone_is_none_of_the_whole(store: Store) -> None:
+    graphs = publish_graphs(store, statuses={"decoder": "unproven"})
+    whole = publish_whole(store, graphs)
     decoder = graphs["decoder"].engines[0]
-    attest(folder, graphs["decoder"], report(decoder, "proven"))
-    assert judged(folder, graphs["decoder"]).status == "proven"
-    assert judged(folder, whole).status == "unproven"
+    attest(store, graphs["decoder"], report(decoder, "proven"))
+    assert judged(store, graphs["decoder"]).status == "proven"
+    assert judged(store, whole).status == "unproven"
 
 
-def test_a_version_that_is_gone_fails_the_whole(folder: Store) -> None:
-    whole = publish_whole(folder, publish_graphs(folder))
-    folder.remove(manifest_key("pair-decoder", "1"))
-    assert judged(folder, whole).status == "failed"
-    assert [problem.what for problem in verify(folder).problems if problem.kind == "dangling"] == ["pair@1"]
+def test_a_version_that_is_gone_fails_the_whole(store: Store) -> None:
+    whole = publish_whole(store, publish_graphs(store))
+    store.remove(manifest_key("pair-decoder", "1"))
+    assert judged(store, whole).status == "failed"
+    assert [problem.what for problem in verify(store).problems if problem.kind == "dangling"] == ["pair@1"]
 
 
 def judged(store: Store, manifest: Manifest) -> EngineEntry:
     return judge_entries(store, load(store, manifest.model, manifest.version))[0]
 
 
-def test_an_engine_whose_graph_has_lost_its_own_is_rejected(folder: Store) -> None:
-    graphs = publish_graphs(folder)
-    publish_whole(folder, graphs)
+def test_an_engine_whose_graph_has_lost_its_own_is_rejected(store: Store) -> None:
+    graphs = publish_graphs(store)
+    publish_whole(store, graphs)
     machine = Machine.from_name("l4")
-    assert locate_and_rank(folder, Reference("pair"), machine, Policy())[1].candidates
-    folder.remove(blob_key(str(graphs["decoder"].engines[0].digest)))
-    found = locate_and_rank(folder, Reference("pair"), machine, Policy())[1]
+    assert locate_and_rank(store, Reference("pair"), machine, Policy())[1].candidates
+    store.remove(blob_key(str(graphs["decoder"].engines[0].digest)))
+    found = locate_and_rank(store, Reference("pair"), machine, Policy())[1]
     assert not found.candidates
     assert found.lost[0][1].startswith("lost: graph 'decoder': published, and no file")
 
 
-def test_what_is_pinned_is_kept_as_long_as_the_ensemble(folder: Store) -> None:
+def test_what_is_pinned_is_kept_as_long_as_the_ensemble(store: Store) -> None:
     for content in ("a", "b", "c"):
-        graphs = publish_graphs(folder, content)
-        publish_whole(folder, graphs, content, channel="candidate" if content == "a" else None)
-    found = find_garbage(folder, Rules(versions=1, moves=0))
+        graphs = publish_graphs(store, content)
+        publish_whole(store, graphs, content, channel="candidate" if content == "a" else None)
+    found = find_garbage(store, Rules(versions=1, moves=0))
     assert sorted(found.versions) == [("pair", "2"), ("pair-decoder", "2"), ("pair-encoder", "2")]
     assert found.kept["pair-encoder", "1"] == ("graph of pair@1",)
-    engines = {name: load(folder, f"pair-{name}", "1").engines[0].digest for name in GRAPHS}
+    engines = {name: load(store, f"pair-{name}", "1").engines[0].digest for name in GRAPHS}
     assert not found.blobs.keys() & set(engines.values())

@@ -1,4 +1,3 @@
-import os
 from contextlib import suppress
 from datetime import timedelta
 
@@ -26,7 +25,7 @@ from enginesmith.registry.store.layout import (
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, lookup
 from enginesmith.registry.versions.publish import attach_page
-from tests.enginesmith.registries import engine, in_child, on_each_store, publish_engines, report
+from tests.enginesmith.registries import engine, on_each_store, publish_engines, report, run_together
 from tests.enginesmith.registry.memory import MemoryStore
 from tests.one_thread import registry_in_one_thread
 
@@ -179,16 +178,6 @@ def test_what_cannot_be_read_may_need_anything(memory: MemoryStore, key: str, wo
     )
 
 
-def test_an_edited_manifest_stays_where_it_is_served(memory: MemoryStore) -> None:
-    one, _ = publish(memory, *"ab")
-    channels.promote(memory, one, "stable")
-    key = "models/digits/versions/1/manifest.json"
-    memory.objects[key] = memory.objects[key].replace(b"proven", b"failed")
-    with pytest.raises(IntegrityError, match=r"\(memory://models/digits/versions/1/manifest\.json\).*restore it"):
-        collect(memory, ONE, AT_ONCE, delete=True)
-    assert memory.has(str(one.engines[0].digest))
-
-
 def test_leases_of_the_dead_are_found_and_go(memory: MemoryStore) -> None:
     publish(memory, "a")
     lease = take_lease(memory, "publishing digits")
@@ -230,8 +219,7 @@ def test_processes_that_publish_while_others_collect(store: Store) -> None:
             with suppress(ConflictError):
                 collect(store, ONE, AT_ONCE, delete=True)
 
-    children = [in_child(work) for work in (publish_some, collect_some, publish_some)]
-    assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
+    run_together([publish_some, collect_some, publish_some])
     result = verify(store)
     assert result.sound and not [problem for problem in result.problems if problem.kind == "stray"], result.problems
     assert left(store)

@@ -4,7 +4,6 @@ it, answers with an error of this project or an answer, and touches nothing but 
 import json
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from enginesmith.registry.versions.lookup import locate
 from enginesmith.registry.versions.publish import add_attestation, add_signatures
 from tests.enginesmith.registries import engine, publish_engines, pull, refusal, report
 from tests.enginesmith.registry.trust.keys import written
-from tests.hostile import NAMES, damaged, either
+from tests.hostile import NAMES, calm, damaged, either
 from tests.validation.latency.reports import latency_report
 from validation.attribution.result import attributions
 
@@ -93,15 +92,6 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     show_version(found.store, parse_reference("digits@1"))
     assert verify(found.store).sound  # or the attacks would be on what is broken already
     return found
-
-
-def calm(work: Callable[[], object]) -> object:
-    """What it gives, or None after an error of this project that says something."""
-    try:
-        return work()
-    except EnginesmithError as error:
-        assert str(error) and len(str(error)) < 20_000
-        return None
 
 
 def everything(scene: Scene) -> None:

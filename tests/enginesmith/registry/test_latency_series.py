@@ -44,8 +44,7 @@ def test_points_are_added_in_the_order_of_time_and_each_once(store: Store) -> No
     assert len(list(list_series(store, "digits"))) == 2 and models_with_series(store) == ["digits"]
 
 
-def test_a_writer_that_lost_a_race_loses_no_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(tmp_path / "registry", create=True)
+def test_a_writer_that_lost_a_race_loses_no_point(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_document, raced = FileStore.replace, list[str]()
 
     def beaten(self: FileStore, key: str, data: bytes, expected: bytes | None) -> bool:
@@ -58,9 +57,8 @@ def test_a_writer_that_lost_a_race_loses_no_point(tmp_path: Path, monkeypatch: p
     assert append_point(store, SERIES, point(2)).points == (point(1), point(2))
 
 
-def test_the_oldest_points_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_points_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency_series, "MOST_POINTS", 3)
-    store = open_store(tmp_path / "registry", create=True)
     for day in range(5):
         found = append_point(store, SERIES, point(day))
     assert [item.at for item in found.points] == [point(day).at for day in (2, 3, 4)]
@@ -74,8 +72,7 @@ def test_a_new_reference_continues_the_level(tmp_path: Path) -> None:
     assert SERIES.with_reference("1").base == 1.0
 
 
-def test_a_damaged_series_is_not_written_over_and_is_found(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "registry", create=True)
+def test_a_damaged_series_is_not_written_over_and_is_found(store: Store, tmp_path: Path) -> None:
     append_point(store, SERIES, point(1))
     assert verify(store).problems == ()
     (tmp_path / "registry" / SERIES.key).write_text('{"format": 1}')
@@ -85,8 +82,7 @@ def test_a_damaged_series_is_not_written_over_and_is_found(tmp_path: Path) -> No
     assert problem.what == SERIES.key and not problem.fault
 
 
-def test_a_series_stays_as_long_as_its_model_has_a_version(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "registry", create=True)
+def test_a_series_stays_as_long_as_its_model_has_a_version(store: Store) -> None:
     publish_engines(store, [engine(store)], "a", channel=None)
     append_point(store, SERIES, point(1))
     append_point(store, replace(SERIES, model="gone"), point(1))

@@ -5,13 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from enginesmith.client.client import Client
-from enginesmith.client.locate import VersionLocator
-from enginesmith.client.pull import BlobFetcher
-from enginesmith.client.resolve import Policy
-from enginesmith.client.watching.watch import ChannelWatcher
 from enginesmith.core.errors import IntegrityError
 from enginesmith.core.hardware.cpu_kinds import CPU
-from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import Reference
 from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import FileStore, Store
@@ -19,6 +14,7 @@ from enginesmith.registry.store.layout import blob_key
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, state
+from tests.enginesmith.client.watching.test_watch import following
 from tests.enginesmith.faulty_proxy import FaultyProxy
 from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, pull
 
@@ -128,17 +124,7 @@ def test_a_look_at_engines_elsewhere_is_one_request_each(store_behind_proxy: Obj
 def test_a_watch_goes_on_to_the_next_engine_and_back_when_the_best_one_is_restored(store, entries, manifest, tmp_path):
     told: list[str] = []
     seen: list[str] = []
-    watch = ChannelWatcher(
-        lambda: VersionLocator(store),
-        Reference("digits", channel="candidate"),
-        [Machine.from_name("cpu")],
-        tmp_path / "engines",
-        policy=Policy(),
-        fetcher=lambda: BlobFetcher.for_store(store),
-        interval_s=0,
-        hook=None,
-        say=told.append,
-    )
+    watch = following(Client(store.uri), tmp_path / "engines", say=told.append, interval_s=0)
 
     class Stop:
         """Damages before the first look, restores before the third."""

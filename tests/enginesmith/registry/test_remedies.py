@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.core.errors import ConflictError, EnginesmithError, InputError, IntegrityError, UnavailableError
+from enginesmith.core.errors import ConflictError, EnginesmithError, IntegrityError, UnavailableError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.gc import collect
 from enginesmith.registry.store.base import open_store
@@ -74,12 +74,6 @@ def test_a_lost_marker_comes_back_as_the_message_says(store: FileStore, marker: 
     assert str(path) in said and 'write {"format":1} into' in said
     path.write_text('{"format":1}')
     assert lookup.models(open_store(store.root)) == ["digits"]
-
-
-def test_a_folder_with_other_things_is_still_no_registry(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(InputError, match=r"holds 'thesis.tex' and is no registry"):
-        open_store(tmp_path, create=True)
 
 
 def test_a_disk_that_is_full_after_publication_says_that_the_version_is_published(store, monkeypatch):

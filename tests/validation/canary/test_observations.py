@@ -39,6 +39,12 @@ def test_good_lines_are_read(tmp_path):
         (line(1).replace("0.01", "1" * 400), "latency is a huge number; a finite"),
         (line(1, latency=-0.001), r"latency is -0.001; it must be above 0"),
         (line(1, latency=0), "latency is 0; it must be above 0"),
+        (line(1, latency=-1e-300), "latency is .*; it must be"),
+        *(
+            (line(1, **{name: size}), f"{name} is .*; it must be")
+            for name in ("latency", "score")
+            for size in (1e299, -1e299)
+        ),
         (line(1, latency="0.01"), "latency is '0.01'; a finite number"),
         (line(1, latency=True), "latency is True"),
         (line(1, latency=None), "latency is missing"),
@@ -122,14 +128,3 @@ def test_without_names_the_sides_are_judged_apart(tmp_path):
     assert np.allclose(evidence.candidate.score, [0.5, 1.0]) and evidence.differs is None
     with pytest.raises(DataError, match="no request in common"):
         evidence_of(*both(tmp_path, [line(1)], [line(2)]), 15.0)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("latency", 1e299), ("latency", 0), ("latency", -1e-300), ("score", 1e299), ("score", -1e299), ("latency", "NaN")],
-)
-def test_numbers_that_are_no_measurements_are_refused(tmp_path, field, value):
-    line = {"time": 0.0, "latency": 0.01, "ok": True, field: value}
-    (tmp_path / "a.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(DataError, match=rf"a.jsonl:1: {field} is .*; (it must be|a finite number)"):
-        read_observations(tmp_path / "a.jsonl")

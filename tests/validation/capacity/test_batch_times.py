@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from enginesmith.core.errors import DataError
-from enginesmith.core.reports.latency import BucketLatency, SystemLoad
+from enginesmith.core.reports.latency import BucketLatency, Quantile, SystemLoad
 from validation.capacity.greatest_rate import ONE_PROCESS, batch_times, merge_buckets
+
+MEDIAN = (Quantile(0.5, None, None, None, 1.0, 10),)
 
 
 def bucket(seconds: float, processes: tuple[float, ...] = (), **sizes: int) -> BucketLatency:
@@ -13,15 +15,9 @@ def bucket(seconds: float, processes: tuple[float, ...] = (), **sizes: int) -> B
     curve = tuple((seconds * np.linspace(0.9, 1.1, 101)).tolist())
     medians = tuple(seconds * factor for factor in processes)
     return BucketLatency(
-        "", sizes, sizes.get("batch", 1), seconds, 100, 10, True, seconds, _quantiles(), curve, 0, load,
+        "", sizes, sizes.get("batch", 1), seconds, 100, 10, True, seconds, MEDIAN, curve, 0, load,
         process_medians_s=medians,
     )  # fmt: skip
-
-
-def _quantiles():
-    from enginesmith.core.reports.latency import Quantile
-
-    return (Quantile(0.5, None, None, None, 1.0, 10),)
 
 
 def test_batches_between_those_that_were_timed_are_interpolated_and_less_sure():

@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 
 from enginesmith.core.errors import EnginesmithError
-from tests.validation.comparison.fakes import DIMS, SPECS, Fake, original
-from validation.comparison.sessions import drift_checks, expected_checks
-from validation.golden.golden_set import GoldenSet, freeze
+from tests.validation.comparison.fakes import SPECS, Fake, golden, original
+from validation.comparison.sessions import drift_checks, edge_checks, expected_checks
+from validation.golden.golden_set import freeze
 from validation.limits.terms import Budget
-
-
-def golden(labels=None) -> GoldenSet:
-    x = np.random.default_rng(3).standard_normal((8, 3)).astype(np.float32)
-    return freeze([{"x": x[:4]}, {"x": x[4:]}], SPECS, DIMS, original, labels)
 
 
 def by_name(checks, case=None):
@@ -72,6 +67,16 @@ def test_other_broken_edges_are_named_too():
     checks = expected_checks("engine", Fake(lambda i: {"y": i["x"] * 3}), golden(), Budget(sqnr_db=40))
     edge = by_name(checks, "edge")["sqnr_db"]
     assert {edge.case, *edge.note.removeprefix("also ").split(", ")} == {"batch=1", "batch=4", "batch=8"}
+
+
+def test_decisions_at_an_edge_are_counted_too():
+    expected = np.eye(4, 3, dtype=np.float32)
+    pair, limits = (
+        (expected, np.where(np.arange(4)[:, None], expected, [0, 0, 1])),
+        (Budget(argmax_agreement=0.9), None),
+    )
+    found = by_name(edge_checks("engine", ("batch=4", [expected]), "y", pair, None, limits))["argmax_agreement"]
+    assert (found.value, found.passed) == (0.75, False)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -9,10 +9,10 @@ import pytest
 
 from enginesmith.core.errors import DataError, EnginesmithError, InputError
 from enginesmith.core.reports.proof import Check, judge
-from tests.validation.comparison.fakes import DIMS, SPECS, Fake, original
+from tests.validation.comparison.fakes import DIMS, SPECS, Fake, golden, original
 from validation.comparison.sessions import drift_checks
 from validation.comparison.tasks import lift_limits, limits_at_other_sizes, task_checks
-from validation.golden.golden_set import GoldenSet, freeze
+from validation.golden.golden_set import freeze
 from validation.limits.budget import HONEST_DB, LEAST_DB
 from validation.limits.terms import Budget
 from validation.metrics.tally import Spreads
@@ -28,11 +28,6 @@ from validation.metrics.tasks.terms import (
 
 def classes(inputs):
     return {"y": np.argmax(inputs["x"], axis=1)}
-
-
-def golden(labels=None) -> GoldenSet:
-    x = np.random.default_rng(3).standard_normal((8, 3)).astype(np.float32)
-    return freeze([{"x": x[:4]}, {"x": x[4:]}], SPECS, DIMS, original, labels)
 
 
 def accuracy(floor=None, output="y", decides=False):

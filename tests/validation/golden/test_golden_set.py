@@ -1,7 +1,11 @@
 """The golden set: which cases it has, that it is frozen by digest, and that it reads back as it was."""
 
+import tracemalloc
+
+import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from enginesmith.core.errors import DataError, ModelError
 from enginesmith.core.types import Dim, TensorSpec
@@ -115,8 +119,6 @@ def test_layouts_and_scalars_survive(tmp_path):
 
 
 def test_a_bfloat16_output_is_refused():
-    import ml_dtypes
-
     with pytest.raises(DataError, match="'y' is bfloat16"):
         freeze([{"x": np.ones(2)}], [], [], lambda _: {"y": np.ones(2, ml_dtypes.bfloat16)})
 
@@ -134,8 +136,6 @@ def test_other_files_are_refused(tmp_path, data):
 
 
 def test_plain_safetensors_and_other_formats_are_refused(tmp_path):
-    from safetensors.numpy import save_file
-
     save_file({"x": np.ones(2)}, tmp_path / "g")
     with pytest.raises(DataError, match="is not a golden set"):
         GoldenSet.load(tmp_path / "g")
@@ -147,8 +147,6 @@ def test_plain_safetensors_and_other_formats_are_refused(tmp_path):
 def test_a_loaded_set_reads_cases_one_at_a_time(tmp_path):
     big = np.ones((1, 1 << 20), np.float32)
     GoldenSet(tuple(Case(str(i), "golden", {"x": big}, {}) for i in range(16))).save(tmp_path / "g")
-    import tracemalloc
-
     tracemalloc.start()
     assert sum(case.inputs["x"].size for case in GoldenSet.load(tmp_path / "g").cases) == 16 << 20
     peak = tracemalloc.get_traced_memory()[1]

@@ -13,15 +13,10 @@ from enginesmith.client.layouts.model_package import ModelPackage
 from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.requirements import Library
 from enginesmith.registry.manifest import EngineEntry
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from tests.enginesmith.client.layouts.engines import adds, cpu_engine, plan, stripped, wide
 from tests.enginesmith.client.layouts.package_reader import Loader
 from tests.enginesmith.registries import engine, flip, names_in, publish_engines
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "registry", create=True)
 
 
 def cuda_engine(store: Store, target: str, number: float = 7) -> EngineEntry:

@@ -19,7 +19,7 @@ from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.types import ShapeProfile, TensorSpec
 from enginesmith.registry.manifest import EngineEntry
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.publish import publish
 from pipeline.drafts.onnx_model import look_at_triton
@@ -27,11 +27,6 @@ from tests.enginesmith.client.layouts.engines import GOLDEN, cpu_engine, plan, p
 from tests.enginesmith.client.layouts.model_config import read_config
 from tests.enginesmith.registries import approval, draft, engine, flip, names_in, publish_engines
 from tests.enginesmith.registry.test_ensembles import publish_graphs, publish_whole
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "registry", create=True)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from enginesmith.client.client import Client
 from enginesmith.client.layouts.triton import Triton
 from enginesmith.client.watching.server import Post
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import channels
 from tests.enginesmith.client.layouts.engines import cpu_engine, publish_with_golden
 from tests.enginesmith.client.layouts.swap_load import SwapLoad, wait_for
@@ -21,11 +21,6 @@ pytestmark = pytest.mark.skipif(
 )
 POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "1", "--log-verbose", "1")
 SWAPS = 3
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "registry", create=True)
 
 
 def look(store: Store, dest: Path, hook=None) -> None:

@@ -13,9 +13,6 @@ from typing import Any
 import pytest
 
 from enginesmith.client.client import Client
-from enginesmith.client.locate import VersionLocator
-from enginesmith.client.pull import BlobFetcher
-from enginesmith.client.resolve import Policy
 from enginesmith.client.watching.server import (
     Command,
     HealthAnswer,
@@ -25,10 +22,7 @@ from enginesmith.client.watching.server import (
     Reporter,
     ReportUrl,
 )
-from enginesmith.client.watching.watch import ChannelWatcher
 from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError, digest_of_bytes, read_token
-from enginesmith.core.hardware.machine import Machine
-from enginesmith.core.names import parse_reference
 from enginesmith.registry.rollouts.reports import (
     SILENT_S,
     TOKEN,
@@ -42,6 +36,8 @@ from enginesmith.registry.rollouts.reports import (
 from enginesmith.registry.rollouts.state import Gates, RolloutPlan, ServingNode, parse_wave
 from enginesmith.registry.store.layout import blob_key
 from pipeline.rollout import operations
+from tests.enginesmith.client.watching.test_watch import following
+from tests.enginesmith.object_stores.servers import serving
 from tests.enginesmith.registries import engine, publish_engines
 
 NODE = ServingNode("n1", "eu", ("canary",))
@@ -74,12 +70,8 @@ def rollout(store: Any) -> Any:
 def watcher(store: Any, dest: Any, clock: Clock, node: ServingNode = NODE, hook: Any = None, **given: Any) -> Any:
     said: list[str] = []
     reporter = Reporter(clock=clock, say=said.append, **given)
-    watch = ChannelWatcher(
-        lambda: locator, parse_reference("digits:stable"), [Machine.from_name("cpu")], dest, policy=Policy(),
-        fetcher=lambda: BlobFetcher.for_store(store), hook=hook, say=said.append, reporter=reporter,
-    )  # fmt: skip
-    locator = VersionLocator(store, node=node)
-    return watch, said
+    client = Client(store.uri, node=node)
+    return following(client, dest, hook, said.append, "digits:stable", reporter=reporter), said
 
 
 def reports(store: Any, rollout: Any) -> Any:
@@ -196,16 +188,10 @@ def test_reports_go_to_a_url_where_the_registry_may_not_be_written(store, rollou
         def log_message(self, *_):
             pass
 
-    server = http.server.HTTPServer(("127.0.0.1", 0), Endpoint)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}"
+    with serving(http.server.HTTPServer(("127.0.0.1", 0), Endpoint)) as url:
         mine, _ = watcher(store, tmp_path / "a", clock, url=ReportUrl(url), health=HealthUrl(url))
         mine.once()
         assert HealthUrl(f"{url}/ill")({}).failure == "health URL answers 503"
-    finally:
-        server.shutdown()
-        server.server_close()
     assert (got[0]["rollout"], got[0]["report"]["node"], got[0]["report"]["requests"]) == (rollout.id, "n1", 7)
     assert reports(store, rollout) == ()
     assert "does not answer" in HealthUrl(url, 1)({}).failure

@@ -15,6 +15,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import manifest_key
 from enginesmith.registry.trust.signing import SigningKey, sign
 from enginesmith.registry.versions import channels
+from tests.enginesmith.client.watching import test_watch
 from tests.enginesmith.client.watching.test_watch import Looks
 from tests.enginesmith.registries import engine, on_each_store, publish_engines
 from tests.enginesmith.registry.trust.keys import written
@@ -45,14 +46,7 @@ def signed(store: Store, folder: Path, data: bytes, name: str = "release") -> st
 def following(
     store: Store, dest: Path, trust: Path | None, hook=None, say: Callable[[str], None] = len
 ) -> ChannelWatcher:
-    from enginesmith.core.hardware.machine import Machine
-    from enginesmith.core.names import parse_reference
-
-    client = Client(store.uri)
-    return ChannelWatcher(
-        lambda: client._locator, parse_reference("digits:candidate"), [Machine()], dest, policy=Policy(trust=trust),
-        fetcher=lambda: client._fetcher(lambda *_: None), interval_s=0.01, hook=hook, say=say,
-    )  # fmt: skip
+    return test_watch.following(Client(store.uri, policy=Policy(trust=trust)), dest, hook, say)
 
 
 def served(dest: Path) -> str:

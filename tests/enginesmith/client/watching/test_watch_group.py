@@ -10,9 +10,8 @@ from enginesmith.client.client import Client
 from enginesmith.client.watching.server import INTERVAL_S, JITTER, MOST_INTERVALS, keep_looking, pause_s
 from enginesmith.client.watching.watch import ChannelWatcher, GroupWatcher, Swap
 from enginesmith.core.errors import EnginesmithError, InputError, UnavailableError
-from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.names import Reference, parse_reference
-from tests.enginesmith.client.watching.test_watch import Looks
+from tests.enginesmith.client.watching.test_watch import Looks, following
 from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.counting import CountingStore
 
@@ -39,10 +38,7 @@ def group(store: CountingStore, tmp_path: Path) -> Callable[..., GroupWatcher]:
         client.__dict__["store"] = store
 
         def make(reference: Reference) -> ChannelWatcher:
-            return ChannelWatcher(
-                lambda: client._locator, reference, [Machine.from_name("cpu")], tmp_path / reference.model,
-                policy=client.policy, fetcher=lambda: client._fetcher(lambda *_: None), say=say,
-            )  # fmt: skip
+            return following(client, tmp_path / reference.model, say=say, reference=str(reference))
 
         return GroupWatcher([parse_reference(item) for item in references], make)
 

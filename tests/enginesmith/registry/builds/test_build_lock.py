@@ -15,7 +15,7 @@ from enginesmith.core.parsing import this_process
 from enginesmith.core.text import precise_now
 from enginesmith.registry.builds import build_history
 from enginesmith.registry.builds.build_history import LockHolder, hold_build_lock, remove_stale_locks
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import build_lock_key
 from tests.enginesmith.registries import on_each_store
 from tests.waiting import until
@@ -73,22 +73,19 @@ def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pyte
     assert store.read(build_lock_key(NAME)) is None
 
 
-def test_who_works_says_since_when(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_who_works_says_since_when(store: Store) -> None:
     before = precise_now()
     with hold_build_lock(store, NAME, "mine"):
         holder = build_history._read(store.read(build_lock_key(NAME)))
         assert holder and before <= holder.since <= precise_now()
 
 
-def test_another_thing_needs_no_wait(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_another_thing_needs_no_wait(store: Store) -> None:
     with hold_build_lock(store, NAME, "one"), hold_build_lock(store, digest_of("other"), "two"):
         pass
 
 
-def test_who_waits_is_told_for_whom_and_a_silent_holder_loses_its_turn(tmp_path: Path, waited: list[float]) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_who_waits_is_told_for_whom_and_a_silent_holder_loses_its_turn(store: Store, waited: list[float]) -> None:
     other(store, since="2026-11-20T18:23:01.123456+00:00")
     said: list[str] = []
     with hold_build_lock(store, NAME, "mine", said.append):
@@ -96,16 +93,14 @@ def test_who_waits_is_told_for_whom_and_a_silent_holder_loses_its_turn(tmp_path:
     assert build_history.DEAD_AFTER_S < sum(waited) < build_history.DEAD_AFTER_S + 2 * build_history._POLL_S
 
 
-def test_a_holder_whose_process_is_gone_from_this_machine_loses_its_turn_at_once(tmp_path, waited):
-    store = open_store(tmp_path / "r", create=True)
+def test_a_holder_whose_process_is_gone_from_this_machine_loses_its_turn_at_once(store, waited):
     here = this_process()
     other(store, host=here.host, namespace=here.namespace, pid=1, began="another boot")
     with hold_build_lock(store, NAME, "mine"):
         assert waited == []
 
 
-def test_a_living_holder_beats_and_one_that_lost_its_turn_leaves_the_new_one_alone(tmp_path, monkeypatch):
-    store = open_store(tmp_path / "r", create=True)
+def test_a_living_holder_beats_and_one_that_lost_its_turn_leaves_the_new_one_alone(store, monkeypatch):
     monkeypatch.setattr(build_history, "BEAT_S", 0.01)
     with hold_build_lock(store, NAME, "mine"):
         before = store.read(build_lock_key(NAME))
@@ -118,12 +113,11 @@ def test_a_living_holder_beats_and_one_that_lost_its_turn_leaves_the_new_one_alo
     assert build_history._read(store.read(build_lock_key(NAME))) == theirs
 
 
-def test_what_a_dead_holder_left_behind_is_collected(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_what_a_dead_holder_left_behind_is_collected(store: Store, tmp_path: Path) -> None:
     other(store)
     remove_stale_locks(store)
     assert store.read(build_lock_key(NAME)) is not None
     late = (store.now() - build_history.STALE_AFTER - timedelta(minutes=1)).timestamp()
-    os.utime(tmp_path / "r" / build_lock_key(NAME), (late, late))
+    os.utime(tmp_path / "registry" / build_lock_key(NAME), (late, late))
     remove_stale_locks(store)
     assert store.read(build_lock_key(NAME)) is None

@@ -1,7 +1,6 @@
 """Which runs are kept, and how they are found and read."""
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,15 +9,10 @@ from enginesmith.core.errors import IntegrityError, UnknownNameError
 from enginesmith.registry.builds import runs as journal
 from enginesmith.registry.builds.runs import parse_run
 from enginesmith.registry.gc import collect
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import run_key, run_live_key
 from tests.enginesmith.registry.memory import MemoryStore
 from tests.pipeline.orchestration.runs.runs import run_state, running, written
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "registry", create=True)
 
 
 def test_runs_are_listed_newest_first(store: Store) -> None:

@@ -1,11 +1,9 @@
-import os
-
 import pytest
 
 from enginesmith.registry.builds.runs import recall, remember
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import blob_key, record_key
-from tests.enginesmith.registries import in_child, on_each_store
+from tests.enginesmith.registries import on_each_store, run_together
 
 KEY = "0" * 64
 
@@ -47,6 +45,5 @@ def test_nan_cannot_be_remembered(store: Store) -> None:
 
 @on_each_store
 def test_racing_writers_leave_a_whole_record(store: Store) -> None:
-    children = [in_child(lambda n=n: remember(store, "export", KEY, {"n": n})) for n in range(6)]
-    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 6
+    run_together(lambda n=n: remember(store, "export", KEY, {"n": n}) for n in range(6))
     assert (recall(store, "export", KEY) or {})["n"] in range(6)

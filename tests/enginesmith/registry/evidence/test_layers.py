@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from enginesmith.core.errors import IntegrityError, UnknownNameError
 from enginesmith.core.types import NO_LAYERS
 from enginesmith.registry.evidence.canaries import LAYER_COLUMNS, layer_row, layers_of
 from enginesmith.registry.manifest import Manifest
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.publish import publish
 from pipeline.compile.publication.publish import layers, list_refitted
 from pipeline.outcome import judge_built
@@ -44,11 +43,6 @@ def published(store: Store, told: Any = TOLD) -> Manifest:
     base = draft(store)
     base = replace(base, sources={**base.sources, f"layers {trt.unit}": layers})
     return publish(store, base, [(each, approval(each)) for each in (trt, rtx, cpu)]).manifest
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "registry", create=True)
 
 
 def test_the_layers_of_a_unit_are_named_by_it_in_the_manifest() -> None:

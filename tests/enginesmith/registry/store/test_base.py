@@ -14,7 +14,7 @@ from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import BLOBS, blob_key
-from tests.enginesmith.registries import flip, in_child, on_each_kind
+from tests.enginesmith.registries import flip, on_each_kind, run_together
 
 pytestmark = on_each_kind
 
@@ -214,8 +214,3 @@ def test_racing_puts_of_one_blob_all_succeed(store: Store) -> None:
     data = b"x" * 300_000
     run_together([lambda: store.put_bytes(data)] * 6)
     assert store.read_blob(hashlib.sha256(data).hexdigest()) == data and store.strays() == ()
-
-
-def run_together(work: list) -> None:
-    children = [in_child(one) for one in work]
-    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * len(children)

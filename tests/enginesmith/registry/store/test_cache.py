@@ -8,7 +8,7 @@ import pytest
 
 from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.registry.store.cache import BlobCache, local_cache
-from tests.enginesmith.registries import in_child, names_in
+from tests.enginesmith.registries import names_in, run_together
 
 
 def digest(data: bytes) -> str:
@@ -77,8 +77,7 @@ def test_of_many_processes_that_want_a_blob_one_fetches_it(tmp_path: Path) -> No
         with cache.hold(digest(b"x" * 100_000), download) as path:
             assert path.stat().st_size == 100_000
 
-    children = [in_child(want) for _ in range(6)]
-    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 6
+    run_together([want] * 6)
     assert len(list(tmp_path.glob("fetched-*"))) == 1
 
 

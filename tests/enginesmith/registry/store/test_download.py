@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from enginesmith.registry.store.cache import BlobCache
 from enginesmith.registry.store.download import CONNECTIONS, ConnectionScaler, download, journal_of, parts_of
 from enginesmith.registry.store.files import BlobDigest
 from tests.enginesmith.faulty_proxy import PASSING, Fault
-from tests.enginesmith.registries import flip, in_child, names_in, on_each_kind
+from tests.enginesmith.registries import flip, in_child, names_in, on_each_kind, run_together
 from tests.waiting import PATIENCE_S
 
 PART = 1000
@@ -225,42 +226,36 @@ def test_spoilt_bytes_never_land(store: Store, tmp_path: Path, monkeypatch: pyte
         BlobFetcher().fetch(store, BlobDigest(store.put_bytes(b"short")), 50_000, tmp_path / "out" / "engine")
 
 
+class Far:
+    """A store elsewhere; a file in `folder` for each range that is asked for."""
+
+    near, uri = False, "far"
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.store, self.folder = store, folder
+
+    def open_range(self, digest: str, start: int, size: int):
+        (self.folder / f"asked-{os.getpid()}-{start}").touch()
+        return self.store.open_range(digest, start, size)
+
+
 def test_spoilt_parts_of_before_cost_a_second_download(store: Store, tmp_path: Path) -> None:
     digest, cache = store.put_bytes(DATA), BlobCache(tmp_path / "cache")
-
-    class Far:
-        near, uri = False, "far"
-
-        def open_range(self, digest: str, start: int, size: int):
-            return store.open_range(digest, start, size)
-
     partial = cache.folder / "partial" / digest
     partial.parent.mkdir(parents=True)
     partial.write_bytes(b"x" * len(DATA))
     about = {"digest": digest, "size_bytes": len(DATA), "part_bytes": module.PART_BYTES}
     with module._open_journal(journal_of(partial), about) as (_, journal):
         os.write(journal, b"0\n")
-    assert BlobFetcher(cache).fetch(Far(), BlobDigest(digest), len(DATA), tmp_path / "out") == "registry"  # type: ignore[arg-type]
+    assert BlobFetcher(cache).fetch(Far(store, tmp_path), BlobDigest(digest), len(DATA), tmp_path / "out") == "registry"
     assert (tmp_path / "out").read_bytes() == DATA and names_in(cache.folder / "partial") == []
 
 
 def test_two_processes_download_once_with_and_without_a_cache(store: Store, tmp_path: Path) -> None:
     digest = store.put_bytes(DATA)
-
-    class Far:
-        near, uri = False, "far"
-
-        def open_range(self, digest: str, start: int, size: int):
-            (tmp_path / f"asked-{os.getpid()}-{start}").touch()
-            return store.open_range(digest, start, size)
-
     for fetcher in (BlobFetcher(BlobCache(tmp_path / "cache")), BlobFetcher()):
         dest = tmp_path / f"out-{fetcher.cache is None}"
-        work = [
-            in_child(lambda fetcher=fetcher, dest=dest: fetcher.fetch(Far(), BlobDigest(digest), len(DATA), dest))
-            for _ in range(4)
-        ]
-        assert [os.waitpid(pid, 0)[1] for pid in work] == [0] * 4
+        run_together([partial(fetcher.fetch, Far(store, tmp_path), BlobDigest(digest), len(DATA), dest)] * 4)
         asked = list(tmp_path.glob("asked-*"))
         assert len(asked) == 1 and dest.read_bytes() == DATA
         asked[0].unlink()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_a_file_or_a_folder_of_something_else_is_refused(tmp_path: Path) -> None
     (tmp_path / "other" / "thesis.tex").write_text("")
     with pytest.raises(InputError, match="is a file"):
         open_store(tmp_path / "file", create=True)
-    with pytest.raises(InputError, match=r"thesis\.tex"):
+    with pytest.raises(InputError, match=r"holds 'thesis\.tex' and is no registry"):
         open_store(tmp_path / "other", create=True)
     assert names_in(tmp_path / "other") == ["thesis.tex"]
 
@@ -122,9 +123,7 @@ def test_a_full_disk_at_the_destination_of_a_fetch(small_disk: Path) -> None:
     assert names_in(small_disk) == []
 
 
-def test_a_file_size_limit_is_named_and_leaves_nothing_half_written(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r", create=True)
-
+def test_a_file_size_limit_is_named_and_leaves_nothing_half_written(store: FileStore, tmp_path: Path) -> None:
     def put() -> None:
         sys.dont_write_bytecode = True  # Python would keep the beginning of what it compiles
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -132,31 +131,21 @@ def test_a_file_size_limit_is_named_and_leaves_nothing_half_written(tmp_path: Pa
             store.put_bytes(b"x" * 200_000)
 
     assert os.waitpid(in_child(put), 0)[1] == 0
-    assert names_in(tmp_path / "r" / "tmp") == [] and list(store.list("blobs/")) == []
+    assert names_in(tmp_path / "registry" / "tmp") == [] and list(store.list("blobs/")) == []
 
 
-def test_a_read_only_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(tmp_path / "r", create=True)
-
-    def refuse(fd: int) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(files.os, "fsync", refuse)
-    with pytest.raises(UnavailableError, match="Read-only file system; remount it writable"):
+@pytest.mark.parametrize(
+    ("error", "told", "words"),
+    [
+        (OSError(30, "Read-only file system"), UnavailableError, "Read-only file system; remount it writable"),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+    ],
+)
+def test_a_put_that_is_refused_or_interrupted_leaves_nothing(store, tmp_path, monkeypatch, error, told, words):
+    monkeypatch.setattr(files.os, "fsync", Mock(side_effect=error))
+    with pytest.raises(told, match=words):
         store.put_bytes(b"x")
-    assert names_in(tmp_path / "r" / "tmp") == []
-
-
-def test_interrupting_a_put_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(tmp_path / "r", create=True)
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(files.os, "fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        store.put_bytes(b"x")
-    assert names_in(tmp_path / "r" / "tmp") == []
+    assert names_in(tmp_path / "registry" / "tmp") == []
 
 
 def test_what_a_killed_writer_left_is_swept_and_a_living_ones_file_is_not(tmp_path: Path) -> None:
@@ -193,8 +182,7 @@ def test_a_sweep_between_creating_and_locking_a_file_costs_only_another_name(tmp
     assert swept and (tmp_path / "file").read_bytes() == b"whole"
 
 
-def test_sweepers_never_take_a_file_from_a_living_writer(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_sweepers_never_take_a_file_from_a_living_writer(store: FileStore) -> None:
     running = [in_child(lambda: [store.sweep() for _ in range(400)]) for _ in range(2)]
     for number in range(60):
         store.put_bytes(str(number).encode())
@@ -202,13 +190,11 @@ def test_sweepers_never_take_a_file_from_a_living_writer(tmp_path: Path) -> None
     assert len(list(store.list("blobs/"))) == 60
 
 
-def test_blobs_are_read_only_files(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_blobs_are_read_only_files(store: FileStore) -> None:
     assert store.path(store.put_bytes(b"x")).stat().st_mode & 0o222 == 0
 
 
-def test_a_folder_in_the_place_of_a_blob_is_named(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_a_folder_in_the_place_of_a_blob_is_named(store: FileStore) -> None:
     blob = store.path(store.put_bytes(b"x"))
     blob.unlink()
     blob.mkdir()
@@ -216,8 +202,7 @@ def test_a_folder_in_the_place_of_a_blob_is_named(tmp_path: Path) -> None:
         store.put_bytes(b"x")
 
 
-def test_an_oversized_document_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(tmp_path / "r", create=True)
+def test_an_oversized_document_is_refused(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.create("models/a.json", b"x" * 11)
     monkeypatch.setattr(filestore, "MAX_DOCUMENT_BYTES", 10)
     with pytest.raises(IntegrityError, match="over 10 bytes"):

@@ -4,7 +4,6 @@ import http.server
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from enginesmith.registry.store.http.requests import HttpLocation
 from enginesmith.registry.store.http.store import HttpStore
 from enginesmith.registry.store.layout import blob_key, channel_key
 from enginesmith.registry.store.objects import api
+from tests.enginesmith.object_stores.servers import serving
 from tests.enginesmith.registries import engine, flip, publish_engines
 
 
@@ -87,12 +87,8 @@ def site(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(api, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setenv("ENGINESMITH_CACHE", str(tmp_path / "cache"))
     publish_engines(store, [engine(store)], channel="stable")
-    with Site(tmp_path / "registry") as found:
-        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(found := Site(tmp_path / "registry")):
         yield found
-        found.shutdown()
-        thread.join()
 
 
 @pytest.fixture

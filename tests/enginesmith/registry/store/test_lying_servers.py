@@ -2,19 +2,20 @@
 
 import http.server
 import resource
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from enginesmith.core.errors import EnginesmithError, IntegrityError
-from enginesmith.registry.store.base import Store
+from enginesmith.registry.store.base import Store, bucket_at
 from enginesmith.registry.store.http.requests import parse_location
 from enginesmith.registry.store.http.store import HttpStore
 from enginesmith.registry.store.layout import MAX_BLOB_BYTES, MAX_DOCUMENT_BYTES
 from enginesmith.registry.store.objects import api
+from enginesmith.registry.store.objects.store import ObjectStore
 from tests.enginesmith.object_stores.kinds import ENVIRONMENT
+from tests.enginesmith.object_stores.servers import serving
 from tests.enginesmith.registries import on_each_store
 
 DIGEST = "ab" * 32
@@ -72,18 +73,11 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
     monkeypatch.setattr(api, "FIRST_PAUSE_S", 0.0)
     for name, value in {**ENVIRONMENT, "AZURE_STORAGE_KEY": "dGVzdA=="}.items():
         monkeypatch.setenv(name, value)
-    with Liar() as found:
-        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(found := Liar()):
         yield found
-        found.shutdown()
-        thread.join()
 
 
 def store_of(kind: str, liar: Liar) -> Store:
-    from enginesmith.registry.store.base import bucket_at
-    from enginesmith.registry.store.objects.store import ObjectStore
-
     url = f"http://127.0.0.1:{liar.server_port}"
     if kind == "http":
         return HttpStore(parse_location(url))

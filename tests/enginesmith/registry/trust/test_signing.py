@@ -11,7 +11,7 @@ from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.evidence.attestations import attest, judge_entries
 from enginesmith.registry.manifest import Manifest
-from enginesmith.registry.store.base import FileStore, open_store
+from enginesmith.registry.store.base import FileStore
 from enginesmith.registry.store.layout import attestation_key, manifest_key, signature_key
 from enginesmith.registry.trust import require
 from enginesmith.registry.trust.policy import LARGEST_KEY_BYTES, load_policy
@@ -25,13 +25,6 @@ from tests.enginesmith.registries import engine, names_in, publish_engines, pull
 from tests.enginesmith.registry.trust.keys import certificate, private, private_pem, written
 
 CPU = parse_targets("cpu")[0]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    found = open_store(tmp_path / "registry", create=True)
-    assert isinstance(found, FileStore)
-    return found
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import FileStore, Store
 from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key, pin_key, record_key
 from enginesmith.registry.verification import repair, verify
-from enginesmith.registry.versions.publish import add_attestation
 from enginesmith.registry.versions.state import read_channel
-from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, refusal, report
+from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, refusal
 
 
 @pytest.fixture
@@ -65,19 +64,6 @@ def test_an_edited_manifest_and_the_channel_that_led_to_it(store: Store, manifes
     edit(store, manifest_key("digits", "1"), manifest.to_bytes().replace(b'"unproven"', b'"proven"'))
     kinds = found(store)
     assert kinds == [("edited", "digits@1"), ("dangling", "digits:candidate")], "its blobs are no orphans"
-
-
-def test_a_channel_that_cannot_be_read(store: Store, manifest: Manifest) -> None:
-    edit(store, channel_key("digits", "candidate"), b"{")
-    assert found(store) == [("dangling", "digits:candidate")]
-
-
-def test_an_edited_attestation(store: Store, manifest: Manifest) -> None:
-    entry = manifest.engines[1]
-    digest = add_attestation(store, manifest, report(entry, "proven"))
-    assert found(store) == []
-    edit(store, attestation_key("digits", "1", str(entry.digest), digest), b"{}")
-    assert found(store) == [("edited", "digits@1")]
 
 
 @on_each_store

@@ -1,6 +1,6 @@
 import json
-import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import channel_key, pin_key
 from enginesmith.registry.versions import channels, lookup, state
 from enginesmith.registry.versions.state import read_history
-from tests.enginesmith.registries import engine, in_child, on_each_store, publish_engines, report
+from tests.enginesmith.registries import engine, on_each_store, publish_engines, report, run_together
 from tests.enginesmith.registry.memory import MemoryStore, mark_late
 
 
@@ -152,11 +152,7 @@ def test_a_channel_edited_by_hand_is_refused(store: Store) -> None:
 def test_racing_promotions_lose_no_move(store: Store) -> None:
     entry, names = engine(store), [f"v{number}" for number in range(16)]
     manifests = [publish_engines(store, [entry], name, channel=None, wanted=name).manifest for name in names]
-    children = [
-        in_child(lambda manifest=manifest: channels.promote(store, manifest, "stable", by=manifest.version))
-        for manifest in manifests
-    ]
-    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 16
+    run_together(partial(channels.promote, store, it, "stable", by=it.version) for it in manifests)
     channel = state.read_channel(store, "digits", "stable")
     assert channel is not None and sorted(move.by for move in read_history(store, channel).moves) == sorted(names)
 

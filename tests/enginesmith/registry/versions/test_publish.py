@@ -1,7 +1,7 @@
 import os
 import signal
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,17 @@ from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import lookup, state
 from enginesmith.registry.versions.publish import attach_page, find_published, publish
 from enginesmith.registry.versions.state import read_history
-from tests.enginesmith.registries import approval, draft, engine, in_child, on_each_store, publish_engines, refusal
+from tests.enginesmith.registries import (
+    approval,
+    draft,
+    engine,
+    in_child,
+    on_each_store,
+    publish_engines,
+    refusal,
+    run_together,
+)
+from tests.enginesmith.registry.fault_runs import die_at_write
 
 
 @on_each_store
@@ -148,7 +158,7 @@ def test_the_page_lies_beside_the_manifest(store: Store) -> None:
 @on_each_store
 def test_racing_publishers_of_other_content_get_a_version_each(store: Store) -> None:
     entry = engine(store)
-    run_together(8, lambda n: publish_engines(store, [entry], n))
+    run_together(partial(publish_engines, store, [entry], n) for n in range(8))
     assert lookup.versions(store, "digits") == [str(n) for n in range(1, 9)]
     contents = {lookup.load(store, "digits", version).content for version in lookup.versions(store, "digits")}
     channel = state.read_channel(store, "digits", "candidate")
@@ -159,7 +169,7 @@ def test_racing_publishers_of_other_content_get_a_version_each(store: Store) -> 
 @on_each_store
 def test_racing_publishers_of_one_content_make_one_version(store: Store) -> None:
     entry = engine(store)
-    run_together(8, lambda n: publish_engines(store, [entry]))
+    run_together([lambda: publish_engines(store, [entry])] * 8)
     assert lookup.versions(store, "digits") == ["1"]
 
 
@@ -175,17 +185,9 @@ def test_of_racing_publishers_of_one_name_exactly_one_wins_and_the_others_are_to
         else:
             store.create(f"won/{number}", b"")
 
-    run_together(16, publish_named)
+    run_together(partial(publish_named, number) for number in range(16))
     (won,) = store.children("won/")
     assert lookup.load(store, "digits", "1.0").content == draft(store, int(won)).content
-
-
-def run_together(count: int, work) -> None:
-    children = [in_child(lambda n=n: work(n)) for n in range(count)]
-    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * count
-
-
-WRITES = {"open", "os.mkdir", "os.rename", "os.remove", "os.chmod", "fcntl.flock"}
 
 
 def test_killed_before_any_write_it_leaves_no_half_version_and_the_next_run_completes(tmp_path: Path) -> None:
@@ -214,15 +216,8 @@ def _publish(store: Store):
 
 
 def _publish_until(root: Path, step: int) -> None:
-    count = 0
-
-    def die(event: str, _: object) -> None:
-        nonlocal count
-        if event in WRITES and (count := count + 1) == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     store = open_store(root, create=True)
-    sys.addaudithook(die)
+    die_at_write(step)
     _publish(store)
 
 

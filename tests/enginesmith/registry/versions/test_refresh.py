@@ -18,7 +18,7 @@ from enginesmith.registry.gc import collect
 from enginesmith.registry.leases import PUBLISHING, Guard, take_lease
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key
+from enginesmith.registry.store.layout import attestation_key, blob_key, manifest_key
 from enginesmith.registry.verification import repair, verify
 from enginesmith.registry.versions import channel_writes, channels, publish
 from enginesmith.registry.versions import state as versions_state
@@ -26,30 +26,15 @@ from enginesmith.registry.versions.channel_writes import with_snapshots
 from enginesmith.registry.versions.lookup import Snapshot, parse_snapshot
 from enginesmith.registry.versions.publish import add_attestation
 from enginesmith.registry.versions.state import Channel, read_channel
-from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, report
+from tests.enginesmith.registries import flip, on_each_store, overwrite, report
 from tests.enginesmith.registry.counting import CountingStore
 from tests.enginesmith.registry.memory import Actor, Killed, MemoryStore, after, interleave, set_clocks
-
-KEY = channel_key("digits", "stable")
-
-
-def published(store: Store, data: bytes) -> Manifest:
-    return publish_engines(store, [engine(store, data=data)], data.decode(), channel="stable").manifest
-
-
-def state(store: Store) -> Channel:
-    found = read_channel(store, "digits", "stable")
-    assert found is not None
-    return found
+from tests.enginesmith.registry.versions.test_state import KEY, located, published, state
 
 
 def snapshot(store: Store) -> str:
     channel = state(store)
     return channel.snapshots[channel.manifest]
-
-
-def located(store: Store) -> str:
-    return VersionLocator(store).locate(parse_reference("digits:stable")).manifest.version
 
 
 def test_documents_over_the_limit_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,15 +173,13 @@ def test_a_snapshot_that_lacks_evidence_is_told_and_repaired(store: Store) -> No
     assert located(store) == "1" and [item.kind for item in verify(store).problems] == ["stale"]
 
 
-@pytest.mark.parametrize("data", [b"", b"no zlib", zlib.compress(b"{}"), zlib.compress(b'{"format":1}')[:-1]])
-def test_what_is_no_snapshot_is_damage(data: bytes) -> None:
-    with pytest.raises(EnginesmithError):
-        parse_snapshot(data)
-
-
-def test_a_snapshot_that_inflates_without_end_is_refused() -> None:
-    with pytest.raises(EnginesmithError, match="is cut, or over"):
-        parse_snapshot(zlib.compress(b"[" * (200 << 20)))
+def test_what_is_no_snapshot_is_damage() -> None:
+    for data in (b"", b"no zlib", zlib.compress(b"{}")):
+        with pytest.raises(EnginesmithError):
+            parse_snapshot(data)
+    for data in (zlib.compress(b'{"format":1}')[:-1], zlib.compress(b"[" * (200 << 20))):
+        with pytest.raises(EnginesmithError, match="is cut, or over"):
+            parse_snapshot(data)
 
 
 def test_documents_outside_of_the_version_are_refused(store: Store) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginesmith.core.errors import DataError, InputError
-from validation.metrics.tasks.boxes import MOST_BOXES, BoxSet, Detection, boxes_of_labels, overlaps, read_boxes
+from validation.metrics.tasks.boxes import MOST_BOXES, BoxSet, Detection, boxes_of_labels, read_boxes
 from validation.metrics.tasks.terms import DetectionMetric
 
 TERMS = DetectionMetric("boxes", scores="scores", classes="classes")
@@ -145,10 +145,6 @@ def test_labels_are_boxes_with_classes_that_end_at_negative_ones():
     assert boxes_of_labels(labels[..., :4], TERMS)[0].classes.tolist() == [0]
     with pytest.raises(DataError, match="samples, boxes, 5"):
         boxes_of_labels(np.zeros((2, 3)), TERMS)
-
-
-def test_boxes_without_area_overlap_nothing():
-    assert overlaps(np.zeros((1, 4)), np.array([[0, 0, 0, 0], [0, 0, 1, 1]])).tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize(
