@@ -60,8 +60,7 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
     if not output_names:
         raise ModelError("; ".join(left_out.values()))
     outputs = choose_outputs(model, [*output_names])
-    initializer_names = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in initializer_names]
+    inputs = _inputs(model)
     unknown = {value.name: "the model does not say how many axes it has" for value in inputs if _is_unranked(value)}
     # Without all ranks it has no canonical form, and cannot be run.
     tidy = model if unknown else canonical(model)
@@ -117,8 +116,7 @@ def _refusals(model: onnx.ModelProto) -> Iterator[str]:
 def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:
     """The task metric that the shapes of these outputs make evident, of what a caller gives and gets; empty where
     nothing is known of them."""
-    initializer_names = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in initializer_names]
+    inputs = _inputs(model)
     output_values = [value for value in model.graph.output if value.name in outputs]
     if any(map(_is_unranked, (*inputs, *output_values))):
         return {}
@@ -130,6 +128,11 @@ def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str,
         # Boxes of nearly equal scores change places, and others are selected, with any rounding.
         metric["decides"] = ["fp32", "fp16", "int8"]
     return metric
+
+
+def _inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    initializer_names = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in initializer_names]
 
 
 def _sources(model: onnx.ModelProto) -> dict[str, str]:
@@ -192,8 +195,7 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str
 def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
     """The scalar inputs that conditions of Ifs are computed from, where nothing else is."""
     makers = {name: node for node in model.graph.node for name in node.output}
-    initializer_names = {tensor.name for tensor in model.graph.initializer}
-    inputs = {value.name: value.type.tensor_type for value in model.graph.input if value.name not in initializer_names}
+    inputs = {value.name: value.type.tensor_type for value in _inputs(model)}
     deciding_names = set[str]()
     for node in (node for node in model.graph.node if node.op_type == "If"):
         visited_names, unread = set[str](), {node.input[0]}
@@ -202,12 +204,9 @@ def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
             visited_names.add(name)
             unread |= {*makers[name].input} - visited_names if name in makers else set()
         reached = visited_names & inputs.keys()
-        deciding_names |= reached if all(_is_scalar(inputs[name]) for name in reached) else set()
+        if all(inputs[name].HasField("shape") and not inputs[name].shape.dim for name in reached):
+            deciding_names |= reached
     return deciding_names
-
-
-def _is_scalar(tensor: onnx.TypeProto.Tensor) -> bool:
-    return tensor.HasField("shape") and not tensor.shape.dim
 
 
 def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str, str], ...]:

@@ -131,7 +131,7 @@ def _try_out(found: FoundModel, run: Run, known: Mapping[str, int], held: Mappin
         for name, (low, high) in several.items()
         if (dim := tried.dims[name]).min == dim.max
     }
-    tried = tried.with_dims({**tried.dims, **widened})
+    tried = replace(tried, dims={**tried.dims, **widened})
     fixed = {name: dim for name, dim in tried.dims.items() if dim.min == dim.max}
     inputs = tuple(
         replace(spec, shape=tuple(fixed[dim].opt if dim in fixed else dim for dim in spec.shape))

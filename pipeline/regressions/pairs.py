@@ -5,16 +5,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from builders.execution.jobs import Job, Needs, WorkerContext
+from builders.execution.jobs import Job, WorkerContext
 from enginesmith.core.errors import EnginesmithError, InputError, SpecError
 from enginesmith.core.reports.proof import Check, name_task_checks
 from enginesmith.core.text import now
 from enginesmith.core.types import PRECISIONS, BuildRequest, Precision, Session
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import open_store
-from pipeline.compile.run_context import Work, stops_run
+from pipeline.compile.run_context import Work, fail_step
 from pipeline.compile.steps.blobs import golden_set, open_session
-from pipeline.compile.steps.keys import BenchmarkPair, engine_limits, limits_of, metrics_of, model_shapes
+from pipeline.compile.steps.keys import engine_limits, limits_of, metrics_of, time_pair
 from pipeline.operations.validate import spec_of
 from pipeline.outcome import JudgedUnit, engine_of
 from pipeline.progress.events import Finished
@@ -265,14 +265,14 @@ class PairMeasurement:
         precision = blobs[0].request.precision
         limits, metrics = limits_of(self.work.spec, precision, "engine"), metrics_of(self.work.spec, precision)
         request = CompareAnswers(*blobs, self.golden, limits, metrics)
-        name = f"answers of {unit}"
-        job = Job(name, request, self.work.context.store.uri, engine_limits(self.work.spec, "proof"))
+        name, context = f"answers of {unit}", self.work.context
+        job = Job(name, request, context.store.uri, engine_limits(self.work.spec, "proof"))
         try:
-            answer_comparison = self.work.context.run_job(self.work.context.local, name, job)
+            answer_comparison = context.run_job(context.local, name, job)
         except EnginesmithError as error:
             remarks.append(self._remark(name, error))
             return None
-        self.work.context.progress.emit(Finished(name))
+        context.progress.emit(Finished(name))
         return answer_comparison
 
     def _pair_metrics(self, answers: ComparedAnswers) -> list[MetricPair]:
@@ -305,14 +305,10 @@ class PairMeasurement:
     def _time(
         self, unit: str, blobs: tuple[EngineBlob, EngineBlob], sizes: Mapping[str, int], remarks: list[str]
     ) -> BucketTimes | None:
-        request = BenchmarkPair(*blobs, self.golden, model_shapes(self.work.spec), sizes, self.options.seconds, seed=0)
         at = " ".join(f"{dim}={size}" for dim, size in sizes.items()) or "static"
         name = f"times of {unit} at {at}"
-        job = Job(
-            name, request, self.work.context.store.uri, engine_limits(self.work.spec, "latency"), Needs(alone=True)
-        )
         try:
-            benchmark = self.work.context.run_job(self.work.context.local, name, job)
+            benchmark = time_pair(name, blobs, self.golden, sizes, self.options.seconds, self.work)
         except EnginesmithError as error:
             remarks.append(self._remark(name, error))
             return None
@@ -320,11 +316,8 @@ class PairMeasurement:
         return BucketTimes.of(benchmark.bucket, benchmark, benchmark.surroundings.busy)
 
     def _remark(self, name: str, error: EnginesmithError) -> str:
-        if stops_run(error):
-            raise error
-        first = str(error).splitlines()[0]
-        self.work.context.progress.emit(Finished(name, "failed", first))
-        return f"{name} could not be compared: {first}"
+        fail_step(name, error, self.work.context)
+        return f"{name} could not be compared: {str(error).splitlines()[0]}"
 
 
 def changed_interface(request: BuildRequest, entry: EngineEntry) -> str | None:

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from builders.backends import discovery
-from builders.execution.jobs import Job, Needs
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UnknownNameError, canonical_json
 from enginesmith.core.hardware.machine import driver_version
@@ -20,8 +19,8 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.lookup import load_if_there
 from enginesmith.registry.versions.publish import add_latencies
 from pipeline.canary.engines import ChosenEngine
-from pipeline.compile.run_context import RunContext, stops_run
-from pipeline.compile.steps.keys import BenchmarkPair, engine_limits, model_shapes
+from pipeline.compile.run_context import RunContext, Work, fail_step
+from pipeline.compile.steps.keys import time_pair
 from pipeline.operations.validate import spec_of, why_not_here
 from pipeline.outcome import engine_of
 from pipeline.progress.events import Finished
@@ -104,18 +103,13 @@ def _time_against(
     context: RunContext,
 ) -> Ratio | None:
     """The ratio of the engine's time to the reference's at a bucket; None where the two cannot be run together."""
-    spec = spec_of(chosen.manifest)
-    blobs = engine_of(chosen.entry), engine_of(reference)
+    work, blobs = Work(spec_of(chosen.manifest), context), (engine_of(chosen.entry), engine_of(reference))
     seconds = PAIRED * report.asked.seconds
-    pair = BenchmarkPair(*blobs, chosen.manifest.golden, model_shapes(spec), bucket.sizes, seconds, seed=0)
     name = f"{report.unit} against its reference at {bucket.name}"
-    job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     try:
-        benchmark = context.run_job(context.local, name, job)
+        benchmark = time_pair(name, blobs, chosen.manifest.golden, bucket.sizes, seconds, work)
     except EnginesmithError as error:
-        if stops_run(error):
-            raise
-        context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+        fail_step(name, error, context)
         return None
     context.progress.emit(Finished(name))
     return next(item for item in benchmark.ratios if item.p == 0.5)

@@ -118,7 +118,7 @@ def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[P
         (tmp_path / name).mkdir()
     engines = {graph.name: engine for graph, _, engine in pinned_engines(store, manifest, entry)}
     whole = read_ensemble(manifest, store, tmp_path / "read")
-    request = request_proof(EnsembleUnit(entry.hardware, "fp32", engines, {}), whole)
+    request = whole.request_proof(EnsembleUnit(entry.hardware, "fp32", engines, {}))
     blob = request.engines["decoder"]
     store.fetch(blob.digest, tmp_path / "engine.onnx")
     model = onnx.load(tmp_path / "engine.onnx")
