@@ -218,7 +218,6 @@ def _usual_name(spec: TensorSpec, axis: int) -> str:
 
 
 def _free(name: str, owner: str, taken: Mapping[str, str]) -> str:
-    """The name, or one that nothing has yet."""
     used = set(taken.values())
     if name not in used:
         return name

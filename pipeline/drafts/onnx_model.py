@@ -146,7 +146,6 @@ def _name(path: Path) -> str:
 
 
 def _find_left_out(model: onnx.ModelProto) -> dict[str, str]:
-    """The outputs that no spec can have, and why."""
     inputs = {value.name for value in model.graph.input}
     reasons = {value.name: why_no_tensor(value) for value in model.graph.output}
     reasons |= {name: "is an input that is passed on as it is" for name in reasons if name in inputs}
@@ -210,7 +209,6 @@ def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
 
 
 def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str, str], ...]:
-    """Precisions that make sense for what the graph is made of."""
     if "QuantizeLinear" in counts or counts.keys() >= {"DequantizeLinear", "DynamicQuantizeLinear"}:
         return (("int8", "the graph as it is: it carries Q/DQ nodes, and other precisions would quantize twice"),)
     if quantized := counts.keys() & (_INTEGER | {"DynamicQuantizeLSTM"}):
@@ -294,7 +292,6 @@ _KEPT: Mapping[str, str] = {
 
 
 def _find_dropped(told: ProtoMessage) -> Iterator[str]:
-    """What the configuration says that no spec has."""
     for name, kept in _KEPT.items():
         messages = told.messages(name) if name else [told]
         for field in dict.fromkeys(field for item in messages for field in item.fields if field not in kept.split()):

@@ -109,7 +109,6 @@ def _read_requests(
 
 
 def _as_requested(found: FoundModel, reading: Reading) -> FoundModel:
-    """The model with the inputs that the requests have."""
     said = [
         f"input {spec.name}: {spec.dtype} {format_shape(spec.shape)}, as in the requests" for spec in reading.inputs
     ]

@@ -154,7 +154,6 @@ def check(run: Run, served: ServedVersion | None, here: Machine, options: CheckO
 
 
 def _select(served: ServedVersion, selection: Selection) -> list[EngineEntry]:
-    """The served engines of the precisions and backends that were asked for."""
     precisions, backends = selection.precisions, selection.backends
     return [
         entry

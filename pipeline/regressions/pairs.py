@@ -134,7 +134,6 @@ class CompareAnswers:
 
 
 def _measure(session: Session, golden: "GoldenSet", metrics: Sequence[TaskMetric]) -> dict[str, float | None]:
-    """The task metrics of an engine by name; None where one cannot be measured."""
     from validation.comparison.tasks import task_checks
 
     try:

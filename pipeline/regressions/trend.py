@@ -253,7 +253,6 @@ def draw_trend(trend: Trend, *, standalone: bool = False) -> str:
 
 
 def _draw_levels(axes: "Axes", known: Sequence[tuple[int, SeriesPoint, float]], changes: Sequence[TrendChange]) -> None:
-    """The median between changes, and a line at each change with what came with it."""
     for start, end in pairwise([0, *(change.index for change in changes), math.inf]):
         numbers = sorted(number for i, _, number in known if start <= i < end)
         if numbers:

@@ -313,7 +313,6 @@ def wrong_server(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 
 def _wrong_options(chosen: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple[Loc, str]]:
-    """Unknown backends, and options that a backend does not take: (key, message)."""
     for name, options in chosen.items():
         try:
             backends.configure(name, options)

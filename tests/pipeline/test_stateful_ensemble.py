@@ -19,7 +19,7 @@ from enginesmith.registry.manifest import pinned_engines
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.canary.run import CanaryRun, run_canary
-from pipeline.compile.ensembles.publication import EnsembleUnit, request_proof
+from pipeline.compile.ensembles.publication import EnsembleUnit
 from pipeline.operations.validate import read_ensemble
 from pipeline.orchestration.catalog import foresee_spec
 from pipeline.orchestration.run import RunOptions

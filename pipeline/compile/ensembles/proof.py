@@ -125,7 +125,6 @@ class ProveEnsemble:
 
     @property
     def _given(self) -> tuple[TensorSpec, ...]:
-        """What functions give."""
         return tensors_of(self._functions)
 
     @property

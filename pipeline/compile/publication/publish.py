@@ -160,7 +160,6 @@ def note_larger(units: Sequence[UnitResult]) -> list[UnitResult]:
 
 
 def _store_labels(spec: ModelSpec, store: Store) -> dict[str, str]:
-    """The files of class names as sources of the version."""
     labels = spec.triton.labels
     return {label_source(output): store.put_file(spec.file(name)) for output, name in labels.items()}
 
@@ -217,7 +216,6 @@ def resolved_spec(spec: ModelSpec) -> Json:
 
 
 def _digest_files(spec: ModelSpec) -> dict[str, str]:
-    """Digests of the files that a spec names."""
     files = {
         "source": spec.source_file,
         "weights": spec.source.weights,

@@ -133,7 +133,6 @@ class _Measuring:
         return self._with_times(unit_facts, item) if item.entry.status in PASSED else unit_facts
 
     def _with_times(self, known: EngineFacts, item: JudgedUnit) -> EngineFacts:
-        """The facts with the times of an engine that runs here."""
         latency = Latency(seconds=self.options.seconds, buckets="few")
         digest = time_engine(item.built.blob, latency, self.exported.golden, self.work, afresh=True)
         if digest is None:

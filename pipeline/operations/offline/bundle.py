@@ -266,7 +266,6 @@ def _find_entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
 
 
 def _check_device(entry: EngineEntry, device: KitDevice) -> None:
-    """Raise _Refused where the engine is not for the device that it ran on."""
     capability = device.compute_capability
     if capability != entry.compute_capability:
         said = "a CPU" if capability is None else "sm_{}".format("".join(map(str, capability)))
