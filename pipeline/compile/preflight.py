@@ -40,7 +40,7 @@ def check_files(spec: ModelSpec) -> None:
 
 
 def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
-    pointers = list(_find_pointers(spec))
+    pointers = [(loc, f"{name!r} {POINTER}") for loc, name in spec.named_files() if is_pointer(spec.file(name))]
     yield from pointers
     unread = {loc for loc, _ in pointers}
     header: GraphHeader | None = None
@@ -93,12 +93,6 @@ def _inputs_too_large(spec: ModelSpec) -> Iterator[Mistake]:
                 ("inputs", item.name),
                 f"takes {format_bytes(size_bytes)} at its largest, more than this machine has; {remedy}",
             )
-
-
-def _find_pointers(spec: ModelSpec) -> Iterator[Mistake]:
-    for loc, name in spec.named_files():
-        if is_pointer(spec.file(name)):
-            yield loc, f"{name!r} {POINTER}"
 
 
 def is_pointer(path: Path) -> bool:
