@@ -36,8 +36,6 @@ from pipeline.sources.onnx_model import dtype_name, external_files, load_onnx, s
 from pipeline.sources.walk import all_nodes, all_tensors
 from pipeline.spec.source import FILL_IN, INPUT_DTYPES
 
-# A look at an ONNX file: what it takes and gives, what it is made of, and at which sizes it runs.
-
 # Operators whose weights int8 makes smaller and faster.
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "Attention"})
 _INTEGER = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "DynamicQuantizeMatMul"})

@@ -25,8 +25,6 @@ from validation.data.batches import leading_dim
 from validation.data.samples import Samples
 from validation.data.stored import find_arrays
 
-# Saved requests, one at a time: recorded traffic, JSON, arrays, Parquet, images, and folders of these.
-
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 LINES = frozenset({".jsonl", ".ndjson", ".traffic"})
 _ARRAYS = frozenset({".npz", ".npy", ".safetensors"})

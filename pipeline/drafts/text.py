@@ -13,8 +13,6 @@ from pipeline.drafts.facts import FoundModel, as_inputs, model_name, stem_of
 from pipeline.sources.onnx_header import HeaderTensor, format_shape
 from pipeline.spec.source import FILL_IN
 
-# The YAML of a spec that was written by looking at a model, with what was found as comments.
-
 _HEAD = """\
 # Written by `enginesmith init`; what was found stands in the comments. Every path is relative to this file.
 # `enginesmith plan THIS_FILE` shows what would be built and why; `enginesmith debug schema` prints all keys.

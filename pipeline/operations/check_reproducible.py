@@ -29,8 +29,6 @@ from pipeline.spec.model import overrides
 if TYPE_CHECKING:
     from validation.contracts.repeats import Reproducibility
 
-# Independent rebuilds of a published engine, each in a process of its own: how far their bytes and answers differ.
-
 # Cases of each kind that a rebuild is run on: enough to see that it has other kernels.
 MOST_CASES = 8
 

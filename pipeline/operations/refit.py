@@ -1,4 +1,4 @@
-"""Makes a version with new weights by refit."""
+"""Makes a version with other weights: a published engine's kernels, without a build (`enginesmith debug refit`)."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -32,9 +32,6 @@ from pipeline.outcome import JudgedUnit, Outcome, engine_of, judge_built
 from pipeline.progress.events import Finished
 from pipeline.values import Built, EngineBlob, Graph, GraphVariant, Recorded, Unit
 
-# `enginesmith debug refit`: a published engine's kernels with other weights, without a build, proven and published
-# anew.
-#
 # The weights come from a spec or from another version. A unit is refitted when the engine of the same unit was built
 # for it (its manifest says so), everything else of its build request is the same, and the two ONNX models differ in
 # their weights alone. The new engine is put on record under its build key as if it had been built, so that what follows

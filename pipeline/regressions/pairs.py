@@ -40,8 +40,6 @@ from validation.metrics.tasks.terms import TaskMetric
 if TYPE_CHECKING:
     from validation.golden.golden_set import GoldenSet
 
-# What a change may be worse by, and how long it is measured.
-
 # The greatest loss of a task metric that passes: of shares and errors, of values in dB, and of a perplexity as a share.
 LOSS, LOSS_DB, LOSS_PERPLEXITY = 0.005, 0.5, 0.01
 SLOWER = 0.03

@@ -56,8 +56,6 @@ from pipeline.spec.model import ModelSpec
 from pipeline.values import EngineBlob, ModelShapes, Proof, Recorded
 from validation.latency.machine import SystemLoadMonitor, machine
 
-# Jobs of a rehearsal. They run in the environment of the one toolchain or of the other.
-
 
 @dataclass(frozen=True)
 class ReadToolchain:

@@ -73,7 +73,9 @@ class StateModel:
             sequence_steps: list[list[Tensors]] = [[{name: group[name] for name in steps} for group in groups]]
         else:
             sequence_steps = [self._read(sequence) for sequence in islice(split(samples, order), MOST_SEQUENCES)]
-        if samples and all(sum(bool(sample.get(BEGINS, True)) for sample in steps) < 2 for steps in sequence_steps):
+        if samples and all(
+            sum(bool(sample.get(BEGINS, True)) for sample in sequence) < 2 for sequence in sequence_steps
+        ):
             raise DataError(
                 f"{samples.name}: the sequences have one step each, so that no state is handed on; store sequences of "
                 "several steps, and in the array that golden.sequence names one number for all steps of a sequence"

@@ -35,8 +35,6 @@ from pipeline.spec.source import (
 from pipeline.spec.validation import Validation
 from validation.metrics.tasks.terms import TaskMetric
 
-# The section `golden` of a spec: real inputs, right answers, task metrics.
-
 
 class MeasuredData(SpecPart):
     """What real inputs are for: right answers, and the task metrics that are measured over them."""

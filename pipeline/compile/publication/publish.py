@@ -41,8 +41,6 @@ from pipeline.values import Attributed, Exported, Graph, Json
 from validation.attribution.result import NamedAttribution, attach_attribution, read_attribution
 from validation.reporting.version_document import VersionDocument
 
-# What a run would publish, as values: the draft of the manifest, the entry of each unit, and what stands beside.
-
 # Entries of a manifest's provenance: the engine whose kernels another has, with other weights.
 REFITTED = "refitted from"
 

@@ -29,8 +29,6 @@ from pipeline.spec.validation import Latency
 from pipeline.values import EngineBlob, Exported, Selection
 from validation.latency.machine import machine
 
-# Builds a model with every backend that can, proves and times what runs here, and compares the engines.
-#
 # The steps are those of a build, with its records: what was built or proven before is not done again. Nothing is
 # published and no channel moves. Engines are always timed anew, alone and in pairs: the recommendation rests on it.
 
