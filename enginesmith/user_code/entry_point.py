@@ -78,6 +78,16 @@ def missing_function(file: Path, function: str) -> str:
     return f"{file} has no function {function!r}; {hint}"
 
 
+def why_no_function(root: Path, entry: Path, function: str, module: str = "") -> str:
+    """Why a spec's entry point cannot be called, without running it; '' where it can, or may. root, entry, module: as
+    for `source_files`."""
+    try:
+        source_files(root, entry, module)
+        return missing_function(entry, function)
+    except ModelError as error:
+        return str(error)
+
+
 def imported_packages(root: Path, entry: Path, module: str = "") -> tuple[str, ...]:
     """Top-level names of what those files import from elsewhere, without the standard library; sorted.
 

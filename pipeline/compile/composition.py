@@ -265,6 +265,5 @@ def list_graphs(plan: Iterable[Prepared]) -> tuple[Graph, ...]:
 
 
 def _merge(batches: Iterable[Quantized]) -> list[Quantized]:
-    """Batches as one."""
     batch_list = list(batches)
     return [replace(batch_list[-1], graphs=tuple(graph for batch in batch_list for graph in batch.graphs))]

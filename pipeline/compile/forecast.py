@@ -226,7 +226,6 @@ def _foresee_unit(item: PlanCandidate, unit: Unit | None, known: OnRecord, cause
 
 
 def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> str:
-    """Why it is not known what becomes of a unit."""
     for missed in known.missed:
         if item.variant in {graph.variant for graph in missed.graphs}:
             return f"{missed.why}: build searches for a better quantization; the action is known after the search"
@@ -276,8 +275,11 @@ def _follows(what: str, stage: str, forecast: Forecast, known: OnRecord, causes:
         done = f"the model is {' and '.join(steps)} again" if steps else "what comes of it is on record"
         open_ = "whose graphs change shows then" if steps and forecast.count("unknown") else ""
         return f"{done}; {open_ or built or 'no engine changes by it'}"
-    golden = f"{_say_golden(made)}; " if stage == "golden" else ""
-    return golden + (proven or "no proof is made again here")
+    proven = proven or "no proof is made again here"
+    if stage != "golden":
+        return proven
+    anew = _has(made, "golden set", "export")
+    return f"{'the golden set is made again' if anew else 'its golden set is on record'}; {proven}"
 
 
 def _say_export(made: Sequence[str], same: bool) -> str:
@@ -286,10 +288,6 @@ def _say_export(made: Sequence[str], same: bool) -> str:
     to = "the same ONNX model" if same else "another ONNX model"
     steps = _list_steps(made)
     return f"the model is exported again, to {to}" + (f", {' and '.join(steps)}" if steps else "")
-
-
-def _say_golden(made: Sequence[str]) -> str:
-    return "the golden set is made again" if _has(made, "golden set", "export") else "its golden set is on record"
 
 
 def _list_steps(made: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from enginesmith.core.errors import EnginesmithError, ModelError
 from enginesmith.core.state import step_inputs
 from enginesmith.core.text import format_bytes
 from enginesmith.core.types import TRAITS, TensorSpec
-from enginesmith.user_code.entry_point import missing_function, source_files
+from enginesmith.user_code.entry_point import why_no_function
 from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_arguments, wrong_inputs, wrong_outputs
 from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from pipeline.spec.model import ModelSpec, locate_mistakes
@@ -40,8 +40,7 @@ def check_files(spec: ModelSpec) -> None:
 
 
 def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
-    """(key that it is about, message) for each mistake."""
-    pointers = list(_find_pointers(spec))
+    pointers = [(loc, f"{name!r} {POINTER}") for loc, name in spec.named_files() if is_pointer(spec.file(name))]
     yield from pointers
     unread = {loc for loc, _ in pointers}
     header: GraphHeader | None = None
@@ -69,7 +68,8 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
         path, function = spec.file(spec.calibration.file), spec.calibration.function
         place: Loc = ("calibration", "data")
         if function:
-            yield from _wrong_function(place, spec, path, function)
+            if reason := why_no_function(spec.folder, path, function):
+                yield place, reason
         else:
             extra = [name for name in (spec.calibration.labels, *spec.calibration.orders) if name]
             yield from _wrong_samples(place, spec, path, sound, extra, others)
@@ -95,12 +95,6 @@ def _inputs_too_large(spec: ModelSpec) -> Iterator[Mistake]:
             )
 
 
-def _find_pointers(spec: ModelSpec) -> Iterator[Mistake]:
-    for loc, name in spec.named_files():
-        if is_pointer(spec.file(name)):
-            yield loc, f"{name!r} {POINTER}"
-
-
 def is_pointer(path: Path) -> bool:
     """Whether a file is what Git LFS leaves in the place of a large one that was not fetched."""
     return path.is_file() and _first_bytes(path).startswith(_LFS)
@@ -118,15 +112,12 @@ def _check_source(spec: ModelSpec) -> GraphHeader | None:
         return read_header(path)
     if source.kind == "pt2" and not zipfile.is_zipfile(path):
         raise ModelError(f"{path} is truncated or not a .pt2 archive; save it again with torch.export.save")
-    if source.kind == "torch":
-        source_files(spec.folder, path, source.module)
-        if reason := missing_function(path, source.function):
-            raise ModelError(reason)
+    if source.kind == "torch" and (reason := why_no_function(spec.folder, path, source.function, source.module)):
+        raise ModelError(reason)
     return None
 
 
 def _compare(spec: ModelSpec, header: GraphHeader) -> Iterator[Mistake]:
-    """Inputs and outputs of the spec against those of an ONNX model."""
     for name, text in wrong_inputs(header, spec.tensors()):
         yield ("inputs", name) if name else ("inputs",), text
     for index, text in wrong_outputs(header.outputs, spec.outputs):
@@ -176,15 +167,6 @@ def _wrong_weights(path: Path) -> Iterator[Mistake]:
         kind = "a file that torch.save wrote; save it again"
     if not good:
         yield ("source", "weights"), f"{path} is truncated or not {kind}"
-
-
-def _wrong_function(loc: Loc, spec: ModelSpec, path: Path, function: str) -> Iterator[Mistake]:
-    try:
-        source_files(spec.folder, path)
-        if reason := missing_function(path, function):
-            yield loc, reason
-    except ModelError as error:
-        yield loc, str(error)
 
 
 def _wrong_samples(

@@ -112,10 +112,6 @@ class FoundModel:
     triton: Mapping[str, object] = field(default_factory=dict)
     version: str = ""
 
-    def with_dims(self, dims: Mapping[str, FoundDim]) -> "FoundModel":
-        """The same with other dims."""
-        return replace(self, dims=dict(dims))
-
     def hold_sizes(self, sizes: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> "FoundModel":
         """The same with dims that hold the sizes of requests, and but for batches are tuned for the usual ones.
 
@@ -142,7 +138,7 @@ class FoundModel:
                 low = min(max(dim.min, half), least)
                 why += f", and {low} is half of the least" if low > dim.min else ""
                 dims[name] = replace(dim, min=low, opt=size, max=max(dim.max, most), why=why)
-        return self.with_dims(dims)
+        return replace(self, dims=dims)
 
 
 def is_batch(name: str) -> bool:
@@ -222,7 +218,6 @@ def _usual_name(spec: TensorSpec, axis: int) -> str:
 
 
 def _free(name: str, owner: str, taken: Mapping[str, str]) -> str:
-    """The name, or one that nothing has yet."""
     used = set(taken.values())
     if name not in used:
         return name
@@ -271,7 +266,7 @@ def begin_empty(found: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
     grown = {dim for pairs in axes for dim, after in pairs if isinstance(dim, str) and after != dim} - input_dims
     why = "what calls have left; none before the first"
     dims = {name: replace(dim, min=0, multiple=1, why=why) for name, dim in found.dims.items() if name in grown}
-    return found.with_dims({**found.dims, **dims})
+    return replace(found, dims={**found.dims, **dims})
 
 
 def as_inputs(found: FoundModel, chosen: Collection[State] | None = None) -> FoundModel:
@@ -285,7 +280,7 @@ def as_inputs(found: FoundModel, chosen: Collection[State] | None = None) -> Fou
         for name, dim in found.dims.items()
         if not dim.min and name not in state_dims
     }
-    return replace(found, states=remaining_states).with_dims({**found.dims, **empty})
+    return replace(found, states=remaining_states, dims={**found.dims, **empty})
 
 
 def stem_of(name: str) -> tuple[str, ...]:

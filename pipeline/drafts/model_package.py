@@ -107,7 +107,6 @@ def _read_component(package: Path, name: str, place: object) -> tuple[Path, _Com
 
 
 def _models(package: Path, name: str, folder: Path, component: _Component) -> list[_Model]:
-    """The ONNX file of each variant of a component."""
     return [
         _Model(
             f"{name}/{key}", item.ep, _find_file(package, _below(package, folder, item.variant_directory or key), item)
@@ -154,7 +153,6 @@ def _below(package: Path, folder: Path, name: str) -> Path:
 
 
 def _is_compiled(path: Path) -> bool:
-    """Whether an ONNX file has a part that was compiled for one device."""
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             graphs = (item for item in fields(data, 0, len(data)) if item.number == _GRAPH)

@@ -36,8 +36,6 @@ from pipeline.sources.onnx_model import dtype_name, external_files, load_onnx, s
 from pipeline.sources.walk import all_nodes, all_tensors
 from pipeline.spec.source import FILL_IN, INPUT_DTYPES
 
-# A look at an ONNX file: what it takes and gives, what it is made of, and at which sizes it runs.
-
 # Operators whose weights int8 makes smaller and faster.
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "Attention"})
 _INTEGER = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "DynamicQuantizeMatMul"})
@@ -60,8 +58,7 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
     if not output_names:
         raise ModelError("; ".join(left_out.values()))
     outputs = choose_outputs(model, [*output_names])
-    initializer_names = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in initializer_names]
+    inputs = _inputs(model)
     unknown = {value.name: "the model does not say how many axes it has" for value in inputs if _is_unranked(value)}
     # Without all ranks it has no canonical form, and cannot be run.
     tidy = model if unknown else canonical(model)
@@ -117,8 +114,7 @@ def _refusals(model: onnx.ModelProto) -> Iterator[str]:
 def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:
     """The task metric that the shapes of these outputs make evident, of what a caller gives and gets; empty where
     nothing is known of them."""
-    initializer_names = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in initializer_names]
+    inputs = _inputs(model)
     output_values = [value for value in model.graph.output if value.name in outputs]
     if any(map(_is_unranked, (*inputs, *output_values))):
         return {}
@@ -132,6 +128,11 @@ def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str,
     return metric
 
 
+def _inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    initializer_names = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in initializer_names]
+
+
 def _sources(model: onnx.ModelProto) -> dict[str, str]:
     return {value.name: find_source(model.graph, value.name) for value in model.graph.output}
 
@@ -143,7 +144,6 @@ def _name(path: Path) -> str:
 
 
 def _find_left_out(model: onnx.ModelProto) -> dict[str, str]:
-    """The outputs that no spec can have, and why."""
     inputs = {value.name for value in model.graph.input}
     reasons = {value.name: why_no_tensor(value) for value in model.graph.output}
     reasons |= {name: "is an input that is passed on as it is" for name in reasons if name in inputs}
@@ -192,8 +192,7 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str
 def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
     """The scalar inputs that conditions of Ifs are computed from, where nothing else is."""
     makers = {name: node for node in model.graph.node for name in node.output}
-    initializer_names = {tensor.name for tensor in model.graph.initializer}
-    inputs = {value.name: value.type.tensor_type for value in model.graph.input if value.name not in initializer_names}
+    inputs = {value.name: value.type.tensor_type for value in _inputs(model)}
     deciding_names = set[str]()
     for node in (node for node in model.graph.node if node.op_type == "If"):
         visited_names, unread = set[str](), {node.input[0]}
@@ -202,16 +201,12 @@ def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
             visited_names.add(name)
             unread |= {*makers[name].input} - visited_names if name in makers else set()
         reached = visited_names & inputs.keys()
-        deciding_names |= reached if all(_is_scalar(inputs[name]) for name in reached) else set()
+        if all(inputs[name].HasField("shape") and not inputs[name].shape.dim for name in reached):
+            deciding_names |= reached
     return deciding_names
 
 
-def _is_scalar(tensor: onnx.TypeProto.Tensor) -> bool:
-    return tensor.HasField("shape") and not tensor.shape.dim
-
-
 def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str, str], ...]:
-    """Precisions that make sense for what the graph is made of."""
     if "QuantizeLinear" in counts or counts.keys() >= {"DequantizeLinear", "DynamicQuantizeLinear"}:
         return (("int8", "the graph as it is: it carries Q/DQ nodes, and other precisions would quantize twice"),)
     if quantized := counts.keys() & (_INTEGER | {"DynamicQuantizeLSTM"}):
@@ -295,7 +290,6 @@ _KEPT: Mapping[str, str] = {
 
 
 def _find_dropped(told: ProtoMessage) -> Iterator[str]:
-    """What the configuration says that no spec has."""
     for name, kept in _KEPT.items():
         messages = told.messages(name) if name else [told]
         for field in dict.fromkeys(field for item in messages for field in item.fields if field not in kept.split()):

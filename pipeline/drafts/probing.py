@@ -233,4 +233,4 @@ def _guess_all(found: FoundModel, names: Sequence[str], why: str) -> FoundModel:
     for name in names:
         top = LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
         dims[name] = FoundDim(1, 1 if is_batch(name) else top, top, why, guessed=True)
-    return found.with_dims(_fit_memory(dims, found.inputs))
+    return replace(found, dims=_fit_memory(dims, found.inputs))

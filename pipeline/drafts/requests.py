@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -24,12 +24,6 @@ from pipeline.drafts.facts import is_batch, name_axes
 from validation.data.batches import leading_dim
 from validation.data.samples import Samples
 from validation.data.stored import find_arrays
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-
-# Saved requests, one at a time: recorded traffic, JSON, arrays, Parquet, images, and folders of these.
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 LINES = frozenset({".jsonl", ".ndjson", ".traffic"})
@@ -131,7 +125,7 @@ def _read_images(
     files: Iterable[Path], inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling
 ) -> Iterator[Tensors]:
     """Images as one input: the shorter side scaled to the input's size, the middle cut out, RGB or grey."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     if len(inputs) != 1 or len(inputs[0].shape) not in (3, 4):
         raise DataError(f"a folder of images suits a model with one input of an image; this has {len(inputs)} inputs")
@@ -148,17 +142,10 @@ def _read_images(
                 image = opened.convert("L" if channels == 1 else "RGB")
         except unreadable as error:
             raise DataError(f"{file} is no image that can be read ({error}); remove or repair it") from error
-        pixels = np.asarray(_crop(image, height, width))
+        pixels = np.asarray(ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR))
         pixels = _scale(pixels[..., None] if pixels.ndim == 2 else pixels, scaling)
         array = (pixels if channels_last else pixels.transpose(2, 0, 1)).astype(spec.dtype)
         yield {spec.name: np.ascontiguousarray(array[None] if len(spec.shape) == 4 else array)}
-
-
-def _crop(image: "Image.Image", height: int, width: int) -> "Image.Image":
-    """The middle of an image at a size."""
-    from PIL import Image, ImageOps
-
-    return ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
 
 
 def _scale(pixels: Array, scaling: Scaling) -> Array:

@@ -1,7 +1,7 @@
 """The text of a draft of a spec, of one model or of several graphs."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import yaml
@@ -13,12 +13,16 @@ from pipeline.drafts.facts import FoundModel, as_inputs, model_name, stem_of
 from pipeline.sources.onnx_header import HeaderTensor, format_shape
 from pipeline.spec.source import FILL_IN
 
-# The YAML of a spec that was written by looking at a model, with what was found as comments.
-
 _HEAD = """\
 # Written by `enginesmith init`; what was found stands in the comments. Every path is relative to this file.
 # `enginesmith plan THIS_FILE` shows what would be built and why; `enginesmith debug schema` prints all keys.
 """
+_CALIBRATION = "real inputs that int8 is measured and, if need be, searched on: add int8"
+# Of golden data: without it every engine is proven on random inputs.
+REAL = (
+    "real inputs, others than those: 100 or more that the model is used on, each class among them; without them "
+    "engines are only `proven on random inputs`, which no channel of proven engines takes"
+)
 
 
 def write_spec(found: FoundModel, calibration: str | None = None, golden: str | None = None) -> str:
@@ -38,9 +42,33 @@ def quote(value: object) -> str:
 def _sections(found: FoundModel, calibration: str | None, golden: str | None) -> Iterator[str]:
     yield from (f"# {note}" for note in found.notes)
     yield f"model: {quote(found.name)}"
-    yield from _version(found)
+    if found.version:
+        yield f"version: {quote(found.version)}   # as it is served now; without it versions are numbered from 1"
     yield f"source: {quote(dict(found.source))}"
     yield ""
+    yield from _tensors(found)
+    yield ""
+    names = [name for name, _ in found.precisions]
+    if calibration and "fp16" in names:
+        names.append("int8")
+    why = "; ".join(f"{name}: {why}" for name, why in found.precisions if why)
+    yield f"precisions: [{', '.join(names)}]" + (f"   # {why}" if why else "")
+    targets = f"targets: [{', '.join(found.targets)}]"
+    yield f"{targets:<29} # or a generation (ampere), a product (l4), sm_89, gpu (each generation), all"
+    if found.serve:
+        yield f"serve: {found.serve:<22} # what opens the engines (docs/guides/serving-layouts.md)"
+    if found.triton:
+        yield f"triton: {quote(dict(found.triton))}"
+    yield ""
+    for key, path, why in (("calibration", calibration, _CALIBRATION), ("golden", golden, REAL)):
+        yield f"{key}: {{data: {quote(path)}}}" if path else f"# {key}: {{data: {key}.npz}}   # {why}"
+    if found.metric:
+        why = "in golden: what the model is for (docs/guides/bring-a-model.md#add-a-task-metric)"
+        yield f"# metric: {quote(dict(found.metric))}   # {why}"
+
+
+def _tensors(found: FoundModel) -> Iterator[str]:
+    """Inputs, outputs, states and dims."""
     yield "inputs:                       # numbers are fixed sizes, names are dims"
     for spec in found.inputs:
         if why := found.unknown.get(spec.name):
@@ -63,50 +91,6 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
             name = quote(name)
             multiple = f", multiple: {dim.multiple}" if dim.multiple > 1 else ""
             yield f"  {name}: {{min: {dim.min}, opt: {dim.opt}, max: {dim.max}{multiple}}}   # {dim.why}"
-    yield ""
-    yield from _precisions(found, calibration)
-    targets = f"targets: [{', '.join(found.targets)}]"
-    yield f"{targets:<29} # or a generation (ampere), a product (l4), sm_89, gpu (each generation), all"
-    yield from _serving(found)
-    yield ""
-    yield from _data(
-        "calibration", calibration, "real inputs that int8 is measured and, if need be, searched on: add int8"
-    )
-    yield from _data("golden", golden, REAL)
-    if found.metric:
-        why = "in golden: what the model is for (docs/guides/bring-a-model.md#add-a-task-metric)"
-        yield f"# metric: {quote(dict(found.metric))}   # {why}"
-
-
-def _version(found: FoundModel) -> Iterator[str]:
-    if found.version:
-        yield f"version: {quote(found.version)}   # as it is served now; without it versions are numbered from 1"
-
-
-def _serving(found: FoundModel) -> Iterator[str]:
-    if found.serve:
-        yield f"serve: {found.serve:<22} # what opens the engines (docs/guides/serving-layouts.md)"
-    if found.triton:
-        yield f"triton: {quote(dict(found.triton))}"
-
-
-# Of golden data: without it every engine is proven on random inputs.
-REAL = (
-    "real inputs, others than those: 100 or more that the model is used on, each class among them; without them "
-    "engines are only `proven on random inputs`, which no channel of proven engines takes"
-)
-
-
-def _precisions(found: FoundModel, calibration: str | None) -> Iterable[str]:
-    names = [name for name, _ in found.precisions]
-    if calibration and "fp16" in names:
-        names.append("int8")
-    why = "; ".join(f"{name}: {why}" for name, why in found.precisions if why)
-    return (f"precisions: [{', '.join(names)}]   # {why}" if why else f"precisions: [{', '.join(names)}]",)
-
-
-def _data(key: str, path: str | None, why: str) -> Iterable[str]:
-    return (f"{key}: {{data: {quote(path)}}}" if path else f"# {key}: {{data: {key}.npz}}   # {why}",)
 
 
 # The specs of several ONNX files that make one model: one for each, and one that says how they connect, as far as
@@ -242,7 +226,9 @@ def _find_giver(graph: FoundGraph, item: TensorSpec, before: Sequence[FoundGraph
         return named, f"by name and shape, {tensor_text}{other}"
     named_sources = {_find_named(other, before) for other in _steps(graph)}
     pairs = [f"{each.key}.{out.name}" for each in before for out in each.gives if _fits(out, item)]
-    fitting = [pair for pair in pairs if pair not in named_sources] if _says_much(item) else []
+    # An equal type and shape is no chance where floats have a fixed size behind axis 0.
+    says_much = item.dtype.startswith("float") and any(isinstance(dim, int) and dim > 1 for dim in item.shape[1:])
+    fitting = [pair for pair in pairs if pair not in named_sources] if says_much else []
     if len(fitting) == 1:
         return fitting[0], f"the only output of this type and shape, {tensor_text}"
     return (None, f"one of {', '.join(fitting)}, or an input of the whole") if fitting else None
@@ -264,11 +250,6 @@ def _fits(out: HeaderTensor, item: TensorSpec) -> bool:
     return all(left == right or isinstance(left, str) or isinstance(right, str) for left, right in pairs)
 
 
-def _says_much(item: TensorSpec) -> bool:
-    """Whether an equal type and shape is no chance: floats with a fixed size behind axis 0."""
-    return item.dtype.startswith("float") and any(isinstance(dim, int) and dim > 1 for dim in item.shape[1:])
-
-
 def _find_shared(item: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, str] | None:
     """(graph, input) of a mask or length before it of the same type and shape, where one's name ends with the other."""
     if not _SHARED.search(item.name):
@@ -284,11 +265,6 @@ def _find_shared(item: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, s
 def write_ensemble(whole: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> str:
     """The text of the ensemble's spec. files: of the specs of its graphs, by their names."""
     return _ENSEMBLE_HEAD + "\n" + "\n".join(_sections_ensemble(whole, graphs, files)) + "\n"
-
-
-def write_graph(graph: FoundGraph) -> str:
-    """The text of a graph's own spec."""
-    return write_spec(graph.model)
 
 
 def _sections_ensemble(whole: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> Iterator[str]:
@@ -313,17 +289,12 @@ def _sections_ensemble(whole: str, graphs: Sequence[FoundGraph], files: Mapping[
     yield from (f"#   {line}" for line in _wanted(graphs, sources))
     if steps:
         yield "#   sequence: int64; of each sample, which is a step, the number of its sequence (docs/guides/state.md)"
-    yield from _suggest_metric(graphs[-1])
-    yield f"# calibration: {{data: calibration.npz{steps}}}   # the same arrays of other samples, for int8"
-    yield "publication: {channel: candidate}"
-
-
-def _suggest_metric(last: FoundGraph) -> Iterator[str]:
-    """A task metric of the whole, that of its last graph."""
-    if suggestion := last.model.metric:
-        metric = {key: f"{last.key}.{text}" if key in _OUTPUTS else text for key, text in suggestion.items()}
+    if suggestion := graphs[-1].model.metric:
+        metric = {key: f"{graphs[-1].key}.{text}" if key in _OUTPUTS else text for key, text in suggestion.items()}
         yield "# in golden, with right answers, which alone show a connection to a wrong output:"
         yield f"#   labels: ARRAY, metric: {quote(metric)}"
+    yield f"# calibration: {{data: calibration.npz{steps}}}   # the same arrays of other samples, for int8"
+    yield "publication: {channel: candidate}"
 
 
 def _list(tensors: Sequence[TensorSpec] | Sequence[HeaderTensor]) -> str:

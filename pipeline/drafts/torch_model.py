@@ -109,7 +109,6 @@ def _read_requests(
 
 
 def _as_requested(found: FoundModel, reading: Reading) -> FoundModel:
-    """The model with the inputs that the requests have."""
     said = [
         f"input {spec.name}: {spec.dtype} {format_shape(spec.shape)}, as in the requests" for spec in reading.inputs
     ]
@@ -131,7 +130,7 @@ def _try_out(found: FoundModel, run: Run, known: Mapping[str, int], held: Mappin
         for name, (low, high) in several.items()
         if (dim := tried.dims[name]).min == dim.max
     }
-    tried = tried.with_dims({**tried.dims, **widened})
+    tried = replace(tried, dims={**tried.dims, **widened})
     fixed = {name: dim for name, dim in tried.dims.items() if dim.min == dim.max}
     inputs = tuple(
         replace(spec, shape=tuple(fixed[dim].opt if dim in fixed else dim for dim in spec.shape))

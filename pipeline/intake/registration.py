@@ -317,7 +317,6 @@ def _open_registered(address: str, registry: str | None) -> Iterator[Found]:
 
 @contextmanager
 def _in_bucket(address: str) -> Iterator[Found]:
-    """A copy of the files beside a spec in a bucket."""
     prefix, question, options = address.partition("?")
     folder, _, name = prefix.rpartition("/")
     missing = InputError(f"{address}: there is no such file; `enginesmith build --all` takes a place of many specs")

@@ -18,9 +18,9 @@ from enginesmith.registry.evidence.latencies import read_latency_report
 from enginesmith.registry.manifest import request_of
 from enginesmith.registry.store.base import open_store
 from pipeline.canary.engines import ChosenEngine
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set
-from pipeline.compile.steps.keys import BenchmarkPair, MeasureEngine, engine_limits, model_shapes
+from pipeline.compile.steps.keys import MeasureEngine, engine_limits, model_shapes, time_pair
 from pipeline.operations.validate import spec_of
 from pipeline.outcome import engine_of
 from pipeline.progress.events import Finished
@@ -28,8 +28,6 @@ from pipeline.spec.model import overrides
 
 if TYPE_CHECKING:
     from validation.contracts.repeats import Reproducibility
-
-# Independent rebuilds of a published engine, each in a process of its own: how far their bytes and answers differ.
 
 # Cases of each kind that a rebuild is run on: enough to see that it has other kernels.
 MOST_CASES = 8
@@ -144,11 +142,8 @@ def benchmark_pair(
     spec = spec_of(first.manifest)
     sizes = _sizes(first, options)
     at = {dim.name: dim.opt for dim in spec.named_dims()} if isinstance(sizes, str) else sizes[-1]
-    engines, golden = [engine_of(side.entry) for side in (first, second)], first.manifest.golden
-    pair = BenchmarkPair(engines[0], engines[1], golden, model_shapes(spec), at, options.seconds, seed=0)
-    name = f"benchmark {first.entry.unit}"
-    job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
-    return context.run_to_end(context.local, name, job)
+    engines, work = (engine_of(first.entry), engine_of(second.entry)), Work(spec, context)
+    return time_pair(f"benchmark {first.entry.unit}", engines, first.manifest.golden, at, options.seconds, work)
 
 
 def _sizes(chosen: ChosenEngine, options: ProfileOptions) -> BucketChoice:

@@ -338,7 +338,6 @@ def _with_frozen(text: str, digest: str) -> str | None:
 
 
 def _uses(store: Store) -> dict[str, list[str]]:
-    """The versions that use each golden set."""
     versions_by_digest: dict[str, list[str]] = {}
     for model in models(store):
         for version in versions(store, model):

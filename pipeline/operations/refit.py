@@ -1,4 +1,4 @@
-"""Makes a version with new weights by refit."""
+"""Makes a version with other weights: a published engine's kernels, without a build (`enginesmith debug refit`)."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -8,19 +8,10 @@ from builders.backends import discovery
 from builders.backends.optional_methods import get_refitting, get_scheme
 from builders.execution.jobs import Job, Needs, WorkerContext
 from builders.execution.process import enter_phase
-from enginesmith.core.errors import (
-    EnginesmithError,
-    InputError,
-    IntegrityError,
-    ModelError,
-    StepError,
-    UnavailableError,
-    canonical_json,
-    digest_of,
-)
+from enginesmith.core.errors import EnginesmithError, InputError, ModelError, canonical_json, digest_of
 from enginesmith.core.hardware.cpu_kinds import why_no_proof
-from enginesmith.core.parsing import parse_json, user
-from enginesmith.core.reports.proof import Approved, Report, approve
+from enginesmith.core.parsing import user
+from enginesmith.core.reports.proof import Approved, approve
 from enginesmith.core.requirements import Weights
 from enginesmith.core.text import now
 from enginesmith.core.types import QUANTIZED, BuildRequest
@@ -31,19 +22,16 @@ from enginesmith.registry.versions.publish import Published, publish
 from pipeline.compile.causes import explain_change
 from pipeline.compile.publication.pages import SBOM, STATEMENT, with_provenance
 from pipeline.compile.publication.publish import REFITTED
-from pipeline.compile.run_context import RunContext, Work
+from pipeline.compile.run_context import RunContext, Work, fail_step
 from pipeline.compile.steps.blobs import fetch_engine, fetch_graph
 from pipeline.compile.steps.engines import memory_request, needs, recall_engine, record_engine
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.compile.steps.proofs import engine_check, prove_engine
-from pipeline.operations.validate import published_proof, spec_of
+from pipeline.operations.validate import published_proof, read_report, spec_of
 from pipeline.outcome import JudgedUnit, Outcome, engine_of, judge_built
 from pipeline.progress.events import Finished
 from pipeline.values import Built, EngineBlob, Graph, GraphVariant, Recorded, Unit
 
-# `enginesmith debug refit`: a published engine's kernels with other weights, without a build, proven and published
-# anew.
-#
 # The weights come from a spec or from another version. A unit is refitted when the engine of the same unit was built
 # for it (its manifest says so), everything else of its build request is the same, and the two ONNX models differ in
 # their weights alone. The new engine is put on record under its build key as if it had been built, so that what follows
@@ -171,12 +159,8 @@ def _refit(item: Refit, entry: EngineEntry, base: Manifest, work: Work) -> Refit
     job = Job(name, refit, context.store.uri, engine_limits(work.spec, "build"), where)
     try:
         record = context.run_job(context.executor if on_gpu else context.local, name, job)
-    except (UnavailableError, IntegrityError):
-        raise
     except EnginesmithError as error:
-        if isinstance(error, StepError) and error.kind == "cancelled":
-            raise
-        context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+        fail_step(name, error, context)
         return replace(item, reason=str(error))
     context.progress.emit(Finished(name, "refitted", words=f"refitted in {record.seconds:.1f} s"))
     return replace(item, engine=record.digest)
@@ -187,8 +171,6 @@ def _refit(item: Refit, entry: EngineEntry, base: Manifest, work: Work) -> Refit
 # Everything that was measured of the other version stays, and the refitted engines are added or replace its own. What
 # an engine's graph lost against the framework was measured when the other version was built. What the engine loses
 # against its graph is measured now where its hardware is; else it is published as unproven.
-
-_REPORT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -321,7 +303,7 @@ def _keep(
             continue
         proof = None
         if entry.usable and entry.report:
-            proof = approve(Report.from_json(parse_json(context.store.read_blob(entry.report), _REPORT_BYTES)))
+            proof = approve(read_report(entry.report, context.store))
         if proof is None:
             others.append(entry)
         else:

@@ -38,7 +38,7 @@ from enginesmith.registry.versions import lookup, state
 from enginesmith.registry.versions.publish import add_attestation, add_latencies
 from pipeline.compile.ensembles.assembly import read_data
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame, prove
-from pipeline.compile.ensembles.publication import GOLDEN, BuiltEnsemble, EnsembleUnit, request_proof
+from pipeline.compile.ensembles.publication import GOLDEN, BuiltEnsemble, EnsembleUnit
 from pipeline.compile.ensembles.whole import ChainedGraph
 from pipeline.compile.run_context import RunContext, Work, hold_lock
 from pipeline.compile.steps.keys import time_engine
@@ -198,7 +198,7 @@ class PublishedEnsemble:
         """What proves an engine."""
         engines = {graph.name: engine for graph, _, engine in pinned_engines(store, self.manifest, entry)}
         precision = next(each for each in PRECISIONS if each == entry.precision)
-        return request_proof(EnsembleUnit(entry.hardware, precision, engines, {}), self.built)
+        return self.built.request_proof(EnsembleUnit(entry.hardware, precision, engines, {}))
 
     def judge(self, entry: EngineEntry, proof: Proof, cpu: str | None = None) -> Report:
         """The report on an engine with its proof. cpu: as of `make_report`."""

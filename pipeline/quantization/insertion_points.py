@@ -98,7 +98,6 @@ def _compute(
 
 
 def _remove_unread(graph: GraphProto, names: Collection[str]) -> None:
-    """Remove, in place, those of the nodes called `names` that nothing reads any more."""
     reversed_nodes = list[NodeProto]()
     live_names = {value.name for value in graph.output}
     for node in reversed(graph.node):

@@ -136,7 +136,8 @@ def check(run: Run, served: ServedVersion | None, here: Machine, options: CheckO
         pairs = list(_measure_pairs(measuring, proven, pulled))
         limited = any(metric.limits for metric in spec.golden.metrics) if spec.golden else False
         findings += [found for pair in pairs for found in judge_pair(pair, options, limited)]
-        findings += _list_uncompared(proven, pairs, served)
+        compared, uncompared = {pair.unit for pair in pairs}, f"{served.name} serves no such engine here"
+        findings += [Finding("not-compared", "note", uncompared, unit) for unit in proven if unit not in compared]
     return RegressionCheck(
         model=spec.model,
         spec=spec.address or str(spec.path),
@@ -154,7 +155,6 @@ def check(run: Run, served: ServedVersion | None, here: Machine, options: CheckO
 
 
 def _select(served: ServedVersion, selection: Selection) -> list[EngineEntry]:
-    """The served engines of the precisions and backends that were asked for."""
     precisions, backends = selection.precisions, selection.backends
     return [
         entry
@@ -191,15 +191,6 @@ def _measure_pairs(
     for unit, item in proven.items():
         if unit in served.here and (unit != pulled or served.pulled.unit != unit):
             yield measuring.measure(item, served.here[unit], False)
-
-
-def _list_uncompared(
-    proven: Mapping[str, JudgedUnit], pairs: Sequence[EnginePair], served: ServedVersion
-) -> Iterator[Finding]:
-    compared = {pair.unit for pair in pairs}
-    for unit in proven:
-        if unit not in compared:
-            yield Finding("not-compared", "note", f"{served.name} serves no such engine here", unit)
 
 
 def with_lines(found: RegressionCheck, lines: Mapping[Finding, int]) -> RegressionCheck:

@@ -24,8 +24,6 @@ from enginesmith.registry.trust import require
 from enginesmith.registry.versions.lookup import locate
 from pipeline.operations.validate import why_not_here
 
-# What a check measured and found, as values: pairs of a new engine and a served one, and findings with their rule.
-
 Level = Literal["error", "warning", "note"]
 Rule = Literal["spec", "failed", "coverage", "interface", "metric", "drift", "latency", "too-noisy", "not-compared"]
 # What each rule says, for reports that list rules.

@@ -5,19 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from builders.execution.jobs import Job, Needs, WorkerContext
+from builders.execution.jobs import Job, WorkerContext
 from enginesmith.core.errors import EnginesmithError, InputError, SpecError
 from enginesmith.core.reports.proof import Check, name_task_checks
 from enginesmith.core.text import now
 from enginesmith.core.types import PRECISIONS, BuildRequest, Precision, Session
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import open_store
-from pipeline.compile.run_context import Work, stops_run
+from pipeline.compile.run_context import Work, fail_step
 from pipeline.compile.steps.blobs import golden_set, open_session
-from pipeline.compile.steps.keys import BenchmarkPair, engine_limits, limits_of, metrics_of, model_shapes
+from pipeline.compile.steps.keys import engine_limits, limits_of, metrics_of, time_pair
 from pipeline.operations.validate import spec_of
 from pipeline.outcome import JudgedUnit, engine_of
-from pipeline.progress.events import Finished
 from pipeline.regressions.findings import (
     AnswerDrift,
     BucketTimes,
@@ -39,8 +38,6 @@ from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from validation.golden.golden_set import GoldenSet
-
-# What a change may be worse by, and how long it is measured.
 
 # The greatest loss of a task metric that passes: of shares and errors, of values in dB, and of a perplexity as a share.
 LOSS, LOSS_DB, LOSS_PERPLEXITY = 0.005, 0.5, 0.01
@@ -134,7 +131,6 @@ class CompareAnswers:
 
 
 def _measure(session: Session, golden: "GoldenSet", metrics: Sequence[TaskMetric]) -> dict[str, float | None]:
-    """The task metrics of an engine by name; None where one cannot be measured."""
     from validation.comparison.tasks import task_checks
 
     try:
@@ -265,10 +261,10 @@ class PairMeasurement:
         precision = blobs[0].request.precision
         limits, metrics = limits_of(self.work.spec, precision, "engine"), metrics_of(self.work.spec, precision)
         request = CompareAnswers(*blobs, self.golden, limits, metrics)
-        name = f"answers of {unit}"
-        job = Job(name, request, self.work.context.store.uri, engine_limits(self.work.spec, "proof"))
+        name, context = f"answers of {unit}", self.work.context
+        job = Job(name, request, context.store.uri, engine_limits(self.work.spec, "proof"))
         try:
-            return self.work.context.run_to_end(self.work.context.local, name, job)
+            return context.run_to_end(context.local, name, job)
         except EnginesmithError as error:
             remarks.append(self._remark(name, error))
             return None
@@ -303,25 +299,18 @@ class PairMeasurement:
     def _time(
         self, unit: str, blobs: tuple[EngineBlob, EngineBlob], sizes: Mapping[str, int], remarks: list[str]
     ) -> BucketTimes | None:
-        request = BenchmarkPair(*blobs, self.golden, model_shapes(self.work.spec), sizes, self.options.seconds, seed=0)
         at = " ".join(f"{dim}={size}" for dim, size in sizes.items()) or "static"
         name = f"times of {unit} at {at}"
-        job = Job(
-            name, request, self.work.context.store.uri, engine_limits(self.work.spec, "latency"), Needs(alone=True)
-        )
         try:
-            benchmark = self.work.context.run_to_end(self.work.context.local, name, job, lambda made: made.verdict)
+            benchmark = time_pair(name, blobs, self.golden, sizes, self.options.seconds, self.work)
         except EnginesmithError as error:
             remarks.append(self._remark(name, error))
             return None
         return BucketTimes.of(benchmark.bucket, benchmark, benchmark.surroundings.busy)
 
     def _remark(self, name: str, error: EnginesmithError) -> str:
-        if stops_run(error):
-            raise error
-        first = str(error).splitlines()[0]
-        self.work.context.progress.emit(Finished(name, "failed", first))
-        return f"{name} could not be compared: {first}"
+        fail_step(name, error, self.work.context)
+        return f"{name} could not be compared: {str(error).splitlines()[0]}"
 
 
 def changed_interface(request: BuildRequest, entry: EngineEntry) -> str | None:

@@ -56,8 +56,6 @@ from pipeline.spec.model import ModelSpec
 from pipeline.values import EngineBlob, ModelShapes, Proof, Recorded
 from validation.latency.machine import SystemLoadMonitor, machine
 
-# Jobs of a rehearsal. They run in the environment of the one toolchain or of the other.
-
 
 @dataclass(frozen=True)
 class ReadToolchain:
@@ -117,14 +115,12 @@ class TimeBlocks:
 
 @dataclass(frozen=True)
 class TrialPair:
-    """What was measured of a unit; on record, so that a rehearsal that was killed goes on behind it. not_here: why the
-    engine in service was not run."""
+    """What was measured of a unit; on record, so that a rehearsal that was killed goes on behind it."""
 
     old: Trial
     new: Trial
     times: BucketTimes | None = None
     remarks: tuple[str, ...] = ()
-    not_here: str = ""
 
 
 def list_served(store: Store, references: Sequence[str] = ()) -> list[Served]:
@@ -216,9 +212,6 @@ class _Unit:
             entry, digest=record.digest, suffix=record.suffix, build_key=request.key, toolchain=new.toolchain
         )
         pair = self._measure(fresh, record)
-        if pair.not_here:
-            verdict = judge_trials(entry.unit, pair.old, pair.new, None, [pair.not_here])
-            return self._result(pair.old, pair.new, *verdict)
         trials = pair.old, pair.new, pair.times
         verdict = judge_trials(entry.unit, *trials, pair.remarks, self.environments.options)
         return self._result(pair.old, pair.new, *verdict, pair.times)
@@ -238,7 +231,7 @@ class _Unit:
         old = Trial(entry.toolchain, entry.status, entry.reason, entry.digest)
         new = self._prove("new", fresh, answers)
         if reason := why_not_here(entry):
-            pair = TrialPair(old, new, not_here=reason)
+            pair = TrialPair(old, new, remarks=(reason,))
         else:
             old, remarks = self._prove("old", entry, answers), list[str]()
             proven = {old.status, new.status} <= set(PASSED)

@@ -99,12 +99,16 @@ def _list_rows_of(check: RegressionCheck, pair: EnginePair) -> list[list[str]]:
         )
         rows.append([*head, "answers", "", "", answer_text])
     for times in pair.times:
-        rows.append([*head, f"latency at {times.bucket}", *_times(times), describe_ratio(times, check.slower)])
+        medians = [seconds_text(times.new_s), seconds_text(times.served_s)]
+        rows.append(
+            [
+                *head,
+                f"latency at {times.bucket}",
+                *medians,
+                describe_ratio(times, check.slower),
+            ]
+        )
     return rows
-
-
-def _times(times: BucketTimes) -> list[str]:
-    return [seconds_text(times.new_s), seconds_text(times.served_s)]
 
 
 def describe_ratio(times: BucketTimes, slower: float) -> str:

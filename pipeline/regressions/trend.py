@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from builders.backends import discovery
-from builders.execution.jobs import Job, Needs
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import EnginesmithError, IntegrityError, UnknownNameError, canonical_json
 from enginesmith.core.hardware.machine import driver_version
@@ -20,11 +19,10 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.lookup import load_if_there
 from enginesmith.registry.versions.publish import add_latencies
 from pipeline.canary.engines import ChosenEngine
-from pipeline.compile.run_context import RunContext, stops_run
-from pipeline.compile.steps.keys import BenchmarkPair, engine_limits, model_shapes
+from pipeline.compile.run_context import RunContext, Work, fail_step
+from pipeline.compile.steps.keys import time_pair
 from pipeline.operations.validate import spec_of, why_not_here
 from pipeline.outcome import engine_of
-from pipeline.progress.events import Finished
 from pipeline.regressions.pairs import changed_interface
 from validation.latency.formatting import find_changes
 from validation.plotting import COLOURS, annotate, draw_svg, seconds_text, set_axis, shorten, span, tag
@@ -104,18 +102,13 @@ def _time_against(
     context: RunContext,
 ) -> Ratio | None:
     """The ratio of the engine's time to the reference's at a bucket; None where the two cannot be run together."""
-    spec = spec_of(chosen.manifest)
-    blobs = engine_of(chosen.entry), engine_of(reference)
+    work, blobs = Work(spec_of(chosen.manifest), context), (engine_of(chosen.entry), engine_of(reference))
     seconds = PAIRED * report.asked.seconds
-    pair = BenchmarkPair(*blobs, chosen.manifest.golden, model_shapes(spec), bucket.sizes, seconds, seed=0)
     name = f"{report.unit} against its reference at {bucket.name}"
-    job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     try:
-        benchmark = context.run_to_end(context.local, name, job)
+        benchmark = time_pair(name, blobs, chosen.manifest.golden, bucket.sizes, seconds, work)
     except EnginesmithError as error:
-        if stops_run(error):
-            raise
-        context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+        fail_step(name, error, context)
         return None
     return next(item for item in benchmark.ratios if item.p == 0.5)
 
@@ -258,7 +251,6 @@ def draw_trend(trend: Trend, *, standalone: bool = False) -> str:
 
 
 def _draw_levels(axes: "Axes", known: Sequence[tuple[int, SeriesPoint, float]], changes: Sequence[TrendChange]) -> None:
-    """The median between changes, and a line at each change with what came with it."""
     for start, end in pairwise([0, *(change.index for change in changes), math.inf]):
         numbers = sorted(number for i, _, number in known if start <= i < end)
         if numbers:

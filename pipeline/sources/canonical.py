@@ -103,7 +103,6 @@ def _convert_errors() -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """The message of the first error of a chain, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:400] or type(error).__name__

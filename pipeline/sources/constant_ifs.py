@@ -161,22 +161,10 @@ def _axes(node: ir.Node, operands: Sequence[_Known]) -> tuple[int, ...] | None:
     return tuple(node.attributes["axes"].as_ints()) if "axes" in node.attributes else None
 
 
-def _cast(node: ir.Node, operands: Sequence[_Known]) -> _Known:
-    return np.ma.asarray(operands[0].astype(ir.DataType(_integer(node, "to", 1)).numpy()))
-
-
 def _gather(node: ir.Node, operands: Sequence[_Known]) -> _Known:
     if np.ma.is_masked(operands[1]):
         raise ValueError("an index is not known")
     return np.ma.asarray(operands[0].take(operands[1].data, axis=_integer(node, "axis", 0)))
-
-
-def _squeeze(node: ir.Node, operands: Sequence[_Known]) -> _Known:
-    return np.ma.asarray(np.squeeze(operands[0], _axes(node, operands)))
-
-
-def _unsqueeze(node: ir.Node, operands: Sequence[_Known]) -> _Known:
-    return np.ma.asarray(np.ma.expand_dims(operands[0], _axes(node, operands) or ()))
 
 
 def _constant_of_shape(node: ir.Node, operands: Sequence[_Known]) -> _Known:
@@ -224,14 +212,14 @@ def _concat(node: ir.Node, operands: Sequence[_Known]) -> _Known:
 
 
 _MOVES: Mapping[str, Callable[[ir.Node, Sequence[_Known]], _Known]] = {
-    "Cast": _cast,
+    "Cast": lambda node, operands: np.ma.asarray(operands[0].astype(ir.DataType(_integer(node, "to", 1)).numpy())),
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
     "Gather": _gather,
     "Identity": lambda _, operands: operands[0],
     "Reshape": _reshape,
     "Slice": lambda _, operands: _slice(operands),
-    "Squeeze": _squeeze,
+    "Squeeze": lambda node, operands: np.ma.asarray(np.squeeze(operands[0], _axes(node, operands))),
     "Transpose": _transpose,
-    "Unsqueeze": _unsqueeze,
+    "Unsqueeze": lambda node, operands: np.ma.asarray(np.ma.expand_dims(operands[0], _axes(node, operands) or ())),
 }

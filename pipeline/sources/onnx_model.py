@@ -190,7 +190,6 @@ def load_onnx(
 
 
 def _drop_unread(graph: onnx.GraphProto) -> None:
-    """In place: leave out the weights that nothing reads."""
     operand_names = {name for node in graph.node for name in list_reads(node)} | {value.name for value in graph.output}
     for tensor in [tensor for tensor in graph.initializer if tensor.name not in operand_names]:
         graph.initializer.remove(tensor)

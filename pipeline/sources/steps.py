@@ -73,7 +73,9 @@ class StateModel:
             sequence_steps: list[list[Tensors]] = [[{name: group[name] for name in steps} for group in groups]]
         else:
             sequence_steps = [self._read(sequence) for sequence in islice(split(samples, order), MOST_SEQUENCES)]
-        if samples and max(map(_count_steps, sequence_steps)) == 1:
+        if samples and all(
+            sum(bool(sample.get(BEGINS, True)) for sample in sequence) < 2 for sequence in sequence_steps
+        ):
             raise DataError(
                 f"{samples.name}: the sequences have one step each, so that no state is handed on; store sequences of "
                 "several steps, and in the array that golden.sequence names one number for all steps of a sequence"
@@ -140,10 +142,6 @@ class StateModel:
         inputs = {each: np.stack([step[each] for step in sequence]) for each in sequence[0]}
         roller = Roller(self.inputs, self.states, self.ends, tuple(inputs), self._dim)
         return Case(name, "golden", inputs, roller.roll(self.run, inputs))
-
-
-def _count_steps(samples: Sequence[Tensors]) -> int:
-    return sum(bool(sample.get(BEGINS, True)) for sample in samples)
 
 
 def check_states(states: Sequence[State], model: ModelProto) -> None:

@@ -14,8 +14,6 @@ from enginesmith.core.errors import StepError
 from enginesmith.user_code.channel import Arrays, MessageChannel
 from enginesmith.user_code.task import Task
 
-# Starts, asks and ends a process that runs a user's code (`enginesmith.user_code`).
-
 T = TypeVar("T")
 # Seconds that a user's code may take to end, once there are no more questions.
 GRACE_S = 5.0

@@ -159,7 +159,6 @@ def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
 
 
 def _fields(kind: object) -> Mapping[str, object]:
-    """The types of a part's fields by key; {} of anything else."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return {name: known.annotation for name, known in kind.model_fields.items()}
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -188,6 +187,11 @@ def line_of(root: yaml.Node, loc: Loc) -> int:
         key, node = child_pair
         line = key.start_mark.line
     return int(line) + 1
+
+
+def locate(path: Path, root: yaml.Node, found: Iterable[tuple[Loc, str]]) -> list[str]:
+    """A line for each mistake, (key that it is about, message), each once: with the file, its line and the key."""
+    return [f"{path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {text}" for loc, text in dict.fromkeys(found)]
 
 
 def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | None:

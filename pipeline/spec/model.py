@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, cast
 
-import yaml
 from pydantic import model_validator
 
 from enginesmith.core.errors import InputError, SpecError
 from enginesmith.core.hardware import machine
 from enginesmith.core.types import CALIBRATED, PLUS, QUANTIZED, Precision, TensorSpec, list_sums
 from pipeline.sources.hub import fetch
-from pipeline.spec.document import Kind, is_ensemble, line_of, load_document
+from pipeline.spec.document import Kind, is_ensemble, load_document, locate
 from pipeline.spec.quantization import Calibration
 from pipeline.spec.sections import Golden, SpecSections, wrong_server
 from pipeline.spec.source import FILL_IN, WEIGHTS, Loc, Mistakes
@@ -315,8 +314,8 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
         spec._path, spec._address = path, address
         if hub_file := spec.source.hub_file:
             fetch(hub_file, spec.folder)
-        if missing := list(_missing_files(path, root, spec)):
-            raise SpecError(missing)
+        if missing := list(_missing_files(spec)):
+            raise SpecError(locate(path, root, missing))
     except SpecError as error:
         raise SpecError(_address_lines(error.lines, path, address)) from None
     return spec
@@ -332,12 +331,11 @@ def _address_lines(lines: Sequence[str], path: Path, address: str) -> list[str]:
 def locate_mistakes(spec: ModelSpec, found: Iterable[tuple[Loc, str]]) -> SpecError:
     """Mistakes that the files of a spec show, (key that it is about, message) each, as one error with their lines."""
     _, root = load_document(spec.path, KIND)
-    lines = [f"{spec.path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {text}" for loc, text in found]
-    return SpecError(_address_lines(lines, spec.path, spec.address))
+    return SpecError(_address_lines(locate(spec.path, root, found), spec.path, spec.address))
 
 
-def _missing_files(path: Path, root: yaml.Node, spec: ModelSpec) -> Iterator[str]:
-    """A message for each file that does not exist or is a folder, or that a symbolic link takes outside the spec's
+def _missing_files(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
+    """(key, message) for each file that does not exist or is a folder, or that a symbolic link takes outside the spec's
     folder. Samples may be a folder."""
     folder = spec.folder
     for loc, name in spec.named_files():
@@ -350,4 +348,4 @@ def _missing_files(path: Path, root: yaml.Node, spec: ModelSpec) -> Iterator[str
         elif not real.is_file():
             what = f"does not exist in {folder}; paths are relative to the spec"
         if what:
-            yield f"{path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {name!r} {what}"
+            yield loc, f"{name!r} {what}"

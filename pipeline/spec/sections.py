@@ -35,8 +35,6 @@ from pipeline.spec.source import (
 from pipeline.spec.validation import Validation
 from validation.metrics.tasks.terms import TaskMetric
 
-# The section `golden` of a spec: real inputs, right answers, task metrics.
-
 
 class MeasuredData(SpecPart):
     """What real inputs are for: right answers, and the task metrics that are measured over them."""
@@ -313,7 +311,6 @@ def wrong_server(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 
 def _wrong_options(chosen: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple[Loc, str]]:
-    """Unknown backends, and options that a backend does not take: (key, message)."""
     for name, options in chosen.items():
         try:
             backends.configure(name, options)

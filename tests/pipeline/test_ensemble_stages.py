@@ -18,7 +18,7 @@ from enginesmith.registry.manifest import pinned_engines
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.compile.ensembles.proof import ProveEnsemble, blame
-from pipeline.compile.ensembles.publication import EnsembleUnit, request_proof
+from pipeline.compile.ensembles.publication import EnsembleUnit
 from pipeline.compile.ensembles.stages import AMONG_SOURCES, Stages
 from pipeline.operations.validate import read_ensemble
 from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
@@ -52,7 +52,7 @@ def checks_of(store: Store, folder: Path, precision: str, factor: float = 1.0) -
     built = read_ensemble(manifest, store, folder / "read")
     engines = {graph.name: engine for graph, _, engine in pinned_engines(store, manifest, entry)}
     chosen = next(each for each in PRECISIONS if each == precision)
-    request = request_proof(EnsembleUnit(entry.hardware, chosen, engines, {}), built)
+    request = built.request_proof(EnsembleUnit(entry.hardware, chosen, engines, {}))
     if factor != 1:
         request = with_fault(request, store, folder, factor)
     proof = request.run(WorkerContext(folder / "work", store.uri))

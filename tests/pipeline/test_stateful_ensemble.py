@@ -19,7 +19,7 @@ from enginesmith.registry.manifest import pinned_engines
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.versions.lookup import load
 from pipeline.canary.run import CanaryRun, run_canary
-from pipeline.compile.ensembles.publication import EnsembleUnit, request_proof
+from pipeline.compile.ensembles.publication import EnsembleUnit
 from pipeline.operations.validate import read_ensemble
 from pipeline.orchestration.catalog import foresee_spec
 from pipeline.orchestration.run import RunOptions
@@ -118,7 +118,7 @@ def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[P
         (tmp_path / name).mkdir()
     engines = {graph.name: engine for graph, _, engine in pinned_engines(store, manifest, entry)}
     whole = read_ensemble(manifest, store, tmp_path / "read")
-    request = request_proof(EnsembleUnit(entry.hardware, "fp32", engines, {}), whole)
+    request = whole.request_proof(EnsembleUnit(entry.hardware, "fp32", engines, {}))
     blob = request.engines["decoder"]
     store.fetch(blob.digest, tmp_path / "engine.onnx")
     model = onnx.load(tmp_path / "engine.onnx")

@@ -165,7 +165,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
         graph_key,
         name_graphs,
         write_ensemble,
-        write_graph,
+        write_spec,
     )
     from pipeline.sources.onnx_header import read_header
 
@@ -187,7 +187,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     if path.name in files.values():
         raise InputError(f"{path} would be the spec of a graph too; name the whole's otherwise with --out")
     texts = {path: write_ensemble(whole, graphs, files)}
-    texts |= {path.parent / files[graph.key]: write_graph(graph) for graph in graphs}
+    texts |= {path.parent / files[graph.key]: write_spec(graph.model) for graph in graphs}
     _write({each: partial(_put, text=text) for each, text in texts.items()}, force)
     say(f"wrote {path}, and {', '.join(files.values())} for its graphs")
     for key, state in ((graph.key, state) for graph in graphs for state in graph.model.states):

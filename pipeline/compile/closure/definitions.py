@@ -253,7 +253,6 @@ class _Reader:
                     into.bound.setdefault(bound, set()).add(target)
 
     def _targets(self, statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str | None, Target]]:
-        """What an import statement binds, and to what."""
         if isinstance(statement, ast.Import):
             for alias in statement.names:
                 if alias.asname or "." not in alias.name:
@@ -287,7 +286,6 @@ def _is_inert(node: Any) -> bool:
 
 
 def _is_typing_only(node: Any) -> bool:
-    """Whether this is `if TYPE_CHECKING:`."""
     if not isinstance(node, ast.If):
         return False
     test = node.test

@@ -11,7 +11,7 @@ from enginesmith.core.text import suggest
 from enginesmith.core.types import PLUS, PRECISIONS, Dim, Precision, Target, TensorSpec, rename_dims
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.versions.lookup import load
-from pipeline.compile.ensembles.proof import ProveEnsemble, limits_of, metrics_of, prove
+from pipeline.compile.ensembles.proof import prove, request_proof
 from pipeline.compile.ensembles.publication import BuiltEnsemble, current_engines, list_units, publish_ensemble
 from pipeline.compile.ensembles.whole import ChainedGraph, WholeData, compute_samples, request_samples
 from pipeline.compile.forecast import Forecast, UnitForecast
@@ -249,7 +249,6 @@ class ForecastEnsemble:
                 if isinstance(graph_choice, str):
                     return WholeUnit(target.name, precision, "refused", f"graph {name!r} has no engine: {graph_choice}")
                 if graph_choice.action == action:
-                    action = "build" if action == "build" else action
                     return WholeUnit(target.name, precision, action, f"graph {name!r}: {graph_choice.reason}")
         graph_forecasts = {
             name: graph_choice for name, graph_choice in graph_choices.items() if isinstance(graph_choice, UnitForecast)
@@ -275,8 +274,7 @@ class ForecastEnsemble:
         for name, unit_forecast in known.items():
             if unit_forecast.unit is not None:
                 blobs[name] = build(unit_forecast.unit, Work(self.loaded.graphs[name], self.records)).blob
-        proof_terms = limits_of(self.loaded.spec, precision), metrics_of(self.loaded.spec, precision)
-        request = ProveEnsemble(self.golden, self.chain, blobs, self.outputs, precision, *proof_terms)
+        request = request_proof(self.loaded.spec, precision, blobs, self.golden, self.chain, self.outputs)
         unit = f"{target.name} {precision} {ENSEMBLE}"
         try:
             prove(request, unit, self.records)
@@ -370,21 +368,18 @@ class Assembly:
         check_connections(self.loaded)
         for spec in self.loaded.graphs.values():
             check_files(spec)  # all of them before the first is built
-        return self._data()
+        whole = self.loaded.spec
+
+        def of(section: EnsembleData, labels: str | None = None) -> WholeData:
+            path = whole.file(section.data)
+            return read_data(self.loaded, section, (path, digest_of_path(path)), labels)
+
+        return of(whole.golden, whole.golden.labels), of(whole.calibration) if whole.calibration else None
 
     def _with_samples(self, name: str, spec: ModelSpec, golden: WholeData, calibration: WholeData | None) -> ModelSpec:
         samples = self._samples(name, spec, "golden", golden)
         observed = self._samples(name, spec, "calibration", calibration) if calibration else None
         return with_data(spec, samples, observed)
-
-    def _data(self) -> tuple[WholeData, WholeData | None]:
-        spec = self.loaded.spec
-
-        def of(section: EnsembleData, labels: str | None = None) -> WholeData:
-            path = spec.file(section.data)
-            return read_data(self.loaded, section, (path, digest_of_path(path)), labels)
-
-        return of(spec.golden, spec.golden.labels), of(spec.calibration) if spec.calibration else None
 
     def _samples(self, name: str, spec: ModelSpec, section: str, whole: WholeData) -> ComputedData:
         request = request_samples(whole, self.chain, spec, self.loaded.wiring()[name])

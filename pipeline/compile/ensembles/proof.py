@@ -125,7 +125,6 @@ class ProveEnsemble:
 
     @property
     def _given(self) -> tuple[TensorSpec, ...]:
-        """What functions give."""
         return tensors_of(self._functions)
 
     @property
@@ -227,16 +226,21 @@ def blame(checks: Sequence[Check]) -> list[str]:
     return []
 
 
-def limits_of(spec: "EnsembleSpec", precision: Precision) -> dict[str, dict[str, float]]:
-    """The limits that the spec of an ensemble gives for a precision, as `ProveEnsemble` takes them."""
-    limits = spec.limits.get(precision)
-    return limits.model_dump(exclude_unset=True) if limits else {}
+def request_proof(
+    spec: "EnsembleSpec",
+    precision: Precision,
+    engines: Mapping[str, EngineBlob],
+    golden: WholeData,
+    chain: tuple[ChainedGraph, ...],
+    outputs: tuple[TensorSpec, ...],
+) -> ProveEnsemble:
+    """What proves engines of graphs in the place of a chain, with the limits and task metrics of the spec of the whole.
 
-
-def metrics_of(spec: "EnsembleSpec", precision: Precision) -> tuple[TaskMetric, ...]:
-    """The task metrics that the spec of an ensemble asks for, as `ProveEnsemble` takes them."""
-    golden = spec.golden
-    return tuple(item.resolve(precision, golden.labels is not None) for item in golden.metrics)
+    golden, outputs: of the whole."""
+    limits, labelled = spec.limits.get(precision), spec.golden.labels is not None
+    stages = limits.model_dump(exclude_unset=True) if limits else {}
+    metrics = tuple(item.resolve(precision, labelled) for item in spec.golden.metrics)
+    return ProveEnsemble(golden, chain, engines, outputs, precision, stages, metrics)
 
 
 def prove(request: ProveEnsemble, unit: str, context: RunContext, afresh: bool = False) -> Proof:

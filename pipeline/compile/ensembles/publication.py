@@ -24,7 +24,7 @@ from enginesmith.registry.manifest import (
     write_engines,
 )
 from enginesmith.registry.versions.publish import find_published, publish, published_without
-from pipeline.compile.ensembles.proof import ProveEnsemble, blame, limits_of, metrics_of, prove
+from pipeline.compile.ensembles.proof import ProveEnsemble, blame, prove, request_proof
 from pipeline.compile.ensembles.whole import ChainedGraph, WholeData
 from pipeline.compile.publication.pages import Measured, version_page, with_provenance
 from pipeline.compile.publication.publish import TOOLS
@@ -143,6 +143,11 @@ class BuiltEnsemble:
     golden: WholeData
     outputs: tuple[TensorSpec, ...]
 
+    def request_proof(self, unit: EnsembleUnit) -> ProveEnsemble:
+        """What proves a unit."""
+        engines = {name: engine_of(engine) for name, engine in unit.engines.items()}
+        return request_proof(self.loaded.spec, unit.precision, engines, self.golden, self.chain, self.outputs)
+
     def pins(self) -> tuple[PinnedGraph, ...]:
         """Its graphs as a manifest has them."""
         wiring = self.loaded.wiring()
@@ -160,7 +165,7 @@ def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: R
     data = write_engines(unit.engines)
     entry = replace(entry, digest=context.store.put_bytes(data), size_bytes=len(data), suffix=SUFFIX)
     cannot_run = entry.reason if entry.status == "unproven" else None
-    proof = Proof() if cannot_run else prove(request_proof(unit, built), unit.name, context)
+    proof = Proof() if cannot_run else prove(built.request_proof(unit), unit.name, context)
     report = make_report(entry, golden, [proof], cannot_run, remarks=blame(proof.checks))
     context.progress.emit(VerdictReached(unit.name, report.verdict, report.reason))
     judged = replace(entry, status=report.verdict, reason=report.reason, report=report.digest)
@@ -169,14 +174,6 @@ def judge_unit(unit: EnsembleUnit, built: BuiltEnsemble, golden: str, context: R
         judged = replace(judged, digest=None, size_bytes=None, suffix=None, report=None)
     size = sum(built.versions[name].size_of(engine) or 0 for name, engine in unit.engines.items())
     return UnitResult(judged, size if judged.digest else None, report, dict(proof.metrics))
-
-
-def request_proof(unit: EnsembleUnit, built: BuiltEnsemble) -> ProveEnsemble:
-    """The proof of a unit."""
-    spec = built.loaded.spec
-    blobs = {name: engine_of(engine) for name, engine in unit.engines.items()}
-    proof_terms = limits_of(spec, unit.precision), metrics_of(spec, unit.precision)
-    return ProveEnsemble(built.golden, built.chain, blobs, built.outputs, unit.precision, *proof_terms)
 
 
 def publish_ensemble(

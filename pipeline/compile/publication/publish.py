@@ -41,8 +41,6 @@ from pipeline.values import Attributed, Exported, Graph, Json
 from validation.attribution.result import NamedAttribution, attach_attribution, read_attribution
 from validation.reporting.version_document import VersionDocument
 
-# What a run would publish, as values: the draft of the manifest, the entry of each unit, and what stands beside.
-
 # Entries of a manifest's provenance: the engine whose kernels another has, with other weights.
 REFITTED = "refitted from"
 
@@ -160,7 +158,6 @@ def note_larger(units: Sequence[UnitResult]) -> list[UnitResult]:
 
 
 def _store_labels(spec: ModelSpec, store: Store) -> dict[str, str]:
-    """The files of class names as sources of the version."""
     labels = spec.triton.labels
     return {label_source(output): store.put_file(spec.file(name)) for output, name in labels.items()}
 
@@ -217,7 +214,6 @@ def resolved_spec(spec: ModelSpec) -> Json:
 
 
 def _digest_files(spec: ModelSpec) -> dict[str, str]:
-    """Digests of the files that a spec names."""
     files = {
         "source": spec.source_file,
         "weights": spec.source.weights,

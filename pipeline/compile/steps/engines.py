@@ -182,7 +182,6 @@ class _TimingCache(Excerpt):
 
 
 def _read_digest(document: bytes | None) -> str | None:
-    """The digest that the document names; None where it is absent or damaged."""
     if document is None:
         return None
     try:

@@ -13,17 +13,16 @@ from builders.backends.discovery import open_engine
 from builders.backends.optional_methods import get_profiling, opening_parts
 from builders.execution.jobs import Job, Needs, ProcessLimits, WorkerContext
 from enginesmith.core.codec import encode
-from enginesmith.core.errors import EnginesmithError, StepError, UnavailableError, canonical_json
+from enginesmith.core.errors import EnginesmithError, canonical_json
 from enginesmith.core.hardware.cpu_kinds import why_no_proof
 from enginesmith.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
 from enginesmith.core.text import now
 from enginesmith.core.types import Engine, Precision
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import Root, backend_root, find_code
-from pipeline.compile.run_context import Work, versions
+from pipeline.compile.run_context import Work, fail_step, versions
 from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set
 from pipeline.outcome import JudgedUnit
-from pipeline.progress.events import Finished
 from pipeline.values import EngineBlob, Exported, Json, ModelShapes
 from validation.latency.machine import SystemLoadMonitor, machine
 from validation.metrics.tasks.terms import TaskMetric
@@ -259,7 +258,7 @@ def time_engine(engine: EngineBlob, asked: "Latency", golden: str, work: Work, a
     """Digest of the latency report of an engine on this kind of machine, from the record or measured now.
 
     None where the engine could not be timed, which says nothing about whether it is right, and stops no other step.
-    afresh: measure also when there is a record. Raises UnavailableError, and StepError when cancelled.
+    afresh: measure also when there is a record. Raises what says nothing about the engine (`stops_run`).
     """
     context = work.context
     name = f"latency {engine.request.unit}"
@@ -273,10 +272,16 @@ def time_engine(engine: EngineBlob, asked: "Latency", golden: str, work: Work, a
     job = Job(name, measure, context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))
     try:
         return context.once("latency", name, key, job, lambda timed: [timed.latency]).latency
-    except UnavailableError:
-        raise
     except EnginesmithError as error:
-        if isinstance(error, StepError) and error.kind == "cancelled":
-            raise
-        context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+        fail_step(name, error, context)
         return None
+
+
+def time_pair(
+    name: str, engines: tuple[EngineBlob, EngineBlob], golden: str, sizes: Mapping[str, int], seconds: float, work: Work
+) -> PairedBenchmark:
+    """Two engines timed in turns on this machine, at one bucket. name: of the step.  golden, sizes, seconds: as of
+    `BenchmarkPair`. Raises what opening and running raise."""
+    pair = BenchmarkPair(*engines, golden, model_shapes(work.spec), sizes, seconds, seed=0)
+    job = Job(name, pair, work.context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))
+    return work.context.run_to_end(work.context.local, name, job, lambda made: made.verdict)

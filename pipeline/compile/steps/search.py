@@ -281,7 +281,6 @@ def _search(
 
 
 def _key(request: SearchQuantization, ranges: Observed) -> Json:
-    """Of a request for one kind."""
     probe = request.kinds[0].probe
     timed = [backend_root(probe.request.backend)] if probe and probe.request else []
     return {

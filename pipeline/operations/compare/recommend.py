@@ -11,13 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from enginesmith.core.text import format_metrics, format_plain
-from pipeline.operations.compare.report import (
-    EngineFacts,
-    PairedComparison,
-    Recommendation,
-    find_fastest,
-    is_too_noisy,
-)
+from pipeline.operations.compare.report import EngineFacts, PairedComparison, Recommendation, find_fastest
 from validation.limits.budget import at_most
 from validation.plotting import seconds_text
 
@@ -33,7 +27,8 @@ def recommend(facts: Sequence[EngineFacts], pairs: Sequence[PairedComparison], f
     if lead is None:
         return Recommendation(None, _why_nothing(facts))
     duels = {pair.second: pair for pair in pairs}
-    as_fast = [item for item in entrants if item is lead or _is_as_fast(duels.get(item.unit))]
+    alike = {pair.second for pair in pairs if pair.verdict in ("no difference shown", "slower") and not pair.too_noisy}
+    as_fast = [item for item in entrants if item is lead or item.unit in alike]
     winner, axis = _narrow(as_fast, lead)
     ties = tuple(item.unit for item in as_fast if item is not winner)
     return Recommendation(winner.unit, _reason(winner, ties, axis, duels, fleet), ties)
@@ -46,14 +41,6 @@ def _why_nothing(facts: Sequence[EngineFacts]) -> str:
     if unproven:
         return f"nothing runs here: {unproven[0].unit}: {unproven[0].reason}; compare on a node that has it"
     return f"no engine passed: {facts[0].unit}: {facts[0].reason}"
-
-
-def _is_as_fast(pair: PairedComparison | None) -> bool:
-    return pair is not None and pair.verdict in ("no difference shown", "slower") and not _too_noisy(pair)
-
-
-def _too_noisy(pair: PairedComparison) -> bool:
-    return is_too_noisy(pair.verdict, pair.low)
 
 
 def _narrow(as_fast: list[EngineFacts], lead: EngineFacts) -> tuple[EngineFacts, str | None]:
@@ -92,7 +79,7 @@ def _reason(
 ) -> str:
     speed = f"{seconds_text(chosen.median_s or 0.0)} a run"
     if not ties:
-        if noisy := ", ".join(pair.second for pair in shown.values() if _too_noisy(pair)):
+        if noisy := ", ".join(pair.second for pair in shown.values() if pair.too_noisy):
             return f"the least median, {speed}; the runs were too noisy to tell whether {noisy} may be as fast"
         beaten = [pair for pair in shown.values() if pair.verdict == "faster"]
         return f"the fastest, {speed}{_lead(beaten)}" if beaten else f"the only engine that is proven here, {speed}"

@@ -104,6 +104,11 @@ class PairedComparison:
     detectable: float | None = None
     busy: tuple[str, ...] = ()
 
+    @property
+    def too_noisy(self) -> bool:
+        """Whether it showed no difference, and could not have shown a large one either."""
+        return self.verdict == "no difference shown" and self.low is not None and TIE_FACTOR * self.low < 1
+
     def swap(self) -> "PairedComparison":
         """The same runs, as a verdict on the second engine."""
         verdict = {"faster": "slower", "slower": "faster"}.get(self.verdict, self.verdict)
@@ -129,11 +134,6 @@ class BackendComparison:
     engines: tuple[EngineFacts, ...]
     duels: tuple[PairedComparison, ...]
     recommendation: Recommendation
-
-
-def is_too_noisy(verdict: str, low: float | None) -> bool:
-    """Whether a pair that showed no difference could not have shown a large one either. low: as in the pair."""
-    return verdict == "no difference shown" and low is not None and TIE_FACTOR * low < 1
 
 
 def find_fastest(facts: Sequence[EngineFacts]) -> EngineFacts | None:
@@ -211,7 +211,7 @@ def describe_pair(pair: PairedComparison) -> str:
     if pair.low is None or pair.high is None or pair.detectable is None:
         return f"{pair.verdict}: {names}, by the times that each had alone ({format_plain(1 / pair.ratio)} times)"
     digits = 0 if pair.detectable >= 0.1 else 1
-    verdict = "too noisy to tell" if is_too_noisy(pair.verdict, pair.low) else pair.verdict
+    verdict = "too noisy to tell" if pair.too_noisy else pair.verdict
     interval = f"{pair.ratio:.3f} times the time (95 %: {pair.low:.3f} to {pair.high:.3f})"
     unseen = f"a difference of {100 * pair.detectable:,.{digits}f} % would have been shown"
     return f"{verdict}: {names}: {interval}; {unseen}"

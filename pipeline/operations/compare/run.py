@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from builders.backends import discovery as backends
-from builders.execution.jobs import Job, Needs
 from enginesmith.core.errors import InputError, StepError
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.reports.proof import PASSED, least_sqnr_db
@@ -12,8 +11,8 @@ from enginesmith.core.text import now
 from enginesmith.core.types import BuildRequest, Precision, Target
 from enginesmith.registry.evidence.latencies import read_latency_report
 from pipeline.compile.composition import Run
-from pipeline.compile.run_context import Work
-from pipeline.compile.steps.keys import BenchmarkPair, engine_limits, model_shapes, time_engine
+from pipeline.compile.run_context import Work, fail_step
+from pipeline.compile.steps.keys import time_engine, time_pair
 from pipeline.operations.compare.recommend import recommend
 from pipeline.operations.compare.report import (
     BackendComparison,
@@ -24,14 +23,11 @@ from pipeline.operations.compare.report import (
     rank_alike,
 )
 from pipeline.outcome import JudgedUnit
-from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.validation import Latency
 from pipeline.values import EngineBlob, Exported, Selection
 from validation.latency.machine import machine
 
-# Builds a model with every backend that can, proves and times what runs here, and compares the engines.
-#
 # The steps are those of a build, with its records: what was built or proven before is not done again. Nothing is
 # published and no channel moves. Engines are always timed anew, alone and in pairs: the recommendation rests on it.
 
@@ -134,7 +130,6 @@ class _Measuring:
         return self._with_times(unit_facts, item) if item.entry.status in PASSED else unit_facts
 
     def _with_times(self, known: EngineFacts, item: JudgedUnit) -> EngineFacts:
-        """The facts with the times of an engine that runs here."""
         latency = Latency(seconds=self.options.seconds, buckets="few")
         digest = time_engine(item.built.blob, latency, self.exported.golden, self.work, afresh=True)
         if digest is None:
@@ -192,16 +187,12 @@ class _Measuring:
         self, lead: EngineFacts, other: EngineFacts, first: EngineBlob, second: EngineBlob
     ) -> PairedComparison:
         sizes = {dim.name: dim.opt for dim in self.work.spec.named_dims()}
-        shapes, seconds = model_shapes(self.work.spec), 10 * self.options.seconds
-        pair = BenchmarkPair(first, second, self.exported.golden, shapes, sizes, seconds, seed=0)
         name, context = f"{lead.unit} against {other.unit}", self.work.context
-        job = Job(name, pair, context.store.uri, engine_limits(self.work.spec, "latency"), Needs(alone=True))
+        golden, seconds = self.exported.golden, 10 * self.options.seconds
         try:
-            comparison = context.run_to_end(context.local, name, job, lambda made: made.verdict)
+            comparison = time_pair(name, (first, second), golden, sizes, seconds, self.work)
         except StepError as error:
-            if error.kind == "cancelled":
-                raise
-            context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+            fail_step(name, error, context)
             return _compare_alone(lead, other)  # two runtimes that cannot live in one process
         middle = next(item for item in comparison.ratios if item.p == 0.5)
         if middle.ratio is None:

@@ -36,9 +36,6 @@ from validation.gpu.cases import save_cases
 from validation.gpu.devices import BundledEngine, BundledEnsemble, BundledNode, KitDevice, OfflineBundle
 from validation.gpu.results import MAX_BYTES, OfflineTrial, Results
 
-# Writes the folder that `python -m validation.gpu --carry` takes: the engines of a version, of a model or of an
-# ensemble, and what proves them.
-
 
 def write_offline_bundle(
     store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None = None
@@ -266,7 +263,6 @@ def _find_entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
 
 
 def _check_device(entry: EngineEntry, device: KitDevice) -> None:
-    """Raise _Refused where the engine is not for the device that it ran on."""
     capability = device.compute_capability
     if capability != entry.compute_capability:
         said = "a CPU" if capability is None else "sm_{}".format("".join(map(str, capability)))

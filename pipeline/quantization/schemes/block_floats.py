@@ -159,7 +159,6 @@ def activation_scale(reach: float) -> np.float32:
 
 
 def _candidates(reach: Floats, whole: np.float32) -> "list[Floats]":
-    """Scales of blocks that reach so far."""
     first = (reach / LARGEST_E2M1 / whole).astype(E4M3).view(np.uint8).astype(np.int16)
     last = np.int16(np.array(LARGEST_E4M3).astype(E4M3).view(np.uint8))
     steps = [np.clip(first + step, 1, last).astype(np.uint8).view(E4M3) for step in _STEPS]
@@ -215,7 +214,6 @@ def _obstacle(
     overrides: Mapping[str, OverridePrecision],
     ranges: Ranges | None,
 ) -> str | None:
-    """Why a node is not in the format, or None."""
     if reason := find_override(site.node, overrides):
         return reason
     if site.op_type not in ("Gemm", "MatMul"):

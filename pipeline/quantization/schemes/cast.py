@@ -219,7 +219,6 @@ def cast_float(
 def _find_kept(
     model: ModelProto, half: HalfFormat, types: dict[str, int], keep: Sequence[str], ranges: Ranges | None
 ) -> list[FloatNode]:
-    """The nodes with float tensors that stay in fp32."""
     unfit, opset = {**find_too_small(model, half, ranges), **find_too_large(model, half, ranges)}, opset_of(model)
     return [
         FloatNode(node.name, node.op_type, reason)
@@ -410,7 +409,6 @@ def needs_emulation(model: ModelProto) -> bool:
 
 
 def _widen_attributes(node: NodeProto) -> None:
-    """In place: attributes that name a 16-bit type, or hold such a tensor, mean fp32."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.TENSOR:
             _widen(attribute.t)

@@ -77,7 +77,6 @@ def quantize_dynamic(
 def _obstacle(
     site: Site, rewrite: "_DynamicRewrite", overrides: Mapping[str, OverridePrecision], ranges: Ranges | None
 ) -> str | None:
-    """Why a site is not scaled at run time, or None."""
     if reason := find_override(site.node, overrides):
         return reason
     if site.op_type not in OP_TYPES:
@@ -200,7 +199,6 @@ def _round(part: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np
 
 
 def _error(part: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Squared error of each channel of a block."""
     difference = _round(part, scales)
     difference *= scales
     np.subtract(part, difference, out=difference)
@@ -306,7 +304,6 @@ def write_searched(
 
 
 def _with_reasons(notes: QuantizationNotes, left: Mapping[str, str]) -> QuantizationNotes:
-    """The notes with the reasons of a search."""
     kept, eight_bits = (
         tuple(replace(item, reason=left.get(item.node, item.reason)) for item in items)
         for items in (notes.kept, notes.eight_bits)

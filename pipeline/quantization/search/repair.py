@@ -113,7 +113,6 @@ def _flat(groups: Sequence[Nodes]) -> tuple[str, ...]:
 
 
 def _compare(before: Sequence[Check], after: Sequence[Check]) -> Iterator[CheckChange]:
-    """The checks with a limit that failed, and the SQNR of every output: before and after."""
     then = {_place(check): check for check in after}
     for check in before:
         if not check.passed or (check.name == "sqnr_db" and check.case == "golden"):
@@ -126,6 +125,5 @@ def _place(check: Check) -> tuple[str, ...]:
 
 
 def _yaml(rules: Sequence[Override]) -> str:
-    """The rules as YAML, to be pasted into the spec."""
     lines = [f"    - {{match: {json.dumps(rule.match)}, precision: {rule.precision}}}" for rule in rules]
     return "\n".join(["quantization:", "  overrides:", *lines])

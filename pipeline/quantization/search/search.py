@@ -18,7 +18,6 @@ from onnx import ModelProto
 
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import QuantizationScheme, Tensors
-from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.search.graph_limits import with_margin
 from pipeline.quantization.search.latency import PairedRounds, benchmark_until_decided
@@ -42,21 +41,6 @@ _SLACK_DB = 0.5
 _MOST_SWAPS = 8
 # Groups that are tried to be taken back by a search that nobody asked for, each by a run of the whole model.
 _MOST_REFILLS = 16
-
-
-def choose(
-    model: ModelProto,
-    ranges: Ranges,
-    scheme: QuantizationScheme,
-    runs: Iterable[Run],
-    floor: SearchFloor | None = None,
-    smoothing: Literal["none", "auto"] = "auto",
-    overrides: Mapping[str, OverridePrecision] | None = None,
-    race: PairedRounds | None = None,
-    labels: RunLabels | None = None,
-) -> MixedPrecisionChoice:
-    """`choose_each` for one kind of int8."""
-    return choose_each(model, [SearchTarget(ranges, scheme, race)], runs, floor, smoothing, overrides, labels)[0]
 
 
 def choose_each(

@@ -168,7 +168,8 @@ def _compare(
     runner = SessionRunner(part)
     answers = [runner.run(values) for values in inputs]
     expected = [{name: values[name] for name in runner.outputs} for values in kept or inputs]
-    return _noise(quality(expected, answers)), answers
+    found = quality(expected, answers)
+    return found.noise if found.finite else math.inf, answers
 
 
 def _gain(stage: _Stage, kept: Sequence[Tensors], shifted: Sequence[Array]) -> float:
@@ -264,7 +265,3 @@ def _within(runs: Iterable[dict[str, Array]], most: int) -> list[dict[str, Array
             break
         run_values.append(values)
     return run_values
-
-
-def _noise(found: Quality) -> float:
-    return found.noise if found.finite else math.inf

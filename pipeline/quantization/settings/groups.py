@@ -339,7 +339,6 @@ def _rows_of_steps(matrix: Floats, levels: Levels, importance: Real | None = Non
 
 
 def _round(values: Real, levels: Levels) -> Real:
-    """Values in steps, on the grid."""
     return np.clip(np.rint(values), -levels, levels) if isinstance(levels, int) else levels.round(values)
 
 

@@ -209,7 +209,7 @@ class Levels:
     def _squared_error(self, near: Floats, far: Floats) -> Floats:
         """Mean squared distance to the nearest level over each interval."""
         width, middle = far - near, (near + far) / 2
-        point = np.square(middle - self._nearest(middle))
+        point = np.square(middle - self.values[np.searchsorted(self._middles, middle)])
         thin = width < THIN * float(np.min(np.diff(self.values)))
         mean = (self._integral(far) - self._integral(near)) / np.where(thin, 1.0, width)
         return np.where(thin, point, mean)
@@ -220,9 +220,6 @@ class Levels:
         before = np.concatenate((self.values[:1], self._middles))
         level, start = self.values[cell], before[cell]
         return self._cells[cell] + ((x - level) ** 3 - (start - level) ** 3) / 3
-
-    def _nearest(self, x: Floats) -> Floats:
-        return self.values[np.searchsorted(self._middles, x)]
 
     @cached_property
     def _middles(self) -> Floats:

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
 from enginesmith.core import state
-from enginesmith.core.errors import ModelError, SpecError
+from enginesmith.core.errors import SpecError
 from enginesmith.core.state import grown_axes, order_nodes, split_source, without_states
 from enginesmith.core.text import suggest
 from enginesmith.core.types import Dim, Precision, TensorSpec
-from enginesmith.user_code.entry_point import missing_function, source_files
-from pipeline.spec.document import Kind, is_ensemble, line_of, load_document
+from enginesmith.user_code.entry_point import why_no_function
+from pipeline.spec.document import Kind, is_ensemble, load_document, locate
 from pipeline.spec.ensembles.function import EnsembleFunction
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.spec.quantization import EnsembleArrays
@@ -287,10 +286,7 @@ class LoadedEnsemble:
     def locate(self, found: "list[tuple[Loc, str]]") -> SpecError:
         """Mistakes, (key that it is about, message) each, as one error with their lines."""
         _, root = load_document(self.spec.path, KIND)
-        path = self.spec.path
-        return SpecError(
-            [f"{path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {text}" for loc, text in dict.fromkeys(found)]
-        )
+        return SpecError(locate(self.spec.path, root, found))
 
 
 def named_graphs(path: Path) -> list[Path]:
@@ -306,8 +302,8 @@ def load_ensemble(path: Path, address: str = "") -> LoadedEnsemble:
     """Read and check an ensemble and the specs of its graphs. Raises SpecError with one line per mistake."""
     spec, root = load_document(path, KIND)
     spec._path, spec._address = path, address
-    if missing := list(_missing_files(spec, root)):
-        raise SpecError(missing)
+    if missing := list(_missing_files(spec)):
+        raise SpecError(locate(path, root, missing))
     loaded = LoadedEnsemble(spec, {name: load_spec(path.parent / file) for name, file in spec.graphs.items()})
     if mistakes := list(_wrong_graphs(loaded)):
         raise loaded.locate(mistakes)
@@ -319,14 +315,13 @@ def load_any(path: Path, address: str = "") -> ModelSpec | LoadedEnsemble:
     return load_ensemble(path, address) if is_ensemble(path) else load_spec(path, address)
 
 
-def _missing_files(spec: EnsembleSpec, root: yaml.Node) -> Iterator[str]:
+def _missing_files(spec: EnsembleSpec) -> Iterator[tuple[Loc, str]]:
     for loc, name in spec.named_files():
-        where = f"{spec.path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {name!r}"
         real = spec.file(name).resolve()
         if not real.is_relative_to(spec.folder):
-            yield f"{where} leads outside the spec's folder; copy the file into {spec.folder}"
+            yield loc, f"{name!r} leads outside the spec's folder; copy the file into {spec.folder}"
         elif not real.is_file():
-            yield f"{where} is no file in {spec.folder}; paths are relative to the spec"
+            yield loc, f"{name!r} is no file in {spec.folder}; paths are relative to the spec"
 
 
 def _wrong_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
@@ -342,7 +337,8 @@ def _wrong_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
         graph, _, name = source.partition(".")
         yield from _unknown_output(loc, graph, name, loaded)
     for name, item in spec.functions.items():
-        yield from _wrong_function(name, item, loaded.folder)
+        if reason := why_no_function(loaded.folder, loaded.folder / item.file, item.name):
+            yield ("functions", name, "function"), reason
     precisions = {precision for own in graphs.values() for precision in own.precision_list()}
     for precision in spec.limits:
         if precision not in precisions:
@@ -367,17 +363,6 @@ def _unsuitable_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
         if spec.calibration and own.calibration and own.calibration.labels:
             text = f"calibration.labels of {own.model} do not come with the calibration data of the whole"
             yield loc, f"{text}; remove them"
-
-
-def _wrong_function(name: str, item: EnsembleFunction, folder: Path) -> Iterator[tuple[Loc, str]]:
-    """What the file of a function shows: (key, message)."""
-    loc: Loc = ("functions", name, "function")
-    try:
-        source_files(folder, folder / item.file)
-        if reason := missing_function(folder / item.file, item.name):
-            yield loc, reason
-    except ModelError as error:
-        yield loc, str(error)
 
 
 def _unknown_output(loc: Loc, graph: str, name: str, loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:

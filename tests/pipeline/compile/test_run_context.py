@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from builders.execution.jobs import Executor, Job, WorkerContext
 from builders.execution.local import LocalExecutor
 from builders.execution.process import Start
+from enginesmith.core.errors import EnginesmithError, IntegrityError, ModelError, StepError, UnavailableError
 from enginesmith.registry.leases import BUILDING, list_leases
 from enginesmith.registry.store.base import open_store
-from pipeline.compile.run_context import RunContext, versions
+from pipeline.compile.run_context import RunContext, fail_step, versions
 from pipeline.orchestration.run import RunOptions, open_run
 from pipeline.progress import Lines, LiveTable, Progress
 from pipeline.progress.events import Event, Finished, ProcessEnded, Started
@@ -108,3 +110,16 @@ def test_a_run_holds_a_lease_so_that_what_it_finds_stays(project: Project) -> No
         (lease,) = list_leases(run.context.store)
         assert lease.what == "building tiny" and lease.expires - lease.at == BUILDING
     assert list_leases(run.context.store) == []
+
+
+@pytest.mark.parametrize(
+    "error", [IntegrityError("damaged"), UnavailableError("away"), StepError("stopped", kind="cancelled")]
+)
+def test_an_error_that_says_nothing_of_the_step_ends_the_run_and_another_is_told(error: EnginesmithError) -> None:
+    events = list[Event]()
+    context = SimpleNamespace(progress=SimpleNamespace(emit=events.append))
+    with pytest.raises(type(error)):
+        fail_step("latency x", error, context)
+    assert not events
+    assert fail_step("latency x", ModelError("it has no y\nmore"), context).reason.startswith("latency x: it has no y")
+    assert events == [Finished("latency x", "failed", "it has no y")]

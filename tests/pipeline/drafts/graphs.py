@@ -14,6 +14,18 @@ def value(name: str, shape: Axes, kind: int = TensorProto.FLOAT) -> onnx.ValueIn
     return helper.make_tensor_value_info(name, kind, shape)
 
 
+def save(
+    path: Path,
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    constants: Sequence[TensorProto] = (),
+) -> Path:
+    graph = helper.make_graph(nodes, "g", inputs, outputs, constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
 def write(
     path: Path, nodes: Sequence[onnx.NodeProto], inputs: Sequence[onnx.ValueInfoProto], **weights: object
 ) -> Path:
@@ -44,8 +56,5 @@ def with_state(path: Path) -> Path:
         helper.make_node("Concat", ["x", "flat"], ["y"], axis=1),
     ]
     zero = numpy_helper.from_array(np.array([0]), "zero")
-    graph = helper.make_graph(
-        nodes, "g", [value("x", [None, 5]), value("state", [2, None, 3])], [value("y", [None, 8])], [zero]
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    inputs = [value("x", [None, 5]), value("state", [2, None, 3])]
+    return save(path, nodes, inputs, [value("y", [None, 8])], [zero])

@@ -19,7 +19,7 @@ from pipeline.drafts.onnx_model import look_at_onnx
 from pipeline.drafts.text import write_spec
 from pipeline.sources.onnx_model import load_onnx
 from pipeline.spec.model import load_spec
-from tests.pipeline.drafts.graphs import halving, value, with_state, write
+from tests.pipeline.drafts.graphs import halving, save, value, with_state, write
 from tests.pipeline.sources.test_arguments import two_networks
 
 
@@ -77,31 +77,26 @@ def test_the_spec_that_is_written_is_a_good_one(tmp_path: Path) -> None:
     assert list(spec.inputs) == ["387", "no:0"], "numbers and colons are quoted"
 
 
+NARROW = [
+    helper.make_node("Constant", [], ["v"], value=numpy_helper.from_array(np.ones((2, 2), np.int8))),
+    helper.make_node("DequantizeLinear", ["v", "s"], ["f"]),
+    helper.make_node("MatMul", ["x", "f"], ["y"]),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "precisions"), [("MatMul", ["fp32", "fp16"]), ("Relu", ["fp32"]), ("DynamicQuantizeLinear", ["fp32"])]
+    ("nodes", "precisions"),
+    [
+        ([helper.make_node("MatMul", ["x", "w"], ["y"])], ["fp32", "fp16"]),
+        ([helper.make_node("Relu", ["x"], ["y"])], ["fp32"]),
+        ([helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "t", "z"])], ["fp32"]),
+        ([helper.make_node("QuantizeLinear", ["x", "s"], ["y"])], ["int8"]),
+        (NARROW, ["fp32"]),
+    ],
 )
-def test_precisions_follow_from_what_the_graph_is_made_of(tmp_path: Path, kind: str, precisions: list[str]) -> None:
-    more = {"MatMul": ["w"]}.get(kind, [])
-    node = helper.make_node(kind, ["x", *more], ["y", "s", "z"] if kind == "DynamicQuantizeLinear" else ["y"])
-    write(tmp_path / "m.onnx", [node], [value("x", ["n", 2])], w=[[1, 2], [3, 4]])
-    found = look_at_onnx(tmp_path / "m.onnx", "m.onnx")
-    assert [name for name, _ in found.precisions] == precisions
-
-
-def test_a_model_with_qdq_is_drafted_in_the_one_precision_that_the_plan_takes(tmp_path: Path) -> None:
-    node = helper.make_node("QuantizeLinear", ["x", "s"], ["y"])
-    write(tmp_path / "m.onnx", [node], [value("x", ["n", 2])], s=0.5)
-    assert [name for name, _ in look_at_onnx(tmp_path / "m.onnx", "m.onnx").precisions] == ["int8"]
-
-
-def test_weights_that_came_narrow_are_no_int8_model(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(np.ones((2, 2), np.int8))),
-        helper.make_node("DequantizeLinear", ["w", "s"], ["f"]),
-        helper.make_node("MatMul", ["x", "f"], ["y"]),
-    ]
-    write(tmp_path / "m.onnx", nodes, [value("x", ["n", 2])], s=0.5)
-    assert [name for name, _ in look_at_onnx(tmp_path / "m.onnx", "m.onnx").precisions] == ["fp32"]
+def test_precisions_follow_from_what_the_graph_is_made_of(tmp_path: Path, nodes: list, precisions: list[str]) -> None:
+    path = write(tmp_path / "m.onnx", nodes, [value("x", ["n", 2])], w=[[1, 2], [3, 4]], s=0.5)
+    assert [name for name, _ in look_at_onnx(path, "m.onnx").precisions] == precisions
 
 
 def test_an_input_that_decides_a_branch_is_named(tmp_path: Path) -> None:
@@ -113,12 +108,9 @@ def test_an_input_that_decides_a_branch_is_named(tmp_path: Path) -> None:
 
 def test_a_graph_that_runs_at_no_size_gets_guesses_that_say_so(tmp_path: Path) -> None:
     node = helper.make_node("Reshape", ["x", "to"], ["y"])
-    graph = helper.make_graph(
-        [node], "g", [value("x", [None, "k"])], [value("y", [7919, 7919])],
-        [helper.make_tensor("to", TensorProto.INT64, [2], [7919, 7919])],
-    )  # fmt: skip
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
-    found = look_at_onnx(tmp_path / "m.onnx", "m.onnx")
+    to = helper.make_tensor("to", TensorProto.INT64, [2], [7919, 7919])
+    path = save(tmp_path / "m.onnx", [node], [value("x", [None, "k"])], [value("y", [7919, 7919])], [to])
+    found = look_at_onnx(path, "m.onnx")
     assert all(dim.why.startswith("a guess: the graph ran at no size") for dim in found.dims.values())
 
 
@@ -160,9 +152,8 @@ def test_where_the_graph_selects_boxes_itself_the_suggested_metric_decides(tmp_p
     numbers = {"rows": [-1, 4], "zero": [0], "one": [1], "both": [0, 1], "two": 2}
     constants = [numpy_helper.from_array(np.asarray(held, "i8"), name) for name, held in numbers.items()]
     constants.append(numpy_helper.from_array(np.ones((4, 1, 3, 3), "f4"), "w"))
-    graph = helper.make_graph(nodes, "g", [value("image", [1, 1, 6, 6])], [value("boxes", ["found", 4])], constants)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
-    metric = look_at_onnx(tmp_path / "m.onnx", "m.onnx").metric
+    ends = [value("image", [1, 1, 6, 6])], [value("boxes", ["found", 4])]
+    metric = look_at_onnx(save(tmp_path / "m.onnx", nodes, *ends, constants), "m.onnx").metric
     assert (metric["name"], metric["decides"]) == ("detection", ["fp32", "fp16", "int8"])
 
 

@@ -2,13 +2,14 @@
 
 import json
 import re
+from contextlib import nullcontext
 from typing import NoReturn
 
 import pytest
 
 from builders.execution.jobs import Job, Watch, ignore_event
 from enginesmith.core.codec import encode
-from enginesmith.core.errors import InputError, IntegrityError, SpecError
+from enginesmith.core.errors import InputError, IntegrityError, ModelError, SpecError
 from enginesmith.core.names import parse_reference
 from enginesmith.core.types import Dim, Target
 from enginesmith.registry.evidence.latencies import attach_latency, latencies
@@ -129,3 +130,17 @@ def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
         with pytest.raises(NotOnRecord):
             timed()
     assert [job.needs.alone for job in jobs] == [True] * 3
+
+
+@pytest.mark.parametrize("error", [IntegrityError("it is damaged"), ModelError("it does not run")])
+def test_an_engine_that_cannot_be_timed_stops_nothing_and_a_damaged_blob_does(built: Project, error: Exception) -> None:
+    class Broken(OnlyRecords):
+        def run(self, job: Job, watch: Watch = ignore_event) -> NoReturn:
+            raise error
+
+    store = open_store(built.registry)
+    chosen = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
+    work = Work(spec_of(chosen.manifest), RunContext(store, Broken(), Broken()))
+    golden = chosen.manifest.sources["golden"]
+    with pytest.raises(IntegrityError) if isinstance(error, IntegrityError) else nullcontext():
+        assert time_engine(engine_of(chosen.entry), Latency(), golden, work, afresh=True) is None

@@ -137,6 +137,13 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(store, monkeyp
     assert len(ran) == 4, "a person who says validate means it"
 
 
+def fake_flow(monkeypatch: pytest.MonkeyPatch, **fakes: Any) -> None:
+    """The flow without Prefect, tables and a log, and with these in the place of what proves."""
+    fakes |= {"PrefectRunner": InProcess, "FlowProgress": lambda _: Progress(), "show_table": lambda *_: None}
+    for name, fake in {**fakes, "get_run_logger": lambda: logging.getLogger("x")}.items():
+        monkeypatch.setattr(flows, name, fake)
+
+
 def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(store, monkeypatch):
     three_versions(store)
     proven: list[str] = []
@@ -145,10 +152,7 @@ def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(store, mo
         proven.append(item.reference)
         return [Validated(item.reference, entry.unit, "proven", "") for entry in item.engines]
 
-    fakes: dict[str, Any] = {"prove": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
-    fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
-    for name, fake in fakes.items():
-        monkeypatch.setattr(flows, name, fake)
+    fake_flow(monkeypatch, prove=noted)
     run = flows.validate_pending.fn
     assert run(store.uri, "digits", "1", "cpu").message == "1 engine pending here, 1 proven"
     assert proven == ["digits@1"]
@@ -168,14 +172,7 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
         asked.append(f"{item.reference} {[entry.unit for entry in item.engines]} on {on.name}")
         return [Validated(item.reference, entry.unit, "proven", "") for entry in item.engines]
 
-    fakes: dict[str, Any] = {
-        "validate_on_worker": noted,
-        "PrefectRunner": InProcess,
-        "FlowProgress": lambda _: Progress(),
-    }
-    fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
-    for name, fake in fakes.items():
-        monkeypatch.setattr(flows, name, fake)
+    fake_flow(monkeypatch, validate_on_worker=noted)
 
     def run(*words: str, on: str) -> Any:
         return flows.validate_pending.fn(store.uri, *words, on=on, executor="ray", ray_address="ray://nowhere:1")

@@ -13,6 +13,7 @@ from pipeline.quantization.statistics.methods import MinMax
 from pipeline.quantization.statistics.methods import ranges as choose_ranges
 from pipeline.quantization.statistics.observe import observe
 from tests.pipeline.quantization import small_nets as nets
+from tests.pipeline.quantization.test_observe import saved
 from validation.data.samples import Samples
 
 X = TensorSpec("x", "float32", ("batch", 5))
@@ -21,11 +22,6 @@ X = TensorSpec("x", "float32", ("batch", 5))
 def calibrate(model: Path, data: Samples, tensors: Sequence[str] | None = None) -> Ranges:
     """Ranges by MinMax, of those tensors that int8 needs where none are named."""
     return choose_ranges(observe(model, data, tensors, histograms=False), MinMax(), "int8")
-
-
-def saved(model: onnx.ModelProto, folder: Path) -> Path:
-    onnx.save(model, folder / "model.onnx")
-    return folder / "model.onnx"
 
 
 def x_net(text: str, **weights: object) -> onnx.ModelProto:

@@ -18,9 +18,9 @@ from enginesmith.core.types import Engine, QuantizationScheme, Target
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
-from pipeline.quantization.search.search import choose
 from pipeline.values import GraphVariant
 from tests.builders import graphs
+from tests.pipeline.quantization.search.outlier_nets import choose
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, conv_net, images, ranges_of, run, sqnr_db
 
 REDUCED = replace(CPU, weight_levels=64)

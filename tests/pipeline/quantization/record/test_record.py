@@ -13,14 +13,14 @@ from pipeline.quantization.insertion_points import activations, prepare_model
 from pipeline.quantization.record import BINS, PICTURES, Evidence, record
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
-from pipeline.quantization.search.search import SearchFloor, choose
+from pipeline.quantization.search.search import SearchFloor
 from pipeline.quantization.settings.runs import divide_runs
 from pipeline.quantization.shares import narrow_share
 from pipeline.quantization.statistics.histogram import LogHistogram
 from pipeline.quantization.statistics.methods import MinMax, Mse, ranges
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics
 from tests.pipeline.quantization import small_nets as nets
-from tests.pipeline.quantization.search.outlier_nets import noise, outlier_net, runs
+from tests.pipeline.quantization.search.outlier_nets import choose, noise, outlier_net, runs
 
 
 def values_of(model: ModelProto, arrays: dict) -> dict[str, np.ndarray]:

@@ -1,10 +1,16 @@
 """A small net with what breaks plain int8: one channel of an activation that is a hundred times the others."""
 
+from collections.abc import Iterable
+
 import numpy as np
 from onnx import ModelProto
 
+from enginesmith.core.types import QuantizationScheme
 from pipeline.quantization.insertion_points import activations, prepare_model
 from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.search.search import choose_each
+from pipeline.quantization.search.trial import MixedPrecisionChoice, SearchTarget
+from pipeline.quantization.settings.runs import Run
 from tests.pipeline.quantization.small_nets import build, ranges_of
 
 WIDTH, INNER = 32, 64
@@ -37,6 +43,14 @@ def noise(count: int, seed: int = 6) -> dict[str, np.ndarray]:
 def all_ranges(model: ModelProto, arrays: dict[str, np.ndarray]) -> Ranges:
     graph = prepare_model(model)
     return ranges_of(graph, arrays, activations(graph))
+
+
+def choose(
+    model: ModelProto, ranges: Ranges, scheme: QuantizationScheme, runs: Iterable[Run], *more: object, **named: object
+) -> MixedPrecisionChoice:
+    """What `choose_each` chooses for one kind of int8; race: as of `SearchTarget`."""
+    target = SearchTarget(ranges, scheme, named.pop("race", None))
+    return choose_each(model, [target], runs, *more, **named)[0]
 
 
 def runs(arrays: dict[str, np.ndarray], size: int = 16) -> list[tuple[int, dict[str, np.ndarray]]]:

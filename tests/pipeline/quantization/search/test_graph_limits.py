@@ -7,10 +7,9 @@ import pytest
 
 from pipeline.quantization.search.graph_limits import MARGIN_DB, PARTS, GraphJudge, budget_of, deal, with_margin
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchFloor
-from pipeline.quantization.search.search import choose
 from pipeline.quantization.search.sensitivity import quality
 from pipeline.quantization.settings.runs import JUDGED, divide_runs
-from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net, runs
+from tests.pipeline.quantization.search.outlier_nets import all_ranges, choose, noise, outlier_net, runs
 from tests.pipeline.quantization.small_nets import TENSORRT_FP32
 from validation.metrics.tasks.terms import AccuracyMetric
 

@@ -11,8 +11,7 @@ from builders.backends.onnxruntime import OnnxRuntime
 from enginesmith.core.types import BuildRequest, Target
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.latency import FEWEST, PATIENCE, ROUNDS, EngineTiming, Timing, benchmark_until_decided
-from pipeline.quantization.search.search import choose
-from tests.pipeline.quantization.search.outlier_nets import all_ranges, runs
+from tests.pipeline.quantization.search.outlier_nets import all_ranges, choose, runs
 from tests.pipeline.quantization.small_nets import CPU, attention_net, sentences
 
 

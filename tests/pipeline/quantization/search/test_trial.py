@@ -5,10 +5,10 @@ import pytest
 
 from pipeline.quantization.search import search, trial
 from pipeline.quantization.search.quality import OutOfTimeError, SearchClock, SearchFloor
-from pipeline.quantization.search.search import choose, choose_each
+from pipeline.quantization.search.search import choose_each
 from pipeline.quantization.search.trial import SearchTarget
 from pipeline.quantization.settings import smooth
-from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net, runs
+from tests.pipeline.quantization.search.outlier_nets import all_ranges, choose, noise, outlier_net, runs
 from tests.pipeline.quantization.search.test_search import Additive
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, conv_net, images
 

@@ -9,7 +9,6 @@ from onnx import ModelProto, numpy_helper
 
 from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.search.search import choose
 from pipeline.quantization.search.sensitivity import _within
 from pipeline.quantization.settings import moments as moments_module
 from pipeline.quantization.settings.groups import compensate, find_groups, nearest, steps_of
@@ -25,7 +24,7 @@ from pipeline.quantization.settings.moments import (
     patches,
 )
 from pipeline.quantization.settings.smooth import FittedKind, apply_plans, fit_convolutions
-from tests.pipeline.quantization.search.outlier_nets import all_ranges, runs
+from tests.pipeline.quantization.search.outlier_nets import all_ranges, choose, runs
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, constant, of_type, run, sqnr_db
 
 # attributes, shape of the weight, spatial sizes of the activation, channels of the activation

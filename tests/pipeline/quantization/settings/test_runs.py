@@ -7,9 +7,8 @@ import pytest
 
 from builders.onnx_graphs.weights import has_external
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.search.search import choose
 from pipeline.quantization.settings.runs import SessionRunner, with_weights_inside, with_weights_outside
-from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net, runs
+from tests.pipeline.quantization.search.outlier_nets import all_ranges, choose, noise, outlier_net, runs
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, conv_net, images, run
 
 NETS = {"outliers": (outlier_net, noise), "convolutions": (conv_net, images)}
