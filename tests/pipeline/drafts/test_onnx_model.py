@@ -20,6 +20,7 @@ from pipeline.drafts.text import write_spec
 from pipeline.sources.onnx_model import load_onnx
 from pipeline.spec.model import load_spec
 from tests.pipeline.drafts.graphs import halving, value, with_state, write
+from tests.pipeline.quantization.small_nets import build
 from tests.pipeline.sources.test_arguments import two_networks
 
 
@@ -77,31 +78,32 @@ def test_the_spec_that_is_written_is_a_good_one(tmp_path: Path) -> None:
     assert list(spec.inputs) == ["387", "no:0"], "numbers and colons are quoted"
 
 
+NARROW = numpy_helper.from_array(np.ones((2, 2), np.int8))
+
+
 @pytest.mark.parametrize(
-    ("kind", "precisions"), [("MatMul", ["fp32", "fp16"]), ("Relu", ["fp32"]), ("DynamicQuantizeLinear", ["fp32"])]
+    ("nodes", "precisions"),
+    [
+        ([helper.make_node("MatMul", ["x", "w"], ["y"])], ["fp32", "fp16"]),
+        ([helper.make_node("Relu", ["x"], ["y"])], ["fp32"]),
+        ([helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "scale", "zero"])], ["fp32"]),
+        ([helper.make_node("QuantizeLinear", ["x", "s"], ["y"])], ["int8"]),
+        (
+            [
+                helper.make_node("Constant", [], ["narrow"], value=NARROW),
+                helper.make_node("DequantizeLinear", ["narrow", "s"], ["f"]),
+                helper.make_node("MatMul", ["x", "f"], ["y"]),
+            ],
+            ["fp32"],
+        ),
+    ],
+    ids=["weights", "no weights", "rounds at run time", "came quantized", "weights came narrow"],
 )
-def test_precisions_follow_from_what_the_graph_is_made_of(tmp_path: Path, kind: str, precisions: list[str]) -> None:
-    more = {"MatMul": ["w"]}.get(kind, [])
-    node = helper.make_node(kind, ["x", *more], ["y", "s", "z"] if kind == "DynamicQuantizeLinear" else ["y"])
-    write(tmp_path / "m.onnx", [node], [value("x", ["n", 2])], w=[[1, 2], [3, 4]])
-    found = look_at_onnx(tmp_path / "m.onnx", "m.onnx")
-    assert [name for name, _ in found.precisions] == precisions
-
-
-def test_a_model_with_qdq_is_drafted_in_the_one_precision_that_the_plan_takes(tmp_path: Path) -> None:
-    node = helper.make_node("QuantizeLinear", ["x", "s"], ["y"])
-    write(tmp_path / "m.onnx", [node], [value("x", ["n", 2])], s=0.5)
-    assert [name for name, _ in look_at_onnx(tmp_path / "m.onnx", "m.onnx").precisions] == ["int8"]
-
-
-def test_weights_that_came_narrow_are_no_int8_model(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(np.ones((2, 2), np.int8))),
-        helper.make_node("DequantizeLinear", ["w", "s"], ["f"]),
-        helper.make_node("MatMul", ["x", "f"], ["y"]),
-    ]
-    write(tmp_path / "m.onnx", nodes, [value("x", ["n", 2])], s=0.5)
-    assert [name for name, _ in look_at_onnx(tmp_path / "m.onnx", "m.onnx").precisions] == ["fp32"]
+def test_precisions_follow_from_what_the_graph_is_made_of(tmp_path: Path, nodes, precisions: list[str]) -> None:
+    constants = {"w": [[1, 2], [3, 4]], "s": 0.5}
+    read = {name: constants[name] for node in nodes for name in node.input if name in constants}
+    write(tmp_path / "m.onnx", nodes, [value("x", ["n", 2])], **read)
+    assert [name for name, _ in look_at_onnx(tmp_path / "m.onnx", "m.onnx").precisions] == precisions
 
 
 def test_an_input_that_decides_a_branch_is_named(tmp_path: Path) -> None:
@@ -229,10 +231,7 @@ def test_axis_0_of_samples_is_the_dim_that_servers_join_requests_along(name: str
 
 def test_a_model_whose_weights_stay_in_their_files_is_tried_too(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_model, "load_onnx", partial(load_onnx, most_embedded_bytes=100))
-    weight = numpy_helper.from_array(np.ones((40, 40), np.float32), "w")
-    ends = [[helper.make_tensor_value_info(name, 1, ["batch", 40])] for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", *ends, [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    model = build("float[batch,40] x", "float[batch,40] y", "y = MatMul(x, w)", {"w": np.ones((40, 40))})
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     (dim,) = look_at_onnx(tmp_path / "m.onnx", "m.onnx").dims.values()
     assert "the graph ran at" in dim.why

@@ -45,16 +45,18 @@ def test_what_is_written_is_read_as_samples(tmp_path: Path) -> None:
     assert Samples.open(tmp_path / "golden.npz", INPUTS, DIMS).count == len(split.golden)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
-def test_recorded_and_handwritten_requests(tmp_path: Path, suffix: str) -> None:
-    given_rows = rows(5)
-    path = tmp_path / f"requests{suffix}"
-    if suffix == ".jsonl":
-        path.write_text("\n".join(json.dumps({"inputs": encode_inputs({"x": row[None]})}) for row in given_rows))
-    else:
-        path.write_text(json.dumps([{"x": row.tolist()} for row in given_rows]))
-    found = [request["x"] for request in read_requests(path, INPUTS, DIMS, "unit")]
-    np.testing.assert_array_equal(np.concatenate(found), given_rows)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("recorded.jsonl", "\n".join(json.dumps({"inputs": encode_inputs({"x": row[None]})}) for row in rows(5))),
+        ("inputs.jsonl", "\n".join(json.dumps({"x": row.tolist()}) for row in rows(5))),
+        ("list.json", json.dumps([{"x": row.tolist()} for row in rows(5)])),
+    ],
+)
+def test_recorded_and_handwritten_requests(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    found = [request["x"] for request in read_requests(tmp_path / name, INPUTS, DIMS, "unit")]
+    np.testing.assert_array_equal(np.concatenate(found), rows(5))
 
 
 @pytest.mark.parametrize(
@@ -104,12 +106,6 @@ def test_mistakes_name_the_file_and_what_is_wrong(tmp_path, name, content, error
         pytest.skip("pyarrow is here")
     with pytest.raises(error, match=words):
         split_requests(path, INPUTS, DIMS, "unit")
-
-
-def test_lines_without_inputs_are_the_inputs(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(json.dumps({"x": row.tolist()}) for row in rows(5)))
-    assert len(list(read_requests(path, INPUTS, DIMS, "unit"))) == 5
 
 
 def test_numbers_that_the_type_of_an_input_cannot_hold_are_refused(tmp_path: Path) -> None:
