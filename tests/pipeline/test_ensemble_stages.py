@@ -45,31 +45,39 @@ def build_in(precision: str, folder: Path, far: float = 0.0) -> Store:
 def checks_of(store: Store, folder: Path, precision: str, factor: float = 1.0) -> dict[tuple[str, str, str], Check]:
     """The checks of the whole on its logits, by stage, case and metric. factor: what the encoder's engine multiplies
     its output by, as one that somebody else compiled wrongly would."""
-    manifest = load(store, "pair", "1")
+    request = ask_proof(store, folder, "pair", precision)
+    if factor != 1:
+        request = with_fault(request, store, folder, "encoder", "hidden", factor)
+    proof = request.run(WorkerContext(folder / "work", store.uri))
+    return {(item.stage, item.case, item.name): item for item in proof.checks if item.output == "decoder.logits"}
+
+
+def ask_proof(store: Store, folder: Path, model: str, precision: str) -> ProveEnsemble:
+    """The proof of version 1 in this precision, with folders for its files and its work."""
+    manifest = load(store, model, "1")
     entry = next(entry for entry in manifest.engines if entry.precision == precision)
     (folder / "read").mkdir()
     (folder / "work").mkdir()
     built = read_ensemble(manifest, store, folder / "read")
     engines = {graph.name: engine for graph, _, engine in pinned_engines(store, manifest, entry)}
     chosen = next(each for each in PRECISIONS if each == precision)
-    request = built.request_proof(EnsembleUnit(entry.hardware, chosen, engines, {}))
-    if factor != 1:
-        request = with_fault(request, store, folder, factor)
-    proof = request.run(WorkerContext(folder / "work", store.uri))
-    return {(item.stage, item.case, item.name): item for item in proof.checks if item.output == "decoder.logits"}
+    return built.request_proof(EnsembleUnit(entry.hardware, chosen, engines, {}))
 
 
-def with_fault(request: ProveEnsemble, store: Store, folder: Path, factor: float) -> ProveEnsemble:
-    blob = request.engines["encoder"]
+def with_fault(
+    request: ProveEnsemble, store: Store, folder: Path, graph: str, output: str, factor: float
+) -> ProveEnsemble:
+    blob = request.engines[graph]
     store.fetch(blob.digest, folder / "engine.onnx")
     model = onnx.load(folder / "engine.onnx")
-    node = next(node for node in model.graph.node if "hidden" in node.output)
-    node.output[0] = "right"
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["right" if name == output else name for name in names]
     model.graph.initializer.append(numpy_helper.from_array(np.float32(factor), "factor"))
-    model.graph.node.append(onnx.helper.make_node("Mul", ["right", "factor"], ["hidden"]))
+    model.graph.node.append(onnx.helper.make_node("Mul", ["right", "factor"], [output]))
     onnx.save(model, folder / "engine.onnx")
     wrong = replace(blob, digest=store.put_file(folder / "engine.onnx"))
-    return replace(request, engines={**request.engines, "encoder": wrong})
+    return replace(request, engines={**request.engines, graph: wrong})
 
 
 def test_an_engine_that_is_two_percent_off_fails_within_the_whole(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ import pytest
 import enginesmith
 from enginesmith.core.errors import InputError, IntegrityError, SpecError
 from enginesmith.registry.manifest import parse, request_of
+from tests.ensembles import change
 from tests.pipeline.projects import arrays
-from tests.pipeline.test_state import change
 from tests.stateful import CACHED, RECURRENT, write_stateful
 
 INT8: dict[str, Any] = {
-    spec["model"]: change(spec, f"state.{state}.dtype", "int8") for spec, state in ((CACHED, "past"), (RECURRENT, "h"))
+    spec["model"]: change(spec, f"state/{state}/dtype", "int8") for spec, state in ((CACHED, "past"), (RECURRENT, "h"))
 }
 
 
@@ -71,9 +71,9 @@ def test_the_version_says_which_states_and_at_what_scale(built: tuple[Path, Any]
 @pytest.mark.parametrize(
     ("path", "value", "told"),
     [
-        ("state.past.dtype", "int4", "state.past.dtype"),
-        ("state.past.initial", 1, "state.past.dtype is int8, and its initial value 1, not 0; remove dtype"),
-        ("inputs.past.dtype", "float16", "past.dtype is int8, which stands for float32, and the input is float16"),
+        ("state/past/dtype", "int4", "state.past.dtype"),
+        ("state/past/initial", 1, "state.past.dtype is int8, and its initial value 1, not 0; remove dtype"),
+        ("inputs/past/dtype", "float16", "past.dtype is int8, which stands for float32, and the input is float16"),
         ("precisions", ["fp32", "fp16"], "changes nothing: no precision is quantized (fp8, "),
         ("calibration", None, "whose scale comes from real sequences; add calibration.data"),
     ],

@@ -6,10 +6,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
@@ -17,7 +17,7 @@ from builders.backends.optional_methods import versions_of
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.publication.pages import failed_document
 from pipeline.orchestration.artifacts import artifacts_of
-from tests.pipeline.projects import Project, arrays, rebuilt, units, weights, write_model
+from tests.pipeline.projects import SPEC, Project, arrays, rebuilt, units, weights, write_model
 
 
 def test_it_publishes_proven_unproven_and_refused_engines(built: Project) -> None:
@@ -115,15 +115,9 @@ def test_going_back_to_an_older_model_finds_its_version(built: Project) -> None:
     built.change_spec(golden={"data": "golden.npz", "labels": "label"})
     assert built.build("--target", "cpu").json["version"] == "2"
     (built.folder / "tiny.onnx").write_bytes(original)
-    built.change_spec(golden=yaml_golden())
+    built.change_spec(golden=SPEC["golden"])
     outcome = built.build().json
     assert (outcome["version"], outcome["cached"]) == ("1", True)
-
-
-def yaml_golden() -> Any:
-    from tests.pipeline.projects import SPEC
-
-    return SPEC["golden"]
 
 
 def test_a_required_unit_that_is_refused_fails_before_anything_is_built(project: Project) -> None:
@@ -199,8 +193,6 @@ def test_external_data_is_part_of_the_key(built: Project, project: Project) -> N
 
 
 def test_a_pulled_engine_runs_with_onnxruntime_alone(built: Project) -> None:
-    import onnxruntime as ort
-
     pulled = built.run("pull", "tiny", "--target", "cpu", "--dest", built.folder / "out", "--json").json
     session = ort.InferenceSession(pulled["path"], providers=["CPUExecutionProvider"])
     data = arrays(built.folder / "golden.npz")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import SpecError
+from pipeline.spec.document import _quickly_composed
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.projects import SPEC, Project
 
@@ -343,10 +344,6 @@ def test_whatever_yaml_holds_the_answer_is_a_spec_or_lines(tmp_path_factory: pyt
     "spec", sorted((Path(__file__).parents[2] / "examples").glob("*/*.yaml")), ids=lambda p: p.name
 )
 def test_both_parsers_read_ordinary_specs_alike(spec):
-    import yaml
-
-    from pipeline.spec.document import _quickly_composed
-
     def flat(node: yaml.Node) -> object:
         if isinstance(node, yaml.MappingNode):
             return [(flat(key), flat(value)) for key, value in node.value]
@@ -360,8 +357,6 @@ def test_both_parsers_read_ordinary_specs_alike(spec):
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "{a: " * 1000, "a: [\n", "a: b: c"])
 def test_what_is_deep_or_wrong_is_left_to_the_careful_parser(text):
-    from pipeline.spec.document import _quickly_composed
-
     assert _quickly_composed(text) is None
 
 

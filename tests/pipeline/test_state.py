@@ -1,6 +1,5 @@
 """Models with state, from a spec to the answers of a pulled engine, step after step."""
 
-import copy
 import json
 import re
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 import enginesmith
@@ -19,7 +17,9 @@ from enginesmith.registry.store.base import open_store
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.operations.golden import describe_golden, golden_of
 from pipeline.spec.model import load_spec
+from tests.ensembles import change
 from tests.pipeline.projects import arrays
+from tests.pipeline.test_ensemble import opens
 from tests.stateful import CACHED, RECURRENT, write_stateful
 from validation.canary.replay import ReplayPace
 
@@ -61,17 +61,14 @@ def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, 
     pulled = enginesmith.pull(
         f"{outcome.model}@1", registry=folder.parent / "registry", dest=tmp_path, precision="fp32"
     )
-    session, source = (ort.InferenceSession(str(path)) for path in (pulled.path, folder / "model.onnx"))
-    names = [output.name for output in session.get_outputs()]
-    streams = enginesmith.Streams.described(
-        lambda given: dict(zip(names, session.run(names, given), strict=True)), pulled.description
-    )
+    source = opens(folder / "model.onnx")
+    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
     (state,) = load_spec(folder / "model.yaml").states()
     x = arrays(folder / "golden.npz")["x"]
     held = np.zeros({"h": (1, 3, 16), "past": (3, 0, 8)}[state.input], np.float32)
     for step in range(8):
         rows = np.stack([x[step], x[12 + step], x[24 + step]])
-        wanted = dict(zip(names, source.run(names, {"x": rows, state.input: held}), strict=True))
+        wanted = source({"x": rows, state.input: held})
         held = wanted[state.output]
         np.testing.assert_allclose(streams.run({"x": rows})["y"], wanted["y"], atol=1e-5)
 
@@ -80,13 +77,9 @@ def test_a_canary_compares_recorded_steps_with_their_states(built: tuple[Path, A
     folder, outcome = built
     registry, reference = str(folder.parent / "registry"), parse_reference(f"{outcome.model}@1")
     pulled = enginesmith.pull(str(reference), registry=registry, dest=tmp_path, precision="fp32")
-    session = ort.InferenceSession(str(pulled.path))
-    names = [output.name for output in session.get_outputs()]
-    streams = enginesmith.Streams.described(
-        lambda given: dict(zip(names, session.run(names, given), strict=True)), pulled.description
-    )
+    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
     with (
-        enginesmith.Recorder(tmp_path / "steps.jsonl") as bare,
+        enginesmith.Recorder(tmp_path / "bare.jsonl") as bare,
         enginesmith.Recorder(tmp_path / "whole.jsonl") as whole,
     ):
         for index, row in enumerate(arrays(folder / "golden.npz")["x"][:12]):
@@ -103,7 +96,7 @@ def test_a_canary_compares_recorded_steps_with_their_states(built: tuple[Path, A
 
     told = rf"no array for input '{state.input}'.*is a state: record each step with the states"
     with pytest.raises(DataError, match=told):
-        run("steps.jsonl")
+        run("bare.jsonl")
     assert run("whole.jsonl") == "INSUFFICIENT", "12 steps are few"
     observed = [json.loads(line) for line in (tmp_path / "out/candidate.jsonl").read_text().splitlines()]
     steps = [line for line in observed if "request" in line]
@@ -117,38 +110,25 @@ def test_its_golden_set_shows_its_sequences(built: tuple[Path, Any]) -> None:
     assert shown.sequences == (12,) * 4, "three, and these side by side"
 
 
-def change(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    changed = copy.deepcopy(spec)
-    *above, last = path.split(".")
-    place = changed
-    for name in above:
-        place = place.setdefault(name, {})
-    if value is None:
-        del place[last]
-    else:
-        place[last] = value
-    return changed
-
-
 @pytest.mark.parametrize(
     ("spec", "path", "value", "told"),
     [
-        (RECURRENT, "state.h.initial", None, "state.h.initial"),
-        (RECURRENT, "state.g", {"output": "hn", "initial": 0}, "state 'g' is not one of the inputs ['x', 'h']"),
-        (RECURRENT, "state.h.output", "gone", "takes 'gone', which is not one of the outputs ['y', 'hn']"),
-        (RECURRENT, "state.x", {"output": "hn", "initial": 0}, "state 'x' takes 'hn', as state 'h' does"),
-        (RECURRENT, "state.x", {"output": "y", "initial": 0}, "every input is a state"),
+        (RECURRENT, "state/h/initial", None, "state.h.initial"),
+        (RECURRENT, "state/g", {"output": "hn", "initial": 0}, "state 'g' is not one of the inputs ['x', 'h']"),
+        (RECURRENT, "state/h/output", "gone", "takes 'gone', which is not one of the outputs ['y', 'hn']"),
+        (RECURRENT, "state/x", {"output": "hn", "initial": 0}, "state 'x' takes 'hn', as state 'h' does"),
+        (RECURRENT, "state/x", {"output": "y", "initial": 0}, "every input is a state"),
         (RECURRENT, "state", {}, "golden.sequence is for models with state"),
-        (CACHED, "golden.steps", {"length": "call"}, "joins samples along 'length', which no input has"),
-        (CACHED, "golden.steps", {"batch": "call"}, "joins samples along 'batch', which states have too"),
-        (CACHED, "golden.steps", {}, "joins samples along one dim; give {DIM: ARRAY}, found 0"),
-        (CACHED, "calibration.steps", {"a": "b", "c": "d"}, "joins samples along one dim"),
+        (CACHED, "golden/steps", {"length": "call"}, "joins samples along 'length', which no input has"),
+        (CACHED, "golden/steps", {"batch": "call"}, "joins samples along 'batch', which states have too"),
+        (CACHED, "golden/steps", {}, "joins samples along one dim; give {DIM: ARRAY}, found 0"),
+        (CACHED, "calibration/steps", {"a": "b", "c": "d"}, "joins samples along one dim"),
         (RECURRENT, "calibration", {"data": "a.py:b", "steps": {"batch": "call"}}, "gives whole steps, of any size"),
-        (RECURRENT, "calibration.parts", 2, "samples of a model with state are one part"),
-        (RECURRENT, "calibration.labels", "clip", "remove labels"),
-        (RECURRENT, "dims.batch.min", 0, "dims.batch.min is 0, which only sizes of states can be"),
-        (RECURRENT, "golden.sequence", "gone", "no array 'gone'"),
-        (RECURRENT, "state.h.initial", 1e39, "state 'h' is float32, which does not hold 1e+39"),
+        (RECURRENT, "calibration/parts", 2, "samples of a model with state are one part"),
+        (RECURRENT, "calibration/labels", "clip", "remove labels"),
+        (RECURRENT, "dims/batch/min", 0, "dims.batch.min is 0, which only sizes of states can be"),
+        (RECURRENT, "golden/sequence", "gone", "no array 'gone'"),
+        (RECURRENT, "state/h/initial", 1e39, "state 'h' is float32, which does not hold 1e+39"),
     ],
 )
 def test_what_does_not_fit_is_told_with_its_key(spec, path, value, told, tmp_path):
@@ -157,45 +137,29 @@ def test_what_does_not_fit_is_told_with_its_key(spec, path, value, told, tmp_pat
         enginesmith.build(written, registry=tmp_path / "registry")
 
 
-def widen(model: onnx.ModelProto) -> None:
-    model.graph.node.append(onnx.helper.make_node("Cast", ["hn"], ["wide"], to=onnx.TensorProto.DOUBLE))
-    model.graph.output[1].CopyFrom(
-        onnx.helper.make_tensor_value_info("wide", onnx.TensorProto.DOUBLE, [1, "batch", 16])
-    )
-
-
-def flatten(model: onnx.ModelProto) -> None:
-    model.graph.node.append(onnx.helper.make_node("Concat", ["hn", "hn"], ["twice"], axis=2))
-    model.graph.output[1].CopyFrom(
-        onnx.helper.make_tensor_value_info("twice", onnx.TensorProto.FLOAT, [1, "batch", 32])
-    )
-
-
-def hand_on(model: onnx.ModelProto) -> None:
-    model.graph.node.append(onnx.helper.make_node("Identity", ["h"], ["same"]))
-    model.graph.output[1].name = "same"
-
-
 @pytest.mark.parametrize(
-    ("edit", "output", "told"),
+    ("node", "width", "told"),
     [
-        (widen, "wide", "state.h is float32, and 'wide' is float64"),
-        (flatten, "twice", "'twice' is [1, batch, 32]"),
-        (hand_on, "same", "output 'same' is the input itself, handed on"),
+        ("wide = Cast <to = 11> (hn)", 16, "state.h is float32, and 'wide' is float64"),
+        ("twice = Concat <axis = 2> (hn, hn)", 32, "'twice' is [1, batch, 32]"),
+        ("same = Identity(h)", 16, "output 'same' is the input itself, handed on"),
     ],
 )
-def test_an_output_that_its_input_cannot_take_is_refused(edit: Any, output: str, told: str, tmp_path: Path) -> None:
-    spec = change(change(RECURRENT, "state.h.output", output), "outputs", ["y", output])
+def test_an_output_that_its_input_cannot_take_is_refused(node: str, width: int, told: str, tmp_path: Path) -> None:
+    output = node.partition(" ")[0]
+    spec = change(change(RECURRENT, "state/h/output", output), "outputs", ["y", output])
     path = write_stateful(tmp_path / "project", spec)
     model = onnx.load(path.parent / "model.onnx")
-    edit(model)
+    kind = onnx.TensorProto.DOUBLE if output == "wide" else onnx.TensorProto.FLOAT
+    model.graph.node.append(onnx.parser.parse_node(node))
+    model.graph.output[1].CopyFrom(onnx.helper.make_tensor_value_info(output, kind, [1, "batch", width]))
     onnx.save(model, path.parent / "model.onnx")
     with pytest.raises(EnginesmithError, match=re.escape(told)):
         enginesmith.build(path, registry=tmp_path / "registry")
 
 
 def test_sequences_beyond_the_bound_of_a_cache_are_refused(tmp_path: Path) -> None:
-    path = write_stateful(tmp_path / "project", change(CACHED, "dims.length", {"min": 0, "max": 8}))
+    path = write_stateful(tmp_path / "project", change(CACHED, "dims/length", {"min": 0, "max": 8}))
     with pytest.raises(EnginesmithError, match="'past' has come to length=9, and the model takes at most 8"):
         enginesmith.build(path, registry=tmp_path / "registry")
     assert not (tmp_path / "registry" / "models").exists()
@@ -218,14 +182,10 @@ def test_without_data_the_steps_are_random_and_the_states_are_the_models(tmp_pat
 
 def test_labels_stay_with_their_steps(tmp_path: Path) -> None:
     metric = {"name": "accuracy", "output": "y", "floor": 1.0}
-    spec = change(change(RECURRENT, "golden.labels", "wanted"), "golden.metric", metric)
-    path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp32"]})
-    session, data = ort.InferenceSession(str(path.parent / "model.onnx")), arrays(path.parent / "golden.npz")
-    streams = enginesmith.Streams(
-        lambda given: dict(zip(["y", "hn"], session.run(["y", "hn"], given), strict=True)),
-        load_spec(path).tensors(),
-        load_spec(path).states(),
-    )
+    labelled = change(change(RECURRENT, "golden/labels", "wanted"), "golden/metric", metric)
+    path = write_stateful(tmp_path / "project", {**labelled, "precisions": ["fp32"]})
+    spec, data = load_spec(path), arrays(path.parent / "golden.npz")
+    streams = enginesmith.Streams(opens(path.parent / "model.onnx"), spec.tensors(), spec.states())
     wanted = []
     for step in range(36):
         if step % 12 == 0:
@@ -259,7 +219,7 @@ def test_sequences_that_hand_no_state_on_are_refused(clip: Any, told: str, tmp_p
 
 
 def test_a_state_in_float16_is_handed_on_by_a_graph_in_float16(tmp_path: Path) -> None:
-    spec = change(RECURRENT, "inputs.h.dtype", "float16")
+    spec = change(RECURRENT, "inputs/h/dtype", "float16")
     path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp16"]})
     model = onnx.load(path.parent / "model.onnx")
     for value in (model.graph.input[1], model.graph.output[1]):

@@ -2,12 +2,10 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 import enginesmith
@@ -15,18 +13,15 @@ from builders.execution.jobs import WorkerContext
 from enginesmith.core.errors import DataError, EnginesmithError, SpecError
 from enginesmith.core.hardware.machine import target_named
 from enginesmith.core.names import parse_reference
-from enginesmith.registry.manifest import pinned_engines
 from enginesmith.registry.store.base import open_store
-from enginesmith.registry.versions.lookup import load
 from pipeline.canary.run import CanaryRun, run_canary
-from pipeline.compile.ensembles.publication import EnsembleUnit
-from pipeline.operations.validate import read_ensemble
 from pipeline.orchestration.catalog import foresee_spec
 from pipeline.orchestration.run import RunOptions
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress
 from tests.pipeline.projects import arrays
 from tests.pipeline.test_ensemble import change, opens
+from tests.pipeline.test_ensemble_stages import ask_proof, with_fault
 from tests.stateful_ensembles import DECODER, STEPS, TOLD, write_stateful_ensemble
 from validation.canary.replay import ReplayPace
 
@@ -112,26 +107,8 @@ def test_a_second_run_and_a_plan_find_everything_on_record(built: tuple[Path, Ou
 def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     """The decoder's engine gives a cache that is two percent off: its other output shows that in later steps."""
     store = open_store(str(built[0] / "registry"))
-    manifest = load(store, "told", "1")
-    entry = next(entry for entry in manifest.engines if entry.precision == "fp32")
-    for name in ("read", "work"):
-        (tmp_path / name).mkdir()
-    engines = {graph.name: engine for graph, _, engine in pinned_engines(store, manifest, entry)}
-    whole = read_ensemble(manifest, store, tmp_path / "read")
-    request = whole.request_proof(EnsembleUnit(entry.hardware, "fp32", engines, {}))
-    blob = request.engines["decoder"]
-    store.fetch(blob.digest, tmp_path / "engine.onnx")
-    model = onnx.load(tmp_path / "engine.onnx")
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1.02), "factor"))
-    for node in model.graph.node:
-        for names in (node.input, node.output):
-            names[:] = ["right" if name == "present" else name for name in names]
-    model.graph.node.append(onnx.helper.make_node("Mul", ["right", "factor"], ["present"]))
-    onnx.save(model, tmp_path / "engine.onnx")
-    wrong = replace(blob, digest=store.put_file(tmp_path / "engine.onnx"))
-    proof = replace(request, engines={**request.engines, "decoder": wrong}).run(
-        WorkerContext(tmp_path / "work", store.uri)
-    )
+    request = with_fault(ask_proof(store, tmp_path, "told", "fp32"), store, tmp_path, "decoder", "present", 1.02)
+    proof = request.run(WorkerContext(tmp_path / "work", store.uri))
     found = {check.case: check for check in proof.checks if (check.output, check.name) == ("decoder.y", "sqnr_db")}
     assert found["golden"].passed and not found["free running"].passed and (found["free running"].value or 99) < 60
 

@@ -11,6 +11,7 @@ from enginesmith.core.errors import DataError, EnginesmithError, ModelError
 from enginesmith.core.hardware.cpu_kinds import CpuKind, this_kind
 from enginesmith.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
+from tests.pipeline.quantization.small_nets import build as net
 
 
 def ort_request(precision="fp32", backend: OnnxRuntime | None = None, **changes):
@@ -75,29 +76,12 @@ def test_fp16_runs_and_a_note_says_how_much_of_it_is_really_fp32(tmp_path):
     assert OnnxRuntime().build(ort_request(), graphs.mlp(tmp_path / "fp32.onnx"), tmp_path).notes == ()
 
 
-def test_fp16_overflow_is_hidden_as_the_module_says(tmp_path):
-    """When a release rounds between operators, the note and the module's docstring are out of date."""
-    nodes = [
-        helper.make_node("Cast", ["x"], ["a"], to=TensorProto.FLOAT16),
-        helper.make_node("Mul", ["a", "a"], ["b"]),
-        helper.make_node("Sqrt", ["b"], ["c"]),
-        helper.make_node("Cast", ["c"], ["y"], to=TensorProto.FLOAT),
-    ]
-    values = [(name, TensorProto.FLOAT, (1,)) for name in "xy"]
-    session = OrtSession(graphs.save(tmp_path / "model.onnx", nodes, values[:1], values[1:]), optimized=False)
-    assert session.run({"x": np.array([300.0], "f")})["y"] == 300
-
-
 def test_fusions_slower_than_their_parts_are_left_out(tmp_path):
     """With them, Add and LayerNormalization become one SkipLayerNormalization: in the file, or when it is opened."""
-    weights = [("gamma", np.ones(4, "f")), ("beta", np.zeros(4, "f"))]
-    nodes = [
-        helper.make_node("Add", ["x", "y"], ["sum"], name="add"),
-        helper.make_node("LayerNormalization", ["sum", "gamma", "beta"], ["z"], name="norm"),
-    ]
-    values = [(name, TensorProto.FLOAT, (2, 3, 4)) for name in "xyz"]
-    model = graphs.save(tmp_path / "model.onnx", nodes, values[:2], values[2:], weights)
-    engine = OnnxRuntime().build(ort_request(), model, tmp_path)
+    text = "sum = Add(x, y) z = LayerNormalization(sum, gamma, beta)"
+    weights = {"gamma": np.ones(4), "beta": np.zeros(4)}
+    onnx.save(net("float[2,3,4] x, float[2,3,4] y", "float[2,3,4] z", text, weights), tmp_path / "model.onnx")
+    engine = OnnxRuntime().build(ort_request(), tmp_path / "model.onnx", tmp_path)
     assert [node.op_type for node in onnx.load(engine.path).graph.node] == ["Add", "LayerNormalization"]
     options = module.session_options("ORT_ENABLE_ALL", 1)
     options.optimized_model_filepath = str(tmp_path / "opened.onnx")
@@ -108,17 +92,13 @@ def test_fusions_slower_than_their_parts_are_left_out(tmp_path):
 @pytest.mark.parametrize("bias_first", [False, True])
 def test_a_bias_behind_an_integer_matmul_becomes_part_of_it(tmp_path, bias_first):
     rng = np.random.default_rng(0)
-    weights = [("s", np.array(0.05, "f")), ("z", np.array(128, "uint8")), ("b", np.arange(16, dtype="f"))]
-    weights += [("w", rng.integers(-127, 128, (8, 16)).astype("int8")), ("sw", np.full(16, 0.02, "f"))]
-    weights += [("zw", np.zeros(16, "int8"))]
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], name="d"),
-        helper.make_node("DequantizeLinear", ["w", "sw", "zw"], ["wd"], name="wd", axis=1),
-        helper.make_node("MatMul", ["d", "wd"], ["m"], name="m"),
-        helper.make_node("Add", ["b", "m"] if bias_first else ["m", "b"], ["y"], name="add"),
-    ]
-    model = graphs.save(tmp_path / "m.onnx", nodes, [("x", 1, ("n", 3, 8))], [("y", 1, ("n", 3, 16))], weights)
+    weights = {"s": np.float32(0.05), "z": np.uint8(128), "b": np.arange(16.0)}
+    weights |= {"w": rng.integers(-127, 128, (8, 16), "int8"), "sw": np.full(16, 0.02), "zw": np.zeros(16, "int8")}
+    text = f"""
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) wd = DequantizeLinear<axis=1>(w, sw, zw)
+        m = MatMul(d, wd) y = Add({"b, m" if bias_first else "m, b"})
+    """
+    onnx.save(net("float[n,3,8] x", "float[n,3,16] y", text, weights), model := tmp_path / "m.onnx")
     engine = OnnxRuntime().build(ort_request(), model, tmp_path)
     types = [node.op_type for node in onnx.load(engine.path).graph.node]
     assert types == ["QuantizeLinear", "MatMulIntegerToFloat"]

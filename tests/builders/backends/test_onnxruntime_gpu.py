@@ -1,6 +1,7 @@
 """No GPU here: what runs for real runs on the CPU wheel, whose Python API is that of the GPU wheel."""
 
 import dataclasses
+from contextlib import nullcontext
 
 import numpy as np
 import onnx
@@ -121,11 +122,8 @@ def test_options_reach_the_provider(gpu_wheel):
     assert OnnxRuntimeCuda().providers(request(made), 0)[0][1]["use_tf32"] == "0"
     (first, options), (second, _) = OnnxRuntimeTensorRT(workspace_mib=1).providers(request(made, precision="int8"), 1)
     assert (first, second) == (TENSORRT, CUDA)
-    assert (options["trt_int8_enable"], options["trt_fp16_enable"], options["trt_bf16_enable"]) == (
-        "True",
-        "True",
-        "False",
-    )
+    enabled = [options[f"trt_{precision}_enable"] for precision in ("int8", "fp16", "bf16")]
+    assert enabled == ["True", "True", "False"]
     assert options["trt_max_workspace_size"] == "1048576" and options["trt_profile_max_shapes"] == "image:16x8"
 
 
@@ -177,21 +175,13 @@ def test_an_engine_opens_on_the_gpu_of_its_capability_or_not_at_all(tmp_path, ba
     path = graphs.mlp(tmp_path / "m.onnx")
     engine = Engine(request(made), path, "0" * 64, path.stat().st_size, ".onnx")
     seen = []
-    monkeypatch.setattr(onnxruntime_gpu, "GpuSession", lambda *args, **kw: seen.append(args) or open_nothing())
+    monkeypatch.setattr(onnxruntime_gpu, "GpuSession", lambda *args, **kw: seen.append(args) or nullcontext())
     with made.open(engine):
         pass
     assert seen[0][2][0][1]["device_id"] == "1", "the L4 is the second GPU"
     monkeypatch.setattr(cuda, "gpus", lambda: L4[:1])
     with pytest.raises(EnginesmithError, match="no sm_89 GPU"), made.open(engine):
         pass
-
-
-class open_nothing:
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
 
 
 def test_an_engine_of_other_versions_is_refused_where_its_tensorrt_engines_would_not_load(tmp_path, gpu_wheel):

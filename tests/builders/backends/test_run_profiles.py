@@ -1,6 +1,7 @@
 """What runtimes tell about the inside of a run: ONNX Runtime's trace, TensorRT's layers (over stand-ins, not a GPU)."""
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from builders.backends.onnxruntime.session import read_trace
 from builders.backends.optional_methods import NodeTime, element_name
 from builders.backends.tensorrt import TensorRTRTX
 from builders.backends.tensorrt.session import EngineSession, profile_layers
-from enginesmith.core.errors import ModelError
+from enginesmith.core.errors import EnginesmithError, ModelError
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.types import Engine
 from tests.builders import graphs
@@ -121,10 +122,6 @@ def test_layers_are_timed_after_a_warm_up():
 
 
 def test_an_engine_that_is_no_session_of_ours_has_no_layers(tmp_path, monkeypatch):
-    from contextlib import nullcontext
-
-    from enginesmith.core.errors import EnginesmithError
-
     monkeypatch.setattr(TensorRTRTX, "open", lambda self, engine: nullcontext(object()))
     engine = Engine(graphs.request("sm_89"), tmp_path / "e.engine", "a" * 64, 1, ".engine")
     with pytest.raises(EnginesmithError, match="no layers to time"):

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from builders.backends import discovery
 from builders.backends.tensorrt import TensorRT, TensorRTRTX, build, editions, library
 from builders.backends.tensorrt.build import monitor, parse_network
 from builders.backends.tensorrt.library import recorder, refit
-from enginesmith.core.errors import EnginesmithError, InputError, StepError, digest_of_bytes
+from enginesmith.core.errors import EnginesmithError, StepError, digest_of_bytes
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.requirements import Library, LibraryBuild
 from enginesmith.core.types import NO_LAYERS
@@ -79,23 +78,6 @@ def test_streaming_weights_reaches_an_engine_of_rtx(tmp_path):
     assert streams not in {RTX.build(request, model, tmp_path).digest for _ in range(3)}
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("tensorrt-rtx", {"profiles": "many"}, r"profiles: 'many' is not one of \('per-bucket', 'wide'\)"),
-        ("tensorrt-rtx", {"workspace_mib": -1}, "workspace_mib: -1 is negative"),
-        ("tensorrt-rtx", {"weight_budget_mib": 5}, "set weight_streaming: true"),
-        ("tensorrt-rtx", {"strip_weights": True}, "strip_weights: no such option"),
-        ("tensorrt", {"layer_information": "all"}, "'all' is not one of"),
-        ("tensorrt", {"hardware_compatibility": "volta"}, "'volta' is not one of"),
-        ("tensorrt", {"optimization_level": 6}, "6 is not in 0..5"),
-    ],
-)
-def test_an_option_that_makes_no_sense_is_named_with_its_place(name, options, words):
-    with pytest.raises(InputError, match=rf"backends\.{name}\..*{words}|backends\.{name}\.{words}"):
-        discovery.configure(name, options)
-
-
 def test_a_compatible_engine_begins_with_ampere():
     tool = OverRtx(hardware_compatibility="ampere_plus")
     assert "begins with sm_80" in tool.refuses(graphs.request("sm_75", "fp16", "tensorrt"))
@@ -142,31 +124,17 @@ def test_the_code_of_full_tensorrt_builds_with_the_library_at_hand(trt, tmp_path
 
 
 def test_layers_that_the_inspector_tells_are_kept(tmp_path):
-    class Runtime:
-        def __init__(self, said):
-            pass
-
-        def deserialize_cuda_engine(self, data):
-            return self
-
-        create_engine_inspector = deserialize_cuda_engine.__get__
-
-        def get_engine_information(self, form):
-            assert form == "json"
-            return self.told
-
-    class Trt:
-        LayerInformationFormat = type("F", (), {"JSON": "json"})
-
-    Runtime.create_engine_inspector = lambda self: self
-    Trt.Runtime = Runtime
-    said = type("Said", (), {"messages": [("WARNING", "of the build")]})()
+    inspector = SimpleNamespace(get_engine_information={"json": "not json"}.get)
+    runtime = SimpleNamespace(deserialize_cuda_engine=lambda data: loaded)
+    loaded = SimpleNamespace(create_engine_inspector=lambda: inspector)
+    trt = SimpleNamespace(Runtime=lambda said: runtime, LayerInformationFormat=SimpleNamespace(JSON="json"))
+    said = SimpleNamespace(messages=[("WARNING", "of the build")])
     (tmp_path / "engine.tensorrt").write_bytes(b"plan")
-    Runtime.told = '{"Layers": [{"Name": "conv1", "TacticName": "sm80_xmma"}], "Bindings": []}'
-    path, reason = editions.kept_layers(Trt, said, tmp_path / "engine.tensorrt", lambda runtime: None)
+    assert "cannot be read" in editions.kept_layers(trt, said, tmp_path / "engine.tensorrt", lambda runtime: None)[1]
+    layers = '{"Layers": [{"Name": "conv1", "TacticName": "sm80_xmma"}], "Bindings": []}'
+    inspector.get_engine_information = {"json": layers}.get
+    path, reason = editions.kept_layers(trt, said, tmp_path / "engine.tensorrt", lambda runtime: None)
     assert reason == "" and "sm80_xmma" in path.read_text() and said.messages == [("WARNING", "of the build")]
-    Runtime.told = "not json"
-    assert "cannot be read" in editions.kept_layers(Trt, said, tmp_path / "engine.tensorrt", lambda runtime: None)[1]
 
 
 def test_a_build_tells_its_phases_and_ends_when_it_is_asked(trt, tmp_path, monkeypatch):
@@ -196,37 +164,12 @@ def test_a_step_costs_one_look_at_the_clock(trt, monkeypatch):
     assert len(asked) == 1 and told == ["compiling: timing tactics"]
 
 
-class Refitter:
-    missing, takes = [], True
-
-    def __init__(self, loaded, said):
-        pass
-
-    def get_missing_weights(self):
-        return self.missing
-
-    def refit_cuda_engine(self):
-        return self.takes
-
-
-class Parser:
-    fits, num_errors = True, 0
-
-    def __init__(self, refitter, said):
-        pass
-
-    def refit_from_file(self, path):
-        return self.fits
-
-    def get_error(self, index):
-        return type("E", (), {"desc": lambda self: "[refit.cpp::a::1] conv1.weight has another shape"})()
-
-
-def refitted(tmp_path, **changes):
-    trt = type(
-        "Trt", (), {"Refitter": type("R", (Refitter,), changes), "OnnxParserRefitter": type("P", (Parser,), changes)}
-    )
-    refit(trt, type("Said", (), {"messages": []})(), object(), tmp_path / "new.onnx")
+def refitted(tmp_path, fits=True, num_errors=0, missing=(), takes=True):
+    error = SimpleNamespace(desc=lambda: "[refit.cpp::a::1] conv1.weight has another shape")
+    parser = SimpleNamespace(refit_from_file=lambda path: fits, num_errors=num_errors, get_error=lambda index: error)
+    refitter = SimpleNamespace(get_missing_weights=lambda: missing, refit_cuda_engine=lambda: takes)
+    trt = SimpleNamespace(Refitter=lambda loaded, said: refitter, OnnxParserRefitter=lambda of, said: parser)
+    refit(trt, SimpleNamespace(messages=[]), object(), tmp_path / "new.onnx")
 
 
 def test_weights_that_an_engine_does_not_take_are_named(tmp_path):

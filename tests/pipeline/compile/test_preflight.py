@@ -9,21 +9,11 @@ import numpy as np
 import onnx
 import pytest
 import yaml
-from onnx import TensorProto, helper
 
 from enginesmith.core.errors import SpecError
 from pipeline.compile.preflight import check_files
 from pipeline.spec.model import ModelSpec, load_spec
-
-
-def write_model(path: Path) -> None:
-    inputs = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3]),
-        helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 3]),
-    ]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])]
-    graph = helper.make_graph([helper.make_node("Add", ["x", "z"], ["y"])], "g", inputs, outputs)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+from tests.pipeline.quantization.small_nets import build
 
 
 def arrays(count: int = 4, **more: np.ndarray) -> dict[str, np.ndarray]:
@@ -32,7 +22,7 @@ def arrays(count: int = 4, **more: np.ndarray) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_model(tmp_path / "m.onnx")
+    onnx.save(build("float[n,3] x, float[1,3] z", "float[n,3] y", "y = Add(x, z)", {}, 17), tmp_path / "m.onnx")
     np.savez(tmp_path / "cal.npz", **arrays())
     np.savez(tmp_path / "gold.npz", **arrays(label=np.arange(4)))
     return tmp_path

@@ -94,11 +94,7 @@ def test_the_sizes_that_are_served_are_those_of_the_spec(tmp_path, config, sizes
 )
 def test_what_serves_it_is_the_target_of_the_spec(tmp_path: Path, config: str, line: str) -> None:
     text = write_spec(sized(tmp_path, config))
-    assert line in text and load_document_of(text)["targets"]
-
-
-def load_document_of(text: str) -> dict[str, object]:
-    return yaml.safe_load(text)
+    assert line in text and yaml.safe_load(text)["targets"]
 
 
 # As NVIDIA's examples write them: an image classifier with labels, instances and dynamic batching.

@@ -4,8 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,8 +12,8 @@ import pytest
 from enginesmith.core.errors import canonical_json
 from enginesmith.core.parsing import this_process
 from enginesmith.core.text import precise_now
-from enginesmith.registry.builds.build_history import LockHolder
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.builds.build_history import LockHolder, hold_build_lock
+from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import build_lock_key
 from tests.pipeline.projects import Project
 from tests.waiting import PATIENCE_S, stopped
@@ -91,7 +89,10 @@ def test_a_killed_holder_keeps_nobody_waiting(project: Project) -> None:
 def test_a_run_with_nothing_to_do_waits_for_nobody(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.change_spec(**SMALL)
     names: list[str] = []
-    monkeypatch.setattr("pipeline.compile.run_context.hold_build_lock", noting(names))
+    monkeypatch.setattr(
+        "pipeline.compile.run_context.hold_build_lock",
+        lambda store, name, *others: names.append(name) or hold_build_lock(store, name, *others),
+    )
     assert project.build().code == 0 and len(names) == 2
     store, here = open_store(project.registry, create=True), this_process()
     stamp = precise_now()
@@ -101,14 +102,3 @@ def test_a_run_with_nothing_to_do_waits_for_nobody(project: Project, monkeypatch
     monkeypatch.setattr("pipeline.compile.run_context.hold_build_lock", lambda *_: pytest.fail("it waits"))
     again = project.build()
     assert again.code == 0 and again.json["cached"] is True and "lock: done: every step is on record" in again.err
-
-
-def noting(names: list[str]) -> Callable[..., AbstractContextManager[None]]:
-    """`hold_build_lock`, which notes what it is asked for."""
-    from enginesmith.registry.builds.build_history import hold_build_lock
-
-    def noted(store: Store, name: str, what: str, say: Callable[[str], object]) -> AbstractContextManager[None]:
-        names.append(name)
-        return hold_build_lock(store, name, what, say)
-
-    return noted

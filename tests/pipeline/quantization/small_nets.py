@@ -12,6 +12,7 @@ from builders.backends.onnxruntime.saturation import exact_source
 from builders.backends.onnxruntime.session import open_model, session_options
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.types import Dim, QuantizationScheme, TensorSpec
+from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from validation.data.samples import Samples
 
@@ -175,6 +176,12 @@ def ranges_of(model: ModelProto, arrays: dict[str, np.ndarray], tensors: tuple[s
     found = session(copy).run(None, arrays)
     pairs = {name: (float(v.min()), float(v.max())) for name, v in zip(tensors, found, strict=True)}
     return Ranges(pairs, "minmax", "0" * 64, len(next(iter(arrays.values()))))
+
+
+def measured(model: ModelProto, arrays: dict[str, np.ndarray]) -> Ranges:
+    """Ranges of every tensor that a scheme may ask for."""
+    graph = prepare_model(model)
+    return ranges_of(graph, arrays, tensors_to_measure(graph))
 
 
 _LOGGER = []

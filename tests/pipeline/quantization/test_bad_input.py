@@ -6,7 +6,6 @@ import pytest
 
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import QUANTIZED
-from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import emulate
 from pipeline.quantization.schemes.write import write
@@ -28,8 +27,7 @@ def inputs(count: int = 16) -> dict[str, np.ndarray]:
 
 
 def written(model, data, precision, scheme):
-    graph = prepare_model(model)
-    return write(model, precision, scheme, nets.ranges_of(graph, data, tensors_to_measure(graph)))
+    return write(model, precision, scheme, nets.measured(model, data))
 
 
 def check(model: onnx.ModelProto, data: dict[str, np.ndarray], precision: str, scheme: object, floor: float) -> None:

@@ -15,7 +15,7 @@ from builders.backends.tensorrt import TensorRTRTX
 from enginesmith.core.errors import DataError
 from enginesmith.core.types import BLOCK_FLOATS, ShapeProfile, TensorSpec
 from pipeline.compile.steps.blobs import runnable
-from pipeline.quantization.insertion_points import find_sites, prepare_model, tensors_to_measure
+from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.block_floats import E4M3, FORMATS, emulate_blocks, exponents_of, round_e2m1
 from pipeline.quantization.schemes.overrides import Override
@@ -107,9 +107,7 @@ def written(net: onnx.ModelProto, precision: str, scheme=nets.TENSORRT_FP32, dat
 
 
 def write_with_notes(net, precision, scheme=nets.TENSORRT_FP32, data=None, rules=()):
-    graph = prepare_model(net)
-    ranges = nets.ranges_of(graph, data or nets.wide_data(), tensors_to_measure(graph))
-    return write(net, precision, scheme, ranges, rules)
+    return write(net, precision, scheme, nets.measured(net, data or nets.wide_data()), rules)
 
 
 @pytest.mark.parametrize("scheme", WIDE)
@@ -228,7 +226,7 @@ def test_projections_that_read_one_tensor_share_its_quantization() -> None:
 def test_a_floor_mixes_nvfp4_with_fp8_and_errors_of_rounding_cancel() -> None:
     """Groups that cost the most go on in fp8; of the others the weights are rounded with regard to the activations."""
     net, data, held_out = nets.attention_net(), nets.sentences(96), nets.sentences(64, 99)
-    ranges = nets.ranges_of(graph := prepare_model(net), data, tensors_to_measure(graph))
+    ranges = nets.measured(net, data)
     runs = [(8, {name: values[at : at + 8] for name, values in data.items()}) for at in range(0, 96, 8)]
     expected, target = nets.run(net, held_out), SearchTarget(ranges, nets.TENSORRT_FP32, precision="nvfp4")
     reached = {}
@@ -263,7 +261,7 @@ def test_compensated_weights_lie_on_the_grid_and_lose_less_at_the_output(precisi
 
 def test_a_search_rounds_fp8_so_that_errors_cancel_and_a_floor_leaves_nodes_in_fp16() -> None:
     net, data, held_out = nets.attention_net(), nets.sentences(96), nets.sentences(64, 99)
-    ranges = nets.ranges_of(net, data, tensors_to_measure(prepare_model(net)))
+    ranges = nets.measured(net, data)
     runs = [(8, {name: values[at : at + 8] for name, values in data.items()}) for at in range(0, 96, 8)]
     results = [
         nets.sqnr_db(

@@ -2,7 +2,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 from enginesmith.core.errors import DataError, ModelError
@@ -22,14 +21,6 @@ X = TensorSpec("x", "float32", ("batch", 5))
 def calibrate(model: Path, data: Samples, tensors: Sequence[str] | None = None) -> Ranges:
     """Ranges by MinMax, of those tensors that int8 needs where none are named."""
     return choose_ranges(observe(model, data, tensors, histograms=False), MinMax(), "int8")
-
-
-def x_net(text: str, **weights: object) -> onnx.ModelProto:
-    return nets.build("float[batch,5] x", "float[batch,5] y", text, {"w": np.eye(5), **weights})
-
-
-def values(rows: int = 12) -> dict[str, np.ndarray]:
-    return {"x": np.random.default_rng(0).normal(size=(rows, 5)).astype(np.float32)}
 
 
 def test_ranges_are_the_extremes_of_every_activation(tmp_path: Path) -> None:
@@ -53,30 +44,30 @@ def test_only_what_int8_needs_is_measured(tmp_path: Path) -> None:
 
 
 def test_infinity_where_int8_computes_is_refused(tmp_path: Path) -> None:
-    model = saved(x_net("big = Exp(x) y = MatMul(big, w)"), tmp_path)
+    model = saved(nets.x_net("big = Exp(x) y = MatMul(big, w)"), tmp_path)
     with pytest.raises(DataError, match="tensor 'big' infinite"):
-        calibrate(model, nets.samples(tmp_path, {"x": values()["x"] + 100}, (X,)))
+        calibrate(model, nets.samples(tmp_path, {"x": nets.x_values()["x"] + 100}, (X,)))
 
 
 def test_large_finite_values_are_not_taken_for_nan(tmp_path: Path) -> None:
-    model = saved(x_net("big = Mul(x, k) y = MatMul(big, w)", k=np.float32(1e38)), tmp_path)
+    model = saved(nets.x_net("big = Mul(x, k) y = MatMul(big, w)", k=np.float32(1e38), w=np.eye(5)), tmp_path)
     reach = calibrate(model, nets.samples(tmp_path, {"x": np.ones((8, 5), np.float32)}, (X,))).reach("big")
     assert reach == pytest.approx(1e38)
 
 
 def test_a_model_without_sites_is_not_run(tmp_path: Path) -> None:
-    opened = nets.samples(tmp_path, values(), (X,))
-    assert calibrate(saved(x_net("y = Relu(x)"), tmp_path), opened) == Ranges({}, "minmax", opened.digest, 12)
+    opened = nets.samples(tmp_path, nets.x_values(), (X,))
+    assert calibrate(saved(nets.x_net("y = Relu(x)"), tmp_path), opened) == Ranges({}, "minmax", opened.digest, 16)
 
 
 @pytest.mark.parametrize(("name", "message"), [("nothing", "no activation"), ("w", "no activation"), ("p", "BOOL")])
 def test_a_tensor_that_cannot_be_measured_is_named(tmp_path: Path, name: str, message: str) -> None:
-    model = saved(x_net("p = Greater(x, x) q = Not(p) y = Where(q, x, x)"), tmp_path)
+    model = saved(nets.x_net("p = Greater(x, x) q = Not(p) y = Where(q, x, x)"), tmp_path)
     with pytest.raises(ModelError, match=message):
-        calibrate(model, nets.samples(tmp_path, values(), (X,)), [name])
+        calibrate(model, nets.samples(tmp_path, nets.x_values(), (X,)), [name])
 
 
 def test_a_model_that_does_not_run_is_a_model_error(tmp_path: Path) -> None:
-    model = saved(x_net("s = Reshape(x, shape) y = MatMul(s, w)", shape=np.array([7, 5])), tmp_path)
+    model = saved(nets.x_net("s = Reshape(x, shape) y = MatMul(s, w)", shape=np.array([7, 5])), tmp_path)
     with pytest.raises(ModelError, match="does not run on its calibration samples"):
-        calibrate(model, nets.samples(tmp_path, values(), (X,), nets.BATCH))
+        calibrate(model, nets.samples(tmp_path, nets.x_values(), (X,), nets.BATCH))

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.quantization.insertion_points import JoinNode, find_joins, find_sites, prepare_model, tensors_to_measure
+from pipeline.quantization.insertion_points import JoinNode, find_joins, find_sites, prepare_model
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.first_convolutions import fold_first_convolutions
 from pipeline.quantization.schemes.qdq import quantize_int8
@@ -50,8 +50,7 @@ def test_a_sum_between_integer_kernels_takes_the_relu_that_alone_reads_it_with_i
 
 
 def quantized(model: onnx.ModelProto, data: dict[str, np.ndarray], scheme: object) -> onnx.ModelProto:
-    graph = prepare_model(model)
-    return quantize_int8(model, nets.ranges_of(graph, data, tensors_to_measure(graph)), scheme)[0]
+    return quantize_int8(model, nets.measured(model, data), scheme)[0]
 
 
 def test_a_residual_net_stays_in_integers_from_the_first_to_the_last_convolution(tmp_path: Path) -> None:
@@ -137,8 +136,7 @@ def test_other_convolutions_are_not_folded(text: str) -> None:
 
 
 def test_a_residual_override_keeps_the_add_in_float() -> None:
-    graph = prepare_model(residual_net())
-    ranges = nets.ranges_of(graph, photos(), tensors_to_measure(graph))
+    ranges = nets.measured(residual_net(), photos())
     result, notes = quantize_int8(residual_net(), ranges, nets.TENSORRT_FP32, {"Add_s2": "fp16"})
     assert "r2" in nets.named(result, "Add_s2").input
     assert [item.node for item in notes.kept] == ["Add_s2"]

@@ -8,19 +8,14 @@ import onnx
 import pytest
 
 from enginesmith.core.errors import DataError
-from pipeline.quantization.insertion_points import find_sites, prepare_model, tensors_to_measure
+from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8
 from tests.pipeline.quantization import small_nets as nets
 
 
 def quantized(model: onnx.ModelProto, arrays: dict[str, np.ndarray], scheme_name: str) -> onnx.ModelProto:
-    return quantize_int8(model, measured(model, arrays), nets.SCHEMES[scheme_name])[0]
-
-
-def measured(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> Ranges:
-    graph = prepare_model(model)
-    return nets.ranges_of(graph, arrays, tensors_to_measure(graph))
+    return quantize_int8(model, nets.measured(model, arrays), nets.SCHEMES[scheme_name])[0]
 
 
 @pytest.mark.parametrize("scheme", nets.SCHEMES)
@@ -48,7 +43,7 @@ def test_tensorrt_scales_are_reach_over_127_and_per_output_channel() -> None:
     model, arrays = nets.conv_net(), nets.images()
     result = quantized(model, arrays, "tensorrt-fp32")
     activation, weight = (nets.maker(result, name) for name in nets.named(result, "Conv_c1").input[:2])
-    reach = measured(model, arrays).reach("image")
+    reach = nets.measured(model, arrays).reach("image")
     assert nets.constant(result, activation.input[1]) == pytest.approx(reach / 127, rel=1e-6)
     per_channel = np.abs(nets.constant(model, "w1")).max(axis=(1, 2, 3)) / 127
     np.testing.assert_allclose(nets.constant(result, weight.input[1]), per_channel, rtol=1e-6)
@@ -181,7 +176,7 @@ def test_weights_stored_in_8_bits_alone_leave_a_model_to_be_quantized() -> None:
         "f = DequantizeLinear(v, s) q, r, z = DynamicQuantizeLinear(x) y = Mul(x, f)", v=np.ones(5, np.int8), s=0.5
     )
     assert carries_qdq(dynamic), "it rounds to scales that are made at run time"
-    result, notes = quantize_int8(net, nets.ranges_of(net, nets.x_values(), tensors_to_measure(net)), nets.CPU)
+    result, notes = quantize_int8(net, nets.measured(net, nets.x_values()), nets.CPU)
     assert len(notes.quantized) == 1 and carries_qdq(result)
 
 
@@ -233,7 +228,9 @@ def test_tensorrt_rtx_builds_int8_over_fp16_for_every_generation_and_over_fp32_f
 
 def test_fp16_scales_that_would_become_zero_are_floored_and_said_so() -> None:
     model = nets.x_net("y = MatMul(x, w)", w=np.eye(5) * 1e-6)
-    result, notes = quantize_int8(model, measured(model, {"x": nets.x_values()["x"] * np.float32(1e-4)}), nets.TENSORRT)
+    result, notes = quantize_int8(
+        model, nets.measured(model, {"x": nets.x_values()["x"] * np.float32(1e-4)}), nets.TENSORRT
+    )
     scales = [nets.constant(result, node.input[1]) for node in nets.of_type(result, "DequantizeLinear")]
     assert all((scale >= np.finfo(np.float16).tiny).all() and scale.dtype == np.float16 for scale in scales)
     assert notes.cast and len(notes.cast.floored_scales) == 2
@@ -249,12 +246,13 @@ def test_an_old_opset_is_lifted_to_where_fp16_scales_exist() -> None:
 
 
 def test_int8_over_fp16_computes_everything_but_the_edges_in_fp16() -> None:
-    result, notes = quantize_int8(nets.conv_net(), measured(nets.conv_net(), nets.images()), nets.TENSORRT)
+    ranges = nets.measured(nets.conv_net(), nets.images())
+    result, notes = quantize_int8(nets.conv_net(), ranges, nets.TENSORRT)
     assert notes.cast and not notes.cast.kept
     assert {item.data_type for item in result.graph.initializer} == {onnx.TensorProto.FLOAT16, onnx.TensorProto.INT8}
     assert [v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)] == [1, 1]
     assert len(nets.of_type(result, "Cast")) == 2
-    assert quantize_int8(nets.conv_net(), measured(nets.conv_net(), nets.images()), nets.TENSORRT_FP32)[1].cast is None
+    assert quantize_int8(nets.conv_net(), ranges, nets.TENSORRT_FP32)[1].cast is None
 
 
 @pytest.mark.parametrize("scheme", nets.SCHEMES)

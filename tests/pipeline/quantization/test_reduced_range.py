@@ -15,13 +15,12 @@ from builders.backends.onnxruntime import OnnxRuntime
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.requirements import WideSums
 from enginesmith.core.types import Engine, QuantizationScheme, Target
-from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
-from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
 from pipeline.values import GraphVariant
 from tests.builders import graphs
+from tests.pipeline.quantization import small_nets as nets
 from tests.pipeline.quantization.search.outlier_nets import choose
-from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, conv_net, images, ranges_of, run, sqnr_db
+from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, conv_net, images, measured, run, sqnr_db
 
 REDUCED = replace(CPU, weight_levels=64)
 
@@ -36,10 +35,6 @@ def deep_net(seed: int = 0, depth: int = 64, spread: float = 1.0) -> ModelProto:
 
 def loud(depth: int = 64) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(1).uniform(0.8, 1, (32, depth)).astype(np.float32)}
-
-
-def measured(model: ModelProto, data: dict[str, np.ndarray]) -> Ranges:
-    return ranges_of(prepare_model(model), data, tensors_to_measure(prepare_model(model)))
 
 
 def largest(model: ModelProto) -> int:
@@ -64,14 +59,10 @@ def test_convolutions_keep_to_the_levels_too(scheme: QuantizationScheme):
 
 def test_pairs_of_tensorrt_take_scales_over_64():
     ranges = measured(conv_net(), images())
-    scales = [
-        {
-            item.name: numpy_helper.to_array(item)
-            for item in write(conv_net(), "int8", scheme, ranges)[0].graph.initializer
-        }
-        for scheme in (TENSORRT_FP32, replace(TENSORRT_FP32, weight_levels=64))
-    ]
-    assert np.allclose(scales[1]["w1_scale"] * 64, scales[0]["w1_scale"] * 127)
+    for scheme in (TENSORRT_FP32, replace(TENSORRT_FP32, weight_levels=64)):
+        scale = nets.constant(write(conv_net(), "int8", scheme, ranges)[0], "w1_scale")
+        reach = np.abs(nets.constant(conv_net(), "w1")).max(axis=(1, 2, 3))
+        assert np.allclose(scale * scheme.weight_levels, reach)
 
 
 def test_a_search_rounds_to_the_levels_that_are_written():

@@ -10,7 +10,7 @@ import pytest
 
 from enginesmith.core.errors import DataError, InputError
 from enginesmith.core.types import QUANTIZED, QuantizationScheme
-from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
+from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.ranges import QuantizationNotes, Ranges
 from pipeline.quantization.schemes.cast import emulate
 from pipeline.quantization.schemes.overrides import Override, resolve
@@ -23,9 +23,8 @@ BIASES = (("uint8", True), ("uint8", False), ("int8", False))
 
 
 def written(net: onnx.ModelProto, data: dict[str, np.ndarray], precision: str, **more: object) -> onnx.ModelProto:
-    graph = prepare_model(net)
     scheme = nets.CPU if precision == "int8-dynamic" else nets.TENSORRT
-    return write(net, precision, scheme, nets.ranges_of(graph, data, tensors_to_measure(graph)), **more)[0]
+    return write(net, precision, scheme, nets.measured(net, data), **more)[0]
 
 
 @pytest.mark.parametrize("net", nets.NETS)
@@ -187,7 +186,7 @@ def test_an_override_that_matches_nothing_names_the_nearest() -> None:
 @pytest.mark.parametrize("precision", QUANTIZED)
 def test_flavours_of_one_name_are_one_graph(precision: str) -> None:
     """A manifest keeps graphs by name: a second graph under one name would be lost."""
-    ranges = nets.ranges_of(graph := prepare_model(nets.conv_net()), nets.images(), tensors_to_measure(graph))
+    ranges = nets.measured(nets.conv_net(), nets.images())
     found: dict[str, set[bytes]] = {}
     for (activation, bias), rest, levels in itertools.product(BIASES, ("fp32", "fp16"), (127, 64)):
         scheme = QuantizationScheme(activation, quantize_bias=bias, float_precision=rest, weight_levels=levels)
@@ -199,7 +198,7 @@ def test_flavours_of_one_name_are_one_graph(precision: str) -> None:
 
 def test_a_scheme_says_whether_biases_are_quantized() -> None:
     scheme = QuantizationScheme("uint8", quantize_bias=False, float_precision="fp32")
-    ranges = nets.ranges_of(graph := prepare_model(nets.conv_net()), nets.images(), tensors_to_measure(graph))
+    ranges = nets.measured(nets.conv_net(), nets.images())
     result, held_out = write(nets.conv_net(), "int8", scheme, ranges)[0], nets.images(16, 99)
     assert all(nets.constant(result, node.input[2]).dtype == np.float32 for node in nets.of_type(result, "Conv"))
     assert nets.sqnr_db(nets.run(nets.conv_net(), held_out), nets.run(result, held_out)) > 30

@@ -14,13 +14,14 @@ from enginesmith.registry.store.base import open_store
 from pipeline.compile.steps.calibration import CalibrationMethod
 from pipeline.compile.steps.graphs import WriteGraph, WrittenGraph
 from pipeline.quantization.graph import tidy
-from pipeline.quantization.insertion_points import activations, prepare_model, tensors_to_measure
+from pipeline.quantization.insertion_points import activations
 from pipeline.quantization.ranges import refuse_share
+from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.shares import count_multiplications, narrow_share
 from pipeline.quantization.statistics.observe import observe
 from pipeline.values import GraphVariant, ModelShapes
-from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, conv_net, images, ranges_of
+from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, conv_net, images, measured
 from validation.data.samples import Samples
 
 W = np.random.default_rng(0).normal(size=(64, 64))
@@ -97,13 +98,11 @@ def test_where_shapes_contradict_each_other_a_weight_counts_once() -> None:
 
 
 def test_a_model_that_came_quantized_has_the_share_that_it_came_with() -> None:
-    ranges = ranges_of(prepare_model(conv_net()), images(), tensors_to_measure(prepare_model(conv_net())))
+    ranges = measured(conv_net(), images())
     first, second, last = 8 * 64 * 9, 8 * 64 * 8 * 9, 80
     shapes = {"image": (3, 1, 8, 8)}
     whole, notes = write(conv_net(), "int8", TENSORRT_FP32, ranges)
     assert narrow_share(tidy(whole), (), shapes) == 1.0
-    from pipeline.quantization.schemes.qdq import quantize_int8
-
     for scheme in (CPU, TENSORRT_FP32):
         part, _ = quantize_int8(conv_net(), ranges, scheme, dict.fromkeys(notes.quantized[:2], "fp16"))
         assert narrow_share(tidy(part), (), shapes) == pytest.approx(last / (first + second + last))

@@ -17,6 +17,7 @@ from enginesmith.core.types import Dim, TensorSpec
 from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
 from tests.enginesmith.user_code.here import serve_here
+from tests.pipeline.quantization.small_nets import build
 from tests.pipeline.sources.exports import BATCH, LINEAR, X, failed, fails, net, run, torch_request
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
@@ -197,14 +198,9 @@ class TestPt2:
 
 class TestOnnx:
     def save(self, root: Path) -> None:
-        helper = onnx.helper
-        value = helper.make_tensor_value_info
-        nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["z"])]
-        outputs = [value("y", 1, ["N", 3]), value("z", 1, ["N", 3])]
-        graph = helper.make_graph(nodes, "g", [value("x", 1, ["N", 3])], outputs)
-        save_onnx(
-            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), root / "source.onnx"
-        )
+        model = build("float[N,3] x", "float[N,3] y, float[N,3] z", "y = Relu(x) z = Neg(x)", {})
+        model.ir_version = 9
+        save_onnx(model, root / "source.onnx")
 
     def request(self, root: Path, outputs: tuple[str, ...] | None = None) -> ExportRequest:
         return ExportRequest("onnx", root, "source.onnx", (X,), (BATCH,), outputs)
@@ -239,11 +235,7 @@ class TestOnnx:
         assert [path for path in opened if path.name == "source.onnx"] == [given, given, saved, saved]
 
     def test_weights_in_a_folder_beside_it_are_taken_in(self, tmp_path):
-        value = onnx.helper.make_tensor_value_info
-        weight = onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32), "w")
-        ends = [value("x", 1, ["N", 3])], [value("y", 1, ["N", 3])]
-        graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "g", *ends, [weight])
-        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=9)
+        model = build("float[N,3] x", "float[N,3] y", "y = MatMul(x, w)", {"w": np.eye(3)})
         (tmp_path / "weights").mkdir()
         onnx.save(model, tmp_path / "source.onnx", save_as_external_data=True, location="weights/w", size_threshold=0)
         assert failed(run(self.request(tmp_path))) == []

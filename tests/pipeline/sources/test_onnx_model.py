@@ -300,22 +300,19 @@ class TestCanonical:
         with pytest.raises(ModelError, match=words):
             canonical(linear(), [X], names)
 
-    def test_an_unknown_operator_is_named(self):
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda graph: setattr(graph.node[2], "op_type", "Frobnicate"), "No Op registered for Frobnicate"),
+            (lambda graph: graph.output[0].CopyFrom(value("y", ["N", 5])), "not valid ONNX"),
+            (lambda graph: graph.node[0].input.__setitem__(0, "sum"), "cycle"),
+        ],
+        ids=["unknown operator", "shapes that contradict each other", "cycle"],
+    )
+    def test_a_graph_that_is_not_valid_is_refused(self, change, words):
         model = linear()
-        model.graph.node[2].op_type = "Frobnicate"
-        with pytest.raises(ModelError, match="No Op registered for Frobnicate"):
-            canonical(model, [X])
-
-    def test_shapes_that_contradict_each_other_are_refused(self):
-        model = linear()
-        model.graph.output[0].CopyFrom(value("y", ["N", 5]))
-        with pytest.raises(ModelError, match="not valid ONNX"):
-            canonical(model, [X])
-
-    def test_a_cycle_is_refused(self):
-        model = linear()
-        model.graph.node[0].input[0] = "sum"
-        with pytest.raises(ModelError, match="cycle"):
+        change(model.graph)
+        with pytest.raises(ModelError, match=words):
             canonical(model, [X])
 
 
