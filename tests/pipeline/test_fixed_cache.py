@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import torch
 
@@ -15,6 +14,7 @@ from enginesmith.core.errors import DataError, SpecError
 from enginesmith.generation import Prompt
 from pipeline.spec.model import load_spec
 from tests.fixed_cache import FIXED, PLACES, WIDTH, make_fixed, write_fixed
+from tests.pipeline.test_ensemble import opens
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +52,11 @@ def test_a_generator_answers_prompts_of_several_lengths_as_the_module_does(built
 
 def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_anew(built, tmp_path) -> None:
     pulled = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
-    session = ort.InferenceSession(str(pulled.path))
-    names, calls = [output.name for output in session.get_outputs()], list[int]()
+    engine, calls = opens(pulled.path), list[int]()
 
     def run(inputs):
         calls.append(1)
-        return dict(zip(names, session.run(names, inputs), strict=True))
+        return engine(inputs)
 
     streams = enginesmith.Streams.described(run, pulled.description)
     for _ in range(3):

@@ -5,7 +5,6 @@ from typing import ClassVar
 import pytest
 
 from builders.backends import discovery
-from builders.backends import discovery as compatibility
 from builders.backends.onnxruntime import OnnxRuntime
 from enginesmith.core.errors import EnginesmithError, IntegrityError
 from enginesmith.core.requirements import for_target, same_versions
@@ -50,20 +49,16 @@ def request(built: str = "1.2.3", target: str = "cpu", backend: str = "plain"):
     ],
 )
 def test_an_engine_fits_or_the_reason_says_what_it_was_built_with_what_is_here_and_the_remedy(backend, wanted, words):
-    reason = compatibility.find_incompatibility(backend, wanted)
+    reason = discovery.find_incompatibility(backend, wanted)
     assert reason is None if words is None else words in reason
 
 
 @pytest.mark.parametrize(("built", "fits"), [("1.30.9", True), ("1.31.1", True), ("99.0", False)])
 def test_an_onnx_file_is_opened_by_what_is_as_new_as_its_maker(built, fits):
-    reason = compatibility.find_incompatibility(
-        OnnxRuntime(), replace(ort_request(), toolchain=(("onnxruntime", built),))
-    )
-    assert (
-        fits
-        if reason is None
-        else (not fits and "saved by onnxruntime 99.0; " in reason and "install that version" in reason)
-    )
+    request = replace(ort_request(), toolchain=(("onnxruntime", built),))
+    reason = discovery.find_incompatibility(OnnxRuntime(), request)
+    assert (reason is None) is fits
+    assert fits or ("saved by onnxruntime 99.0; " in reason and "install that version" in reason)
 
 
 @pytest.fixture
@@ -74,7 +69,7 @@ def engine(tmp_path) -> Engine:
 
 
 def test_open_engine_opens_with_the_backend_and_the_options_of_the_request(engine):
-    with compatibility.open_engine(engine) as session:
+    with discovery.open_engine(engine) as session:
         assert session.run(image(2))["logits"].shape == (2, 3)
 
 
@@ -95,7 +90,7 @@ def test_a_backend_itself_opens_no_foreign_engine(engine, changes, words):
 def test_a_file_that_is_not_whole_or_gone_is_not_opened(engine):
     Path(engine.path).write_bytes(engine.path.read_bytes()[:-1])
     with pytest.raises(IntegrityError, match=f"has {engine.size_bytes - 1} bytes, the engine has"):
-        compatibility.open_engine(engine).__enter__()
+        discovery.open_engine(engine).__enter__()
     engine.path.unlink()
     with pytest.raises(IntegrityError, match="is not there"):
-        compatibility.open_engine(engine).__enter__()
+        discovery.open_engine(engine).__enter__()

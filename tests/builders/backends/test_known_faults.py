@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, shape_inference
 from onnxruntime import InferenceSession
 
+from builders.backends import discovery
 from builders.backends.known_faults import COMPILERS, FAULTS, gather_samples, judge_faults, list_faults, without_faults
 from builders.backends.tensorrt import TensorRTRTX
 from builders.backends.tensorrt.library import recorder
@@ -186,8 +187,6 @@ def test_operators_that_a_parser_was_seen_not_to_read_are_refused_of_that_versio
 
 
 def test_every_row_has_a_source_and_a_compiler_that_exists():
-    from builders.backends import discovery
-
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     for fault in FAULTS:
         assert fault.source.startswith(("https://github.com/", "ONNX's node tests"))

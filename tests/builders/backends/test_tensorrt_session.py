@@ -187,7 +187,7 @@ def test_a_profiler_reaches_every_context(driver):
     assert [context.profiler for context in engine.contexts] == ["profiler", "profiler"]
 
 
-def opened_with(driver, tmp_path, backend, engine, monkeypatch, **fields):
+def opened_with(driver, tmp_path, backend, engine, **fields):
     """What `open` of a backend makes of an engine of the fake TensorRT; what was done to its runtime."""
     seen = SimpleNamespace(engine_host_code_allowed=False)
     seen.deserialize_cuda_engine = lambda data: engine
@@ -204,28 +204,26 @@ def test_options_reach_the_opening_of_an_engine(driver, tmp_path, monkeypatch):
     refitted = []
     monkeypatch.setattr(session, "refit", lambda trt, said, loaded, model: refitted.append(model))
     engine = FakeEngine(driver)
-    assert not opened_with(driver, tmp_path, TensorRT(), engine, monkeypatch).engine_host_code_allowed
+    assert not opened_with(driver, tmp_path, TensorRT(), engine).engine_host_code_allowed
     assert engine.weight_streaming_budget_v2 is None and refitted == []
-    assert opened_with(
-        driver, tmp_path, TensorRT(version_compatible=True), engine, monkeypatch
-    ).engine_host_code_allowed
-    opened_with(driver, tmp_path, TensorRT(weight_streaming=True), engine, monkeypatch)
+    assert opened_with(driver, tmp_path, TensorRT(version_compatible=True), engine).engine_host_code_allowed
+    opened_with(driver, tmp_path, TensorRT(weight_streaming=True), engine)
     assert engine.weight_streaming_budget_v2 == 600
-    opened_with(driver, tmp_path, TensorRTRTX(weight_streaming=True, weight_budget_mib=1), engine, monkeypatch)
+    opened_with(driver, tmp_path, TensorRTRTX(weight_streaming=True, weight_budget_mib=1), engine)
     assert engine.weight_streaming_budget_v2 == 1000, "no more than there is to stream"
-    opened_with(driver, tmp_path, TensorRT(strip_weights=True), engine, monkeypatch, weights=tmp_path / "m.onnx")
+    opened_with(driver, tmp_path, TensorRT(strip_weights=True), engine, weights=tmp_path / "m.onnx")
     assert refitted == [tmp_path / "m.onnx"]
     with pytest.raises(EnginesmithError, match="has no weights of its own"):
-        opened_with(driver, tmp_path, TensorRT(strip_weights=True), engine, monkeypatch)
+        opened_with(driver, tmp_path, TensorRT(strip_weights=True), engine)
 
 
-def test_rtx_captures_graphs_in_its_own_way(driver, tmp_path, monkeypatch):
+def test_rtx_captures_graphs_in_its_own_way(driver, tmp_path):
     engine = FakeEngine(driver)
-    opened_with(driver, tmp_path, TensorRTRTX(cuda_graphs=True), engine, monkeypatch)
+    opened_with(driver, tmp_path, TensorRTRTX(cuda_graphs=True), engine)
     assert engine.contexts[0].strategy.cuda_graph_strategy == "whole graph" and engine.captured == []
 
 
-def test_an_engine_that_does_not_load_says_why(driver, tmp_path, monkeypatch):
+def test_an_engine_that_does_not_load_says_why(driver, tmp_path):
     with pytest.raises(EnginesmithError, match=r"engine\.plan failed"):
-        opened_with(driver, tmp_path, TensorRT(), None, monkeypatch)
+        opened_with(driver, tmp_path, TensorRT(), None)
     assert counter(driver, "contexts").value == counter(driver, "streams").value == 0

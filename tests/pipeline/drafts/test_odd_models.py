@@ -13,6 +13,7 @@ from pipeline.drafts.onnx_model import look_at_onnx
 from pipeline.drafts.text import write_spec
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.drafts.graphs import value
+from tests.pipeline.quantization.small_nets import build
 
 node = helper.make_node
 X, Y = value("x", ["batch", 8]), value("y", ["batch", 4])
@@ -68,13 +69,9 @@ def test_an_output_of_unknown_rank_is_inferred(tmp_path: Path) -> None:
 
 
 def test_a_table_of_one_row_is_probed_within_it(tmp_path: Path) -> None:
-    rows = [node("Gather", ["one_row", "i"], ["y"])]
-    places, found = value("i", ["batch", "n"], TensorProto.INT64), value("y", ["batch", "n", 4])
-    path = write(tmp_path / "m.onnx", rows, inputs=[places], outputs=[found])
-    model = onnx.load(path)
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 4), "f4"), "one_row"))
-    onnx.save(model, path)
-    dims = look_at_onnx(path, "m.onnx").dims
+    model = build("int64[batch,n] i", "float[batch,n,4] y", "y = Gather(one_row, i)", {"one_row": np.ones((1, 4))})
+    onnx.save(model, tmp_path / "m.onnx")
+    dims = look_at_onnx(tmp_path / "m.onnx", "m.onnx").dims
     assert not any(dim.guessed for dim in dims.values())
 
 

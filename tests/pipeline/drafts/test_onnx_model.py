@@ -19,7 +19,8 @@ from pipeline.drafts.onnx_model import look_at_onnx
 from pipeline.drafts.text import write_spec
 from pipeline.sources.onnx_model import load_onnx
 from pipeline.spec.model import load_spec
-from tests.pipeline.drafts.graphs import halving, save, value, with_state, write
+from tests.pipeline.drafts.graphs import halving, value, with_state, write
+from tests.pipeline.quantization.small_nets import build
 from tests.pipeline.sources.test_arguments import two_networks
 
 
@@ -107,24 +108,17 @@ def test_an_input_that_decides_a_branch_is_named(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_runs_at_no_size_gets_guesses_that_say_so(tmp_path: Path) -> None:
-    node = helper.make_node("Reshape", ["x", "to"], ["y"])
-    to = helper.make_tensor("to", TensorProto.INT64, [2], [7919, 7919])
-    path = save(tmp_path / "m.onnx", [node], [value("x", [None, "k"])], [value("y", [7919, 7919])], [to])
-    found = look_at_onnx(path, "m.onnx")
+    sizes = {"to": np.array([7919, 7919])}
+    onnx.save(build("float[n,k] x", "float[7919,7919] y", "y = Reshape(x, to)", sizes, 17), tmp_path / "m.onnx")
+    found = look_at_onnx(tmp_path / "m.onnx", "m.onnx")
     assert all(dim.why.startswith("a guess: the graph ran at no size") for dim in found.dims.values())
 
 
 def test_sizes_that_run_alone_and_not_together_are_narrowed(tmp_path: Path) -> None:
     """A build runs the smallest of one dim with the largest of another."""
-    nodes = [
-        helper.make_node("Shape", ["x"], ["count"], start=0, end=1),
-        helper.make_node("Sub", ["count", "one"], ["last"]),
-        helper.make_node("Gather", ["x", "last"], ["y"], axis=1),
-    ]
-    path = write(tmp_path / "m.onnx", nodes, [value("x", ["batch", "length"])])
-    model = onnx.load(path)
-    model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "one"))
-    onnx.save(model, path)
+    text = "count = Shape<start=0, end=1>(x) last = Sub(count, one) y = Gather<axis=1>(x, last)"
+    model = build("float[batch,length] x", "float[batch,1] y", text, {"one": np.array([1])})
+    onnx.save(model, path := tmp_path / "m.onnx")
     found = look_at_onnx(path, path.name)
     sizes = {name: (dim.min, dim.max) for name, dim in found.dims.items()}
     assert sizes == {"batch": (1, 8), "length": (8, 128)}
@@ -139,21 +133,14 @@ def test_a_window_that_is_longer_than_the_usual_sizes_may_grow(tmp_path: Path) -
 
 
 def test_where_the_graph_selects_boxes_itself_the_suggested_metric_decides(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Conv", ["image", "w"], ["c"]),
-        helper.make_node("Reshape", ["c", "rows"], ["all"]),
-        helper.make_node("Unsqueeze", ["all", "zero"], ["batch"]),
-        helper.make_node("ReduceSum", ["all", "one"], ["sums"], keepdims=0),
-        helper.make_node("Unsqueeze", ["sums", "both"], ["scores"]),
-        helper.make_node("NonMaxSuppression", ["batch", "scores"], ["chosen"]),
-        helper.make_node("Gather", ["chosen", "two"], ["places"], axis=1),
-        helper.make_node("Gather", ["all", "places"], ["boxes"]),
-    ]
-    numbers = {"rows": [-1, 4], "zero": [0], "one": [1], "both": [0, 1], "two": 2}
-    constants = [numpy_helper.from_array(np.asarray(held, "i8"), name) for name, held in numbers.items()]
-    constants.append(numpy_helper.from_array(np.ones((4, 1, 3, 3), "f4"), "w"))
-    ends = [value("image", [1, 1, 6, 6])], [value("boxes", ["found", 4])]
-    metric = look_at_onnx(save(tmp_path / "m.onnx", nodes, *ends, constants), "m.onnx").metric
+    text = """
+        c = Conv(image, w) all = Reshape(c, rows) batch = Unsqueeze(all, zero)
+        sums = ReduceSum<keepdims=0>(all, one) scores = Unsqueeze(sums, both)
+        chosen = NonMaxSuppression(batch, scores) places = Gather<axis=1>(chosen, two) boxes = Gather(all, places)
+    """
+    numbers = {"rows": [-1, 4], "zero": [0], "one": [1], "both": [0, 1], "two": 2, "w": np.ones((4, 1, 3, 3))}
+    onnx.save(build("float[1,1,6,6] image", "float[found,4] boxes", text, numbers, 17), tmp_path / "m.onnx")
+    metric = look_at_onnx(tmp_path / "m.onnx", "m.onnx").metric
     assert (metric["name"], metric["decides"]) == ("detection", ["fp32", "fp16", "int8"])
 
 

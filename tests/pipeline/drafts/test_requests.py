@@ -1,6 +1,7 @@
 """Calibration and golden data out of saved requests."""
 
 import json
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -174,8 +175,6 @@ def test_an_archive_of_zeros_ends(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
 def test_however_many_there_are_each_different_one_is_used_once(values: list[int]) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.npy"
         np.save(path, np.array(values, "f4")[:, None].repeat(4, 1))

@@ -1,6 +1,7 @@
 """A spec by looking at a PyTorch program or module, which runs in a process of its own."""
 
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -176,8 +177,6 @@ def test_a_file_of_a_package_with_relative_imports_is_named_by_its_module(tmp_pa
 
 
 def test_an_archive_without_a_program_is_told(tmp_path: Path) -> None:
-    import zipfile
-
     for name, words in {
         "hello.txt": "but other files",
         "data/aotinductor/a.so": "but a package of AOTInductor",

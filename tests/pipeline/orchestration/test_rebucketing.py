@@ -1,5 +1,6 @@
 """What is done about drifted traffic: dims grow, buckets are chosen and registered, or it is said why not."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,8 +35,6 @@ def registered(project: Project) -> Project:
 
 def put_traffic(folder: Path, sizes: np.ndarray) -> str:
     """Requests of these numbers of samples, 100 a second."""
-    import json
-
     folder.mkdir(exist_ok=True)
     with (folder / "tiny.jsonl").open("w") as file:
         for number, size in enumerate(sizes.tolist()):

@@ -1,6 +1,7 @@
 """The pipeline's use of the choice: the spec asks for it, the graph is what was chosen, and a command shows it."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,16 +107,16 @@ def test_each_kind_of_int8_is_searched_once() -> None:
     assert len({kind.name for kind in kinds}) == 3
 
 
-@pytest.mark.parametrize("floor", [{}, {"sqnr_db": -1}, {"cosine": 1.5}])
-def test_a_floor_says_something_possible(project: Project, floor: dict[str, float]) -> None:
-    project.change_spec(quantization={"floor": floor})
-    with pytest.raises(EnginesmithError, match=r"quantization\.floor"):
-        load_spec(project.spec)
-
-
-def test_a_search_needs_samples(project: Project) -> None:
-    project.change_spec(precisions=["fp32"], calibration=None, quantization=SEARCH)
-    with pytest.raises(EnginesmithError, match=r"add calibration\.data"):
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        *(({"quantization": {"floor": each}}, "quantization.floor") for each in ({}, {"sqnr_db": -1}, {"cosine": 1.5})),
+        ({"precisions": ["fp32"], "calibration": None, "quantization": SEARCH}, "add calibration.data"),
+    ],
+)
+def test_a_search_needs_samples_and_a_floor_that_is_possible(project: Project, parts: Any, words: str) -> None:
+    project.change_spec(**parts)
+    with pytest.raises(EnginesmithError, match=re.escape(words)):
         load_spec(project.spec)
 
 

@@ -14,6 +14,7 @@ import onnx
 import pytest
 import yaml
 from onnx import helper, numpy_helper
+from safetensors.numpy import save
 
 from enginesmith.core.errors import (
     InputError,
@@ -205,8 +206,6 @@ def test_external_data_elsewhere_is_refused_before_it_is_fetched(tmp_path: Path,
 
 
 def test_weights_of_the_hub_fill_the_module_of_the_users_code(tmp_path: Path, hub: Hub) -> None:
-    from safetensors.numpy import save
-
     hub.files["model.safetensors"] = save({"weight": np.eye(3, 8, dtype=np.float32), "bias": np.zeros(3, np.float32)})
     path = spec_in(tmp_path / "tiny", {**HF, "torch": "net.py:make", "file": "model.safetensors"})
     (path.parent / "net.py").write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(8, 3)\n")

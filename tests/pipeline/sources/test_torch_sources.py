@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from safetensors.numpy import save_file
 
 from enginesmith.core.errors import digest_of_file
 from enginesmith.core.types import TensorSpec
@@ -102,8 +103,6 @@ class TestEntryPoint:
 
 class TestWeights:
     def save(self, root: Path, **tensors) -> None:
-        from safetensors.numpy import save_file
-
         save_file({name.replace("_", "."): array for name, array in tensors.items()}, root / "w.safetensors")
 
     def test_they_replace_what_the_module_had(self, tmp_path):
