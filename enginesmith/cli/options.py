@@ -541,11 +541,14 @@ def prepare_streams() -> None:
 
 def code_of_lost(error: OSError) -> int:
     """The exit code for an error of writing to stdout or stderr. Raises any other error again."""
-    if isinstance(error, BrokenPipeError):
-        return 0
     if all(_error_of(stream) is None for stream in (sys.stdout, sys.stderr)):
         raise error
     return UNWRITABLE
+
+
+def is_reader_gone() -> bool:
+    """Whether stdout's reader closed it before all was written."""
+    return isinstance(_error_of(sys.stdout), BrokenPipeError)
 
 
 def write_stderr(text: str) -> None:

@@ -54,5 +54,5 @@ def test_a_full_stderr_leaves_the_exit_code(registry: Path) -> None:
 
 @pytest.mark.parametrize("command", ["debug schema", "--help"])
 def test_a_reader_that_goes_early_is_no_error(command: str) -> None:
-    done = shell(f"{ENGINESMITH} {command} | head -c 1")
+    done = shell(f"{ENGINESMITH} {command} | true")  # has ended before anything is written
     assert (done.returncode, done.stderr) == (0, "")
