@@ -27,8 +27,8 @@ from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from enginesmith.core.types import BuildRequest, QuantizationScheme, Target
 from pipeline.quantization.insertion_points import activations
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.search.search import choose
-from pipeline.quantization.search.trial import MixedPrecisionChoice, SearchFloor
+from pipeline.quantization.search.search import choose_each
+from pipeline.quantization.search.trial import MixedPrecisionChoice, SearchFloor, SearchTarget
 from pipeline.quantization.settings.runs import group_runs
 from pipeline.quantization.statistics.methods import MinMax
 from pipeline.quantization.statistics.methods import ranges as chosen_ranges
@@ -168,7 +168,7 @@ def compare_quality(data: Data, exact: Any, seen: Observations, name: str) -> di
     for floor in floors:
         start = time.process_time()
         runs = group_runs(data.calibration.runs(), data.calibration.inputs, data.calibration.dims)
-        found = choose(model, ranges, scheme, runs, floor)
+        (found,) = choose_each(model, [SearchTarget(ranges, scheme)], runs, floor)
         spent = time.process_time() - start
         label = f"{name} scheme, searched, {f'floor {floor.sqnr_db} dB' if floor else 'all in int8'}"
         graphs[label] = written(found, scheme)

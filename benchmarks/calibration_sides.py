@@ -74,7 +74,8 @@ def our_search(model: Path, data: Path, out: Path, activation: Any, ranges_by: s
 
     from enginesmith.core.types import Dim, QuantizationScheme, TensorSpec
     from pipeline.quantization.schemes.qdq import quantize_int8
-    from pipeline.quantization.search.search import choose
+    from pipeline.quantization.search.search import choose_each
+    from pipeline.quantization.search.trial import SearchTarget
     from pipeline.quantization.settings.runs import group_runs
     from pipeline.quantization.statistics.methods import method, ranges
     from pipeline.quantization.statistics.observations import Observations
@@ -91,7 +92,8 @@ def our_search(model: Path, data: Path, out: Path, activation: Any, ranges_by: s
     samples, dim = np.load(data, mmap_mode="r"), Dim("batch", 1, 8, 64)
     ends = ((end + 1, {"x": np.array(samples[end : end + 1])}) for end in range(len(samples)))
     runs = group_runs(ends, (TensorSpec("x", "float32", ("batch", 3, SIZE, SIZE)),), (dim,))
-    found = choose(onnx.load(model), ranges(seen, method(ranges_by), activation), scheme, runs)
+    target = SearchTarget(ranges(seen, method(ranges_by), activation), scheme)
+    (found,) = choose_each(onnx.load(model), [target], runs)
     onnx.save(quantize_int8(found.model, found.ranges, scheme)[0], out)
     return out
 
