@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from enginesmith.cli.options import Group, TakesGlobals, code_of_lost, is_reader_gone, leave, prepare_streams
+from enginesmith.cli.options import Group, TakesGlobals, code_of_lost, leave, prepare_streams
 from enginesmith.cli.options import write_stderr as say
 from enginesmith.core.errors import EnginesmithError, SpecError
 from enginesmith.core.text import visible, write_line
@@ -238,8 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except EnginesmithError as error:
         _say_last(settings, "error", _entries(error))
         leave(error.exit_code)
-    except SystemExit as ended:  # click exits with 1 if the reader of stdout closed it
-        leave(0 if is_reader_gone() else int(ended.code or 0))
+    except SystemExit as ended:
+        leave(int(ended.code or 0))
     except OSError as error:
         code = code_of_lost(error)
     leave(code)

@@ -515,9 +515,13 @@ class _Checked(io.FileIO):
     error: OSError | None = None
 
     def write(self, data: "ReadableBuffer") -> int:
-        """Write as `FileIO` does, and keep the error."""
+        """Write as `FileIO` does, and keep the error. After the reader has gone (`| head`), output is dropped and the
+        command goes on."""
         try:
             return super().write(data)
+        except BrokenPipeError as error:
+            self.error = error
+            return memoryview(data).nbytes
         except OSError as error:
             self.error = error
             raise
@@ -544,11 +548,6 @@ def code_of_lost(error: OSError) -> int:
     if all(_error_of(stream) is None for stream in (sys.stdout, sys.stderr)):
         raise error
     return UNWRITABLE
-
-
-def is_reader_gone() -> bool:
-    """Whether stdout's reader closed it before all was written."""
-    return isinstance(_error_of(sys.stdout), BrokenPipeError)
 
 
 def write_stderr(text: str) -> None:

@@ -226,7 +226,7 @@ def _find_giver(graph: FoundGraph, item: TensorSpec, before: Sequence[FoundGraph
         return named, f"by name and shape, {tensor_text}{other}"
     named_sources = {_find_named(other, before) for other in _steps(graph)}
     pairs = [f"{each.key}.{out.name}" for each in before for out in each.gives if _fits(out, item)]
-    # An equal type and shape is no chance where floats have a fixed size behind axis 0.
+    # Floats with a fixed size behind axis 0: an equal type and shape is then unlikely to be a coincidence.
     says_much = item.dtype.startswith("float") and any(isinstance(dim, int) and dim > 1 for dim in item.shape[1:])
     fitting = [pair for pair in pairs if pair not in named_sources] if says_much else []
     if len(fitting) == 1:

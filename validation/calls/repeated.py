@@ -3,8 +3,8 @@
 A session is called with a few sets of inputs in a drawn order: a few sizes of the golden set, each with two sets of
 values. Each output is compared with the first one of the same inputs. The returned arrays themselves are kept and
 compared again some calls later, which shows an output buffer that is reused; the inputs are compared after each call.
-Then one set of arrays is filled anew before each call, as a server does, and one lies otherwise in memory; and two
-threads call at the same time, where a backend says that its sessions take that.
+Then one set of arrays is filled anew before each call, as a server does; one call gets read-only arrays in Fortran's
+order; and two threads call at the same time, if the backend declares its sessions thread-safe.
 """
 
 import math
@@ -185,7 +185,8 @@ class RepeatedCalls:
                 self._share()
 
     def _refill(self) -> None:
-        """The first call, the second, the first again, in the same arrays; and the first in others."""
+        """Call with the first inputs, the second and the first again in the same arrays; then with the first inputs in
+        read-only arrays in Fortran's order."""
         buffers = {name: copy.array() for name, copy in self._pair[0].copies.items()} if self._pair else {}
         for item in (*self._pair, *self._pair[:1]):
             for name, copy in item.copies.items():
@@ -261,8 +262,8 @@ class RepeatedCalls:
         return dict(answer)
 
     def _differs(self, item: RepeatedInputs, now: Mapping[str, Bits], sums_alike: bool = True) -> str:
-        """How outputs differ from the first ones by more than they may; empty where they do not. sums_alike: whether
-        they are added up in the order of the first ones."""
+        """How outputs differ from the first ones by more than they may; empty if they do not. sums_alike: whether the
+        kernels add in the same order as for the first ones, so that equal bits can be expected."""
         first = item.first or {}
         if now == first:
             return ""
@@ -301,7 +302,7 @@ class RepeatedCalls:
                 "calls refilled",
                 self.refilled,
                 "4 calls",
-                "arrays that are filled anew before each call, or lie otherwise",
+                "arrays that are filled anew before each call, or are in Fortran's order",
             )
         if self._pair and self.shared:
             yield _check(
@@ -324,8 +325,8 @@ def _check(name: str, found: _Fault, summary: str, passed: str) -> Check:
 
 
 def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs]:
-    """Each set of inputs once, then in a drawn order without end, small ones more often, to make more calls. Each
-    second `_AT_ONCE` are sorted, so that calls of one size follow each other: what is set up after many such is called.
+    """Each set of inputs once, then without end in a drawn order, small ones more often, to make more calls. Every
+    second block of `_AT_ONCE` turns is sorted: an engine may change its kernels after many calls of one size in a row.
     """
     yield from pool
     generator = np.random.default_rng(seed)

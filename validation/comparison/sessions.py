@@ -197,7 +197,8 @@ def _of_tokens(name: str, array: Array) -> bool:
 
 
 def _tokens(inputs: Tensors, shape: tuple[int, ...]) -> Array | None:
-    """Which of the tokens of a shape are none of padding by an input called a mask, which has zeros there; None: all.
+    """Which tokens are real, by an input whose name has 'mask': it is 0 at padding and 1 elsewhere. None: all of them.
+    shape: of the array of tokens.
 
     A padding mask is left out, since PyTorch's has ones at padding.
     """
@@ -296,8 +297,8 @@ def _goodness(value: Value) -> float:
 # A decision that was ahead by so many times the root mean square of the error is no near tie: six standard deviations
 # of the difference of two errors. One may be a sample beyond what was calibrated for.
 CLEAR = 8.5
-# Single values are decisions where fewer lie between the two sides than of uniform numbers about 0: one in seven is
-# within a quarter of their root mean square (of normal ones one in five).
+# Single values count as decisions if fewer than this share lie within a quarter of their root mean square from the
+# threshold. Of uniform numbers around 0, one in seven does; of normal ones, one in five.
 MOST_BETWEEN = 1 / 7
 # Opens an ONNX file as it is written.
 Opener = Callable[[Path], AbstractContextManager[Session]]

@@ -27,10 +27,12 @@ Values = Literal[
     "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared", "small", "repeated",
 ]  # fmt: skip
 VALUES: tuple[Values, ...] = get_args(Values)
-# Real values of other magnitudes, signs and places: 'negative' is minus the magnitude of each, 'cleared' has zeros in
-# half of what is the same everywhere, as a mask is that hides nothing. 'repeated' has the first real sample in each
-# row, where an answer that was stored by the first row is another one.
-MOVED: tuple[Values, ...] = VALUES[6:-1]
+# Real values of other magnitudes, signs and places: 'negative' is minus the magnitude of each value; 'cleared' has
+# zeros in half of an input that never varies, such as a mask of ones.
+MOVED: tuple[Values, ...] = (
+    "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared", "small",
+)  # fmt: skip
+# Real samples. 'repeated' has one sample in every row, which shows an engine that looks its answer up by the first row.
 REAL: tuple[Values, ...] = ("realistic", "repeated")
 FACTORS: Mapping[Values, float] = {
     "times_2": 2.0, "times_8": 8.0, "times_64": 64.0, "negated": -1.0, "small": 2.0**-10,

@@ -439,7 +439,7 @@ def measure(
     """The drift of an output from what is expected: two arrays of one shape, which may be memory-mapped.
 
     decisions: whether to compare the argmax of rows along the last axis too, or the classes that integers are.
-    counted: as of `measure_rows`.  elements: whether each may be a decision, of which some are `counted`.
+    counted: as of `measure_rows`.  elements: whether each single value may be a decision; `counted` then names values.
     threads: how many to use; 0 for as many as pay.  samples: entries along axis 0 that are samples, or 1 where the
     whole array is one; with it, slices and the variation over the samples are measured. Raises ValueError when shapes
     or kinds differ, and for complex numbers.

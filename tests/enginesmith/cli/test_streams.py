@@ -1,5 +1,6 @@
 """The command line where its output cannot be written: no traceback, and an exit code that says so."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,15 @@ def test_a_full_stderr_leaves_the_exit_code(registry: Path) -> None:
 def test_a_reader_that_goes_early_is_no_error(command: str) -> None:
     done = shell(f"{ENGINESMITH} {command} | true")  # has ended before anything is written
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_command_does_its_work_after_its_reader_has_gone(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from enginesmith.cli.options import leave, prepare_streams; prepare_streams(); "
+        f"print(1, flush=True); print(2, flush=True); Path({str(tmp_path / 'done')!r}).touch(); leave(4)"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (4, "") and (tmp_path / "done").exists()
