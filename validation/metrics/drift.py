@@ -29,7 +29,8 @@ from validation.metrics.slices import Slices, blocks_of, worst_slice
 # Of decisions alone: how many rows each class of the expected output names, and how many of these changed. A row is
 # clear where its greatest value is ahead of the next by the row's standard deviation or more: of ten normal numbers
 # one row in nine is, of a trained classifier's most are. A single value decides by its side of 0, or of 0.5 where all
-# lie within 0 and 1. Rows of one value or two are clear from a quarter of the root mean square of all leads on.
+# lie within 0 and 1. A row of one value or two is clear if its lead is at least a quarter of the root mean square of
+# the leads of all cases: by its own case alone, the only row of a case always would be.
 
 # Elements of the rows that are compared at a time.
 CHUNK = 1 << 16
@@ -38,6 +39,9 @@ _SUMS = ("count", "agreeing", "shared", "finite", "kl_sum", "js_sum")
 # Rows of an array whose clearness is measured, changed rows of an output whose lead is kept, and distinct integers that
 # count as classes, at most.
 MOST_LOOKED_AT, MOST_AHEAD, MOST_CLASSES = 256, 64, 1 << 16
+# Leads of a class that are kept over all arrays.
+MOST_LEADS = 4096
+_TINY = float(np.finfo(np.float32).tiny)
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,8 @@ class RowSums:
     finite; kl_sum, js_sum, kl_max, js_max are over these.  worst: index of the row with the largest js.  k: of top_k,
     at most the length of a row.  named, changed: rows by the class that is expected, and those of them with another
     decision.  ahead: of changed rows, by how much the expected greatest value is above the next; of at most
-    `MOST_AHEAD` rows the greatest.  clear: of the rows that are `looked_at`, both by class.  classes: how many a row
-    has; 0 of integers.
+    `MOST_AHEAD` rows the greatest.  leads: by class, of the first rows of each array; of three values or more, in
+    units of the row's standard deviation.  classes: how many a row has; 0 of integers.
     """
 
     count: int = 0
@@ -65,9 +69,22 @@ class RowSums:
     named: Mapping[int, int] = field(default_factory=dict)
     changed: Mapping[int, int] = field(default_factory=dict)
     ahead: tuple[float, ...] = ()
-    clear: Mapping[int, int] = field(default_factory=dict)
-    looked_at: Mapping[int, int] = field(default_factory=dict)
+    leads: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     classes: int = 0
+
+    @property
+    def looked_at(self) -> dict[int, int]:
+        """Rows whose clearness is known, by class."""
+        return {name: len(leads) for name, leads in self.leads.items()}
+
+    @property
+    def clear(self) -> dict[int, int]:
+        """How many of these are clear, by class."""
+        least = 1.0
+        if self.classes < 3:
+            leads = [lead for each in self.leads.values() for lead in each]
+            least = max(math.sqrt(sum(lead * lead for lead in leads) / max(len(leads), 1)) / 4, _TINY)
+        return {name: sum(lead >= least for lead in leads) for name, leads in self.leads.items()}
 
     @property
     def names_classes(self) -> bool:
@@ -114,8 +131,10 @@ class RowSums:
             k=min(self.k, other.k) if self.count and other.count else self.k if self.count else other.k,
             named=Counter(self.named) + Counter(other.named),
             changed=Counter(self.changed) + Counter(other.changed),
-            clear=Counter(self.clear) + Counter(other.clear),
-            looked_at=Counter(self.looked_at) + Counter(other.looked_at),
+            leads={
+                name: (self.leads.get(name, ()) + other.leads.get(name, ()))[:MOST_LEADS]
+                for name in {**self.leads, **other.leads}
+            },
             ahead=tuple(sorted((*self.ahead, *other.ahead), reverse=True)[:MOST_AHEAD]),
             classes=max(self.classes, other.classes),
         )
@@ -171,11 +190,12 @@ def _measure_decisions(e: Array, a: Array, k: int, most: int) -> RowSums:
         named, same = np.argmax(e, axis=1), agreeing
     with np.errstate(invalid="ignore", over="ignore"):
         lead, ahead = _lead(e[:most], middle), np.sort(_lead(e[~same], middle))[::-1][:MOST_AHEAD]
-        spread = math.sqrt(np.square(lead).sum() / max(len(lead), 1)) / 4 if classes < 3 else e[:most].std(axis=1)
-        clear = lead >= np.maximum(spread, np.finfo(np.float32).tiny)
+        lead = lead / np.maximum(e[:most].std(axis=1), _TINY) if classes > 2 else lead
+    first = named[:most]
     return RowSums(
         len(e), int(agreeing.sum()), math.nan, k=k, named=_count(named), changed=_count(named[~same]),
-        ahead=tuple(ahead.tolist()), clear=_count(named[:most][clear]), looked_at=_count(named[:most]), classes=classes,
+        ahead=tuple(ahead.tolist()), leads={name: tuple(lead[first == name].tolist()) for name in _count(first)},
+        classes=classes,
     )  # fmt: skip
 
 

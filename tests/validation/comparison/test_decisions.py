@@ -124,10 +124,13 @@ def single(rows: int, tokens: int) -> tuple[Array, Array]:
     return sides, (np.arange(tokens) < drawn.integers(3, tokens + 1, size=(rows, 1))).astype(np.int64)
 
 
-def compared(expected: Array, actual: Array, inputs: dict[str, Array]) -> dict[str, Check]:
+def compared(expected: Array, actual: Array, inputs: dict[str, Array], batch: int) -> dict[str, Check]:
+    """The checks of decisions over golden cases of so many samples each."""
     comparison = StageComparison("quantization", None, {})
-    pairs = {"y": expected.astype(np.float32)}, {"y": actual.astype(np.float32)}
-    comparison.add(Case("0", "golden", inputs, {}), *pairs)
+    for start in range(0, len(expected), batch):
+        part = slice(start, start + batch)
+        case = Case(str(start), "golden", {name: array[part] for name, array in inputs.items()}, {})
+        comparison.add(case, {"y": expected[part].astype(np.float32)}, {"y": actual[part].astype(np.float32)})
     return {check.name: check for check in decision_checks(comparison.usual(), (), {})}
 
 
@@ -139,27 +142,30 @@ FORMS = {
 }
 
 
+@pytest.mark.parametrize("batch", [1, 48])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_class_of_two_that_no_token_has_fails(form) -> None:
+def test_a_class_of_two_that_no_token_has_fails(form, batch: int) -> None:
     logit, mask = single(48, 12)
     near = logit + 0.05 * np.random.default_rng(6).normal(size=logit.shape)
     lost = np.where(mask, np.minimum(logit, -0.5), 9)
     for actual, right in ((near, True), (lost, False)):
-        found = compared(FORMS[form](logit), FORMS[form](actual), {"ids": 7 * mask, "attention_mask": mask})
+        found = compared(FORMS[form](logit), FORMS[form](actual), {"ids": 7 * mask, "attention_mask": mask}, batch)
         assert f"of {mask.sum()} decisions" in found["max_decisions_changed"].note
         assert found["max_classes_lost"].passed == found["max_decisions_changed"].passed == right
 
 
+@pytest.mark.parametrize("batch", [1, 48])
 @pytest.mark.parametrize("form", ["a logit", "a logit in a column", "a probability"])
-def test_a_class_of_two_that_no_sample_has_fails(form) -> None:
+def test_a_class_of_two_that_no_sample_has_fails(form, batch: int) -> None:
     logit = single(48, 12)[0][:, 0]
     expected, actual = FORMS[form](logit), FORMS[form](np.minimum(logit, -0.5))
-    found = compared(expected, actual, {"x": np.zeros((48, 8))})
+    found = compared(expected, actual, {"x": np.zeros((48, 8))}, batch)
     assert not found["max_classes_lost"].passed and "of 48 decisions" in found["max_decisions_changed"].note
 
 
+@pytest.mark.parametrize("batch", [1, 48])
 @pytest.mark.parametrize("mean", [0.0, 1.0, 1.5, 1.7, 2.0, 3.0])
-def test_numbers_on_both_sides_of_zero_without_a_gap_are_no_decisions(mean: float) -> None:
+def test_numbers_on_both_sides_of_zero_without_a_gap_are_no_decisions(mean: float, batch: int) -> None:
     drawn, mask = np.random.default_rng(7), np.ones((48, 12), np.int64)
     for rows in (
         drawn.normal(mean, size=(48, 12, 1)),
@@ -167,5 +173,5 @@ def test_numbers_on_both_sides_of_zero_without_a_gap_are_no_decisions(mean: floa
         mean + drawn.normal(size=48),
     ):
         inputs = {"ids": mask} if rows.ndim > 1 else {"x": np.zeros((48, 8))}
-        found = compared(rows, rows + 0.3 * drawn.normal(size=rows.shape), inputs)
+        found = compared(rows, rows + 0.3 * drawn.normal(size=rows.shape), inputs, batch)
         assert all(check.limit is None for check in found.values())
