@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, tzinfo
 from functools import lru_cache
 from types import FunctionType
 from typing import Any
@@ -46,6 +46,10 @@ _PURE: tuple[Callable[..., Any], ...] = (
 )
 
 
+# Results of each that a process remembers: more make a seed slower, since the processor's cache holds fewer of them.
+_REMEMBERED = 1 << 10
+
+
 class _InlineThread(threading.Thread):
     """A thread whose work is done where it is started."""
 
@@ -69,11 +73,21 @@ class _AnyDatetime(type):
         return issubclass(kind, datetime)
 
 
+class _Clock(datetime, metaclass=_AnyDatetime):
+    """A time of a simulated world. One class for all runs: caches of the product hold its instances."""
+
+    world: World
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        return cls.world.now()
+
+
 class _Lock:
     """A lock that actors wait for by giving up their turn."""
 
-    def __init__(self, world: World) -> None:
-        self._world, self._held = world, False
+    def __init__(self) -> None:
+        self._world, self._held = _Clock.world, False
 
     def __enter__(self) -> None:
         while self._held:
@@ -84,26 +98,26 @@ class _Lock:
         self._held = False
 
 
+class _Claim(garbage.Claim):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._lock = _Lock()  # type: ignore[assignment]
+
+    def check(self) -> None:
+        _Clock.world.rely(super().check, lambda: self.sweeper.expires, 5)
+
+
 @contextmanager
 def patched(world: World) -> Iterator[None]:
     """Have all of the product's modules run in the world while the block runs."""
-    clock = _AnyDatetime("SimulatedDatetime", (datetime,), {"now": classmethod(lambda _, zone=None: world.now())})
-
-    class SimulatedClaim(garbage.Claim):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            self._lock = _Lock(world)  # type: ignore[assignment]
-
-        def check(self) -> None:
-            world.rely(super().check, lambda: self.sweeper.expires, 5)
-
     checked = leases.Guard.check
 
     def check(self: leases.Guard) -> None:
         world.rely(lambda: checked(self), lambda: self.lease.expires, 20)
 
-    replacements = {**_CACHED, futures.ThreadPoolExecutor: Inline, datetime: clock, garbage.Claim: SimulatedClaim}
+    replacements = {**_CACHED, futures.ThreadPoolExecutor: Inline, datetime: _Clock, garbage.Claim: _Claim}
     places = _places(len(sys.modules))
+    _Clock.world = world
     try:
         with (
             mock.patch.multiple(time, sleep=world.sleep, time=lambda: world.now().timestamp()),
@@ -137,9 +151,9 @@ def _as_step(world: World, work: Callable[..., Any]) -> Callable[..., Any]:
 
 _CHANGES = ("link", "mkdir", "rename", "replace", "rmdir", "symlink", "unlink")
 _COMPRESS = lru_cache(1 << 12)(zlib.compress)
-_DIGESTS = lru_cache(1 << 14)(lambda data, read=errors.digests_in: tuple(read(data)))
+_DIGESTS = lru_cache(_REMEMBERED)(lambda data, read=errors.digests_in: tuple(read(data)))
 _CACHED: dict[object, Any] = {
-    **{function: lru_cache(1 << 14)(function) for function in _PURE},
+    **{function: lru_cache(_REMEMBERED)(function) for function in _PURE},
     errors.digests_in: lambda data: iter(_DIGESTS(data)),
     parallel.side_by_side: side_by_side,
 }
