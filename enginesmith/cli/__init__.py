@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 
 import click
 
-from enginesmith.cli.options import Group, TakesGlobals, code_of_lost, leave, prepare_streams
-from enginesmith.cli.options import write_stderr as say
+from enginesmith.cli.options import Group, TakesGlobals
+from enginesmith.cli.streams import code_of_lost, leave, prepare_streams
+from enginesmith.cli.streams import write_stderr as say
 from enginesmith.core.errors import EnginesmithError, SpecError
 from enginesmith.core.text import visible, write_line
 from enginesmith.rooms import ROOMS

@@ -1,20 +1,16 @@
-"""Global options, options from dataclasses, arguments that commands share, and the standard streams."""
+"""Global options, options from dataclasses, and arguments that commands share."""
 
 import functools
 import inspect
-import io
 import json
 import math
-import os
 import re
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
@@ -24,9 +20,6 @@ from enginesmith.core.parsing import LONGEST
 from enginesmith.core.text import visible_json, write_line
 from enginesmith.core.types import PRECISIONS
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY, REGISTRY_VARIABLE
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 # Arguments, options and output that commands share; each is declared once, so that it means the same everywhere.
 
@@ -498,101 +491,3 @@ def runtimes_option(where: str) -> Option:
         metavar="NAME=VERSION",
         callback=_read_runtimes,
     )
-
-
-# The standard streams of the command line: closed, full, or with a reader that has gone.
-#
-# A command has done its work whether or not its output can be written: output that is lost gives one message and an
-# exit code instead of a traceback.
-
-UNWRITABLE = 3
-_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
-
-
-class _Checked(io.FileIO):
-    """The file of an output stream. error: the last error of writing to it."""
-
-    error: OSError | None = None
-
-    def write(self, data: "ReadableBuffer") -> int:
-        """Write as `FileIO` does, and keep the error. After the reader has gone (`| head`), output is dropped and the
-        command goes on."""
-        try:
-            return super().write(data)
-        except BrokenPipeError as error:
-            self.error = error
-            return memoryview(data).nbytes
-        except OSError as error:
-            self.error = error
-            raise
-
-
-def prepare_streams() -> None:
-    """Open the null device for each standard stream that is closed, and have stdout and stderr keep their errors.
-
-    Without the first, the next file that is opened would get the stream's number, and prints would go into that file.
-    Streams that were replaced in Python are left as they are.
-    """
-    for number, (name, mode) in enumerate(_STREAMS):
-        if getattr(sys, name) is None:
-            _nullify(number)
-            setattr(sys, name, os.fdopen(number, mode, closefd=False))
-    if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout = _check(sys.stdout)
-    if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr = _check(sys.stderr)
-
-
-def code_of_lost(error: OSError) -> int:
-    """The exit code for an error of writing to stdout or stderr. Raises any other error again."""
-    if all(_error_of(stream) is None for stream in (sys.stdout, sys.stderr)):
-        raise error
-    return UNWRITABLE
-
-
-def write_stderr(text: str) -> None:
-    """Write a line to stderr, if that can be written."""
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
-
-
-def leave(code: int) -> NoReturn:
-    """Flush and exit; with `UNWRITABLE` instead of 0 where the output is lost.
-
-    A reader that closed our stdout early (`| head`) is no error.
-    """
-    with suppress(OSError):
-        sys.stdout.flush()
-    error = _error_of(sys.stdout)
-    if error is not None and not isinstance(error, BrokenPipeError):
-        write_stderr(f"error: stdout cannot be written: {error.strerror}; send the output elsewhere and run again")
-        code = code or UNWRITABLE
-    for stream in (sys.stdout, sys.stderr):
-        if _error_of(stream) is not None:  # the interpreter flushes once more, and would end with a traceback
-            _nullify(stream.fileno())
-    sys.exit(code)
-
-
-def _check(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    file = _Checked(stream.fileno(), "w", closefd=False)
-    return io.TextIOWrapper(
-        file if stream.write_through else io.BufferedWriter(file),
-        encoding=stream.encoding,
-        errors=stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
-
-
-def _error_of(stream: object) -> OSError | None:
-    buffer = getattr(stream, "buffer", None)
-    file = getattr(buffer, "raw", buffer)
-    return file.error if isinstance(file, _Checked) else None
-
-
-def _nullify(number: int) -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    if null != number:
-        os.dup2(null, number)
-        os.close(null)
-    os.set_inheritable(number, True)

@@ -119,7 +119,8 @@ class Stages:
         """The checks of a stage: step by step with the states of the exported graphs, and of sequences, which each side
         runs with its own states. At the stage of the graphs the golden set has the reference's answers, and those
         below fp32 must decide as it does."""
-        from validation.comparison.sessions import decision_checks, drift_checks
+        from validation.comparison.decisions import decision_checks
+        from validation.comparison.sessions import drift_checks
         from validation.comparison.tasks import free_running_checks, step_spreads
         from validation.golden.free_running import FreeRunningSession
         from validation.metrics.tally import Along

@@ -226,8 +226,9 @@ class CheckGraph:
         """The checks, that of the samples among them."""
         from builders.onnx_graphs.outline import load_outline
         from builders.reference import ReferenceSession, threads_for
+        from validation.comparison.decisions import decision_checks
         from validation.comparison.selections import selected_of
-        from validation.comparison.sessions import decision_checks, drift_checks
+        from validation.comparison.sessions import drift_checks
         from validation.comparison.tasks import check_free_running, step_spreads
         from validation.data.joined import overlap_check
         from validation.metrics.tally import Along

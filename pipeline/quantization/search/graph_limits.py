@@ -15,8 +15,9 @@ from typing import TypeVar
 from enginesmith.core.reports.proof import CHANGED, DECISIONS
 from enginesmith.core.types import Tensors
 from pipeline.quantization.search.quality import GraphLimits, SearchFloor
+from validation.comparison.decisions import as_decided, decision_checks
 from validation.comparison.selections import Selections
-from validation.comparison.sessions import StageComparison, as_decided, decision_checks
+from validation.comparison.sessions import StageComparison
 from validation.golden.golden_set import Case
 from validation.limits.budget import Budgets, OutputLimits, default_budget
 from validation.limits.rounding import MOST_CHANGED, NearTies

@@ -41,7 +41,7 @@ def test_a_closed_stream_is_no_error(registry: Path, closed: str) -> None:
 
 def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from enginesmith.cli.options import prepare_streams; prepare_streams(); "
+        "import os, sys; from enginesmith.cli.streams import prepare_streams; prepare_streams(); "
         f"print(os.open({str(tmp_path)!r}, os.O_RDONLY), file=open({str(tmp_path / 'number')!r}, 'w'))"
     )
     assert shell(f'{sys.executable} -c "{code}" <&- >&- 2>&-').returncode == 0
@@ -61,7 +61,7 @@ def test_a_reader_that_goes_early_is_no_error(command: str) -> None:
 
 def test_a_command_does_its_work_after_its_reader_has_gone(tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from enginesmith.cli.options import leave, prepare_streams; prepare_streams(); "
+        "from pathlib import Path; from enginesmith.cli.streams import leave, prepare_streams; prepare_streams(); "
         f"print(1, flush=True); print(2, flush=True); Path({str(tmp_path / 'done')!r}).touch(); leave(4)"
     )
     reader, writer = os.pipe()

@@ -5,7 +5,8 @@ import pytest
 
 from enginesmith.arrays import Array
 from enginesmith.core.reports.proof import Check, judge
-from validation.comparison.sessions import StageComparison, decision_checks
+from validation.comparison.decisions import decision_checks
+from validation.comparison.sessions import StageComparison
 from validation.golden.golden_set import Case
 from validation.limits.rounding import NearTies, lost_classes
 from validation.metrics.drift import measure

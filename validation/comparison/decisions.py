@@ -1,0 +1,109 @@
+"""Checks that a quantized graph decides as the model does, without labels.
+
+It is judged by a lower bound of the changed decisions (`MOST_CHANGED`), by those that were no near ties, and by the
+classes of which it names less than half.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from enginesmith.core.reports.proof import CHANGED, CLEAR_CHANGED, DECISIONS, LOST_CLASSES, UNSEEN_CLASSES, Check
+from enginesmith.core.text import join_first
+from validation.limits.rounding import LEVEL, MOST_CHANGED, lost_classes
+from validation.metrics.drift import Drift, RowSums
+from validation.metrics.tasks.terms import TaskMetric
+from validation.statistics.rates import lower, upper
+
+# A decision that was ahead by so many times the root mean square of the error is no near tie: six standard deviations
+# of the difference of two errors. One may be a sample beyond what was calibrated for.
+CLEAR = 8.5
+# Single values count as decisions if fewer than this share lie within a quarter of their root mean square from the
+# threshold. Of uniform numbers around 0, one in seven does; of normal ones, one in five.
+MOST_BETWEEN = 1 / 7
+
+
+def decision_checks(
+    drifts: Mapping[str, Drift], metrics: Sequence[TaskMetric], limits: Mapping[str, object]
+) -> list[Check]:
+    """The checks that a graph changes few of the model's own decisions, and loses none of its classes.
+
+    drifts: of the golden cases by output (`drift_checks`).  metrics: those that name an output say whether it is a
+    classifier's; of others, rows that name one class clearly are decisions.  limits: the spec's; where they have one on
+    decisions, that is checked in place of these.
+    """
+    if DECISIONS in limits:
+        return []
+    named = {metric.output: metric.name in ("accuracy", "top_k") for metric in metrics}
+    golden_checks = list[Check]()
+    for output, drift in drifts.items():
+        drift = as_decided(drift)
+        rows = drift.rows
+        if rows is None or not named.get(output, True):
+            continue
+        if drift.mismatches is not None:  # their number has a limit of its own (`NearTies`)
+            golden_checks += _check_classes(output, rows) if len(rows.named) > 1 else ()
+        elif decides(drift) or (named.get(output) and rows.classes > 1):
+            golden_checks += _check_decisions(output, rows, _rms_error(drift), _rows_of_sample(drift))
+        elif rows.classes > 1:
+            note = "not judged: most rows name no class clearly; golden.metric accuracy says that they are classes"
+            golden_checks.append(
+                Check("quantization", CHANGED, output, "golden", 1 - rows.argmax_agreement, None, True, note)
+            )
+    return golden_checks
+
+
+def decides(drift: Drift) -> bool:
+    """Whether an output is a classifier's by its golden cases: its rows of values name a class clearly. Where a sample
+    has several (tokens), most of three classes or more are named: of boxes, or of features with a few that are always
+    great, few columns are. Single values, and two for each token, lie on two sides of a gap."""
+    rows = drift.rows
+    if rows is None or drift.mismatches is not None or drift.slices is None:
+        return False
+    alone = _rows_of_sample(drift) == 1
+    if rows.classes < 2 or (rows.classes == 2 and not alone):
+        sides = rows.looked_at.items()
+        unclear, count = (
+            sum(by_class.values()) for by_class in (Counter(rows.looked_at) - Counter(rows.clear), rows.looked_at)
+        )
+        apart = len(sides) > 1 and all(2 * rows.clear.get(side, 0) >= number for side, number in sides)
+        return apart and upper(unclear, count, LEVEL) <= MOST_BETWEEN
+    return rows.names_classes and (alone or 2 * len(rows.named) > rows.classes)
+
+
+def as_decided(drift: Drift) -> Drift:
+    """The drift with the decisions of elements in place of those of rows, where these are none."""
+    return replace(drift, rows=drift.elements) if drift.elements and not decides(drift) else drift
+
+
+def _rows_of_sample(drift: Drift) -> float:
+    """The mean number of rows in a sample, 1 or more."""
+    samples = drift.slices.samples if drift.slices else 0
+    return max(1.0, drift.rows.count / samples) if samples and drift.rows else 1.0
+
+
+def _rms_error(drift: Drift) -> float:
+    return math.ldexp(math.sqrt(drift.error_sq / drift.count), drift.exponent) if drift.count else 0.0
+
+
+def _check_decisions(output: str, rows: RowSums, error: float, together: float) -> Iterator[Check]:
+    """error: the root mean square of an element's.  together: rows of a sample, which count as one observation, as a
+    design effect of that size (`rounding.Decisions`)."""
+    yield from _check_classes(output, rows)
+    bound = lower(rows.flips / together, rows.count / together, LEVEL)
+    note = f"{rows.flips} of {rows.count} decisions are others; of all at least this share, with 99 % confidence"
+    yield Check("quantization", CHANGED, output, "golden", bound, MOST_CHANGED, bound <= MOST_CHANGED, note)
+    clear, most = sum(lead > CLEAR * error for lead in rows.ahead), float(math.ceil(together))
+    note = f"decisions that were ahead by more than {CLEAR:g} times the error, and are others"
+    yield Check("quantization", CLEAR_CHANGED, output, "golden", float(clear), most, clear <= most, note)
+    if unseen := rows.classes - len(rows.named):
+        note = f"no golden sample has one of these as its answer, of {rows.classes} classes"
+        yield Check("quantization", UNSEEN_CLASSES, output, "golden", float(unseen), None, True, note)
+
+
+def _check_classes(output: str, rows: RowSums) -> Iterator[Check]:
+    lost, most = lost_classes(rows.named, rows.changed)
+    note = f"classes that keep less than half of their decisions: {join_first([*map(str, lost)])}; " if lost else ""
+    note += f"of {len(rows.named)} classes, {most} by chance"
+    yield Check("quantization", LOST_CLASSES, output, "golden", float(len(lost)), float(most), len(lost) <= most, note)
