@@ -153,8 +153,8 @@ class Payload:
 PAYLOADS: Mapping[str, Payload] = {
     REGISTERED: Payload(
         _MODEL | {"spec": "`registered:MODEL@DIGEST`, or `registered:MODEL` for the newest"} | _REGISTRY | {"by": ""},
-        "by `prefect register` and `watch`; by `enginesmith fleet --apply` for each model to build",
-        {"digest": "of the stored files", "units": "that the fleet lacks"},
+        "by `prefect register` and `prefect watch`; by `fleet --apply` for each model to build",
+        {"digest": "of the stored files", "units": "missing in the fleet; from `fleet --apply` only"},
     ),
     PUBLISHED: Payload(
         _MODEL | {"version": "", "manifest": "digest"} | _REGISTRY,
@@ -185,7 +185,7 @@ PAYLOADS: Mapping[str, Payload] = {
     ADVANCED: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, for each wave that opens"),
     HALTED: Payload(
         _MODEL | _ROLLOUT | _REGISTRY,
-        "by the flow `advance-rollouts`, when a gate halts a rollout, or someone moved its channel, which aborts it",
+        "by the flow `advance-rollouts`, when a gate halted a rollout, or a move of the channel aborted it",
     ),
     DONE: Payload(_MODEL | _ROLLOUT | _REGISTRY, "by the flow `advance-rollouts`, when the channel is promoted"),
 }
@@ -199,7 +199,7 @@ def markdown() -> str:
 
     lines = ["| event | payload | sent |", "|---|---|---|"]
     for event, item in PAYLOADS.items():
-        also = f"; sometimes {list_fields(item.sometimes)}" if item.sometimes else ""
+        also = f"; optional: {list_fields(item.sometimes)}" if item.sometimes else ""
         lines.append(f"| `{event}` | {list_fields(item.fields)}{also} | {item.sent} |")
     return "\n".join(lines)
 
