@@ -154,7 +154,7 @@ PAYLOADS: Mapping[str, Payload] = {
     REGISTERED: Payload(
         _MODEL | {"spec": "`registered:MODEL@DIGEST`, or `registered:MODEL` for the newest"} | _REGISTRY | {"by": ""},
         "by `prefect register` and `prefect watch`; by `fleet --apply` for each model to build",
-        {"digest": "of the stored files", "units": "missing in the fleet; from `fleet --apply` only"},
+        {"digest": "of the stored files", "units": "those that the fleet lacks; sent by `fleet --apply` only"},
     ),
     PUBLISHED: Payload(
         _MODEL | {"version": "", "manifest": "digest"} | _REGISTRY,
