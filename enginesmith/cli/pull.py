@@ -21,6 +21,7 @@ from enginesmith.cli.options import (
 )
 from enginesmith.cli.tables import download_bar, echo, print_table
 from enginesmith.client.resolve import Policy
+from enginesmith.core.errors import UnknownNameError
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.registry.rollouts.state import ServingNode
 
@@ -157,7 +158,7 @@ class PullOptions:
     layout: LayoutOptions
     rehash: Annotated[bool, Option("Hash files that are already in DEST again, even if they look unchanged.")] = False
     explain: Annotated[
-        bool, Option("Only list the engines that fit, best first, and why the others do not. Exit code 1 if none fits.")
+        bool, Option("Only list the engines that fit, best first, and why the others do not. Exit code 2 if none fits.")
     ] = False
     node: Annotated[
         str | None, Option("Name of this node.", envvar="ENGINESMITH_NODE", show_envvar=True, shown="the host's name")
@@ -307,7 +308,7 @@ def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:
             facts = ", ".join(f"{name} {value}" for name, value in answer.machine.list_facts().items())
             echo(f"{answer.what} on {answer.machine.target.name}" + (f" ({facts})" if facts else ""))
             print_table(("rank", "engine", "status", "why"), rows)
-    click.get_current_context().exit(0 if all(answer.candidates for answer in answers) else 1)
+    click.get_current_context().exit(0 if all(answer.candidates for answer in answers) else UnknownNameError.exit_code)
 
 
 def _print_pulled(pulled: "Pulled") -> None:

@@ -27,7 +27,7 @@ def test_the_table(published: Store, tmp_path: Path) -> None:
     explained = run("pull", "digits", "--target", "l4", "--explain", "--dest", str(tmp_path / "out"))
     assert "the GPU's memory is unknown" in explained.stdout and not (tmp_path / "out").exists()
     none = run("pull", "--explain", "digits", "--target", "h100", "--json")
-    assert none.exit_code == 1 and '"candidates": []' in none.stdout
+    assert none.exit_code == 2 and '"candidates": []' in none.stdout
     for wrong in (["--once"], ["--hook", "x"], ["--interval", "3"]):
         assert run("pull", "digits", *wrong).exit_code == 2
     both = ("--health", "x", "--report", "none")
@@ -37,7 +37,7 @@ def test_the_table(published: Store, tmp_path: Path) -> None:
 def test_an_explanation_follows_nothing_and_is_one_document(published: Store) -> None:
     assert run("pull", "--explain", "digits:candidate", "--follow").exit_code == 2
     several = run("pull", "--explain", "digits", "--target", "cpu", "--target", "h100", "--json")
-    assert several.exit_code == 1 and [len(found["candidates"]) for found in json.loads(several.stdout)] == [1, 0]
+    assert several.exit_code == 2 and [len(found["candidates"]) for found in json.loads(several.stdout)] == [1, 0]
 
 
 def test_watching_once(published: Store, tmp_path: Path) -> None:
