@@ -131,10 +131,10 @@ def tag(kind: str, title: str = "") -> str:
     return f"{kind}:{visible(title)}"
 
 
-def shorten(text: str, most: int = 48) -> str:
+def shorten(text: str, max_length: int = 48) -> str:
     """The text in a line, or its first letters with an ellipsis."""
     text = visible(" ".join(text.split()))
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
 def series(index: int) -> dict[str, Any]:
@@ -228,34 +228,34 @@ def _add_legends(figure: "Figure", size: tuple[int, int]) -> None:
 def _rewrite(drawn: str, kind: str, words: str, standalone: bool) -> str:
     """matplotlib's SVG as a picture of a page: its own ids, styles and namespaces go, classes and titles come in."""
     root = fromstring(drawn)  # noqa: S314 - matplotlib wrote it a moment ago
-    own = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": words, "style": "stroke-linejoin: round"}
-    picture = Element("svg", {"class": f"picture {kind}", **own})
+    attrs = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": words, "style": "stroke-linejoin: round"}
+    picture = Element("svg", {"class": f"picture {kind}", **attrs})
     if standalone:
         picture.set("xmlns", "http://www.w3.org/2000/svg")
     SubElement(picture, "title").text = words
     if standalone:
         SubElement(picture, "style").text = _STANDALONE
-    picture.extend(item for item in root if item.tag.endswith("}g") or item.find("{*}clipPath") is not None)
-    for item in picture.iter():
-        _rewrite_element(item)
+    picture.extend(element for element in root if element.tag.endswith("}g") or element.find("{*}clipPath") is not None)
+    for element in picture.iter():
+        _rewrite_element(element)
     text = re.sub(r"font-family: [^;\"]*(?:; |(?=\"))", "", tostring(picture, "unicode"))
     return re.sub(r"#0e0d([0-9a-f]{2})", lambda match: f"var(--{_NAMES[int(match[1], 16)]})", text)
 
 
-def _rewrite_element(item: Element) -> None:
+def _rewrite_element(element: Element) -> None:
     """Take an element of matplotlib's SVG out of its namespace; a group with a `tag` as its id gets class and title."""
-    item.tag, item.tail = item.tag.rpartition("}")[2], None
-    item.text = item.text if item.tag in ("text", "title", "style") else None
-    attributes = {name.rpartition("}")[2]: " ".join(value.split()) for name, value in item.attrib.items()}
-    name, colon, title = attributes.pop("id", "").partition(":") if item.tag == "g" else ("", "", "")
+    element.tag, element.tail = element.tag.rpartition("}")[2], None
+    element.text = element.text if element.tag in ("text", "title", "style") else None
+    attributes = {name.rpartition("}")[2]: " ".join(value.split()) for name, value in element.attrib.items()}
+    name, colon, title = attributes.pop("id", "").partition(":") if element.tag == "g" else ("", "", "")
     if colon:
         attributes["class"] = name
     if title:
-        item.insert(0, Element("title"))
-        item[0].text = title
+        element.insert(0, Element("title"))
+        element[0].text = title
     if attributes.get("transform", "").startswith("rotate(-0 "):
         del attributes["transform"]
     for name in attributes.keys() & {"d", "x", "y", "transform"}:
         attributes[name] = re.sub(r"\d+\.\d+", lambda match: f"{float(match[0]):.2f}", attributes[name])
-    item.attrib.clear()
-    item.attrib.update(attributes)
+    element.attrib.clear()
+    element.attrib.update(attributes)

@@ -250,8 +250,8 @@ def _entries(error: EnginesmithError) -> list[str]:
     """What is wrong, an entry for each mistake: each starts with 'error: ', and its further lines are indented."""
     entries = []
     for entry in error.lines if isinstance(error, SpecError) else [str(error)]:
-        first, *rest = f"error: {entry}".split("\n")
-        entries.append("\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)]))
+        head, *rest = f"error: {entry}".split("\n")
+        entries.append("\n".join([head, *(line if line.startswith("  ") else f"  {line}" for line in rest)]))
     return entries
 
 

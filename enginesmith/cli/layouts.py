@@ -124,13 +124,13 @@ def show_placed(placed: "Placed", config: str, as_json: bool) -> None:
     """Print what a repository serves now, or what a package holds. config: the name of the file that says what."""
     from enginesmith.client.resolve import list_targets
 
-    for item in placed.pulled:
-        for line in (*item.warnings, *(f"note: {remark}" for remark in item.resolution.remarks)):
+    for pull in placed.pulled:
+        for line in (*pull.warnings, *(f"note: {remark}" for remark in pull.resolution.remarks)):
             say(line)
-    first = placed.pulled[0]
-    manifest = first.located.manifest
+    first_pull = placed.pulled[0]
+    manifest = first_pull.located.manifest
     if as_json:
-        files = [{"path": str(item.path), "unit": item.engine.unit, "origin": item.origin} for item in placed.pulled]
+        files = [{"path": str(pull.path), "unit": pull.engine.unit, "origin": pull.origin} for pull in placed.pulled]
         emit_json(
             {
                 "model": manifest.model,
@@ -143,13 +143,13 @@ def show_placed(placed: "Placed", config: str, as_json: bool) -> None:
         )
         return
     echo(f"{placed.folder}{'' if placed.swapped else ' (was served already)'}")
-    for item in placed.pulled:
+    for pull in placed.pulled:
         echo(
-            f"chosen: {item.path.relative_to(placed.folder)}: {item.engine.unit} of {manifest.model}@{manifest.version}"
+            f"chosen: {pull.path.relative_to(placed.folder)}: {pull.engine.unit} of {manifest.model}@{manifest.version}"
         )
-        echo(f"why:    {item.resolution.why}")
-    accepted = {entry.unit for item in placed.pulled for entry in item.resolution.ranked}
-    rejected = [row for item in placed.pulled for row in item.resolution.rejected if row[0] not in accepted]
+        echo(f"why:    {pull.resolution.why}")
+    accepted = {entry.unit for pull in placed.pulled for entry in pull.resolution.ranked}
+    rejected = [row for pull in placed.pulled for row in pull.resolution.rejected if row[0] not in accepted]
     # Of several reasons the one of the machine that the engine was built for is the last.
     reasons = dict(sorted(rejected, key=lambda row: not row[1].startswith("built for ")))
     units_by_reason: dict[str, list[str]] = {}

@@ -185,12 +185,12 @@ _TYPED = "typed"
 
 def _keep_global(ctx: click.Context, option: click.Parameter, value: object) -> None:
     """Keep the value of a global option, unless a word of the command line before this one gave another."""
-    kept = ctx.ensure_object(dict)
+    state = ctx.ensure_object(dict)
     typed = ctx.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
-    if typed or option.name not in kept:
-        kept[option.name] = value
+    if typed or option.name not in state:
+        state[option.name] = value
     if typed:
-        kept.setdefault(_TYPED, set()).add(option.name)
+        state.setdefault(_TYPED, set()).add(option.name)
 
 
 class GlobalOption(click.Option):
@@ -256,12 +256,12 @@ class TakesGlobals(click.Command):
         """Add the values that its function takes to those of its own options. Raises click's usage error."""
         rest = super().parse_args(ctx, args)
         taken = inspect.signature(inspect.unwrap(self.callback)).parameters if self.callback else {}
-        kept = ctx.ensure_object(dict)
-        for name in kept.get(_TYPED, set()) & {*_REFUSED} - {*taken}:
+        state = ctx.ensure_object(dict)
+        for name in state.get(_TYPED, set()) & {*_REFUSED} - {*taken}:
             if getattr(self, "invoke_without_command", True):
                 raise click.UsageError(f"`{ctx.command_path}` {_REFUSED[name]}", ctx)
-        found = {**kept, "registry": kept["registry"] or DEFAULT_REGISTRY, "stated_registry": kept["registry"]}
-        ctx.params.update({name: found[name] for name in _PASSED if name in taken})
+        values = {**state, "registry": state["registry"] or DEFAULT_REGISTRY, "stated_registry": state["registry"]}
+        ctx.params.update({name: values[name] for name in _PASSED if name in taken})
         return rest
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -338,8 +338,8 @@ def takes(kind: type[Any], parameter: str = "options") -> Callable[[Callback], C
 
     def add(command: Callback) -> Callback:
         @functools.wraps(command)
-        def call(*arguments: object, **given: Any) -> object:
-            return command(*arguments, **{parameter: _collect(kind, given)}, **given)
+        def call(*arguments: object, **settings: Any) -> object:
+            return command(*arguments, **{parameter: _collect(kind, settings)}, **settings)
 
         for option in reversed([*_options_of(kind)]):
             option(call)
@@ -350,24 +350,24 @@ def takes(kind: type[Any], parameter: str = "options") -> Callable[[Callback], C
 
 def _options_of(kind: type[Any]) -> Sequence[Callable[[Any], Any]]:
     hints = get_type_hints(kind, include_extras=True)
-    found: list[Callable[[Any], Any]] = []
+    decorators: list[Callable[[Any], Any]] = []
     for field in fields(kind):
         hint = hints[field.name]
         if is_dataclass(hint):
-            found += _options_of(hint)  # type: ignore[arg-type]
+            decorators += _options_of(hint)  # type: ignore[arg-type]
         else:
-            own, *notes = get_args(hint)
-            found += [note.decorator(field, own) for note in notes if isinstance(note, Option)]
-    return found
+            value_type, *notes = get_args(hint)
+            decorators += [note.decorator(field, value_type) for note in notes if isinstance(note, Option)]
+    return decorators
 
 
-def _collect(kind: type[Any], given: dict[str, Any]) -> Any:
-    """The dataclass of its options' values, which are taken out of `given`."""
+def _collect(kind: type[Any], settings: dict[str, Any]) -> Any:
+    """The dataclass of its options' values, which are taken out of `settings`."""
     hints = get_type_hints(kind)
     values = {}
     for field in fields(kind):
         inner: type[Any] = hints[field.name]
-        values[field.name] = _collect(inner, given) if is_dataclass(inner) else given.pop(field.name)
+        values[field.name] = _collect(inner, settings) if is_dataclass(inner) else settings.pop(field.name)
     return kind(**values)
 
 
@@ -385,7 +385,7 @@ def several(name: str, meaning: str, shown: str | None) -> Option:
         shown=shown,
         metavar=f"{name.upper()}S",
         multiple=True,
-        callback=lambda _context, _option, given: ",".join(given) or None,
+        callback=lambda _context, _option, names: ",".join(names) or None,
     )
 
 
@@ -470,10 +470,10 @@ def say(text: str) -> None:
         echo(text, err=True)
 
 
-def _read_runtimes(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+def _read_runtimes(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
     """{package: version} of 'tensorrt-rtx=1.3'. Raises click's usage error for another text."""
     stated = {}
-    for text in given:
+    for text in texts:
         name, equals, version = text.partition("=")
         if not (name and equals and version):
             raise click.BadParameter(f"{text!r} is not NAME=VERSION, such as tensorrt=10.9.0")

@@ -178,8 +178,8 @@ class PullOptions:
         """What is stated of a cluster's nodes beside their target and runtimes, as options of its `pull`."""
         stated = {"driver": self.machine.driver, "cuda": self.machine.cuda, "fallback": self.fallback}
         stated["memory"] = f"{self.machine.memory:g}" if self.machine.memory else None
-        found = {name: value for name, value in stated.items() if value}
-        return {**found, "proven-only": ""} if self.proven_only else found
+        options = {name: value for name, value in stated.items() if value}
+        return {**options, "proven-only": ""} if self.proven_only else options
 
     def client(self, registry: str, trust: Path | None) -> "Client":
         """The client of a registry for what was asked."""
@@ -235,7 +235,7 @@ def follow(client: "Client", references: tuple[str, ...], options: PullOptions, 
 
 def refuse_without_follow(context: click.Context) -> None:
     """Raise click's usage error for an option that goes with --follow."""
-    for name in (item.name for item in fields(FollowOptions)):
+    for name in (option.name for option in fields(FollowOptions)):
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --follow")
 
@@ -320,8 +320,8 @@ def _print_pulled(pulled: "Pulled") -> None:
         echo(f"signed: by {', '.join(pulled.located.signed_by)}")
     for unit, reason in pulled.resolution.rejected:
         echo(f"not:    {unit}: {reason}")
-    for item in pulled.attachments:
-        echo(f"with:   {item.path}: {item.attachment.kind}")
+    for extra in pulled.attachments:
+        echo(f"with:   {extra.path}: {extra.attachment.kind}")
     for name, reason in pulled.left_out:
         echo(f"not:    attachment {name}: {reason}")
 
@@ -347,13 +347,13 @@ def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
         "signed_by": list(pulled.located.signed_by),
         "attachments": [
             {
-                "path": str(item.path),
-                "description": str(item.description),
-                "kind": item.attachment.kind,
-                "digest": item.attachment.digest,
-                "signed_by": list(item.signed_by),
+                "path": str(extra.path),
+                "description": str(extra.description),
+                "kind": extra.attachment.kind,
+                "digest": extra.attachment.digest,
+                "signed_by": list(extra.signed_by),
             }
-            for item in pulled.attachments
+            for extra in pulled.attachments
         ],
         "left_out": [{"name": name, "reason": reason} for name, reason in pulled.left_out],
     }

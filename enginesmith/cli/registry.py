@@ -246,21 +246,21 @@ def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) ->
         echo(f"{manifest.model}@{manifest.version} is pinned" + ("" if new else " already"))
 
 
-def _print(found: Collected) -> None:
+def _print(report: Collected) -> None:
     rows = []
-    for item in found.items:
+    for item in report.items:
         due = item.due.isoformat(timespec="minutes") if item.due else ""
         rows.append(
             [item.kind, item.name, format_bytes(item.size_bytes) if item.size_bytes else "", item.state, due, item.why]
         )
     if rows:
         print_table(("kind", "name", "size", "state", "due", "why"), rows)
-    for lease in found.leases:
+    for lease in report.leases:
         echo(f"writing now: {lease}")
-    gone, garbage_bytes = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
-    kept = pluralize(len(found.kept), "version")
-    echo(f"{kept} kept; {format_bytes(gone)} deleted, {format_bytes(garbage_bytes)} of garbage left")
-    if rows and not found.acted:
+    gone, garbage_bytes = report.size_bytes("deleted"), report.size_bytes("new", "waiting", "due", "held")
+    kept_text = pluralize(len(report.kept), "version")
+    echo(f"{kept_text} kept; {format_bytes(gone)} deleted, {format_bytes(garbage_bytes)} of garbage left")
+    if rows and not report.acted:
         say("nothing was changed; add --delete to mark what is new and to delete what is due")
 
 
@@ -326,23 +326,23 @@ def attach(
     if as_json:
         emit_json({**encode(attached), "new": is_new})
         return
-    found = ", ".join(f"{name} {value:g}" for name, value in attached.measured.items())
+    measurements = ", ".join(f"{name} {value:g}" for name, value in attached.measured.items())
     echo(f"{'attached' if is_new else 'was attached'}: {attached.name} to {manifest.model}@{manifest.version}")
-    echo(f"{attached.kind} {attached.digest}" + (f"  {found}" if found else ""))
+    echo(f"{attached.kind} {attached.digest}" + (f"  {measurements}" if measurements else ""))
 
 
 def _requirements(file: Path, kind: str, target: str | None) -> tuple[Requirement, ...]:
     """What a machine must have that pulls an attachment: what a compile cache says, and the target."""
-    found: tuple[Requirement, ...] = ()
+    requirements: tuple[Requirement, ...] = ()
     if kind == COMPILE_CACHE:
         from enginesmith.compile_caches.loading import read_requirements
 
-        found = read_requirements(file)
+        requirements = read_requirements(file)
     if target is None:
-        return found
+        return requirements
     named = target_named(target)
     asked = for_target(named, only=named.name if named.is_cpu and named.name != "cpu" else "")
-    return found if asked in found else (*found, asked)
+    return requirements if asked in requirements else (*requirements, asked)
 
 
 # The commands of trust: sign, verify.
@@ -446,7 +446,7 @@ def check_signing_key(private_key: Path) -> None:
 
 def signed_lines(signed: Sequence[Signed]) -> list[str]:
     """One line per signature."""
-    return [f"{'signed' if item.new else 'was signed'}: {item.what} by key {item.key_id[:12]}" for item in signed]
+    return [f"{'signed' if sig.new else 'was signed'}: {sig.what} by key {sig.key_id[:12]}" for sig in signed]
 
 
 def _signer(

@@ -227,5 +227,5 @@ def print_fields(columns: Sequence[str], rows: Sequence[object]) -> None:
 def cell(value: object) -> str:
     """A value as the text of a cell: a mapping without its empty items, '' for None."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {item}" for key, item in value.items() if item)
+        return ", ".join(f"{key} {part}" for key, part in value.items() if part)
     return "" if value is None else str(value)

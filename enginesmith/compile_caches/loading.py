@@ -81,7 +81,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
             check_compression(archive)
-            if sum(item.file_size for item in archive.infolist()) > MOST_BYTES:
+            if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
                 raise IntegrityError(f"its files take more than {MOST_BYTES >> 30} GiB")
             yield archive
     except (*DAMAGED, KeyError, IntegrityError) as error:
@@ -122,40 +122,40 @@ def warm_start(pulled: "Pulled | PulledAttachment | Path | str", *, allow_unsign
     Raises UntrustedError before anything is read, IntegrityError for other bytes than were published, StaleCacheError
     with what differs on this machine, InputError for what is no compile cache.
     """
-    found = _cache_of(pulled)
-    if not found.signed_by and not allow_unsigned:
+    cache = _cache_of(pulled)
+    if not cache.signed_by and not allow_unsigned:
         raise UntrustedError(
-            f"{found.path.name} is code (pickles and shared libraries), and no signature of it was asked for; pull it "
+            f"{cache.path.name} is code (pickles and shared libraries), and no signature of it was asked for; pull it "
             "with a trust policy, or give allow_unsigned=True if whoever can write to the registry may run code here"
         )
-    for_gpu = isinstance(hardware_of(found.attachment.requires), Gpu)
-    machine = (Machine.from_name() if for_gpu else cpu_here()).with_installed(found.attachment.requires)
-    for finding in evaluate(found.attachment.requires, machine):
+    for_gpu = isinstance(hardware_of(cache.attachment.requires), Gpu)
+    machine = (Machine.from_name() if for_gpu else cpu_here()).with_installed(cache.attachment.requires)
+    for finding in evaluate(cache.attachment.requires, machine):
         if finding.state != "met" and finding.words:
-            raise StaleCacheError(f"{found.path.name}: {finding.words}; pull the one that fits, or make it here")
-    return open_cache(found.path, found.attachment.digest)
+            raise StaleCacheError(f"{cache.path.name}: {finding.words}; pull the one that fits, or make it here")
+    return open_cache(cache.path, cache.attachment.digest)
 
 
 def _cache_of(pulled: "Pulled | PulledAttachment | Path | str") -> PulledAttachment:
     """The compile cache that was pulled. Raises InputError where there is none, with the reason."""
     if isinstance(pulled, Pulled):
-        cache = next((item for item in pulled.attachments if item.attachment.kind == COMPILE_CACHE), None)
+        cache = next((extra for extra in pulled.attachments if extra.attachment.kind == COMPILE_CACHE), None)
         if cache is None:
             why = "; ".join(f"{name}: {reason}" for name, reason in pulled.left_out) or "its version has none"
             raise InputError(f"no compile cache came with {pulled!r}: {why}")
         return cache
     if isinstance(pulled, PulledAttachment):
-        found = pulled
+        archive = pulled
     else:
         path = Path(pulled)
         try:
             attachment = read_attachment(path.read_bytes())
         except (OSError, Malformed) as error:
             raise InputError(f"{path} is no document of a compile cache (NAME{DESCRIPTION}): {error}") from error
-        found = PulledAttachment(path.with_name(attachment.name), path, attachment)
-    if found.attachment.kind != COMPILE_CACHE:
-        raise InputError(f"{found.path} is a {found.attachment.kind} and no compile cache ({COMPILE_CACHE})")
-    return found
+        archive = PulledAttachment(path.with_name(attachment.name), path, attachment)
+    if archive.attachment.kind != COMPILE_CACHE:
+        raise InputError(f"{archive.path} is a {archive.attachment.kind} and no compile cache ({COMPILE_CACHE})")
+    return archive
 
 
 def open_cache(path: Path, digest: str) -> WarmStart:
@@ -285,10 +285,10 @@ def load_entry_point(entry_point: str) -> tuple[Callable[..., Any], list[Any]]:
     torch.manual_seed(0)  # weights that are not loaded are the same in both processes
     module, colon, function = entry_point.partition(":")
     try:
-        made = getattr(import_module(module), function)() if colon else ()
+        result = getattr(import_module(module), function)() if colon else ()
     except (ImportError, AttributeError) as error:
         raise InputError(f"{entry_point}: {error}; give MODULE:FUNCTION, found from {Path.cwd()}") from error
-    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (None, None)
+    model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
     if not callable(model):
         raise InputError(f"{entry_point} must give what torch.compile gave, and the inputs of a call")
     return model, inputs if isinstance(inputs, list) else [inputs]

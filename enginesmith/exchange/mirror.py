@@ -82,7 +82,7 @@ def mirror(
             moved.append(_move(source, located.channel, manifest, dest, by, trusted.counts))
     for model in dict.fromkeys(located.manifest.model for located in versions):
         merge_series(source, dest, model)
-    names = tuple(dict.fromkeys(version_name(item.manifest.model, item.manifest.version) for item in versions))
+    names = tuple(dict.fromkeys(version_name(located.manifest.model, located.manifest.version) for located in versions))
     copied = [size for size in sizes.values() if size is not None]
     return Mirrored(names, len(copied), len(sizes) - len(copied), sum(copied), tuple(moved))
 
@@ -94,7 +94,7 @@ def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[st
     `collection.references` keeps them. Raises IntegrityError when one that is needed is lost.
     """
     keys = list(store.list(version_prefix(manifest.model, manifest.version)))
-    attached = {item.digest: f"attachment {item.name}" for item, _ in attachments(store, manifest)}
+    attached = {attachment.digest: f"attachment {attachment.name}" for attachment, _ in attachments(store, manifest)}
     needed = attached | manifest.blobs()
     documents = [store.read(key) or b"" for key in keys if key.endswith(".json")]
     named = {digest for data in (*documents, "\n".join(keys).encode()) for digest in digests_in(data)}
@@ -176,11 +176,11 @@ def _move(
     From a version that the source's channel served, any loss is accepted: the source accepted it, or rolled back.
     """
     move, serving = channel.move, read_channel(dest, channel.model, channel.name)
-    served = {item.manifest for item in read_history(source, channel).moves}
+    served = {past_move.manifest for past_move in read_history(source, channel).moves}
     follows = serving is not None and serving.manifest in served
     passes = [canary_pass(source, digest) for digest in move.canary]
-    for item in passes:
-        dest.put_bytes(source.read_blob(item.report))
+    for canary in passes:
+        dest.put_bytes(source.read_blob(canary.report))
     why = f"mirror of {source.uri}" + (f": {move.why}" if move.why else "")
     # The canary's baseline may never have been served at the other site, so that it is not compared with that site.
     after = channels.promote(

@@ -76,7 +76,7 @@ def export_oci(
     counts = require(store, located.manifest, trust).counts
     only = proven_only or located.proven_only
     entries: list[EngineEntry] = [
-        item for item in judge_entries(store, manifest, counts) if item.status == "proven" or (item.usable and not only)
+        unit for unit in judge_entries(store, manifest, counts) if unit.status == "proven" or (unit.usable and not only)
     ]
     if not entries:
         what = "proven" if only else "usable"
@@ -96,8 +96,8 @@ def export_oci(
     }
     _check_owner(dest, before, named, manifest)
     write_whole(dest / "oci-layout", LAYOUT)
-    others = [item for item in before if _annotations(item).get(REF_NAME) not in named]
-    new_manifests = [{**item, "annotations": {**_annotations(item), REF_NAME: name}} for name, item in named.items()]
+    others = [image for image in before if _annotations(image).get(REF_NAME) not in named]
+    new_manifests = [{**image, "annotations": {**_annotations(image), REF_NAME: name}} for name, image in named.items()]
     index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*others, *new_manifests]}
     write_whole(dest / "index.json", canonical_json(index))
     return OciExport(dest, tuple(named))
@@ -123,7 +123,7 @@ def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str
         "precision": entry.precision,
         "backend": entry.backend,
         "status": entry.status,
-        "requires": canonical_json([encode(item) for item in entry.requires]).decode(),
+        "requires": canonical_json([encode(requirement) for requirement in entry.requires]).decode(),
         "toolchain": ", ".join(f"{name} {version}" for name, version in sorted(entry.toolchain.items())) or None,
         "engine": f"sha256:{entry.digest}",
         "engine-bytes": str(manifest.size_of(entry)),
@@ -154,7 +154,7 @@ def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry
             stem = stem_of(manifest, entry)
             description = canonical_json(describe(located, entry, f"{stem}{entry.suffix}"))
             shards = manifest.shards.get(str(entry.digest), {})
-            for name, digest in ((f"{stem}{entry.suffix}", str(entry.digest)), *((item, item) for item in shards)):
+            for name, digest in ((f"{stem}{entry.suffix}", str(entry.digest)), *((shard, shard) for shard in shards)):
                 store.fetch(digest, folder / name)
             (folder / f"{stem}.json").write_bytes(description)
             return
@@ -242,9 +242,9 @@ def _read_index(dest: Path) -> list[Json]:
             )
         data = (dest / "index.json").read_bytes()
     try:
-        descriptors: list[Json] = [{**item} for item in parse_as(data, MAX_INDEX_BYTES, _Index).manifests]
-        for item in descriptors:
-            _annotations(item)
+        descriptors: list[Json] = [{**descriptor} for descriptor in parse_as(data, MAX_INDEX_BYTES, _Index).manifests]
+        for descriptor in descriptors:
+            _annotations(descriptor)
     except Malformed as error:
         raise InputError(f"{dest / 'index.json'} is damaged ({error}); name a new folder") from error
     return descriptors

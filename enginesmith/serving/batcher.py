@@ -44,9 +44,9 @@ class BatchQueues(Generic[Key, Item]):
         self._queues: dict[Key, deque[tuple[float, int, Item]]] = {}
         self._samples: dict[Key, int] = {}
 
-    def add(self, bucket: Key, item: Item, samples: int, at: float) -> None:
+    def add(self, bucket: Key, request: Item, samples: int, at: float) -> None:
         """Add a request that arrived at the time `at`; those of a bucket come in order of arrival."""
-        self._queues.setdefault(bucket, deque()).append((at, samples, item))
+        self._queues.setdefault(bucket, deque()).append((at, samples, request))
         self._samples[bucket] = self._samples.get(bucket, 0) + samples
 
     def ready_at(self) -> float:
@@ -67,9 +67,9 @@ class BatchQueues(Generic[Key, Item]):
         bucket = min(ready, key=lambda each: self._queues[each][0][0])
         queue, items, samples = self._queues[bucket], list[Item](), 0
         while queue and (not items or samples + queue[0][1] <= self._most):
-            _, count, item = queue.popleft()
+            _, count, request = queue.popleft()
             samples += count
-            items.append(item)
+            items.append(request)
         self._samples[bucket] -= samples
         if not queue:
             del self._queues[bucket], self._samples[bucket]
@@ -266,13 +266,13 @@ class Batcher:
             raise EnginesmithError(f"output {wrong[0]!r} of {total} samples has no entry for each along the batch dim")
         for request in requests:
             part = slice(begin, begin := begin + request.join.samples)
-            own = {name: array[(slice(None),) * self._axes.get(name, 0) + (part,)] for name, array in outputs.items()}
-            answers.append(request.join.plan.crop(own))
+            rows = {name: array[(slice(None),) * self._axes.get(name, 0) + (part,)] for name, array in outputs.items()}
+            answers.append(request.join.plan.crop(rows))
         return answers
 
     def _call(self, requests: Sequence[_Waiting], inputs: Tensors) -> Answer:
         if isinstance(self._session, Router):
-            elements = sum(request.join.plan.own for request in requests)
+            elements = sum(request.join.plan.own_elements for request in requests)
             return self._session.run_joined(inputs, len(requests), elements)
         return self._session.run(inputs)
 

@@ -99,10 +99,10 @@ def list_buckets(engines: Sequence[RoutedEngine], padding: Padding) -> tuple[Eng
     buckets = []
     for rank, engine in enumerate(engines):
         for bounds in _bounds_of(engine):
-            parts = [list(_cut(dim, item, padding)) for dim, item in bounds.items()]
+            parts = [list(_cut(dim, span, padding)) for dim, span in bounds.items()]
             for cut in itertools.product(*parts):
                 inside = dict(zip(bounds, cut, strict=True))
-                words = ", ".join(f"{dim} {_words(item)}" for dim, item in inside.items())
+                words = ", ".join(f"{dim} {_words(span)}" for dim, span in inside.items())
                 buckets.append(EngineBucket(engine, rank, inside, f"{engine.name}: {words}" if words else engine.name))
     return tuple(buckets)
 
@@ -182,17 +182,19 @@ def make_route(buckets: Sequence[EngineBucket], sizes: Sizes, padding: Padding) 
 
 def converting(
     run: Callable[[Tensors], Tensors],
-    own: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
+    own_specs: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
     common: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
 ) -> Callable[[Tensors], Tensors]:
-    """A call of an engine (`run`, with `own` inputs and outputs) on tensors in the dtypes of `common`: floats are
+    """A call of an engine (`run`, with `own_specs` inputs and outputs) on tensors in the dtypes of `common`: floats are
     converted both ways. `run` itself where all dtypes are the same."""
-    input_dtypes, output_dtypes = ({spec.name: spec.dtype for spec in specs} for specs in (own[0], common[1]))
+    input_dtypes, output_dtypes = ({spec.name: spec.dtype for spec in specs} for specs in (own_specs[0], common[1]))
     takes = {
         spec.name: input_dtypes[spec.name] for spec in common[0] if _differ(spec.dtype, input_dtypes.get(spec.name, ""))
     }
     gives = {
-        spec.name: output_dtypes[spec.name] for spec in own[1] if _differ(spec.dtype, output_dtypes.get(spec.name, ""))
+        spec.name: output_dtypes[spec.name]
+        for spec in own_specs[1]
+        if _differ(spec.dtype, output_dtypes.get(spec.name, ""))
     }
     if not takes and not gives:
         return run

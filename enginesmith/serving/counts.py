@@ -51,13 +51,13 @@ class RequestCounter:
         self._fallbacks = dict.fromkeys(fallbacks, 0)
         self._unanswered = self._errors = 0
 
-    def add(self, bucket: int, own: int, padded: int, requests: int = 1) -> None:
+    def add(self, bucket: int, elements: int, padded: int, requests: int = 1) -> None:
         """Count requests that bucket number `bucket` holds: elements as given, and as run."""
         with self._lock:
             row = self._rows[bucket]
             row[0] += requests
-            row[1] += own
-            row[2] += padded - own
+            row[1] += elements
+            row[2] += padded - elements
 
     def add_fallback(self, name: str | None, requests: int = 1) -> None:
         """Count requests that no bucket holds, with the fallback that answered them, if any."""

@@ -25,19 +25,19 @@ class _Fill:
 
 @dataclass(frozen=True)
 class _PaddedArray:
-    """How one input is padded: to `shape`, where its own entries are at `own`. zeros: whether all the rest is 0; then
+    """How one input is padded: to `shape`, where its own entries are at `place`. zeros: whether all the rest is 0; then
     there are no `fills`."""
 
     name: str
     shape: Shape
-    own: _Places
+    place: _Places
     fills: tuple[_Fill, ...]
     zeros: bool = False
 
     def pad(self, array: Array) -> Array:
         """A new array of the padded shape."""
         padded = np.zeros(self.shape, array.dtype) if self.zeros else np.empty(self.shape, array.dtype)
-        padded[self.own] = array
+        padded[self.place] = array
         for fill in self.fills:
             padded[fill.into] = fill.value if fill.source is None else padded[fill.source]
         return padded
@@ -47,21 +47,21 @@ class _PaddedArray:
 class PadPlan:
     """How requests of some sizes are padded to other sizes, and their outputs cropped.
 
-    elements, own: of all inputs, padded and as they were given.
+    elements, own_elements: of all inputs, padded and as they were given.
     """
 
     inputs: tuple[_PaddedArray, ...]
     crops: Mapping[str, _Places]
     elements: int
-    own: int
+    own_elements: int
 
     def pad(self, inputs: Tensors) -> Tensors:
         """The inputs at the padded sizes; arrays that are not padded are the given ones."""
         if not self.inputs:
             return inputs
         padded_inputs = dict(inputs)
-        for item in self.inputs:
-            padded_inputs[item.name] = item.pad(padded_inputs[item.name])
+        for array in self.inputs:
+            padded_inputs[array.name] = array.pad(padded_inputs[array.name])
         return padded_inputs
 
     def crop(self, outputs: Tensors) -> dict[str, Array]:
@@ -88,8 +88,8 @@ def plan_padding(
         if grown.intersection(spec.shape)
     ]
     crops = {spec.name: _crop(spec, grown, sizes) for spec in outputs if grown.intersection(spec.shape)}
-    elements, own = (sum(math.prod(spec.at(at)) for spec in inputs) for at in (padded, sizes))
-    return PadPlan(tuple(arrays), crops, elements, own)
+    elements, own_elements = (sum(math.prod(spec.at(at)) for spec in inputs) for at in (padded, sizes))
+    return PadPlan(tuple(arrays), crops, elements, own_elements)
 
 
 def _plan_array(
@@ -107,9 +107,9 @@ def _plan_array(
         source = (*into[:axis], slice(old_size - 1, old_size), *into[axis + 1 :]) if value == REPEAT else None
         fills.append(_Fill(into, None if isinstance(value, str) else np.array(value, dtype_of(spec.dtype)), source))
         reached[axis] = slice(0, size)
-    own = tuple(slice(0, size) for size in before)
+    place = tuple(slice(0, size) for size in before)
     zeros = all(fill.value is not None and not fill.value for fill in fills)
-    return _PaddedArray(spec.name, after, own, () if zeros else tuple(fills), zeros)
+    return _PaddedArray(spec.name, after, place, () if zeros else tuple(fills), zeros)
 
 
 def _crop(spec: TensorSpec, grown: set[str], sizes: Mapping[str, int]) -> _Places:

@@ -137,10 +137,10 @@ class Router(Session):
         fallbacks: Sequence[RoutedEngine] = (),
     ) -> None:
         _check_arguments(engines, padding, fallbacks)
-        first = (*engines, *fallbacks)[:1]
-        if not first:
+        first_engines = (*engines, *fallbacks)[:1]
+        if not first_engines:
             raise InputError("a router has no engine; give at least one, or a fallback")
-        self.inputs, self.outputs = first[0].inputs, first[0].outputs
+        self.inputs, self.outputs = first_engines[0].inputs, first_engines[0].outputs
         routed_engines = [self._alike(engine) for engine in engines]
         self.padding = padding or Padding()
         self.buckets: tuple[EngineBucket, ...] = list_buckets(routed_engines, self.padding)
@@ -203,8 +203,8 @@ class Router(Session):
             self._counter.add_error()
             raise
         plan = route.plan
-        own = plan.own if elements is None else elements
-        self._counter.add(route.bucket, own, plan.elements, requests)
+        own_elements = plan.own_elements if elements is None else elements
+        self._counter.add(route.bucket, own_elements, plan.elements, requests)
         return answer
 
     def padded_sizes(self, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
@@ -300,8 +300,8 @@ def _check_arguments(engines: object, padding: object, fallbacks: object) -> Non
             raise InputError(
                 f"{name} is a {type(argument).__name__}; give a list of RoutedEngine, or use Router.opened"
             )
-        for item in argument:
-            if not isinstance(item, RoutedEngine):
-                raise InputError(f"{name} has a {type(item).__name__}; give RoutedEngine, or use Router.opened")
+        for engine in argument:
+            if not isinstance(engine, RoutedEngine):
+                raise InputError(f"{name} has a {type(engine).__name__}; give RoutedEngine, or use Router.opened")
     if padding is not None and not isinstance(padding, Padding):
         raise InputError(f"padding is a {type(padding).__name__}; give enginesmith.serving.Padding, or None")

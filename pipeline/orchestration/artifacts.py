@@ -98,9 +98,9 @@ def drift_rows(document: "VersionDocument") -> list[Json]:
 def _cell_text(cell: "StageCell | None") -> str:
     from validation.reporting.html import metric_text
 
-    if not cell or not cell.shown:
+    if not cell or not cell.worst:
         return ""
-    check = cell.shown.check
+    check = cell.worst.check
     text = metric_text(check.value, check.name) or check.note
     limit = f" (limit {metric_text(check.limit, check.name)})" if check.limit is not None else ""
     return f"{'' if check.passed else 'FAILED '}{'' if check.name == 'sqnr_db' else check.name + ' '}{text}{limit}"

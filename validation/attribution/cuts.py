@@ -45,15 +45,15 @@ class GraphSegment:
     @property
     def main(self) -> GraphStep:
         """The step that names the segment: the last one with weights, else the last one that no rewrite added."""
-        own = [step for step in self.steps if step.op_type not in ADDED]
-        weighted = [step for step in own if step.op_type in (*WEIGHTED, *RECURRENT)]
-        return (weighted or own or [*self.steps])[-1]
+        graph_steps = [step for step in self.steps if step.op_type not in ADDED]
+        weighted = [step for step in graph_steps if step.op_type in (*WEIGHTED, *RECURRENT)]
+        return (weighted or graph_steps or [*self.steps])[-1]
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the steps that no rewrite added; of all, where all were added."""
-        own = tuple(step.name for step in self.steps if step.op_type not in ADDED)
-        return own or tuple(step.name for step in self.steps)
+        graph_names = tuple(step.name for step in self.steps if step.op_type not in ADDED)
+        return graph_names or tuple(step.name for step in self.steps)
 
 
 def list_shared(reference: Sequence[GraphStep], candidate: Sequence[GraphStep]) -> list[str]:
@@ -100,23 +100,23 @@ def segments(steps: Sequence[GraphStep], cuts: Collection[str], targets: Sequenc
         yield GraphSegment(target, tuple(sorted(set(boundary))), tuple(steps[index] for index in sorted(step_indices)))
 
 
-def spread(tensors: Sequence[str], most: int) -> list[str]:
-    """At most `most` of the tensors, evenly spaced."""
-    if len(tensors) <= most:
+def spread(tensors: Sequence[str], limit: int) -> list[str]:
+    """At most `limit` of the tensors, evenly spaced."""
+    if len(tensors) <= limit:
         return [*tensors]
-    return [tensors[(index + 1) * len(tensors) // (most + 1)] for index in range(most)]
+    return [tensors[(index + 1) * len(tensors) // (limit + 1)] for index in range(limit)]
 
 
-def windows(found: Sequence[GraphSegment], size: Mapping[str, int], most: int) -> Iterator[list[GraphSegment]]:
-    """Groups of consecutive segments, at least one in each, whose targets and boundaries hold up to `most` bytes.
+def windows(segments: Sequence[GraphSegment], size: Mapping[str, int], limit: int) -> Iterator[list[GraphSegment]]:
+    """Groups of consecutive segments, at least one in each, whose targets and boundaries hold up to `limit` bytes.
 
     size: bytes of each tensor by name.
     """
     window: list[GraphSegment] = []
     window_tensors: set[str] = set()
-    for segment in found:
+    for segment in segments:
         grown = window_tensors | {segment.target, *segment.boundary}
-        if window and sum(size.get(name, 0) for name in grown) > most:
+        if window and sum(size.get(name, 0) for name in grown) > limit:
             yield window
             window, grown = [], {segment.target, *segment.boundary}
         window.append(segment)

@@ -102,10 +102,10 @@ def blame_lone(rows: Sequence[SegmentRow]) -> list[SegmentRow]:
     kernels may have are not blamed.
     """
     ratios = [10 ** (-row.local.sqnr_db / 10) if row.local.sqnr_db < math.inf else 0.0 for row in rows]
-    most = max(ratios, default=0.0)
-    if not most > LONE * (sum(ratios) - most):
+    largest_ratio = max(ratios, default=0.0)
+    if not largest_ratio > LONE * (sum(ratios) - largest_ratio):
         return list(rows)
-    worst = rows[ratios.index(most)]
+    worst = rows[ratios.index(largest_ratio)]
     if worst.local.sqnr_db >= MOST_DB - MARGIN_DB["fp32"]:
         return list(rows)
     why = f"{worst.local.sqnr_db:.1f} dB by itself, within the limit; all others together add less than a tenth of that"
@@ -153,8 +153,8 @@ class OnnxGraph:
         graph = self._model.graph
         self.fuses = fuses
         self.outputs: Sequence[str] = [value.name for value in graph.output]
-        scalars = {item.name: item for item in graph.initializer if math.prod(item.dims) == 1}
-        constant = {item.name for item in graph.initializer}
+        scalars = {tensor.name: tensor for tensor in graph.initializer if math.prod(tensor.dims) == 1}
+        constant = {tensor.name for tensor in graph.initializer}
         constant |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
         self.steps: Sequence[GraphStep] = [
             GraphStep(
@@ -192,17 +192,17 @@ class OnnxGraph:
             shape_outputs = run(session, {spec.name: inputs[spec.name] for spec in session.inputs})
         return {name: tuple(int(size) for size in shape_outputs[f"{name}{SHAPE}"]) for name in tensors}
 
-    def open_segment(self, tensors: Sequence[str], given: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
-        """The graph cut at `given`. A tensor that is both given and computed is an output named NAME@local."""
+    def open_segment(self, tensors: Sequence[str], specs: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
+        """The graph cut at `specs`. A tensor that is both given and computed is an output named NAME@local."""
         model = deepcopy(self._model)
-        nodes = _select_needed(model.graph, tensors, frozenset(given))
+        nodes = _select_needed(model.graph, tensors, frozenset(specs))
         for node in nodes:
             for index, name in enumerate(node.output):
-                node.output[index] = f"{name}{LOCAL}" if name in given else name
-        values = [ValueInfoProto(name=f"{name}{LOCAL}" if name in given else name) for name in tensors]
+                node.output[index] = f"{name}{LOCAL}" if name in specs else name
+        values = [ValueInfoProto(name=f"{name}{LOCAL}" if name in specs else name) for name in tensors]
         operand_names = {name for node in nodes for name in list_reads(node)}
         _set(model.graph, nodes, values)
-        model.graph.input.extend(_input(spec) for name, spec in given.items() if name in operand_names)
+        model.graph.input.extend(_input(spec) for name, spec in specs.items() if name in operand_names)
         return self._open(model)
 
     def _open(self, model: "ModelProto") -> AbstractContextManager[Session]:
@@ -226,15 +226,15 @@ def _zero(node: "NodeProto", scalars: "Mapping[str, TensorProto]") -> float | No
     return None if point and not zero_point else float(numpy_helper.to_array(zero_point).item()) if zero_point else 0.0
 
 
-def _select_needed(graph: "GraphProto", tensors: Sequence[str], given: frozenset[str]) -> list["NodeProto"]:
-    """The nodes that compute `tensors` from `given`, inputs and constants, in the graph's order."""
+def _select_needed(graph: "GraphProto", tensors: Sequence[str], boundary: frozenset[str]) -> list["NodeProto"]:
+    """The nodes that compute `tensors` from `boundary`, inputs and constants, in the graph's order."""
     maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     node_indices, waiting = set[int](), [name for name in tensors if name in maker]
     while waiting:
         index = maker[waiting.pop()]
         if index not in node_indices:
             node_indices.add(index)
-            waiting += [name for name in list_reads(graph.node[index]) if name in maker and name not in given]
+            waiting += [name for name in list_reads(graph.node[index]) if name in maker and name not in boundary]
     return [graph.node[index] for index in sorted(node_indices)]
 
 
@@ -251,7 +251,7 @@ def _set(graph: "GraphProto", nodes: "list[NodeProto] | None", outputs: "Sequenc
     operand_names = {name for node in new_nodes for name in list_reads(node)} | {value.name for value in new_outputs}
     del graph.value_info[:]
     for field in (graph.initializer, graph.input):
-        used = [deepcopy(item) for item in field if item.name in operand_names]
+        used = [deepcopy(entry) for entry in field if entry.name in operand_names]
         del field[:]
         field.extend(used)
 

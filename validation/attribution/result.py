@@ -161,13 +161,13 @@ def rank_segments(rows: Sequence[SegmentRow]) -> tuple[SegmentRow, ...]:
 MAX_BYTES = 64 << 20
 
 
-def attach_attribution(store: Store, manifest: Manifest, found: NamedAttribution) -> None:
+def attach_attribution(store: Store, manifest: Manifest, attribution: NamedAttribution) -> None:
     """Store an attribution beside its version, in the place of an older one of the same graph or unit.
 
     It is made after the version is published, whose manifest does not change.
     """
-    key = attribution_key(manifest.model, manifest.version, found.name)
-    data = json.dumps(encode_document(found), ensure_ascii=False, allow_nan=False).encode()
+    key = attribution_key(manifest.model, manifest.version, attribution.name)
+    data = json.dumps(encode_document(attribution), ensure_ascii=False, allow_nan=False).encode()
     if (before := store.read(key)) != data:
         with suppress(UndecidedError):  # another run's is there
             store.replace(key, data, before)
@@ -178,12 +178,12 @@ def attributions(store: Store, manifest: Manifest) -> dict[str, NamedAttribution
     entries = {}
     for key in store.list(evidence_prefix("attributions", manifest.model, manifest.version)):
         try:
-            item = decode(parsing.parse_json(store.read(key) or b"", MAX_BYTES), NamedAttribution)
-            if attribution_key(manifest.model, manifest.version, item.name) != key:
+            attribution = decode(parsing.parse_json(store.read(key) or b"", MAX_BYTES), NamedAttribution)
+            if attribution_key(manifest.model, manifest.version, attribution.name) != key:
                 raise IntegrityError("it is not the attribution its name says: it was edited by hand or moved")
         except IntegrityError as error:
             raise IntegrityError(f"{key} of {store.uri}: {error}; delete it, and build again") from error
-        entries[item.name] = item
+        entries[attribution.name] = attribution
     return dict(sorted(entries.items()))
 
 
@@ -203,49 +203,51 @@ COLUMNS = ("#", "node", "op", "own error", "total", "tensor", "why")
 SHOWN = 12
 
 
-def summarize(found: Attribution) -> str:
+def summarize(attribution: Attribution) -> str:
     """The finding in one line."""
-    return _summarize(found) + ("" if found.complete else " (the time limit ended before the whole model was ranked)")
+    return _summarize(attribution) + (
+        "" if attribution.complete else " (the time limit ended before the whole model was ranked)"
+    )
 
 
-def _summarize(found: Attribution) -> str:
-    if found.finding == "nothing-failed":
-        return f"no golden case fails at the {found.stage} stage by itself; all parts are ranked"
-    if found.finding == "spread":
-        worst = found.rows[0]
-        start = f"no node breaks a limit by itself: the errors of {found.segments} parts add up"
+def _summarize(attribution: Attribution) -> str:
+    if attribution.finding == "nothing-failed":
+        return f"no golden case fails at the {attribution.stage} stage by itself; all parts are ranked"
+    if attribution.finding == "spread":
+        worst = attribution.rows[0]
+        start = f"no node breaks a limit by itself: the errors of {attribution.segments} parts add up"
         return f"{start}; the largest is {worst.node}'s ({worst.op_type}, {format_error(worst.local)})"
-    first = found.blamed[0]
-    others = f", and {len(found.blamed) - 1} more" if len(found.blamed) > 1 else ""
-    return f"{first.node} ({first.op_type}): {first.blamed}{others}"
+    blamed_row = attribution.blamed[0]
+    others = f", and {len(attribution.blamed) - 1} more" if len(attribution.blamed) > 1 else ""
+    return f"{blamed_row.node} ({blamed_row.op_type}): {blamed_row.blamed}{others}"
 
 
-def describe_taps(found: Attribution) -> str:
+def describe_taps(attribution: Attribution) -> str:
     """A line that says whether reading inner tensors changed the outputs."""
-    if not found.taps.compared:
+    if not attribution.taps.compared:
         return "the candidate did not run, so it is not known whether tapping changes its outputs"
-    if not found.taps.changed:
-        return f"tapping changed no bit of the outputs ({found.taps.compared} compared)"
-    parts = ", ".join(f"{name} by {format_error(error)}" for name, error in found.taps.changed.items())
+    if not attribution.taps.changed:
+        return f"tapping changed no bit of the outputs ({attribution.taps.compared} compared)"
+    parts = ", ".join(f"{name} by {format_error(error)}" for name, error in attribution.taps.changed.items())
     return f"tapping changed the outputs ({parts}): the ranking is of the tapped model"
 
 
-def describe_attribution(found: Attribution) -> Iterator[str]:
+def describe_attribution(attribution: Attribution) -> Iterator[str]:
     """The lines beside the table: headline, failed checks, what was measured, the proposal."""
-    yield summarize(found)
-    yield from (f"failed: {text}" for text in found.failed)
-    yield f"cut at {found.cut} of {found.points} common tensors; measured on {', '.join(found.cases)}"
-    yield describe_taps(found)
-    yield from found.notes
-    if found.proposal is not None:
-        yield from describe_proposal(found.proposal)
+    yield summarize(attribution)
+    yield from (f"failed: {text}" for text in attribution.failed)
+    yield f"cut at {attribution.cut} of {attribution.points} common tensors; measured on {', '.join(attribution.cases)}"
+    yield describe_taps(attribution)
+    yield from attribution.notes
+    if attribution.proposal is not None:
+        yield from describe_proposal(attribution.proposal)
 
 
 def format_row(index: int, row: SegmentRow) -> tuple[str, ...]:
     """The texts of a row of the table, in the order of COLUMNS. index: from 0."""
     more = f" + {len(row.nodes) - 1}" if len(row.nodes) > 1 else ""
-    own, inherited = format_error(row.local), format_error(row.inherited)
-    return str(index + 1), f"{row.node}{more}", row.op_type, own, inherited, row.tensor, row.blamed
+    local, inherited = format_error(row.local), format_error(row.inherited)
+    return str(index + 1), f"{row.node}{more}", row.op_type, local, inherited, row.tensor, row.blamed
 
 
 def format_error(error: TensorError) -> str:
@@ -294,17 +296,17 @@ class AttributionView:
     more: int
 
 
-def view_attribution(found: NamedAttribution) -> AttributionView:
+def view_attribution(attribution: NamedAttribution) -> AttributionView:
     """The section of one graph's or engine's attribution."""
-    rows = tuple(dict(zip(COLUMNS, format_row(*each), strict=True)) for each in enumerate(found.rows[:SHOWN]))
-    snippet = (found.proposal.snippet if found.proposal else None) or ""
-    lines = tuple(describe_attribution(found))[1:]
+    rows = tuple(dict(zip(COLUMNS, format_row(*each), strict=True)) for each in enumerate(attribution.rows[:SHOWN]))
+    snippet = (attribution.proposal.snippet if attribution.proposal else None) or ""
+    lines = tuple(describe_attribution(attribution))[1:]
     return AttributionView(
-        name=found.name,
-        units=found.units,
-        headline=summarize(found),
+        name=attribution.name,
+        units=attribution.units,
+        headline=summarize(attribution),
         lines=lines[: len(lines) - len(snippet.splitlines())],
         snippet=snippet,
         rows=rows,
-        more=max(0, found.segments - len(rows)),
+        more=max(0, attribution.segments - len(rows)),
     )

@@ -46,12 +46,12 @@ _FLOATS = ("float16", "float32", "float64", "bfloat16")
 class Apart:
     """Segments that are run on given activations: all in one session; where that fails, one by one, to find which does.
 
-    given: the activations' specs by name, in the candidate's dtypes.
+    specs: of the activations by name, in the candidate's dtypes.
     """
 
     candidate: OnnxGraph
     window: Sequence[GraphSegment]
-    given: Mapping[str, TensorSpec]
+    specs: Mapping[str, TensorSpec]
     sessions: dict[tuple[str, ...], Session] = field(default_factory=dict)
     stack: ExitStack = field(default_factory=ExitStack)
 
@@ -82,24 +82,24 @@ class Apart:
             inside = {name for segment in window for name in segment.boundary}
             ranked_as = {
                 name: TensorSpec(name, spec.dtype, values[name].shape)
-                for name, spec in self.given.items()
+                for name, spec in self.specs.items()
                 if name in inside
             }
             self.sessions[names] = self.stack.enter_context(self.candidate.open_segment(names, ranked_as))
         session = self.sessions[names]
         fed = {spec.name: values[spec.name] for spec in session.inputs}
-        cast = {name: fed[name].astype(spec.dtype) for name, spec in self.given.items() if name in fed}
+        cast = {name: fed[name].astype(spec.dtype) for name, spec in self.specs.items() if name in fed}
         results = run(session, {**fed, **cast})
         return {name: results.get(f"{name}{LOCAL}", results.get(name)) for name in names}  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured at once. cuts: in one round.  cases: golden cases.  held: bytes of activations per side."""
+    """How much is measured at once. cuts: in one round.  cases: golden cases.  window_bytes: of activations."""
 
     cuts: int = 64
     cases: int = 4
-    held: int = 256 << 20
+    window_bytes: int = 256 << 20
 
 
 USUAL = Size()
@@ -117,9 +117,9 @@ class SweepCase:
 class Sweep:
     """Two models, the cases to measure on, and what is known so far.
 
-    kinds: the specs of a tensor in the reference and in the candidate.  known: local and inherited drift of a segment,
+    kinds: the specs of a tensor in the reference and in the candidate.  drifts: local and inherited drift of a segment,
     by its target and boundary.  changed: drift of the outputs that reading inner tensors changed, of `compared` ones.
-    held: bytes of each tensor.  zeros: the zero points of quantized tensors.  stop: whether the time is over.
+    tensor_bytes: bytes of each tensor.  zeros: the zero points of quantized tensors.  stop: whether the time is over.
     complete: whether all windows of the last `rows` were measured.
     """
 
@@ -129,10 +129,10 @@ class Sweep:
     budget: Budget
     size: Size
     kinds: dict[str, tuple[TensorSpec, TensorSpec]] = field(default_factory=dict)
-    known: "dict[tuple[str, tuple[str, ...]], tuple[_TensorDrift, _TensorDrift]]" = field(default_factory=dict)
+    drifts: "dict[tuple[str, tuple[str, ...]], tuple[_TensorDrift, _TensorDrift]]" = field(default_factory=dict)
     changed: dict[str, Drift] = field(default_factory=dict)
     compared: int = 0
-    held: dict[str, int] = field(default_factory=dict)
+    tensor_bytes: dict[str, int] = field(default_factory=dict)
     zeros: dict[str, float] = field(default_factory=dict)
     stop: Callable[[], bool] = lambda: False
     complete: bool = True
@@ -155,19 +155,19 @@ class Sweep:
         first window, and the segments behind it have no row."""
         order = [name for step in self.candidate.steps for name in step.makes if name in cuts]
         cut_segments = list(segments(self.candidate.steps, cuts, order))
-        new = [segment for segment in cut_segments if (segment.target, segment.boundary) not in self.known]
-        if unknown := [name for name in order if name not in self.held]:
-            inputs = (item.case.inputs for item in self.cases)
+        new = [segment for segment in cut_segments if (segment.target, segment.boundary) not in self.drifts]
+        if unknown := [name for name in order if name not in self.tensor_bytes]:
+            inputs = (sweep_case.case.inputs for sweep_case in self.cases)
             largest = max(inputs, key=lambda arrays: sum(array.size for array in arrays.values()))
             shapes = self.reference.shapes(unknown, largest)
-            self.held |= {name: _WIDEST * math.prod(shape) for name, shape in shapes.items()}
-        for window in windows(new, self.held, self.size.held):
-            if self.known and self.stop():
+            self.tensor_bytes |= {name: _WIDEST * math.prod(shape) for name, shape in shapes.items()}
+        for window in windows(new, self.tensor_bytes, self.size.window_bytes):
+            if self.drifts and self.stop():
                 self.complete = False
                 break
             self._measure(window, cuts)
-        origin = {item.target: item for item in segments(self.reference.steps, cuts, order)}
-        measured = [segment for segment in cut_segments if (segment.target, segment.boundary) in self.known]
+        origin = {segment.target: segment for segment in segments(self.reference.steps, cuts, order)}
+        measured = [segment for segment in cut_segments if (segment.target, segment.boundary) in self.drifts]
         return [self._row(segment, origin[segment.target]) for segment in measured]
 
     def finer(self, rows: Sequence[SegmentRow], points: Sequence[str], cuts: set[str]) -> set[str]:
@@ -191,7 +191,7 @@ class Sweep:
     def _row(self, segment: GraphSegment, origin: GraphSegment) -> SegmentRow:
         """The row of a candidate's segment. origin: the reference's segment of the same target."""
         local, inherited = (
-            describe_drift(part.drift, part.note) for part in self.known[segment.target, segment.boundary]
+            describe_drift(part.drift, part.note) for part in self.drifts[segment.target, segment.boundary]
         )
         if not self.changed and is_of_the_cut(local, inherited):
             local = inherited
@@ -217,21 +217,21 @@ class Sweep:
             self.candidate.open_tapped(targets, whole=True) as actual,
             Apart(self.candidate, window, boundary_specs) as apart,
         ):
-            for item in self.cases:
-                inputs, note = item.case.inputs, ""
+            for sweep_case in self.cases:
+                inputs, note = sweep_case.case.inputs, ""
                 expected_values = run(expected, {spec.name: inputs[spec.name] for spec in expected.inputs})
                 try:
                     tapped = run(actual, inputs)
                 except EnginesmithError as error:
                     tapped, note = {}, str(error)
                 else:
-                    self._compare_taps(item.outputs or {}, tapped)
-                own = apart.run({**inputs, **{name: expected_values[name] for name in inside}})
+                    self._compare_taps(sweep_case.outputs or {}, tapped)
+                local_values = apart.run({**inputs, **{name: expected_values[name] for name in inside}})
                 for name, parts in drifts.items():
-                    values = own[name], (tapped.get(name), note)
+                    values = local_values[name], (tapped.get(name), note)
                     for part, (value, why) in zip(parts, values, strict=True):
                         part.add(expected_values[name], value, why, self.zeros.get(name))
-        self.known |= {(segment.target, segment.boundary): drifts[segment.target] for segment in window}
+        self.drifts |= {(segment.target, segment.boundary): drifts[segment.target] for segment in window}
 
     def _compare_taps(self, untouched: Tensors, tapped: Tensors) -> None:
         for name, value in untouched.items():
@@ -293,7 +293,7 @@ def _can_cut(left: TensorSpec, right: TensorSpec, quantized: bool) -> bool:
 # of the candidate is given what the reference computed at its inputs, so that the error at its end is its own. All
 # segments are cut apart in one graph and run together: a sweep costs one more run of the candidate, not one per node.
 # Long models are cut coarsely first, and then only where they are worst (`sweep.Size.cuts` at a time). Windows of
-# `sweep.Size.held` bytes bound the memory, whatever the model's size.
+# `sweep.Size.window_bytes` bound the memory, whatever the model's size.
 #
 # A segment is blamed when its own error breaks the limits that the stage has for the whole model. Where none does and
 # an output fails by one slice, that is the segment with the worst slice. Where none does and the outputs fail all the
@@ -310,13 +310,13 @@ def attribute(
     candidate: OnnxGraph,
     golden: GoldenSet,
     budget: Budget,
-    failed: Sequence[str] = (),
+    failures: Sequence[str] = (),
     size: Size = USUAL,
     tell: Callable[[str], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     answered: bool = False,
 ) -> Attribution:
-    """The candidate's segments ranked by their own error. stage: quantization or engine.  failed: the failed checks
+    """The candidate's segments ranked by their own error. stage: quantization or engine.  failures: the failed checks
     in words.
 
     budget: the limits of the stage, which each segment must keep alone.  tell: takes lines about the progress.
@@ -325,7 +325,7 @@ def attribute(
     Raises what the reference raises; a segment that the candidate fails to run has a row that says so.
     """
     tell("running both on the golden set")
-    by_slice = any("slice_sqnr_db" in text for text in failed)
+    by_slice = any("slice_sqnr_db" in text for text in failures)
     cases = _worst_cases(reference, candidate, golden, size.cases, FEWEST if by_slice else 0, stop, answered)
     work = Sweep(reference, candidate, cases, budget, size, stop=stop)
     points = work.points()
@@ -333,17 +333,17 @@ def attribute(
     rows, cuts = _cut_finer(work, points, cuts, tell)
     if by_slice and not any(row.blamed for row in rows):
         rows = blame_slice(rows, budget)
-    if failed and stage == "engine" and not any(row.blamed for row in rows):
+    if failures and stage == "engine" and not any(row.blamed for row in rows):
         rows = blame_lone(rows)
-    finding: Finding = "nothing-failed" if not failed else "blamed" if any(row.blamed for row in rows) else "spread"
+    finding: Finding = "nothing-failed" if not failures else "blamed" if any(row.blamed for row in rows) else "spread"
     return Attribution(
         stage=stage,
         precision=precision,
         finding=finding,
         rows=rank_segments(rows),
         taps=work.taps(),
-        failed=tuple(failed),
-        cases=tuple(item.case.name for item in cases),
+        failed=tuple(failures),
+        cases=tuple(sweep_case.case.name for sweep_case in cases),
         points=len(points),
         cut=len(cuts),
         segments=len(rows),
@@ -381,12 +381,12 @@ def _worst_cases(
     reference: OnnxGraph,
     candidate: OnnxGraph,
     golden: GoldenSet,
-    most: int,
+    limit: int,
     samples: int,
     stop: Callable[[], bool],
     answered: bool,
 ) -> list[SweepCase]:
-    """The cases on which the outputs differ most. most: how many, or more until they hold `samples` samples, which a
+    """The cases on which the outputs differ most. limit: how many, or more until they hold `samples` samples, which a
     slice needs to be judged.  stop: whether the time is over; the first case is run all the same.  answered: as in
     `attribute`."""
     case_ranking: list[tuple[tuple[float, ...], int, SweepCase]] = []
@@ -409,12 +409,12 @@ def _worst_cases(
                 (samples_of(case.inputs.values(), array) for array in expected_outputs.values()), default=1
             )
             case_ranking = sorted(
-                [*case_ranking, (rank, index, SweepCase(case, actual_outputs))], key=lambda item: item[:2]
+                [*case_ranking, (rank, index, SweepCase(case, actual_outputs))], key=lambda ranked: ranked[:2]
             )
             sample_totals = accumulate(counts[place] for _, place, _ in case_ranking)
             case_ranking = case_ranking[
                 : max(
-                    most,
+                    limit,
                     next((end for end, count in enumerate(sample_totals, 1) if count >= samples), len(case_ranking)),
                 )
             ]

@@ -106,14 +106,14 @@ def size_checks(
 
 
 def inner_sizes(
-    dims: Sequence[Dim], known: Iterable[tuple[tuple[str, int], ...]], seed: int
+    dims: Sequence[Dim], tried_sizes: Iterable[tuple[tuple[str, int], ...]], seed: int
 ) -> Iterator[dict[str, int]]:
     """Sizes within the dims except the known ones, each once, in an order that follows from the seed.
 
     All of them where the dims combine to MOST_ENUMERATED or fewer.
     """
     generator = np.random.default_rng(seed)
-    visited_points = {tuple(size for _, size in sizes) for sizes in known}
+    visited_points = {tuple(size for _, size in sizes) for sizes in tried_sizes}
     for block in (_latin, _rest):
         for row in block(_lengths(dims), generator).tolist():
             point = tuple(dim.sizes[place] for dim, place in zip(dims, row, strict=True))
@@ -139,23 +139,25 @@ def magnitude_checks(pair: FuzzSides, specs: Sequence[TensorSpec], golden: Golde
         try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), real if case.values in REAL else pair)
         for case in cases
     ]
-    failed = [item for item in outcomes if item.verdict == "failed"]
-    judged = [item for item in outcomes if item.verdict != "not judged"]
+    failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
+    judged = [outcome for outcome in outcomes if outcome.verdict != "not judged"]
     if not judged:
         return
-    note = f"golden data {', '.join(item.case.values for item in judged)}".replace("times_", "times ")
+    note = f"golden data {', '.join(outcome.case.values for outcome in judged)}".replace("times_", "times ")
     if pair.precision in QUANTIZED:
         note += "; beyond what was calibrated the graph itself saturates: it is what the engine is compared with"
-    if failed:
-        note = f"{failed[0].reason}; {_describe_reach(outcomes, groups[0], pair)}{note}"
-    case = str(failed[0].case) if failed else "magnitudes"
-    yield Check("engine", "magnitudes", "", case, float(len(failed)), 0.0, not failed, note)
+    if failures:
+        note = f"{failures[0].reason}; {_describe_reach(outcomes, groups[0], pair)}{note}"
+    case = str(failures[0].case) if failures else "magnitudes"
+    yield Check("engine", "magnitudes", "", case, float(len(failures)), 0.0, not failures, note)
 
 
 def _describe_reach(outcomes: Sequence[FuzzOutcome], inputs: Tensors, pair: FuzzSides) -> str:
     """How far the engine was right, where the golden data was only too large for it, and what fp16 does there."""
-    factors = {item.case.values: FACTORS[item.case.values] for item in outcomes if item.case.values in FACTORS}
-    wrong = [factors.get(item.case.values, 0.0) for item in outcomes if item.verdict == "failed"]
+    factors = {
+        outcome.case.values: FACTORS[outcome.case.values] for outcome in outcomes if outcome.case.values in FACTORS
+    }
+    wrong = [factors.get(outcome.case.values, 0.0) for outcome in outcomes if outcome.verdict == "failed"]
     if min(wrong) <= 1:
         return ""
     right = max([1.0, *(factor for factor in factors.values() if factor < min(wrong))])
@@ -194,13 +196,13 @@ def _rest(lengths: Sequence[int], generator: np.random.Generator) -> Array:
 
 def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, seconds: float) -> Check:
     """The check that none of the sizes failed. of: how many there are."""
-    failed = [item for item in outcomes if item.verdict == "failed"]
+    failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
     summary = [f"{len(outcomes)} of {of} sizes in {seconds:.2g} s"]
     if len(outcomes) < of and len(dims) > 1:
         for dim, length in zip(dims, _lengths(dims), strict=True):
-            tried = {dict(item.case.sizes)[dim.name] for item in outcomes}
+            tried = {dict(outcome.case.sizes)[dim.name] for outcome in outcomes}
             summary.append(f"{len(tried)} of {length} of {dim.name}")
-    skipped = sum(item.verdict == "not judged" for item in outcomes)
+    skipped = sum(outcome.verdict == "not judged" for outcome in outcomes)
     if skipped == len(outcomes):
         return unmeasured(
             "engine", "", "inner sizes", f"the graph itself runs at none of the {skipped} that were tried"
@@ -208,12 +210,12 @@ def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, second
     if skipped:
         summary.append(f"{skipped} of them not judged: the graph itself does not run")
     note = ", ".join(summary)
-    if failed:
-        words = (" ".join(f"{name}={size}" for name, size in item.case.sizes) for item in failed[1:MOST_NAMED])
+    if failures:
+        words = (" ".join(f"{name}={size}" for name, size in outcome.case.sizes) for outcome in failures[1:MOST_NAMED])
         others = ", ".join(words)
-        note = "; ".join(filter(None, (failed[0].reason, others and f"also {others}", note)))
-    case = str(failed[0].case) if failed else "inner sizes"
-    return Check("engine", "sizes", "", case, float(len(failed)), 0.0, not failed, note)
+        note = "; ".join(filter(None, (failures[0].reason, others and f"also {others}", note)))
+    case = str(failures[0].case) if failures else "inner sizes"
+    return Check("engine", "sizes", "", case, float(len(failures)), 0.0, not failures, note)
 
 
 def call_checks(
@@ -310,8 +312,8 @@ def _differs(
         for output, expected in alone.items():
             pair = expected, answer[output]
             checks = limits.judge(partial(limited_checks, "engine", (name, case.kind), output, pair))
-            if failed := next((check for check in checks if not check.passed), None):
-                return describe(failed)
+            if failure := next((check for check in checks if not check.passed), None):
+                return describe(failure)
     except (EnginesmithError, KeyError, ValueError) as error:
         return f"{name}: {error}"
     return ""

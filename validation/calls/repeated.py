@@ -71,7 +71,7 @@ class RepeatedInputs:
     arrays: dict[str, Array]
     elements: int
     copies: dict[str, Bits] = field(default_factory=dict)
-    first: dict[str, Bits] | None = None
+    first_outputs: dict[str, Bits] | None = None
 
     def __post_init__(self) -> None:
         self.copies = {name: Bits.of(array) for name, array in self.arrays.items()}
@@ -82,10 +82,10 @@ def pool_of(
 ) -> list[RepeatedInputs]:
     """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from."""
     edges = sorted(edge_sizes(specs, dims), key=lambda sizes: _elements(specs, sizes))
-    own = sizes_of(groups[0], specs)
-    size_choices = [own, *islice((sizes for sizes in edges if sizes != own), MOST_EDGES)]
+    golden_sizes = sizes_of(groups[0], specs)
+    size_choices = [golden_sizes, *islice((sizes for sizes in edges if sizes != golden_sizes), MOST_EDGES)]
     halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
-    return [item for sizes in size_choices for item in _two(sizes, halves, (specs, groups, precision))]
+    return [case for sizes in size_choices for case in _two(sizes, halves, (specs, groups, precision))]
 
 
 def _elements(specs: Sequence[TensorSpec], sizes: dict[str, int]) -> int:
@@ -102,8 +102,8 @@ def _two(
     specs, groups, precision = of
     cases = (FuzzCase(tuple(sizes.items()), draw=nth) for nth in range(MOST_DRAWS))
     named_inputs = [(str(case), make(case, specs, groups, SEED, precision)) for case in cases]
-    name, first = named_inputs[0]
-    halved = {key: array / 2 if array.dtype.kind == "f" else array for key, array in first.items()}
+    name, first_inputs = named_inputs[0]
+    halved = {key: array / 2 if array.dtype.kind == "f" else array for key, array in first_inputs.items()}
     named_inputs.append((f"{name} halved", halved))
     distinct_inputs: list[RepeatedInputs] = []
     for name, inputs in named_inputs:
@@ -122,12 +122,12 @@ class _Kept:
     call: int
     name: str
     arrays: Mapping[str, Array]
-    held: Mapping[str, Bits]
+    bits: Mapping[str, Bits]
 
     @property
     def size(self) -> int:
         """Bytes of all copies."""
-        return sum(len(bits.data) for bits in self.held.values())
+        return sum(len(bits.data) for bits in self.bits.values())
 
 
 @dataclass
@@ -170,10 +170,10 @@ class RepeatedCalls:
 
     def run(self, pool: Sequence[RepeatedInputs], seed: int, more: Callable[[int], bool]) -> None:
         """Call with inputs of the pool while `more`, given the number of calls so far, says so."""
-        for item in _turns(pool, seed):
+        for case in _turns(pool, seed):
             if not more(self.calls):
                 break
-            self._call(item)
+            self._call(case)
         while self._kept:
             self._look_again(self._kept.popleft())
         for first_call in self._firsts:
@@ -188,64 +188,64 @@ class RepeatedCalls:
         """Call with the first inputs, the second and the first again in the same arrays; then with the first inputs in
         read-only arrays in Fortran's order."""
         buffers = {name: copy.array() for name, copy in self._pair[0].copies.items()} if self._pair else {}
-        for item in (*self._pair, *self._pair[:1]):
-            for name, copy in item.copies.items():
+        for case in (*self._pair, *self._pair[:1]):
+            for name, copy in case.copies.items():
                 buffers[name][...] = copy.array()
-            self._compare(item, self._answer(buffers), self.refilled, f"{item.name} in arrays that were refilled")
-        for item in self._pair[:1]:
-            arrays = {name: np.asfortranarray(copy.array()) for name, copy in item.copies.items()}
+            self._compare(case, self._answer(buffers), self.refilled, f"{case.name} in arrays that were refilled")
+        for case in self._pair[:1]:
+            arrays = {name: np.asfortranarray(copy.array()) for name, copy in case.copies.items()}
             for array in arrays.values():
                 array.setflags(write=False)
-            where = f"{item.name} in read-only arrays in Fortran's order"
-            self._compare(item, self._answer(arrays), self.refilled, where, sums_alike=False)
+            where = f"{case.name} in read-only arrays in Fortran's order"
+            self._compare(case, self._answer(arrays), self.refilled, where, sums_alike=False)
 
     def _share(self) -> None:
         """Call from two threads, each with inputs of its own, which begin each of their `AT_ONCE` calls together."""
-        together, found = threading.Barrier(2, timeout=60), list[tuple[RepeatedInputs, dict[str, Array] | str]]()
+        together, answers = threading.Barrier(2, timeout=60), list[tuple[RepeatedInputs, dict[str, Array] | str]]()
 
-        def call(item: RepeatedInputs) -> None:
-            arrays = {name: copy.array() for name, copy in item.copies.items()}
+        def call(case: RepeatedInputs) -> None:
+            arrays = {name: copy.array() for name, copy in case.copies.items()}
             for _ in range(AT_ONCE):
                 together.wait()
-                found.append((item, self._answer(arrays)))
+                answers.append((case, self._answer(arrays)))
 
-        workers = [threading.Thread(target=call, args=(item,)) for item in self._pair]
+        workers = [threading.Thread(target=call, args=(case,)) for case in self._pair]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        for item, outputs in found:
-            self._compare(item, outputs, self.threads, f"{item.name} beside another thread's call")
+        for case, outputs in answers:
+            self._compare(case, outputs, self.threads, f"{case.name} beside another thread's call")
 
     def _compare(
-        self, item: RepeatedInputs, outputs: dict[str, Array] | str, fault: _Fault, where: str, sums_alike: bool = True
+        self, case: RepeatedInputs, outputs: dict[str, Array] | str, fault: _Fault, where: str, sums_alike: bool = True
     ) -> None:
         if isinstance(outputs, str):
             fault.add(where, outputs)
-        elif summary := self._differs(item, {name: Bits.of(array) for name, array in outputs.items()}, sums_alike):
+        elif summary := self._differs(case, {name: Bits.of(array) for name, array in outputs.items()}, sums_alike):
             fault.add(where, summary)
 
-    def _call(self, item: RepeatedInputs) -> None:
+    def _call(self, case: RepeatedInputs) -> None:
         self.calls += 1
-        where = f"call {self.calls}, {item.name}"
-        outputs = self._answer(item.arrays)
-        for name, copy in item.copies.items():
-            if Bits.of(item.arrays[name]) != copy:
+        where = f"call {self.calls}, {case.name}"
+        outputs = self._answer(case.arrays)
+        for name, copy in case.copies.items():
+            if Bits.of(case.arrays[name]) != copy:
                 self.inputs.add(where, f"{name} was overwritten")
-                item.arrays[name] = copy.array()
+                case.arrays[name] = copy.array()
         if isinstance(outputs, str):
             self.answers.add(where, outputs)
             return
         output_bits = {name: Bits.of(array) for name, array in outputs.items()}
-        if item.first is None:
-            item.first = output_bits
-            self._firsts.append(_Kept(self.calls, item.name, outputs, output_bits))
+        if case.first_outputs is None:
+            case.first_outputs = output_bits
+            self._firsts.append(_Kept(self.calls, case.name, outputs, output_bits))
             return
-        if output_bits == item.first:
-            output_bits = item.first  # one copy of the bytes
-        elif summary := self._differs(item, output_bits):
+        if output_bits == case.first_outputs:
+            output_bits = case.first_outputs  # one copy of the bytes
+        elif summary := self._differs(case, output_bits):
             self.answers.add(where, summary)
-        stored_call = _Kept(self.calls, item.name, outputs, output_bits)
+        stored_call = _Kept(self.calls, case.name, outputs, output_bits)
         self._kept.append(stored_call)
         self._kept_bytes += stored_call.size
         while len(self._kept) > MOST_KEPT or (len(self._kept) > 1 and self._kept_bytes > MOST_KEPT_BYTES):
@@ -261,29 +261,29 @@ class RepeatedCalls:
             return f"answers with a {type(answer).__name__} that does not hold an array per output"
         return dict(answer)
 
-    def _differs(self, item: RepeatedInputs, now: Mapping[str, Bits], sums_alike: bool = True) -> str:
+    def _differs(self, case: RepeatedInputs, now: Mapping[str, Bits], sums_alike: bool = True) -> str:
         """How outputs differ from the first ones by more than they may; empty if they do not. sums_alike: whether the
         kernels add in the same order as for the first ones, so that equal bits can be expected."""
-        first = item.first or {}
-        if now == first:
+        first_bits = case.first_outputs or {}
+        if now == first_bits:
             return ""
-        if _form(first) != _form(now):
-            return f"outputs are {_form(now)}, and were {_form(first)}"
+        if _form(first_bits) != _form(now):
+            return f"outputs are {_form(now)}, and were {_form(first_bits)}"
         self._other_bits |= sums_alike
         exact = sums_alike and self.bits()
-        for name in (name for name, bits in now.items() if bits != first[name]):
-            pair = first[name].array(), now[name].array()
+        for name in (name for name, bits in now.items() if bits != first_bits[name]):
+            pair = first_bits[name].array(), now[name].array()
             if exact:
                 return f"{_unequal(*pair)} of {pair[0].size} elements of {name} have other bits than at first"
-            for check in self.limits.judge(partial(limited_checks, "engine", (item.name, "edge"), name, pair)):
+            for check in self.limits.judge(partial(limited_checks, "engine", (case.name, "edge"), name, pair)):
                 if not check.passed:
                     return f"against the first answer, {describe(check)}"
         return ""
 
-    def _look_again(self, kept: _Kept) -> None:
-        self._kept_bytes -= kept.size
-        if changed := next((name for name, array in kept.arrays.items() if Bits.of(array) != kept.held[name]), ""):
-            self.outputs.add(f"call {kept.call}, {kept.name}", f"{changed} changed after it was answered")
+    def _look_again(self, call: _Kept) -> None:
+        self._kept_bytes -= call.size
+        if changed := next((name for name, array in call.arrays.items() if Bits.of(array) != call.bits[name]), ""):
+            self.outputs.add(f"call {call.call}, {call.name}", f"{changed} changed after it was answered")
 
     def checks(self, pool: Sequence[RepeatedInputs], seconds: float) -> Iterator[Check]:
         """A check each of repeated outputs, of outputs that were kept, and of inputs; of refilled arrays and of threads
@@ -312,16 +312,16 @@ class RepeatedCalls:
 
 def _pair_of(pool: Sequence[RepeatedInputs]) -> tuple[RepeatedInputs, ...]:
     """Two sets of inputs of one size and with an answer each; none where there are no such."""
-    for first, second in pairwise(pool):
-        if first.first and second.first and _form(first.copies) == _form(second.copies):
-            return first, second
+    for one, other in pairwise(pool):
+        if one.first_outputs and other.first_outputs and _form(one.copies) == _form(other.copies):
+            return one, other
     return ()
 
 
-def _check(name: str, found: _Fault, summary: str, passed: str) -> Check:
-    note = f"{found.what}; {found.count} of {summary}" if found.count else passed
-    where = found.where or "repeated calls"
-    return Check("engine", name, "", where, float(found.count), 0.0, not found.count, note)
+def _check(name: str, fault: _Fault, summary: str, passed_note: str) -> Check:
+    note = f"{fault.what}; {fault.count} of {summary}" if fault.count else passed_note
+    where = fault.where or "repeated calls"
+    return Check("engine", name, "", where, float(fault.count), 0.0, not fault.count, note)
 
 
 def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs]:
@@ -330,17 +330,17 @@ def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs
     """
     yield from pool
     generator = np.random.default_rng(seed)
-    weights = np.array([max(item.elements, 1) ** -0.75 for item in pool])
+    weights = np.array([max(case.elements, 1) ** -0.75 for case in pool])
     while True:
         drawn = generator.choice(len(pool), (2, _AT_ONCE), p=weights / weights.sum())
         for index in (*drawn[0].tolist(), *sorted(drawn[1].tolist())):
             yield pool[index]
 
 
-def _form(held: Mapping[str, Bits]) -> str:
-    return ", ".join(f"{name} {np.dtype(item.dtype).name} {item.shape}" for name, item in held.items()) or "none"
+def _form(output_bits: Mapping[str, Bits]) -> str:
+    return ", ".join(f"{name} {np.dtype(bits.dtype).name} {bits.shape}" for name, bits in output_bits.items()) or "none"
 
 
-def _unequal(first: Array, now: Array) -> int:
-    kinds = f"V{first.dtype.itemsize}"
-    return int(np.count_nonzero(first.reshape(-1).view(kinds) != now.reshape(-1).view(kinds)))
+def _unequal(before: Array, now: Array) -> int:
+    kinds = f"V{before.dtype.itemsize}"
+    return int(np.count_nonzero(before.reshape(-1).view(kinds) != now.reshape(-1).view(kinds)))

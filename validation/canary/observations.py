@@ -151,22 +151,22 @@ def read_head(path: Path) -> EngineIdentity:
     return EngineIdentity()
 
 
-def _identity(record: Record, found: ObservationTable) -> EngineIdentity:
-    """The engine that the head of a file names; sets `found.planned`. Raises ValueError that names the field."""
+def _identity(record: Record, table: ObservationTable) -> EngineIdentity:
+    """The engine that the head of a file names; sets `table.planned`. Raises ValueError that names the field."""
     if record.get("kind") != OBSERVATIONS or record.get("format") != FORMAT:
         kind = str(record.get("kind"))[:60]
         raise ValueError(f"is the head of {kind!r}; observations of format {FORMAT} are needed")
     planned = record.get("planned")
     if planned is not None and (type(planned) is not int or planned < 1):
         raise ValueError(f"planned is {str(planned)[:60]!r}; a number of requests is needed")
-    found.planned = planned
+    table.planned = planned
     identity = EngineIdentity(**{name: text_in(record, name, 200) for name in IDENTITY if name in record})
-    if len(found) or found.identity not in (EngineIdentity(), identity):
+    if len(table) or table.identity not in (EngineIdentity(), identity):
         raise ValueError("is a second head; a file holds the observations of one engine")
     return identity
 
 
-def add_to(found: ObservationTable, record: Record) -> None:
+def add_to(table: ObservationTable, record: Record) -> None:
     """Add one observation. Raises ValueError that names the field."""
     ok, nan = truth_in(record, "ok"), float("nan")
     timed = ok or "latency" in record
@@ -195,13 +195,13 @@ def add_to(found: ObservationTable, record: Record) -> None:
         "error": error,
         "segment": segment,
     }.items():
-        getattr(found, column).append(value)
+        getattr(table, column).append(value)
 
 
-def add_end(found: ObservationTable, record: Record) -> None:
+def add_end(table: ObservationTable, record: Record) -> None:
     """Add a line with which a writer ended its observations. Raises ValueError that names the field."""
     requests = record.get("requests")
     if type(requests) is not int or not 0 <= requests <= MOST_OBSERVATIONS:
         raise ValueError(f"requests is {str(requests)[:60]!r}; the number of observations of its writer is needed")
-    found.accounted += requests
-    found.died = text_in(record, "died", 200) or found.died
+    table.accounted += requests
+    table.died = text_in(record, "died", 200) or table.died

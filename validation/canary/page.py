@@ -49,13 +49,11 @@ def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
 
     items: criteria, each with its interval as text.
     """
-    scales = [item.margin or 1.0 for item, _ in items]
+    scales = [row.margin or 1.0 for row, _ in items]
     # An infinite or missing bound reaches to the end of the axis.
-    lows = [-math.inf if item.low is None else item.low / scale for (item, _), scale in zip(items, scales, strict=True)]
-    highs = [
-        math.inf if item.high is None else item.high / scale for (item, _), scale in zip(items, scales, strict=True)
-    ]
-    row_indices = [at for at, (item, _) in enumerate(items) if not item.note]
+    lows = [-math.inf if row.low is None else row.low / scale for (row, _), scale in zip(items, scales, strict=True)]
+    highs = [math.inf if row.high is None else row.high / scale for (row, _), scale in zip(items, scales, strict=True)]
+    row_indices = [at for at, (row, _) in enumerate(items) if not row.note]
     low, high = span([-0.4, 1.4, *(end for at in row_indices for end in (lows[at], highs[at]))])
     low, high = max(low, -MOST_MARGINS), min(high, MOST_MARGINS)
 
@@ -64,21 +62,21 @@ def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
         axes.axvspan(low, min(1.0, high), color=COLOURS["proven-soft"], gid=tag("fine"))
         axes.axvline(1.0, color=COLOURS["failed"], linewidth=1.5, linestyle="--", label="margin", gid=tag("limit"))
         axes.axvline(0.0, color=COLOURS["muted"], linewidth=1.0)
-        for at, ((item, words), scale) in enumerate(zip(items, scales, strict=True)):
+        for at, ((criterion, words), scale) in enumerate(zip(items, scales, strict=True)):
             y = float(len(items) - 1 - at)
-            annotate(axes, item.name, (low, y), (2, 9), color=COLOURS["ink"], weight="bold")
+            annotate(axes, criterion.name, (low, y), (2, 9), color=COLOURS["ink"], weight="bold")
             annotate(axes, words, (high, y), (-2, 9), ha="right")
             if at not in row_indices:
                 continue
-            gid = tag("span", f"{item.name}: {words}")
+            gid = tag("span", f"{criterion.name}: {words}")
             axes.plot([max(lows[at], low), min(highs[at], high)], [y, y], color=COLOURS["ink"], linewidth=2.5, gid=gid)
-            if item.estimate is not None:
-                colour = COLOURS[VERDICT_COLOURS[item.verdict]]
-                axes.plot(item.estimate / scale, y, "o", color=colour, markersize=9, gid=tag("point"))
+            if criterion.estimate is not None:
+                colour = COLOURS[VERDICT_COLOURS[criterion.verdict]]
+                axes.plot(criterion.estimate / scale, y, "o", color=colour, markersize=9, gid=tag("point"))
         set_axis(axes, "x", (low, high), "worse by, in multiples of the margin")
         set_axis(axes, "y", (-0.4, max(len(items), 1) - 0.4), ticks=())
 
-    listed = "; ".join(f"{item.name}: {words}" for item, words in items)
+    listed = "; ".join(f"{criterion.name}: {words}" for criterion, words in items)
     words = f"Each criterion's interval against its margin. {listed}"
     return draw_svg("intervals", words, draw, (WIDTH, 56 + 40 * max(len(items), 1)))
 
@@ -108,8 +106,8 @@ def over_time_svg(courses: LatencyCourses) -> str:
     rows = [*courses.baseline, *courses.candidate]
     if not rows:
         return ""
-    most = max(row[0] for row in rows) or 1.0
-    unit, size = ("h", 3600.0) if most >= 7200 else ("min", 60.0) if most >= 300 else ("s", 1.0)
+    duration = max(row[0] for row in rows) or 1.0
+    unit, size = ("h", 3600.0) if duration >= 7200 else ("min", 60.0) if duration >= 300 else ("s", 1.0)
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
@@ -119,7 +117,7 @@ def over_time_svg(courses: LatencyCourses) -> str:
             axes.plot(xs, tails, color=colour, linewidth=1.2, alpha=0.6, gid=tag(name, f"{name}, 90th percentile"))
             axes.plot(xs, medians, color=colour, label=name, gid=tag(name, f"{name}, median"))
         label = "time since the first request"
-        set_axis(axes, "x", (0.0, most / size), label, text=lambda value: f"{value:.3g} {unit}")
+        set_axis(axes, "x", (0.0, duration / size), label, text=lambda value: f"{value:.3g} {unit}")
         ends = span([value for row in rows for value in row[1:]], log=True, least=0.1)
         set_axis(axes, "y", ends, log=True, text=seconds_text)
 
@@ -162,7 +160,7 @@ def render(report: CanaryReport) -> str:
     """The HTML page of a report, as `validation.canary.report.make_report` makes it."""
     figures = report.view
     margins = {probability(name): margin for name, margin in report.thresholds.latency.items()}
-    rows = [(item, *_numbers(item), describe_power(item)) for item in report.criteria]
+    rows = [(criterion, *_numbers(criterion), describe_power(criterion)) for criterion in report.criteria]
     sides = {"candidate": report.candidate, "baseline": report.baseline}
     names = {side: f"{one.reference} {one.unit}".strip() if one.model else "unnamed" for side, one in sides.items()}
     template = templates().get_template("canary/canary.html.j2")
@@ -176,7 +174,7 @@ def render(report: CanaryReport) -> str:
         symbols=SYMBOLS,
         names=names,
         criteria=rows,
-        criteria_picture=criteria_svg([(item, interval) for item, _, interval, _, _ in rows]),
+        criteria_picture=criteria_svg([(criterion, interval) for criterion, _, interval, _, _ in rows]),
         seen=figures,
         apart=[row for row in figures.worst if row.sqnr_db < EQUAL_DB],
         again=_describe_replay(report),
@@ -208,9 +206,13 @@ def _describe_replay(report: CanaryReport) -> str:
     return " ".join(["enginesmith canary run", *words, "--traffic TRAFFIC --out again"])
 
 
-def _numbers(item: Criterion) -> tuple[str, str, str]:
+def _numbers(criterion: Criterion) -> tuple[str, str, str]:
     """Estimate, interval and margin of a criterion as text, with real minus signs."""
-    interval = "not measured" if item.note else describe_interval(item)
-    texts = (describe_value(item.estimate, item.kind), interval, describe_value(item.margin, item.kind))
+    interval = "not measured" if criterion.note else describe_interval(criterion)
+    texts = (
+        describe_value(criterion.estimate, criterion.kind),
+        interval,
+        describe_value(criterion.margin, criterion.kind),
+    )
     estimate, interval, margin = (text.replace("-", "−") for text in texts)  # noqa: RUF001 - a real minus sign
     return estimate, interval, margin

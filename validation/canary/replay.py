@@ -154,13 +154,13 @@ def replay(
             at = clock.now() - begun  # it arrives when the one before is done
         elif (early := at - (clock.now() - begun)) > 0:
             clock.sleep(early)
-        first = int(order.integers(2))
+        first_side = int(order.integers(2))
         results: dict[int, Timed] = {}
-        for turn in (first, 1 - first):
+        for turn in (first_side, 1 - first_side):
             served = serve((candidate, baseline)[turn], request.inputs, clock)
             free[turn] = max(at, free[turn]) + served.service
             results[turn] = Timed(free[turn] - at, served)
-        yield replace(pair_of(index, at, results[0], results[1], first), size=elements(request.inputs))
+        yield replace(pair_of(index, at, results[0], results[1], first_side), size=elements(request.inputs))
 
 
 def elements(inputs: Tensors) -> int:
@@ -169,9 +169,9 @@ def elements(inputs: Tensors) -> int:
 
 
 def pair_of(
-    index: int, at: float, candidate: Timed, baseline: Timed, first: int, segment: int | None = None
+    index: int, at: float, candidate: Timed, baseline: Timed, first_side: int, segment: int | None = None
 ) -> ReplayedPair:
-    """The results of one request on both sides. first: 0 if it was sent to the candidate first, else 1."""
+    """The results of one request on both sides. first_side: 0 if it was sent to the candidate first, else 1."""
 
     def answer(timed: Timed) -> ReplayAnswer:
         service, outputs, error = timed.served
@@ -181,7 +181,7 @@ def pair_of(
     ours, baseline_outputs = candidate.served.outputs, baseline.served.outputs
     unlike = None if ours is None or baseline_outputs is None else difference(ours, baseline_outputs)
     return ReplayedPair(
-        index, at, answer(candidate), answer(baseline), unlike, ("candidate", "baseline")[first], segment
+        index, at, answer(candidate), answer(baseline), unlike, ("candidate", "baseline")[first_side], segment
     )
 
 
@@ -284,19 +284,19 @@ def peak(arrivals: Sequence[float], latencies: Sequence[float]) -> int:
     """The most requests in flight at any moment. arrivals, latencies: of each request, in seconds."""
     moments = [(at, 1) for at in arrivals]
     moments += [(at + latency, -1) for at, latency in zip(arrivals, latencies, strict=True)]
-    now = most = 0
+    now = highest = 0
     for _, change in sorted(moments):  # at the same moment, ends come first
         now += change
-        most = max(most, now)
-    return most
+        highest = max(highest, now)
+    return highest
 
 
 def serve_requests(
-    session: Session, segment: TrafficSegment, found: list[Timed | None], clock: ReplayClock, begun: float
+    session: Session, segment: TrafficSegment, results: list[Timed | None], clock: ReplayClock, begun: float
 ) -> None:
     """Take requests of a segment, wait for the arrival of each, and run it, until there are no more: one thread's work.
 
-    found: receives each request's result at its index.  begun: when the segment started, by `clock`.
+    results: receives each request's result at its index.  begun: when the segment started, by `clock`.
     """
     while (index := segment.take()) is not None:
         arrival = begun + segment.arrivals[index]
@@ -304,7 +304,7 @@ def serve_requests(
             clock.sleep(early)
         served = serve(session, segment.inputs[index], clock)
         latency = max(clock.now() - arrival, served.service)
-        found[index] = Timed(latency, segment.keep(index, served))
+        results[index] = Timed(latency, segment.keep(index, served))
 
 
 def segments(count: int, in_flight: int, stops: Collection[int] = ()) -> Iterator[tuple[int, int]]:
@@ -313,7 +313,7 @@ def segments(count: int, in_flight: int, stops: Collection[int] = ()) -> Iterato
     The number of segments between two stops is even, or 1, so that both orders of the engines are equally frequent.
     """
     length = max(LEAST_TURNOVERS * in_flight, math.ceil(count / MOST_SEGMENTS))
-    for start, stop in pairwise(sorted({0, count, *(item for item in stops if 0 < item < count)})):
+    for start, stop in pairwise(sorted({0, count, *(stop for stop in stops if 0 < stop < count)})):
         parts = max(1, (stop - start) // length // 2 * 2)
         yield from pairwise(start + (stop - start) * part // parts for part in range(parts + 1))
 
@@ -332,12 +332,12 @@ def replay_concurrently(
     """
     order = np.random.default_rng(pace.seed)
     sent = list(traffic.arrivals(pace.scale, pace.duration))
-    first = done = number = 0
+    first_side = done = number = 0
     for _, stop in segments(len(sent), in_flight, stops):
         while done < stop:
-            first = 1 - first if number % 2 else int(order.integers(2))
+            first_side = 1 - first_side if number % 2 else int(order.integers(2))
             lead = min(done, in_flight)
-            for pair in _pairs((candidate, baseline), first, sent[done - lead : stop], lead, done, number):
+            for pair in _pairs((candidate, baseline), first_side, sent[done - lead : stop], lead, done, number):
                 done += 1
                 yield pair
             number += 1
@@ -345,24 +345,26 @@ def replay_concurrently(
 
 def _pairs(
     sessions: tuple[SegmentSession, SegmentSession],
-    first: int,
+    first_side: int,
     part: Sequence[tuple[float, RecordedRequest]],
     lead: int,
     index: int,
     number: int,
 ) -> Iterator[ReplayedPair]:
-    """One segment on both sides, as far as both came. first: the side that begins.  part: its requests with their
+    """One segment on both sides, as far as both came. first_side: the side that begins.  part: its requests with their
     arrivals.  index: of the first request behind the lead.  number: of the segment."""
 
     def answers(turn: int) -> Iterable[Timed]:
         arrivals, inputs = [at - part[0][0] for at, _ in part], [request.inputs for _, request in part]
         return sessions[turn].serve_segment(TrafficSegment(arrivals, inputs, lead, HELD_BYTES))
 
-    answer_queue = deque(answers(first))
-    for offset, other_answer in enumerate(answers(1 - first)):
+    answer_queue = deque(answers(first_side))
+    for offset, other_answer in enumerate(answers(1 - first_side)):
         if not answer_queue:
             continue  # they are sent again with the next segment
-        ours, other_answer = (other_answer, answer_queue.popleft()) if first else (answer_queue.popleft(), other_answer)
+        ours, other_answer = (
+            (other_answer, answer_queue.popleft()) if first_side else (answer_queue.popleft(), other_answer)
+        )
         at, request = part[lead + offset]
-        found = pair_of(index + offset, at, ours, other_answer, first, number)
-        yield replace(found, size=elements(request.inputs))
+        pair = pair_of(index + offset, at, ours, other_answer, first_side, number)
+        yield replace(pair, size=elements(request.inputs))

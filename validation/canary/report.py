@@ -356,7 +356,7 @@ def make_report(
         looks=LooksTaken(
             looks.planned, (*looks.before, evidence.requests), judgement.fractions, levels.passing, levels.failing
         ),
-        criteria=tuple(item.without_infinities() for item in judgement.criteria),
+        criteria=tuple(criterion.without_infinities() for criterion in judgement.criteria),
         view=view_of(candidate, baseline, evidence, seed),
     ).sign()
 
@@ -409,15 +409,15 @@ def continue_looks(previous: CanaryReport, candidate: ObservationTable, baseline
     return Looks(previous.looks.planned, previous.looks.requests)
 
 
-def _check(found: CanaryReport) -> None:
+def _check(report: CanaryReport) -> None:
     """Raise ValueError for a verdict that does not follow from the numbers."""
-    for item in found.criteria:
-        low, high = (math.nan if bound is None else bound for bound in (item.low, item.high))
-        follows = "INSUFFICIENT" if item.note else verdict_of(low, high, item.margin)
-        follows = "FAIL" if item.kind == "fact" else follows
-        if item.verdict != follows:
-            raise ValueError(f"{item.name} says {item.verdict} where {follows} follows from its interval")
-    if not found.looks.fractions or not found.looks.requests:
+    for criterion in report.criteria:
+        low, high = (math.nan if bound is None else bound for bound in (criterion.low, criterion.high))
+        follows = "INSUFFICIENT" if criterion.note else verdict_of(low, high, criterion.margin)
+        follows = "FAIL" if criterion.kind == "fact" else follows
+        if criterion.verdict != follows:
+            raise ValueError(f"{criterion.name} says {criterion.verdict} where {follows} follows from its interval")
+    if not report.looks.fractions or not report.looks.requests:
         raise ValueError("it was judged at no look")
-    if found.verdict != overall([item.verdict for item in found.criteria]):
-        raise ValueError(f"the verdict {found.verdict} does not follow from its criteria")
+    if report.verdict != overall([criterion.verdict for criterion in report.criteria]):
+        raise ValueError(f"the verdict {report.verdict} does not follow from its criteria")

@@ -73,9 +73,9 @@ def merge_buckets(reports: Iterable[Sequence[BucketLatency]]) -> list[BucketLate
 
 
 def batch_times(
-    buckets: Sequence[BucketLatency], batch: str | None, others: Mapping[str, int], most: int, least: int = 1
+    buckets: Sequence[BucketLatency], batch: str | None, others: Mapping[str, int], max_batch: int, least: int = 1
 ) -> BatchTimes:
-    """The times of a batch of 1 to `most` samples.
+    """The times of a batch of 1 to `max_batch` samples.
 
     batch: the dim of the batch, None where the engine has none.  others: size of every other dim.  least: the smallest
     batch that the engine takes; to it smaller ones are padded.
@@ -84,7 +84,7 @@ def batch_times(
     if batch is None:
         return _at(buckets, tuple(others), np.array([list(others.values())], np.int64).reshape(1, len(others)))
     at_others = [one for one in buckets if all(one.sizes.get(dim) == size for dim, size in others.items())]
-    counts = np.maximum(np.arange(1, most + 1), least)
+    counts = np.maximum(np.arange(1, max_batch + 1), least)
     timed = [one.sizes[batch] for one in at_others]
     if timed and min(timed) <= counts[0] and counts[-1] <= max(timed):
         return _at(at_others, (batch,), counts[:, None])
@@ -97,10 +97,10 @@ def batch_times(
         where = f" at {at.replace(',', ' ')}" if at else ""
         ends = " ".join(
             f"--bucket {','.join(part for part in (f'{batch}={size}', at) if part)}"
-            for size in dict.fromkeys((least, most))
+            for size in dict.fromkeys((least, max_batch))
         )
         raise DataError(
-            f"{batch}={least} to {most}{where} was not timed; time it: enginesmith profile REF {ends} --record"
+            f"{batch}={least} to {max_batch}{where} was not timed; time it: enginesmith profile REF {ends} --record"
         )
     return _at(buckets, dims, rows)
 
@@ -226,20 +226,20 @@ def find_greatest_rate(
 
     workloads: at least two independent ones.  times: for each queue of the workloads.
     """
-    first = workloads[0]
-    near, policy = choose_policy(first, times, limit, policies)
+    workload = workloads[0]
+    near, policy = choose_policy(workload, times, limit, policies)
     if near <= 0.0:
         return None
     rates = [_search(work, times, limit, policy, near, seed=seed) for seed, work in enumerate(workloads)]
     if min(rates) <= 0.0:
         return None
-    slow, fast = (_search(first, times, limit, policy, near, sign) for sign in (1.0, -1.0))
+    slow, fast = (_search(workload, times, limit, policy, near, sign) for sign in (1.0, -1.0))
     logs = np.log(rates)
     value = math.exp(float(logs.mean()))
     noise = t_quantile(0.975, len(logs) - 1.0) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
     down = math.hypot(noise, math.log(rates[0] / slow)) if slow > 0.0 else math.inf
     up = math.hypot(noise, math.log(max(fast, rates[0]) / rates[0]))
-    ran = simulate_batching(first.at / value, first.samples, first.queues, _curves(times, 0.0), policy)
+    ran = simulate_batching(workload.at / value, workload.samples, workload.queues, _curves(times, 0.0), policy)
     rate = Estimate(value, value * math.exp(-down), value * math.exp(up))
     return GreatestRate(rate, policy, ran.utilization, float(ran.batches.mean()))
 
@@ -262,11 +262,11 @@ def choose_policy(
         visited_indices.add(at)
 
 
-def policies_to_try(limit: LatencyLimit, mosts: Sequence[int], wait_s: float | None) -> list[BatchPolicy]:
+def policies_to_try(limit: LatencyLimit, batch_sizes: Sequence[int], wait_s: float | None) -> list[BatchPolicy]:
     """The policies of a batcher among which the best is sought: each greatest batch, with `wait_s`, or with each of
     WAITS where it is None; a batch of one waits for nothing."""
     waits = [share * limit.seconds for share in WAITS] if wait_s is None else [wait_s]
-    return [BatchPolicy(most, wait) for most in mosts for wait in (waits if most > 1 else [0.0])]
+    return [BatchPolicy(size, wait) for size in batch_sizes for wait in (waits if size > 1 else [0.0])]
 
 
 def saturation(work: Workload, times: Sequence[BatchTimes], policy: BatchPolicy, sign: float = 0.0) -> float:
@@ -287,14 +287,14 @@ def _search(
 ) -> float:
     """The greatest rate that keeps the limit; 0 where none does. near: where it is expected."""
     keeps = _test_of(work, _curves(times, sign), limit, policy, seed)
-    low, high = 0.0, (most := saturation(work, times, policy, sign))
+    low, high = 0.0, (saturation_rate := saturation(work, times, policy, sign))
     if near is not None:
-        low, high = _bracket(keeps, near, most)
-    if high == most and keeps(most):
-        return most
-    if low == 0.0 and not keeps(_LEAST * most):
+        low, high = _bracket(keeps, near, saturation_rate)
+    if high == saturation_rate and keeps(saturation_rate):
+        return saturation_rate
+    if low == 0.0 and not keeps(_LEAST * saturation_rate):
         return 0.0
-    return _bisect(keeps, low, high, step, 1e-6 * most)
+    return _bisect(keeps, low, high, step, 1e-6 * saturation_rate)
 
 
 def _held_from_below(
@@ -334,15 +334,15 @@ def _bisect(keeps: Callable[[float], bool], low: float, high: float, step: float
     return low
 
 
-def _bracket(keeps: Callable[[float], bool], near: float, most: float) -> tuple[float, float]:
+def _bracket(keeps: Callable[[float], bool], near: float, saturation_rate: float) -> tuple[float, float]:
     """Two rates of which the lower keeps the limit and the higher does not, close to `near` where that is possible."""
-    low, high = 0.0, most
+    low, high = 0.0, saturation_rate
     for width in (1.05, 1.3):
-        if high == most and near * width < most and not keeps(near * width):
+        if high == saturation_rate and near * width < saturation_rate and not keeps(near * width):
             high = near * width
         if low == 0.0 and near / width < high and keeps(near / width):
             low = near / width
-        if low > 0.0 and high < most:
+        if low > 0.0 and high < saturation_rate:
             break
     return low, high
 

@@ -68,15 +68,15 @@ def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_state
     most_states: how many mixes of the first kinds are followed, those of the least possible cost; None: all.
     """
     order = sorted(offers, key=lambda offer: (offer.per_hour / offer.rate, -offer.rate))
-    most = [
+    max_counts = [
         min(offer.count if offer.count is not None else MOST_MACHINES, int(need / offer.rate) + 1) for offer in order
     ]
     costs, rates = np.zeros(1), np.zeros(1)
     step_choices: list[tuple[Array, Array]] = []
     for place, offer in enumerate(order):
-        parents, numbers = _more(costs, rates, offer, most[place], need, bound * (1.0 - _PRECISION))
+        parents, numbers = _more(costs, rates, offer, max_counts[place], need, bound * (1.0 - _PRECISION))
         cost, total = costs[parents] + numbers * offer.per_hour, rates[parents] + numbers * offer.rate
-        least = cost + _fractional_cost(order[place + 1 :], most[place + 1 :], need - total)
+        least = cost + _fractional_cost(order[place + 1 :], max_counts[place + 1 :], need - total)
         state_indices = np.flatnonzero(least < bound * (1.0 - _PRECISION))
         state_indices = state_indices[_undominated(cost[state_indices], np.minimum(total[state_indices], need))]
         if most_states is not None and len(state_indices) > most_states:
@@ -92,12 +92,12 @@ def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_state
     return _mix({name: number for name, number in reversed(machine_counts.items()) if number}, order)
 
 
-def _more(costs: Array, rates: Array, offer: MachineOffer, most: int, need: float, bound: float) -> tuple[Array, Array]:
+def _more(costs: Array, rates: Array, offer: MachineOffer, cap: int, need: float, bound: float) -> tuple[Array, Array]:
     """Each mix with each number of machines of one more kind, up to what is enough and cheaper than `bound`: indices of
     the mixes and the numbers, int64 [combinations] each."""
     enough = np.ceil(np.maximum(need - rates, 0.0) / offer.rate)
     paid = np.floor(np.maximum(bound - costs, 0.0) / offer.per_hour)
-    counts = np.minimum(np.minimum(enough, paid), most).astype(np.int64) + 1
+    counts = np.minimum(np.minimum(enough, paid), cap).astype(np.int64) + 1
     parents = np.repeat(np.arange(len(costs)), counts)
     return parents, np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
@@ -108,11 +108,11 @@ def _mix(machines: Mapping[str, int], offers: Sequence[MachineOffer]) -> FleetMi
     return FleetMix(machines, rate, per_hour)
 
 
-def _fractional_cost(offers: Sequence[MachineOffer], most: Sequence[int], needs: Array) -> Array:
+def _fractional_cost(offers: Sequence[MachineOffer], max_counts: Sequence[int], needs: Array) -> Array:
     """The least cost of `needs` more ([needs], requests a second) if parts of machines could be bought: a lower bound;
     infinite where all are too few."""
-    sizes = np.array([number * offer.rate for number, offer in zip(most, offers, strict=True)])
-    prices = np.array([number * offer.per_hour for number, offer in zip(most, offers, strict=True)])
+    sizes = np.array([number * offer.rate for number, offer in zip(max_counts, offers, strict=True)])
+    prices = np.array([number * offer.per_hour for number, offer in zip(max_counts, offers, strict=True)])
     reach, cost = np.concatenate([[0.0], np.cumsum(sizes)]), np.concatenate([[0.0], np.cumsum(prices)])
     return np.where(needs <= reach[-1], np.interp(needs, reach, cost), np.inf)
 

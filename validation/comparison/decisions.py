@@ -94,16 +94,18 @@ def _check_decisions(output: str, rows: RowSums, error: float, together: float) 
     bound = lower(rows.flips / together, rows.count / together, LEVEL)
     note = f"{rows.flips} of {rows.count} decisions are others; of all at least this share, with 99 % confidence"
     yield Check("quantization", CHANGED, output, "golden", bound, MOST_CHANGED, bound <= MOST_CHANGED, note)
-    clear, most = sum(lead > CLEAR * error for lead in rows.ahead), float(math.ceil(together))
+    clear, allowance = sum(lead > CLEAR * error for lead in rows.ahead), float(math.ceil(together))
     note = f"decisions that were ahead by more than {CLEAR:g} times the error, and are others"
-    yield Check("quantization", CLEAR_CHANGED, output, "golden", float(clear), most, clear <= most, note)
+    yield Check("quantization", CLEAR_CHANGED, output, "golden", float(clear), allowance, clear <= allowance, note)
     if unseen := rows.classes - len(rows.named):
         note = f"no golden sample has one of these as its answer, of {rows.classes} classes"
         yield Check("quantization", UNSEEN_CLASSES, output, "golden", float(unseen), None, True, note)
 
 
 def _check_classes(output: str, rows: RowSums) -> Iterator[Check]:
-    lost, most = lost_classes(rows.named, rows.changed)
+    lost, chance = lost_classes(rows.named, rows.changed)
     note = f"classes that keep less than half of their decisions: {join_first([*map(str, lost)])}; " if lost else ""
-    note += f"of {len(rows.named)} classes, {most} by chance"
-    yield Check("quantization", LOST_CLASSES, output, "golden", float(len(lost)), float(most), len(lost) <= most, note)
+    note += f"of {len(rows.named)} classes, {chance} by chance"
+    yield Check(
+        "quantization", LOST_CLASSES, output, "golden", float(len(lost)), float(chance), len(lost) <= chance, note
+    )

@@ -72,12 +72,12 @@ class Selections:
         cases = [(case, e, a) for (case, *_), (e, a) in zip(cases, sized, strict=True)]
         groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
         for name, kind in self.kinds.items():
-            own = [(e[name], a[name]) for _, e, a in cases if name in e]
-            if own and kind == "count":
-                changed, total = (sum(float(of(*pair)) for pair in own) for of in (_differ, _sum_greater))
+            pairs = [(e[name], a[name]) for _, e, a in cases if name in e]
+            if pairs and kind == "count":
+                changed, total = (sum(float(of(*pair)) for pair in pairs) for of in (_differ, _sum_greater))
                 self._check(name, changed, total, total)
-            elif own:  # outputs of as many rows everywhere are columns of one table
-                groups[kind, *(side.shape[: 1 + (kind == "each")] for pair in own for side in pair)].append(name)
+            elif pairs:  # outputs of as many rows everywhere are columns of one table
+                groups[kind, *(side.shape[: 1 + (kind == "each")] for pair in pairs for side in pair)].append(name)
         for names in groups.values():
             yield from self._settle(names, [(case, e, a) for case, e, a in cases if names[0] in e], boxes)
 
@@ -87,19 +87,19 @@ class Selections:
         kind = self.kinds[names[0]]
         tables = [[_tables(side, names, kind) for side in sides] for _, *sides in cases]
         columns = _Columns.of(cases[0][1], names, kind, [table for expected, _ in tables for table in expected], boxes)
-        found: list[tuple[Array, Array, Array]] = []
+        row_parts: list[tuple[Array, Array, Array]] = []
         for (case, *sides), pairs in zip(cases, tables, strict=True):
             places, starts = [np.zeros((2, 0), int)], np.zeros((2, 1), int)
             for e, a in zip(*pairs, strict=True):
                 at = columns.match(e, a)
-                found += columns.weigh(e, a, at)
+                row_parts += columns.weigh(e, a, at)
                 places.append(at + starts)
                 starts += np.array([[len(e)], [len(a)]])
             here, there = np.concatenate(places, axis=1)
             for name in names if len(here) else ():
                 e, a = (side[name].reshape(-1, *side[name].shape[1 + (kind == "each") :]) for side in sides)
                 yield case, name, (e[here], a[there])
-        rows, weights, changed = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        rows, weights, changed = (np.concatenate(parts) for parts in zip(*row_parts, strict=True))
         independent = float(weights.sum() ** 2 / max(np.square(weights).sum(), 1e-300))
         self._check(names[0], float(weights[changed].sum()), float(weights.sum()), independent)
         for column in np.flatnonzero(columns.exact):
@@ -117,21 +117,21 @@ class Selections:
         rows, lost_rows = dict[int, int](), dict[int, int]()
         distinct = np.unique(classes).tolist()
         for index in distinct if len(distinct) * _ROWS_OF_CLASS <= len(classes) else ():
-            own = weights * (classes == index)
-            if own.max() >= _CLEAR * weights.mean():
-                rows[int(index)] = count = max(1, round(own.sum() ** 2 / np.square(own).sum()))
-                lost_rows[int(index)] = round(count * own[changed].sum() / own.sum())
+            class_weights = weights * (classes == index)
+            if class_weights.max() >= _CLEAR * weights.mean():
+                rows[int(index)] = count = max(1, round(class_weights.sum() ** 2 / np.square(class_weights).sum()))
+                lost_rows[int(index)] = round(count * class_weights[changed].sum() / class_weights.sum())
         if len(rows) > 1:
-            lost, most = lost_classes(rows, lost_rows)
+            lost, chance = lost_classes(rows, lost_rows)
             note = (
                 f"classes that keep less than half of what is selected: {join_first([*map(str, lost)])}; "
                 if lost
                 else ""
             )
-            note += f"of {len(rows)} classes, {most} by chance"
-            passed = len(lost) <= most
+            note += f"of {len(rows)} classes, {chance} by chance"
+            passed = len(lost) <= chance
             self.checks.append(
-                Check("quantization", LOST_CLASSES, name, "all", float(len(lost)), float(most), passed, note)
+                Check("quantization", LOST_CLASSES, name, "all", float(len(lost)), float(chance), passed, note)
             )
 
 
@@ -175,7 +175,7 @@ class _Columns:
         """Places of rows that match, the nearest first: int (2, pairs), in the order of `e`."""
         off = np.square((e[:, None] - a[None]) / self.scale)
         outputs = [self.owners == index for index in range(self.owners[-1] + 1)]
-        means = [off[..., own & ~self.exact].mean(axis=2) for own in outputs if (own & ~self.exact).any()]
+        means = [off[..., columns & ~self.exact].mean(axis=2) for columns in outputs if (columns & ~self.exact).any()]
         distance = np.max(means, axis=0) if means else np.zeros(off.shape[:2])
         distance = np.where((off[..., self.exact] > 0).any(axis=2), np.inf, distance)
         for start in self.boxes:

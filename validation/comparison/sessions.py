@@ -48,11 +48,11 @@ class Constancy:
         if not self.constant or not output.size:
             return
         rows = output if output.ndim and samples == output.shape[0] else output[None]
-        first = self._first = np.array(rows[0]) if self._first is None else self._first
-        single = rows.shape[1:] != first.shape
-        constant = first.flat[0] if single else first
+        first_row = self._first = np.array(rows[0]) if self._first is None else self._first
+        single = rows.shape[1:] != first_row.shape
+        constant = first_row.flat[0] if single else first_row
         parts = (rows[1:2], *(rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)))
-        if (single and not (first == constant).all()) or not all((part == constant).all() for part in parts):
+        if (single and not (first_row == constant).all()) or not all((part == constant).all() for part in parts):
             self.constant, self._first = False, None
 
 
@@ -223,23 +223,23 @@ def edge_checks(
     output: str,
     pair: tuple[Array, Array],
     usual: Drift | None,
-    held: tuple[Budget, Drift | None],
+    limits: tuple[Budget, Drift | None],
 ) -> tuple[Check, ...]:
     """The checks of one output of a case beside the golden set, judged as an edge case is.
 
-    case: its name and inputs.  pair: expected and actual output.  usual: drift of the golden cases.  held: budget and
+    case: its name and inputs.  pair: expected and actual output.  usual: drift of the golden cases.  limits: budget and
     honest drift, of `OutputLimits.at`. Raises ValueError when shapes or kinds differ.
     """
     name, inputs = case
     drift = of_edge(measure(*pair, decisions=True, samples=samples_of(inputs, pair[0])), usual)
-    values = _measure_drift(stage, pair[0].dtype, drift, usual, held).values()
+    values = _measure_drift(stage, pair[0].dtype, drift, usual, limits).values()
     return tuple(check_of(stage, output, name, value) for value in values)
 
 
 def _measure_drift(
-    stage: str, dtype: np.dtype, drift: Drift, usual: Drift | None, held: tuple[Budget, Drift | None]
+    stage: str, dtype: np.dtype, drift: Drift, usual: Drift | None, limits: tuple[Budget, Drift | None]
 ) -> MeasuredDrift:
-    budget, honest = held
+    budget, honest = limits
     common = max(part.exponent for part in (drift, usual, honest) if part)
     drift, still = drift.scale_to(common), still_share(dtype)
     usual, honest = (part and part.scale_to(common) for part in (usual, honest))
@@ -319,9 +319,9 @@ def drift_checks(
             comparison.fail("runs", "", case.name, str(error))
             continue
         comparison.add(case, expected, actual)
-        for first, second in ((expected, again), (actual, twice)):
-            if second is not None:
-                comparison.failures += _check_repeats(stage, case, first, second, staged_limits)
+        for outputs, repeat in ((expected, again), (actual, twice)):
+            if repeat is not None:
+                comparison.failures += _check_repeats(stage, case, outputs, repeat, staged_limits)
     if usual is not None:
         usual.update(comparison.usual())
     return staged_limits.judge(comparison.checks)
@@ -352,12 +352,12 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
     except Exception as error:  # whatever a runtime raises
         raise EnginesmithError(f"the session raised {type(error).__name__}: {error}") from error
     if not isinstance(answer, Mapping) or not all(
-        isinstance(item, np.ndarray | np.generic) for item in answer.values()
+        isinstance(value, np.ndarray | np.generic) for value in answer.values()
     ):
-        kinds = {type(item).__name__ for item in answer.values()} if isinstance(answer, Mapping) else ""
+        kinds = {type(value).__name__ for value in answer.values()} if isinstance(answer, Mapping) else ""
         what = f"a {type(answer).__name__}" + (f" of {', '.join(sorted(kinds))}" if kinds else "")
         raise EnginesmithError(f"the session answered {what}; it should give an array for each output, by name")
-    arrays = {str(name): np.asanyarray(item) for name, item in answer.items()}
+    arrays = {str(name): np.asanyarray(value) for name, value in answer.items()}
     for name, array in arrays.items():
         masked = hasattr(array, "mask")  # of numpy.ma, which takes time to import
         if array.dtype.hasobject or masked:
@@ -382,9 +382,9 @@ def limited_checks(
     return case_checks(stage, name, output, *pair, limits.budgets.of(output, kind, pair[0].size))
 
 
-def _check_repeats(stage: str, case: Case, first: Tensors, again: Tensors, limits: StagedLimits) -> Iterator[Check]:
+def _check_repeats(stage: str, case: Case, outputs: Tensors, again: Tensors, limits: StagedLimits) -> Iterator[Check]:
     """Failed checks of the outputs by which two runs of one session differ more than the limits allow."""
-    for output, value in first.items():
+    for output, value in outputs.items():
         try:
             pair = value, again[output]
             checks = limits.judge(partial(limited_checks, stage, (case.name, case.kind), output, pair))

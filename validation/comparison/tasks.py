@@ -131,8 +131,8 @@ def _some_answers(answers: Array | list[Any]) -> Iterator[object]:
     if isinstance(answers, np.ndarray):
         yield from (answers.min().item(), answers.max().item()) if answers.size else ()
         return
-    for item in answers:
-        yield (item.classes.tobytes(), item.corners.tobytes()) if isinstance(item, BoxSet) else tuple(item)
+    for answer in answers:
+        yield (answer.classes.tobytes(), answer.corners.tobytes()) if isinstance(answer, BoxSet) else tuple(answer)
 
 
 # Compares two models with state that hand their own states from step to step.
@@ -317,7 +317,7 @@ def task_checks(session: Session, golden: GoldenSet, metrics: Sequence[TaskMetri
         for case in golden.of_kind("golden" if kind == "golden" else "edge") if sides else ():
             _add(case, session, sides)
     checks = [
-        check for side, own in zip(golden_sides, originals, strict=True) for check in _checks(side, "golden", own)
+        check for side, base in zip(golden_sides, originals, strict=True) for check in _checks(side, "golden", base)
     ]
     return checks + [check for side in edges if side.answers for check in _checks(side, "edges", None)]
 
@@ -369,44 +369,44 @@ def _describe_lost(side: _Measured, original: _Measured | None) -> str:
     than chance makes; '' otherwise, and of another metric than accuracy by labels."""
     if original is None or not (isinstance(side.score, Accuracy) and isinstance(original.score, Accuracy)):
         return ""
-    lost, most = lost_classes(original.score.right, original.score.right - side.score.right)
-    if len(lost) <= most:
+    lost, chance = lost_classes(original.score.right, original.score.right - side.score.right)
+    if len(lost) <= chance:
         return ""
     return f"of the right answers of each class less than half are left: {join_first([*map(str, lost)])}"
 
 
 def _checks(side: _Measured, case: str, original: _Measured | None) -> Iterator[Check]:
-    owns = {item.name: item.value for item in original.values()} if original else {}
-    for item in side.values():
-        limit = side.metric.limits.get(item.name)
-        limit = _loosen(item, limit) if limit is not None and case == "edges" else limit
-        passed = limit is None or (item.value is not None and within(item.name, item.value, limit))
+    base_values = {value.name: value.value for value in original.values()} if original else {}
+    for value in side.values():
+        limit = side.metric.limits.get(value.name)
+        limit = _loosen(value, limit) if limit is not None and case == "edges" else limit
+        passed = limit is None or (value.value is not None and within(value.name, value.value, limit))
         passed = passed and not (side.failure and not side.metric.limits)
         lost = "" if limit is None or side.failure else _describe_lost(side, original)
-        passed, own = passed and not lost, owns.get(item.name)
-        notes = [lost, item.note, "" if own is None else f"the original model has {own:.4f}", _bound(item, limit)]
+        passed, base = passed and not lost, base_values.get(value.name)
+        notes = [lost, value.note, "" if base is None else f"the original model has {base:.4f}", _bound(value, limit)]
         note = "; ".join(filter(None, notes))
-        yield Check("task", item.name, side.metric.output, case, item.value, limit, passed, note)
+        yield Check("task", value.name, side.metric.output, case, value.value, limit, passed, note)
 
 
-def _loosen(item: TaskValue, limit: float) -> float:
+def _loosen(value: TaskValue, limit: float) -> float:
     """The limit at the edges, which are a few golden samples: twice as far from a perfect value, in decibels twice the
     error, and of a share at least one wrong answer."""
-    if at_most(item.name):
+    if at_most(value.name):
         return 2 * limit
-    if item.name.endswith("_db"):
+    if value.name.endswith("_db"):
         return limit - HONEST_DB
-    one = (item.total - 1) / item.total if item.total else 1.0
+    one = (value.total - 1) / value.total if value.total else 1.0
     return min(1 - 2 * (1 - limit), one)
 
 
-def _bound(item: TaskValue, limit: float | None) -> str:
+def _bound(value: TaskValue, limit: float | None) -> str:
     """How low a share may be in truth, and how many samples would show its limit where these do not."""
-    if item.count is None or not item.total:
+    if value.count is None or not value.total:
         return ""
-    least = lower(item.count, item.total, LEVEL)
+    least = lower(value.count, value.total, LEVEL)
     sure = f"with {100 * (1 - LEVEL):.0f} % confidence"
-    text = f"{item.count} of {item.total}: the true share is at least {least:.2f}, {sure}"
+    text = f"{value.count} of {value.total}: the true share is at least {least:.2f}, {sure}"
     needed = count_needed(1 - limit, LEVEL) if limit is not None and least < limit else None
     return text if needed is None else f"{text}; {needed} samples without an error would be needed to show {limit:g}"
 
@@ -437,9 +437,9 @@ def limits_at_other_sizes(spreads: Iterable[Spread], metrics: Sequence[TaskMetri
     """
     if not any(metric.decides for metric in metrics):
         return None
-    worst = {item.output: item.sqnr_db[0] for item in spreads if item.sqnr_db}
-    held = {output: max(value - HONEST_DB, LEAST_DB) for output, value in worst.items() if not math.isnan(value)}
-    measured = {(output, "edge"): Budget(sqnr_db=value, argmax_agreement=0.0) for output, value in held.items()}
+    worst = {spread.output: spread.sqnr_db[0] for spread in spreads if spread.sqnr_db}
+    limits_db = {output: max(value - HONEST_DB, LEAST_DB) for output, value in worst.items() if not math.isnan(value)}
+    measured = {(output, "edge"): Budget(sqnr_db=value, argmax_agreement=0.0) for output, value in limits_db.items()}
     return StagedLimits.of(Budgets(Budget(argmax_agreement=0.0), measured))
 
 

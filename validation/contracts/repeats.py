@@ -107,8 +107,8 @@ class Likeness:
         if fault_text := self._unfit(case, graph, engine):
             self.failure = Check("engine", "contract output", self.output, case.name, None, None, False, fault_text)
             return
-        original, *sides = (as_logits(item[self.output], self.limits.values) for item in (case.expected, engine, graph))
-        forecasts = [Forecasts(_softmax(item)) for item in (original, *sides)]
+        original, *sides = (as_logits(side[self.output], self.limits.values) for side in (case.expected, engine, graph))
+        forecasts = [Forecasts(_softmax(logits)) for logits in (original, *sides)]
         answers = forecasts[0].decision
         for side, logits in zip(self.sides.values(), sides, strict=True):
             side.see(case, original, logits)
@@ -140,11 +140,11 @@ class Likeness:
 
     def _unfit(self, case: Case, graph: Tensors, engine: Tensors) -> str:
         """Why the output has no distributions that can be compared; '' where it has."""
-        outputs = [item.get(self.output) for item in (case.expected, graph, engine)]
-        arrays = [item for item in outputs if item is not None]
+        outputs = [tensors.get(self.output) for tensors in (case.expected, graph, engine)]
+        arrays = [array for array in outputs if array is not None]
         if len(arrays) < len(outputs):
             return "there is no such output"
-        if len({item.shape for item in arrays}) > 1:
+        if len({array.shape for array in arrays}) > 1:
             return f"the original has the shape {arrays[0].shape}, the engine {arrays[2].shape}"
         if any(map(is_exact, arrays)):
             return "integers are decisions and have no distribution; use structured.sequence or agreement"
@@ -233,22 +233,22 @@ MOST_CASES = 4
 
 
 def repeat_checks(
-    wanted: Bitwise, session: Session, golden: GoldenSet, batch: Dim | None, budgets: Budgets
+    bitwise: Bitwise, session: Session, golden: GoldenSet, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
     """Checks of each output: equal digests over runs, then batch size and position. batch: the inputs' dim in front."""
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
     case_digests: dict[str, list[tuple[str, int, str]]] = {}
     for case in cases:
         run_digests = [
-            {name: digest(array) for name, array in run(session, case.inputs).items()} for _ in range(wanted.runs)
+            {name: digest(array) for name, array in run(session, case.inputs).items()} for _ in range(bitwise.runs)
         ]
-        for output, first in run_digests[0].items():
-            case_digests.setdefault(output, []).append((case.name, len({item[output] for item in run_digests}), first))
+        for output, text in run_digests[0].items():
+            case_digests.setdefault(output, []).append((case.name, len({row[output] for row in run_digests}), text))
     for output, items in case_digests.items():
-        name, count, first = max(items, key=lambda item: item[1])
-        note = f"{wanted.runs} runs of {len(items)} cases; {first}" if count == 1 else f"answers of {wanted.runs} runs"
+        name, count, text = max(items, key=lambda entry: entry[1])
+        note = f"{bitwise.runs} runs of {len(items)} cases; {text}" if count == 1 else f"answers of {bitwise.runs} runs"
         yield Check("engine", "contract bitwise", output, name, float(count), 1.0, count == 1, note)
-    yield from _in_batches(wanted, session, cases[0].inputs, batch, budgets)
+    yield from _in_batches(bitwise, session, cases[0].inputs, batch, budgets)
 
 
 def digest(array: Array) -> str:
@@ -258,23 +258,23 @@ def digest(array: Array) -> str:
 
 
 def _in_batches(
-    wanted: Bitwise, session: Session, inputs: Tensors, batch: Dim | None, budgets: Budgets
+    bitwise: Bitwise, session: Session, inputs: Tensors, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
     """Checks of one sample in a batch of the least size, and at places of batches of `opt` and `max`."""
     if batch is None or batch.max < 2 or batch.static:
-        if wanted.position or wanted.size:
+        if bitwise.position or bitwise.size:
             note = "the inputs have no dynamic dim in front that they share; leave position and size out"
             yield Check("engine", "contract batch", "", "golden", None, None, False, note)
         return
     alone = _answers(session, inputs, batch.min, 0, batch)
     sizes = sorted({size for size in (batch.opt, batch.max) if size > max(batch.min, 1)})
-    first = {f"first of {size}": _answers(session, inputs, size, 0, batch) for size in sizes}
+    first_answers = {f"first of {size}": _answers(session, inputs, size, 0, batch) for size in sizes}
     for output, expected in alone.items():
-        yield _worst("contract batch size", output, expected, first, wanted.size, budgets)
+        yield _worst("contract batch size", output, expected, first_answers, bitwise.size, budgets)
     size = sizes[-1]
     last = {f"{place + 1} of {size}": _answers(session, inputs, size, place, batch) for place in (size // 2, size - 1)}
-    for output, expected in first[f"first of {size}"].items():
-        yield _worst("contract batch position", output, expected, last, wanted.position, budgets)
+    for output, expected in first_answers[f"first of {size}"].items():
+        yield _worst("contract batch position", output, expected, last, bitwise.position, budgets)
 
 
 def _answers(session: Session, inputs: Tensors, size: int, place: int, batch: Dim) -> dict[str, Array]:
@@ -287,15 +287,15 @@ def _answers(session: Session, inputs: Tensors, size: int, place: int, batch: Di
 
 
 def _worst(
-    name: str, output: str, expected: Array, found: Mapping[str, dict[str, Array]], bits: bool, budgets: Budgets
+    name: str, output: str, expected: Array, place_answers: Mapping[str, dict[str, Array]], bits: bool, budgets: Budgets
 ) -> Check:
-    """The check of the place whose output is furthest from `expected`. found: outputs by place and name."""
-    values = {place: answers[output] for place, answers in found.items() if output in answers}
+    """The check of the place whose output is furthest from `expected`. place_answers: outputs by place and name."""
+    values = {place: answers[output] for place, answers in place_answers.items() if output in answers}
     if not values:
         return Check("engine", name, output, "golden", None, None, not bits, "this output has no batch in front")
     if bits:
         differ = {place: float(np.sum(_bits(expected) != _bits(value))) for place, value in values.items()}
-        place = max(differ, key=lambda item: differ[item])
+        place = max(differ, key=lambda place: differ[place])
         return Check("engine", name, output, place, differ[place], 0.0, differ[place] == 0, "elements with other bits")
     budget, limit = budgets.of(output, "golden", expected.size), None
     drifts = {place: measure(expected, value) for place, value in values.items()}
@@ -305,7 +305,7 @@ def _worst(
     else:
         metric, limit = "sqnr_db", budget.sqnr_db
         figures = {place: -np.inf if drift.nonfinite else drift.sqnr_db for place, drift in drifts.items()}
-    place = min(figures, key=lambda item: figures[item])
+    place = min(figures, key=lambda place: figures[place])
     same = all(np.array_equal(_bits(expected), _bits(value)) for value in values.values())
     note = f"{metric}; {'the same bits' if same else 'other bits'}"
     passed = limit is None or within(metric, figures[place], limit)
@@ -359,17 +359,17 @@ class Reproducibility:
 
 def reproducibility(built: Sequence[EngineRebuild], budgets: Budgets) -> Reproducibility:
     """Compare the first build with the others, case by case."""
-    engines = [item.engine for item in built]
+    engines = [rebuild.engine for rebuild in built]
     distinct: dict[str, set[str]] = {}
-    for item in built:
+    for rebuild in built:
         said: dict[str, list[str]] = {}
-        for case in item.answers.cases:
+        for case in rebuild.answers.cases:
             for output, array in case.expected.items():
                 said.setdefault(output, []).append(digest(array))
         for output, digests in said.items():
             distinct.setdefault(output, set()).add(" ".join(digests))
     checks = [check for other in built[1:] for check in _against(built[0].answers, other.answers, budgets)]
-    failed = [check for check in checks if not check.passed]
+    failures = [check for check in checks if not check.passed]
     outputs = {
         output: OutputSpread(
             distinct=len(output_digests),
@@ -380,12 +380,12 @@ def reproducibility(built: Sequence[EngineRebuild], budgets: Budgets) -> Reprodu
         for output, output_digests in distinct.items()
     }
     counts = {name: engines.count(name) for name in dict.fromkeys(engines)}
-    return Reproducibility(len(built), len(set(engines)) == 1, counts, outputs, not failed, tuple(failed))
+    return Reproducibility(len(built), len(set(engines)) == 1, counts, outputs, not failures, tuple(failures))
 
 
-def _against(first: GoldenSet, other: GoldenSet, budgets: Budgets) -> list[Check]:
+def _against(reference: GoldenSet, other: GoldenSet, budgets: Budgets) -> list[Check]:
     checks: list[Check] = []
-    for left, right in zip(first.cases, other.cases, strict=True):
+    for left, right in zip(reference.cases, other.cases, strict=True):
         for output, expected in left.expected.items():
             budget = budgets.of(output, left.kind, expected.size)
             try:

@@ -22,14 +22,14 @@ def _broken_sequence(limits: Sequence, expected: Array, actual: Array) -> list[t
     pairs = list(zip(rows_of(expected), rows_of(actual), strict=True)) if fits else []
     if (token := limits.until) is not None:
         pairs = [(up_to(left, token), up_to(right, token)) for left, right in pairs]
-    found = []
-    if (first := limits.first) is not None:
-        early = [max(0, min(first, max(map(len, pair))) - _first_difference(*pair)) for pair in pairs]
-        found.append(("sequence first", float(max(early, default=0)) if fits else np.nan, 0.0))
+    amounts = []
+    if (equal_tokens := limits.first) is not None:
+        early = [max(0, min(equal_tokens, max(map(len, pair))) - _first_difference(*pair)) for pair in pairs]
+        amounts.append(("sequence first", float(max(early, default=0)) if fits else np.nan, 0.0))
     if limits.edits is not None:
         shares = [edit_distance(*pair) / max(1, *map(len, pair)) for pair in pairs]
-        found.append(("sequence edits", float(max(shares, default=0)) if fits else np.nan, limits.edits))
-    return found
+        amounts.append(("sequence edits", float(max(shares, default=0)) if fits else np.nan, limits.edits))
+    return amounts
 
 
 def _broken_end(end: End, expected: Array, actual: Array) -> list[tuple[str, float, float]]:
@@ -40,16 +40,16 @@ def _broken_end(end: End, expected: Array, actual: Array) -> list[tuple[str, flo
     if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
         return [("eos", np.nan, 0.0)]
     ends = [_ends(side, end.token) for side in (expected, actual)]
-    found = [("eos", float(((ends[0] < 0) != (ends[1] < 0)).sum()), 0.0)]
+    amounts = [("eos", float(((ends[0] < 0) != (ends[1] < 0)).sum()), 0.0)]
     both = (ends[0] >= 0) & (ends[1] >= 0)
     if end.apart is not None:
-        far = np.abs(ends[0] - ends[1])[both].max(initial=0)
-        found.append(("eos apart", float(far), float(end.apart)))
+        distance = np.abs(ends[0] - ends[1])[both].max(initial=0)
+        amounts.append(("eos apart", float(distance), float(end.apart)))
     if end.pad is not None:
         rows = rows_of(actual)
         after = (np.arange(rows.shape[1]) > ends[1][:, None]) & (ends[1][:, None] >= 0)
-        found.append(("eos pad", float((after & (rows != end.pad)).sum()), 0.0))
-    return found
+        amounts.append(("eos pad", float((after & (rows != end.pad)).sum()), 0.0))
+    return amounts
 
 
 def rows_of(array: Array) -> Array:
@@ -104,8 +104,8 @@ def _broken_boxes(
         if not total:
             return []
         unmatched = 1 - 2 * matches / total
-    found = [("boxes", unmatched, round(1 - limits.matched, 12))]
-    return found if limits.score is None else [*found, ("boxes score", apart, limits.score)]
+    amounts = [("boxes", unmatched, round(1 - limits.matched, 12))]
+    return amounts if limits.score is None else [*amounts, ("boxes score", apart, limits.score)]
 
 
 def _images(limits: Boxes, boxes: Array, outputs: Tensors) -> "list[_Image] | None":
@@ -119,14 +119,14 @@ def _images(limits: Boxes, boxes: Array, outputs: Tensors) -> "list[_Image] | No
         return None
     images = math.prod(shape[:-1])
     corners = to_corners(np.asarray(boxes, np.float64), limits.form).reshape(images, count, 4)
-    rest = [np.asarray(item, np.float64).reshape(images, count) for item in (classes, scores)]
-    found = []
+    rest = [np.asarray(values, np.float64).reshape(images, count) for values in (classes, scores)]
+    image_boxes = []
     for image in zip(corners, *rest, strict=True):
-        kept = ~(image[2] < limits.least_score)  # NaN is kept, to fail
-        if not all(np.isfinite(item[kept]).all() for item in image):
+        mask = ~(image[2] < limits.least_score)  # NaN is kept, to fail
+        if not all(np.isfinite(part[mask]).all() for part in image):
             return None
-        found.append(_Image(*(item[kept] for item in image)))
-    return found
+        image_boxes.append(_Image(*(part[mask] for part in image)))
+    return image_boxes
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,26 +166,26 @@ def find_broken(
     expected: the graph's output.  actual: the engine's.  sizes: of the named dims in this case.  beside: all
     outputs of the graph and of the engine, for `boxes`.
     """
-    found: list[tuple[str, float, float]] = []
+    amounts: list[tuple[str, float, float]] = []
     if structure.finite:
-        found.append(("finite", float(np.size(actual) - np.isfinite(actual).sum()), 0.0))
+        amounts.append(("finite", float(np.size(actual) - np.isfinite(actual).sum()), 0.0))
     if structure.range is not None:
-        found.append(("range", _outside(_wide(actual), *structure.range), 0.0))
+        amounts.append(("range", _outside(_wide(actual), *structure.range), 0.0))
     if structure.sums_to_one is not None:
-        found.append(("sums_to_one", _from_one(_wide(actual).sum(-1)), structure.sums_to_one))
+        amounts.append(("sums_to_one", _from_one(_wide(actual).sum(-1)), structure.sums_to_one))
     if structure.unit_norm is not None:
-        found.append(("unit_norm", _from_one(np.linalg.norm(_wide(actual), axis=-1)), structure.unit_norm))
+        amounts.append(("unit_norm", _from_one(np.linalg.norm(_wide(actual), axis=-1)), structure.unit_norm))
     if structure.sorted is not None:
-        found.append(("sorted", _count_unsorted(_wide(actual), structure.sorted), 0.0))
+        amounts.append(("sorted", _count_unsorted(_wide(actual), structure.sorted), 0.0))
     if structure.shape is not None:
-        found.append(("shape", _count_other_sizes(actual.shape, structure.shape, sizes), 0.0))
+        amounts.append(("shape", _count_other_sizes(actual.shape, structure.shape, sizes), 0.0))
     if structure.equal_until is not None:
-        found.append(("equal_until", _share_differing(expected, actual, structure.equal_until), 0.0))
+        amounts.append(("equal_until", _share_differing(expected, actual, structure.equal_until), 0.0))
     if structure.dtype is not None:
-        found.append(("dtype", float(actual.dtype.name != structure.dtype), 0.0))
-    found += _broken_sequence(structure.sequence, expected, actual) if structure.sequence else []
-    found += _broken_end(structure.eos, expected, actual) if structure.eos else []
-    return found + (_broken_boxes(structure.boxes, expected, actual, beside) if structure.boxes else [])
+        amounts.append(("dtype", float(actual.dtype.name != structure.dtype), 0.0))
+    amounts += _broken_sequence(structure.sequence, expected, actual) if structure.sequence else []
+    amounts += _broken_end(structure.eos, expected, actual) if structure.eos else []
+    return amounts + (_broken_boxes(structure.boxes, expected, actual, beside) if structure.boxes else [])
 
 
 def _wide(array: Array) -> Array:

@@ -96,7 +96,7 @@ class Structure(Declared):
     boxes: Boxes | None = None
 
     def __post_init__(self) -> None:
-        if all(getattr(self, item.name) is None for item in fields(self)):
+        if all(getattr(self, term.name) is None for term in fields(self)):
             raise ValueError("asks for nothing; name a predicate, such as finite: true")
         least, greatest = self.range or (None, None)
         if least is not None and greatest is not None and least > greatest:
@@ -124,7 +124,7 @@ class Rows(Declared):
     brier: Annotated[float, Interval(ge=0, le=2)] | None = setting("difference of the Brier score", BRIER)
 
     def __post_init__(self) -> None:
-        if all(getattr(self, item.name) is None for item in fields(self)[1:]):
+        if all(getattr(self, term.name) is None for term in fields(self)[1:]):
             raise ValueError("asks for nothing; leave one limit that is not null")
 
 
@@ -166,9 +166,9 @@ class Contract(Declared):
     def outputs(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """(path of the key below the contract, output) for each output that is named."""
         yield from ((("structured", output), output) for output in self.structured)
-        for at, item in self.structured.items():
-            for key in ("classes", "scores") if item.boxes else ():
-                if (name := getattr(item.boxes, key)) is not None:
+        for at, structure in self.structured.items():
+            for key in ("classes", "scores") if structure.boxes else ():
+                if (name := getattr(structure.boxes, key)) is not None:
                     yield ("structured", at, "boxes", key), name
         if self.distributional is not None:
             yield from ((("distributional", "rows", output), output) for output in self.distributional.rows)

@@ -38,7 +38,7 @@ PER_STEP, AT_ONCE = 10, 2048
 MOST_ELEMENTS = 1 << 14
 
 
-def two_sample_checks(wanted: Seeds, reference: Session, candidate: Session, golden: GoldenSet) -> Iterator[Check]:
+def two_sample_checks(seeds: Seeds, reference: Session, candidate: Session, golden: GoldenSet) -> Iterator[Check]:
     """A check of each output: the p-value after Holm's correction, which must not be below alpha.
 
     The inputs are those of the first case. An error of the candidate is a failed check; one of the reference raises.
@@ -46,27 +46,27 @@ def two_sample_checks(wanted: Seeds, reference: Session, candidate: Session, gol
     """
     case = golden.cases[0]
     generator = np.random.default_rng(SEED)
-    if wanted.vary is not None and wanted.vary not in case.inputs:
-        raise InputError(f"seeds.vary: {wanted.vary!r} is no input; known: {', '.join(case.inputs)}")
-    expected = [run(reference, item) for item in _draw_inputs(wanted, case.inputs, generator)]
+    if seeds.vary is not None and seeds.vary not in case.inputs:
+        raise InputError(f"seeds.vary: {seeds.vary!r} is no input; known: {', '.join(case.inputs)}")
+    expected = [run(reference, inputs) for inputs in _draw_inputs(seeds, case.inputs, generator)]
     try:
-        actual = [run(candidate, item) for item in _draw_inputs(wanted, case.inputs, generator)]
+        actual = [run(candidate, inputs) for inputs in _draw_inputs(seeds, case.inputs, generator)]
     except EnginesmithError as error:
         yield Check("engine", "contract runs", "", case.name, None, None, False, str(error))
         return
     p_values: dict[str, float] = {}
-    for output in wanted.outputs:
-        sides = [[item.get(output) for item in side] for side in (expected, actual)]
+    for output in seeds.outputs:
+        sides = [[outputs.get(output) for outputs in side] for side in (expected, actual)]
         reason = _unfit(*sides)
         if reason:
-            yield Check("engine", "contract seeds", output, case.name, None, wanted.alpha, False, reason)
+            yield Check("engine", "contract seeds", output, case.name, None, seeds.alpha, False, reason)
             continue
-        permutations = math.ceil(PER_STEP * len(wanted.outputs) / wanted.alpha)
-        rows, others = (np.stack([np.asarray(item).reshape(-1) for item in side]) for side in sides)
+        permutations = math.ceil(PER_STEP * len(seeds.outputs) / seeds.alpha)
+        rows, others = (np.stack([np.asarray(array).reshape(-1) for array in side]) for side in sides)
         p_values[output] = p_value(rows, others, permutations)
-    note = f"p-value of {wanted.draws} draws of each side, over {len(wanted.outputs)} outputs"
-    for output, p in holm(p_values, len(wanted.outputs)).items():
-        yield Check("engine", "contract seeds", output, case.name, p, wanted.alpha, p >= wanted.alpha, note)
+    note = f"p-value of {seeds.draws} draws of each side, over {len(seeds.outputs)} outputs"
+    for output, p in holm(p_values, len(seeds.outputs)).items():
+        yield Check("engine", "contract seeds", output, case.name, p, seeds.alpha, p >= seeds.alpha, note)
 
 
 def p_value(expected: Array, actual: Array, permutations: int) -> float:
@@ -94,39 +94,39 @@ def p_value(expected: Array, actual: Array, permutations: int) -> float:
 def holm(p_values: Mapping[str, float], tests: int) -> dict[str, float]:
     """The p-values by name after Holm's step-down correction for `tests` tests, in their given order."""
     adjusted, least = dict[str, float](), 0.0
-    for index, name in enumerate(sorted(p_values, key=lambda item: p_values[item])):
+    for index, name in enumerate(sorted(p_values, key=lambda output: p_values[output])):
         least = max(least, min(1.0, (tests - index) * p_values[name]))
         adjusted[name] = least
     return {name: adjusted[name] for name in p_values}
 
 
-def _draw_inputs(wanted: Seeds, inputs: Tensors, generator: np.random.Generator) -> Iterator[Tensors]:
+def _draw_inputs(seeds: Seeds, inputs: Tensors, generator: np.random.Generator) -> Iterator[Tensors]:
     """The inputs of each draw, with random numbers in `vary`: uniform integers, or standard normal floats."""
-    for _ in range(wanted.draws):
-        if wanted.vary is None:
+    for _ in range(seeds.draws):
+        if seeds.vary is None:
             yield inputs
             continue
-        array = inputs[wanted.vary]
+        array = inputs[seeds.vary]
         if array.dtype.kind in "iu":
-            most = min(int(np.iinfo(array.dtype).max), 2**31 - 1)
-            value = np.asarray(generator.integers(0, most, array.shape, dtype=np.int64)).astype(array.dtype)
+            high = min(int(np.iinfo(array.dtype).max), 2**31 - 1)
+            value = np.asarray(generator.integers(0, high, array.shape, dtype=np.int64)).astype(array.dtype)
         else:
             value = np.asarray(generator.standard_normal(array.shape)).astype(array.dtype)
-        yield {**inputs, wanted.vary: value}
+        yield {**inputs, seeds.vary: value}
 
 
 def _unfit(expected: Sequence[Array | None], actual: Sequence[Array | None]) -> str:
     """Why two samples of an output cannot be compared; '' where they can."""
-    arrays = [item for item in (*expected, *actual) if item is not None]
+    arrays = [array for array in (*expected, *actual) if array is not None]
     if len(arrays) < len(expected) + len(actual):
         return "there is no such output"
-    if len({item.shape for item in arrays}) > 1:
+    if len({array.shape for array in arrays}) > 1:
         return "its shape is another one from draw to draw"
-    if not all(np.isfinite(item).all() for item in arrays):
-        side = "the graph" if not all(np.isfinite(item).all() for item in arrays[: len(expected)]) else "the engine"
+    if not all(np.isfinite(array).all() for array in arrays):
+        side = "the graph" if not all(np.isfinite(array).all() for array in arrays[: len(expected)]) else "the engine"
         return f"{side} gave a number that is not finite"
     still = [
-        all(np.array_equal(item, side[0]) for item in side)
+        all(np.array_equal(array, side[0]) for array in side)
         for side in (arrays[: len(expected)], arrays[-len(actual) :])
     ]
     if still[0]:
@@ -164,7 +164,7 @@ def contract_checks(
     """
     rows = contract.distributional.rows if contract.distributional else {}
     watches: list[_Structured | Likeness] = [
-        *(_Structured(name, item, shapes[0]) for name, item in contract.structured.items()),
+        *(_Structured(name, structure, shapes[0]) for name, structure in contract.structured.items()),
         *(Likeness(name, limits, golden.labels) for name, limits in rows.items()),
     ]
     checks = list(_watch_runs(watches, reference, candidate, golden))

@@ -13,8 +13,8 @@ from enginesmith.core.types import Tensors, TensorSpec
 
 def leading_dim(specs: Sequence[TensorSpec]) -> str | None:
     """The named dim that all inputs have as their first axis, the batch; None without one."""
-    first = {spec.shape[0] if spec.shape else None for spec in specs}
-    only = first.pop() if len(first) == 1 else None
+    leading_dims = {spec.shape[0] if spec.shape else None for spec in specs}
+    only = leading_dims.pop() if len(leading_dims) == 1 else None
     return only if isinstance(only, str) else None
 
 
@@ -29,20 +29,20 @@ def enough_samples(
     """
     turns = ((start + step) % len(groups) for step in range(len(groups)))
     start = next((at for at in turns if _is_full(groups[at])), start)
-    first, batch = groups[start], leading_dim(specs)
+    first_group, batch = groups[start], leading_dim(specs)
     if batch is None or batch not in sizes or any(batch in spec.shape[1:] for spec in specs):
-        return first
+        return first_group
     name = specs[0].name
-    batch_groups, count, batch_size = [first], len(first[name]), sizes[batch]
+    batch_groups, count, batch_size = [first_group], len(first_group[name]), sizes[batch]
     for step in range(1, len(groups)):
         if count >= batch_size:
             break
         group = groups[(start + step) % len(groups)]
-        if all(group[spec.name].shape[1:] == first[spec.name].shape[1:] for spec in specs):
+        if all(group[spec.name].shape[1:] == first_group[spec.name].shape[1:] for spec in specs):
             batch_groups.append(group)
             count += len(group[name])
     if len(batch_groups) == 1:
-        return first
+        return first_group
     return {spec.name: np.concatenate([group[spec.name] for group in batch_groups]) for spec in specs}
 
 

@@ -30,16 +30,16 @@ class GeneratedSamples:
     dims: tuple[Dim, ...]
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
-        """See `SampleSource.runs`; each item is a run and counts as one sample. Raises DataError also without any."""
+        """See `SampleSource.runs`; each sample is a run and counts as one sample. Raises DataError also without any."""
         index = -1
-        for index, item in enumerate(sample_items(self.make, self.name)):
+        for index, sample in enumerate(sample_items(self.make, self.name)):
             if stop is not None and index >= stop:
                 return
             if index >= start:
                 where = f"{self.name}: sample {index}"
-                for name in item.keys() - {spec.name for spec in self.inputs}:
+                for name in sample.keys() - {spec.name for spec in self.inputs}:
                     raise DataError(f"{where} has an array {name!r} that no input is named")
-                batch = {spec.name: _to_batch(item.get(spec.name), spec, where) for spec in self.inputs}
+                batch = {spec.name: _to_batch(sample.get(spec.name), spec, where) for spec in self.inputs}
                 try:
                     sizes = sizes_of(batch, self.inputs)
                 except DataError as error:

@@ -89,8 +89,8 @@ def single_samples(source: SampleSource, start: int = 0, stop: int | None = None
 def join(samples: Sequence[Tensors], dim: str, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
     """One step's inputs: those with the dim joined along it, the others as all samples have them. Raises DataError
     where these differ."""
-    first, *others = samples
-    arrays = dict(first)
+    first_sample, *others = samples
+    arrays = dict(first_sample)
     for spec in inputs if others else ():
         parts = [sample[spec.name] for sample in samples]
         if dim in spec.shape:
@@ -107,8 +107,8 @@ class GrownInputs:
     """Inputs that cover what states hold too, as an attention mask over `past + tokens`: what each step adds is joined
     to that of the steps before it. given: the inputs of a model without its states. For one sequence."""
 
-    def __init__(self, given: Sequence[TensorSpec]) -> None:
-        self._axes, self._held = list(grown_axes(given)), dict[str, Array]()
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self._axes, self._held = list(grown_axes(specs)), dict[str, Array]()
 
     def take(self, step: Tensors) -> dict[str, Array]:
         """The whole inputs of the next step."""
@@ -142,10 +142,10 @@ def read_steps(
     axis = spec.shape.index(dim.name)
     width = samples.arrays[spec.name].shape[axis + 1 if samples.complete else axis]
     sizes = np.diff(np.append(sequence_steps.firsts, len(sequence_steps.begins))) * width
-    for first, size in zip(sequence_steps.firsts, sizes, strict=True):
+    for start, size in zip(sequence_steps.firsts, sizes, strict=True):
         if size not in dim.sizes:
             raise DataError(
-                f"{samples.name}: the step from sample {first}, number {samples.column(name)[first]} of {name!r}, has "
+                f"{samples.name}: the step from sample {start}, number {samples.column(name)[start]} of {name!r}, has "
                 f"{dim.name}={size}, outside {dim.words}; divide it into several steps, or widen dims.{dim.name}"
             )
     return sequence_steps
@@ -321,15 +321,15 @@ def split(steps: SampleSource, order: Array | None, stop: int | None = None) -> 
     """
     runs, ahead = single_samples(steps, 0, stop), list[Run]()
 
-    def read(first: Run) -> Iterator[Run]:
-        yield first
+    def read(first_run: Run) -> Iterator[Run]:
+        yield first_run
         for end, inputs in runs:
             if order is not None and order[end - 1] != order[end - 2]:
                 ahead.append((end, inputs))
                 return
             yield end, inputs
 
-    ahead.extend([first] if (first := next(runs, None)) else [])
+    ahead.extend([first_run] if (first_run := next(runs, None)) else [])
     while ahead:
         yield read(ahead.pop())
 
@@ -363,7 +363,7 @@ def stack(
         alike.setdefault(tuple(step[spec.name].shape for spec in specs), []).append(at)
     groups = [part for places in alike.values() for part in _parts(places, steps[places[0]], batch)]
     if len(alike) > 1:
-        groups = [group for _, group in sorted(enumerate(groups), key=lambda item: f"{item[0]:032b}"[::-1])]
+        groups = [group for _, group in sorted(enumerate(groups), key=lambda numbered: f"{numbered[0]:032b}"[::-1])]
     joined = [_join([steps[at] for at in group], batch) for group in groups]
     return joined, groups
 
@@ -379,11 +379,11 @@ def number_steps(count: int, order: Array | None) -> Array:
 def _batch_axes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> tuple[int, dict[str, int]] | None:
     """(rows of a group, the batch's axis in each input), where every input has one and the least batch is 1."""
     names = {dim.name: dim for dim in dims if dim.min == 1}
-    first = next((spec.shape[0] for spec in specs if spec.shape and spec.shape[0] in names), None)
-    if first is None or not all(spec.shape.count(first) == 1 for spec in specs):
+    leading = next((spec.shape[0] for spec in specs if spec.shape and spec.shape[0] in names), None)
+    if leading is None or not all(spec.shape.count(leading) == 1 for spec in specs):
         return None
-    dim = names[str(first)]
-    return dim.opt if dim.opt > 1 else min(dim.max, MOST_ROWS), {spec.name: spec.shape.index(first) for spec in specs}
+    dim = names[str(leading)]
+    return dim.opt if dim.opt > 1 else min(dim.max, MOST_ROWS), {spec.name: spec.shape.index(leading) for spec in specs}
 
 
 def _parts(places: list[int], step: Tensors, batch: tuple[int, dict[str, int]] | None) -> Iterator[list[int]]:

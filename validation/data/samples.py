@@ -219,12 +219,12 @@ class Samples:
             raise DataError(f"{self.path}: dim {name!r} of the inputs is not declared; add dims.{name}")
         return declared_dim
 
-    def _sizes(self, wanted: int | None, among: int | None = None) -> list[int]:
-        """The number of entries of axis 0 in each run, of `among` entries (default all). wanted: as in `batches`."""
+    def _sizes(self, group_size: int | None, among: int | None = None) -> list[int]:
+        """The number of entries of axis 0 in each run, of `among` entries (default all). group_size: see `batches`."""
         count = self.count if among is None else max(among, 0)
         if self.complete:
             return [1] * count
-        low, size, multiple = self._group(wanted)
+        low, size, multiple = self._group(group_size)
         self._check_rest(count, low, size, multiple)
         full, rest = divmod(count, size)
         return [size] * full + ([rest] if rest else [])
@@ -240,7 +240,7 @@ class Samples:
                 f"drop {rest % multiple if rest > low else rest} or add {more}"
             )
 
-    def _group(self, wanted: int | None) -> tuple[int, int, int]:
+    def _group(self, group_size: int | None) -> tuple[int, int, int]:
         """The least and the usual length of a group, and what every length is a multiple of."""
         firsts = {spec.shape[0] for spec in self.inputs}
         if len(firsts) > 1:
@@ -255,7 +255,7 @@ class Samples:
         if leading in inner:
             return inner[leading], inner[leading], 1
         dim = self._dim(leading)
-        size = max(dim.min, min(wanted or dim.opt, dim.max))
+        size = max(dim.min, min(group_size or dim.opt, dim.max))
         return dim.min, size // dim.multiple * dim.multiple, dim.multiple
 
 
@@ -306,14 +306,14 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
 
 
 def _name_arrays(
-    found: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra: Sequence[str], path: Path
+    arrays: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra: Sequence[str], path: Path
 ) -> dict[str, Stored]:
     """The arrays of the inputs and of `extra` by name, which must be exactly those found."""
     array_names = [*(spec.name for spec in inputs), *extra]
-    if list(found) == [""] and len(array_names) == 1:
-        return {array_names[0]: found[""]}
-    _raise_first(find_wrong_names(found, [spec.name for spec in inputs], path, extra))
-    return {name: found[name] for name in array_names}
+    if list(arrays) == [""] and len(array_names) == 1:
+        return {array_names[0]: arrays[""]}
+    _raise_first(find_wrong_names(arrays, [spec.name for spec in inputs], path, extra))
+    return {name: arrays[name] for name in array_names}
 
 
 def _raise_first(wrong: Iterator[str]) -> None:
@@ -323,21 +323,21 @@ def _raise_first(wrong: Iterator[str]) -> None:
 
 
 def find_wrong_names(
-    found: Collection[str], inputs: Sequence[str], path: Path, extra: Sequence[str] = ()
+    array_names: Collection[str], inputs: Sequence[str], path: Path, extra: Sequence[str] = ()
 ) -> Iterator[str]:
-    """What is said of arrays that are missing, and of those that nothing asks for. found: the names of those at `path`.
+    """What is said of arrays that are missing, and of those that nothing asks for. array_names: of those at `path`.
     extra: names that are wanted beside those of the inputs."""
     beside = f", and beside them {', '.join(extra)}" if extra else ""
-    both = f"it holds {', '.join(found) or 'none'}; the model wants {', '.join(inputs)}{beside}"
+    both = f"it holds {', '.join(array_names) or 'none'}; the model wants {', '.join(inputs)}{beside}"
     expected_names = [*inputs, *extra]
-    if list(found) == [""]:
+    if list(array_names) == [""]:
         yield f"{path} holds a single array; {', '.join(expected_names)} are needed: save them with numpy.savez"
         return
     for name in expected_names:
-        if name not in found:
-            remedy = f"{suggest(name, found, '')} rename the array, or correct the name in the spec".lstrip()
+        if name not in array_names:
+            remedy = f"{suggest(name, array_names, '')} rename the array, or correct the name in the spec".lstrip()
             yield f"{path} has no array {name!r}: {both}; {remedy}"
-    for name in found:
+    for name in array_names:
         if name not in expected_names:
             remedy = f"{suggest(name, expected_names, '')} leave it out, or name it in the spec".lstrip()
             yield f"{path} has an array {name!r} that nothing asks for: {both}; {remedy}"
@@ -374,17 +374,17 @@ def _wrong_layout(arrays: Sequence[Stored], inputs: Sequence[TensorSpec]) -> Ite
 def _wrong_counts(arrays: Mapping[str, Stored]) -> Iterator[str]:
     """Arrays without samples, and with another number of them than the first one."""
     counts = {name: array.shape[0] if array.shape else 0 for name, array in arrays.items()}
-    first = next(iter(counts))
+    first_name = next(iter(counts))
     for name, count in counts.items():
         if count == 0:
             yield f"{arrays[name]} has no samples; give at least one along axis 0"
-        elif count != counts[first]:
-            yield f"{arrays[name]} has {count} samples, but {first!r} has {counts[first]}; make them equal"
+        elif count != counts[first_name]:
+            yield f"{arrays[name]} has {count} samples, but {first_name!r} has {counts[first_name]}; make them equal"
 
 
 def _check_finite(block: Array, array: Stored, start: int) -> None:
     if block.dtype.kind not in "fc" or np.isfinite(block).all():
         return
     entry = int(np.argmax(~np.isfinite(block).reshape(len(block), -1).all(axis=1)))
-    bad = block[entry][~np.isfinite(block[entry])].flat[0]
-    raise DataError(f"{array} holds {bad} in sample {start + entry}; remove or repair that sample")
+    value = block[entry][~np.isfinite(block[entry])].flat[0]
+    raise DataError(f"{array} holds {value} in sample {start + entry}; remove or repair that sample")

@@ -112,14 +112,14 @@ def _series(path: Path, most_files: int | None) -> FileSeries:
     files = tuple(stored_arrays(file)[""] for file in paths[:most_files])
     if not files:
         raise DataError(f"{path} holds no .npy files; save one sample in each")
-    first = files[0]
+    first_file = files[0]
     for index, file in enumerate(files):
-        if file.shape != first.shape or file.dtype != first.dtype:
+        if file.shape != first_file.shape or file.dtype != first_file.dtype:
             raise DataError(
-                f"{file} (sample {index}) has shape {file.shape} and dtype {file.dtype}; {first.path.name} has "
-                f"{first.shape} and {first.dtype}: all samples must be alike"
+                f"{file} (sample {index}) has shape {file.shape} and dtype {file.dtype}; {first_file.path.name} has "
+                f"{first_file.shape} and {first_file.dtype}: all samples must be alike"
             )
-    return FileSeries(path, (*files, *(replace(first, path=file) for file in paths[len(files) :])))
+    return FileSeries(path, (*files, *(replace(first_file, path=file) for file in paths[len(files) :])))
 
 
 @dataclass(frozen=True)
@@ -138,22 +138,22 @@ def _in_safetensors(path: Path) -> dict[str, StoredArray]:
             text = stream.read(size) if size <= LARGEST_HEADER else b""
         header = parsing.load_json(text)
         header.pop("__metadata__", None)
-        arrays = {name: _tensor(path, name, decode(item, _SafetensorsEntry), 8 + size) for name, item in header.items()}
+        arrays = {name: _tensor(path, name, decode(info, _SafetensorsEntry), 8 + size) for name, info in header.items()}
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give the path of a safetensors file") from None
     except (OSError, IntegrityError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as safetensors ({error!r}); write it again") from error
-    last = max((item.offset for item in arrays.values()), default=0)
-    for item in arrays.values():
-        if item.offset == last:
-            check_complete(item, path.stat().st_size)
+    last = max((array.offset for array in arrays.values()), default=0)
+    for array in arrays.values():
+        if array.offset == last:
+            check_complete(array, path.stat().st_size)
     return arrays
 
 
-def _tensor(path: Path, name: str, item: "_SafetensorsEntry", start: int) -> StoredArray:
-    if item.dtype not in SAFETENSORS_DTYPES:
-        raise DataError(f"{path}: array {name!r} is {item.dtype}, which numpy lacks; convert it")
-    begin, end = item.data_offsets
-    array = StoredArray(path, name, None, np.dtype(SAFETENSORS_DTYPES[item.dtype]), item.shape, start + begin)
+def _tensor(path: Path, name: str, entry: "_SafetensorsEntry", start: int) -> StoredArray:
+    if entry.dtype not in SAFETENSORS_DTYPES:
+        raise DataError(f"{path}: array {name!r} is {entry.dtype}, which numpy lacks; convert it")
+    begin, end = entry.data_offsets
+    array = StoredArray(path, name, None, np.dtype(SAFETENSORS_DTYPES[entry.dtype]), entry.shape, start + begin)
     check_complete(array, start + end)
     return array

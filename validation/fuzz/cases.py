@@ -143,8 +143,8 @@ def make(
     if case.values in REAL:
         return real
     if case.values in MOVED:
-        kept = () if case.values == "cleared" else list_masks(real)
-        return {name: array if name in kept else _move(generator, array, case.values) for name, array in real.items()}
+        masks = () if case.values == "cleared" else list_masks(real)
+        return {name: array if name in masks else _move(generator, array, case.values) for name, array in real.items()}
     if case.values == "nan":
         position = nan_at(case, specs, seed)
         for name, array in real.items() if position is not None else ():
@@ -210,7 +210,7 @@ def _fill(
         size = np.sqrt(largest) if case.values == "extreme" else tiny / 8
         return np.asarray(generator.choice([-1.0, 1.0], real.shape) * size, real.dtype)
     if case.values == "extreme" and real.dtype.kind in "iu":
-        ends = [min(item[name].min() for item in golden), max(item[name].max() for item in golden)]
+        ends = [min(tensors[name].min() for tensors in golden), max(tensors[name].max() for tensors in golden)]
         return np.asarray(generator.choice(ends, real.shape), real.dtype)
     return real
 

@@ -126,17 +126,17 @@ def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
         except Exception as error:  # a runtime behind a session raises whatever it has
             return FuzzOutcome(case, "failed", f"the engine breaks instead of answering or refusing: {error}")
         checks = sides.limits.judge(lambda limits: _checks(case, inputs, expected, actual, sides, limits))
-        failed = [check for check in checks if not check.passed]
-        if not failed:
+        failures = [check for check in checks if not check.passed]
+        if not failures:
             return FuzzOutcome(case, "ok", "", checks)
         if case.values in MOVED:
-            failed = [check for check in failed if not _is_ill_conditioned(check, inputs, expected, sides)]
-            if not failed:
+            failures = [check for check in failures if not _is_ill_conditioned(check, inputs, expected, sides)]
+            if not failures:
                 why = "the graph itself moves as far when its inputs do by one rounding"
                 return FuzzOutcome(case, "not judged", why, checks)
         elif case.values not in (*REAL, "nan") and (why := _beyond_float32(case, inputs, expected, sides)):
             return FuzzOutcome(case, "not judged", why, checks)
-        return FuzzOutcome(case, "failed", describe(failed[0]), checks)
+        return FuzzOutcome(case, "failed", describe(failures[0]), checks)
 
 
 def _checks(
@@ -229,32 +229,32 @@ class FuzzRun:
     @property
     def failed(self) -> tuple[FuzzOutcome, ...]:
         """The outcomes of the failed cases."""
-        return tuple(item for item in self.outcomes if item.verdict == "failed")
+        return tuple(outcome for outcome in self.outcomes if outcome.verdict == "failed")
 
     def report(self, command: Callable[[FuzzCase], str]) -> FuzzReport:
         """The report. command: gives the command that tries a case again."""
         return FuzzReport(
             seed=self.seed,
-            passed=not self.failed and any(item.verdict != "not judged" for item in self.outcomes),
-            counts=Counter(item.verdict for item in self.outcomes),
+            passed=not self.failed and any(outcome.verdict != "not judged" for outcome in self.outcomes),
+            counts=Counter(outcome.verdict for outcome in self.outcomes),
             cases=tuple(map(_describe_case, self.outcomes)),
             smallest=tuple(
-                SmallestCase(**vars(_describe_case(item)), from_=str(origin), reproduce=command(item.case))
-                for origin, item in self.smallest
+                SmallestCase(**vars(_describe_case(outcome)), from_=str(origin), reproduce=command(outcome.case))
+                for origin, outcome in self.smallest
             ),
         )
 
 
-def _describe_case(item: FuzzOutcome) -> FuzzedCase:
+def _describe_case(outcome: FuzzOutcome) -> FuzzedCase:
     return FuzzedCase(
-        sizes=dict(item.case.sizes),
-        values=item.case.values,
-        draw=item.case.draw,
-        case=str(item.case),
-        outside=item.case.outside,
-        outcome=item.verdict,
-        reason=item.reason,
-        failed=tuple(check for check in item.checks if not check.passed),
+        sizes=dict(outcome.case.sizes),
+        values=outcome.case.values,
+        draw=outcome.case.draw,
+        case=str(outcome.case),
+        outside=outcome.case.outside,
+        outcome=outcome.verdict,
+        reason=outcome.reason,
+        failed=tuple(check for check in outcome.checks if not check.passed),
     )
 
 
@@ -273,11 +273,11 @@ def fuzz(
 
     outcomes = tuple(attempt(case) for case in cases)
     firsts: dict[tuple[Values, bool], FuzzOutcome] = {}
-    for item in outcomes:
-        if item.verdict == "failed":
-            firsts.setdefault((item.case.values, item.case.outside), item)
+    for outcome in outcomes:
+        if outcome.verdict == "failed":
+            firsts.setdefault((outcome.case.values, outcome.case.outside), outcome)
     failures = list(firsts.values())[:MOST_SHRUNK]
-    return FuzzRun(seed, outcomes, tuple((item.case, shrink(item, specs, dims, attempt)) for item in failures))
+    return FuzzRun(seed, outcomes, tuple((outcome.case, shrink(outcome, specs, dims, attempt)) for outcome in failures))
 
 
 def shrink(
@@ -307,7 +307,7 @@ def _smaller(case: FuzzCase, specs: Sequence[TensorSpec], dims: Sequence[Dim]) -
         least = -(-least // dim.multiple) * dim.multiple
         gap = (sizes[dim.name] - least) // dim.multiple
         gaps = range(gap, 0, -1) if gap <= 16 else [gap >> shift for shift in range(gap.bit_length())]
-        for size in (sizes[dim.name] - item * dim.multiple for item in gaps):
+        for size in (sizes[dim.name] - step * dim.multiple for step in gaps):
             yield replace(case, sizes=tuple((sizes | {dim.name: size}).items()))
     if case.values != "realistic":
         yield replace(case, values="realistic")

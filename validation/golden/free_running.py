@@ -123,8 +123,8 @@ def stack_steps(answers: Sequence[Array]) -> Array:
     """What each step gave, along a new axis 0. Where the steps have several sizes, as weights over a cache that grows,
     all are brought to the largest by their last element, which changes no argmax."""
     arrays = [np.asarray(answer) for answer in answers]
-    most = np.max([array.shape for array in arrays], axis=0).astype(int)
-    widths = [[(0, most - size) for most, size in zip(most, array.shape, strict=True)] for array in arrays]
+    max_shape = np.max([array.shape for array in arrays], axis=0).astype(int)
+    widths = [[(0, max_size - size) for max_size, size in zip(max_shape, array.shape, strict=True)] for array in arrays]
     if not any(more for width in widths for _, more in width):
         return np.stack(arrays)
     pairs = zip(arrays, widths, strict=True)
@@ -148,10 +148,10 @@ class RecordedSession(Session):
     cases: the most answers to record.  known: as `save` wrote them.
     """
 
-    def __init__(self, session: Session, cases: int, known: GoldenSet | None = None) -> None:
+    def __init__(self, session: Session, cases: int, golden: GoldenSet | None = None) -> None:
         self.inputs, self.outputs = session.inputs, session.outputs
         self._session, self._cases = session, cases
-        self._known = known or GoldenSet(())
+        self._known = golden or GoldenSet(())
         self._places = {name: index for index, name in enumerate(case_names(self._known))}
         self._fresh, self._bytes = dict[str, Tensors](), 0
 

@@ -54,13 +54,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _names(known: Collection[str]) -> Callable[[str], list[str]]:
+def _names(choices: Collection[str]) -> Callable[[str], list[str]]:
     """A parser of lists of known names, separated by commas; 'none' is the empty list."""
 
     def parse(text: str) -> list[str]:
         names = [] if text == "none" else _words(text)
-        if unknown := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
+        if unknown := [name for name in names if name not in choices]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(choices)}")
         return names
 
     return parse
@@ -81,24 +81,24 @@ def _words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
 
 
-def _run(given: argparse.Namespace) -> int:
-    options = KitOptions(**{name: value for name, value in vars(given).items() if name != "out"})
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    results = run_kit(options, lambda line: print(line, file=sys.stderr, flush=True), partial(_keep, given.out))
+def _run(arguments: argparse.Namespace) -> int:
+    options = KitOptions(**{name: value for name, value in vars(arguments).items() if name != "out"})
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    results = run_kit(options, lambda line: print(line, file=sys.stderr, flush=True), partial(_keep, arguments.out))
     # Engines for this very device must pass; those for other generations, and PyTorch, are experiments.
-    own = [*(item for item in results.tries if item.kind == "engine"), *results.carried]
-    bad = sum(item.outcome not in _PASSING for item in own)
+    engine_rows = [*(row for row in results.tries if row.kind == "engine"), *results.carried]
+    bad_count = sum(row.outcome not in _PASSING for row in engine_rows)
     print(
-        f"{given.out}: {len(results.tries)} tried, {len(results.skipped)} not, {len(results.carried)} "
-        f"carried; {bad} bad"
+        f"{arguments.out}: {len(results.tries)} tried, {len(results.skipped)} not, {len(results.carried)} "
+        f"carried; {bad_count} bad"
     )
-    return 1 if bad else 0
+    return 1 if bad_count else 0
 
 
-def _keep(path: Path, found: Results) -> None:
+def _keep(path: Path, results: Results) -> None:
     """Write the results so that the file is complete at any moment."""
     part_path = path.with_name(f"{path.name}.part")
-    part_path.write_bytes(found.to_bytes())
+    part_path.write_bytes(results.to_bytes())
     part_path.replace(path)
 
 

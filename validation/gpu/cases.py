@@ -137,7 +137,7 @@ def _cases(headings: Sequence[_Heading], arrays: Mapping[str, Array], root: str 
         return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
 
     return tuple(
-        Case(item.name, item.kind, side(index, "in"), side(index, "out")) for index, item in enumerate(headings)
+        Case(head.name, head.kind, side(index, "in"), side(index, "out")) for index, head in enumerate(headings)
     )
 
 
@@ -194,8 +194,8 @@ class TryEngine:
             engine = _attempt("build failed", lambda: backend.build(self.request, self.model, folder))
             build_s = time.perf_counter() - begun
             trial = TrialOutcome(build_s=build_s, size_bytes=engine.size_bytes, notes=engine.notes)
-            own = replace(engine, request=replace(self.request, target=self.here))
-            return _measure(lambda: backend.open(own), self.request, self.model, self.cases, self.terms, trial)
+            local_engine = replace(engine, request=replace(self.request, target=self.here))
+            return _measure(lambda: backend.open(local_engine), self.request, self.model, self.cases, self.terms, trial)
         except _Failed as failed:
             return replace(trial, outcome=failed.outcome, reason=str(failed))
 
@@ -278,9 +278,9 @@ class ProveBundledEnsemble:
             for node in self.ensemble.nodes:
                 engine = self.engines[node.name]
                 request, whole = engine.request, stack.enter_context(discovery.open_engine(_carried(engine)))
-                own = whole if answers is None else RecordingSession(whole, answers, scope=node.name)
+                session = whole if answers is None else RecordingSession(whole, answers, scope=node.name)
                 rows = call_rows(request.inputs, request.outputs, request.profiles)
-                nodes[node.name] = EnsembleGraph(own.run, own.inputs, node.sources, own.outputs, rows)
+                nodes[node.name] = EnsembleGraph(session.run, session.inputs, node.sources, session.outputs, rows)
             yield Ensemble(nodes, self.ensemble.inputs, self.ensemble.outputs)
 
 
@@ -309,10 +309,10 @@ def _measure(
     with _open(opens) as session:
         load_s = time.perf_counter() - begun
         checks = _attempt("run failed", lambda: expected_checks("engine", session, golden, limits))
-    failed = [item for item in checks if not item.passed]
-    broke = [item for item in failed if item.name == "runs"]
-    outcome: Outcome = "run failed" if broke else "wrong" if failed else "passed"
-    reason = describe((broke or failed)[0]) if failed else f"{pluralize(len(checks), 'check')} passed"
+    failures = [check for check in checks if not check.passed]
+    broke = [check for check in failures if check.name == "runs"]
+    outcome: Outcome = "run failed" if broke else "wrong" if failures else "passed"
+    reason = describe((broke or failures)[0]) if failures else f"{pluralize(len(checks), 'check')} passed"
     trial = replace(trial, load_s=load_s, outcome=outcome, reason=reason, checks=checks)
     if trial.outcome != "passed":
         return trial

@@ -193,7 +193,7 @@ class OfflineBundle:
 
     def save(self) -> None:
         """Write carry.json; the files that it names exist already."""
-        engines = tuple(_Entry(item.digest, item.request, item.path.name) for item in self.engines)
+        engines = tuple(_Entry(engine.digest, engine.request, engine.path.name) for engine in self.engines)
         document = _BundleDocument(self.model, self.version, self.manifest, self.golden, engines, self.ensembles)
         (self.folder / "carry.json").write_bytes(canonical_json(encode(document)))
 
@@ -209,7 +209,7 @@ class OfflineBundle:
         """Read a folder and check its engines' digests. Raises IntegrityError for other or damaged files."""
         try:
             document = decode(parsing.load_json((folder / "carry.json").read_bytes()), _BundleDocument)
-            engines = tuple(_check_engine(item, folder) for item in document.engines)
+            engines = tuple(_check_engine(entry, folder) for entry in document.engines)
             names = {node.name for ensemble in document.ensembles for node in ensemble.nodes}
             graphs = {name: cls.load(folder / "graphs" / name) for name in sorted(names)}
             about = document.model, document.version, document.manifest, document.golden
@@ -220,14 +220,14 @@ class OfflineBundle:
             ) from error
 
 
-def _check_engine(item: _Entry, folder: Path) -> BundledEngine:
-    path = folder / "engines" / item.file
-    if digest_of_file(path) != item.digest:
+def _check_engine(entry: _Entry, folder: Path) -> BundledEngine:
+    path = folder / "engines" / entry.file
+    if digest_of_file(path) != entry.digest:
         raise ValueError(f"{path.name} was changed on the way")
     for shard in list_shards(path) if path.suffix == ".onnx" else ():
         if digest_of_file(path.with_name(shard)) != shard:
             raise ValueError(f"shard {shard} of {path.name} was changed on the way")
-    return BundledEngine(item.digest, item.request, path)
+    return BundledEngine(entry.digest, entry.request, path)
 
 
 # What a session answers to the calls of its proof, as text that travels to another machine, to be judged there.

@@ -123,9 +123,9 @@ class _Bench:
         trial_outcome = self.run(name, request)
         return replace(trial_outcome, name=name, took_s=round(time.perf_counter() - begun, 3))
 
-    def add(self, rows: list[T], item: T) -> None:
+    def add(self, rows: list[T], row: T) -> None:
         """Add a row, and hand the results so far to `keep`."""
-        rows.append(item)
+        rows.append(row)
         self.keep(self.results())
 
     def results(self) -> Results:
@@ -181,8 +181,8 @@ def run_kit(asked: KitOptions, say: Callable[[str], None], keep: Callable[[Resul
 
 def _try_all(bench: _Bench, carried: Sequence[OfflineBundle]) -> None:
     """Make all tries, the most important first."""
-    for item in carried:
-        for proven in _prove_folder(bench, item):
+    for bundle in carried:
+        for proven in _prove_folder(bench, bundle):
             bench.add(bench.carried, proven)
     if bench.asked.peaks:
         peaks_outcome = bench.run("peaks", MeasurePeaks(bench.device.device))
@@ -214,9 +214,9 @@ def _models(bench: _Bench) -> Iterator[KitModel]:
         exact = DoubleSession(model.path)
         golden = freeze([model.sample(model.batch.opt)], model.inputs, [model.batch], exact.run)
         save_cases(golden, digest_of({"kit": digest_of_file(model.path)}), folder)
-        for item in kit_models:
-            bench.cases[model_key(item)] = folder
-            yield item
+        for kit_model in kit_models:
+            bench.cases[model_key(kit_model)] = folder
+            yield kit_model
 
 
 def _count_costs(model: KitModel, roofs: Peaks | None) -> ModelCosts:

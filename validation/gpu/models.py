@@ -69,7 +69,7 @@ def write(name: str, precision: Precision, size: Size, folder: Path) -> KitModel
     spec = TensorSpec("x", network.dtype, ("batch", *shape))
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(network.dtype))
     out = TensorSpec("y", network.dtype, ("batch", *network.out))
-    input_info, gives = (helper.make_tensor_value_info(item.name, kind, list(item.shape)) for item in (spec, out))
+    input_info, gives = (helper.make_tensor_value_info(tensor.name, kind, list(tensor.shape)) for tensor in (spec, out))
     graph = helper.make_graph(network.nodes, name, [input_info], [gives], network.weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
     onnx.checker.check_model(model, full_check=True)

@@ -22,22 +22,22 @@ run is the same code with the CPU as its device.
 """
 
 
-def page(found: Sequence[Results]) -> str:
+def page(all_results: Sequence[Results]) -> str:
     """The page in Markdown."""
-    return _HEAD + ("".join("\n".join(_section(item)) for item in found) if found else _NONE)
+    return _HEAD + ("".join("\n".join(_section(results)) for results in all_results) if all_results else _NONE)
 
 
-def _section(found: Results) -> Iterator[str]:
-    device, software = found.device, found.software
-    yield f"\n## {device.name}, {found.created_at[:10]}\n"
+def _section(results: Results) -> Iterator[str]:
+    device, software = results.device, results.software
+    yield f"\n## {device.name}, {results.created_at[:10]}\n"
     facts = [
         f"driver {device.driver} (CUDA {device.cuda})" if device.driver else "no GPU: the CPU as the kit's device",
         format_bytes(device.memory_bytes),
         *(f"{name} {software[name]}" for name in ("torch", "python", "enginesmith") if name in software),
-        f"models at their {found.size} size",
+        f"models at their {results.size} size",
     ]
     yield ", ".join(facts) + ".\n"
-    if peaks := found.peaks:
+    if peaks := results.peaks:
         rates = ", ".join(f"{kind} {format_plain(rate / 1e12)}" for kind, rate in peaks.operations_per_s.items())
         yield (
             f"Roofs, measured by torch: {peaks.bytes_per_s / 1e9:.0f} GB/s; products of matrices in 10^12 operations "
@@ -45,13 +45,13 @@ def _section(found: Results) -> Iterator[str]:
         )
         if peaks.missing:
             yield "Not measured: " + "; ".join(f"{kind} ({why})" for kind, why in peaks.missing.items()) + ".\n"
-    yield from _table("Engines and PyTorch at the `opt` batch", _SPEED, list(_speeds(found)))
-    others = [item for item in found.tries if item.kind not in ("engine", "peer")]
-    rows = [(item.backend, item.built_for, item.outcome, item.reason or "") for item in others]
+    yield from _table("Engines and PyTorch at the `opt` batch", _SPEED, list(_speeds(results)))
+    others = [trial for trial in results.tries if trial.kind not in ("engine", "peer")]
+    rows = [(trial.backend, trial.built_for, trial.outcome, trial.reason or "") for trial in others]
     yield from _table("Engines for other GPU generations", _OTHERS, rows)
-    carried = [(f"{item.model}@{item.version} {item.unit}", item.outcome, item.reason or "") for item in found.carried]
+    carried = [(f"{row.model}@{row.version} {row.unit}", row.outcome, row.reason or "") for row in results.carried]
     yield from _table("Published engines", ("engine", "outcome", ""), carried)
-    skipped = [(item.name, "refused" if item.refused else "not here", item.reason) for item in found.skipped]
+    skipped = [(task.name, "refused" if task.refused else "not here", task.reason) for task in results.skipped]
     yield from _table("Not tried", ("", "", "why"), skipped)
 
 
@@ -60,22 +60,22 @@ _SPEED = ("model", "by", "outcome", "build s", "load s", *_TIMES, "against PyTor
 _OTHERS = ("backend", "built for", "outcome", "why")
 
 
-def _speeds(found: Results) -> Iterator[tuple[str, ...]]:
-    least = {(item.model, row.batch): row.least_s for item in found.models for row in item.sizes}
-    tuned = {item.model: item.sizes[len(item.sizes) // 2].batch for item in found.models}
-    for item in sorted((one for one in found.tries if one.kind in ("engine", "peer")), key=lambda one: one.model):
-        batch = tuned.get(item.model, 0)
-        row = next((row for row in item.latency or () if row.batch == batch), None)
-        name = " ".join([item.backend, *(f"{option}={value}" for option, value in item.options.items())])
-        head = (item.model, PEERS.get(item.backend, name), item.outcome, _s(item.build_s), _s(item.load_s))
+def _speeds(results: Results) -> Iterator[tuple[str, ...]]:
+    least = {(model.model, row.batch): row.least_s for model in results.models for row in model.sizes}
+    tuned = {model.model: model.sizes[len(model.sizes) // 2].batch for model in results.models}
+    for trial in sorted((one for one in results.tries if one.kind in ("engine", "peer")), key=lambda one: one.model):
+        batch = tuned.get(trial.model, 0)
+        row = next((row for row in trial.latency or () if row.batch == batch), None)
+        name = " ".join([trial.backend, *(f"{option}={value}" for option, value in trial.options.items())])
+        head = (trial.model, PEERS.get(trial.backend, name), trial.outcome, _s(trial.build_s), _s(trial.load_s))
         if row is None:
-            yield (*head, "", "", "", "", item.reason or "")
+            yield (*head, "", "", "", "", trial.reason or "")
         else:
             tail = next((quantile.value for quantile in row.quantiles if quantile.p == 0.99), None)
-            device, least_s = row.device.median_s if row.device else None, least.get((item.model, batch))
+            device, least_s = row.device.median_s if row.device else None, least.get((trial.model, batch))
             share = f"{least_s / device:.0%}" if least_s and device else ""
             times = (_ms(row.median_s), _ms(tail), _ms(device), share)
-            yield (*head, *times, "; ".join(map(_compare, item.races or ())))
+            yield (*head, *times, "; ".join(map(_compare, trial.races or ())))
 
 
 def _s(seconds: float | None) -> str:
@@ -86,12 +86,12 @@ def _ms(seconds: float | None) -> str:
     return "" if seconds is None else format_plain(1e3 * seconds)
 
 
-def _compare(item: PeerComparison) -> str:
-    name = PEERS.get(item.peer, item.peer)
-    if not item.ratios:
-        return f"{name}: not run, {item.reason}"
-    median = item.ratios[0]
-    if median.ratio is None or median.low is None or item.verdict == "no difference shown":
+def _compare(comparison: PeerComparison) -> str:
+    name = PEERS.get(comparison.peer, comparison.peer)
+    if not comparison.ratios:
+        return f"{name}: not run, {comparison.reason}"
+    median = comparison.ratios[0]
+    if median.ratio is None or median.low is None or comparison.verdict == "no difference shown":
         return f"{name}: no difference shown"
     return f"{name}: {median.ratio:.2f} times its latency [{median.low:.2f}, {median.high:.2f}]"
 

@@ -95,20 +95,20 @@ class _Replayed:
         self._module = module
         self._recorded: dict[object, Recorded] = {}
 
-    def __call__(self, *given: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
-        key = tuple((tuple(item.shape), item.dtype) for item in given)
+    def __call__(self, *inputs: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
+        key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs)
         if key not in self._recorded:
-            self._recorded[key] = self._record(given)
+            self._recorded[key] = self._record(inputs)
         graph, places, results = self._recorded[key]
-        for place, item in zip(places, given, strict=True):
-            place.copy_(item)
+        for place, tensor in zip(places, inputs, strict=True):
+            place.copy_(tensor)
         graph.replay()
         return results
 
-    def _record(self, given: "tuple[torch.Tensor, ...]") -> "Recorded":
+    def _record(self, inputs: "tuple[torch.Tensor, ...]") -> "Recorded":
         import torch
 
-        places = [item.clone() for item in given]
+        places = [tensor.clone() for tensor in inputs]
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # libraries allocate and tune on their first calls, which a graph may not hold

@@ -74,9 +74,9 @@ def measure_peaks(device: str) -> Peaks:
     one = torch.ones(1, device=device)
     launch = _best(lambda: one.add_(1.0), device)
     rates, missing = {}, {}
-    for kind, made in _products(device).items():
+    for kind, call in _products(device).items():
         try:
-            rates[kind] = 2.0 * _SIDE[device] ** 3 / _with_tf32(kind == "tf32", lambda made=made: _best(made(), device))  # type: ignore[misc]  # bound at once
+            rates[kind] = 2.0 * _SIDE[device] ** 3 / _with_tf32(kind == "tf32", lambda call=call: _best(call(), device))  # type: ignore[misc]  # bound at once
         except (RuntimeError, AttributeError, TypeError, ValueError) as error:
             missing[kind] = " ".join(str(error).split())[:160]
     return Peaks(bandwidth, rates, launch, missing)

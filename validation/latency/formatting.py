@@ -138,11 +138,11 @@ def format_share(value: float) -> str:
     return f"{100 * value:.0f} %" if abs(value) >= 0.01 or not value else "under 1 %"
 
 
-def format_quantile(item: Quantile) -> str:
+def format_quantile(quantile: Quantile) -> str:
     """'38.1 µs (37.9 to 38.4)', with the units of the limits where they differ; '' where too few runs were made."""
-    if item.value is None or item.low is None or item.high is None:
+    if quantile.value is None or quantile.low is None or quantile.high is None:
         return ""
-    value, low, high = map(seconds_text, (item.value, item.low, item.high))
+    value, low, high = map(seconds_text, (quantile.value, quantile.low, quantile.high))
     if len({text.partition(" ")[2] for text in (value, low, high)}) == 1:
         low, high = low.partition(" ")[0], high.partition(" ")[0]
     return f"{value} ({low} to {high})"
@@ -155,7 +155,7 @@ def name_quantile(p: float) -> str:
 
 def format_bucket(bucket: BucketLatency) -> dict[str, str]:
     """A row of COLUMNS; remarks on a value stand behind it in brackets."""
-    quantiles = {name_quantile(item.p): format_quantile(item) for item in bucket.quantiles}
+    quantiles = {name_quantile(quantile.p): format_quantile(quantile) for quantile in bucket.quantiles}
     rate = format_count(bucket.items_per_s)
     if bucket.streams_items_per_s is not None:
         rate += f" ({format_count(bucket.streams_items_per_s)} in {bucket.streams} streams)"
@@ -164,8 +164,8 @@ def format_bucket(bucket: BucketLatency) -> dict[str, str]:
     memory = format_count(bucket.memory_bytes, "B")
     if bucket.device_bytes is not None:
         memory += f" (device {format_count(bucket.device_bytes, 'B')})"
-    own = format_quantile(bucket.runtime) if bucket.runtime else ""
-    return {"bucket": bucket.name, "runtime": own, **quantiles, "items/s": rate, "memory": memory, "runs": runs}
+    runtime = format_quantile(bucket.runtime) if bucket.runtime else ""
+    return {"bucket": bucket.name, "runtime": runtime, **quantiles, "items/s": rate, "memory": memory, "runs": runs}
 
 
 def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> Iterator[str]:
@@ -174,17 +174,18 @@ def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> I
     columns: of the table; there are no remarks on quantiles without a column.
     """
     missing = [
-        f"{name_quantile(item.p)} at {bucket.name} (made {bucket.runs - bucket.discarded}, needs {item.needed})"
+        f"{name_quantile(quantile.p)} at {bucket.name} (made {bucket.runs - bucket.discarded}, needs {quantile.needed})"
         for bucket in report.buckets
-        for item in bucket.quantiles
-        if item.value is None and name_quantile(item.p) in columns
+        for quantile in bucket.quantiles
+        if quantile.value is None and name_quantile(quantile.p) in columns
     ]
     if missing:
         yield f"too few runs for {', '.join(missing)}"
-    delayed_buckets = [item for item in report.buckets if item.mean_s >= HELD_UP * item.median_s]
+    delayed_buckets = [bucket for bucket in report.buckets if bucket.mean_s >= HELD_UP * bucket.median_s]
     if delayed_buckets:
         means = (
-            f"{format_plain(item.mean_s / item.median_s)} times the median at {item.name}" for item in delayed_buckets
+            f"{format_plain(bucket.mean_s / bucket.median_s)} times the median at {bucket.name}"
+            for bucket in delayed_buckets
         )
         yield f"some runs were delayed: the mean is {', '.join(means)}"
     if report.busy:
@@ -194,20 +195,20 @@ def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> I
 def describe_report(report: LatencyReport) -> Iterator[str]:
     """The lines of a report besides its tables; the first names the machine."""
     yield f"on {report.machine}, {report.created_at}"
-    imported = "" if report.import_s is None else f", after {seconds_text(report.import_s)} to import the runtime"
-    first = ", ".join(f"{seconds_text(item.first_s)} at {item.name}" for item in report.buckets)
-    own = (
+    import_note = "" if report.import_s is None else f", after {seconds_text(report.import_s)} to import the runtime"
+    first_runs = ", ".join(f"{seconds_text(bucket.first_s)} at {bucket.name}" for bucket in report.buckets)
+    runtime_note = (
         "runtime: the runtime's own call, its median; p50 and on: "
         if any(one.runtime for one in report.buckets)
         else ""
     )
     several = f"predict one more process; measured over {report.processes} processes"
     intervals = several if report.processes >= LEAST_PROCESSES else "hold within this process alone"
-    yield f"{own}Session.run, with its checks of the inputs; the 95 % intervals {intervals}"
-    yield f"cold load {seconds_text(report.load_s)} from a file in the page cache{imported}; first run {first}"
-    busy = [(item.device_s, item) for item in report.buckets if item.device_s is not None]
+    yield f"{runtime_note}Session.run, with its checks of the inputs; the 95 % intervals {intervals}"
+    yield f"cold load {seconds_text(report.load_s)} from a file in the page cache{import_note}; first run {first_runs}"
+    busy = [(bucket.device_s, bucket) for bucket in report.buckets if bucket.device_s is not None]
     if busy:
-        parts = (f"{seconds_text(part)} of {seconds_text(item.median_s)} at {item.name}" for part, item in busy)
+        parts = (f"{seconds_text(part)} of {seconds_text(bucket.median_s)} at {bucket.name}" for part, bucket in busy)
         yield f"the device itself is busy, without copies: {', '.join(parts)}"
     yield from list_remarks(report)
     if not report.busy:
@@ -296,14 +297,14 @@ def describe_pair(paired: PairedBenchmark) -> Iterator[str]:
     """Lines on a paired benchmark, the verdict first."""
     first, second = map(seconds_text, paired.medians_s)
     yield f"{paired.verdict}: {first} against {second} at {paired.bucket}"
-    for item in paired.ratios:
-        name = name_quantile(item.p)
-        if item.ratio is None or item.low is None or item.high is None or item.detectable is None:
-            yield f"  {name}: {item.note}"
+    for quantile in paired.ratios:
+        name = name_quantile(quantile.p)
+        if quantile.ratio is None or quantile.low is None or quantile.high is None or quantile.detectable is None:
+            yield f"  {name}: {quantile.note}"
         else:
             yield (
-                f"  {name}: {item.ratio:.4f} times the other's (95 %: {item.low:.4f} to {item.high:.4f}); "
-                f"a difference of {format_plain(100 * item.detectable)} % would have been shown"
+                f"  {name}: {quantile.ratio:.4f} times the other's (95 %: {quantile.low:.4f} to {quantile.high:.4f}); "
+                f"a difference of {format_plain(100 * quantile.detectable)} % would have been shown"
             )
     yield f"  {paired.runs} runs of each in {paired.openings} openings, interleaved by seed {paired.seed}"
 
@@ -440,13 +441,13 @@ def view_latencies(latencies: Mapping[str, Sequence[LatencyReport]], pictures: b
 
 
 def _view(report: LatencyReport, pictures: bool) -> LatencyView:
-    first, *rest = describe_report(report)
+    machine_line, *rest = describe_report(report)
     remarks, breakdown = tuple(list_remarks(report)), report.anatomy
     profile = breakdown.profile
     return LatencyView(
         name=report.unit,
         machine=str(report.machine),
-        measured=first,
+        measured=machine_line,
         busy=bool(report.busy),
         remarks=remarks,
         headline=name_bound(breakdown),

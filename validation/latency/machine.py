@@ -31,7 +31,7 @@ class SystemLoadMonitor:
 
     def stop(self) -> SystemLoad:
         """The load since the creation."""
-        start, ticks, own, switches, throttled = self._begun
+        start, ticks, own_cpu_s, switches, throttled = self._begun
         end, ticks_end, own_end, switches_end, throttled_end = _read()
         seconds, cores = max(end - start, 1e-9), os.cpu_count() or 1
         others = steal = None
@@ -39,7 +39,7 @@ class SystemLoadMonitor:
         if spent and (total := sum(spent.values())) > 0:
             stolen = spent.get("steal", 0.0)
             busy = total - spent.get("idle", 0.0) - spent.get("iowait", 0.0) - stolen
-            others = min(max(busy - (own_end - own), 0.0) / total, 1.0)
+            others = min(max(busy - (own_end - own_cpu_s), 0.0) / total, 1.0)
             steal = stolen / total
         periods = None if throttled is None or throttled_end is None else throttled_end - throttled
         rate = (switches_end - switches) / seconds
@@ -54,20 +54,20 @@ def _read() -> tuple[float, dict[str, float], float, int, int | None]:
     switches, and how often the container's limit of CPU throttled it; None where that is not known."""
     # Children that have ended count as this process.
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    own = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    own_cpu_s = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     lines = list[str]()
     with suppress(OSError):
         lines = Path("/sys/fs/cgroup/cpu.stat").read_text().splitlines()
     throttled = next((int(line.split()[1]) for line in lines if line.startswith("nr_throttled ")), None)
-    return time.perf_counter(), _ticks(), own, sum(usage.ru_nivcsw for usage in usages), throttled
+    return time.perf_counter(), _ticks(), own_cpu_s, sum(usage.ru_nivcsw for usage in usages), throttled
 
 
 def _ticks() -> dict[str, float]:
     """CPU seconds of all cores by kind of use (proc(5)), those of guests in 'user'; {} where it is not known."""
     names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
     try:
-        first = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+        ticks = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
         hertz = os.sysconf("SC_CLK_TCK")
-        return {name: int(value) / hertz for name, value in zip(names, first, strict=False)}
+        return {name: int(value) / hertz for name, value in zip(names, ticks, strict=False)}
     except (OSError, ValueError, IndexError):
         return {}

@@ -139,24 +139,24 @@ def budgets(stage: Stage, precision: Precision, noise: Noise | None, honest: Hon
     return Budgets(default, measured, notes, honest.decisions)
 
 
-def allow_near_ties(found: Budgets, scales: Mapping[str, float], drifts: Mapping[tuple[str, str], Drift]) -> Budgets:
+def allow_near_ties(budgets: Budgets, scales: Mapping[str, float], drifts: Mapping[tuple[str, str], Drift]) -> Budgets:
     """The budgets with those of integers for outputs that are multiples of a scale, as states of int8.
 
     scales: by output.  drifts: of honest rounding, by output and kind of case.  A near tie moves an element by a whole
     step, and how many there are is chance: one element in `NEAR_TIES` may be a step off, wherever it is, so that slices
     have no limit of their own. A wrong row, head or channel is far more than that.
     """
-    measured, notes = dict(found.measured), dict(found.notes)
+    measured, notes = dict(budgets.measured), dict(budgets.notes)
     for (output, kind), drift in drifts.items():
         if output in scales and drift.expected_sq:
-            before, step = measured.get((output, kind), found.default), scales[output]
+            before, step = measured.get((output, kind), budgets.default), scales[output]
             bound = 10 * math.log10(NEAR_TIES * drift.expected_sq / (drift.count * step**2))
             sqnr_db = round(max(min(bound, before.sqnr_db or bound), LEAST_DB), 1)
-            most = max(before.max_rel or 0.0, min(1.0, 2 * step / math.sqrt(drift.expected_sq / drift.count)))
+            max_rel = max(before.max_rel or 0.0, min(1.0, 2 * step / math.sqrt(drift.expected_sq / drift.count)))
             free = {"slice_sqnr_db": None, "centered_sqnr_db": None, "quartile_sqnr_db": None}
-            measured[output, kind] = replace(before, sqnr_db=sqnr_db, max_rel=most, **free)
+            measured[output, kind] = replace(before, sqnr_db=sqnr_db, max_rel=max_rel, **free)
             notes[output, kind] = f"int8: one element in {NEAR_TIES} may be a step of {step:.3g} off"
-    return replace(found, measured=measured, notes=notes)
+    return replace(budgets, measured=measured, notes=notes)
 
 
 def strictest(stage: Stage, precision: Precision, noise: Noise | None) -> Budgets:
@@ -229,11 +229,11 @@ class OutputLimits:
     honest: Mapping[tuple[str, str], Drift] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: "Budget | Budgets | OutputLimits") -> "OutputLimits":
+    def of(cls, limits: "Budget | Budgets | OutputLimits") -> "OutputLimits":
         """Limits of one budget for all outputs, of budgets, or the limits themselves."""
-        if isinstance(given, OutputLimits):
-            return given
-        return cls(Budgets(given) if isinstance(given, Budget) else given)
+        if isinstance(limits, OutputLimits):
+            return limits
+        return cls(Budgets(limits) if isinstance(limits, Budget) else limits)
 
     def at(self, output: str, kind: str, elements: int) -> tuple[Budget, Drift | None]:
         """The budget of an output of so many elements in a kind of case, and the drift that an honest kernel adds
@@ -249,9 +249,9 @@ class StagedLimits:
     looser: Iterator[OutputLimits] = field(default_factory=lambda: iter(()))
 
     @classmethod
-    def of(cls, given: "Budget | Budgets | OutputLimits | StagedLimits") -> "StagedLimits":
+    def of(cls, limits: "Budget | Budgets | OutputLimits | StagedLimits") -> "StagedLimits":
         """Limits of a single stage, or the stages themselves."""
-        return given if isinstance(given, StagedLimits) else cls(OutputLimits.of(given))
+        return limits if isinstance(limits, StagedLimits) else cls(OutputLimits.of(limits))
 
     def judge(self, checks: Callable[[OutputLimits], Iterable[Check]]) -> tuple[Check, ...]:
         """The checks under the first limits that all of them pass, else under the loosest.

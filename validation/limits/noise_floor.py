@@ -55,7 +55,7 @@ class DoubleSession:
             raise ValueError("a tree ensemble of this size is not run in float64")
         try:
             wide = without_weights(whole)
-            weight_names = {item.name for item in wide.graph.initializer}
+            weight_names = {initializer.name for initializer in wide.graph.initializer}
             # Beside the model, since protobuf would hold and copy them in float64.
             self._weights = {
                 i.name: _as_double(to_array(i)) for i in whole.graph.initializer if i.name not in weight_names
@@ -119,16 +119,16 @@ def _operators() -> "list[type[OpRun]]":
     from onnx.reference.ops.op_max_pool import MaxPool as AnyMaxPool
 
     class Conv(OpRun):
-        def _run(self, x: Array, w: Array, b: Array | None = None, **given: object) -> tuple[Array]:
-            return (convolve(x, w, b, _ints(given.get("group") or 1)[0], *_window(given, x.shape[2:], w.shape[2:])),)
+        def _run(self, x: Array, w: Array, b: Array | None = None, **attrs: object) -> tuple[Array]:
+            return (convolve(x, w, b, _ints(attrs.get("group") or 1)[0], *_window(attrs, x.shape[2:], w.shape[2:])),)
 
     class MaxPool(AnyMaxPool):
-        def _run(self, x: Array, **given: object) -> tuple[Array, ...]:  # type: ignore[override]
-            if len(self.onnx_node.output) > 1 or given.get("ceil_mode"):
-                slow: tuple[Array, ...] = super()._run(x, **given)  # type: ignore[no-untyped-call] # and rare
+        def _run(self, x: Array, **attrs: object) -> tuple[Array, ...]:  # type: ignore[override]
+            if len(self.onnx_node.output) > 1 or attrs.get("ceil_mode"):
+                slow: tuple[Array, ...] = super()._run(x, **attrs)  # type: ignore[no-untyped-call] # and rare
                 return slow
-            kernel = _ints(given.get("kernel_shape"))
-            strides, dilations, pads = _window(given, x.shape[2:], kernel)
+            kernel = _ints(attrs.get("kernel_shape"))
+            strides, dilations, pads = _window(attrs, x.shape[2:], kernel)
             parts = windows(x, kernel, strides, dilations, pads, -np.inf)
             return (parts.max(axis=tuple(range(-len(kernel), 0))),)
 
@@ -182,15 +182,15 @@ def windows(
 
 
 def _window(
-    given: dict[str, object], sizes: Sequence[int], kernel: Sequence[int]
+    attrs: dict[str, object], sizes: Sequence[int], kernel: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]:
     """Strides, dilations and padding of each spatial axis, from a node's attributes (ONNX operators, Conv)."""
     rank = len(kernel)
-    strides, dilations = (_ints(given.get(name) or [1] * rank) for name in ("strides", "dilations"))
-    auto = given.get("auto_pad") or "NOTSET"
+    strides, dilations = (_ints(attrs.get(name) or [1] * rank) for name in ("strides", "dilations"))
+    auto = attrs.get("auto_pad") or "NOTSET"
     auto = auto.decode() if isinstance(auto, bytes) else str(auto)
     if not auto.startswith("SAME"):
-        pads = _ints((given.get("pads") if auto == "NOTSET" else None) or [0] * 2 * rank)
+        pads = _ints((attrs.get("pads") if auto == "NOTSET" else None) or [0] * 2 * rank)
         return strides, dilations, [(pads[axis], pads[axis + rank]) for axis in range(rank)]
     pad_pairs = []
     for size, length, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
@@ -241,7 +241,7 @@ def noise_floor(
         except ValueError as error:
             return Noise(reason=str(error).splitlines()[0][:200])
         for output, drifts in drift_lists.items():
-            floor = OutputFloor(min(item.sqnr_db for item in drifts), max(item.max_rel for item in drifts))
+            floor = OutputFloor(min(drift.sqnr_db for drift in drifts), max(drift.max_rel for drift in drifts))
             if math.isfinite(floor.sqnr_db) and math.isfinite(floor.max_rel):
                 floors.setdefault(output, {})[kind] = floor
     return Noise(floors)

@@ -131,14 +131,14 @@ def greatest(drifts: Sequence[Drift], usual: Drift) -> Drift:
     usual: the drift of the golden set, whose variation over the samples counts, since an edge may hold one sample.
     """
     worst = min(drifts, key=lambda drift: drift.sqnr_db)
-    drifts = [item.scale_to(worst.exponent) for item in drifts]
-    most = max(item.error_sq / item.count for item in drifts) * worst.count
+    drifts = [drift.scale_to(worst.exponent) for drift in drifts]
+    max_error_sq = max(drift.error_sq / drift.count for drift in drifts) * worst.count
     variation = usual.scale_to(worst.exponent).centered_sq / usual.count * worst.count
     return replace(
         worst,
-        max_abs=worst.peak * max(item.max_rel for item in drifts),
-        centered_sq=variation * worst.error_sq / most if most else 0.0,
-        slices=_greatest_slices([item.slices for item in drifts if item.slices]),
+        max_abs=worst.peak * max(drift.max_rel for drift in drifts),
+        centered_sq=variation * worst.error_sq / max_error_sq if max_error_sq else 0.0,
+        slices=_greatest_slices([drift.slices for drift in drifts if drift.slices]),
     )
 
 
@@ -195,16 +195,16 @@ def _chance(count: Array) -> Array:
     return np.asarray(np.maximum(1.0, _OTHER / (HONEST_MARGIN * low)))
 
 
-def _greatest_slices(found: Sequence[Slices]) -> Slices | None:
+def _greatest_slices(slice_sets: Sequence[Slices]) -> Slices | None:
     """Slices with the greatest error energy per element of several; all other sums are 1."""
-    if not found:
+    if not slice_sets:
         return None
     axes = {}
-    for axis in sorted({axis for slices in found for axis in slices.axes}):
-        sums = [slices.axes[axis] for slices in found if axis in slices.axes]
-        energies = np.zeros((len(sums), max(len(item.count) for item in sums)))
-        for row, item in zip(energies, sums, strict=True):
-            np.divide(item.error_sq, item.count, out=row[: len(item.count)], where=item.count > 0)
+    for axis in sorted({axis for slices in slice_sets for axis in slices.axes}):
+        sums = [slices.axes[axis] for slices in slice_sets if axis in slices.axes]
+        energies = np.zeros((len(sums), max(len(axis_sums.count) for axis_sums in sums)))
+        for row, axis_sums in zip(energies, sums, strict=True):
+            np.divide(axis_sums.error_sq, axis_sums.count, out=row[: len(axis_sums.count)], where=axis_sums.count > 0)
         ones = np.ones(energies.shape[1])
         axes[axis] = AxisSums(ones, ones, energies.max(axis=0), ones, ones)
     return Slices(axes, 0.0, 0, None, 0.0)
@@ -216,13 +216,13 @@ def lost_classes(named: Mapping[int, int], changed: Mapping[int, int]) -> tuple[
     number). named, changed: rows by class."""
     lost = [index for index, count in sorted(named.items()) if 2 * changed.get(index, 0) > count]
     mean = sum(_most_change(count) for count in named.values())
-    most, term = 0, math.exp(-mean)
+    allowance, term = 0, math.exp(-mean)
     below = term
-    while 1 - below >= LEVEL and most < len(named):
-        most += 1
-        term *= mean / most
+    while 1 - below >= LEVEL and allowance < len(named):
+        allowance += 1
+        term *= mean / allowance
         below += term
-    return lost, most
+    return lost, allowance
 
 
 @lru_cache(maxsize=4096)

@@ -37,10 +37,10 @@ class Budget:
 
     def override(self, limits: Mapping[str, float | None]) -> "Budget":
         """The budget with some limits replaced; None lifts one. Raises InputError for an unknown name or value."""
-        known = [item.name for item in fields(self)]
+        metric_names = [metric.name for metric in fields(self)]
         for name, value in limits.items():
-            if name not in known:
-                raise InputError(f"limit {name!r} is not a metric; {suggest(name, known)}")
+            if name not in metric_names:
+                raise InputError(f"limit {name!r} is not a metric; {suggest(name, metric_names)}")
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if value is not None and not (number and not math.isnan(float(str(value)))):
                 raise InputError(f"limit {name}: {value!r} is not a number; give one, or null to lift the limit")
@@ -57,4 +57,4 @@ class Budget:
 
     def items(self) -> list[tuple[str, float | None]]:
         """(metric, limit) pairs in the order of the fields."""
-        return [(item.name, getattr(self, item.name)) for item in fields(self)]
+        return [(metric.name, getattr(self, metric.name)) for metric in fields(self)]

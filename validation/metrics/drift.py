@@ -180,8 +180,8 @@ def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...],
     )  # fmt: skip
 
 
-def _measure_decisions(e: Array, a: Array, k: int, most: int) -> RowSums:
-    """most: rows whose clearness is measured."""
+def _measure_decisions(e: Array, a: Array, k: int, max_rows: int) -> RowSums:
+    """max_rows: rows whose clearness is measured."""
     agreeing, classes, middle = _agree(e, a), e.shape[1], 0.0
     if classes == 1:
         middle = 0.5 if e.min(initial=0.0) >= 0 and e.max(initial=1.0) <= 1 else 0.0
@@ -189,12 +189,12 @@ def _measure_decisions(e: Array, a: Array, k: int, most: int) -> RowSums:
     else:
         named, same = np.argmax(e, axis=1), agreeing
     with np.errstate(invalid="ignore", over="ignore"):
-        lead, ahead = _lead(e[:most], middle), np.sort(_lead(e[~same], middle))[::-1][:MOST_AHEAD]
-        lead = lead / np.maximum(e[:most].std(axis=1), _TINY) if classes > 2 else lead
-    first = named[:most]
+        lead, ahead = _lead(e[:max_rows], middle), np.sort(_lead(e[~same], middle))[::-1][:MOST_AHEAD]
+        lead = lead / np.maximum(e[:max_rows].std(axis=1), _TINY) if classes > 2 else lead
+    labels = named[:max_rows]
     return RowSums(
         len(e), int(agreeing.sum()), math.nan, k=k, named=_count(named), changed=_count(named[~same]),
-        ahead=tuple(ahead.tolist()), leads={name: tuple(lead[first == name].tolist()) for name in _count(first)},
+        ahead=tuple(ahead.tolist()), leads={name: tuple(lead[labels == name].tolist()) for name in _count(labels)},
         classes=classes,
     )  # fmt: skip
 
@@ -218,8 +218,8 @@ def measure_ids(expected: Array, actual: Array) -> RowSums | None:
 
 
 def _count(classes: Array) -> dict[int, int]:
-    found, counts = np.unique(classes, return_counts=True)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+    distinct, counts = np.unique(classes, return_counts=True)
+    return dict(zip(distinct.tolist(), counts.tolist(), strict=True))
 
 
 def _agree(e: Array, a: Array) -> Array:

@@ -66,7 +66,7 @@ class AxisSums:
     def merge(self, other: "AxisSums") -> "AxisSums":
         """The sums of both; indices that only one has are kept."""
         size = max(len(self.count), len(other.count))
-        pairs = ((getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
+        pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
         return AxisSums(*(fit_length(one, size, 0.0) + fit_length(two, size, 0.0) for one, two in pairs))
 
     def scale(self, factor: float) -> "AxisSums":
@@ -340,7 +340,7 @@ def worst_slice(
         worst = int(judged[np.argmin(margins[judged])])
         slice_limit = None if limit is None else float(limits[worst])
         worst_slices.append(WorstSlice(axis, worst, float(sqnr_db[worst]), slice_limit, bool(lost[worst])))
-    return min(worst_slices, key=lambda item: item.margin_db, default=None)
+    return min(worst_slices, key=lambda candidate: candidate.margin_db, default=None)
 
 
 def _values(
@@ -375,8 +375,8 @@ def _values(
     variation = _at_least("centered_sq", sums, usual)
     rounds = variation <= np.maximum(still[0] * energy, still[1] * sums.count)
     usual_variation = float(variation.sum() / sums.count.sum()) * sums.count
-    shown = (honest is not None or limit >= FINE_DB) | (variation >= COARSE * usual_variation)
-    varies = ~dead & shared[1] & ~rounds & shown
+    visible_mask = (honest is not None or limit >= FINE_DB) | (variation >= COARSE * usual_variation)
+    varies = ~dead & shared[1] & ~rounds & visible_mask
     faint = variation <= FAINT * usual_variation
     lossy = rounded | (faint & ((len(signal) >= MANY) | (variation <= FAINT * energy)))
     half = np.where(varies, np.maximum(VARIATION * variation, np.where(lossy, rounding, 0.0)), math.inf)

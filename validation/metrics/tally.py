@@ -70,7 +70,7 @@ class OutputTally:
             self.sqnr += [] if self.exact else quality.tolist()
         order = np.argsort(np.where(np.isnan(quality), -np.inf, quality), kind="stable")[:MOST_WORST]
         worst_rows = [_at(case, int(row), e[row], a[row], float(quality[row]), expected.shape) for row in order]
-        self.worst = _most([*self.worst, *(item for item in worst_rows if not item.fine)])
+        self.worst = _most([*self.worst, *(worst for worst in worst_rows if not worst.fine)])
 
     def spread(self, stage: str, output: str) -> Spread:
         """The spread of what was added."""
@@ -143,8 +143,8 @@ def _parts(rows: int, length: int) -> list[slice]:
     return [slice(start, start + step) for start in range(0, rows, step)] or [slice(0, 0)]
 
 
-def _most(found: Sequence[Worst]) -> list[Worst]:
-    return sorted(found, key=lambda item: item.badness, reverse=True)[:MOST_WORST]
+def _most(rows: Sequence[Worst]) -> list[Worst]:
+    return sorted(rows, key=lambda row: row.badness, reverse=True)[:MOST_WORST]
 
 
 def _at(case: str, row: int, e: Array, a: Array, quality: float, shape: tuple[int, ...]) -> Worst:
@@ -257,16 +257,15 @@ class StepSpreads(Spreads):
             self._along.add_steps(output, self._places[case], pair)
 
 
-def _summarize(stage: str, name: str, found: _Output) -> FreeRunning:
-    longest = max(item.steps for item in found.sequences)
+def _summarize(stage: str, name: str, sums: _Output) -> FreeRunning:
+    longest = max(sequence.steps for sequence in sums.sequences)
     width = -(-longest // PARTS)
     count = -(-longest // width)
     free, single = (
-        tuple(float(f"{level:.4g}") for level in energies.levels(width, count))
-        for energies in (found.free, found.single)
+        tuple(float(f"{level:.4g}") for level in energies.levels(width, count)) for energies in (sums.free, sums.single)
     )
     starts = tuple(range(0, longest, width))
-    return FreeRunning(stage, name, found.decides, tuple(found.sequences), starts, free, single)
+    return FreeRunning(stage, name, sums.decides, tuple(sums.sequences), starts, free, single)
 
 
 def _first_other(expected: Array, actual: Array, decides: bool) -> int | None:

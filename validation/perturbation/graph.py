@@ -76,11 +76,11 @@ def types_of(model: "ModelProto") -> tuple[dict[str, int], dict[str, int]]:
     light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     light.graph.CopyFrom(model.graph)
     del light.graph.initializer[:]
-    for item in model.graph.initializer:
-        if math.prod(item.dims) <= _SMALL:
-            light.graph.initializer.append(item)
+    for weight in model.graph.initializer:
+        if math.prod(weight.dims) <= _SMALL:
+            light.graph.initializer.append(weight)
         else:
-            light.graph.input.append(helper.make_tensor_value_info(item.name, item.data_type, item.dims))
+            light.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims))
     try:
         inferred = shape_inference.infer_shapes(light)
     except shape_inference.InferenceError as error:
@@ -92,7 +92,7 @@ def types_of(model: "ModelProto") -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _collect(graph: "GraphProto", types: dict[str, int], ranks: dict[str, int]) -> None:
-    types |= {item.name: item.data_type for item in graph.initializer}
+    types |= {initializer.name: initializer.data_type for initializer in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         if value.type.HasField("tensor_type"):
             types[value.name] = value.type.tensor_type.elem_type
@@ -147,13 +147,13 @@ class Nodes:
         """The value of a constant of the graphs; None for a tensor that is computed."""
         from builders.onnx_graphs.weights import to_array
 
-        item = self._constants.get(name)
-        return None if item is None else to_array(item)
+        tensor = self._constants.get(name)
+        return None if tensor is None else to_array(tensor)
 
     @contextmanager
     def collect(self, graph: "GraphProto") -> Iterator[None]:
         """Replace a graph's nodes by those that are appended within the context; `constant` finds its constants."""
-        self._constants |= {item.name: item for item in graph.initializer}
+        self._constants |= {initializer.name: initializer for initializer in graph.initializer}
         for node in graph.node:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
                 self._constants[node.output[0]] = node.attribute[0].t
@@ -185,14 +185,14 @@ class Nodes:
         from onnx import numpy_helper
 
         array = np.asarray(value, np.int64 if isinstance(value, list) else np.float32)
-        item = numpy_helper.from_array(array)
-        constant = self.numbers.setdefault(item.SerializeToString(), item)
+        tensor = numpy_helper.from_array(array)
+        constant = self.numbers.setdefault(tensor.SerializeToString(), tensor)
         constant.name = constant.name or f"{PREFIX}number {len(self.numbers)}"
         return str(constant.name)
 
-    def draw(self, like: str, most: float) -> str:
-        """The name of a tensor of random numbers between -most and most, of the shape of `like`."""
-        return self.add("RandomUniformLike", like, low=-most, high=most, seed=float(self._count))
+    def draw(self, like: str, bound: float) -> str:
+        """The name of a tensor of random numbers between -bound and bound, of the shape of `like`."""
+        return self.add("RandomUniformLike", like, low=-bound, high=bound, seed=float(self._count))
 
 
 def with_rounding(
@@ -209,7 +209,7 @@ def with_rounding(
     from onnx import TensorProto, helper
 
     copy = inline_functions(model)
-    if next((item.version for item in copy.opset_import if item.domain in ("", "ai.onnx")), 0) < _OPSET:
+    if next((opset.version for opset in copy.opset_import if opset.domain in ("", "ai.onnx")), 0) < _OPSET:
         raise ValueError(f"its opset is older than {_OPSET}")
     rounding = _Rounding(*types_of(copy), _HALVES.get(half or "", 0), activation_blocks)
     rounding.units = FEW_UNITS if any(node.op_type in _QUANTIZE for node in _nodes_of(copy.graph)) else MANY_UNITS
@@ -251,10 +251,10 @@ class _Rounding(Nodes):
         """Add the roundings to a graph in place. Raises ValueError as `with_rounding` does."""
         makers = {name: node for node in graph.node for name in node.output}
         with self.collect(graph):
-            for item in graph.input if self._half else ():
-                computed = item.name != FLIPS and self.constant(item.name) is None
-                if computed and item.type.tensor_type.elem_type == _FLOAT:
-                    self._inputs[item.name] = self._narrow(self._clip(item.name, _GREATEST[self._half]))
+            for graph_input in graph.input if self._half else ():
+                computed = graph_input.name != FLIPS and self.constant(graph_input.name) is None
+                if computed and graph_input.type.tensor_type.elem_type == _FLOAT:
+                    self._inputs[graph_input.name] = self._narrow(self._clip(graph_input.name, _GREATEST[self._half]))
             for node in graph.node:
                 self._take(node, makers)
 
@@ -316,8 +316,8 @@ class _Rounding(Nodes):
             self._narrow(moved)
         self.rename(name)
 
-    def _clip(self, name: str, most: float) -> str:
-        return self.add("Clip", name, self.number(-most), self.number(most))
+    def _clip(self, name: str, bound: float) -> str:
+        return self.add("Clip", name, self.number(-bound), self.number(bound))
 
     def _narrow(self, name: str) -> str:
         return self.add("Cast", self.add("Cast", name, to=self._half), to=_FLOAT)
@@ -341,12 +341,12 @@ class _Rounding(Nodes):
         share = add("Mul", add("Min", flip_share, number(0.5)), step)
         return add("Add", name, add("Mul", self._draw(name, name, 1.0), share))
 
-    def _draw(self, like: str, name: str, most: float) -> str:
+    def _draw(self, like: str, name: str, bound: float) -> str:
         """Random numbers that broadcast over the first axis of a tensor: drawing costs more than all the rest."""
         if self._ranks.get(name, 0) > 1:
-            first, last = self.number([0]), self.number([1])
-            like = self.add("Slice", like, first, last, first)
-        return self.draw(like, most)
+            start, stop = self.number([0]), self.number([1])
+            like = self.add("Slice", like, start, stop, start)
+        return self.draw(like, bound)
 
     def _step(self, node: "NodeProto") -> str:
         """The distance of neighbouring numbers of a quantizer's grid; of a float8 grid it is relative to the value."""
@@ -379,7 +379,7 @@ class _Rounding(Nodes):
         maker = _maker(makers, node.input[1])
         if maker is None or maker.op_type != "DequantizeLinear" or self._types.get(maker.input[0]) not in _INT4:
             return
-        size = next(item.i for item in maker.attribute if item.name == "block_size")
+        size = next(attr.i for attr in maker.attribute if attr.name == "block_size")
         parts = self.add("Reshape", node.input[0], self.number([-1, size]))
         greatest = self.add("ReduceMax", self.add("Abs", parts), self.number([1]))
         step = self.add("Max", self.add("Mul", greatest, self.number(1 / 127)), self.number(2.0**-126))
@@ -394,7 +394,7 @@ def _maker(makers: Mapping[str, "NodeProto"], name: str) -> "NodeProto | None":
 
 
 def _casts_to(node: "NodeProto", *kinds: int) -> bool:
-    return node.op_type == "Cast" and any(item.name == "to" and item.i in kinds for item in node.attribute)
+    return node.op_type == "Cast" and any(attr.name == "to" and attr.i in kinds for attr in node.attribute)
 
 
 def _nodes_of(graph: "GraphProto") -> Iterator["NodeProto"]:

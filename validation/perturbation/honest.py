@@ -153,8 +153,8 @@ def measure_rounding(
         with perturbed as perturbed_graph:
             groups = _groups(golden, small, reference, SAMPLES, whole)
             ways = [list(_ways(perturbed_graph.halves, perturbed_graph.grids, group)) for group in groups]
-            first = [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]
-            passes = [[group_ways[part] for group_ways in ways] for part in first]
+            way_slices = [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]
+            passes = [[group_ways[part] for group_ways in ways] for part in way_slices]
             for known_so_far in _measure(groups, passes, reference, perturbed_graph.session, bounds):
                 yield known_so_far
             few = groups and (not groups[0].small or groups[0].parts > len(groups[0].cases))
@@ -211,14 +211,14 @@ class _Bounds:
             raise ValueError(f"its runs were ended when they held over {self.extra_mib} MiB")
 
 
-def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str, _Way], _Sums]]) -> Honest:
+def _collect_honest(groups: Sequence[_Group], group_runs: Sequence[Mapping[tuple[str, _Way], _Sums]]) -> Honest:
     drift_lists: dict[tuple[str, str], list[Drift]] = {}
     golden: dict[str, dict[_Way, _Sums]] = {}
     # The size of the data that is not measured over that of the data that is.
     unmeasured_ratio = next(
         (max(group.parts / len(group.cases) - 1, 0.0) for group in groups if group.kind == "golden"), 0.0
     )
-    for group, runs in zip(groups, known, strict=True):
+    for group, runs in zip(groups, group_runs, strict=True):
         for (output, way), sums in runs.items():
             if group.kind == "golden":
                 golden.setdefault(output, {})[way] = sums
@@ -238,7 +238,7 @@ def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str,
     for output, by_way in golden.items():
         if output not in floats:  # integers, by the way to round that changes most of them
             sums = max(
-                (sums for way, sums in by_way.items() if way.natural), key=lambda item: item.drift.mismatches or 0
+                (sums for way, sums in by_way.items() if way.natural), key=lambda sums: sums.drift.mismatches or 0
             )
             unmeasured = round(unmeasured_ratio * sums.drift.count)
             counts = sums.drift.mismatches or 0, sums.drift.count
@@ -249,8 +249,8 @@ def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str,
 def _most_samples(runs: Mapping[_Way, _Sums]) -> float:
     """The SQNR in dB that most samples have in the worst way to round; of few samples, that all have in every way."""
     drifts = {way: of_golden(sums.drift) for way, sums in runs.items()}
-    most = [sqnr_of_most(drift) for way, drift in drifts.items() if way.natural]
-    sqnr_values = [sqnr_db for sqnr_db in most if sqnr_db is not None]
+    majority_sqnr = [sqnr_of_most(drift) for way, drift in drifts.items() if way.natural]
+    sqnr_values = [sqnr_db for sqnr_db in majority_sqnr if sqnr_db is not None]
     return min(sqnr_values) if sqnr_values else min(map(sqnr_of_worst, drifts.values()))
 
 
@@ -297,16 +297,16 @@ def _groups(golden: GoldenSet, small: bool, reference: Session, samples: int, un
     kinds = case_kinds(golden)
     sizes = {index: _size(golden.cases[index]) for index, kind in enumerate(kinds) if kind == "edge"}
     small = small and max(sizes.values(), default=0) < SMALL_INPUTS
-    most = None if uncut else max(MOST_CASES, samples) if small else samples
-    whole = list(islice(golden.of_kind("golden"), most))
+    max_cases = None if uncut else max(MOST_CASES, samples) if small else samples
+    whole = list(islice(golden.of_kind("golden"), max_cases))
     cases = whole if small or uncut else [_first_samples(case, reference) for case in whole]
     if not (small or uncut):
         counts = itertools.accumulate(_count_samples(case) for case in cases)
         enough = next((index for index, count in enumerate(counts, 1) if count >= samples), len(cases))
         whole, cases = whole[:enough], cases[:enough]
-    most = max(map(_size, cases), default=0)
+    max_size = max(map(_size, cases), default=0)
     ordered = sorted(sizes, key=lambda index: sizes[index])
-    within = [index for index in ordered if sizes[index] <= most]
+    within = [index for index in ordered if sizes[index] <= max_size]
     edges = [*ordered[: MOST_EDGES - 1], *ordered[-1:]] if small else [*ordered[:1], *within[-1:]]
     parts = kinds.count("golden") * sum(map(_size, whole)) / max(sum(map(_size, cases)), 1)
     single = [_Group("edge", [golden.cases[index]], 1, small) for index in dict.fromkeys(edges)]

@@ -185,7 +185,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         worst=worst_cases(reports),
         courses=courses(reports),
         quantizations=quantizations(version.quantization, dict.fromkeys(untouched)) if pictures else [],
-        attributions=[view_attribution(item) for item in version.attributions],
+        attributions=[view_attribution(attribution) for attribution in version.attributions],
         latencies=view_latencies(version.latencies, pictures),
         canaries=version.canaries or (),
         again=list(_list_commands(version.reference, engines)),
@@ -196,11 +196,11 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
 
 
 def _headline(counts: Mapping[str, int], blind: int) -> Headline:
-    proven, unproven, failed = (counts[status] for status in ("proven", "unproven", "failed"))
+    proven, unproven, failures = (counts[status] for status in ("proven", "unproven", "failed"))
     usable = pluralize(proven + counts[ON_RANDOM] + unproven, "engine")
-    if failed:
+    if failures:
         rest = ", ".join(f"{counts[status]} {status}" for status in USABLE if counts[status])
-        return Headline("failed", f"{pluralize(failed, 'engine')} failed; {rest or 'there is none to pull'}")
+        return Headline("failed", f"{pluralize(failures, 'engine')} failed; {rest or 'there is none to pull'}")
     if unproven:
         pending_count = unproven - blind
         said = [f"{blind} not measured in full"] * bool(blind) + [
@@ -216,8 +216,8 @@ def _headline(counts: Mapping[str, int], blind: int) -> Headline:
 
 def _engine(index: int, entry: EngineEntry, checks: tuple[Check, ...]) -> EngineRow:
     limited = [check for check in checks if not check.passed or (check.stage != "task" and _has_room(check))]
-    failed, ran = sum(not check.passed for check in checks), any(check.stage == "engine" for check in checks)
-    return EngineRow(index, entry, checks, failed, min(limited, key=headroom_db, default=None), ran)
+    failures, ran = sum(not check.passed for check in checks), any(check.stage == "engine" for check in checks)
+    return EngineRow(index, entry, checks, failures, min(limited, key=headroom_db, default=None), ran)
 
 
 def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tuple[str, str]]:
@@ -242,10 +242,10 @@ def _group_by_target(engines: Sequence[EngineRow]) -> Iterator[TargetGroup]:
         yield TargetGroup(target, tuple(members), reasons)
 
 
-def _reasons(found: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """By each reason, in order, the precisions or units that have it. found: pairs of both."""
+def _reasons(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """By each reason, in order, the precisions or units that have it. pairs: of both."""
     reasons: dict[str, dict[str, None]] = {}
-    for reason, whose in found:
+    for reason, whose in pairs:
         reasons.setdefault(reason, {})[whose] = None
     return {reason: list(whose) for reason, whose in reasons.items()}
 
@@ -290,8 +290,8 @@ def _tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> Iterator[T
             yield _task(title, check.name if check else title, check.limit if check else None, points)
 
 
-def _task(title: str, name: str, limit: float | None, found: Sequence[tuple[str, str, float]]) -> TaskSection:
-    values = [value for _, _, value in found] + ([] if limit is None else [limit])
+def _task(title: str, name: str, limit: float | None, measurements: Sequence[tuple[str, str, float]]) -> TaskSection:
+    values = [value for _, _, value in measurements] + ([] if limit is None else [limit])
     low, high = _axis([value for value in values if math.isfinite(value)] or [0.0])
 
     def place(value: float) -> float:
@@ -300,7 +300,7 @@ def _task(title: str, name: str, limit: float | None, found: Sequence[tuple[str,
     def passed(value: float) -> bool:
         return limit is None or within(name, value, limit)
 
-    points = tuple(TaskPoint(point, kind, value, place(value), passed(value)) for point, kind, value in found)
+    points = tuple(TaskPoint(point, kind, value, place(value), passed(value)) for point, kind, value in measurements)
     at = None if limit is None else place(limit)
     return TaskSection(title, name, points, limit, at, "ceiling" if at_most(name) else "floor", (low, high))
 

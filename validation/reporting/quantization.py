@@ -136,22 +136,22 @@ class TensorRow:
 class QuantizationSection:
     """One quantized graph. untouched: it came with Q/DQ nodes of its own, and nothing else is known of it.
 
-    facts: (value, what it is).  shown, rest: rows of tensors, at once and on request.  omitted: how many have none.
+    facts: (value, what it is).  rows, rest: rows of tensors, at once and on request.  omitted: how many have none.
     pictures: tensors with the SVG of their histogram.  sampled: whether some SQNR was measured on some rows only.
-    frontier, chosen: SVG of a mixed-precision search, and a sentence on its result.  left: nodes in float, by reason.
+    frontier, chosen: SVG of a mixed-precision search, and a sentence on its result.  float_nodes: names by reason.
     """
 
     name: str
     untouched: bool = False
     facts: tuple[tuple[str, str], ...] = ()
-    shown: tuple[TensorRow, ...] = ()
+    rows: tuple[TensorRow, ...] = ()
     rest: tuple[TensorRow, ...] = ()
     omitted: int = 0
     pictures: tuple[tuple[TensorRow, str], ...] = ()
     sampled: bool = False
     frontier: str = ""
     chosen: str = ""
-    left: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    float_nodes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def quantizations(
@@ -174,12 +174,12 @@ def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
         quality = decibels_text(choice.chosen.sqnr_db)
         choice_note = f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality}{floor_note}."
     float_nodes: dict[str, list[str]] = {}
-    for item in record.left:
-        float_nodes.setdefault(item.reason, []).append(f"{item.node} ({item.op_type})")
+    for float_node in record.left:
+        float_nodes.setdefault(float_node.reason, []).append(f"{float_node.node} ({float_node.op_type})")
     return QuantizationSection(
         name,
         facts=tuple(facts(record)),
-        shown=rows[:SHOWN],
+        rows=rows[:SHOWN],
         rest=rows[SHOWN:],
         omitted=max(0, len(tensors) - MOST),
         pictures=tuple(
@@ -188,7 +188,7 @@ def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
         sampled=any(tensor.measured == "rows" for tensor in tensors),
         frontier=frontier_svg(record.choice) if record.choice else "",
         chosen=choice_note,
-        left=float_nodes,
+        float_nodes=float_nodes,
     )
 
 
@@ -206,7 +206,7 @@ def facts(record: QuantizationRecord) -> Iterator[tuple[str, str]]:
 
 def left_lines(record: QuantizationRecord) -> list[str]:
     """A line for each node that stays in float."""
-    return [f"left in float: {item}" for item in record.left]
+    return [f"left in float: {float_node}" for float_node in record.left]
 
 
 def row(tensor: QuantizedTensor) -> TensorRow:

@@ -44,9 +44,9 @@ class PlacedCheck:
 
 @dataclass(frozen=True)
 class StageCell:
-    """The checks of one output at one stage. shown: the worst one with a number; None where none has one."""
+    """The checks of one output at one stage. worst: the worst one with a number; None where none has one."""
 
-    shown: PlacedCheck | None
+    worst: PlacedCheck | None
     checks: tuple[Check, ...]
 
     @property
@@ -138,7 +138,7 @@ def _cells(report: Report) -> Iterator[tuple[str, Cells]]:
     for output in dict.fromkeys(check.output for check in checks):
         output_checks = [check for check in checks if check.output == output]
         cells = {stage: _cell([check for check in output_checks if check.stage == stage]) for stage in STAGES}
-        if any(cell and cell.shown for cell in cells.values()):
+        if any(cell and cell.worst for cell in cells.values()):
             yield output, cells
 
 
@@ -147,11 +147,11 @@ def _cell(checks: Sequence[Check]) -> StageCell | None:
 
     It shows the worst SQNR (of integers, agreement). Where that passed and another check failed, it shows the latter.
     """
-    failed = [check for check in checks if not check.passed]
+    failures = [check for check in checks if not check.passed]
     worst_check = _worst(checks, "sqnr_db") or _worst(checks, "agreement")
-    if failed and (worst_check is None or worst_check.check.passed):
+    if failures and (worst_check is None or worst_check.check.passed):
         # Drift before checks of the contract, whose values are on other scales.
-        worst_check = PlacedCheck(min(failed, key=lambda check: check.name.startswith("contract ")), 0.0, None)
+        worst_check = PlacedCheck(min(failures, key=lambda check: check.name.startswith("contract ")), 0.0, None)
     return StageCell(worst_check, tuple(checks)) if checks else None
 
 
@@ -174,7 +174,7 @@ def _cause(cells: Cells) -> str:
     """The first stage that fails, in words, or the one whose SQNR is `_APART_DB` below all others; '' for none."""
     if stage := _find_failed_stage(cells):
         return f"fails at {stage}"
-    stage_checks = {stage: cell.shown.check for stage, cell in cells.items() if cell and cell.shown}
+    stage_checks = {stage: cell.worst.check for stage, cell in cells.items() if cell and cell.worst}
     stage_sqnrs = sorted(
         (check.value, stage)
         for stage, check in stage_checks.items()
@@ -282,8 +282,8 @@ def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
 def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
     """The worst sample of each graph and engine, worst first, then their other samples; at most `MOST_ROWS` in all."""
     spreads = list(_collect_spreads(reports))
-    firsts = [_row(item, item.spread.worst[0]) for item in spreads if item.spread.worst]
-    others = [_row(item, worst) for item in spreads for worst in item.spread.worst[1:]]
+    firsts = [_row(curve, curve.spread.worst[0]) for curve in spreads if curve.spread.worst]
+    others = [_row(curve, worst) for curve in spreads for worst in curve.spread.worst[1:]]
 
     def rank(row: WorstRow) -> tuple[float, float]:
         quality, size = row.worst.badness
@@ -298,7 +298,7 @@ class CourseRow:
     dB of single steps) of each part."""
 
     name: str
-    found: FreeRunning
+    course: FreeRunning
     parts: tuple[tuple[int, float, float], ...]
 
 
@@ -308,7 +308,7 @@ def courses(reports: Sequence[Report]) -> list[CourseRow]:
     for report in reports:
         for course in report.free_running:
             groups.setdefault(repr(course), (course, []))[1].append(report)
-    ordered = sorted(groups.values(), key=lambda item: list(STAGES).index(item[0].stage))
+    ordered = sorted(groups.values(), key=lambda group: list(STAGES).index(group[0].stage))
     return [
         CourseRow(
             "export" if course.stage == "export" else _name(course, units),
@@ -325,11 +325,11 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     for report in reports:
         for spread in report.spreads:
             groups.setdefault(repr(spread), (spread, []))[1].append(report)
-    spread_groups = sorted(groups.values(), key=lambda item: list(STAGES).index(item[0].stage))
+    spread_groups = sorted(groups.values(), key=lambda group: list(STAGES).index(group[0].stage))
     short = Counter((spread.output, _name(spread, units)) for spread, units in spread_groups)
     # Units of one graph have one colour, so that an engine is seen beside its graph.
     graphs = {
-        report.unit: repr((report.precision, [item for item in report.spreads if item.stage == "quantization"]))
+        report.unit: repr((report.precision, [spread for spread in report.spreads if spread.stage == "quantization"]))
         for report in reports
     }
     order = list(dict.fromkeys(graphs.values()))
@@ -352,51 +352,51 @@ def _name(spread: Spread | FreeRunning, units: Sequence[Report], long: bool = Fa
     return f"{', '.join(dict.fromkeys(names))} {'graph' if spread.stage == 'quantization' else 'engines'}"
 
 
-def _median(found: _SharedSpread) -> float:
-    values = found.spread.sqnr_db
+def _median(curve: _SharedSpread) -> float:
+    values = curve.spread.sqnr_db
     return values[len(values) // 2] if values else -math.inf
 
 
-def _pictures(output: str, found: Sequence[_SharedSpread]) -> ErrorDistribution:
-    curves = sorted(sorted(found, key=_median)[:MOST_CURVES], key=lambda item: list(found).index(item))
+def _pictures(output: str, spreads: Sequence[_SharedSpread]) -> ErrorDistribution:
+    curves = sorted(sorted(spreads, key=_median)[:MOST_CURVES], key=lambda curve: list(spreads).index(curve))
     return ErrorDistribution(
         output,
-        samples=max(item.spread.samples for item in found),
-        elements=max(item.spread.elements for item in found),
-        omitted=len(found) - len(curves),
-        exact=tuple(item.name for item in curves if not item.spread.abs_error[-1]),
+        samples=max(curve.spread.samples for curve in spreads),
+        elements=max(curve.spread.elements for curve in spreads),
+        omitted=len(spreads) - len(curves),
+        exact=tuple(curve.name for curve in curves if not curve.spread.abs_error[-1]),
         pictures=tuple(_draw(output, curves)),
     )
 
 
-def _draw(output: str, found: Sequence[_SharedSpread]) -> Iterator[str]:
+def _draw(output: str, curves: Sequence[_SharedSpread]) -> Iterator[str]:
     """The share of samples up to each SQNR, and of elements up to each absolute error."""
-    sqnr = [value for item in found for value in item.spread.sqnr_db]
+    sqnr = [value for curve in curves for value in curve.spread.sqnr_db]
     if any(map(math.isfinite, sqnr)):  # samples without error lie beyond the right end
         ends = span(sqnr, least=10.0)
-        rows = [item for item in found if any(map(math.isfinite, item.spread.sqnr_db))]
+        rows = [curve for curve in curves if any(map(math.isfinite, curve.spread.sqnr_db))]
 
         def draw_sqnr(figure: "Figure") -> None:
             axes = figure.subplots()
-            for item in rows:
-                values = item.spread.sqnr_db
+            for curve in rows:
+                values = curve.spread.sqnr_db
                 shares = [(at + 1) / len(values) for at in range(len(values))]
-                _step(axes, item, [values[0], *values], [0.0, *shares], ends)
+                _step(axes, curve, [values[0], *values], [0.0, *shares], ends)
             set_axis(axes, "x", ends, "SQNR of a sample; further left is worse", text=decibels_text)
 
         words = f"Share of the samples whose SQNR is at most so many decibels, output {output}"
         yield draw_svg("ecdf", words, draw_sqnr)
-    errors = [value for item in found for value in item.spread.abs_error if value > 0]
+    errors = [value for curve in curves for value in curve.spread.abs_error if value > 0]
     if errors:
         low, high = span(errors, log=True, pad=0.02, least=0.5)
 
         def draw_errors(figure: "Figure") -> None:
             axes = figure.subplots()
-            for item in found:
-                values = item.spread.abs_error  # at equal steps from 0 to 100 %
+            for curve in curves:
+                values = curve.spread.abs_error  # at equal steps from 0 to 100 %
                 if values[-1] > 0:
                     shares = [at / max(len(values) - 1, 1) for at in range(len(values))]
-                    _step(axes, item, [values[0], *values], [0.0, *shares], (low, high))
+                    _step(axes, curve, [values[0], *values], [0.0, *shares], (low, high))
             set_axis(axes, "x", (low, high), "absolute error, logarithmic; further right is worse", log=True)
 
         words = f"Share of the elements whose absolute error is at most so much, output {output}"
@@ -404,15 +404,15 @@ def _draw(output: str, found: Sequence[_SharedSpread]) -> Iterator[str]:
 
 
 def _step(
-    axes: "Axes", item: _SharedSpread, xs: Sequence[float], shares: Sequence[float], ends: tuple[float, float]
+    axes: "Axes", curve: _SharedSpread, xs: Sequence[float], shares: Sequence[float], ends: tuple[float, float]
 ) -> None:
     """A stair through shares; those of engines are dashed, and values beyond the ends of the axis are drawn there."""
-    dash, name = "--" if item.spread.stage == "engine" else "-", shorten(item.name)
+    dash, name = "--" if curve.spread.stage == "engine" else "-", shorten(curve.name)
     places = [min(max(x, ends[0]), ends[1]) for x in xs]
-    axes.step(places, shares, dash, where="post", color=item.colour, label=name, gid=tag("curve", item.name))
+    axes.step(places, shares, dash, where="post", color=curve.colour, label=name, gid=tag("curve", curve.name))
     set_axis(axes, "y", (0.0, 1.0), ticks=QUARTERS)
 
 
-def _row(found: _SharedSpread, worst: Worst) -> WorstRow:
+def _row(curve: _SharedSpread, worst: Worst) -> WorstRow:
     off = f"{worst.unequal} unequal" if worst.sqnr_db is None else "not finite" if math.isnan(worst.sqnr_db) else ""
-    return WorstRow(found.name, found.spread.output, worst, off or f"{worst.sqnr_db:.1f} dB")
+    return WorstRow(curve.name, curve.spread.output, worst, off or f"{worst.sqnr_db:.1f} dB")

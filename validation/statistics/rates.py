@@ -183,14 +183,14 @@ def detectable(total: int, margin: float, level: float, halves: bool) -> float |
 
     halves: whether the bound is that of a difference, whose other side saw no failure.
     """
-    own = level / 2 if halves else level
-    other = upper(0.0, total, own) if halves else 0.0
-    if lower(total, total, own) - other <= margin:
+    own_level = level / 2 if halves else level
+    other = upper(0.0, total, own_level) if halves else 0.0
+    if lower(total, total, own_level) - other <= margin:
         return None
     low, high = 0, total
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if lower(middle, total, own) - other > margin else (middle, high)
+        low, high = (low, middle) if lower(middle, total, own_level) - other > margin else (middle, high)
     return beta_quantile(POWER, high, total - high + 1.0)
 
 
@@ -282,8 +282,8 @@ def _effect(sides: tuple[Array, Array], p: float, least: int, seed: int, replica
     drawn = draw_block_counts(count // length, replicates, seed)
     replicate_quantiles = [np.log(quantile_replicates(values, [p], length, drawn)[:, 0]) for values in sides]
     blocks, apart = drawn.shape[1], marks[0] - marks[1]
-    known = math.isfinite(memory.variance)
-    effect = memory.design_effect(apart) if known else estimate_design_effect(apart, length)
+    has_variance = math.isfinite(memory.variance)
+    effect = memory.design_effect(apart) if has_variance else estimate_design_effect(apart, length)
     beyond = count * min(p, 1 - p) / effect
     # Degrees of freedom of the bootstrap's standard error of a difference of two quantiles. The relative variance of
     # that error is 2 / sqrt(pi n p (1 - p)) for each side (Hall & Martin, Probability Theory and Related Fields 80,
@@ -335,8 +335,8 @@ def _edge(ordered: Array, share: float, step: Literal[-1, 1]) -> float:
     if (step < 0 and rank < 0) or (step > 0 and rank >= len(ordered)):
         return step * math.inf
     value = ordered[max(rank, 0)]
-    first, behind = np.searchsorted(ordered, value, "left"), np.searchsorted(ordered, value, "right")
-    if behind - first == 1:
+    start, behind = np.searchsorted(ordered, value, "left"), np.searchsorted(ordered, value, "right")
+    if behind - start == 1:
         return math.log(value)
-    beyond = behind if step > 0 else first - 1
+    beyond = behind if step > 0 else start - 1
     return math.log((value + ordered[beyond]) / 2) if 0 <= beyond < len(ordered) else step * math.inf

@@ -106,13 +106,13 @@ def politis_white(series: np.ndarray) -> float:
     variance = float(centred @ centred) / count if count else 0.0
     if count < 16 or variance <= 0.0:
         return 1.0
-    most = math.ceil(math.sqrt(count)) + 5
-    covariance = autocovariance(centred, 2 * most - 1)
+    max_lag = math.ceil(math.sqrt(count)) + 5
+    covariance = autocovariance(centred, 2 * max_lag - 1)
     quiet = np.abs(covariance[1:] / variance) < 2.0 * math.sqrt(math.log10(count) / count)
     # The last lag before so many uncorrelated ones in a row; without those, the last correlated one.
     runs = sliding_window_view(quiet, max(5, math.ceil(math.sqrt(math.log10(count))))).all(1)
     last = int(runs.argmax()) if runs.any() else int((~quiet).nonzero()[0].max(initial=-1)) + 1
-    reach = min(2 * last, most)
+    reach = min(2 * last, max_lag)
     if reach == 0:
         return 1.0
     lags = np.arange(1, min(reach, len(covariance) - 1) + 1)

@@ -128,16 +128,16 @@ def _simulate_one_queue(
     draws = np.random.default_rng(seed).random(len(arrivals)).tolist()
     ends, begun, took = [0], list[float](), list[float]()
     now = 0.0
-    while (first := ends[-1]) < len(arrivals):
-        full = bisect_left(cumulative_samples, cumulative_samples[first] + policy.most, first) - 1
-        ready = arrivals[first] + policy.wait_s
+    while (start := ends[-1]) < len(arrivals):
+        full = bisect_left(cumulative_samples, cumulative_samples[start] + policy.most, start) - 1
+        ready = arrivals[start] + policy.wait_s
         if full < len(arrivals):
-            ready = min(ready, max(arrivals[first], arrivals[full]))
+            ready = min(ready, max(arrivals[start], arrivals[full]))
         now = max(now, ready)
-        fits = bisect_right(cumulative_samples, cumulative_samples[first] + policy.most, first) - 1
-        end = max(min(fits, bisect_right(arrivals, now, first)), first + 1)
+        fits = bisect_right(cumulative_samples, cumulative_samples[start] + policy.most, start) - 1
+        end = max(min(fits, bisect_right(arrivals, now, start)), start + 1)
         seconds = _quantile(
-            table[min(cumulative_samples[end] - cumulative_samples[first], len(table)) - 1], draws[len(begun)]
+            table[min(cumulative_samples[end] - cumulative_samples[start], len(table)) - 1], draws[len(begun)]
         )
         ends.append(end)
         begun.append(now)
@@ -158,7 +158,7 @@ def _quantile(curve: Sequence[float], share: float) -> float:
 
 
 def _choose(
-    queues: Sequence[deque[int]], held: Sequence[int], arrivals: Sequence[float], policy: BatchPolicy, now: float
+    queues: Sequence[deque[int]], counts: Sequence[int], arrivals: Sequence[float], policy: BatchPolicy, now: float
 ) -> tuple[int | None, float]:
     """The ready queue whose oldest request is the oldest, or None; and when the first of the others will be ready."""
     ready, oldest, wakes = None, np.inf, np.inf
@@ -166,7 +166,7 @@ def _choose(
         if not queue:
             continue
         since = arrivals[queue[0]]
-        if held[index] >= policy.most or since + policy.wait_s <= now:
+        if counts[index] >= policy.most or since + policy.wait_s <= now:
             if since < oldest:
                 ready, oldest = index, since
         else:
@@ -174,11 +174,11 @@ def _choose(
     return ready, wakes
 
 
-def _take(queue: deque[int], counts: Sequence[int], most: int) -> list[int]:
-    """Requests from the front of a queue, up to `most` samples together, at least one."""
+def _take(queue: deque[int], counts: Sequence[int], max_samples: int) -> list[int]:
+    """Requests from the front of a queue, up to `max_samples` together, at least one."""
     batch = [queue.popleft()]
     size = counts[batch[0]]
-    while queue and size + counts[queue[0]] <= most:
+    while queue and size + counts[queue[0]] <= max_samples:
         size += counts[queue[0]]
         batch.append(queue.popleft())
     return batch
@@ -277,7 +277,7 @@ class _Kriging:
     @classmethod
     def fit(cls, at: Array, values: Array, noise: Array) -> "_Kriging":
         fits = [cls._at(at, values, noise, scale, length) for scale, length in product(_SCALES, _LENGTHS)]
-        return max(fits, key=lambda found: found[0])[1]
+        return max(fits, key=lambda candidate: candidate[0])[1]
 
     @classmethod
     def _at(cls, at: Array, values: Array, noise: Array, scale: float, length: float) -> tuple[float, "_Kriging"]:

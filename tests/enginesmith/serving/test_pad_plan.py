@@ -23,7 +23,7 @@ def test_padding_is_what_numpy_pads_and_cropping_takes_it_off(batch, sequence, m
     wide = np.pad(x, [(0, 0), (0, longer)], constant_values=7.0)
     np.testing.assert_array_equal(found["x"], np.pad(wide, [(0, more), (0, 0)], mode="edge"))
     assert found["mask"].dtype == np.int64 and found["mask"].shape == found["x"].shape
-    assert plan.own == 2 * x.size and plan.elements == 2 * found["x"].size
+    assert plan.own_elements == 2 * x.size and plan.elements == 2 * found["x"].size
     back = plan.crop({"each": found["x"], "mean": found["x"][:, 0]})
     np.testing.assert_array_equal(back["each"], x)
     assert back["mean"].shape == (batch,)

@@ -151,7 +151,7 @@ def test_a_long_model_is_cut_finely_only_where_it_is_worst(tmp_path: Path) -> No
 def test_memory_is_bounded_by_windows_and_the_answer_is_the_same(tmp_path: Path) -> None:
     faulty = swapped(ATTENTION, "wv")
     whole = found(ATTENTION, faulty, sentences(), tmp_path / "whole")
-    small = found(ATTENTION, faulty, sentences(), tmp_path / "small", size=Size(held=1 << 13))
+    small = found(ATTENTION, faulty, sentences(), tmp_path / "small", size=Size(window_bytes=1 << 13))
     assert small.rows == whole.rows and small.taps.compared > whole.taps.compared
 
 

@@ -21,7 +21,7 @@ from validation.limits.budget import default_budget
 
 TEXT = " ".join(f"u{i} = MatMul(u{i - 1}, w) t{i} = Tanh(u{i})" for i in range(1, 7)).replace("u0", "x")
 NET = with_names(x_net(f"{TEXT} y = Add(t6, t1)"))
-WINDOW = Size(held=1)  # one segment in each
+WINDOW = Size(window_bytes=1)  # one segment in each
 
 
 def stopped_after(runs: int, folder: Path) -> Attribution:

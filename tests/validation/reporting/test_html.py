@@ -275,7 +275,7 @@ def test_a_limit_that_a_task_metric_lifts_is_shown_as_such():
 def test_the_joints_stand_side_by_side_and_name_where_the_drift_is():
     rows = {row.title: row for row in overview(version_report()).beside}
     int8 = rows["cpu int8 onnxruntime"]
-    values = {stage: cell.shown.check.value for stage, cell in int8.cells.items()}
+    values = {stage: cell.worst.check.value for stage, cell in int8.cells.items()}
     assert values == {"export": 127.3, "quantization": 23.6, "engine": 35.6}
     assert int8.cause == "nearly all at quantization" and rows["int8"].more == "5 units"
     assert rows["fp32"].cells["engine"] is None
@@ -301,7 +301,7 @@ def test_a_broken_promise_leaves_nearness_green_and_shows_what_failed():
     broken = [Check("engine", name, "logits", "golden", *numbers, False, "the graph's") for name, *numbers in promises]
     report["reports"][0]["checks"] += [encode_document(check) for check in broken]
     (row,) = overview(report).beside
-    assert row.cause == "fails at engine" and row.cells["engine"].shown.check.name == "contract kl"
+    assert row.cause == "fails at engine" and row.cells["engine"].worst.check.name == "contract kl"
     page = render(report)
     text = " ".join(Page(page).text.split())
     assert "✕ 3 contract kl ≤ 0.01" in text and "What failed" in text and text.index("✕ contract seeds") > 0

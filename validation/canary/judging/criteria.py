@@ -76,10 +76,10 @@ class ErrorLevels:
         failing = rates.anytime_level(max(requests, 1), self.failing) if self.anytime else self.failing
         return ErrorLevels(self.passing, failing)
 
-    def lower(self, found: tuple[float, float], halves: bool = False) -> float:
+    def lower(self, counts: tuple[float, float], halves: bool = False) -> float:
         """The lower bound of a share, of its count and total. halves: at half the level."""
         bound = rates.lower_anytime if self.anytime else rates.lower
-        return bound(*found, self.failing / 2 if halves else self.failing)
+        return bound(*counts, self.failing / 2 if halves else self.failing)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _latency(
     assumed = ""
     if not (math.isfinite(lowest) and math.isfinite(highest)):  # too many latencies are equal to the quantile
         ties = [np.count_nonzero(values == quantile_of(values, probability(name))) for values in sides]
-        count, side = max(zip(ties, sides, strict=True), key=lambda item: int(item[0]) / len(item[1]))
+        count, side = max(zip(ties, sides, strict=True), key=lambda pair: int(pair[0]) / len(pair[1]))
         assumed = f"{count} of {len(side)} latencies are equal: record them with a finer clock" if count > 1 else ""
     detectable = limit + effect.log_ratio - low + Z_POWER * error
     slowdown, low, high, *powers = map(math.expm1, (effect.log_ratio, low, high, detectable, provable))
@@ -259,20 +259,20 @@ def error_criterion(
 ) -> Criterion:
     """The criterion of the shares of failed requests: their difference, or, where the candidate's own share is proven
     to be within `budget`, that share."""
-    failed = failures(evidence)
-    ours, baseline_counts = map(rates.effective, failed)
-    count = min(map(len, failed))
-    estimate = float(failed[0].mean()) - float(failed[1].mean()) if count else math.nan
+    flags = failures(evidence)
+    ours, baseline_counts = map(rates.effective, flags)
+    count = min(map(len, flags))
+    estimate = float(flags[0].mean()) - float(flags[1].mean()) if count else math.nan
     if budget and (high := rates.upper(*ours, levels.passing)) <= budget:
-        found = (float(failed[0].mean()), 0.0, high)
-        return _share("errors", budget, levels, found, count, len(failed[0]) / ours[1], "within error_budget")
+        interval = (float(flags[0].mean()), 0.0, high)
+        return _share("errors", budget, levels, interval, count, len(flags[0]) / ours[1], "within error_budget")
     high = rates.upper(*ours, levels.passing / 2) - rates.lower(*baseline_counts, levels.passing / 2)
     # A baseline without failures, or with few, has bursts as long as the candidate's if the two are equal.
-    share = min(1.0, ours[1] * len(failed[1]) / (baseline_counts[1] * len(failed[0]))) if count else 1.0
+    share = min(1.0, ours[1] * len(flags[1]) / (baseline_counts[1] * len(flags[0]))) if count else 1.0
     at_most = rates.upper(share * baseline_counts[0], share * baseline_counts[1], levels.failing / 2)
     low = levels.lower(ours, halves=True) - at_most
-    found, size = (estimate, low, high), count / min(ours[1], baseline_counts[1]) if count else 1.0
-    return _share("errors", margin, levels, found, count, size, budget=budget)
+    interval, size = (estimate, low, high), count / min(ours[1], baseline_counts[1]) if count else 1.0
+    return _share("errors", margin, levels, interval, count, size, budget=budget)
 
 
 def share_criterion(name: str, flags: Array, margin: float, levels: ErrorLevels) -> Criterion:
@@ -287,17 +287,17 @@ def _share(
     name: str,
     margin: float,
     levels: ErrorLevels,
-    found: tuple[float, float, float],
+    interval: tuple[float, float, float],
     count: int,
     size: float,
     assumed: str = "",
     budget: float | None = None,
 ) -> Criterion:
-    """found: estimate, lower and upper bound.  count: requests.  size: of the bursts in which flags come.
+    """interval: estimate, lower and upper bound.  count: requests.  size: of the bursts in which flags come.
 
     budget: within which a share passes that has no flag, too.
     """
-    estimate, low, high = found
+    estimate, low, high = interval
     difference = name == "errors" and not assumed
     passing = levels.passing / 2 if difference else levels.passing
     detectable = rates.detectable(math.floor(count / size), margin, levels.at(count).failing, difference)
@@ -353,43 +353,46 @@ def _score(scored: list[Array], margin: float, levels: ErrorLevels, error: float
 # A criterion as text: its interval, and which effects its data can show.
 
 
-def describe(item: Criterion) -> str:
+def describe(criterion: Criterion) -> str:
     """'latency p50: +3.1 % (+2.4 % to +3.7 %), margin +2 %'."""
-    return f"{item.name}: {describe_measured(item, of=('INSUFFICIENT',))}"
+    return f"{criterion.name}: {describe_measured(criterion, of=('INSUFFICIENT',))}"
 
 
-def describe_measured(item: Criterion, of: tuple[str, ...] = ("PASS", "FAIL", "INSUFFICIENT")) -> str:
+def describe_measured(criterion: Criterion, of: tuple[str, ...] = ("PASS", "FAIL", "INSUFFICIENT")) -> str:
     """A criterion's note, or its estimate, interval and margin; if its verdict is one of `of`, `describe_power` too."""
-    if item.note:
-        return item.note
-    estimate, margin = (describe_value(value, item.kind) for value in (item.estimate, item.margin))
-    estimate_text = f"{estimate} ({describe_interval(item)}), margin {margin}"
-    return f"{estimate_text}; {describe_power(item)}" if item.verdict in of else estimate_text
+    if criterion.note:
+        return criterion.note
+    estimate, margin = (describe_value(value, criterion.kind) for value in (criterion.estimate, criterion.margin))
+    estimate_text = f"{estimate} ({describe_interval(criterion)}), margin {margin}"
+    return f"{estimate_text}; {describe_power(criterion)}" if criterion.verdict in of else estimate_text
 
 
-def describe_interval(item: Criterion) -> str:
+def describe_interval(criterion: Criterion) -> str:
     """'+2.4 % to +3.7 %', 'at most +3.7 %' where the other bound is not known, or 'without bounds'."""
-    low, high = (describe_value(end, item.kind) for end in (item.low, item.high))
-    from_below = is_finite(item.low) and (item.kind != "latency" or item.low > -1.0)
-    if from_below and is_finite(item.high):
+    low, high = (describe_value(end, criterion.kind) for end in (criterion.low, criterion.high))
+    from_below = is_finite(criterion.low) and (criterion.kind != "latency" or criterion.low > -1.0)
+    if from_below and is_finite(criterion.high):
         return f"{low} to {high}"
-    return f"at least {low}" if from_below else f"at most {high}" if is_finite(item.high) else "without bounds"
+    return f"at least {low}" if from_below else f"at most {high}" if is_finite(criterion.high) else "without bounds"
 
 
-def describe_power(item: Criterion) -> str:
+def describe_power(criterion: Criterion) -> str:
     """What so many requests would have shown with a power of 0.8, and what was assumed.
 
     That is the smallest effect that would have failed, and the smallest margin at which an equal candidate would have
     passed. Shares of all requests are left out.
     """
     parts = [
-        text.format(describe_value(value, item.kind))
-        for text, value in (("{} or more", item.detectable), ("an equal candidate to be within {}", item.provable))
-        if is_finite(value) and (item.kind != "share" or round(value, 3) < 1.0)
+        text.format(describe_value(value, criterion.kind))
+        for text, value in (
+            ("{} or more", criterion.detectable),
+            ("an equal candidate to be within {}", criterion.provable),
+        )
+        if is_finite(value) and (criterion.kind != "share" or round(value, 3) < 1.0)
     ]
-    power_text = pluralize(item.requests, "request")
+    power_text = pluralize(criterion.requests, "request")
     power_text += f" would have shown {', and '.join(parts)}" if parts else " can show no difference"
-    return f"{power_text}; {item.assumed}" if item.assumed else power_text
+    return f"{power_text}; {criterion.assumed}" if criterion.assumed else power_text
 
 
 def describe_needed(criteria: Sequence[Criterion], requests: int, seconds: float | None) -> str:
@@ -397,16 +400,16 @@ def describe_needed(criteria: Sequence[Criterion], requests: int, seconds: float
 
     requests, seconds: how many requests there were, and in what time; None: the time is not known.
     """
-    lacking = [item for item in criteria if item.verdict == "INSUFFICIENT"]
-    if not lacking or any(item.needed is None for item in lacking):
+    lacking = [criterion for criterion in criteria if criterion.verdict == "INSUFFICIENT"]
+    if not lacking or any(criterion.needed is None for criterion in lacking):
         return ""
-    count = max(item.needed or 0 for item in lacking)
+    count = max(criterion.needed or 0 for criterion in lacking)
     if count <= requests:
         return "an equal candidate would likely have passed with as many: it may be slower, by about the margin"
     request_text = f"some {_round_up(count)} requests"
     if seconds is not None:
         request_text += f" ({_round_up(math.ceil(seconds * count / requests))} s of such traffic)"
-    if any(item.note for item in lacking):
+    if any(criterion.note for criterion in lacking):
         return f"{request_text} or more are needed for a verdict"
     return f"{request_text} would likely suffice for an equal candidate"
 

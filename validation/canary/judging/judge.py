@@ -68,7 +68,7 @@ def level_of(fractions: Sequence[float], alpha: float) -> float:
     for fraction in fractions:
         if not (before + LEAST_STEP <= fraction + 1e-12 and fraction <= 1.0):
             raise InputError(
-                f"looks at {', '.join(f'{item:.3f}' for item in fractions)} of the plan: each must have at least "
+                f"looks at {', '.join(f'{share:.3f}' for share in fractions)} of the plan: each must have at least "
                 f"{LEAST_STEP} more than the one before it, and the last at most 1"
             )
         before = fraction
@@ -166,8 +166,8 @@ def judge(
             margin = max(limits.latency.values())
             widest = replace(limits, latency={"p50": max(margin, min(WIDEST, margin * wider))})
             shared = replace(levels, failing=failing / len(classes))
-            [found] = latency_criteria(part, widest, shared, seed, replicates)
-            criteria.append(replace(found, name=f"{found.name} of size {words}"))
+            [criterion] = latency_criteria(part, widest, shared, seed, replicates)
+            criteria.append(replace(criterion, name=f"{criterion.name} of size {words}"))
         if limits.error_rate is not None:
             criteria.append(error_criterion(evidence, limits.error_rate, levels, limits.error_budget))
         criteria += quality_criteria(evidence, limits, levels)
@@ -179,7 +179,7 @@ def judge(
     ):
         if note:
             criteria.append(Criterion(name, "share", 0.0, "INSUFFICIENT", requests=evidence.requests, note=note))
-    verdict = overall([item.verdict for item in criteria])
+    verdict = overall([criterion.verdict for criterion in criteria])
     reason = reason_of(verdict, criteria)
     if verdict == "INSUFFICIENT" and (more := describe_needed(criteria, evidence.requests, evidence.seconds)):
         reason = f"{reason}; {more}"
@@ -204,21 +204,21 @@ def size_classes(evidence: CanaryEvidence) -> list[tuple[str, CanaryEvidence]]:
             edges.append(octave)
     if min((one >= edges[-1]).sum() for one in octaves) < least:  # the last class joins the one before it
         edges.pop()
-    found = []
-    for first, end in pairwise([*edges, math.inf]) if len(edges) > 1 else ():
-        inside = [(one >= first) & (one < end) for one in octaves]
+    classes = []
+    for start, end in pairwise([*edges, math.inf]) if len(edges) > 1 else ():
+        inside = [(one >= start) & (one < end) for one in octaves]
         parts = [side.select(which) for side, which in zip(sides, inside, strict=True)]
-        known = np.concatenate([one[which] for one, which in zip(sizes, inside, strict=True)])
+        class_sizes = np.concatenate([one[which] for one, which in zip(sizes, inside, strict=True)])
         part = replace(evidence, candidate=parts[0], baseline=parts[1], design_block=1)
-        found.append((f"{known.min():.4g} to {known.max():.4g}", part))
-    return found
+        classes.append((f"{class_sizes.min():.4g} to {class_sizes.max():.4g}", part))
+    return classes
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
     """The verdict that follows from those of the criteria; INSUFFICIENT from none."""
     if "FAIL" in verdicts:
         return "FAIL"
-    return "PASS" if verdicts and all(item == "PASS" for item in verdicts) else "INSUFFICIENT"
+    return "PASS" if verdicts and all(verdict == "PASS" for verdict in verdicts) else "INSUFFICIENT"
 
 
 def quality_criteria(evidence: CanaryEvidence, limits: Thresholds, levels: ErrorLevels) -> list[Criterion]:
@@ -248,14 +248,14 @@ def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:
     """
     if verdict == "PASS":
         return f"{pluralize(len(criteria), 'criterion', 'criteria')} passed"
-    deciding = [item for item in criteria if item.verdict == verdict]
+    deciding = [criterion for criterion in criteria if criterion.verdict == verdict]
     if not deciding:
         return "there was nothing to judge by: every threshold is lifted"
 
-    def rank(item: Criterion) -> tuple[bool, bool, bool]:
-        slow = item.kind == "latency" or item.name == SLOW_STRETCH
-        return slow, item.kind != "fact", item.name != "logs to the end"
+    def rank(criterion: Criterion) -> tuple[bool, bool, bool]:
+        slow = criterion.kind == "latency" or criterion.name == SLOW_STRETCH
+        return slow, criterion.kind != "fact", criterion.name != "logs to the end"
 
-    first = min(deciding, key=rank)
+    criterion = min(deciding, key=rank)
     more = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
-    return f"{describe(first)}{more}"
+    return f"{describe(criterion)}{more}"

@@ -51,9 +51,9 @@ def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
     usual, spent = float(beside.mean()) + margin, float(alone.mean())
     expected = f"expected from the baseline and the margin: {100 * usual:.2g} % of the run"
     if alone[-1]:
-        first = max(0, int(np.append(np.flatnonzero(~alone), 0).max()) + 2 - least)
+        start = max(0, int(np.append(np.flatnonzero(~alone), 0).max()) + 2 - least)
         return (
-            f"the candidate failed {int(ours[first:].sum())} of its last {len(ours) - first} requests, and the "
+            f"the candidate failed {int(ours[start:].sum())} of its last {len(ours) - start} requests, and the "
             f"baseline did not; {expected}"
         )
     if spent * SPENT > usual:
@@ -64,11 +64,11 @@ def _failing_stretch(evidence: CanaryEvidence, margin: float) -> str:
     return ""
 
 
-def stretches(failed: np.ndarray, least: int) -> np.ndarray:
+def stretches(flags: np.ndarray, least: int) -> np.ndarray:
     """Whether at least `least` of the last 2 * `least` requests failed, bool [requests]."""
-    sums = np.concatenate([np.zeros(2 * least), np.cumsum(failed)])
-    found: np.ndarray = sums[2 * least :] - sums[: -2 * least] >= least
-    return found
+    sums = np.concatenate([np.zeros(2 * least), np.cumsum(flags)])
+    in_stretch: np.ndarray = sums[2 * least :] - sums[: -2 * least] >= least
+    return in_stretch
 
 
 def _slow_stretch(evidence: CanaryEvidence) -> str:
@@ -90,11 +90,11 @@ def _slow_stretch(evidence: CanaryEvidence) -> str:
     ]
     ratio = np.log(medians[0]) - np.log(medians[1])
     ordered, together = np.sort(ratio), np.lib.stride_tricks.sliding_window_view(ratio, SLOW_PARTS).min(1)
-    usual, most = ordered[int(0.35 * PARTS)] - ordered[0], float(ordered[int(0.4 * PARTS)])
+    usual, log_slowdown = ordered[int(0.35 * PARTS)] - ordered[0], float(ordered[int(0.4 * PARTS)])
     slower, start = float(together.max() - ordered[PARTS // 4]), int(together.argmax())
     first, last = (sides[0].time[edges[0][part] - shift] for part, shift in ((start, 0), (start + SLOW_PARTS, 1)))
-    if most > math.log(SLOW):
-        return f"the candidate was {math.exp(most):.2g} times slower or more for most of the run"
+    if log_slowdown > math.log(SLOW):
+        return f"the candidate was {math.exp(log_slowdown):.2g} times slower or more for most of the run"
     if slower <= max(math.log(SLOW), STANDS_OUT * usual) or last - first < LEAST_SLOW:
         return ""
     return (

@@ -68,8 +68,8 @@ class Thresholds:
 
 def probability(name: str) -> float:
     """0.99 from 'p99'. Raises InputError for other names."""
-    found = _QUANTILE.fullmatch(name)
-    value = float(found[1]) / 100.0 if found else 0.0
+    match = _QUANTILE.fullmatch(name)
+    value = float(match[1]) / 100.0 if match else 0.0
     if not 0.0 < value < 1.0:
         raise InputError(f"validation.canary.latency.{name[:40]}: is no quantile; use p50, p90, p99, p99.9")
     return value
@@ -90,15 +90,15 @@ def _quality(data: Mapping[str, object]) -> QualityThresholds:
     )
 
 
-def _optional(value: object, where: str, most: float = 1.0) -> float | None:
-    return None if value is None else _number(value, where, most)
+def _optional(value: object, where: str, limit: float = 1.0) -> float | None:
+    return None if value is None else _number(value, where, limit)
 
 
-def _number(value: object, where: str, most: float = 1.0) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < min(most, MOST_NUMBER):
+def _number(value: object, where: str, limit: float = 1.0) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < min(limit, MOST_NUMBER):
         raise InputError(
             f"validation.canary.{where} is {str(value)[:40]!r}; give a number above 0"
-            + (f" and below {most:g}" if math.isfinite(most) else "")
+            + (f" and below {limit:g}" if math.isfinite(limit) else "")
         )
     return float(value)
 

@@ -77,10 +77,10 @@ def parse_sizes(text: str, dims: Sequence[Dim]) -> dict[str, int]:
     return {dim.name: stated_sizes.get(dim.name, dim.opt) for dim in dims}
 
 
-def make_buckets(wanted: Sequence[Mapping[str, int]], specs: Sequence[TensorSpec], real: Tensors) -> list[BucketInputs]:
+def make_buckets(points: Sequence[Mapping[str, int]], specs: Sequence[TensorSpec], real: Tensors) -> list[BucketInputs]:
     """Inputs of each of the sizes. specs: the model's inputs.  real: a group of real inputs, cut or repeated to fit."""
     batch = leading_dim(specs)
-    return [BucketInputs(dict(sizes), resize(real, specs, sizes), sizes.get(batch or "", 1)) for sizes in wanted]
+    return [BucketInputs(dict(sizes), resize(real, specs, sizes), sizes.get(batch or "", 1)) for sizes in points]
 
 
 def tuned_for(dims: Sequence[Dim]) -> dict[str, int]:
@@ -183,9 +183,9 @@ def warm_up(latencies: Array) -> tuple[int, bool]:
     batch_counts = np.arange(batches, 0, -1)
     sums, squares = (np.cumsum(part[::-1])[::-1] for part in (means, means**2))
     error = np.maximum(squares - sums**2 / batch_counts, 0.0) / batch_counts.astype(float) ** 2
-    most = batches // 2
-    cut = int(np.argmin(error[: most + 1]))
-    return cut * BATCH, cut < most
+    last_cut = batches // 2
+    cut = int(np.argmin(error[: last_cut + 1]))
+    return cut * BATCH, cut < last_cut
 
 
 # The measurement of one engine in one process: time to load, resident memory, and its runs at each size.
@@ -242,8 +242,8 @@ class ProcessMeasurement:
         """Write it into `folder`."""
         from safetensors.numpy import save_file
 
-        named = {f"session{index}": item.session for index, item in enumerate(self.series)}
-        named |= {f"runtime{index}": item.runtime for index, item in enumerate(self.series) if item.runtime is not None}
+        named = {f"session{index}": runs.session for index, runs in enumerate(self.series)}
+        named |= {f"runtime{index}": runs.runtime for index, runs in enumerate(self.series) if runs.runtime is not None}
         save_file(named, folder / "series.safetensors")
         (folder / "figures.json").write_text(json.dumps(encode(self.figures)))
 
@@ -274,10 +274,10 @@ def measure_once(
         resettable = False
     before = _status_bytes("VmRSS")
     with ExitStack() as stack:
-        opened: list[Session] = []
-        load_s = time_call(lambda: opened.append(stack.enter_context(opens())))
+        sessions: list[Session] = []
+        load_s = time_call(lambda: sessions.append(stack.enter_context(opens())))
         loaded = _status_bytes("VmRSS") - before
-        sizes = [_Size(opened[0], bucket, seconds, least, before) for bucket in buckets]
+        sizes = [_Size(sessions[0], bucket, seconds, least, before) for bucket in buckets]
         for timed in [timed for _ in range(PASSES) for size in sizes for timed in size.calls]:
             timed.run_pass()
         figures = tuple(size.figures() for size in sizes)
@@ -296,17 +296,17 @@ def _status_bytes(name: str) -> int:
 
 @dataclass
 class _Timed:
-    """The runs of one call, made in `PASSES` passes. found: the latencies of each."""
+    """The runs of one call, made in `PASSES` passes. parts: the latencies of each."""
 
     call: Callable[[], object]
     seconds: float
     least: int
-    found: list[Array] = field(default_factory=list)
+    parts: list[Array] = field(default_factory=list)
 
     def run_pass(self) -> None:
         """Time one pass; none where those before took all the time."""
-        if not self.found or sum(float(part.sum()) for part in self.found) < self.seconds:
-            self.found.append(latencies(self.call, self.seconds / PASSES, 1 if self.found else self.least))
+        if not self.parts or sum(float(part.sum()) for part in self.parts) < self.seconds:
+            self.parts.append(latencies(self.call, self.seconds / PASSES, 1 if self.parts else self.least))
 
 
 class _Size:
@@ -320,10 +320,10 @@ class _Size:
         self._inputs = {name: array.copy() for name, array in select_inputs(session, bucket.inputs).items()}
         self._session = session
         self._first_s = time_call(lambda: session.run(self._inputs))
-        own = session.prepare_call(self._inputs)
-        share = 1 - RUNTIME_SHARE if own else 1.0
+        runtime_call = session.prepare_call(self._inputs)
+        share = 1 - RUNTIME_SHARE if runtime_call else 1.0
         self.calls = [_Timed(lambda: session.run(self._inputs), seconds * share, least)]
-        self.calls += [_Timed(own, seconds * RUNTIME_SHARE, least)] if own else []
+        self.calls += [_Timed(runtime_call, seconds * RUNTIME_SHARE, least)] if runtime_call else []
         peak = _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._memory_bytes = max(peak - before, 0)
 
@@ -335,7 +335,7 @@ class _Size:
 
     def series(self) -> Series:
         """All runs of this size."""
-        session, *runtime = (np.concatenate(timed.found) for timed in self.calls)
+        session, *runtime = (np.concatenate(timed.parts) for timed in self.calls)
         return Series(session, *runtime)
 
 

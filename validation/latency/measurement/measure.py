@@ -127,15 +127,15 @@ def measure_engine(
 
 
 def _run_processes(
-    work: Callable[[], ProcessMeasurement], seconds: float, wanted: int, workdir: Path
+    work: Callable[[], ProcessMeasurement], seconds: float, process_count: int, workdir: Path
 ) -> list[ProcessMeasurement]:
     measurements: list[ProcessMeasurement] = []
-    while len(measurements) < wanted:
+    while len(measurements) < process_count:
         folder = workdir / f"process-{len(measurements)}"
         folder.mkdir()
         took = time_call(lambda place=folder: measurements.append(measure_in_fork(work, place)))  # type: ignore[misc]
         if len(measurements) == 1 and took > COSTLY_S + seconds:
-            wanted = min(wanted, FEWER_PROCESSES)
+            process_count = min(process_count, FEWER_PROCESSES)
     return measurements
 
 
@@ -143,7 +143,7 @@ def _bucket(bucket: BucketInputs, processes: Sequence[tuple[SizeFigures, Series]
     figures, series = zip(*processes, strict=True)
     warm = [warm_up(each.session) for each in series]
     steady_series = [each.session[discarded:] for each, (discarded, _) in zip(series, warm, strict=True)]
-    own = [each.runtime[warm_up(each.runtime)[0] :] for each in series if each.runtime is not None]
+    runtime_series = [each.runtime[warm_up(each.runtime)[0] :] for each in series if each.runtime is not None]
     together = np.concatenate(steady_series)
     return BucketLatency(
         name=bucket.name,
@@ -158,8 +158,8 @@ def _bucket(bucket: BucketInputs, processes: Sequence[tuple[SizeFigures, Series]
         curve=curve(together),
         memory_bytes=int(median(each.memory_bytes for each in figures)),
         surroundings=load,
-        runtime=quantiles_between(own, (0.5,))[0] if own else None,
-        process_medians_s=tuple(float(np.median(each)) for each in own or steady_series),
+        runtime=quantiles_between(runtime_series, (0.5,))[0] if runtime_series else None,
+        process_medians_s=tuple(float(np.median(each)) for each in runtime_series or steady_series),
         device_bytes=figures[-1].device_bytes,
         device_s=_median_of([each.device_s for each in figures]),
     )

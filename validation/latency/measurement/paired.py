@@ -63,10 +63,10 @@ def _run_pair(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: 
         pairs = [(session, select_inputs(session, inputs)) for session in (sessions[0], sessions[1])]
         for session, session_inputs in pairs:
             session.run(session_inputs)
-        own = [call for session, session_inputs in pairs if (call := session.prepare_call(session_inputs))]
+        runtime_calls = [call for session, session_inputs in pairs if (call := session.prepare_call(session_inputs))]
         runs = (
-            own
-            if len(own) == len(pairs)
+            runtime_calls
+            if len(runtime_calls) == len(pairs)
             else [partial(session.run, session_inputs) for session, session_inputs in pairs]
         )
         warm = [float(np.median(latencies(run, _WARM / 2 * seconds))) for run in runs]
@@ -136,10 +136,10 @@ def compare_times(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLIC
     both = np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
     effects = quantile_effects(both, list(SHOWN), seed, replicates)
     ratios = tuple(_ratio(p, effect, pairs) for p, effect in zip(SHOWN, effects, strict=True))
-    first = ratios[0]
+    median_ratio = ratios[0]
     verdict: Verdict = "no difference shown"
-    if first.low is not None and first.high is not None:
-        verdict = "faster" if first.high < 1.0 else "slower" if first.low > 1.0 else verdict
+    if median_ratio.low is not None and median_ratio.high is not None:
+        verdict = "faster" if median_ratio.high < 1.0 else "slower" if median_ratio.low > 1.0 else verdict
     medians = float(np.median(both[0])), float(np.median(both[1]))
     return PairedTimes(verdict, ratios, medians, len(both[0]), len(pairs))
 

@@ -40,10 +40,10 @@ LEAST_PROCESSES = 3
 BEYOND = 1.5
 
 
-def quantiles(latencies: Array, shown: tuple[float, ...] = SHOWN) -> tuple[Quantile, ...]:
-    """Each of the quantiles `shown` of a steady series: [runs], seconds, in the order of measurement."""
+def quantiles(latencies: Array, levels: tuple[float, ...] = SHOWN) -> tuple[Quantile, ...]:
+    """Each of the quantiles `levels` of a steady series: [runs], seconds, in the order of measurement."""
     ordered, estimates = np.sort(latencies), []
-    for p in shown:
+    for p in levels:
         effect = design_effect(latencies, p)
         needed, effective = math.ceil(runs_needed(p) * effect), len(latencies) / effect
         ranks = order_ranks(math.floor(effective), p)
@@ -91,34 +91,40 @@ def curve(latencies: Array) -> tuple[float, ...]:
     return tuple(map(float, np.quantile(latencies, np.linspace(0.0, 1.0, CURVE), method="inverted_cdf")))
 
 
-def quantiles_between(series: Sequence[Array], shown: tuple[float, ...] = SHOWN) -> tuple[Quantile, ...]:
-    """Each of the quantiles `shown`, from the steady latencies ([runs], seconds, in order) of each process.
+def quantiles_between(series: Sequence[Array], levels: tuple[float, ...] = SHOWN) -> tuple[Quantile, ...]:
+    """Each of the quantiles `levels`, from the steady latencies ([runs], seconds, in order) of each process.
 
     The value is the median of the processes' quantiles, if each has enough runs for it, and for the median in any case.
     Else it is the quantile of all runs together, whose interval is widened by the differences of the medians. With
     fewer than `LEAST_PROCESSES` the interval is that within them.
     """
-    pooled_quantiles = quantiles(np.concatenate(series), shown)
+    pooled_quantiles = quantiles(np.concatenate(series), levels)
     if len(series) < LEAST_PROCESSES:
         return pooled_quantiles
     shift = _half_width(np.log([float(np.median(each)) for each in series]))
-    return tuple(_widen(item, series, shift) for item in pooled_quantiles)
+    return tuple(_widen(quantile, series, shift) for quantile in pooled_quantiles)
 
 
-def _widen(item: Quantile, series: Sequence[Array], shift: float) -> Quantile:
-    if item.p != 0.5 and min(map(len, series)) < runs_needed(item.p):
-        if item.value is None or item.low is None or item.high is None:
-            return item
-        down, up = (math.hypot(shift, math.log(ratio)) for ratio in (item.value / item.low, item.high / item.value))
-        return replace(item, low=item.value * math.exp(-down), high=item.value * math.exp(up))
-    each = np.log([float(np.quantile(values, item.p)) for values in series])
+def _widen(quantile: Quantile, series: Sequence[Array], shift: float) -> Quantile:
+    if quantile.p != 0.5 and min(map(len, series)) < runs_needed(quantile.p):
+        if quantile.value is None or quantile.low is None or quantile.high is None:
+            return quantile
+        down, up = (
+            math.hypot(shift, math.log(ratio))
+            for ratio in (quantile.value / quantile.low, quantile.high / quantile.value)
+        )
+        return replace(quantile, low=quantile.value * math.exp(-down), high=quantile.value * math.exp(up))
+    each = np.log([float(np.quantile(values, quantile.p)) for values in series])
     half = _half_width(each)
     low, high = (math.exp(float(each.mean()) + sign * half) for sign in (-1, 1))
     fastest, slowest = min(float(values.min()) for values in series), max(float(values.max()) for values in series)
     low, high = max(low, fastest / BEYOND), min(high, BEYOND * slowest)
     # Where processes agree by chance, the interval is still that of their runs.
     return replace(
-        item, value=math.exp(float(np.median(each))), low=min(low, item.low or low), high=max(high, item.high or high)
+        quantile,
+        value=math.exp(float(np.median(each))),
+        low=min(low, quantile.low or low),
+        high=max(high, quantile.high or high),
     )
 
 

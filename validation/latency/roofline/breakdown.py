@@ -56,8 +56,8 @@ def diagnose(
     with as many nodes, each over `seconds`.  outside: as in `Diagnosis`."""
     ratios: dict[Bound, float] = {"compute": compute, "bandwidth": bandwidth, "overhead": overhead}
     sound = all(ratio <= 1.0 + NOISE for ratio in ratios.values())
-    first, second, _ = sorted(ratios, key=lambda name: -ratios[name])
-    bound = first if sound or ratios[first] >= CERTAIN * ratios[second] else None
+    nearest_bound, next_bound, _ = sorted(ratios, key=lambda name: -ratios[name])
+    bound = nearest_bound if sound or ratios[nearest_bound] >= CERTAIN * ratios[next_bound] else None
     clear = bound is not None and ratios[bound] >= CLEAR
     compute_share, bandwidth_share, overhead_share = (min(ratio, 1.0) if sound else None for ratio in ratios.values())
     return Diagnosis(seconds, compute_share, bandwidth_share, overhead_share, outside, bound, clear)

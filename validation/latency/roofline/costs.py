@@ -190,8 +190,8 @@ def cost_of(
 
     dtype: that it computes in; None: that of the first input.  equation: of an Einsum.
     """
-    present_inputs = [item for item in inputs if item is not None]
-    shapes = [None if item is None else item[1] for item in inputs]
+    present_inputs = [spec for spec in inputs if spec is not None]
+    shapes = [None if spec is None else spec[1] for spec in inputs]
     macs = multiplications(op_type, shapes, [shape for _, shape in outputs], equation)
     values_in = math.prod(present_inputs[0][1]) if present_inputs else 0
     values_out = math.prod(outputs[0][1]) if outputs else 0
@@ -219,11 +219,11 @@ def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[
         name="all",
         op_type="",
         dtype=max(by_type, key=by_type.__getitem__, default="float32"),
-        macs=sum(item.macs for item in costs),
-        operations=sum(item.operations for item in costs),
-        read_bytes=sum(item.read_bytes for item in costs),
-        written_bytes=sum(item.written_bytes for item in costs),
-        known=all(item.known for item in costs),
+        macs=sum(cost.macs for cost in costs),
+        operations=sum(cost.operations for cost in costs),
+        read_bytes=sum(cost.read_bytes for cost in costs),
+        written_bytes=sum(cost.written_bytes for cost in costs),
+        known=all(cost.known for cost in costs),
         nodes=len(costs),
         working_bytes=working_bytes,
         by_dtype=by_type,
@@ -235,14 +235,14 @@ def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[
 def operations_by_dtype(costs: Iterable[NodeCost]) -> Mapping[str, int]:
     """Operations by dtype."""
     operation_counts: dict[str, int] = {}
-    for item in costs:
-        operation_counts[item.dtype] = operation_counts.get(item.dtype, 0) + item.operations
+    for cost in costs:
+        operation_counts[cost.dtype] = operation_counts.get(cost.dtype, 0) + cost.operations
     return operation_counts
 
 
 def list_uncounted(costs: Iterable[NodeCost]) -> tuple[str, ...]:
     """The operators whose operations are not known, each once, in order."""
-    return tuple(dict.fromkeys(item.op_type for item in costs if not item.known))
+    return tuple(dict.fromkeys(cost.op_type for cost in costs if not cost.known))
 
 
 # The costs of an ONNX graph at given sizes of its dims, by ONNX's own shape inference.
@@ -278,15 +278,15 @@ class GraphCosts:
         }
         last = {name: index for index, node in enumerate(self.nodes) for name in node.reads}
         last |= dict.fromkeys(self.outputs, len(self.nodes))
-        alive = most = 0
+        alive = peak = 0
         for index, node in enumerate(self.nodes):
             alive += sum(node.makes.values())
-            most = max(most, alive)
+            peak = max(peak, alive)
             ended = [
                 name for name in {*node.reads, *node.makes} if name in produced_sizes and last.get(name, index) == index
             ]
             alive -= sum(produced_sizes[name] for name in ended)
-        return sum(input_sizes.values()) + most
+        return sum(input_sizes.values()) + peak
 
     @property
     def costs(self) -> list[NodeCost]:
@@ -326,8 +326,8 @@ def count(graph: "GraphProto") -> GraphCosts:
         tensor = value.type.tensor_type
         if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
             tensor_types[value.name] = element_name(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)
-    for item in graph.initializer:
-        tensor_types[item.name] = (element_name(item.data_type), tuple(item.dims))
+    for initializer in graph.initializer:
+        tensor_types[initializer.name] = (element_name(initializer.data_type), tuple(initializer.dims))
     behind = {
         node.output[0]: tensor_types.get(node.input[0]) for node in graph.node if node.op_type == "DequantizeLinear"
     }
@@ -336,10 +336,10 @@ def count(graph: "GraphProto") -> GraphCosts:
         ins = [None if not name else tensor_types.get(name) for name in node.input]
         outs = [tensor_types.get(name) for name in node.output if name]
         name = node.name or f"{node.op_type}_{next(iter(node.output), '')}"
-        if None in outs or any(item is None and input_name for item, input_name in zip(ins, node.input, strict=True)):
+        if None in outs or any(spec is None and input_name for spec, input_name in zip(ins, node.input, strict=True)):
             unsized.append(name)
-        output_types = [item for item in outs if item is not None]
-        equation = next((item.s.decode() for item in node.attribute if item.name == "equation"), "")
+        output_types = [spec for spec in outs if spec is not None]
+        equation = next((attribute.s.decode() for attribute in node.attribute if attribute.name == "equation"), "")
         cost = cost_of(name, node.op_type, ins, output_types, _dtype(node, behind), equation)
         nodes.append(_with_edges(node, cost, ins, dict(zip(node.output, outs, strict=False))))
     return GraphCosts(nodes, [value.name for value in graph.output], unsized)
@@ -349,12 +349,12 @@ def _with_edges(
     node: "NodeProto", cost: NodeCost, ins: Sequence[TensorType | None], outs: Mapping[str, TensorType | None]
 ) -> GraphNode:
     moved = cost.moved_bytes > 0
-    reads = {name: size_bytes(item) if item else 0 for name, item in zip(node.input, ins, strict=True) if name}
-    first = next(iter(reads), None)
-    if first is not None:  # what is picked of it, not all
-        rest = sum(size for name, size in reads.items() if name != first)
-        reads[first] = max(0, min(reads[first], cost.read_bytes - rest)) if moved else reads[first]
-    return GraphNode(cost, reads, {name: size_bytes(item) if item else 0 for name, item in outs.items() if name})
+    reads = {name: size_bytes(spec) if spec else 0 for name, spec in zip(node.input, ins, strict=True) if name}
+    first_input = next(iter(reads), None)
+    if first_input is not None:  # what is picked of it, not all
+        rest = sum(size for name, size in reads.items() if name != first_input)
+        reads[first_input] = max(0, min(reads[first_input], cost.read_bytes - rest)) if moved else reads[first_input]
+    return GraphNode(cost, reads, {name: size_bytes(spec) if spec else 0 for name, spec in outs.items() if name})
 
 
 def _dtype(node: "NodeProto", behind: Mapping[str, TensorType | None]) -> str | None:

@@ -59,9 +59,9 @@ def _read_outputs(outputs: Tensors, terms: DetectionMetric) -> tuple[Array, Arra
     return to_corners(batch, terms.form), scores, classes
 
 
-def _fit(given: Array, boxes: Array, batch: Array) -> Array:
-    must_fit(boxes.shape[:-1], given.shape)
-    return given.reshape(batch.shape[:2])
+def _fit(array: Array, boxes: Array, batch: Array) -> Array:
+    must_fit(boxes.shape[:-1], array.shape)
+    return array.reshape(batch.shape[:2])
 
 
 def _best(scores: Array) -> tuple[Array, Array]:
@@ -73,11 +73,11 @@ def _best(scores: Array) -> tuple[Array, Array]:
 
 def to_corners(boxes: Array, form: BoxForm) -> Array:
     """Boxes [.., 4] as x1, y1, x2, y2."""
-    first, second = boxes[..., :2], boxes[..., 2:]
+    first_pair, second_pair = boxes[..., :2], boxes[..., 2:]
     if form == "xyxy":
         return boxes
-    least = first if form == "xywh" else first - second / 2
-    return np.concatenate([least, least + second], axis=-1)
+    least = first_pair if form == "xywh" else first_pair - second_pair / 2
+    return np.concatenate([least, least + second_pair], axis=-1)
 
 
 def select(corners: Array, scores: Array, classes: Array, terms: DetectionMetric) -> BoxSet:
@@ -91,23 +91,23 @@ def select(corners: Array, scores: Array, classes: Array, terms: DetectionMetric
     return BoxSet(corners[candidates], scores[candidates], classes[candidates])
 
 
-def suppress(corners: Array, classes: Array, most: float) -> Array:
-    """Places of the boxes, best first, that overlap no better one of their class by more than `most` (greedy
+def suppress(corners: Array, classes: Array, max_overlap: float) -> Array:
+    """Places of the boxes, best first, that overlap no better one of their class by more than `max_overlap` (greedy
     non-maximum suppression)."""
     candidates, selection = np.arange(len(corners)), list[int]()
     while len(candidates) and len(selection) < MOST_BOXES:
         best, candidates = candidates[0], candidates[1:]
         selection.append(int(best))
-        over = overlaps(corners[best : best + 1], corners[candidates])[0] > most
+        over = overlaps(corners[best : best + 1], corners[candidates])[0] > max_overlap
         candidates = candidates[~(over & (classes[candidates] == classes[best]))]
     return np.array(selection, np.int64)
 
 
 def overlaps(one: Array, other: Array) -> Array:
     """Intersection over union of boxes [n, 4] and [m, 4] -> [n, m]; 0 of boxes without area."""
-    least = np.maximum(one[:, None, :2], other[None, :, :2])
-    most = np.minimum(one[:, None, 2:], other[None, :, 2:])
-    shared = np.prod(np.clip(most - least, 0, None), axis=2)
+    low_corners = np.maximum(one[:, None, :2], other[None, :, :2])
+    high_corners = np.minimum(one[:, None, 2:], other[None, :, 2:])
+    shared = np.prod(np.clip(high_corners - low_corners, 0, None), axis=2)
     areas = [np.prod(np.clip(side[:, 2:] - side[:, :2], 0, None), axis=1) for side in (one, other)]
     union = areas[0][:, None] + areas[1][None] - shared
     return np.asarray(np.divide(shared, union, out=np.zeros_like(shared), where=union > 0))
@@ -122,8 +122,8 @@ def boxes_of_labels(labels: Array, terms: DetectionMetric) -> list[BoxSet]:
     classes = labels[..., 4] if labels.shape[2] == 5 else np.zeros(labels.shape[:2])
     valid_mask = (classes >= 0) & np.isfinite(corners).all(axis=2) & (corners[..., 2:] > corners[..., :2]).all(axis=2)
     return [
-        BoxSet(box[keep], np.ones(int(keep.sum())), own[keep])
-        for box, own, keep in zip(corners, classes, valid_mask, strict=True)
+        BoxSet(box[keep], np.ones(int(keep.sum())), sample_classes[keep])
+        for box, sample_classes, keep in zip(corners, classes, valid_mask, strict=True)
     ]
 
 
@@ -156,15 +156,15 @@ class Detection(Score[list[BoxSet], list[BoxSet]]):
         """The boxes of each sample."""
         return boxes_of_labels(labels, self.terms)
 
-    def add(self, wanted: list[BoxSet], answers: list[BoxSet]) -> None:
+    def add(self, targets: list[BoxSet], answers: list[BoxSet]) -> None:
         """Match the boxes of each sample, class by class."""
-        for one, other in zip(wanted, answers, strict=True):
+        for one, other in zip(targets, answers, strict=True):
             self._both += len(one.classes) + len(other.classes)
             for name in np.unique(np.concatenate([one.classes, other.classes])).tolist():
-                right, own = one.corners[one.classes == name], other.classes == name
-                shared = overlaps(other.corners[own], right)
+                right, class_mask = one.corners[one.classes == name], other.classes == name
+                shared = overlaps(other.corners[class_mask], right)
                 self._wanted[name] = self._wanted.get(name, 0) + len(right)
-                self._found.setdefault(name, []).append((other.scores[own], match(shared, OVERLAPS)))
+                self._found.setdefault(name, []).append((other.scores[class_mask], match(shared, OVERLAPS)))
                 self._matched += int(match(shared, np.array([self.terms.iou])).sum())
 
     def values(self) -> list[TaskValue]:
@@ -198,8 +198,8 @@ def match(shared: Array, least: Array) -> Array:
     return right
 
 
-def average_precision(scores: Array, right: Array, wanted: int) -> float:
-    """The mean over overlaps of the precision at 101 recalls. right: [overlaps, boxes].  wanted: how many there are.
+def average_precision(scores: Array, right: Array, target_count: int) -> float:
+    """The mean over overlaps of the precision at 101 recalls. right: [overlaps, boxes].  target_count: of boxes.
 
     The precision at a recall is the greatest at that recall or a higher one.
     """
@@ -208,7 +208,7 @@ def average_precision(scores: Array, right: Array, wanted: int) -> float:
     precision = hits / np.arange(1, len(order) + 1)
     precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
     precisions = []
-    for row, recalls in zip(precision, hits / wanted, strict=True):
+    for row, recalls in zip(precision, hits / target_count, strict=True):
         places = np.searchsorted(recalls, RECALLS, side="left")
         precisions.append(np.append(row, 0.0)[np.minimum(places, len(row))].mean())
     return float(np.mean(precisions))

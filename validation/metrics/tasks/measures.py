@@ -68,10 +68,10 @@ class Embeddings(Score[Array, Array]):
         """Raises DataError: vectors are compared with the original model's."""
         raise DataError(f"labels {labels.shape} are no vectors; embeddings are compared with the original model's")
 
-    def add(self, wanted: Array, answers: Array) -> None:
+    def add(self, targets: Array, answers: Array) -> None:
         """Keep the vectors of a case."""
-        must_fit(wanted.shape, answers.shape)
-        self._wanted.append(wanted)
+        must_fit(targets.shape, answers.shape)
+        self._wanted.append(targets)
         self._answers.append(answers)
 
     def values(self) -> list[TaskValue]:
@@ -103,9 +103,9 @@ def rank_correlation(one: Array, other: Array) -> float | None:
     if np.isnan(one).any() or np.isnan(other).any():
         return float("nan")
     ranks = [_ranks(values) for values in (one, other)]
-    first, second = (values - values.mean() for values in ranks)
-    scale = float(np.sqrt((first @ first) * (second @ second)))
-    return float(first @ second) / scale if scale else None
+    one_ranks, other_ranks = (values - values.mean() for values in ranks)
+    scale = float(np.sqrt((one_ranks @ one_ranks) * (other_ranks @ other_ranks)))
+    return float(one_ranks @ other_ranks) / scale if scale else None
 
 
 def _ranks(values: Array) -> Array:
@@ -115,14 +115,14 @@ def _ranks(values: Array) -> Array:
     return np.asarray((ends - (counts - 1) / 2)[inverse])
 
 
-def neighbours_kept(wanted: Array, answers: Array, k: int) -> float:
+def neighbours_kept(targets: Array, answers: Array, k: int) -> float:
     """The mean share of the k nearest others of each sample that both similarities [n, n] name."""
-    count = len(wanted)
+    count = len(targets)
     k = min(k, count - 1)
-    if np.isnan(answers).any() or np.isnan(wanted).any():
+    if np.isnan(answers).any() or np.isnan(targets).any():
         return float("nan")
     near = []
-    for similar in (wanted, answers):
+    for similar in (targets, answers):
         apart = similar.copy()
         np.fill_diagonal(apart, -np.inf)
         near.append(np.argsort(-apart, axis=1, kind="stable")[:, :k])
@@ -149,20 +149,20 @@ class Regression(Score[Array, Array]):
         """Numbers [samples, ..]."""
         return labels.astype(np.float64)
 
-    def add(self, wanted: Array, answers: Array) -> None:
+    def add(self, targets: Array, answers: Array) -> None:
         """Take the errors of a case."""
-        wanted = align(wanted, answers)
-        if not wanted.size:
+        targets = align(targets, answers)
+        if not targets.size:
             return
-        errors = answers - wanted
-        self._sums += [np.abs(errors).sum(), np.abs(wanted).sum()]
+        errors = answers - targets
+        self._sums += [np.abs(errors).sum(), np.abs(targets).sum()]
         self._squares += float(np.square(errors).sum())
-        self._most = np.maximum(self._most, [np.abs(errors).max(), np.abs(wanted).max()])
-        total, apart = self._count + wanted.size, float(wanted.mean()) - self._mean
+        self._most = np.maximum(self._most, [np.abs(errors).max(), np.abs(targets).max()])
+        total, apart = self._count + targets.size, float(targets.mean()) - self._mean
         self._spread += (
-            float(np.square(wanted - wanted.mean()).sum()) + apart * apart * self._count * wanted.size / total
+            float(np.square(targets - targets.mean()).sum()) + apart * apart * self._count * targets.size / total
         )
-        self._mean += apart * wanted.size / total
+        self._mean += apart * targets.size / total
         self._count = total
 
     def values(self) -> list[TaskValue]:
@@ -172,7 +172,7 @@ class Regression(Score[Array, Array]):
         r2 = TaskValue("r2", None if explained.value is None else 1 - explained.value, explained.note)
         relative = _over("relative_error", errors, numbers, "the wanted numbers are all 0")
         task_values = [r2, relative, _over("largest_error", worst, peak, "the wanted numbers are all 0")]
-        return task_values if self._count else [TaskValue(item.name, None, NOTHING) for item in task_values]
+        return task_values if self._count else [TaskValue(value.name, None, NOTHING) for value in task_values]
 
 
 def _over(name: str, part: float, whole: float, note: str) -> TaskValue:
@@ -190,21 +190,21 @@ class Segmentation(Score[Array, Array]):
         self.terms = terms
         self._wanted, self._found, self._both = Counter[int](), Counter[int](), Counter[int]()
 
-    def add(self, wanted: Array, answers: Array) -> None:
+    def add(self, targets: Array, answers: Array) -> None:
         """Count the pixels of a case by class. Labels and answers may differ in axes of one."""
-        wanted = align(wanted, answers)
+        targets = align(targets, answers)
         if self.terms.ignore is not None:
-            valid_mask = wanted != self.terms.ignore
-            wanted, answers = wanted[valid_mask], answers[valid_mask]
-        for counter, classes in ((self._wanted, wanted), (self._found, answers)):
+            valid_mask = targets != self.terms.ignore
+            targets, answers = targets[valid_mask], answers[valid_mask]
+        for counter, classes in ((self._wanted, targets), (self._found, answers)):
             _count(counter, classes)
-        _count(self._both, wanted[wanted == answers])
+        _count(self._both, targets[targets == answers])
 
     def values(self) -> list[TaskValue]:
         """Mean of intersection over union, and the share of equal pixels."""
         classes = (self._wanted.keys() | self._found.keys()) - {NO_WANTED, NO_ANSWER}
-        union = {item: self._wanted[item] + self._found[item] - self._both[item] for item in classes}
-        overlaps = [self._both[item] / union[item] for item in sorted(classes)]
+        union = {name: self._wanted[name] + self._found[name] - self._both[name] for name in classes}
+        overlaps = [self._both[name] / union[name] for name in sorted(classes)]
         mean = TaskValue("mean_iou", float(np.mean(overlaps))) if overlaps else TaskValue("mean_iou", None, NOTHING)
         return [mean, share("equal_pixels", self._both.total(), self._wanted.total())]
 
@@ -224,8 +224,8 @@ class Segmentation(Score[Array, Array]):
 
 
 def _count(counter: Counter[int], classes: Array) -> None:
-    for item, count in zip(*np.unique(classes, return_counts=True), strict=True):
-        counter[int(item)] += int(count)
+    for name, count in zip(*np.unique(classes, return_counts=True), strict=True):
+        counter[int(name)] += int(count)
 
 
 # Audio: how far a signal is from the wanted one, whatever its loudness.
@@ -254,11 +254,11 @@ class Signals(Score[Array, Array]):
             raise DataError(f"metric output {self.terms.output!r} is a single number; si_sdr takes signals")
         return value.reshape(1, -1) if value.ndim == 1 else value
 
-    def add(self, wanted: Array, answers: Array) -> None:
+    def add(self, targets: Array, answers: Array) -> None:
         """Measure each signal of a case. Labels and answers may differ in axes of one."""
-        wanted = align(wanted, answers)
-        length = wanted.shape[-1]
-        for one, other in zip(*(side.reshape(-1, max(length, 1)) for side in (wanted, answers)), strict=True):
+        targets = align(targets, answers)
+        length = targets.shape[-1]
+        for one, other in zip(*(side.reshape(-1, max(length, 1)) for side in (targets, answers)), strict=True):
             if one.any() or other.any():
                 self._ratios.append(si_sdr_db(one.astype(np.float64), other.astype(np.float64)))
 
@@ -271,10 +271,10 @@ class Signals(Score[Array, Array]):
         return [TaskValue(name, value) for name, value in zip(names, ratios, strict=True)]
 
 
-def si_sdr_db(wanted: Array, answer: Array) -> float:
+def si_sdr_db(expected: Array, answer: Array) -> float:
     """The ratio of two signals [time] in float64; NaN where one of them has NaN."""
-    energy = float(wanted @ wanted)
-    target = wanted * (float(answer @ wanted) / energy) if energy else wanted
+    energy = float(expected @ expected)
+    target = expected * (float(answer @ expected) / energy) if energy else expected
     target_energy, lost = float(target @ target), float(np.square(target - answer).sum())
     if math.isnan(lost) or math.isinf(lost):
         return math.nan
@@ -301,9 +301,9 @@ class Tokens(Score[Array, Array]):
             raise DataError(f"labels have the shape {labels.shape}; tokens takes ids [samples, places]")
         return labels
 
-    def add(self, wanted: Array, answers: Array) -> None:
+    def add(self, targets: Array, answers: Array) -> None:
         """Count the equal places and sequences of each sample."""
-        for one, other in zip(wanted, answers, strict=True):
+        for one, other in zip(targets, answers, strict=True):
             # Places up to the first `until`, with it; all where there is none.
             ends = () if self.terms.until is None else tuple(np.flatnonzero(one == self.terms.until))
             length = int(ends[0]) + 1 if ends else len(one)

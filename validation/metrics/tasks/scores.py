@@ -71,12 +71,12 @@ class Score(ABC, Generic[W, A]):
         """How many classes the original model's outputs have, whose indices labels are; None where nothing says it."""
         return class_count(output_of(outputs, cast("Any", self).terms.output)) if self.has_classes else None
 
-    def join(self, wanted: W, labels: Any) -> W:  # noqa: ARG002 - of use to kinds that look at both
-        """What is wanted of a case that has labels, and of the original model `wanted`: the labels."""
+    def join(self, original: W, labels: Any) -> W:  # noqa: ARG002 - of use to kinds that look at both
+        """What is wanted of a case that has labels, and of the model `original`: the labels."""
         return cast("W", labels)
 
     @abstractmethod
-    def add(self, wanted: W, answers: A) -> None:
+    def add(self, targets: W, answers: A) -> None:
         """Take the answers of a case. Raises DataError where they cannot be compared with the wanted ones."""
 
     @abstractmethod
@@ -118,13 +118,13 @@ def share(name: str, count: int, total: int, independent: bool = False) -> TaskV
     return TaskValue(name, count / total, "", *((count, total) if independent else ()))
 
 
-def align(wanted: Array, answers: Array) -> Array:
+def align(targets: Array, answers: Array) -> Array:
     """The wanted values in the answers' shape, from which they may differ in axes of one. Raises DataError for shapes
     that differ otherwise."""
-    if wanted.size == answers.size:
-        wanted = wanted.reshape(answers.shape)
-    must_fit(wanted.shape, answers.shape)
-    return wanted
+    if targets.size == answers.size:
+        targets = targets.reshape(answers.shape)
+    must_fit(targets.shape, answers.shape)
+    return targets
 
 
 def must_fit(shape: Sequence[int], other: Sequence[int]) -> None:
@@ -148,11 +148,11 @@ class Accuracy(Score[Array, Array]):
         """Class indices [rows]."""
         return labels.reshape(-1)
 
-    def add(self, wanted: Array, answers: Array) -> None:
+    def add(self, targets: Array, answers: Array) -> None:
         """Count the equal ones, by class."""
-        classes, counts = np.unique(wanted[wanted == answers], return_counts=True)
+        classes, counts = np.unique(targets[targets == answers], return_counts=True)
         self.right.update(dict(zip(classes.tolist(), counts.tolist(), strict=True)))
-        self._rows += len(wanted)
+        self._rows += len(targets)
 
     def values(self) -> list[TaskValue]:
         """The accuracy."""
@@ -188,15 +188,15 @@ class TopK(Score[Array, Array]):
         """Class indices [rows]."""
         return labels.reshape(-1)
 
-    def add(self, wanted: Array, answers: Array) -> None:
+    def add(self, targets: Array, answers: Array) -> None:
         """Count the rows whose wanted class has fewer than k before it."""
-        valid_mask = (wanted >= 0) & (wanted < answers.shape[1])
-        rows, places = answers[valid_mask], wanted[valid_mask].astype(np.int64)[:, None]
-        own = np.take_along_axis(rows, places, axis=1)
-        before = (rows > own) | ((rows == own) & (np.arange(rows.shape[1]) < places))
+        valid_mask = (targets >= 0) & (targets < answers.shape[1])
+        rows, places = answers[valid_mask], targets[valid_mask].astype(np.int64)[:, None]
+        target_scores = np.take_along_axis(rows, places, axis=1)
+        before = (rows > target_scores) | ((rows == target_scores) & (np.arange(rows.shape[1]) < places))
         sound = ~np.isnan(rows).any(axis=1)
         self._right += int(np.count_nonzero(sound & (before.sum(axis=1) < self.terms.k)))
-        self._rows += len(wanted)
+        self._rows += len(targets)
 
     def values(self) -> list[TaskValue]:
         """The share."""
@@ -236,8 +236,8 @@ class Perplexity(Score[Following, Array]):
         if not value.ndim or not value.shape[-1] or is_exact(value):
             what = f"{value.dtype} {value.shape}"
             raise DataError(f"metric output {self.terms.output!r} is {what}; perplexity takes logits [.., vocabulary]")
-        found = log_softmax(value.astype(np.float64).reshape(-1, value.shape[-1]))
-        return found if none == NO_ANSWER else Following(found)
+        logprobs = log_softmax(value.astype(np.float64).reshape(-1, value.shape[-1]))
+        return logprobs if none == NO_ANSWER else Following(logprobs)
 
     def read_labels(self, labels: Array) -> Array:
         """Token ids [places]. Raises DataError for what are no integers."""
@@ -245,13 +245,13 @@ class Perplexity(Score[Following, Array]):
             raise DataError(f"labels are {labels.dtype}; perplexity takes token ids")
         return labels.reshape(-1)
 
-    def join(self, wanted: Following, labels: Array) -> Following:
+    def join(self, original: Following, labels: Array) -> Following:
         """The original's log-probabilities and the labelled tokens."""
-        return Following(wanted.expected, labels.astype(np.int64))
+        return Following(original.expected, labels.astype(np.int64))
 
-    def add(self, wanted: Following, answers: Array) -> None:
+    def add(self, targets: Following, answers: Array) -> None:
         """Add the places that count. Raises DataError for another vocabulary, and for tokens beyond it."""
-        expected, tokens = wanted.expected, wanted.tokens
+        expected, tokens = targets.expected, targets.tokens
         if expected.shape != answers.shape:
             raise DataError(f"expected a vocabulary of {expected.shape[1]}, got {answers.shape[1]}")
         if tokens is None:
@@ -263,9 +263,9 @@ class Perplexity(Score[Following, Array]):
         if tokens.size and tokens.max() >= answers.shape[1]:
             raise DataError(f"label {tokens.max()} is no token of a vocabulary of {answers.shape[1]}")
         rows = np.flatnonzero(tokens >= 0)
-        own, candidate_logprobs = (side[rows, tokens[rows]] for side in (expected, answers))
+        expected_logprobs, candidate_logprobs = (side[rows, tokens[rows]] for side in (expected, answers))
         self._kept, self._nats = (
-            self._kept + float((candidate_logprobs - own).sum()),
+            self._kept + float((candidate_logprobs - expected_logprobs).sum()),
             self._nats - float(candidate_logprobs.sum()),
         )
         self._places, self._tokens = self._places + len(rows), self._tokens + len(rows)
@@ -314,11 +314,11 @@ class Texts(Score[list[Symbols], list[Symbols]]):
         """Class indices of each text, from [samples, length]: negative ones and blanks fill up."""
         if labels.ndim != 2:
             raise DataError(f"labels have the shape {labels.shape}; ctc takes class indices [samples, length]")
-        return [[int(item) for item in row if item >= 0 and item != self.terms.blank] for row in labels]
+        return [[int(symbol) for symbol in row if symbol >= 0 and symbol != self.terms.blank] for row in labels]
 
-    def add(self, wanted: list[Symbols], answers: list[Symbols]) -> None:
+    def add(self, targets: list[Symbols], answers: list[Symbols]) -> None:
         """Compare the texts of a case."""
-        for one, other in zip(wanted, answers, strict=True):
+        for one, other in zip(targets, answers, strict=True):
             self._same, self._samples = self._same + (list(one) == list(other)), self._samples + 1
             self._characters.add(one, other)
             if self.terms.space is not None:
@@ -343,10 +343,10 @@ class EditRate:
     def __init__(self) -> None:
         self.edits, self.length = 0, 0
 
-    def add(self, wanted: Symbols, answer: Symbols) -> None:
+    def add(self, target: Symbols, answer: Symbols) -> None:
         """Take a pair of sequences."""
-        self.edits += edit_distance(wanted, answer)
-        self.length += len(wanted)
+        self.edits += edit_distance(target, answer)
+        self.length += len(target)
 
     def value(self, name: str) -> TaskValue:
         """The rate; not defined where every wanted sequence is empty."""
@@ -358,11 +358,11 @@ def decode(frames: Symbols, blank: int) -> list[int]:
     return [symbol for symbol, _ in groupby(frames) if symbol != blank]
 
 
-def number_words(wanted: Symbols, answer: Symbols, space: int) -> tuple[list[int], list[int]]:
+def number_words(target: Symbols, answer: Symbols, space: int) -> tuple[list[int], list[int]]:
     """The words of two texts, each distinct one as a number."""
     numbers: dict[tuple[int, ...], int] = {}
     sides = []
-    for text in (wanted, answer):
+    for text in (target, answer):
         words = [tuple(group) for between, group in groupby(text, lambda symbol: symbol == space) if not between]
         sides.append([numbers.setdefault(word, len(numbers)) for word in words])
     return sides[0], sides[1]

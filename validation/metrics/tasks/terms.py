@@ -71,14 +71,14 @@ class Metric(Declared):
     @classmethod
     def limit_keys(cls) -> dict[str, str]:
         """The names of values by the keys of their limits."""
-        first, *others = cls.values
-        return {"floor": first, **{name: name for name in others if name in cls.__dataclass_fields__}}
+        main_name, *others = cls.values
+        return {"floor": main_name, **{name: name for name in others if name in cls.__dataclass_fields__}}
 
     @property
     def limits(self) -> dict[str, float]:
         """The limits that are set, by name of the value."""
-        found = {value: getattr(self, key) for key, value in self.limit_keys().items()}
-        return {value: float(least) for value, least in found.items() if least is not None}
+        settings = {value: getattr(self, key) for key, value in self.limit_keys().items()}
+        return {value: float(least) for value, least in settings.items() if least is not None}
 
     @property
     def outputs(self) -> dict[str, str]:
