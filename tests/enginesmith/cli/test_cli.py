@@ -124,4 +124,4 @@ def test_commands_write_in_one_place() -> None:
     files = {path.name: path.read_text() for path in Path(cli.__file__).parent.rglob("*.py")}
     assert {name for name, text in files.items() if "rich.table" in text} == {"tables.py"}
     writing = {name for name, text in files.items() if re.search(r"click\.echo|\W(?<!console\.)print\(", text)}
-    assert writing == {"tables.py", "options.py"}
+    assert writing == {"tables.py", "streams.py"}
