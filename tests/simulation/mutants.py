@@ -68,14 +68,15 @@ def _change_with(contains: bool) -> Mutant:
     return _attribute(state, "change", lambda store, key, make, _=None: _CHANGE(store, key, make, lambda *_: contains))
 
 
-def _step_counts_as_made() -> AbstractContextManager[Any]:
-    """A write that moves no channel, of which the answer was lost, counts as made."""
+def _counts_as_made(*fields: str) -> Mutant:
+    """A write that leaves these fields of a channel as they were, and whose answer was lost, counts as made."""
 
     def change(store: Any, key: str, make: Any, contains: Any) -> bytes | None:
         seen: list[bytes | None] = []
 
-        def moves(data: bytes | None) -> int:
-            return json.loads(data)["moves"] if data else 0
+        def values(data: bytes | None) -> list[object]:
+            document = json.loads(data) if data else {}
+            return [document.get(field) for field in fields]
 
         def noted(data: bytes | None) -> bytes | None:
             seen.append(data)
@@ -83,13 +84,11 @@ def _step_counts_as_made() -> AbstractContextManager[Any]:
             return made
 
         def contained(stored: bytes | None, written: bytes) -> bool:
-            return moves(seen[-1]) == moves(written) or bool(contains(stored, written))
+            return values(seen[-1]) == values(written) or bool(contains(stored, written))
 
         return _CHANGE(store, key, noted, contained if "/channels/" in key else contains)
 
-    return mock.patch.object(
-        state, "change", lambda store, key, make, contains=_SAME: change(store, key, make, contains)
-    )
+    return _attribute(state, "change", lambda store, key, make, contains=_SAME: change(store, key, make, contains))
 
 
 _SAME = base.change.__defaults__[0]  # type: ignore[index]
@@ -469,7 +468,8 @@ MUTANTS: dict[str, Mutant] = {
     "missing blobs are not looked for before a promotion": _attribute(channels, "find_lost_of", lambda *_: {}),
     "missing blobs are not looked for by a verification": _attribute(_VERIFY, "check_blobs", lambda *_: None),
     "a mirror writes the manifest before the blobs": _attribute(mirror, "_copy_version", _manifest_first),
-    "a step whose answer was lost counts as made": _step_counts_as_made,
+    "a step whose answer was lost counts as made": _counts_as_made("moves"),
+    "a snapshot whose answer was lost counts as written": _counts_as_made("moves", "rollout"),
     "generations of dead collections count": _attribute(
         garbage, "without_sweeper", lambda known: replace(known, sweeper=None)
     ),

@@ -43,7 +43,7 @@ CLOSE: dict[str, Sequence[Sequence[str]]] = {
         ("start", "advance", "advance", "abort", "promote"),
     ),
     "moving": (("moves", "moves", "rollback"), ("publish", "publish", "list", "index")),
-    "proving": (("attest", "attest", "promote", "repair"), ("attest", "start", "advance", "watch")),
+    "proving": (("attest", "attest", "promote", "repair"), ("attest", "start", "advance", "watch"), ("attest",)),
     "copying": (("mirror", "mirror", "site gc", "moves"), ("mirror", "site gc", "promote", "attest")),
     "healing": (("publish", "repair", "repair"),),
 }
@@ -243,6 +243,8 @@ def _work(
     again, folder = draw.choice((0, 0, 5)), draw.randrange(len(registry.folders))
     if scene in ("sweeping", "stepping", "moving", "proving", "copying", "healing"):
         wait, pause, again = 0.0, 1.0, 5 if scene == "stepping" else 0
+    if scene == "proving":  # of what channels serve, whose snapshots get the evidence
+        version = draw.choice(("1", "1", version))
     if scene == "leaving":
         version, again = draw.choice(("2", "2", version)), 0
     works: dict[str, Callable[[], object]] = {

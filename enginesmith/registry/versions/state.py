@@ -285,6 +285,8 @@ def change_channel(
         if current_channel is None or own_channel is None or current_channel.moves < own_channel.moves:
             return False
         if before is not None and before.moves == own_channel.moves:
+            if before.rollout == own_channel.rollout:  # its snapshots may have what those of a faster writer lack
+                return current_channel == own_channel
             return (current_channel.moves, current_channel.rollout) == (own_channel.moves, own_channel.rollout)
         return read_history(store, current_channel).moves[own_channel.moves - 1] == own_channel.move
 

@@ -12,7 +12,7 @@ import pytest
 
 from enginesmith.client.locate import VersionLocator
 from enginesmith.core import parsing
-from enginesmith.core.errors import ConflictError, EnginesmithError, UnavailableError
+from enginesmith.core.errors import ConflictError, EnginesmithError, UnavailableError, UndecidedError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.gc import collect
 from enginesmith.registry.leases import PUBLISHING, Guard, take_lease
@@ -112,6 +112,25 @@ def test_evidence_of_a_writer_whose_registry_went_out_of_reach_comes_into_the_sn
     store.clock.now += PUBLISHING
     collect(store, delete=True)
     assert verify(store).problems == ()
+
+
+def test_evidence_comes_into_the_snapshot_where_its_write_lost_a_race_and_the_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The faster writer's snapshot may be older: it stood still between reading the evidence and writing the state."""
+    store, swap = MemoryStore(), MemoryStore.replace
+    one = published(store, b"one")
+    faster = [replace(state(store), revision=state(store).revision + 1)]
+
+    def lose_both(store: MemoryStore, key: str, data: bytes, expected: bytes | None) -> bool:
+        if key == KEY and faster:
+            assert swap(store, key, faster.pop().to_bytes(), expected)
+            raise UndecidedError("the response was lost")
+        return swap(store, key, data, expected)
+
+    monkeypatch.setattr(MemoryStore, "replace", lose_both)
+    _attest(store, one)
+    assert not faster and verify(store).problems == ()
 
 
 def test_evidence_that_comes_while_a_channel_is_moved_is_in_its_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
