@@ -64,9 +64,10 @@ def table(rows: dict[str, Verdicts], wrong: int) -> str:
         )
         for name, of in rows.items()
     ]
-    logs = f"Of {len(SIMULATIONS) * LOG_SIMULATIONS} logs that end or are of other hours, {wrong} got a wrong verdict."
+    count = len(SIMULATIONS) * LOG_SIMULATIONS
+    logs = f"Of {count} canaries of production logs, such as logs that end early, {wrong} got a wrong verdict."
     simulations = max(sum(of.values()) for of in rows.values())
-    head = f"{simulations} canaries a row, of {next(iter(CELLS.values())).count:,} requests.\n\n"
+    head = f"Each row counts {simulations} canaries of {next(iter(CELLS.values())).count:,} requests.\n\n"
     return head + "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{logs}\n"
 
 
