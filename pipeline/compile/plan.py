@@ -198,8 +198,8 @@ def _unit(exported: Exported, candidate: PlanCandidate, graph: Graph, causes: Ca
     reason = reason or (judgement.refusal if judgement else None)
     if work.spec.serve and candidate.built_at == NOWHERE:
         reason = (
-            f"no builder of this run has {candidate.target.sm}, on which {candidate.backend.name} tunes; build it there, "
-            "or with --executor ray and such a worker"
+            f"no builder of this run has {candidate.target.sm}, on which {candidate.backend.name} tunes; build it "
+            "there, or with --executor ray and such a worker"
         )
     if reason:
         return Unit(request, graph, "refused", reason + (searched if graph.idle else ""), required)

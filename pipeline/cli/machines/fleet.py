@@ -247,7 +247,7 @@ def _print_work(work: Sequence["FleetWork"]) -> None:
         return
     echo("\nTo do, in this order (ready units first; then most waiting nodes, channel stable, shorter builds)")
     rows = [
-        [task.unit.kind, task.name, str(task.nodes), join_first(task.groups), _time(task), task.refused or task.first]
+        [task.unit.kind, task.name, str(task.nodes), join_first(task.groups), _time(task), task.refused or task.remedy]
         for task in work
     ]
     print_table(("do", "unit", "nodes", "on", "predicted", "but first"), rows)

@@ -113,9 +113,9 @@ class ProveEnsemble:
         }
         return replace(whole, checks=(*whole.checks, *unmeasured_checks(answers, graphs, self.metrics)))
 
-    def _stages(self, context: WorkerContext, opened: Parts) -> Stages:
+    def _stages(self, context: WorkerContext, parts: Parts) -> Stages:
         place, exported = open_store(context.store), {graph.name: graph.model for graph in self.graphs}
-        sources = fetch_sources(place, self.engines, exported, opened, context.workdir)
+        sources = fetch_sources(place, self.engines, exported, parts, context.workdir)
         opens = partial(self._open, context)
         return Stages(opens, sources, self.precision, self.limits, self.metrics, context.workdir)
 
