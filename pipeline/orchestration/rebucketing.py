@@ -98,9 +98,11 @@ def _answer(
     if not grown and (small := _too_small(advice)):
         return DriftAnswer(small, edges)
     write_buckets(spec.path, edges)
-    item, is_registered = register(open_store(asked.registry), load_spec(spec.path, spec.address))
+    registration, is_registered = register(open_store(asked.registry), load_spec(spec.path, spec.address))
     words = "; ".join(f"{dim}: {', '.join(map(str, sizes))}" for dim, sizes in edges.items())
-    return DriftAnswer(f"{'already registered' if is_registered else 'registered'} with buckets {words}", edges, item)
+    return DriftAnswer(
+        f"{'already registered' if is_registered else 'registered'} with buckets {words}", edges, registration
+    )
 
 
 def needed_edge(dim: Dim, recorded: TrafficAtPlace) -> int:

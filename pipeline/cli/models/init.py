@@ -382,7 +382,7 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
     store = open_store(registry, create=True)
     with Watch(store, place, show) as watch:
         if once:
-            watch.look(settled=False)
+            watch.look(stable_only=False)
             return
         say(f"watching {place} every {interval:g} s; Ctrl-C ends it")
         watch.run(interval, threading.Event())

@@ -70,7 +70,9 @@ def attribute(
     else:
         for answer in answers:
             _show(answer)
-    bad_answers = [each for each in answers if each.failed or (each.found and each.found.finding != "nothing-failed")]
+    bad_answers = [
+        each for each in answers if each.failed or (each.attribution and each.attribution.finding != "nothing-failed")
+    ]
     ctx.exit(1 if bad_answers else 0)
 
 
