@@ -138,7 +138,7 @@ class WriteGraph:
         states = scale_states(self.states, measured)
         how, keep_io = (variant.scheme, measured, self.overrides), not variant.native_io
         variant_model, notes = write_variant(
-            model, variant.precision, *how, keep_io=keep_io, left=float_nodes, states=states
+            model, variant.precision, *how, keep_io=keep_io, float_nodes=float_nodes, states=states
         )
         inputs, outputs = specs_of(variant_model)
         save_onnx(variant_model, workdir / "graph.onnx")
