@@ -88,7 +88,9 @@ def _answer(
         write_buckets(spec.path, {dim: (*_edges(spec, dim), edge) for dim, edge in grown.items()})
         spec = load_spec(spec.path, spec.address)
     options = asked.options
-    options = replace(options, dims=options.dims or default_dims(spec, grown), most=options.most or MOST_PROFILES)
+    options = replace(
+        options, dims=options.dims or default_dims(spec, grown), max_profiles=options.max_profiles or MOST_PROFILES
+    )
     with open_loaded(spec, RunOptions(registry=asked.registry), progress, executors, keep_state=False) as run:
         beyond = split_beyond(recorded.trace, spec.named_dims())
         advice = advise_buckets(replace(run, spec=spec), recorded, beyond, options)

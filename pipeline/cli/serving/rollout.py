@@ -320,7 +320,7 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
     last = follower.last
     if as_json:
         emit_json([_as_json(status) for status in last.values()])
-    if follower.failed or any(status.rollout.state in ("halted", "aborted") for status in last.values()):
+    if follower.failures or any(status.rollout.state in ("halted", "aborted") for status in last.values()):
         raise SystemExit(1)
 
 
