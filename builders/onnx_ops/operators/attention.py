@@ -150,9 +150,9 @@ def _round_sizes(function: Function, _xp: ArrayLibrary, x: Known) -> Known | Non
     return _of(_each(function, x), x.dtype) if x.symbolic else None
 
 
-def _axes(given: Known | None, axes: list[int] | None) -> Any:
+def _axes(axes_input: Known | None, axes: list[int] | None) -> Any:
     """The axes of an input, or of the attribute that it was before opset 13; None: those of size 1."""
-    return tuple(given.each) if given is not None else axes and tuple(axes)
+    return tuple(axes_input.each) if axes_input is not None else axes and tuple(axes)
 
 
 ON_NUMBERS.update(
@@ -258,9 +258,9 @@ def constant_of_shape(xp: ArrayLibrary, shape: Known, *, value: Any = None) -> K
 
 
 @on_numbers("ReduceProd")
-def reduce_prod(xp: ArrayLibrary, x: Known, axes: Known | None = None, /, **given: Any) -> Known | None:  # noqa: ARG001
+def reduce_prod(xp: ArrayLibrary, x: Known, axes: Known | None = None, /, **attributes: Any) -> Known | None:  # noqa: ARG001
     """The product of integers, or of numbers computed from sizes."""
     if not _countable(x):
         return None
-    along = given["axes"] if axes is None else tuple(axes.each)
-    return _of(np.prod(x.numbers, axis=tuple(along) if along else None, keepdims=bool(given["keepdims"])), x.dtype)
+    along = attributes["axes"] if axes is None else tuple(axes.each)
+    return _of(np.prod(x.numbers, axis=tuple(along) if along else None, keepdims=bool(attributes["keepdims"])), x.dtype)
