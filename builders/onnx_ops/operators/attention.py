@@ -177,8 +177,10 @@ ON_NUMBERS.update(
     Where=lambda _xp, condition, a, b: _of(_each(lambda c, x, y: x if c else y, condition, a, b), a.dtype),
     Concat=lambda _xp, *xs, axis: _of(np.concatenate([x.numbers for x in xs], axis=axis), xs[0].dtype),
     Transpose=lambda _xp, x, perm=None: _of(np.transpose(x.numbers, perm), x.dtype),
-    Unsqueeze=lambda _xp, x, given=None, axes=None: _of(np.expand_dims(x.numbers, _axes(given, axes)), x.dtype),
-    Squeeze=lambda _xp, x, given=None, axes=None: _of(np.squeeze(x.numbers, _axes(given, axes)), x.dtype),
+    Unsqueeze=lambda _xp, x, axes_input=None, axes=None: _of(
+        np.expand_dims(x.numbers, _axes(axes_input, axes)), x.dtype
+    ),
+    Squeeze=lambda _xp, x, axes_input=None, axes=None: _of(np.squeeze(x.numbers, _axes(axes_input, axes)), x.dtype),
     Tile=lambda _xp, x, repeats: None if repeats.symbolic else _of(np.tile(x.numbers, tuple(repeats.each)), x.dtype),
 )
 

@@ -80,7 +80,7 @@ def _show(answer: "AttributionAnswer") -> None:
     from validation.attribution.result import COLUMNS, SHOWN, describe_attribution, format_row
 
     echo(f"{answer.attributed.name} ({answer.attributed.stage})")
-    attribution = answer.found
+    attribution = answer.attribution
     if attribution is None:
         echo(f"  {'the attribution failed: ' if answer.failed else ''}{answer.attributed.headline}")
         return
