@@ -47,12 +47,9 @@ def narrow_share(
     `inputs`.
     """
     counted = count_multiplications(model, inputs, elements or {})
-    total, own_narrow = sum(counted.values()), find_own_narrow(model.graph)
-    return (
-        sum(count for name, count in counted.items() if name in own_narrow or name in quantized) / total
-        if total
-        else None
-    )
+    total, narrow_nodes = sum(counted.values()), find_own_narrow(model.graph)
+    narrow_count = sum(count for name, count in counted.items() if name in narrow_nodes or name in quantized)
+    return narrow_count / total if total else None
 
 
 def sizes_at(shapes: ModelShapes) -> dict[str, Shape]:
@@ -172,9 +169,8 @@ class _Scope:
     def _count_body(self, body: GraphProto) -> float:
         shapes = {**self.shapes, **shapes_of(body)}
         body_names = {tensor.name for tensor in body.initializer}
-        inner = replace(
-            self, shapes=shapes, fixed=self.fixed | {*_list_fixed(body, {*self.fixed, *body_names})}, elements={}
-        )
+        fixed = self.fixed | {*_list_fixed(body, {*self.fixed, *body_names})}
+        inner = replace(self, shapes=shapes, fixed=fixed, elements={})
         return sum(inner.count(node) for node in body.node)
 
     def _infer_loop(self, node: NodeProto, body: GraphProto) -> GraphProto:

@@ -65,9 +65,9 @@ _SCALED = {"DequantizeLinear", "QuantizeLinear"}
 def find_too_small(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> dict[str, str]:
     """The tensors of a tidy model that `half` would make zero where that shows, each with the reason."""
     search = _UnderflowSearch(model.graph, half, ranges)
-    for constant in model.graph.initializer:
-        if constant.data_type == TensorProto.FLOAT:
-            search.judge_constant(constant)
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            search.judge_constant(tensor)
     for name in [*(value.name for value in model.graph.input), *(n for node in model.graph.node for n in node.output)]:
         search.judge_measured(name)
     search.judge_logarithms(model.graph.node)
@@ -85,22 +85,18 @@ class _UnderflowSearch:
         self.found: dict[str, str] = {}
         self.faded: dict[str, str] = {}
 
-    def judge_constant(self, constant: TensorProto) -> None:
+    def judge_constant(self, tensor: TensorProto) -> None:
         """Keep a constant that vanishes, and the path from an epsilon to what divides by it."""
-        values = to_array(constant)
+        values = to_array(tensor)
         lost = (values != 0) & (self.half.narrow(values) == 0)
         if not lost.any():
             return
-        reason = f"{np.count_nonzero(lost)} of {values.size} values of constant {constant.name!r} underflow to 0"
+        reason = f"{np.count_nonzero(lost)} of {values.size} values of constant {tensor.name!r} underflow to 0"
         least = float(np.abs(values[lost]).min())
-        for node in self.readers.get(constant.name, ()):
-            float_tensors = self._follow(constant.name, node, least)
-            if (
-                not float_tensors
-                and _is_factor(constant.name, node)
-                and _norm(values[lost]) > _ROUNDING * _norm(values)
-            ):
-                float_tensors, self.faded[constant.name] = {constant.name}, reason
+        for node in self.readers.get(tensor.name, ()):
+            float_tensors = self._follow(tensor.name, node, least)
+            if not float_tensors and _is_factor(tensor.name, node) and _norm(values[lost]) > _ROUNDING * _norm(values):
+                float_tensors, self.faded[tensor.name] = {tensor.name}, reason
             self.found |= dict.fromkeys(float_tensors, f"{reason} in {self.half.name}")
 
     def judge_measured(self, name: str) -> None:
