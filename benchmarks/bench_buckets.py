@@ -122,7 +122,7 @@ def _opened(path: Path) -> Iterator[tuple[ModelSpec, EngineTimer, Session]]:
 def _task(name: str, spec: ModelSpec, requests: int, per_second: float) -> BucketTask:
     trace = TRACES[name](requests, per_second, TOP)
     traffic = TrafficAtPlace(trace, ())
-    options = BucketOptions(most=MOST, batch=BATCH, wait_s=WAIT_S)
+    options = BucketOptions(max_profiles=MOST, batch=BATCH, wait_s=WAIT_S)
     dims = [replace(dim, edges=(64, 128, TOP)) if dim.name == "sequence" else dim for dim in spec.named_dims()]
     return plan_task(spec.tensors(), dims, traffic, trace, options)
 

@@ -17,7 +17,7 @@ def build_engine(backend: Backend, request: BuildRequest, model: Path, workdir: 
     """What `backend.build` gives for a request, with states of int8 where it has these, and as requirements the
     libraries that the backend opens. Raises as that."""
     entries = backend.capabilities.library_entries
-    libraries = tuple(item for item in list_libraries(model).libraries if item.entry in entries)
+    libraries = tuple(library for library in list_libraries(model).libraries if library.entry in entries)
     if not request.quantized_states:
         engine = backend.build(request, model, workdir)
         return replace(engine, requires=(*engine.requires, *libraries))

@@ -63,10 +63,10 @@ def threads_for(graph: Path, steps: bool = False) -> int:
 
 
 class _VaryingPart:
-    """ONNX Runtime's session of the part of a graph that depends on its inputs. given: what its constant part gave."""
+    """ONNX Runtime's session of the part of a graph that depends on its inputs. arrays: what its constant part gave."""
 
-    def __init__(self, session: Untyped, given: Mapping[str, Array]) -> None:
-        self._session, self._given = session, given
+    def __init__(self, session: Untyped, arrays: Mapping[str, Array]) -> None:
+        self._session, self._given = session, arrays
         self.get_outputs = session.get_outputs
 
     def get_inputs(self) -> Sequence[Untyped]:

@@ -59,17 +59,19 @@ def build(
     return compile_any(_text("spec", spec), options, InProcess(), Progress()).outcome
 
 
-def _text(what: str, given: Path | str) -> str:
-    if not isinstance(given, str | os.PathLike):
-        raise InputError(f"{what} {reprlib.repr(given)}: give a path or a URI")
-    return os.fspath(given)
+def _text(what: str, place: Path | str) -> str:
+    if not isinstance(place, str | os.PathLike):
+        raise InputError(f"{what} {reprlib.repr(place)}: give a path or a URI")
+    return os.fspath(place)
 
 
-def _join(what: str, given: Sequence[str] | str | None) -> str | None:
+def _join(what: str, selection: Sequence[str] | str | None) -> str | None:
     """Names separated by commas; None for all. Raises InputError for what is no name."""
-    if given is None or isinstance(given, str):
-        return given
-    names = list(given) if isinstance(given, Sequence) else []
+    if selection is None or isinstance(selection, str):
+        return selection
+    names = list(selection) if isinstance(selection, Sequence) else []
     if not names or not all(isinstance(name, str) for name in names):
-        raise InputError(f"{what} {given!r}: give names, such as ['cpu'] or 'cpu,l4'; leave it out for all of the spec")
+        raise InputError(
+            f"{what} {selection!r}: give names, such as ['cpu'] or 'cpu,l4'; leave it out for all of the spec"
+        )
     return ",".join(names)

@@ -152,9 +152,9 @@ def judge_built(
     golden: digest of the golden set.  cannot_run: as of `make_report`.
     """
     entry = entry_of(built)
-    failed = replace(entry_of(built.unit), status="failed", notes=entry.notes)
+    failed_entry = replace(entry_of(built.unit), status="failed", notes=entry.notes)
     if built.failure:
-        return JudgedUnit(replace(failed, reason=built.failure.reason), built=built)
+        return JudgedUnit(replace(failed_entry, reason=built.failure.reason), built=built)
     graph, precision = built.unit.graph, entry.precision
     matrix = capabilities_of(entry.backend).matrix if cannot_run else None
     remarks = [
@@ -164,8 +164,8 @@ def judge_built(
         graph.searched,
     ]
     report = make_report(entry, golden, proofs, cannot_run, remarks=[text for text in remarks if text])
-    usable = replace(entry, report=report.digest) if approve(report) else failed
-    status: Status = report.verdict if usable is not failed else "failed"
+    usable = replace(entry, report=report.digest) if approve(report) else failed_entry
+    status: Status = report.verdict if usable is not failed_entry else "failed"
     entry = replace(usable, status=status, reason=report.reason, checks=report.counts, sqnr_db=report.sqnr_db)
     return JudgedUnit(entry, entry.size_bytes, report, dict(proofs[-1].metrics) if proofs else {}, built=built)
 
@@ -238,8 +238,8 @@ class Outcome:
     @property
     def failed(self) -> tuple[UnitResult, ...]:
         """The units whose build or proof failed, those of graphs first."""
-        own = tuple(engine for engine in self.engines if engine.entry.status == "failed")
-        return (*(engine for graph in self.graphs.values() for engine in graph.failed), *own)
+        own_failures = tuple(engine for engine in self.engines if engine.entry.status == "failed")
+        return (*(engine for graph in self.graphs.values() for engine in graph.failed), *own_failures)
 
     def with_graphs(self, graphs: Mapping[str, "Outcome"]) -> "Outcome":
         """The outcome of an ensemble with those of its graphs."""

@@ -110,7 +110,7 @@ class EngineBlob:
     @classmethod
     def of(cls, request: BuildRequest, digest: str, suffix: str, requires: Iterable[Requirement]) -> "EngineBlob":
         """An engine with the libraries among its requirements."""
-        return cls(request, digest, suffix, tuple(item for item in requires if isinstance(item, Library)))
+        return cls(request, digest, suffix, tuple(library for library in requires if isinstance(library, Library)))
 
 
 @dataclass(frozen=True)

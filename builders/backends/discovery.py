@@ -46,14 +46,14 @@ def load(name: str) -> type[Backend]:
     one, and for one that claims another class's capabilities without saying so."""
     where = entry_point(name)
     try:
-        found = typing.cast("type[Backend]", _entries()[name].load())
-        if inspect.isclass(found) and "capabilities" not in vars(found) and hasattr(found, "capabilities"):
-            base = next(each.__name__ for each in found.__mro__ if "capabilities" in vars(each))
+        backend = typing.cast("type[Backend]", _entries()[name].load())
+        if inspect.isclass(backend) and "capabilities" not in vars(backend) and hasattr(backend, "capabilities"):
+            base = next(each.__name__ for each in backend.__mro__ if "capabilities" in vars(each))
             raise EnginesmithError(
                 f"backend {name!r} ({where}) inherits the capabilities of {base}, which other code relies on; declare "
                 f"them in its class: `capabilities = {base}.capabilities` where all of them hold"
             )
-        return found
+        return backend
     except (ImportError, AttributeError) as error:
         raise EnginesmithError(f"backend {name!r} ({where}) cannot be loaded: {error}; reinstall it") from error
 

@@ -156,9 +156,9 @@ def _summed(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
 
 def _transposed(softmax: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     for name in _attended(softmax, scope):
-        made = scope.makers.get(name)
-        if made is not None and made.op_type == "Transpose" and made.input[0] in scope.inputs:
-            yield f"reads {made.input[0]!r} as if transposing it moved no data; transpose it outside of the model"
+        maker = scope.makers.get(name)
+        if maker is not None and maker.op_type == "Transpose" and maker.input[0] in scope.inputs:
+            yield f"reads {maker.input[0]!r} as if transposing it moved no data; transpose it outside of the model"
 
 
 def _fused(softmax: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
@@ -174,17 +174,17 @@ def _attended(softmax: "onnx.NodeProto", scope: Scope) -> tuple[str, ...]:
 
 
 def _product_above(name: str, scope: Scope, depth: int) -> "onnx.NodeProto | None":
-    made = scope.makers.get(name)
-    if made is None or made.op_type == "MatMul":
-        return made
-    if not depth or made.op_type not in ("Add", "Cast", "Div", "Mul", "Sub", "Where"):
+    maker = scope.makers.get(name)
+    if maker is None or maker.op_type == "MatMul":
+        return maker
+    if not depth or maker.op_type not in ("Add", "Cast", "Div", "Mul", "Sub", "Where"):
         return None
-    return next(filter(None, (_product_above(each, scope, depth - 1) for each in made.input)), None)
+    return next(filter(None, (_product_above(each, scope, depth - 1) for each in maker.input)), None)
 
 
 def _resized(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
-    made = scope.makers.get(node.input[0])
-    chosen = made is not None and made.op_type == "Transpose" and scope.makers.get(made.input[0])
+    maker = scope.makers.get(node.input[0])
+    chosen = maker is not None and maker.op_type == "Transpose" and scope.makers.get(maker.input[0])
     if chosen and chosen.op_type == "If":
         yield "gets other numbers than an If behind a Transpose gives; transpose in both branches of the If"
 
@@ -220,10 +220,10 @@ def gather_samples(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None"
             place = write("Mul", write("Sub", write("Mul", write("Add", place, one), size), one), half)
         if attributes.get("padding_mode") == b"border":
             place = write("Min", write("Max", place, zero), last)
-        first = write("Floor", place)
-        part = write("Sub", place, first)
+        floor = write("Floor", place)
+        part = write("Sub", place, floor)
         pixels = []
-        for pixel, share in ((first, write("Sub", one, part)), (write("Add", first, one), part)):
+        for pixel, share in ((floor, write("Sub", one, part)), (write("Add", floor, one), part)):
             inside = write("Min", write("Max", pixel, zero), last)
             share = write("Mul", share, write("Cast", write("Equal", pixel, inside), to=TensorProto.FLOAT))
             number = write("Where", write("IsNaN", inside), zero, inside)
@@ -253,9 +253,9 @@ class KnownFault:
     """A row. operator: of the nodes that `find` looks at, for which it gives 'REASON; REMEDY' where the fault is.
 
     compilers: backend -> the first and the last version that was reported; '' where none was.
-    source: public threads, or how it was found.  write: what takes the node's place; None where it is refused, or told.
+    source: public threads, or how it was found.  write: what takes the node's place; None if it is refused, or noted.
     generations, precisions: those that were reported, and those that can have it; () are all.
-    mended: backend -> the first version that was seen to be right.
+    mended_in: backend -> the first version that was seen to be right.
     """
 
     name: str
@@ -264,16 +264,16 @@ class KnownFault:
     source: str
     find: Rule
     write: Writing | None = None
-    told: bool = False
+    note_only: bool = False
     generations: tuple[str, ...] = ()
     precisions: tuple[Precision, ...] = ()
-    mended: Mapping[str, str] = field(default_factory=dict)
+    mended_in: Mapping[str, str] = field(default_factory=dict)
 
     def versions(self, compiler: str) -> str:
         """'tensorrt 10.8 to 10.11'."""
-        first, last = self.compilers[compiler]
-        words = first if first == last else f"{first} to {last}" if first else f"up to {last}"
-        return f"{compiler} {words if first or last else 'of unknown versions'}"
+        oldest, newest = self.compilers[compiler]
+        words = oldest if oldest == newest else f"{oldest} to {newest}" if oldest else f"up to {newest}"
+        return f"{compiler} {words if oldest or newest else 'of unknown versions'}"
 
 
 _HALF: tuple[Precision, ...] = ("fp16", "bf16")
@@ -311,13 +311,13 @@ FAULTS: tuple[KnownFault, ...] = (
     # mended: the layer that the parser of RTX 1.7.1 makes says linear, or cubic
     KnownFault("nearest-grid-sample", "GridSample", {"tensorrt": ("10.13.3", "11.1"), "tensorrt-rtx": ("1.5", "1.5")},
                f"{_TRT}/4646, https://github.com/onnx/onnx-tensorrt/pull/1060", _sampled_nearest,
-               mended={"tensorrt-rtx": "1.7"}),
+               mended_in={"tensorrt-rtx": "1.7"}),
     KnownFault("two-cumsums", "CumSum", {"tensorrt": ("10.8", "10.11")}, f"{_TRT}/4551, {_TRT}/4513", _summed),
     KnownFault("transposed-input", "Softmax", {"tensorrt": ("11.2", "11.2")}, f"{_TRT}/4826", _transposed,
                precisions=_HALF),
     KnownFault("resized-choice", "Resize", {"tensorrt": ("11.1", "11.2")}, f"{_TRT}/4846", _resized,
                generations=("sm_75", "sm_86")),
-    KnownFault("fused-attention", "Softmax", {"tensorrt": ("", "10.16")}, f"{_TRT}/4837", _fused, told=True,
+    KnownFault("fused-attention", "Softmax", {"tensorrt": ("", "10.16")}, f"{_TRT}/4837", _fused, note_only=True,
                generations=("sm_120",), precisions=_HALF),
     *(KnownFault(f"iree-{operator}", operator, {"iree": ("", "")}, _RUN, rule) for operator, rule in _IREE),
     *(KnownFault(f"rtx-{operator}", operator, {"tensorrt-rtx": ("1.7", "1.7")}, "ONNX's node tests, parsed by 1.7.1",
@@ -361,10 +361,10 @@ class Verdict:
     written: frozenset[str] = frozenset()
 
 
-def judge_faults(found: Iterable[tuple[str, str]], request: BuildRequest) -> Verdict:
-    """The verdict on a graph. found: names of rows, each with "node 'x' (Operator) REASON; REMEDY"."""
+def judge_faults(findings: Iterable[tuple[str, str]], request: BuildRequest) -> Verdict:
+    """The verdict on a graph. findings: names of rows, each with "node 'x' (Operator) REASON; REMEDY"."""
     by_row, refusals, notes, written = dict[str, list[str]](), list[str](), list[str](), set[str]()
-    for name, words in found:
+    for name, words in findings:
         by_row.setdefault(name, []).append(words)
     for name, (words, *others) in by_row.items():
         fault = BY_NAME[name]
@@ -375,7 +375,7 @@ def judge_faults(found: Iterable[tuple[str, str]], request: BuildRequest) -> Ver
         if fault.write:
             written.add(name)
             notes.append(f"{words} and is written as other operators{source}")
-        elif fault.told or not reported:
+        elif fault.note_only or not reported:
             notes.append(f"{words}: only a proof on {request.target.sm} shows it{source}")
         else:
             refusals.append(f"{words}{source}")
@@ -384,15 +384,15 @@ def judge_faults(found: Iterable[tuple[str, str]], request: BuildRequest) -> Ver
 
 def _is_reported(fault: KnownFault, request: BuildRequest) -> bool | None:
     """Whether a fault was reported of this version and generation; None where it cannot be there."""
-    first, last = (numbers(version) for version in fault.compilers[request.backend])
+    oldest, newest = (numbers(version) for version in fault.compilers[request.backend])
     here = max((numbers(text) for name, text in request.toolchain if name.startswith(request.backend)), default=())
-    mended = numbers(fault.mended.get(request.backend, ""))
-    if (here and here < first) or (here and mended and here >= mended):
+    mended_version = numbers(fault.mended_in.get(request.backend, ""))
+    if (here and here < oldest) or (here and mended_version and here >= mended_version):
         return None
     if fault.precisions and request.precision not in fault.precisions:
         return None
-    known = not (here and last) or here[: len(last)] <= last
-    return known and (not fault.generations or request.target.sm in fault.generations)
+    is_affected = not (here and newest) or here[: len(newest)] <= newest
+    return is_affected and (not fault.generations or request.target.sm in fault.generations)
 
 
 def list_faults(path: Path, compiler: str) -> list[tuple[str, str]]:
@@ -406,8 +406,8 @@ def list_faults(path: Path, compiler: str) -> list[tuple[str, str]]:
     model = load_outline(path)
     if not any(node.op_type in operators for node in walk_nodes(model.graph)):
         return []
-    found = find_faults(shape_inference.infer_shapes(model), compiler)
-    return [(fault.name, f"node {node.name!r} ({node.op_type}) {words}") for fault, node, words in found]
+    faults = find_faults(shape_inference.infer_shapes(model), compiler)
+    return [(fault.name, f"node {node.name!r} ({node.op_type}) {words}") for fault, node, words in faults]
 
 
 def without_faults(request: BuildRequest, path: Path, workdir: Path) -> tuple[Path, tuple[str, ...]]:

@@ -219,19 +219,19 @@ def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Shap
     if not dims:
         return
     every = {dim.name: dim.multiple for dim in dims}
-    axes = ((item.name, tuple(every.get(str(size), 1) for size in item.shape)) for item in inputs)
+    axes = ((spec.name, tuple(every.get(str(size), 1) for size in spec.shape)) for spec in inputs)
     multiples = tuple((name, axis_multiples) for name, axis_multiples in axes if set(axis_multiples) - {1})
     for buckets in itertools.product(*(dim.buckets() for dim in dims)):
         low, opt, high = (
             dict(zip((dim.name for dim in dims), sizes, strict=True)) for sizes in zip(*buckets, strict=True)
         )
-        ranges = tuple((item.name, item.at(low), item.at(opt), item.at(high)) for item in inputs)
+        ranges = tuple((spec.name, spec.at(low), spec.at(opt), spec.at(high)) for spec in inputs)
         yield ShapeProfile(ranges, multiples)
 
 
 def unbounded(profiles: Sequence[ShapeProfile]) -> tuple[ShapeProfile, ...]:
     """What is left of profiles for an engine that takes any size: the multiples that sizes must be of, if any."""
-    return tuple({ShapeProfile((), item.multiples): None for item in profiles if item.multiples})
+    return tuple({ShapeProfile((), profile.multiples): None for profile in profiles if profile.multiples})
 
 
 def refusal(request: BuildRequest, title: str) -> str | None:
@@ -255,12 +255,14 @@ def sizes(request: BuildRequest) -> dict[str, tuple[int, int]]:
     """Dim -> its least and greatest size over all profiles, for each named dim of the inputs that a profile has."""
     dim_ranges: dict[str, tuple[int, int]] = {}
     for spec in request.inputs:
-        ends = [(low, high) for item in request.profiles for name, low, _, high in item.inputs if name == spec.name]
+        ends = [
+            (low, high) for profile in request.profiles for name, low, _, high in profile.inputs if name == spec.name
+        ]
         for axis, dim in enumerate(spec.shape):
             if isinstance(dim, str) and ends:
-                least, most = min(low[axis] for low, _ in ends), max(high[axis] for _, high in ends)
-                before = dim_ranges.get(dim, (least, most))
-                dim_ranges[dim] = min(least, before[0]), max(most, before[1])
+                least, greatest = min(low[axis] for low, _ in ends), max(high[axis] for _, high in ends)
+                before = dim_ranges.get(dim, (least, greatest))
+                dim_ranges[dim] = min(least, before[0]), max(greatest, before[1])
     return dim_ranges
 
 

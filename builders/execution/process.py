@@ -48,8 +48,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int:
     """How often the kernel has killed a process of this cgroup, or else of this machine; 0 where it does not say."""
-    own = next((line[3:].lstrip("/") for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")), "")
-    of_cgroup = _count_kills(cgroups / own / "memory.events")
+    cgroup = next((line[3:].lstrip("/") for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")), "")
+    of_cgroup = _count_kills(cgroups / cgroup / "memory.events")
     return of_cgroup if of_cgroup is not None else _count_kills(proc / "vmstat") or 0
 
 
@@ -160,11 +160,11 @@ def spawn(workdir: Path, lifeline: int, python: Path | None = None) -> Child:
     python: the interpreter of another environment, which finds its modules by itself; None for this one's.
     """
     words = ("builders.execution.child", str(workdir), str(lifeline), str(os.getpid()))
-    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} if python else environment()
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} if python else environment()
     with (workdir / "job.log").open("wb") as log:
         process = subprocess.Popen(
             [str(python or PYTHON[0]), *PYTHON[1:], "-m", "enginesmith.rooms", *words], stdin=subprocess.DEVNULL,
-            stdout=log, stderr=subprocess.STDOUT, cwd=workdir, env={**own, **variables_of(workdir)},
+            stdout=log, stderr=subprocess.STDOUT, cwd=workdir, env={**variables, **variables_of(workdir)},
             pass_fds=(lifeline,), start_new_session=True,
         )  # fmt: skip
     return _Spawned(process, _descriptor(process.pid))

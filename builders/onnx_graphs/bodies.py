@@ -51,7 +51,7 @@ def list_captured(node: "NodeProto") -> list[str]:
     """Names from outside that the bodies of a node read, each once."""
     outer_names: dict[str, None] = {}
     for body in list_bodies(node):
-        bound = {item.name for item in (*body.input, *body.initializer)}
+        bound = {value.name for value in (*body.input, *body.initializer)}
         bound |= {name for inner in body.node for name in inner.output}
         outer_names |= dict.fromkeys(name for inner in body.node for name in list_reads(inner) if name not in bound)
     return list(outer_names)
@@ -98,17 +98,17 @@ def _list_by_data(graph: "onnx.GraphProto", outer: set[str]) -> Iterator[str]:
             yield from _list_by_data(each, sizes)
 
 
-def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[str, int], found: set[str]) -> None:
-    """Rewrite the divisions with results in `found`. typed: the same graph with inferred types.  outer: name -> element
-    type of values around it."""
+def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[str, int], results: set[str]) -> None:
+    """Rewrite the divisions with these results. typed: the same graph with inferred types.  outer: name -> element type
+    of values around it."""
     values = (*typed.input, *typed.value_info, *typed.output)
     types = {**outer, **{value.name: value.type.tensor_type.elem_type for value in values}}
     types |= {tensor.name: tensor.data_type for tensor in typed.initializer}
     new_nodes: list[onnx.NodeProto] = []
     for node, twin in zip(graph.node, typed.node, strict=True):
         for inner, inner_typed in zip(list_bodies(node), list_bodies(twin), strict=True):
-            _rewrite(inner, inner_typed, types, found)
-        kind = types.get(node.input[1], 0) if found.intersection(node.output) else 0
+            _rewrite(inner, inner_typed, types, results)
+        kind = types.get(node.input[1], 0) if results.intersection(node.output) else 0
         new_nodes.extend(_guard_division(node, kind) if kind in _WHOLE else [_copy(node)])
     del graph.node[:]
     graph.node.extend(new_nodes)
@@ -168,13 +168,14 @@ _PLAIN = re.compile(r"\b[vnd]\d+\b")
 
 @dataclass(frozen=True)
 class Names:
-    """own: plain name -> the model's own, quoted: of values v0.., nodes n0.. (with their operator), dimensions d0..."""
+    """original_names: plain name -> the model's own, quoted: of values v0.., nodes n0.. (with their operator), dims
+    d0..."""
 
-    own: dict[str, str]
+    original_names: dict[str, str]
 
     def restore(self, text: str) -> str:
         """`text` with every plain name in it replaced by the model's own."""
-        return _PLAIN.sub(lambda found: self.own.get(found[0], found[0]), text)
+        return _PLAIN.sub(lambda match: self.original_names.get(match[0], match[0]), text)
 
 
 def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
@@ -198,7 +199,7 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
     for field in ("doc_string", "producer_name", "producer_version", "domain", "metadata_props", "model_version"):
         copy.ClearField(field)
     guard_divisions(copy)
-    return copy, Names({plain_name: own for own, plain_name in renamer.list_renamed()})
+    return copy, Names({plain_name: original for original, plain_name in renamer.list_renamed()})
 
 
 def _lift(model: "onnx.ModelProto") -> "onnx.ModelProto":
@@ -231,8 +232,8 @@ class _Renamer:
     def list_renamed(self) -> Iterator[tuple[str, str]]:
         """(own name for people, plain name) of everything that was renamed."""
         for letter, names in (("v", self._values), ("d", self._dims), ("n", self._nodes)):
-            for number, own in enumerate(names):
-                yield (own if letter == "n" else repr(own)), f"{letter}{number}"
+            for number, original in enumerate(names):
+                yield (original if letter == "n" else repr(original)), f"{letter}{number}"
 
     def graph(self, graph: "onnx.GraphProto") -> None:
         """Rename all that a graph holds, the graphs in its nodes' attributes included."""
@@ -256,8 +257,8 @@ class _Renamer:
             for inner in list_bodies(node):
                 self.graph(inner)
 
-    def _value(self, own: str) -> str:
-        return self._values.setdefault(own, f"v{len(self._values)}") if own else ""  # '' is an input left out
+    def _value(self, original: str) -> str:
+        return self._values.setdefault(original, f"v{len(self._values)}") if original else ""  # '' is an input left out
 
 
 # The shards that an ONNX graph names (`builders.onnx_graphs.outline`), read without onnx and without its weights.
@@ -289,7 +290,7 @@ def list_libraries(path: Path) -> Libraries:
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             entries = (field for field in fields(data, 0, len(data)) if field.number == _METADATA)
-            texts = [inner_text(data, item, 2) for item in entries if inner_text(data, item, 1) == LIBRARIES]
+            texts = [inner_text(data, entry, 2) for entry in entries if inner_text(data, entry, 1) == LIBRARIES]
     except (ValueError, OSError):
         return NO_LIBRARIES
     try:

@@ -77,20 +77,20 @@ def load_without_lists(path: Path, least_bytes: int = OUTLINED_BYTES) -> ModelPr
 
 def lacks_lists(model: ModelProto) -> bool:
     """Whether long lists of a graph's nodes lie in the file that it was read from."""
-    return any(item.name.startswith(_OUTSIDE) for node in model.graph.node for item in node.attribute)
+    return any(attribute.name.startswith(_OUTSIDE) for node in model.graph.node for attribute in node.attribute)
 
 
 def save_with_lists(model: ModelProto, path: Path) -> None:
     """Write a graph with the lists that it lacks, which are copied as they are. Raises ModelError where the file that
     they lie in has changed."""
-    data, opened = model.SerializeToString(deterministic=True), dict[str, mmap.mmap]()
+    data, mapped_files = model.SerializeToString(deterministic=True), dict[str, mmap.mmap]()
 
     def restore(attribute: Field) -> _Parts:
         attribute_proto = AttributeProto.FromString(data[attribute.begin : attribute.end])
         if not attribute_proto.name.startswith(_OUTSIDE):
             return [data[attribute.begin : attribute.end]]
         file, begin, end = attribute_proto.s.decode().rsplit("\n", 2)
-        source = opened.setdefault(file, _map(Path(file)))
+        source = mapped_files.setdefault(file, _map(Path(file)))
         place = Field(_ATTRIBUTE, 0, int(begin), int(end))
         if place.end > len(source) or _first_text(source, place) != attribute_proto.name.removeprefix(_OUTSIDE):
             raise ModelError(f"{file} was changed while it was read; run again")
@@ -140,17 +140,19 @@ def _lists(data: mmap.mmap, path: Path) -> Mapping[int, Callable[[Field], _Parts
     """What changes the nodes of a graph: an attribute with a long list gives way to one that says where it lies."""
 
     def cut(attribute: Field) -> _Parts:
-        own = _first_text(data, attribute)
-        if attribute.end - attribute.begin < _LONG_BYTES or not own:
+        attribute_name = _first_text(data, attribute)
+        if attribute.end - attribute.begin < _LONG_BYTES or not attribute_name:
             return [data[attribute.begin : attribute.end]]
         place = f"{path.absolute()}\n{attribute.begin}\n{attribute.end}"
         return [
-            AttributeProto(name=f"{_OUTSIDE}{own}", type=AttributeProto.STRING, s=place.encode()).SerializeToString()
+            AttributeProto(
+                name=f"{_OUTSIDE}{attribute_name}", type=AttributeProto.STRING, s=place.encode()
+            ).SerializeToString()
         ]
 
     def in_node(node: Field) -> _Parts:
-        own = [field for field in fields(data, node.begin, node.end) if field.number == _DOMAIN]
-        listed = [decode(data, field) for field in own] == [_LISTS_DOMAIN]
+        domain_fields = [field for field in fields(data, node.begin, node.end) if field.number == _DOMAIN]
+        listed = [decode(data, field) for field in domain_fields] == [_LISTS_DOMAIN]
         return _cut(data, node, {_ATTRIBUTE: cut}) if listed else [data[node.begin : node.end]]
 
     return {_NODE: in_node}
@@ -158,8 +160,8 @@ def _lists(data: mmap.mmap, path: Path) -> Mapping[int, Callable[[Field], _Parts
 
 def _first_text(data: _Data, message: Field) -> str:
     """The name with which an attribute begins; '' where it begins with something else."""
-    first = next(fields(data, message.begin, message.end), None)
-    return decode(data, first) if first and first.number == 1 else ""
+    first_field = next(fields(data, message.begin, message.end), None)
+    return decode(data, first_field) if first_field and first_field.number == 1 else ""
 
 
 def _cut(data: _Data, outer: Field, changes: Mapping[int, Callable[[Field], _Parts]]) -> _Parts:
@@ -218,12 +220,12 @@ def save_graph(model: ModelProto, path: Path, shard_bytes: int = SHARD_BYTES) ->
     for file, _, length in map(place_of, [tensors[0] for tensors in same.values() if _is_shard(tensors[0], folder)]):
         used[file] += length
     shard_files = {file for file, size in used.items() if 2 * size >= Path(file).stat().st_size}
-    fresh = [first for first, *_ in same.values() if not (is_external(first) and place_of(first)[0] in shard_files)]
+    fresh = [head for head, *_ in same.values() if not (is_external(head) and place_of(head)[0] in shard_files)]
     for group in _groups(fresh, shard_bytes):
         _write_shard(group, folder)
-    for first, *others in same.values():
-        for tensor in (first, *others):
-            file, *rest = place_of(first)
+    for head, *others in same.values():
+        for tensor in (head, *others):
+            file, *rest = place_of(head)
             set_place(tensor, Path(file).name, *rest)
     path.write_bytes(model.SerializeToString(deterministic=True))
     for tensor in outside:
@@ -240,16 +242,16 @@ def put_constants_first(graph: GraphProto) -> None:
     graph of 2.6 GB in float32 took 3.9 GB to run, and takes 0.3 so.
     """
     constant = {tensor.name for tensor in graph.initializer}
-    first, others = list[NodeProto](), list[NodeProto]()
+    constant_nodes, others = list[NodeProto](), list[NodeProto]()
     for node in graph.node:
         reads = list_reads(node)
         if reads and constant.issuperset(reads):
             constant.update(node.output)
-            first.append(node)
+            constant_nodes.append(node)
         else:
             others.append(node)
     del graph.node[:]
-    graph.node.extend([*first, *others])
+    graph.node.extend([*constant_nodes, *others])
 
 
 def write_graph(model: ModelProto, path: Path) -> None:
@@ -288,13 +290,13 @@ def _groups(tensors: Sequence[TensorProto], most_bytes: int) -> Iterator[list[Te
     """The tensors by name, as many together as fit a shard, and vectors apart from others: those of an int8 graph
     (biases in steps of its activations) change with any weight before them."""
     group, size = list[TensorProto](), 0
-    for tensor in sorted(tensors, key=lambda item: (len(item.dims) > 1, item.name)):
-        own = place_of(tensor)[2] if is_external(tensor) else len(tensor.raw_data)
-        if group and (size + own > most_bytes or len(group[-1].dims) <= 1 < len(tensor.dims)):
+    for tensor in sorted(tensors, key=lambda tensor: (len(tensor.dims) > 1, tensor.name)):
+        tensor_bytes = place_of(tensor)[2] if is_external(tensor) else len(tensor.raw_data)
+        if group and (size + tensor_bytes > most_bytes or len(group[-1].dims) <= 1 < len(tensor.dims)):
             yield group
             group, size = [], 0
         group.append(tensor)
-        size += own
+        size += tensor_bytes
     if group:
         yield group
 

@@ -23,7 +23,7 @@ def quantize_states(model: ModelProto, states: Iterable[QuantizedState]) -> None
     that the graph does not have as float32."""
     for state in states:
         for name, ends in ((state.input, model.graph.input), (state.output, model.graph.output)):
-            kind = next((item.type.tensor_type.elem_type for item in ends if item.name == name), None)
+            kind = next((value.type.tensor_type.elem_type for value in ends if value.name == name), None)
             if kind != TensorProto.FLOAT:
                 dtype_text = "not there" if kind is None else TensorProto.DataType.Name(kind).lower()
                 text = f"state {state.input!r} cannot be int8: {name!r} is {dtype_text}, and must be float32"
@@ -47,7 +47,7 @@ def with_int8_states(model: ModelProto, states: Iterable[QuantizedState]) -> Non
         del model.graph.node[index]
         _give_int8(model.graph, state)
         operand_names = {name for node in walk_nodes(model.graph) for name in node.input} | {
-            item.name for item in model.graph.output
+            value.name for value in model.graph.output
         }
         for node in [*model.graph.node]:
             if node.name.startswith(f"{_place(state)}/") and not operand_names.intersection(node.output):
@@ -68,7 +68,7 @@ def _round_output(graph: GraphProto, state: QuantizedState, constants: Sequence[
     if producer.op_type == "Concat" and state.input in producer.input:
         for number, name in enumerate(name for name in dict.fromkeys(producer.input) if name != state.input):
             place = f"{_place(state)}/new{number}"
-            producer.input[:] = [place if item == name else item for item in producer.input]
+            producer.input[:] = [place if operand == name else operand for operand in producer.input]
             _insert(graph, index + 2 * number, _rounding(place, (name, place), constants))
         return
     exact = f"{_place(state)}/exact"
@@ -107,9 +107,9 @@ def _producer(graph: GraphProto, tensor: str) -> tuple[int, NodeProto]:
 
 
 def _set_int8(ends: Iterable[ValueInfoProto], name: str) -> None:
-    for item in ends:
-        if item.name == name:
-            item.type.tensor_type.elem_type = TensorProto.INT8
+    for value in ends:
+        if value.name == name:
+            value.type.tensor_type.elem_type = TensorProto.INT8
 
 
 def _insert(graph: GraphProto, index: int, nodes: Sequence[NodeProto]) -> None:

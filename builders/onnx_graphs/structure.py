@@ -46,14 +46,14 @@ def cut_constant_part(model: ModelProto) -> ModelProto | None:
     )
 
 
-def cut_varying_part(model: ModelProto, given: Mapping[str, Array]) -> ModelProto:
-    """The model with the tensors `given` as further inputs, and without the nodes that only computed these."""
+def cut_varying_part(model: ModelProto, arrays: Mapping[str, Array]) -> ModelProto:
+    """The model with the tensors of `arrays` as further inputs, and without the nodes that only computed these."""
     graph = model.graph
     converting = _list_converting(graph)
     results = {node.output[0] for node in converting}
     operand_names = {name for node in graph.node if not results.intersection(node.output) for name in list_reads(node)}
-    needed = {node.output[0] for node in _select_needed(converting, operand_names - given.keys())}
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in given.items()]
+    needed = {node.output[0] for node in _select_needed(converting, operand_names - arrays.keys())}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in arrays.items()]
     nodes = [node for node in graph.node if needed.issuperset(results.intersection(node.output))]
     return _replace_nodes(model, nodes, (*graph.input, *inputs), graph.output)
 
@@ -61,7 +61,7 @@ def cut_varying_part(model: ModelProto, given: Mapping[str, Array]) -> ModelProt
 def _list_converting(graph: GraphProto) -> list[NodeProto]:
     """The nodes that convert constants of at least `_LEAST_AXES` axes, in the graph's order."""
     outputs, input_names = ({value.name for value in values} for values in (graph.output, graph.input))
-    constant = {item.name: len(item.dims) for item in graph.initializer if item.name not in input_names}
+    constant = {tensor.name: len(tensor.dims) for tensor in graph.initializer if tensor.name not in input_names}
     converters = []
     for node in graph.node:
         if node.op_type in CONVERTING and all(name in constant for name in node.input if name):
@@ -75,15 +75,15 @@ def _list_converting(graph: GraphProto) -> list[NodeProto]:
 def _makes_floats(node: NodeProto, graph: GraphProto, converted: set[str]) -> bool:
     """Whether a converting node makes float32, as far as the node and the constants it reads say so."""
     if node.op_type == "Cast":
-        return any(item.name == "to" and item.i == TensorProto.FLOAT for item in node.attribute)
+        return any(attribute.name == "to" and attribute.i == TensorProto.FLOAT for attribute in node.attribute)
     if node.op_type == "QuantizeLinear" or node.input[1] in converted:
         return False
-    return any(item.name == node.input[1] and item.data_type == TensorProto.FLOAT for item in graph.initializer)
+    return any(tensor.name == node.input[1] and tensor.data_type == TensorProto.FLOAT for tensor in graph.initializer)
 
 
-def _select_needed(nodes: Sequence[NodeProto], wanted: Iterable[str]) -> list[NodeProto]:
-    """Those of the sorted `nodes` that the `wanted` tensors depend on, in their order."""
-    names, dependencies = set(wanted), []
+def _select_needed(nodes: Sequence[NodeProto], tensor_names: Iterable[str]) -> list[NodeProto]:
+    """Those of the sorted `nodes` that the tensors `tensor_names` depend on, in their order."""
+    names, dependencies = set(tensor_names), []
     for node in reversed(nodes):
         if names.intersection(node.output):
             names.update(list_reads(node))
@@ -102,7 +102,7 @@ def _replace_nodes(
     graph.input.extend(inputs)
     graph.output.extend(outputs)
     operand_names = {name for node in nodes for name in list_reads(node)} | {value.name for value in graph.output}
-    graph.initializer.extend(item for item in model.graph.initializer if item.name in operand_names)
+    graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in operand_names)
     return part
 
 
@@ -147,7 +147,7 @@ def find_tables(graph: GraphProto) -> dict[str, int]:
     dims = {tensor.name: tensor.dims for tensor in graph.initializer}
     tables: dict[str, int] = {}
     for node in graph.node:
-        axis = next((item.i for item in node.attribute if item.name == "axis"), 0)
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
         for indices, table in _SELECTING.get(node.op_type, ()):
             name, data = (node.input[at] if at < len(node.input) else "" for at in (indices, table))
             if (maker := makers.get(data)) is not None and maker.op_type == "DequantizeLinear":
@@ -171,14 +171,14 @@ def find_selected(graph: GraphProto) -> dict[str, Rows]:
     }
     sizes: dict[str, set[int]] = {}  # by tensor that is selected, how many rows; 0 of a NonMaxSuppression
     for node in graph.node:
-        found = set[int]().union(*(sizes.get(name, ()) for name in list_reads(node)))
+        node_sizes = set[int]().union(*(sizes.get(name, ()) for name in list_reads(node)))
         if node.op_type == "NonMaxSuppression":
-            found = {0}
+            node_sizes = {0}
         elif node.op_type == "TopK":
-            found |= {*constants.get(node.input[1], np.zeros(0)).tolist()}
+            node_sizes |= {*constants.get(node.input[1], np.zeros(0)).tolist()}
         elif node.op_type in _MIXING:
-            found = set()
-        sizes |= dict.fromkeys(node.output, found) if found else {}
+            node_sizes = set()
+        sizes |= dict.fromkeys(node.output, node_sizes) if node_sizes else {}
     weights = {tensor.name for tensor in graph.initializer}
     batch = {_dims(value)[0] for value in graph.input if value.name not in weights and _dims(value)} - {None}
     outputs = {value.name: value for value in graph.output if value.name in sizes}
@@ -188,12 +188,12 @@ def find_selected(graph: GraphProto) -> dict[str, Rows]:
 
 
 def _find_rows(value: ValueInfoProto, sizes: set[int], batch: set[int | str | None]) -> Rows | None:
-    first, *rest = _dims(value) or [None]
-    if first in batch and rest in ([], [1]):
+    leading_dim, *rest = _dims(value) or [None]
+    if leading_dim in batch and rest in ([], [1]):
         return None if _is_float(value) else "count"
-    if first in batch:
+    if leading_dim in batch:
         return "each" if 0 in sizes or rest[0] in sizes else None
-    return "all" if 0 in sizes or first in sizes else None
+    return "all" if 0 in sizes or leading_dim in sizes else None
 
 
 def _dims(value: ValueInfoProto) -> list[int | str | None]:
@@ -205,15 +205,15 @@ def _is_float(value: ValueInfoProto) -> bool:
     return value.type.tensor_type.elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
-def _find_dependence(name: str, makers: Mapping[str, NodeProto], given: set[str]) -> Dependence:
-    if _follow(name, makers) in given:
+def _find_dependence(name: str, makers: Mapping[str, NodeProto], input_names: set[str]) -> Dependence:
+    if _follow(name, makers) in input_names:
         return "handed on"
     visited_names, unread = set[str](), {name}
     while unread:
         current = unread.pop()
         visited_names.add(current)
         node = makers.get(current)
-        if current in given or (node is not None and node.op_type.startswith(_DRAWING)):
+        if current in input_names or (node is not None and node.op_type.startswith(_DRAWING)):
             return "computed"
         if node is not None and node.op_type not in _SIZES:
             unread |= {*list_reads(node)} - visited_names
@@ -243,7 +243,7 @@ def settle_shapes(model: "onnx.ModelProto") -> None:
     _lift_constants(model.graph)
     sizes = _infer_sizes(model)
     constants = {tensor.name for tensor in model.graph.initializer}
-    settled = False
+    is_changed = False
     for node in model.graph.node:
         if node.op_type != "Reshape" or node.domain or len(node.input) < 2 or node.input[1] in constants:
             continue
@@ -251,9 +251,9 @@ def settle_shapes(model: "onnx.ModelProto") -> None:
         if shape is not None:
             name = f"{node.output[0]}_sizes"
             model.graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), name))
-            node.input[1], settled = name, True
+            node.input[1], is_changed = name, True
             del node.attribute[:]  # allowzero: that 0 is no copy
-    if settled:
+    if is_changed:
         _drop_unread(model.graph)
 
 

@@ -183,11 +183,11 @@ def without_weights(model: ModelProto) -> ModelProto:
     which copy their argument several times, and look for external files. The weights themselves are not copied."""
     whole, input_names = model.graph, {value.name for value in model.graph.input}
     graph = GraphProto(**{field.name: value for field, value in whole.ListFields() if field.name != "initializer"})
-    graph.initializer.extend(item for item in whole.initializer if not _is_large(item))
+    graph.initializer.extend(tensor for tensor in whole.initializer if not _is_large(tensor))
     graph.input.extend(
-        helper.make_tensor_value_info(item.name, item.data_type, item.dims)
-        for item in whole.initializer
-        if _is_large(item) and item.name not in input_names
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in whole.initializer
+        if _is_large(tensor) and tensor.name not in input_names
     )
     rest = {field.name: value for field, value in model.ListFields() if field.name != "graph"}
     return ModelProto(graph=graph, **rest)
@@ -195,7 +195,7 @@ def without_weights(model: ModelProto) -> ModelProto:
 
 def with_weights(light: ModelProto, model: ModelProto) -> ModelProto:
     """A copy that `without_weights` made of `model`, in place, with the weights again."""
-    outside = {item.name: item for item in model.graph.initializer if _is_large(item)}
+    outside = {tensor.name: tensor for tensor in model.graph.initializer if _is_large(tensor)}
     input_names = {value.name for value in model.graph.input}
     inputs = [value for value in light.graph.input if value.name not in outside or value.name in input_names]
     del light.graph.input[:]
@@ -250,7 +250,7 @@ def dequantize_stored_weights(model: ModelProto) -> int:
     graph = model.graph
     if max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0) < _PER_AXIS:
         return 0
-    constants = {item.name: item for item in graph.initializer}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     dequantize_nodes = dict[str, list[NodeProto]]()
     absorbed_names = set[str]()
     for cast, scaling in _find_stored(graph, constants):
@@ -275,24 +275,26 @@ def dequantize_stored_weights(model: ModelProto) -> int:
     return len(dequantize_nodes)
 
 
-def _find_stored(graph: GraphProto, given: dict[str, TensorProto]) -> Iterator[tuple[NodeProto, NodeProto | None]]:
+def _find_stored(
+    graph: GraphProto, initializers: dict[str, TensorProto]
+) -> Iterator[tuple[NodeProto, NodeProto | None]]:
     """Casts of int8 constants to a floating type, each with the Mul by a scale that alone reads it."""
     uses = Counter(name for node in graph.node for name in list_reads(node))
     uses.update(value.name for value in graph.output)
     readers = {name: node for node in graph.node for name in node.input}
     for node in graph.node:
-        weight = given.get(node.input[0]) if node.op_type == "Cast" else None
+        weight = initializers.get(node.input[0]) if node.op_type == "Cast" else None
         if weight is None or weight.data_type != TensorProto.INT8 or _kind(node) not in (TensorProto.FLOAT, *_HALVES):
             continue
         scaling = readers.get(node.output[0]) if uses[node.output[0]] == 1 else None
-        if scaling is not None and not (scaling.op_type == "Mul" and _is_scale(given, scaling, node)):
+        if scaling is not None and not (scaling.op_type == "Mul" and _is_scale(initializers, scaling, node)):
             scaling = None
         yield node, scaling
 
 
-def _is_scale(given: dict[str, TensorProto], scaling: NodeProto, cast: NodeProto) -> bool:
+def _is_scale(initializers: dict[str, TensorProto], scaling: NodeProto, cast: NodeProto) -> bool:
     """Whether a Mul's constant is one number, or one for each index of one axis of the weight."""
-    scale, weight = given.get(_scale_of(scaling, cast)), given[cast.input[0]]
+    scale, weight = initializers.get(_scale_of(scaling, cast)), initializers[cast.input[0]]
     if scale is None:
         return False
     dims, sizes = [*scale.dims], [*weight.dims]

@@ -64,16 +64,16 @@ class BoundGraph:
         self.constants = {name: array for name, array in constants.items() if name in used}
         self._known = {name: known_constant(array) for name, array in self.constants.items()}
 
-    def run(self, given: Mapping[str, Array], lookups: Lookups) -> list[Array]:
-        """The outputs in order. given: the inputs, and those constants that are arrays of the library already.
+    def run(self, arrays: Mapping[str, Array], lookups: Lookups) -> list[Array]:
+        """The outputs in order. arrays: the inputs, and those constants that are arrays of the library already.
 
         Raises ModelError, naming the node, for what the library refuses.
         """
-        values: Values = dict(given)
+        values: Values = dict(arrays)
         for name, constant in self._known.items():
             if constant is not None:
-                values[name] = Known(constant.numbers, constant.dtype, given.get(name))
-            elif name not in given:
+                values[name] = Known(constant.numbers, constant.dtype, arrays.get(name))
+            elif name not in arrays:
                 values[name] = lookups.xp.asarray(self.constants[name])
         _run(self._steps, values, lookups, set(self.outputs))
         return [_array(values[name], lookups.xp) for name in self.outputs]
@@ -91,9 +91,9 @@ class Step:
         absent = [key for key, default in row.attributes.items() if default is _REQUIRED and key not in node.attributes]
         if absent:
             raise ModelError(f"{node}: it has no attribute {absent[0]!r}, which ONNX asks for; export the model again")
-        most = None if row.variadic else len(row.kinds)
-        if not row.needed <= len(node.inputs) or (most is not None and len(node.inputs) > most):
-            raise ModelError(f"{node}: it has {len(node.inputs)} inputs, where {most or row.needed} are known")
+        max_inputs = None if row.variadic else len(row.kinds)
+        if not row.needed <= len(node.inputs) or (max_inputs is not None and len(node.inputs) > max_inputs):
+            raise ModelError(f"{node}: it has {len(node.inputs)} inputs, where {max_inputs or row.needed} are known")
         defaults = {key: default for key, default in row.attributes.items() if default is not _REQUIRED}
         self._attributes = {**defaults, **node.attributes}
         self.last_use: tuple[str, ...] = ()

@@ -63,8 +63,8 @@ class Body:
         return set(self.outputs).union(*(node.reads() for node in self.nodes)) - bound_names
 
 
-def read(path: Path, known: Collection[str]) -> Body:
-    """Read a model, with its external data. known: operators that are not replaced by the function that defines them.
+def read(path: Path, operators: Collection[str]) -> Body:
+    """Read a model, with its external data. operators: those that are not replaced by the function that defines them.
 
     Raises ModelError for a file that is no model, and for inputs or outputs that are no tensors.
     """
@@ -72,10 +72,10 @@ def read(path: Path, known: Collection[str]) -> Body:
         model = onnx.load(path)
     except Exception as error:  # protobuf's, onnx's and the file system's classes alike
         raise ModelError(f"{path.name} cannot be read: {error}; export it again") from error
-    return read_model(model, known)
+    return read_model(model, operators)
 
 
-def read_model(model: ModelProto, known: Collection[str]) -> Body:
+def read_model(model: ModelProto, operators: Collection[str]) -> Body:
     """As `read`, of a model in memory."""
     opset = max((entry.version for entry in model.opset_import if entry.domain in _OWN_DOMAINS), default=0)
     if not 1 <= opset <= NEWEST_OPSET:
@@ -85,17 +85,20 @@ def read_model(model: ModelProto, known: Collection[str]) -> Body:
             raise ModelError(f"{value.name!r} is no tensor; only tensors can be inputs and outputs")
     if model.graph.sparse_initializer:
         raise ModelError("the model has sparse tensors; export it with dense ones")
-    return _body(_inline_functions(model, known).graph, opset, {})
+    return _body(_inline_functions(model, operators).graph, opset, {})
 
 
-def _inline_functions(model: ModelProto, known: Collection[str]) -> ModelProto:
+def _inline_functions(model: ModelProto, operators: Collection[str]) -> ModelProto:
     """The model without local functions, and with the function bodies of operators that are not known."""
     model = onnx.inliner.inline_local_functions(model)
-    unknown = {node.op_type for node in walk_nodes(model.graph) if node.domain in _OWN_DOMAINS} - {*known, "Constant"}
+    unknown = {node.op_type for node in walk_nodes(model.graph) if node.domain in _OWN_DOMAINS}
+    unknown -= {*operators, "Constant"}
     if not unknown:
         return model
     typed = onnx.shape_inference.infer_shapes(model)  # some bodies depend on types, those of weights included
-    weights = [helper.make_tensor_value_info(item.name, item.data_type, item.dims) for item in typed.graph.initializer]
+    weights = [
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in typed.graph.initializer
+    ]
     typed.graph.value_info.extend(weights)
     names = [("", name) for name in sorted(unknown)]
     try:

@@ -48,13 +48,16 @@ Sizes = list[int]
 Where = tuple[Tensor, ...]
 
 
-def dtype(wanted: np.dtype[Any], narrow: bool = False) -> torch.dtype:
+def dtype(numpy_dtype: np.dtype[Any], narrow: bool = False) -> torch.dtype:
     """Torch's dtype for numpy's. Raises ModelError for one that torch has not, or has no operators for.
 
     narrow: the byte that holds 4 bits is one too.
     """
-    name = NARROW.get(wanted.name, wanted).name if narrow else wanted.name
-    must(name in _DTYPES, f"it is {wanted.name.upper()}, for which torch has no operators; cast it to int64 or float32")
+    name = NARROW.get(numpy_dtype.name, numpy_dtype).name if narrow else numpy_dtype.name
+    must(
+        name in _DTYPES,
+        f"it is {numpy_dtype.name.upper()}, for which torch has no operators; cast it to int64 or float32",
+    )
     return _DTYPES[name]
 
 
@@ -115,14 +118,14 @@ def scan(step: Callable[[Where, Where], tuple[Where, Tensor]], state: Where, xs:
             state, output = step(state, tuple(x[at] for x in xs))
             outputs.append(output)
         return state, torch.stack(outputs)
-    first = step(state, tuple(x[0] for x in xs))[1]  # for its shape; nothing reads it
+    sample_output = step(state, tuple(x[0] for x in xs))[1]  # for its shape; nothing reads it
 
     def run(at: Tensor, made: Tensor, *before: Tensor) -> Where:
         place = at.reshape(1)
         after, output = step(before, tuple(torch.index_select(x, 0, place)[0] for x in xs))
         return at + 1, torch.index_copy(made, 0, place, output.unsqueeze(0)), *after
 
-    begin = torch.zeros((), dtype=torch.int64), torch.zeros([count, *first.shape], dtype=first.dtype)
+    begin = torch.zeros((), dtype=torch.int64), torch.zeros([count, *sample_output.shape], dtype=sample_output.dtype)
     loop: Untyped = while_loop
     _, outputs, *ends = loop(lambda at, *_: at < count, run, (*begin, *(start.clone() for start in state)))
     return tuple(ends), outputs
@@ -225,8 +228,8 @@ def conv_transpose(
     if before == after and all(more < max(s, d) for more, s, d in zip(extra, strides, dilations, strict=True)):
         return run(x, weight, bias, strides, before, extra, group, dilations)
     output = run(x, weight, None, strides, 0, 0, group, dilations)
-    first, last = [-width for width in before], [more - width for more, width in zip(extra, after, strict=True)]
-    output = _spatially_padded(output, first, last)
+    low_pads, high_pads = [-width for width in before], [more - width for more, width in zip(extra, after, strict=True)]
+    output = _spatially_padded(output, low_pads, high_pads)
     return output if bias is None else output + bias.reshape([-1, *[1] * (x.dim() - 2)])
 
 

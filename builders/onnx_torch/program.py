@@ -97,10 +97,10 @@ def _check_body(body: Body, around: Mapping[str, np.dtype[Any]]) -> Body:
     return body
 
 
-def _call_named(what: str, run: Callable[[Given], Made], given: Given) -> Made:
-    """run(given), with `what` in front of the message of a ModelError."""
+def _call_named(what: str, run: Callable[[Given], Made], argument: Given) -> Made:
+    """run(argument), with `what` in front of the message of a ModelError."""
     try:
-        return run(given)
+        return run(argument)
     except ModelError as error:
         raise ModelError(f"{what}: {error}") from error
 

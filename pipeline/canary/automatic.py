@@ -56,30 +56,30 @@ class CanaryOutcome:
     blob: str | None = None
 
 
-def sides_of(store: Store, wanted: CanaryRequest) -> tuple[Reference, Reference] | str:
+def sides_of(store: Store, request: CanaryRequest) -> tuple[Reference, Reference] | str:
     """Candidate and baseline, or why there is nothing to compare. The target's hardware is not needed for this.
 
     Raises UnknownNameError for a version that is not there, UntrustedError, UnavailableError.
     """
-    model, channel = check_model(wanted.model), check_channel(wanted.channel)
-    candidate = lookup.load(store, model, check_version(wanted.version))
+    model, channel = check_model(request.model), check_channel(request.channel)
+    candidate = lookup.load(store, model, check_version(request.version))
     incumbent = state.read_channel(store, model, channel)
     if incumbent is None:
         return f"{model}:{channel} serves nothing yet; there is nothing to compare with"
     if incumbent.manifest == candidate.digest:
         return f"{model}:{channel} serves {candidate.version} already"
-    if wanted.traffic is None:
+    if request.traffic is None:
         return "no recorded traffic is named; `enginesmith prefect deploy --traffic PLACE` names it"
     sides = Reference(model, version=candidate.version), Reference(model, version=incumbent.version)
-    target = target_named(wanted.target)
+    target = target_named(request.target)
     try:
         for side in sides:
             choose_unrun(store, side, target, None)
     except InputError as error:
         return f"there is nothing to run on {target.name}: {str(error).partition(';')[0]}"
-    with place_at(wanted.traffic) as place:
+    with place_at(request.traffic) as place:
         if not any(place.has(f"{model}{suffix}") for suffix in SUFFIXES):
-            return f"{wanted.traffic} has no traffic of {model} ({model}.jsonl or {model}.npz)"
+            return f"{request.traffic} has no traffic of {model} ({model}.jsonl or {model}.npz)"
     return sides
 
 
@@ -105,12 +105,12 @@ def missed_version(store: Store, model: str, channel: str, target: Target, grace
     return newest.version if published and published < store.now() - grace else None
 
 
-def canary(store: Store, wanted: CanaryRequest, say: Callable[[str], None]) -> CanaryOutcome:
+def canary(store: Store, request: CanaryRequest, say: Callable[[str], None]) -> CanaryOutcome:
     """Replay the model's recorded traffic against both versions, judge, and attach the verdict to the version.
 
     Raises UnknownNameError for a version that is not there, DataError for traffic that does not fit, UnavailableError.
     """
-    sides, target = sides_of(store, wanted), target_named(wanted.target)
+    sides, target = sides_of(store, request), target_named(request.target)
     if isinstance(sides, str):
         return CanaryOutcome(sides)
     try:
@@ -119,14 +119,14 @@ def canary(store: Store, wanted: CanaryRequest, say: Callable[[str], None]) -> C
             choose(store, side, target, None)
     except InputError as error:
         return CanaryOutcome(f"it cannot run here: {error}")
-    with place_at(str(wanted.traffic)) as place, tempfile.TemporaryDirectory(prefix="enginesmith-canary-") as folder:
+    with place_at(str(request.traffic)) as place, tempfile.TemporaryDirectory(prefix="enginesmith-canary-") as folder:
         place.refresh()
-        recorded = [place.folder / f"{wanted.model}{suffix}" for suffix in SUFFIXES]
+        recorded = [place.folder / f"{request.model}{suffix}" for suffix in SUFFIXES]
         traffic = next((path for path in recorded if path.is_file()), None)
         if traffic is None:
-            return CanaryOutcome(f"{wanted.traffic} has no traffic of {wanted.model} any more")
-        log = place.folder / f"{wanted.model}.observed.jsonl"
-        pace = ReplayPace(wanted.scale, wanted.duration, in_flight=None)
+            return CanaryOutcome(f"{request.traffic} has no traffic of {request.model} any more")
+        log = place.folder / f"{request.model}.observed.jsonl"
+        pace = ReplayPace(request.scale, request.duration, in_flight=None)
         observed = log if log.is_file() else None
         run = CanaryRun(*sides, target, traffic, Path(folder) / "canary", pace=pace, observed=observed)
         report = run_canary(store, run, say).report

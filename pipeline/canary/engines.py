@@ -68,13 +68,15 @@ class FetchedEnsemble:
         graphs = dict[str, EnsembleGraph]()
         with ExitStack() as stack:
             for name, engine in self.engines.items():
-                own, request = stack.enter_context(open_engine(engine)), engine.request
-                rows = call_rows(own.inputs, own.outputs, request.profiles)
-                graphs[name] = EnsembleGraph(own.run, own.inputs, self.sources[name], own.outputs, rows)
-            for item, folder in self.functions:
-                run = load_function(folder, item.file, item.function, item.files)
-                graphs[item.name] = function_node(item.name, run, item.inputs, item.outputs, item.sources)
-            order = order_nodes(self.sources, {item.name: item.sources for item, _ in self.functions})
+                session, request = stack.enter_context(open_engine(engine)), engine.request
+                rows = call_rows(session.inputs, session.outputs, request.profiles)
+                graphs[name] = EnsembleGraph(session.run, session.inputs, self.sources[name], session.outputs, rows)
+            for function, folder in self.functions:
+                run = load_function(folder, function.file, function.function, function.files)
+                graphs[function.name] = function_node(
+                    function.name, run, function.inputs, function.outputs, function.sources
+                )
+            order = order_nodes(self.sources, {function.name: function.sources for function, _ in self.functions})
             yield Ensemble({name: graphs[name] for name in order}, self.inputs, self.outputs)
 
 
@@ -83,19 +85,19 @@ def fetch_ensemble(store: Store, manifest: Manifest, entry: EngineEntry, folder:
     IntegrityError for a graph's version that is gone."""
     engines, sources, safe = dict[str, Engine](), dict[str, Mapping[str, str]](), list[bool]()
     for graph, _, engine in pinned_engines(store, manifest, entry):
-        own = folder / graph.name
-        own.mkdir()
+        engine_folder = folder / graph.name
+        engine_folder.mkdir()
         blob = engine_of(engine)
-        engines[graph.name] = fetch_engine(store, blob, own)
+        engines[graph.name] = fetch_engine(store, blob, engine_folder)
         sources[graph.name] = graph.sources
         safe.append(discovery.capabilities_of(engine.backend).thread_safe)
     functions = list[tuple[EnsembleFunction, Path]]()
-    for item in functions_of(manifest):
-        for name, digest in item.files.items():
-            path = folder / item.name / name
+    for function in functions_of(manifest):
+        for name, digest in function.files.items():
+            path = folder / function.name / name
             path.parent.mkdir(parents=True, exist_ok=True)
             store.fetch(digest, path)
-        functions.append((item, folder / item.name))
+        functions.append((function, folder / function.name))
     return FetchedEnsemble(
         engines, sources, tuple(functions), tuple(entry.inputs), tuple(entry.outputs), all(safe) and not functions
     )
@@ -165,8 +167,8 @@ class IsolatedSession:
 
         The process sends one at a time, so that one answer is in memory here.
         """
-        first = self._requests + 1
-        when = f"among requests {first} to {self._requests + len(segment)} that it was sent"
+        first_request = self._requests + 1
+        when = f"among requests {first_request} to {self._requests + len(segment)} that it was sent"
         count: int | None = self._ask(
             segment, when, segment.arrivals[-1] + len(segment) * self._slowest + self._patience()
         )
@@ -303,8 +305,8 @@ class Workers:
     def _run(self) -> None:
         clock = ReplayClock()
         try:
-            opened = self._opener()
-            session = opened.__enter__()
+            session_context = self._opener()
+            session = session_context.__enter__()
         except Exception as error:
             self._done.put(_as_engine_error(error))
             return
@@ -336,7 +338,7 @@ def _describe_end(process: BaseProcess) -> str:
         return "it closed its pipe"
     if code >= 0:
         return f"exit status {code}"
-    name = signal.Signals(-code).name if -code in {item.value for item in signal.Signals} else "unknown"
+    name = signal.Signals(-code).name if -code in {known_signal.value for known_signal in signal.Signals} else "unknown"
     return f"signal {-code} ({name})"
 
 

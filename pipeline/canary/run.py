@@ -115,23 +115,24 @@ class CanaryRun:
     observed: Path | None = None
 
 
-def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: ReplayClock | None = None) -> WrittenReport:
-    """Replay, judge, and write observations, report and page into `wanted.out`.
+def run_canary(store: Store, request: CanaryRun, say: Say, clock: ReplayClock | None = None) -> WrittenReport:
+    """Replay, judge, and write observations, report and page into `request.out`.
 
     After an interruption the observations so far are there, whole, and so is the report of the last look.
     Raises InputError for a folder that has a canary already and for engines that do not run here, DataError for
     traffic that does not fit.
     """
-    if any((wanted.out / f"{name}.jsonl").exists() for name in SIDES):
+    if any((request.out / f"{name}.jsonl").exists() for name in SIDES):
         raise InputError(
-            f"{wanted.out} has the observations of a canary already; name another --out, or judge those: "
-            f"enginesmith canary judge --candidate {wanted.out}/candidate.jsonl --baseline {wanted.out}/baseline.jsonl"
+            f"{request.out} has the observations of a canary already; name another --out, or judge those: enginesmith "
+            f"canary judge --candidate {request.out}/candidate.jsonl --baseline {request.out}/baseline.jsonl"
         )
     sides = [
-        choose(store, reference, wanted.target, wanted.precision) for reference in (wanted.candidate, wanted.baseline)
+        choose(store, reference, request.target, request.precision)
+        for reference in (request.candidate, request.baseline)
     ]
     limits, source = thresholds_of(sides[0].manifest)
-    check_shared_gpu(wanted.target)
+    check_shared_gpu(request.target)
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="enginesmith-canary-"))) for _ in sides]
         sessions = [
@@ -139,8 +140,8 @@ def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: ReplayClock | N
             for role, side, folder in zip(SIDES, sides, folders, strict=True)
         ]
         check_alike(*sessions)
-        traffic = _read_traffic(wanted.traffic, sessions[0], sides[0].manifest, store)
-        return CanaryExecution(wanted, sides, limits, source, traffic, say).run(sessions[0], sessions[1], clock)
+        traffic = _read_traffic(request.traffic, sessions[0], sides[0].manifest, store)
+        return CanaryExecution(request, sides, limits, source, traffic, say).run(sessions[0], sessions[1], clock)
 
 
 def _read_traffic(path: Path, session: Session | IsolatedSession, manifest: Manifest, store: Store) -> RecordedTraffic:
@@ -167,20 +168,20 @@ class CanaryExecution:
 
     def __init__(
         self,
-        wanted: CanaryRun,
+        request: CanaryRun,
         sides: list[ChosenEngine],
         limits: Thresholds,
         source: str,
         traffic: RecordedTraffic,
         say: Say,
     ) -> None:
-        self._wanted, self._limits, self._source, self._traffic, self._say = wanted, limits, source, traffic, say
-        self._planned = traffic.count(wanted.pace.scale, wanted.pace.duration)
+        self._request, self._limits, self._source, self._traffic, self._say = request, limits, source, traffic, say
+        self._planned = traffic.count(request.pace.scale, request.pace.duration)
         self._looks = Looks(self._planned)
         self._lines: tuple[dict[str, object], ...] = ()
         self._in_flight = InFlight(1, "")
         self._seen = [
-            ObservationTable(wanted.out / f"{name}.jsonl", side.identity, planned=self._planned)
+            ObservationTable(request.out / f"{name}.jsonl", side.identity, planned=self._planned)
             for name, side in zip(SIDES, sides, strict=True)
         ]
 
@@ -191,7 +192,7 @@ class CanaryExecution:
 
         However it ends, each file of observations ends with a line that says how its engine was stopped.
         """
-        canary_run = self._wanted
+        canary_run = self._request
         self._in_flight = in_flight_of(
             self._traffic, canary_run.pace, canary_run.observed, baseline, clock or ReplayClock()
         )
@@ -231,7 +232,7 @@ class CanaryExecution:
         clock: ReplayClock | None,
     ) -> Iterator[ReplayedPair]:
         """Each request on both sides: interleaved one by one, or in segments with several in flight."""
-        traffic, pace, count = self._traffic, self._wanted.pace, self._in_flight.count
+        traffic, pace, count = self._traffic, self._request.pace, self._in_flight.count
         if count == 1:
             return replay(candidate, baseline, traffic, pace, clock)
         if not (isinstance(candidate, SegmentSession) and isinstance(baseline, SegmentSession)):
@@ -251,7 +252,7 @@ class CanaryExecution:
     def _look(self, sessions: Sessions) -> WrittenReport | None:
         """Judge what is there; the report where that decides, else None. The report is written at each look, so that
         an interrupted run can go on from it."""
-        seed, quality = self._wanted.pace.seed, self._limits.quality or QualityThresholds()
+        seed, quality = self._request.pace.seed, self._limits.quality or QualityThresholds()
         for table, session in zip(self._seen, sessions, strict=True):
             table.accounted, table.died = len(table), _death(session)
         ours, baseline_table = self._seen
@@ -259,18 +260,18 @@ class CanaryExecution:
         judgement = judge(evidence, self._limits, self._looks, seed=seed)
         for table in self._seen:
             table.digest = digest_of_file(table.path)
-        target = self._wanted.target
+        target = self._request.target
         ran_on = this_kind().name if target.is_cpu else target.sm
         conditions = circumstances(self._source, [*notes, *self._remarks()], self._about_traffic(), ran_on)
         report = make_report(judgement, self._limits, self._looks, ours, baseline_table, evidence, conditions, seed)
-        report_files = write_report(report, self._wanted.out)
+        report_files = write_report(report, self._request.out)
         done = len(ours)
         self._say(f"look at {done} of {self._planned} requests: {judgement.verdict}: {judgement.reason}")
         self._looks = replace(self._looks, before=(*self._looks.before, done))
         return report_files if judgement.verdict != "INSUFFICIENT" or done == self._planned else None
 
     def _about_traffic(self) -> TrafficReplayed:
-        pace, traffic = self._wanted.pace, self._traffic
+        pace, traffic = self._request.pace, self._traffic
         return TrafficReplayed(
             digest=traffic.digest,
             recorded=len(traffic.requests),
@@ -289,7 +290,7 @@ class CanaryExecution:
             remarks.append(f"this traffic was made up: {traffic.made}")
         if traffic.surplus:
             remarks.append(f"no inputs, and left out: {', '.join(traffic.surplus)}")
-        if (share := traffic.sampling) < 1.0 and self._wanted.pace.scale == 1.0:
+        if (share := traffic.sampling) < 1.0 and self._request.pace.scale == 1.0:
             remarks.append(f"the traffic is a sample of {share:g}; --scale {1 / share:g} replays it as dense as it was")
         if traffic.cut:
             remarks.append("half a line at the end of the traffic was left out")

@@ -51,25 +51,25 @@ class TargetVerdict:
         return f"{self.target} {self.verdict}: {self.reason}"
 
 
-def attach(store: Store, found: CanaryReport, blob: str) -> CanaryVerdict:
+def attach(store: Store, report: CanaryReport, blob: str) -> CanaryVerdict:
     """Attach a canary's verdict to the version that it is about. blob: digest of its report's blob.
 
     Raises UnknownNameError for a version that is not there, InputError for an engine that it does not have, or a report
     that does not say what was compared.
     """
-    named = found.candidate
+    named = report.candidate
     manifest = lookup.load(store, check_model(named.model or ""), check_version(named.version or ""))
     unit = " ".join(part or "?" for part in (named.target, named.precision, named.backend))
     verdict = CanaryVerdict(
-        target=found.target or UNKNOWN,
-        verdict=found.verdict,
-        reason=found.reason[:1000],
+        target=report.target or UNKNOWN,
+        verdict=report.verdict,
+        reason=report.reason[:1000],
         engine=named.engine or "",
         unit=unit,
-        baseline=found.baseline.manifest or "",
-        against=found.baseline.version or "",
+        baseline=report.baseline.manifest or "",
+        against=report.baseline.version or "",
         report=blob,
-        created_at=found.created_at,
+        created_at=report.created_at,
     )
     attach_canary(store, manifest, verdict)
     return verdict
@@ -91,13 +91,13 @@ def target_verdicts(store: Store, candidate: Manifest, channel: Channel) -> list
 
 
 def _target_verdict(
-    target: str, candidate: Manifest, channel: Channel, found: list[CanaryVerdict], sides: list[tuple[str, ...]]
+    target: str, candidate: Manifest, channel: Channel, verdicts: list[CanaryVerdict], sides: list[tuple[str, ...]]
 ) -> TargetVerdict:
     """The verdict on one target, or MISSING with the remedy.
 
     sides: targets that the candidate has an engine for, and those that the version in service has one for.
     """
-    if verdict := verdict_on(target, channel.manifest, found):
+    if verdict := verdict_on(target, channel.manifest, verdicts):
         return TargetVerdict(target, verdict.verdict, verdict.reason, verdict.report)
     proven = " proven" if channel.proven_only else ""
     reference, where = f"{candidate.model}@{candidate.version}", f"{channel.model}:{channel.name}"
@@ -168,9 +168,9 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginesmith list` shows what there is")
     if serving is None:
         return f"{model}:{channel} serves nothing; there is nothing to move"
-    failed = _find_fail(store, serving)
-    rollback_text = _roll_back(store, failed.report, channel) if failed else ""
-    if failed and state.read_channel(store, model, channel) != serving:
+    failing_verdict = _find_fail(store, serving)
+    rollback_text = _roll_back(store, failing_verdict.report, channel) if failing_verdict else ""
+    if failing_verdict and state.read_channel(store, model, channel) != serving:
         return rollback_text
     advanced = _advance(store, lookup.load(store, model, versions[-1]), serving, say)
     return f"{rollback_text}; {advanced}" if rollback_text else advanced
@@ -189,15 +189,15 @@ def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
     counting = targets_that_count(store, serving) if verdicts else ()
     attached = dict(store.stamps(evidence_prefix("canaries", serving.model, serving.version))) if verdicts else {}
     since = parse_time(promoted.at)
-    failed = [
-        item
-        for item in verdicts
-        if item.verdict == "FAIL"
-        and attached[canary_key(serving.model, serving.version, item.target, item.report)] >= since
-        and item.baseline in {move.manifest for move in before}
-        and any(covers(item.target, target) for target in counting)
+    fail_verdicts = [
+        verdict
+        for verdict in verdicts
+        if verdict.verdict == "FAIL"
+        and attached[canary_key(serving.model, serving.version, verdict.target, verdict.report)] >= since
+        and verdict.baseline in {move.manifest for move in before}
+        and any(covers(verdict.target, target) for target in counting)
     ]
-    return max(failed, key=lambda item: item.created_at, default=None)
+    return max(fail_verdicts, key=lambda verdict: verdict.created_at, default=None)
 
 
 def _roll_back(store: Store, report: str, channel: str) -> str:
@@ -213,19 +213,21 @@ def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> s
     history, running = read_history(store, serving), serving.active_rollout
     if any(move.manifest == candidate.digest for move in history.moves):
         return f"{where} was not moved: it served {version} before, and was moved on; a person promotes it again"
-    tried = {item.version: item.state for item in history.rollouts}
+    tried = {rollout.version: rollout.state for rollout in history.rollouts}
     if state := running.state if running and running.version == version else tried.get(version):
         return f"{where} was not moved: a rollout of {version} is {state}; a person starts another one"
     verdicts = target_verdicts(store, candidate, serving)
-    lacking = [item for item in verdicts if item.verdict != "PASS"]
+    lacking = [verdict for verdict in verdicts if verdict.verdict != "PASS"]
     if lacking or not verdicts:
-        worst = min((item.verdict for item in lacking), key=("FAIL", "INSUFFICIENT", MISSING).index, default=MISSING)
-        passed = [f"{item.target} PASS" for item in verdicts if item.verdict == "PASS"]
+        worst = min(
+            (verdict.verdict for verdict in lacking), key=("FAIL", "INSUFFICIENT", MISSING).index, default=MISSING
+        )
+        passes = [f"{verdict.target} PASS" for verdict in verdicts if verdict.verdict == "PASS"]
         verdict_text = (
-            "; ".join([*map(str, lacking), *passed]) or f"{serving.version} serves no engine that could be compared"
+            "; ".join([*map(str, lacking), *passes]) or f"{serving.version} serves no engine that could be compared"
         )
         return f"{worst}: {where} was not moved to {version}: {verdict_text}"
-    return _promote(store, candidate, serving, [str(item.report) for item in verdicts], say)
+    return _promote(store, candidate, serving, [str(verdict.report) for verdict in verdicts], say)
 
 
 def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[str], say: Say) -> str:
@@ -248,7 +250,7 @@ def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[
     except (InputError, ConflictError) as error:
         return f"PASS, and {model}:{channel} was not moved: {error}"
     # A FAIL that was attached meanwhile found the candidate not served yet, and left the channel alone.
-    for item in target_verdicts(store, candidate, serving):
-        if item.verdict == "FAIL" and item.report:
-            return _roll_back(store, item.report, channel)
+    for verdict in target_verdicts(store, candidate, serving):
+        if verdict.verdict == "FAIL" and verdict.report:
+            return _roll_back(store, verdict.report, channel)
     return f"promoted: {model}:{channel} -> {version}"

@@ -195,7 +195,7 @@ def canary_passes(
         engine, baseline = str(report.candidate.engine), report.baseline.manifest or ""
         passes.append(CanaryPass(digest_of_bytes(texts[-1]), engine, baseline, report.target or ""))
         words.append(str(report.digest)[:12])
-    covered = {item.engine for item in passes}
+    covered = {canary_pass.engine for canary_pass in passes}
     if uncovered_units := [entry.unit for entry in manifest.engines if entry.digest and entry.digest not in covered]:
         say(f"{pluralize(len(uncovered_units), 'engine')} without a canary: {join_first(uncovered_units, 5)}")
     for text in texts:

@@ -211,9 +211,9 @@ class Forecaster:
         sizes = sorted({one.sizes[batch] for one in at or timed.buckets})
         return sizes[:: -(-len(sizes) // MOST_BATCHES)] + sizes[-1:] if len(sizes) > MOST_BATCHES else sizes
 
-    def _times(self, timed: TimedEngineKind, batch: str | None, sizes: Mapping[str, int], most: int) -> BatchTimes:
+    def _times(self, timed: TimedEngineKind, batch: str | None, sizes: Mapping[str, int], max_batch: int) -> BatchTimes:
         least = next((dim.min for dim in self.dims if dim.name == batch), 1)
-        times = batch_times(timed.buckets, batch, sizes, most, least)
+        times = batch_times(timed.buckets, batch, sizes, max_batch, least)
         adds = self.serving.server
         return times.with_overhead(adds.batch_s, adds.request_s) if adds else times
 
@@ -241,20 +241,20 @@ class Forecaster:
             if not any(fits(entry, name) for entry in engines) and not any(name in one.machine.names for one in timed):
                 yield EngineCapacity("", name, None, name, reason=f"{self.reference} has no engine for {name}")
 
-    def _with_mix(self, found: CapacityForecast) -> CapacityForecast:
+    def _with_mix(self, forecast: CapacityForecast) -> CapacityForecast:
         """The forecast with the cheapest mix, at the greatest rates and at the lower ends of their intervals."""
-        best = best_engines(found.engines)
+        best = best_engines(forecast.engines)
         if not best:
-            return replace(found, why_no_mix=self._why_none(found))
+            return replace(forecast, why_no_mix=self._why_none(forecast))
         rates = {name: row.greatest.rate for name, row in best.items() if row.greatest}
         ends = zip(*((rate.value, rate.low, rate.high) for rate in rates.values()), strict=True)
         mixes = [self._mix(dict(zip(rates, each, strict=True))) for each in ends]
         if mixes[0] is None:
-            return replace(found, why_no_mix=self._why_too_few(best))
+            return replace(forecast, why_no_mix=self._why_too_few(best))
         costs = [cost_per_million(1, mix.per_hour, self.demand.rate) if mix else None for mix in mixes]
         units = {name: row.unit for name, row in best.items() if name in mixes[0].machines}
         cost = FleetCost(costs[0] or 0.0, costs[2] or 0.0, costs[1])
-        return replace(found, mix=mixes[0], mix_per_million=cost, mix_units=units)
+        return replace(forecast, mix=mixes[0], mix_per_million=cost, mix_units=units)
 
     def _mix(self, rates: Mapping[str, float]) -> FleetMix | None:
         free = 1.0 - self.demand.headroom
@@ -273,8 +273,8 @@ class Forecaster:
             return self.counts.get(name, 0)
         return self.prices.machines[name].count if self.prices else None
 
-    def _why_none(self, found: CapacityForecast) -> str:
-        carrying = [row for row in found.engines if row.greatest]
+    def _why_none(self, forecast: CapacityForecast) -> str:
+        carrying = [row for row in forecast.engines if row.greatest]
         if not carrying:
             return "no engine that was timed keeps the limit"
         source = self.prices.source if self.prices else ""
@@ -359,12 +359,12 @@ class PreparedForecast:
         engines = [one for one in usable_engines(self.store, self.manifest) if self.precision in (None, one.precision)]
         return self.forecaster.forecast(self.timed, engines)
 
-    def cost_curves(self, found: CapacityForecast) -> list[CostCurve]:
+    def cost_curves(self, forecast: CapacityForecast) -> list[CostCurve]:
         """For each price the cost of a million requests against the limit, without rounding to whole machines, with the
         engine that is best at the limit asked for."""
         prices, free = self.forecaster.prices, 1.0 - self.forecaster.demand.headroom
         curves = []
-        for name, row in best_engines(found.engines).items():
+        for name, row in best_engines(forecast.engines).items():
             timed = next(
                 one for one in self.timed if one.entry.digest == row.engine and one.machine.title == row.machine
             )
@@ -405,9 +405,9 @@ def prepare(
 
 def _asked(spec: ModelSpec, batch: str | None, terms: CapacityTerms) -> AskedWorkload:
     dims = spec.named_dims()
-    most = next((dim.max for dim in dims if dim.name == batch), 1)
-    if terms.serving.batch is not None and terms.serving.batch > most:
-        raise InputError(f"batch {terms.serving.batch}: {spec.model} takes {most} samples at most; give fewer")
+    max_batch = next((dim.max for dim in dims if dim.name == batch), 1)
+    if terms.serving.batch is not None and terms.serving.batch > max_batch:
+        raise InputError(f"batch {terms.serving.batch}: {spec.model} takes {max_batch} samples at most; give fewer")
     if (wait_s := terms.serving.wait_s or 0.0) >= terms.limit.seconds:
         words = f"{1e3 * wait_s:g} ms, and the limit is {1e3 * terms.limit.seconds:g} ms"
         raise InputError(f"requests wait {words}: one that no other joins would break the limit; let them wait less")

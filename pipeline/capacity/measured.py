@@ -77,11 +77,10 @@ def usable_engines(store: Store, manifest: Manifest) -> list[JudgedEntry]:
     return [entry for entry in judge_entries(store, manifest) if entry.usable]
 
 
-def names_not_timed(entry: EngineEntry, wanted: Iterable[str], timed: Sequence[TimedEngineKind]) -> list[str]:
-    """Of the names of machines in `wanted`, those that the engine was built for and was not timed on. timed: all of the
-    version."""
+def names_not_timed(entry: EngineEntry, machine_names: Iterable[str], timed: Sequence[TimedEngineKind]) -> list[str]:
+    """Those of `machine_names` that the engine was built for and was not timed on. timed: all of the version."""
     timed_names = {name for each in timed if each.entry.digest == entry.digest for name in each.machine.names}
-    return [name for name in wanted if name not in timed_names and fits(entry, name)]
+    return [name for name in machine_names if name not in timed_names and fits(entry, name)]
 
 
 def fits(entry: EngineEntry, name: str) -> bool:
@@ -100,8 +99,8 @@ def _name(entry: EngineEntry, machine: MachineKind) -> MachineName:
         for product, product_labels in generation.products.items():
             if set(labels) & set(product_labels):
                 return MachineName(product, (product, generation.sm))
-    own = generation_of(entry.compute_capability)
-    names = (own.sm,) if own else (entry.target,)
+    engine_generation = generation_of(entry.compute_capability)
+    names = (engine_generation.sm,) if engine_generation else (entry.target,)
     return MachineName(", ".join(machine.gpus) or entry.target, names)
 
 

@@ -75,11 +75,11 @@ Buckets = Annotated[
 ]
 
 
-def chosen_buckets(given: tuple[str, ...]) -> 'tuple[str, ...] | Literal["all", "few"]':
+def chosen_buckets(sizes: tuple[str, ...]) -> 'tuple[str, ...] | Literal["all", "few"]':
     """The sizes of --bucket as measurements take them. Raises click's usage error for 'all' beside sizes."""
-    if "all" in given and len(given) > 1:
+    if "all" in sizes and len(sizes) > 1:
         raise click.UsageError("--bucket all is all of them: leave out the others")
-    return "all" if given == ("all",) else given or "few"
+    return "all" if sizes == ("all",) else sizes or "few"
 
 
 def shown_progress(quiet: bool) -> AbstractContextManager["Progress"]:

@@ -154,8 +154,8 @@ def _code(*roots: Root, without: Collection[str] = ()) -> dict[str, str]:
     return {**_name_versions(package_versions(*packages)), **modules}
 
 
-def _name_versions(found: Mapping[str, object]) -> dict[str, str]:
-    return {f"version of {name}": str(version) for name, version in found.items()}
+def _name_versions(versions: Mapping[str, object]) -> dict[str, str]:
+    return {f"version of {name}": str(version) for name, version in versions.items()}
 
 
 def _name_file(place: str, spec: ModelSpec) -> str:
@@ -166,7 +166,7 @@ def _name_file(place: str, spec: ModelSpec) -> str:
         return f"{ {'torch': 'entry point', 'pt2': 'program', 'onnx': 'model'}[source.kind] } {place}"
     if source.weights and place == place_of(spec.file(source.weights), spec):
         return f"weights {place}"
-    if any(place == place_of(spec.file(item.file), spec) for item in source.libraries):
+    if any(place == place_of(spec.file(library.file), spec) for library in source.libraries):
         return f"library {place}"
     return f"{'module' if source.kind == 'torch' else 'external data'} {place}"
 
@@ -174,11 +174,11 @@ def _name_file(place: str, spec: ModelSpec) -> str:
 def _flatten(value: Json, prefix: str = "") -> dict[str, str]:
     """The leaves of a part of a spec, by their dotted names; what is not set is left out."""
     flat_values: dict[str, str] = {}
-    for name, item in value.items():
-        if isinstance(item, dict):
-            flat_values |= _flatten(item, f"{prefix}{name}.")
-        elif item is not None:
-            text = item if isinstance(item, str) else json.dumps(item)
+    for name, part in value.items():
+        if isinstance(part, dict):
+            flat_values |= _flatten(part, f"{prefix}{name}.")
+        elif part is not None:
+            text = part if isinstance(part, str) else json.dumps(part)
             flat_values[f"{prefix}{name}"] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
     return flat_values
 

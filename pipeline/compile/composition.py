@@ -155,7 +155,7 @@ class Run(Work):
                     check_required(batch.plan)
                 # In this context: what a runner knows of its run is kept in variables of it.
                 judging.append(pool.submit(copy_context().run, self._judge, batch))
-        verdicts = {item.built.unit.name: item for future in judging for item in future.result()}
+        verdicts = {unit.built.unit.name: unit for future in judging for unit in future.result()}
         whole = self._in_order([unit for batch in batches for unit in batch.plan.units])
         return Judged(batches[-1].exported, whole, tuple(verdicts[unit.name] for unit in whole.wanted))
 
@@ -166,7 +166,7 @@ class Run(Work):
     def time(self, judged: Judged) -> Judged:
         """The same with latency reports, where the spec asks for them. One by one: two engines at once would time each
         other."""
-        units = tuple(self.runner.call(measure, item, judged.exported, self) for item in judged.units)
+        units = tuple(self.runner.call(measure, unit, judged.exported, self) for unit in judged.units)
         return replace(judged, units=units)
 
     def draft(self, judged: Judged) -> VersionDraft:
@@ -225,7 +225,9 @@ class Run(Work):
     @cached_property
     def _waits(self) -> bool:
         """Whether the spec requires a unit that is not the exported model in fp32."""
-        others = [item.unit for item in candidates(self.spec, self.selection) if item.precision != "fp32"]
+        others = [
+            candidate.unit for candidate in candidates(self.spec, self.selection) if candidate.precision != "fp32"
+        ]
         return any(matches_unit(pattern, unit) for pattern in self.spec.build.required for unit in others)
 
     def _plan_batch(self, batch: Quantized) -> Iterator[Prepared]:
@@ -246,7 +248,9 @@ class Run(Work):
 
     def _in_order(self, units: Sequence[Unit]) -> BuildPlan:
         units_by_name = {unit.name: unit for unit in units}
-        names = [item.unit for item in candidates(self.spec, self.selection) if item.unit in units_by_name]
+        names = [
+            candidate.unit for candidate in candidates(self.spec, self.selection) if candidate.unit in units_by_name
+        ]
         return BuildPlan(self.spec.model, tuple(units_by_name[name] for name in names))
 
 

@@ -110,21 +110,21 @@ def on_record(run: Run) -> OnRecord:
     return _search_on_record(record_state, exported, None if isinstance(ranges, StepFailure) else ranges, run)
 
 
-def _search_on_record(known: OnRecord, exported: Exported, ranges: Observed | None, run: Run) -> OnRecord:
+def _search_on_record(records: OnRecord, exported: Exported, ranges: Observed | None, run: Run) -> OnRecord:
     """The same with searched graphs in the place of those that missed their limits; without these where the search is
     not on record."""
-    if not any(graph.proof.failed for graph in known.graphs):
-        return known
+    if not any(graph.proof.failed for graph in records.graphs):
+        return records
     searched, waiting = list[Graph](), list[MissedGraphs]()
-    for missed in find_missed(plan_builds(exported, known.graphs, run), run.spec, exported):
+    for missed in find_missed(plan_builds(exported, records.graphs, run), run.spec, exported):
         try:
             searched += search_missed([missed], exported, ranges, run)
         except NotOnRecord:
             waiting.append(missed)
     others = [graph for kind in waiting for graph in kind.graphs]
     by_variant = {graph.variant: graph for graph in searched}
-    graphs = tuple(by_variant.get(graph.variant, graph) for graph in known.graphs if graph not in others)
-    missing = (*known.missing, *(f"search of {kind.name}" for kind in waiting))
+    graphs = tuple(by_variant.get(graph.variant, graph) for graph in records.graphs if graph not in others)
+    missing = (*records.missing, *(f"search of {kind.name}" for kind in waiting))
     return OnRecord(exported, graphs, missing, tuple(waiting))
 
 
@@ -139,7 +139,7 @@ class UnitForecast:
     proven_again: whether its engine is there, and a build proves it all the same.
     """
 
-    item: PlanCandidate
+    candidate: PlanCandidate
     action: str
     reason: str
     required: bool
@@ -150,14 +150,14 @@ class UnitForecast:
         """What `enginesmith plan --json` prints of it; without a graph it has no build key and no request."""
         request = self.unit.request if self.unit else None
         return {
-            "target": self.item.target.name,
-            "precision": self.item.precision,
-            "backend": self.item.backend.name,
+            "target": self.candidate.target.name,
+            "precision": self.candidate.precision,
+            "backend": self.candidate.backend.name,
             "action": self.action,
             "reason": self.reason,
-            "built_at": self.item.built_at,
-            "opens_in": self.item.opens_in,
-            "absence": self.item.absence,
+            "built_at": self.candidate.built_at,
+            "opens_in": self.candidate.opens_in,
+            "absence": self.candidate.absence,
             "required": self.required,
             "proven_again": self.proven_again,
             "build_key": request and request.key,
@@ -196,68 +196,74 @@ class Forecast:
         return [unit.action for unit in self.units].count(action)
 
 
-def foresee(known: OnRecord, run: Run, made: Collection[str] = ()) -> Forecast:
+def foresee(records: OnRecord, run: Run, new_steps: Collection[str] = ()) -> Forecast:
     """Every unit of a run with its action and the cause of it, by name. Its context is of `open_records`.
 
-    made: names of the steps that were not on record and were carried out for this forecast.
+    new_steps: names of the steps that were not on record and were carried out for this forecast.
     """
     causes, planned = Causes(run), dict[str, Unit]()
-    if known.exported is not None:
-        plan = plan_builds(known.exported, known.graphs, run)
+    if records.exported is not None:
+        plan = plan_builds(records.exported, records.graphs, run)
         planned = {unit.name: unit for unit in plan.units}
     unit_candidates = candidates(run.spec, run.selection)
-    units = tuple(_foresee_unit(item, planned.get(item.unit), known, causes, run) for item in unit_candidates)
-    forecast = Forecast(run.spec.model, units, (), known.missing)
-    return replace(forecast, changes=tuple(_changes(forecast, known, causes, (*made, *known.missing))))
+    units = tuple(
+        _foresee_unit(candidate, planned.get(candidate.unit), records, causes, run) for candidate in unit_candidates
+    )
+    forecast = Forecast(run.spec.model, units, (), records.missing)
+    return replace(forecast, changes=tuple(_changes(forecast, records, causes, (*new_steps, *records.missing))))
 
 
-def _foresee_unit(item: PlanCandidate, unit: Unit | None, known: OnRecord, causes: Causes, work: Work) -> UnitForecast:
-    if unit is None or known.exported is None:
-        required = any(matches_unit(pattern, item.unit) for pattern in work.spec.build.required)
-        return UnitForecast(item, "unknown", _explain_unknown(item, known, causes), required)
+def _foresee_unit(
+    candidate: PlanCandidate, unit: Unit | None, records: OnRecord, causes: Causes, work: Work
+) -> UnitForecast:
+    if unit is None or records.exported is None:
+        required = any(matches_unit(pattern, candidate.unit) for pattern in work.spec.build.required)
+        return UnitForecast(candidate, "unknown", _explain_unknown(candidate, records, causes), required)
     reason, again = unit.reason, False
     if unit.action == "cached":
         try:
-            validate(build(unit, work), known.exported, work)
+            validate(build(unit, work), records.exported, work)
         except NotOnRecord:  # the engine runs here, and its proof is not on record
             changed = "; ".join(causes.list_changes(unit.name, *_PROVING)) or "no such proof is on record"
             reason, again = f"{reason}; it is proven again: {changed}", True
-    return UnitForecast(item, unit.action, reason, unit.required, unit, again)
+    return UnitForecast(candidate, unit.action, reason, unit.required, unit, again)
 
 
-def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> str:
-    for missed in known.missed:
-        if item.variant in {graph.variant for graph in missed.graphs}:
+def _explain_unknown(candidate: PlanCandidate, records: OnRecord, causes: Causes) -> str:
+    for missed in records.missed:
+        if candidate.variant in {graph.variant for graph in missed.graphs}:
             return f"{missed.why}: build searches for a better quantization; the action is known after the search"
-    name, exported = item.unit, known.exported is not None
-    stages = ["calibration"] if exported else ["export", *(["calibration"] if item.precision != "fp32" else [])]
-    none = "no engine for this unit yet" if name not in causes.before else f"missing: {', '.join(known.missing)}"
+    name, exported = candidate.unit, records.exported is not None
+    stages = ["calibration"] if exported else ["export", *(["calibration"] if candidate.precision != "fp32" else [])]
+    none = "no engine for this unit yet" if name not in causes.before else f"missing: {', '.join(records.missing)}"
     after = "quantized" if exported else "exported"
-    follows = item.variant.searched and search_follows(causes.work.spec)
+    follows = candidate.variant.searched and search_follows(causes.work.spec)
     searched = "; if plain calibration misses the limits, build searches for a better quantization" if follows else ""
     changes = "; ".join(causes.list_changes(name, *stages)) or none
     return f"{changes}; the action is known once the model is {after}{searched}"
 
 
-def _changes(forecast: Forecast, known: OnRecord, causes: Causes, made: Sequence[str]) -> list[ForecastChange]:
-    """Each change once, with what follows from it as far as that is known. made: steps that are not on record; a graph
-    that is written for new units alone follows from no change."""
+def _changes(forecast: Forecast, records: OnRecord, causes: Causes, new_steps: Sequence[str]) -> list[ForecastChange]:
+    """Each change once, with what follows from it as far as that is known. new_steps: those that are not on record; a
+    graph that is written for new units alone follows from no change."""
     effects: dict[str, str] = {}
-    before = [unit.item for unit in forecast.units if unit.item.unit in causes.before]
-    write_steps = {f"write {item.variant.name}" for item in before}
-    if any(unit.action == "unknown" and unit.item in before for unit in forecast.units):
+    before = [unit.candidate for unit in forecast.units if unit.candidate.unit in causes.before]
+    write_steps = {f"write {candidate.variant.name}" for candidate in before}
+    if any(unit.action == "unknown" and unit.candidate in before for unit in forecast.units):
         write_steps.add("quantize")
-    made = [name for name in made if name in write_steps or not name.startswith(("write ", "quantize"))]
+    new_steps = [name for name in new_steps if name in write_steps or not name.startswith(("write ", "quantize"))]
     for stage in ("export", "calibration", "golden", "proof"):
         for unit in forecast.units:
-            for what in causes.list_changes(unit.item.unit, stage):
-                effects.setdefault(what, _follows(what, stage, forecast, known, causes, made))
+            for what in causes.list_changes(unit.candidate.unit, stage):
+                effects.setdefault(what, _follows(what, stage, forecast, records, causes, new_steps))
     return [ForecastChange(what, follows) for what, follows in effects.items()]
 
 
-def _follows(what: str, stage: str, forecast: Forecast, known: OnRecord, causes: Causes, made: Sequence[str]) -> str:
+def _follows(
+    what: str, stage: str, forecast: Forecast, records: OnRecord, causes: Causes, new_steps: Sequence[str]
+) -> str:
     """What a build does because of a change: the steps that are not on record, and engines of which it is the cause."""
-    if known.exported is None:
+    if records.exported is None:
         if stage == "export":
             return "the model is exported again; another ONNX model is calibrated, quantized, built and proven, too"
         if stage != "calibration":
@@ -267,36 +273,38 @@ def _follows(what: str, stage: str, forecast: Forecast, known: OnRecord, causes:
     built = _count(sum(unit.action == "build" for unit in caused), "built and proven")
     proven = _count(sum(unit.proven_again for unit in caused), "proven again")
     if stage == "export":
-        before = [causes.before[unit.item.unit] for unit in forecast.units if unit.item.unit in causes.before]
-        same = known.exported is not None and {item.sources.onnx for item in before} == {known.exported.model.digest}
-        return f"{_say_export(made, same)}; {built or 'no engine changes by it'}"
+        before = [causes.before[unit.candidate.unit] for unit in forecast.units if unit.candidate.unit in causes.before]
+        same = records.exported is not None and {entry.sources.onnx for entry in before} == {
+            records.exported.model.digest
+        }
+        return f"{_say_export(new_steps, same)}; {built or 'no engine changes by it'}"
     if stage == "calibration":
-        steps = _list_steps(made)
+        steps = _list_steps(new_steps)
         done = f"the model is {' and '.join(steps)} again" if steps else "what comes of it is on record"
         open_ = "whose graphs change shows then" if steps and forecast.count("unknown") else ""
         return f"{done}; {open_ or built or 'no engine changes by it'}"
     proven = proven or "no proof is made again here"
     if stage != "golden":
         return proven
-    anew = _has(made, "golden set", "export")
+    anew = _has(new_steps, "golden set", "export")
     return f"{'the golden set is made again' if anew else 'its golden set is on record'}; {proven}"
 
 
-def _say_export(made: Sequence[str], same: bool) -> str:
-    if not _has(made, "export"):
+def _say_export(new_steps: Sequence[str], same: bool) -> str:
+    if not _has(new_steps, "export"):
         return "its export is on record"
     to = "the same ONNX model" if same else "another ONNX model"
-    steps = _list_steps(made)
+    steps = _list_steps(new_steps)
     return f"the model is exported again, to {to}" + (f", {' and '.join(steps)}" if steps else "")
 
 
-def _list_steps(made: Sequence[str]) -> list[str]:
+def _list_steps(new_steps: Sequence[str]) -> list[str]:
     words = {"calibrated": ("calibrate", "merge"), "quantized": ("write", "quantize", "choose", "search")}
-    return [word for word, steps in words.items() if _has(made, *steps)]
+    return [word for word, steps in words.items() if _has(new_steps, *steps)]
 
 
-def _has(made: Sequence[str], *steps: str) -> bool:
-    return any(name.startswith(steps) for name in made)
+def _has(new_steps: Sequence[str], *steps: str) -> bool:
+    return any(name.startswith(steps) for name in new_steps)
 
 
 def _count(count: int, what: str) -> str:

@@ -119,20 +119,26 @@ def describe_narrowing(spec: ModelSpec, selection: Selection) -> str | None:
 
 def buildable_variants(spec: ModelSpec, selection: Selection, exported: Exported) -> tuple[GraphVariant, ...]:
     """The graph variants of the candidates, each once, without those that are refused whatever their graph is."""
-    variants = (item.variant for item in candidates(spec, selection) if _refuse_files(exported, item) is None)
+    variants = (
+        candidate.variant for candidate in candidates(spec, selection) if _refuse_files(exported, candidate) is None
+    )
     return tuple(dict.fromkeys(variants))
 
 
-def _refuse_files(exported: Exported, item: PlanCandidate) -> str | None:
+def _refuse_files(exported: Exported, candidate: PlanCandidate) -> str | None:
     """Why a unit of a model whose operators or weights lie in files of their own cannot be built, or None."""
-    model, backend = exported.model, item.backend
+    model, backend = exported.model, candidate.backend
     if not model.library_entries:
         return backends.refuse_shards(backend, sum(size for _, size in model.shards))
-    own = backend.capabilities.library_entries
-    if not set(model.library_entries) & set(own):
-        remedy = f"add one that exports {' or '.join(own)} to source.libraries" if own else "it opens none; use another"
+    entries = backend.capabilities.library_entries
+    if not set(model.library_entries) & set(entries):
+        remedy = (
+            f"add one that exports {' or '.join(entries)} to source.libraries"
+            if entries
+            else "it opens none; use another"
+        )
         return f"the model has operators of its own, and no library of them is for {backend.name}; {remedy}"
-    if item.precision in QUANTIZED and not model.carries_qdq:
+    if candidate.precision in QUANTIZED and not model.carries_qdq:
         return (
             "ranges are measured without the libraries of a model's own operators; give a model with Q/DQ, or use fp32"
         )
@@ -141,7 +147,7 @@ def _refuse_files(exported: Exported, item: PlanCandidate) -> str | None:
 
 def find_unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
     """The targets asked for that no backend of the spec builds for. Raises InputError where that is all of them."""
-    served = {item.target for item in candidates(spec, selection)}
+    served = {candidate.target for candidate in candidates(spec, selection)}
     spec_targets = [target for target in spec.target_list() if not selection.targets or target in selection.targets]
     missing = tuple(target.name for target in spec_targets if target not in served)
     if not served:
@@ -159,12 +165,13 @@ def plan_builds(exported: Exported, graphs: Sequence[Graph], work: Work) -> Buil
     spec = work.spec
     by_variant, causes = {graph.variant: graph for graph in graphs}, Causes(work)
     model, units = exported.model, list[Unit]()
-    for item in candidates(spec, work.selection):
-        graph = by_variant.get(item.variant)
-        if graph is None and _refuse_files(exported, item):
-            graph = Graph(item.variant, model.digest, model.inputs, model.outputs)  # none was written for a refusal
+    for candidate in candidates(spec, work.selection):
+        graph = by_variant.get(candidate.variant)
+        if graph is None and _refuse_files(exported, candidate):
+            # None was written for a refusal.
+            graph = Graph(candidate.variant, model.digest, model.inputs, model.outputs)
         if graph is not None:
-            units.append(_unit(exported, item, graph, causes, work))
+            units.append(_unit(exported, candidate, graph, causes, work))
     return BuildPlan(spec.model, tuple(units))
 
 
@@ -179,31 +186,31 @@ def check_required(plan: BuildPlan) -> None:
         )
 
 
-def _unit(exported: Exported, item: PlanCandidate, graph: Graph, causes: Causes, work: Work) -> Unit:
+def _unit(exported: Exported, candidate: PlanCandidate, graph: Graph, causes: Causes, work: Work) -> Unit:
     context = work.context
-    request, aside = _request(work.spec, item, graph), ""
+    request, aside = _request(work.spec, candidate, graph), ""
     required = any(matches_unit(pattern, request.unit) for pattern in work.spec.build.required)
     searched = f"; {graph.searched}" if graph.searched else ""
-    reason = _refusal(exported, item, request, graph.idle)
+    reason = _refusal(exported, candidate, request, graph.idle)
     # An engine that is on record was built from a graph without known faults, or with them rewritten.
     stored_engine = None if reason or graph.failure else recall_engine(request, context)
-    known = None if reason or graph.failure or stored_engine else _judge_known(request, context)
-    reason = reason or (known.refusal if known else None)
-    if work.spec.serve and item.built_at == NOWHERE:
+    judgement = None if reason or graph.failure or stored_engine else _judge_known(request, context)
+    reason = reason or (judgement.refusal if judgement else None)
+    if work.spec.serve and candidate.built_at == NOWHERE:
         reason = (
-            f"no builder of this run has {item.target.sm}, on which {item.backend.name} tunes; build it there, or with "
-            "--executor ray and such a worker"
+            f"no builder of this run has {candidate.target.sm}, on which {candidate.backend.name} tunes; build it "
+            "there, or with --executor ray and such a worker"
         )
     if reason:
         return Unit(request, graph, "refused", reason + (searched if graph.idle else ""), required)
-    if graph.own_int8 and item.precision != "int8-dynamic":
+    if graph.own_int8 and candidate.precision != "int8-dynamic":
         aside = f"; {graph.own_int8}"
-    aside += searched + "".join(f"; {note}" for note in (known.notes if known else ()))
+    aside += searched + "".join(f"; {note}" for note in (judgement.notes if judgement else ()))
     if graph.failure:
         return Unit(request, graph, "failed", graph.failure.reason, required)
-    if failed := [*exported.proof.failed, *graph.proof.failed]:
-        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        failure = f"not built: its graph failed: {describe(failed[0])}{more}"
+    if failed_checks := [*exported.proof.failed, *graph.proof.failed]:
+        more = f" (and {len(failed_checks) - 1} more)" if len(failed_checks) > 1 else ""
+        failure = f"not built: its graph failed: {describe(failed_checks[0])}{more}"
         return Unit(request, graph, "failed", f"{failure}{searched}", required)
     if stored_engine is None and (reduced := recall_reduced(request, context)):
         option = backends.capabilities_of(request.backend).options.workspace_mib
@@ -233,32 +240,35 @@ def _list_known(store: str, model: str, compiler: str) -> tuple[tuple[str, str],
         return tuple(list_faults(fetch_graph(open_store(store), model, Path(folder) / "graph.onnx"), compiler))
 
 
-def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest, idle: str | None = None) -> str | None:
-    if reason := _refuse_files(exported, item):
+def _refusal(
+    exported: Exported, candidate: PlanCandidate, request: BuildRequest, idle: str | None = None
+) -> str | None:
+    if reason := _refuse_files(exported, candidate):
         return reason
-    if exported.model.carries_qdq and item.precision != "int8":
-        return f"the model carries Q/DQ of its own (QAT); {item.precision} would not be {item.precision}; use int8"
-    if len(request.profiles) > MOST_PROFILES and not item.target.is_cpu:
+    if exported.model.carries_qdq and candidate.precision != "int8":
+        precision = candidate.precision
+        return f"the model carries Q/DQ of its own (QAT); {precision} would not be {precision}; use int8"
+    if len(request.profiles) > MOST_PROFILES and not candidate.target.is_cpu:
         return f"the buckets combine to more than {MOST_PROFILES} profiles; use fewer buckets, or profiles: wide"
-    if (reason := item.backend.refuses(with_int8_states(request))) or idle is None:
+    if (reason := candidate.backend.refuses(with_int8_states(request))) or idle is None:
         return reason
-    own = exported.model.own_int8
-    remedy = f"{own}: use int8-dynamic" if own and item.precision == "int8" else "use fp32"
+    own_int8 = exported.model.own_int8
+    remedy = f"{own_int8}: use int8-dynamic" if own_int8 and candidate.precision == "int8" else "use fp32"
     remedy = "give the float model" if exported.model.carries_qdq else remedy
     return f"{idle}; {remedy}"
 
 
-def _request(spec: ModelSpec, item: PlanCandidate, graph: Graph) -> BuildRequest:
+def _request(spec: ModelSpec, candidate: PlanCandidate, graph: Graph) -> BuildRequest:
     return BuildRequest(
         model=graph.model,
-        precision=item.precision,
-        target=item.target,
-        backend=item.backend.name,
+        precision=candidate.precision,
+        target=candidate.target,
+        backend=candidate.backend.name,
         inputs=graph.inputs,
         outputs=graph.outputs,
-        profiles=_profiles(graph.inputs, _buckets_for(item.backend, spec.named_dims())),
-        options=backends.options_of(item.backend),
-        toolchain=backends.toolchain_of(item.backend, item.target),
+        profiles=_profiles(graph.inputs, _buckets_for(candidate.backend, spec.named_dims())),
+        options=backends.options_of(candidate.backend),
+        toolchain=backends.toolchain_of(candidate.backend, candidate.target),
         quantized_states=graph.quantized_states,
     )
 
@@ -294,9 +304,9 @@ class MissedGraphs:
     @property
     def why(self) -> str:
         """'plain ranges missed quantization sqnr_db of logits at golden: 12.1, limit 15 (and 2 more)'."""
-        first, *others = self.graphs[0].proof.failed
+        first_check, *others = self.graphs[0].proof.failed
         more = f" (and {len(others)} more)" if others else ""
-        return f"plain ranges missed {describe(replace(first, note=''))}{more}"
+        return f"plain ranges missed {describe(replace(first_check, note=''))}{more}"
 
 
 def search_follows(spec: ModelSpec) -> bool:
@@ -315,9 +325,9 @@ def find_missed(plan: BuildPlan, spec: ModelSpec, exported: Exported) -> tuple[M
     where the weights lie in shards, which a search would hold in memory, and where the exported model has failed."""
     if not search_follows(spec) or exported.proof.failed or exported.model.shards:
         return ()
-    failed = {unit.graph.variant: unit.graph for unit in plan.units if unit.action == "failed"}
+    failed_graphs = {unit.graph.variant: unit.graph for unit in plan.units if unit.action == "failed"}
     graphs_by_kind: dict[Searched, list[Graph]] = {}
-    for variant, graph in failed.items():
+    for variant, graph in failed_graphs.items():
         if (
             variant.searched
             and variant.precision == "int8"
@@ -336,27 +346,29 @@ def search_missed(
 
     Raises what says nothing about the search: something out of reach, a damaged blob, a cancelled step.
     """
-    for item in missed:
-        work.context.progress.emit(Finished(f"plain {item.name}", words=f"{item.why}; it is searched what int8 takes"))
+    for group in missed:
+        work.context.progress.emit(
+            Finished(f"plain {group.name}", words=f"{group.why}; it is searched what int8 takes")
+        )
     try:
-        choices = search_for_limits([item.kind for item in missed], exported, ranges, work)
-        pairs = [(item, graph) for item in missed for graph in item.graphs]
-        new_graphs = [(item, quantize(graph.variant, exported, ranges, choices, work)) for item, graph in pairs]
+        choices = search_for_limits([group.kind for group in missed], exported, ranges, work)
+        pairs = [(group, graph) for group in missed for graph in group.graphs]
+        new_graphs = [(group, quantize(graph.variant, exported, ranges, choices, work)) for group, graph in pairs]
         beside = describe_deciding(work.spec)
-        return tuple(_describe_search(graph, item.why, choices[item.kind], beside) for item, graph in new_graphs)
+        return tuple(_describe_search(graph, group.why, choices[group.kind], beside) for group, graph in new_graphs)
     except EnginesmithError as error:
         if stops_run(error):
             raise
-        names = " and ".join(item.name for item in missed)
+        names = " and ".join(group.name for group in missed)
         work.context.progress.emit(Finished(f"search {names}", "failed", str(error)))
         failure_text = f"the search that followed failed: {error}"
-        return tuple(replace(graph, searched=failure_text) for item in missed for graph in item.graphs)
+        return tuple(replace(graph, searched=failure_text) for group in missed for graph in group.graphs)
 
 
 def describe_deciding(spec: ModelSpec) -> str:
     """What a search does about a task metric that decides: nothing, which is said; '' where none does."""
     metrics = spec.golden.metrics if spec.golden else ()
-    deciding = [item.name for item in metrics if "int8" in item.decides]
+    deciding = [metric.name for metric in metrics if "int8" in metric.decides]
     if not deciding:
         return ""
     return f"; its trials were held to decibels, not to {' and '.join(deciding)}, by which the graph is judged"

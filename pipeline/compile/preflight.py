@@ -52,7 +52,7 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
     if header is not None:
         arguments = spec.source.arguments
         yield from ((("source", "arguments", name), text) for name, text in wrong_arguments(header.inputs, arguments))
-        header = replace(header, inputs=tuple(item for item in header.inputs if item.name not in arguments))
+        header = replace(header, inputs=tuple(tensor for tensor in header.inputs if tensor.name not in arguments))
         yield from _compare(spec, header)
         yield from _weights_too_large(spec)
         yield from _memory_too_small(spec)
@@ -61,8 +61,10 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
         yield from _wrong_weights(spec.file(spec.source.weights))
     # Where the model says otherwise than the spec, the spec is wrong; data is not held to what it says there.
     wrong = {name for name, _ in wrong_inputs(header, spec.tensors())} if header else set()
-    sound = tuple(item for item in step_inputs(spec.tensors(), spec.states()) if item.name not in wrong)
-    others = (wrong | {item.name for item in header.inputs} if header else wrong) - {item.name for item in sound}
+    sound = tuple(tensor for tensor in step_inputs(spec.tensors(), spec.states()) if tensor.name not in wrong)
+    others = (wrong | {tensor.name for tensor in header.inputs} if header else wrong) - {
+        tensor.name for tensor in sound
+    }
     others -= spec.state.keys()  # data that has them is told so
     if spec.calibration and ("calibration", "data") not in unread:
         path, function = spec.file(spec.calibration.file), spec.calibration.function
@@ -85,12 +87,12 @@ def _inputs_too_large(spec: ModelSpec) -> Iterator[Mistake]:
 
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     sizes = {dim.name: dim.max for dim in spec.named_dims()}
-    for item in spec.tensors():
-        size_bytes = math.prod(item.at(sizes)) * np.dtype(item.dtype).itemsize
+    for tensor in spec.tensors():
+        size_bytes = math.prod(tensor.at(sizes)) * np.dtype(tensor.dtype).itemsize
         if size_bytes > memory:
             remedy = "lower the max of its dims"
             yield (
-                ("inputs", item.name),
+                ("inputs", tensor.name),
                 f"takes {format_bytes(size_bytes)} at its largest, more than this machine has; {remedy}",
             )
 
@@ -128,7 +130,7 @@ def _compare(spec: ModelSpec, header: GraphHeader) -> Iterator[Mistake]:
     golden = spec.golden.outputs() if spec.golden else []
     named: list[tuple[Loc, str]] = [(("golden", *below), output) for below, output in golden]
     named += [(("validation", "contract", *below), output) for below, output in contract]
-    named += [(("state", name, "output"), item.output) for name, item in spec.state.items()]
+    named += [(("state", name, "output"), state.output) for name, state in spec.state.items()]
     for loc, name in named:
         yield from ((loc, text) for _, text in wrong_outputs(header.outputs, [name]))
 
@@ -150,20 +152,20 @@ def _memory_too_small(spec: ModelSpec) -> Iterator[Mistake]:
     size = graph_bytes(path)
     if list_weight_files(path) and size > MOST_EMBEDDED_BYTES:
         # ONNX Runtime packs weights for its kernels: mapped files do not hold them.
-        most = max(TRAITS[precision].bits for precision in spec.precision_list())
-        held_mib = (size * most // 32) >> 20
+        weight_bits = max(TRAITS[precision].bits for precision in spec.precision_list())
+        held_mib = (size * weight_bits // 32) >> 20
         if held_mib > spec.build.memory_mib:
-            needed = f"an engine with {most} bits a weight holds {held_mib} MiB of them"
+            needed = f"an engine with {weight_bits} bits a weight holds {held_mib} MiB of them"
             yield ("build", "memory_mib"), f"{spec.build.memory_mib} MiB are too few: {needed}; set {held_mib + 2048}"
 
 
 def _wrong_weights(path: Path) -> Iterator[Mistake]:
-    first = _first_bytes(path)
+    head = _first_bytes(path)
     if path.suffix.lower() == ".safetensors":
-        good = len(first) > 8 and int.from_bytes(first[:8], "little") + 8 <= path.stat().st_size and first[8:9] == b"{"
+        good = len(head) > 8 and int.from_bytes(head[:8], "little") + 8 <= path.stat().st_size and head[8:9] == b"{"
         kind = "safetensors; save it with safetensors.torch.save_file"
     else:
-        good = first.startswith((_PICKLE, b"PK")) or zipfile.is_zipfile(path)
+        good = head.startswith((_PICKLE, b"PK")) or zipfile.is_zipfile(path)
         kind = "a file that torch.save wrote; save it again"
     if not good:
         yield ("source", "weights"), f"{path} is truncated or not {kind}"

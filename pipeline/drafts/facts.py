@@ -28,7 +28,7 @@ def fixed_axes(graph: onnx.GraphProto) -> dict[tuple[str, int], int]:
     matrix product. Looked at are weights that the input meets first, behind casts and transpositions too."""
     weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     constants = [node for node in graph.node if node.op_type == "Constant"]
-    weights |= {node.output[0]: tuple(item.t.dims) for node in constants for item in node.attribute}
+    weights |= {node.output[0]: tuple(attribute.t.dims) for node in constants for attribute in node.attribute}
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         users.setdefault(node.input[0] if node.input else "", []).append(node)
@@ -48,12 +48,15 @@ def _sizes(
         if node.op_type in _SAME_AXES:
             yield from _sizes(node.output[0], axes, users, weights)
         elif node.op_type == "Transpose":
-            order = next((item.ints for item in node.attribute if item.name == "perm"), [*reversed(range(len(axes)))])
+            order = next(
+                (attribute.ints for attribute in node.attribute if attribute.name == "perm"),
+                [*reversed(range(len(axes)))],
+            )
             yield from _sizes(node.output[0], [axes[axis] for axis in order], users, weights)
         elif node.op_type in _WEIGHTED and len(node.input) > 1 and (dims := weights.get(node.input[1])):
             axis, of_weight = _WEIGHTED[node.op_type]
             if -len(axes) <= axis < len(axes) and -len(dims) <= of_weight < len(dims):
-                groups = next((item.i for item in node.attribute if item.name == "group"), 1)
+                groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
                 yield axes[axis], dims[of_weight] * (groups if node.op_type == "Conv" else 1)
 
 
@@ -123,21 +126,21 @@ class FoundModel:
         """
         dims = dict(self.dims)
         for name, dim in self.dims.items():
-            size, (least, most) = sizes[name], ranges[name]
-            if odd := next((at for at in (size, least, most) if at % dim.multiple), None):
+            size, (least, greatest) = sizes[name], ranges[name]
+            if odd := next((at for at in (size, least, greatest) if at % dim.multiple), None):
                 raise DataError(
                     f"the requests have {name} {odd}; the model takes multiples of {dim.multiple}: pad them"
                 )
-            why = f"{dim.why}; requests have {size if least == most else f'{least} to {most}, mostly {size}'}"
+            why = f"{dim.why}; requests have {size if least == greatest else f'{least} to {greatest}, mostly {size}'}"
             if dim.guessed:
                 dims[name] = FoundDim(size, size, size, why)
             elif is_batch(name):
-                dims[name] = replace(dim, min=min(dim.min, least), max=max(dim.max, most), why=why)
+                dims[name] = replace(dim, min=min(dim.min, least), max=max(dim.max, greatest), why=why)
             else:
                 half = max(least // 2 // dim.multiple * dim.multiple, dim.multiple)
                 low = min(max(dim.min, half), least)
                 why += f", and {low} is half of the least" if low > dim.min else ""
-                dims[name] = replace(dim, min=low, opt=size, max=max(dim.max, most), why=why)
+                dims[name] = replace(dim, min=low, opt=size, max=max(dim.max, greatest), why=why)
         return replace(self, dims=dims)
 
 
@@ -162,7 +165,7 @@ def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """
     names_by_dim: dict[str, str] = {}
     named = []
-    first = {spec.shape[0] for spec in inputs if spec.shape}
+    leading_dims = {spec.shape[0] for spec in inputs if spec.shape}
     every = {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)}
     for spec in inputs:
         shape: list[int | str] = []
@@ -172,12 +175,12 @@ def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
             elif dim != "?" and dim in names_by_dim:
                 shape.append(names_by_dim[dim])
             else:
-                own = _identifier(dim) if dim != "?" else None
-                if own and is_batch(own) and "batch" not in own.lower() and dim not in first:
-                    own = None  # an n that is no axis 0 counts samples of a signal, or points
-                if own and axis == 0 and is_batch(own) and "batch" not in every:
-                    own = "batch"
-                name = _free(own or _usual_name(spec, axis), spec.name, names_by_dim)
+                own_name = _identifier(dim) if dim != "?" else None
+                if own_name and is_batch(own_name) and "batch" not in own_name.lower() and dim not in leading_dims:
+                    own_name = None  # an n that is no axis 0 counts samples of a signal, or points
+                if own_name and axis == 0 and is_batch(own_name) and "batch" not in every:
+                    own_name = "batch"
+                name = _free(own_name or _usual_name(spec, axis), spec.name, names_by_dim)
                 names_by_dim[dim if dim != "?" else f"{spec.name}\0{axis}"] = name
                 shape.append(name)
         named.append(replace(spec, shape=tuple(shape)))
@@ -211,9 +214,9 @@ def _usual_name(spec: TensorSpec, axis: int) -> str:
     rank = len(spec.shape)
     if axis == 0:
         return "batch"
-    first = 1 if spec.shape[-1] in (1, 3, 4) and isinstance(spec.shape[1], str) else 2  # 1: [n, h, w, c]
-    if rank == 4 and first <= axis <= first + 1 and spec.dtype.startswith(("float", "uint8")):
-        return ("height", "width")[axis - first]
+    height_axis = 1 if spec.shape[-1] in (1, 3, 4) and isinstance(spec.shape[1], str) else 2  # 1: [n, h, w, c]
+    if rank == 4 and height_axis <= axis <= height_axis + 1 and spec.dtype.startswith(("float", "uint8")):
+        return ("height", "width")[axis - height_axis]
     return "length" if axis == 1 or rank == 3 else f"axis{axis}"
 
 
@@ -248,39 +251,39 @@ def find_states(
     states = []
     for input_spec in inputs:
         alike = [
-            item for item in outputs if stem_of(item.name) == stem_of(input_spec.name) and _can_meet(input_spec, item)
+            spec for spec in outputs if stem_of(spec.name) == stem_of(input_spec.name) and _can_meet(input_spec, spec)
         ]
-        rivals = [item for item in inputs if stem_of(item.name) == stem_of(input_spec.name)]
-        changes = input_spec.dtype != "bool" and all(sources.get(item.name) != input_spec.name for item in alike)
+        rivals = [spec for spec in inputs if stem_of(spec.name) == stem_of(input_spec.name)]
+        changes = input_spec.dtype != "bool" and all(sources.get(spec.name) != input_spec.name for spec in alike)
         if stem_of(input_spec.name) and len(alike) == len(rivals) == 1 and alike[0].name != input_spec.name and changes:
             states.append(State(input_spec.name, alike[0].name))
     return tuple(states) if len(states) < len(inputs) else ()
 
 
-def begin_empty(found: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
+def begin_empty(facts: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
     """The same with 0 as the least size of dims that states alone have and that grow: the output does not give its axis
     the input's name."""
-    input_dims = {dim for spec in without_states(found.inputs, found.states) for dim in spec.shape}
-    into, out = ({spec.name: spec.shape for spec in specs} for specs in (found.inputs, outputs))
-    axes = (zip(into[state.input], out[state.output], strict=True) for state in found.states)
+    input_dims = {dim for spec in without_states(facts.inputs, facts.states) for dim in spec.shape}
+    into, out = ({spec.name: spec.shape for spec in specs} for specs in (facts.inputs, outputs))
+    axes = (zip(into[state.input], out[state.output], strict=True) for state in facts.states)
     grown = {dim for pairs in axes for dim, after in pairs if isinstance(dim, str) and after != dim} - input_dims
     why = "what calls have left; none before the first"
-    dims = {name: replace(dim, min=0, multiple=1, why=why) for name, dim in found.dims.items() if name in grown}
-    return replace(found, dims={**found.dims, **dims})
+    dims = {name: replace(dim, min=0, multiple=1, why=why) for name, dim in facts.dims.items() if name in grown}
+    return replace(facts, dims={**facts.dims, **dims})
 
 
-def as_inputs(found: FoundModel, chosen: Collection[State] | None = None) -> FoundModel:
+def as_inputs(facts: FoundModel, chosen: Collection[State] | None = None) -> FoundModel:
     """The same with its states, or the chosen ones, as inputs like others, which are never empty: as in requests that
     hold them."""
-    remaining_states = tuple(state for state in found.states if chosen is not None and state not in chosen)
+    remaining_states = tuple(state for state in facts.states if chosen is not None and state not in chosen)
     names = {state.input for state in remaining_states}
-    state_dims = {dim for spec in found.inputs if spec.name in names for dim in spec.shape}
+    state_dims = {dim for spec in facts.inputs if spec.name in names for dim in spec.shape}
     empty = {
         name: replace(dim, min=1, why="what calls have left")
-        for name, dim in found.dims.items()
+        for name, dim in facts.dims.items()
         if not dim.min and name not in state_dims
     }
-    return replace(found, states=remaining_states, dims={**found.dims, **empty})
+    return replace(facts, states=remaining_states, dims={**facts.dims, **empty})
 
 
 def stem_of(name: str) -> tuple[str, ...]:
@@ -290,10 +293,10 @@ def stem_of(name: str) -> tuple[str, ...]:
     return tuple(re.sub(r"^([a-z])[0n]$", r"\1", word) for word in words) or (("cache",) if _CACHE.search(name) else ())
 
 
-def _can_meet(given: TensorSpec, found: TensorSpec) -> bool:
-    both = zip(given.shape, found.shape, strict=False)
+def _can_meet(input_spec: TensorSpec, output_spec: TensorSpec) -> bool:
+    both = zip(input_spec.shape, output_spec.shape, strict=False)
     alike = all(left == right for left, right in both if isinstance(left, int) and isinstance(right, int))
-    return given.dtype == found.dtype and len(given.shape) == len(found.shape) and alike
+    return input_spec.dtype == output_spec.dtype and len(input_spec.shape) == len(output_spec.shape) and alike
 
 
 # Which task metric a model most likely wants, by the shapes and names of what it takes and gives.

@@ -70,21 +70,23 @@ def look_at_package(package: Path, folder: Path) -> FoundModel:
     devices; ModelError as `look_at_onnx`, and for paths that lead out of the package.
     """
     manifest = _read(package / MANIFEST, _Package)
-    models = [item for name, component in _components(package, manifest) for item in _models(package, name, *component)]
-    if len(names := {item.name.partition("/")[0] for item in models}) > 1:
+    models = [
+        model for name, component in _components(package, manifest) for model in _models(package, name, *component)
+    ]
+    if len(names := {variant.name.partition("/")[0] for variant in models}) > 1:
         raise InputError(f"{package} has several models, {', '.join(sorted(names))}; name the ONNX file of one")
-    sources = [item for item in models if not _is_compiled(item.path)]
+    sources = [variant for variant in models if not _is_compiled(variant.path)]
     if not sources:
         raise InputError(
-            f"{package}: its variants ({join_first([item.name for item in models], 5) or 'none'}) are compiled for "
-            "their devices; give the ONNX file that they were made of"
+            f"{package}: its variants ({join_first([variant.name for variant in models], 5) or 'none'}) are compiled "
+            "for their devices; give the ONNX file that they were made of"
         )
-    chosen = min(sources, key=lambda item: item.provider not in ("", _CPU))
-    found = look_at_onnx(chosen.path, str(chosen.path.resolve().relative_to(folder.resolve())))
-    others = [f"{item.name} ({item.provider})" for item in models if item != chosen]
-    notes = (f"{package.name}: variant {chosen.name} ({chosen.provider})", *(f"not taken: {item}" for item in others))
-    name = model_name(manifest.package_name) if manifest.package_name else found.name
-    return replace(found, name=name, notes=(*found.notes, *notes), serve="onnxruntime")
+    chosen = min(sources, key=lambda variant: variant.provider not in ("", _CPU))
+    facts = look_at_onnx(chosen.path, str(chosen.path.resolve().relative_to(folder.resolve())))
+    others = [f"{variant.name} ({variant.provider})" for variant in models if variant != chosen]
+    notes = (f"{package.name}: variant {chosen.name} ({chosen.provider})", *(f"not taken: {other}" for other in others))
+    name = model_name(manifest.package_name) if manifest.package_name else facts.name
+    return replace(facts, name=name, notes=(*facts.notes, *notes), serve="onnxruntime")
 
 
 def _components(package: Path, manifest: _Package) -> list[tuple[str, tuple[Path, _Component]]]:
@@ -109,20 +111,22 @@ def _read_component(package: Path, name: str, place: object) -> tuple[Path, _Com
 def _models(package: Path, name: str, folder: Path, component: _Component) -> list[_Model]:
     return [
         _Model(
-            f"{name}/{key}", item.ep, _find_file(package, _below(package, folder, item.variant_directory or key), item)
+            f"{name}/{key}",
+            variant.ep,
+            _find_file(package, _below(package, folder, variant.variant_directory or key), variant),
         )
-        for key, item in component.variants.items()
+        for key, variant in component.variants.items()
     ]
 
 
 def _find_file(package: Path, folder: Path, variant: _Variant) -> Path:
     info = variant.executor_info.get("ort")
     if info is None:
-        found = sorted(folder.rglob("*.onnx"))
-        if len(found) != 1:
-            what = join_first([str(path.relative_to(package)) for path in found], 5) or "no ONNX file"
+        files = sorted(folder.rglob("*.onnx"))
+        if len(files) != 1:
+            what = join_first([str(path.relative_to(package)) for path in files], 5) or "no ONNX file"
             raise InputError(f"{folder} has {what}; name one of the files, or several of them for an ensemble")
-        return inside_folder(found[0], package, "the package")
+        return inside_folder(files[0], package, "the package")
     if isinstance(info, str):
         ort = _read(inside_folder(_below(package, folder, info), package, "the package"), _Ort)
     else:
@@ -155,7 +159,7 @@ def _below(package: Path, folder: Path, name: str) -> Path:
 def _is_compiled(path: Path) -> bool:
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            graphs = (item for item in fields(data, 0, len(data)) if item.number == _GRAPH)
+            graphs = (message_field for message_field in fields(data, 0, len(data)) if message_field.number == _GRAPH)
             nodes = (node for graph in graphs for node in inner_fields(data, graph, _NODE))
             return any(inner_text(data, node, _OP_TYPE) == "EPContext" for node in nodes)
     except (ValueError, OSError) as error:  # an empty file cannot be mapped

@@ -46,8 +46,8 @@ _LARGEST_COUNTED = 1 << 28
 _COMMON = frozenset({"model", "model_quantized", "onnx", "models", "export", "1"})
 
 
-def look_at_onnx(path: Path, shown: str) -> FoundModel:
-    """What an ONNX file holds. shown: the path as the spec will have it.
+def look_at_onnx(path: Path, spec_path: str) -> FoundModel:
+    """What an ONNX file holds. spec_path: the path as the spec will have it.
 
     Outputs that are no tensors of numbers are left out. Raises ModelError as `load_onnx` and `canonical`, and for
     inputs that no spec can have.
@@ -68,7 +68,7 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
     counts = Counter(node.op_type for node in all_nodes(tidy) if node.op_type != "Constant")
     model_facts = FoundModel(
         name=_name(path),
-        source={"onnx": shown},
+        source={"onnx": spec_path},
         inputs=name_axes(tuple(_read_input(value, fixed) for value in inputs)),
         outputs=outputs,
         precisions=_precisions(tidy, counts),
@@ -86,11 +86,11 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
     return begin_empty(replace(model_facts, states=states, notes=notes), results)
 
 
-def _share(model: onnx.ModelProto, found: FoundModel) -> Iterator[str]:
+def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
     """How much of the model int8 can take, where fp16 makes sense for it. model: canonical."""
-    if "fp16" not in dict(found.precisions) or model.ByteSize() > _LARGEST_COUNTED or has_external(model):
+    if "fp16" not in dict(facts.precisions) or model.ByteSize() > _LARGEST_COUNTED or has_external(model):
         return
-    sizes = {spec.name: spec.at({name: dim.opt for name, dim in found.dims.items()}) for spec in found.inputs}
+    sizes = {spec.name: spec.at({name: dim.opt for name, dim in facts.dims.items()}) for spec in facts.inputs}
     try:
         prepared = prepare_model(model)
         share = narrow_share(prepared, {site.node for site in find_sites(prepared)[0]}, sizes)
@@ -176,11 +176,11 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str
     """One line on the whole file, and one for each input that decides which branch of an If runs."""
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
     by = f", written by {model.producer_name}" if model.producer_name.isprintable() and model.producer_name else ""
-    most = ", ".join(f"{count} {name}" for name, count in counts.most_common(4))
+    op_counts = ", ".join(f"{count} {name}" for name, count in counts.most_common(4))
     weights = external_files(path, path.resolve().parent)
-    size = sum(item.stat().st_size for item in (path, *weights)) / (1 << 20)
+    size = sum(file.stat().st_size for file in (path, *weights)) / (1 << 20)
     return [
-        f"{path.name}: {size:.1f} MiB, opset {opset}{by}; {counts.total()} nodes: {most}",
+        f"{path.name}: {size:.1f} MiB, opset {opset}{by}; {counts.total()} nodes: {op_counts}",
         *(
             f"{name!r} decides which branch of an If runs: with a value for it in source.arguments, and not in inputs, "
             "that branch alone is built, in every precision"
@@ -289,24 +289,26 @@ _KEPT: Mapping[str, str] = {
 }
 
 
-def _find_dropped(told: ProtoMessage) -> Iterator[str]:
-    for name, kept in _KEPT.items():
-        messages = told.messages(name) if name else [told]
-        for field in dict.fromkeys(field for item in messages for field in item.fields if field not in kept.split()):
+def _find_dropped(config: ProtoMessage) -> Iterator[str]:
+    for name, field_names in _KEPT.items():
+        messages = config.messages(name) if name else [config]
+        for field in dict.fromkeys(
+            field for message in messages for field in message.fields if field not in field_names.split()
+        ):
             yield f"{f'{name}.' if name else ''}{field}: not taken, since no spec has it"
 
 
-def _read_serving(told: ProtoMessage, place: Path, folder: Path) -> dict[str, object]:
+def _read_serving(config: ProtoMessage, place: Path, folder: Path) -> dict[str, object]:
     """The section `triton` of the spec: instances, batching, label files. place: the configuration's folder."""
-    batching, serving = told.message("dynamic_batching"), dict[str, object]()
-    counts = [count for group in told.messages("instance_group") for count in group.numbers("count")]
+    batching, serving = config.message("dynamic_batching"), dict[str, object]()
+    counts = [count for group in config.messages("instance_group") for count in group.numbers("count")]
     if max(counts, default=1) > 1:
         serving["instances"] = max(counts)
     if sizes := batching.numbers("preferred_batch_size"):
         serving["preferred_batch_sizes"] = list(sizes)
-    if "dynamic_batching" in told.fields:
+    if "dynamic_batching" in config.fields:
         serving["max_queue_delay_us"] = next(iter(batching.numbers("max_queue_delay_microseconds")), 0)
-    files = {item.text("name"): item.text("label_filename") for item in told.messages("output")}
+    files = {output.text("name"): output.text("label_filename") for output in config.messages("output")}
     labels = {name: (place / file).resolve() for name, file in files.items() if file}
     for name, path in labels.items():
         if not (path.is_file() and path.is_relative_to(folder.resolve())):
@@ -320,63 +322,63 @@ def _version(path: Path) -> int:
     return int(path.parent.name) if path.parent.name.isdigit() else -1
 
 
-def _is_batched(told: ProtoMessage) -> bool:
-    return told.text("max_batch_size").isdigit() and int(told.text("max_batch_size")) > 0
+def _is_batched(config: ProtoMessage) -> bool:
+    return config.text("max_batch_size").isdigit() and int(config.text("max_batch_size")) > 0
 
 
-def _find_unfit(found: FoundModel, told: ProtoMessage) -> Iterator[str]:
+def _find_unfit(facts: FoundModel, config: ProtoMessage) -> Iterator[str]:
     """What the configuration says of inputs that the model does not have so, and that is not taken."""
-    ranks = {spec.name: len(spec.shape) - _is_batched(told) for spec in found.inputs}
-    for item in told.messages("input"):
-        name, served = item.text("name"), len(_served_shape(item))
+    ranks = {spec.name: len(spec.shape) - _is_batched(config) for spec in facts.inputs}
+    for message in config.messages("input"):
+        name, served = message.text("name"), len(_served_shape(message))
         if name not in ranks:
             yield f"input {name!r}, which the model does not have; it has {', '.join(ranks)}"
         elif served != ranks[name]:
             yield f"input {name!r} has {pluralize(served, 'size')}, and the model takes {ranks[name]}: not taken"
 
 
-def _take_sizes(found: FoundModel, told: ProtoMessage) -> FoundModel:
+def _take_sizes(facts: FoundModel, config: ProtoMessage) -> FoundModel:
     """A dim that is served at one size, or at several of them by other inputs, has these in the spec."""
-    batched = _is_batched(told)
-    shapes = {item.text("name"): _served_shape(item) for item in told.messages("input")}
+    batched = _is_batched(config)
+    shapes = {message.text("name"): _served_shape(message) for message in config.messages("input")}
     sizes: dict[str, set[int]] = {}
-    for spec in found.inputs:
+    for spec in facts.inputs:
         axes = spec.shape[1:] if batched else spec.shape
         served = shapes.get(spec.name, ())
         if len(served) != len(axes):
             continue
         for axis, size in zip(axes, served, strict=True):
-            if isinstance(axis, str) and axis in found.dims:
+            if isinstance(axis, str) and axis in facts.dims:
                 sizes.setdefault(axis, set()).add(size)
     served_dims = {
         name: FoundDim(min(all_of), max(all_of), max(all_of), f"served at {' and '.join(map(str, sorted(all_of)))}")
         for name, all_of in sizes.items()
         if min(all_of) > 0
     }
-    return replace(found, dims={**found.dims, **served_dims})
+    return replace(facts, dims={**facts.dims, **served_dims})
 
 
-def _served_shape(item: ProtoMessage) -> tuple[int, ...]:
+def _served_shape(message: ProtoMessage) -> tuple[int, ...]:
     """What the model gets of an input, without the batch; -1 is any size, and so is what is no number."""
-    reshape = item.message("reshape")
-    texts = reshape.fields.get("shape", []) if "reshape" in item.fields else item.fields.get("dims", [])
+    reshape = message.message("reshape")
+    texts = reshape.fields.get("shape", []) if "reshape" in message.fields else message.fields.get("dims", [])
     return tuple(int(text) if isinstance(text, str) and text.isdigit() else -1 for text in texts)
 
 
-def _take_kinds(found: FoundModel, told: ProtoMessage) -> FoundModel:
+def _take_kinds(facts: FoundModel, config: ProtoMessage) -> FoundModel:
     """What runs the instances that are served becomes the targets of the spec."""
-    kinds = {group.text("kind") for group in told.messages("instance_group")}
+    kinds = {group.text("kind") for group in config.messages("instance_group")}
     targets = tuple(name for kind, name in (("KIND_CPU", "cpu"), ("KIND_GPU", "gpu")) if kind in kinds)
-    return replace(found, targets=targets) if targets else found
+    return replace(facts, targets=targets) if targets else facts
 
 
-def _take_batch(found: FoundModel, told: ProtoMessage) -> FoundModel:
+def _take_batch(facts: FoundModel, config: ProtoMessage) -> FoundModel:
     """The largest batch that is served becomes the largest of the spec, the preferred one the size to tune for."""
-    most = told.text("max_batch_size")
-    batch = found.inputs[0].shape[0] if found.inputs and found.inputs[0].shape else None
-    if not most.isdigit() or int(most) < 1 or not isinstance(batch, str):
-        return found
-    preferred = told.message("dynamic_batching").numbers("preferred_batch_size")
-    top = int(most)
+    max_batch = config.text("max_batch_size")
+    batch = facts.inputs[0].shape[0] if facts.inputs and facts.inputs[0].shape else None
+    if not max_batch.isdigit() or int(max_batch) < 1 or not isinstance(batch, str):
+        return facts
+    preferred = config.message("dynamic_batching").numbers("preferred_batch_size")
+    top = int(max_batch)
     dim = FoundDim(1, min(max(preferred, default=1), top), top, f"max_batch_size is {top}")
-    return replace(found, dims={**found.dims, batch: dim})
+    return replace(facts, dims={**facts.dims, batch: dim})

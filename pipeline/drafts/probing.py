@@ -54,33 +54,33 @@ def open_graph(model: onnx.ModelProto, path: Path, what: str) -> Run:
 
 
 def find_dims(
-    found: FoundModel, open_model: Callable[[], Run], known: Mapping[str, int] = MappingProxyType({})
+    facts: FoundModel, open_model: Callable[[], Run], known_sizes: Mapping[str, int] = MappingProxyType({})
 ) -> FoundModel:
     """The model with the sizes that its dims may have, and with one name for dims that must be equal.
 
-    open_model: gives what runs it, or raises ModelError.  known: sizes at which it is said to run, which are tried
+    open_model: gives what runs it, or raises ModelError.  known_sizes: at which it is said to run, which are tried
     first. Where the graph does not load, or runs at no size that is tried, sizes are guessed and the reason says so.
     """
-    shapes = (spec.shape for spec in found.inputs)
+    shapes = (spec.shape for spec in facts.inputs)
     names = list(dict.fromkeys(dim for dim in chain(*shapes) if isinstance(dim, str) and PLUS not in dim))
     if not names:
-        return found
+        return facts
     try:
-        probe = _Probe(open_model(), found.inputs)
+        probe = _Probe(open_model(), facts.inputs)
     except ModelError as error:
-        return _guess_all(found, names, f"not tried: {str(error)[:160]}")
-    sizes = probe.find_running(names, known)
+        return _guess_all(facts, names, f"not tried: {str(error)[:160]}")
+    sizes = probe.find_running(names, known_sizes)
     if sizes is None:
         reason = f"a guess: the graph ran at no size that was tried ({probe.last_error})"
-        return _guess_all(found, names, reason)
+        return _guess_all(facts, names, reason)
     equal = probe.find_equal(names, sizes)
     inputs = tuple(
         replace(spec, shape=tuple(rename_dims(dim, equal) if isinstance(dim, str) else dim for dim in spec.shape))
-        for spec in found.inputs
+        for spec in facts.inputs
     )
     probe.take_inputs(inputs)
     dims = {name: probe.bounds(name, sizes) for name in names if name not in equal}
-    return replace(found, inputs=inputs, dims=_hold_edges(probe, inputs, _fit_memory(dims, inputs), sizes))
+    return replace(facts, inputs=inputs, dims=_hold_edges(probe, inputs, _fit_memory(dims, inputs), sizes))
 
 
 def _hold_edges(
@@ -112,7 +112,7 @@ def _fit_memory(dims: Mapping[str, FoundDim], inputs: Sequence[TensorSpec]) -> d
     each size was tried with the other dims small."""
     bounded_dims = dict(dims)
     while _count_elements(inputs, {name: dim.max for name, dim in bounded_dims.items()}) > _MOST_ELEMENTS:
-        name, dim = max(bounded_dims.items(), key=lambda item: item[1].max // item[1].min)
+        name, dim = max(bounded_dims.items(), key=lambda named_dim: named_dim[1].max // named_dim[1].min)
         half = max(dim.min, dim.max // 2 // dim.multiple * dim.multiple)
         if half == dim.max:
             break
@@ -150,9 +150,9 @@ class _Probe:
             return False
         return True
 
-    def find_running(self, names: Sequence[str], known: Mapping[str, int]) -> dict[str, int] | None:
+    def find_running(self, names: Sequence[str], known_sizes: Mapping[str, int]) -> dict[str, int] | None:
         """Sizes at which the graph runs, the known ones first; None where none of those that are tried do."""
-        for sizes in chain([dict(known)] if known else [], _candidates(names)):
+        for sizes in chain([dict(known_sizes)] if known_sizes else [], _candidates(names)):
             if self.runs(sizes):
                 return sizes
             if self.is_over:  # the sizes of a dozen dims are 8**12
@@ -164,10 +164,10 @@ class _Probe:
         alone."""
         equal: dict[str, str] = {}
         stuck = [name for name in names if not self._grows((name,), sizes)]
-        for first, second in itertools.combinations(stuck, 2):
-            alike = second not in equal and first not in equal and sizes[first] == sizes[second]
-            if alike and self._grows((first, second), sizes):
-                equal[second] = first
+        for earlier_dim, later_dim in itertools.combinations(stuck, 2):
+            alike = later_dim not in equal and earlier_dim not in equal and sizes[earlier_dim] == sizes[later_dim]
+            if alike and self._grows((earlier_dim, later_dim), sizes):
+                equal[later_dim] = earlier_dim
         return equal
 
     def _grows(self, names: Sequence[str], sizes: Mapping[str, int]) -> bool:
@@ -179,7 +179,7 @@ class _Probe:
 
     def bounds(self, name: str, sizes: Mapping[str, int]) -> FoundDim:
         """The smallest and largest size that were seen to run, all other dims staying as they are."""
-        at, most = sizes[name], LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
+        at, max_size = sizes[name], LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
         step = next(
             (
                 step
@@ -194,11 +194,11 @@ class _Probe:
             return FoundDim(at, at, at, over if self.is_over else f"only {at} ran of the sizes that were tried")
         smaller = (size for size in sorted({step, 2 * step, 4 * step}) if size < at)
         low = next((size for size in smaller if self.runs({**sizes, name: size})), at)
-        high = max(most // step * step, low) if at < most else 2 * at
+        high = max(max_size // step * step, low) if at < max_size else 2 * at
         if not self.runs({**sizes, name: high}):
             beyond = range(at + step, high, step)  # ascending: the first that fails is the end of a table, as CLIP's 77
-            first = bisect.bisect_left(beyond, True, key=lambda size: not self.runs({**sizes, name: size}))
-            high = beyond[first - 1] if first else at
+            fail_index = bisect.bisect_left(beyond, True, key=lambda size: not self.runs({**sizes, name: size}))
+            high = beyond[fail_index - 1] if fail_index else at
         if low == high:
             return FoundDim(low, low, low, f"only {low} ran of the sizes that were tried")
         tried = f"the graph ran at {low} and {high}"
@@ -228,9 +228,9 @@ def _candidates(names: Sequence[str]) -> Iterator[dict[str, int]]:
             yield {**ones, **dict(zip(others, sizes, strict=True))}
 
 
-def _guess_all(found: FoundModel, names: Sequence[str], why: str) -> FoundModel:
+def _guess_all(facts: FoundModel, names: Sequence[str], why: str) -> FoundModel:
     dims = {}
     for name in names:
         top = LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
         dims[name] = FoundDim(1, 1 if is_batch(name) else top, top, why, guessed=True)
-    return replace(found, dims=_fit_memory(dims, found.inputs))
+    return replace(facts, dims=_fit_memory(dims, facts.inputs))

@@ -70,8 +70,8 @@ def read_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim],
 
 def _read_lines(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
     """Recorded traffic, or lines that are the inputs themselves."""
-    first = next((record for _, record in JsonLinesReader(path, MOST_LINE_BYTES)), {})
-    if not first or "inputs" in first or "kind" in first:
+    first_record = next((record for _, record in JsonLinesReader(path, MOST_LINE_BYTES)), {})
+    if not first_record or "inputs" in first_record or "kind" in first_record:
         yield from (request.inputs for request in read_traffic(path, inputs).requests)
         return
     for number, record in JsonLinesReader(path, MOST_LINE_BYTES):
@@ -86,8 +86,8 @@ def _read_json(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
         document = parsing.load_json(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
         raise DataError(f"{path} is no JSON ({error}); {remedy}") from error
-    for number, item in enumerate(document if isinstance(document, list) else [document]):
-        tensors = item.get("inputs", item) if isinstance(item, dict) else None
+    for number, request in enumerate(document if isinstance(document, list) else [document]):
+        tensors = request.get("inputs", request) if isinstance(request, dict) else None
         if not isinstance(tensors, dict):
             raise DataError(f"{path}: entry {number} is no object of inputs by name; give a list of such objects")
         yield _as_arrays(tensors, inputs, f"{path}: entry {number}")
@@ -107,14 +107,14 @@ def _read_parquet(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]
         raise DataError(f"{path} cannot be read as Parquet ({error}); write it again") from error
 
 
-def _as_arrays(given: Mapping[str, object], inputs: Sequence[TensorSpec], where: str) -> Tensors:
+def _as_arrays(values: Mapping[str, object], inputs: Sequence[TensorSpec], where: str) -> Tensors:
     """Numbers as arrays of the inputs' types; a sample without the leading axis gets it."""
     arrays = {}
     for spec in inputs:
-        if spec.name not in given:
-            raise DataError(f"{where} has no input {spec.name!r}; it has {', '.join(map(repr, given)) or 'none'}")
+        if spec.name not in values:
+            raise DataError(f"{where} has no input {spec.name!r}; it has {', '.join(map(repr, values)) or 'none'}")
         try:
-            array = decode_input(spec.name, given[spec.name], spec)
+            array = decode_input(spec.name, values[spec.name], spec)
         except (ValueError, TypeError, OverflowError) as error:
             raise DataError(f"{where}: {error}") from error
         arrays[spec.name] = array[None] if array.ndim == len(spec.shape) - 1 else array
@@ -138,8 +138,8 @@ def _read_images(
     unreadable = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
     for file in files:
         try:
-            with Image.open(file) as opened:
-                image = opened.convert("L" if channels == 1 else "RGB")
+            with Image.open(file) as source_image:
+                image = source_image.convert("L" if channels == 1 else "RGB")
         except unreadable as error:
             raise DataError(f"{file} is no image that can be read ({error}); remove or repair it") from error
         pixels = np.asarray(ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR))
@@ -189,13 +189,13 @@ def observe_requests(path: Path) -> dict[str, RequestInput]:
     for request in itertools.islice(_observe(path), _MOST):
         if request_inputs and request_inputs.keys() != request.keys():
             return {}
-        for name, item in request.items():
-            before = request_inputs.get(name, item)
-            if len(before.sizes) != len(item.sizes):
+        for name, request_input in request.items():
+            before = request_inputs.get(name, request_input)
+            if len(before.sizes) != len(request_input.sizes):
                 return {}
-            pairs = zip(before.sizes, item.sizes, strict=True)
+            pairs = zip(before.sizes, request_input.sizes, strict=True)
             sizes = tuple((min(one[0], other[0]), max(one[1], other[1])) for one, other in pairs)
-            request_inputs[name] = RequestInput(item.dtype, item.kind, sizes, item.stacked)
+            request_inputs[name] = RequestInput(request_input.dtype, request_input.kind, sizes, request_input.stacked)
     return request_inputs
 
 
@@ -219,7 +219,7 @@ def _observe(path: Path) -> Iterator[dict[str, RequestInput]]:
                     yield _observe_json(record)
         elif kind == ".json" and path.stat().st_size <= MOST_JSON_BYTES:
             document = json.loads(path.read_text(encoding="utf-8"))
-            yield from (_observe_json(item) for item in (document if isinstance(document, list) else [document]))
+            yield from (_observe_json(request) for request in (document if isinstance(document, list) else [document]))
     except (EnginesmithError, ValueError, TypeError, AttributeError, OSError, RecursionError):
         return
 
@@ -273,7 +273,9 @@ def list_readings(
         return
     ways = [_read(guesses, requests, complete) for complete in (False, True)]
     fit = [all(len(a.shape) == len(b.shape) for a, b in zip(way.inputs, guesses, strict=True)) for way in ways]
-    singles = all(item.stacked and item.sizes[1:2] == ((1, 1),) for item in requests.values())
+    singles = all(
+        request_input.stacked and request_input.sizes[1:2] == ((1, 1),) for request_input in requests.values()
+    )
     if fit[1] and not fit[0] and (singles or not any_rank):
         ways.reverse()
     yield from ways
@@ -281,21 +283,23 @@ def list_readings(
 
 def _read(guesses: Sequence[TensorSpec], requests: Mapping[str, RequestInput], complete: bool) -> Reading:
     sizes = tuple(requests[spec.name].as_read(complete) for spec in guesses)
-    first = "batch" if len({each[:1] for each in sizes}) == 1 else "?"
+    first_axis = "batch" if len({each[:1] for each in sizes}) == 1 else "?"
     pairs = zip(guesses, sizes, strict=True)
-    return Reading(tuple(_read_input(spec, each, requests[spec.name], first) for spec, each in pairs), sizes)
+    return Reading(tuple(_read_input(spec, each, requests[spec.name], first_axis) for spec, each in pairs), sizes)
 
 
-def _read_input(guess: TensorSpec, sizes: Sequence[tuple[int, int]], given: RequestInput, first: str) -> TensorSpec:
+def _read_input(
+    guess: TensorSpec, sizes: Sequence[tuple[int, int]], request_input: RequestInput, first_axis: str
+) -> TensorSpec:
     alike = len(guess.shape) == len(sizes)
     shape: list[int | str] = []
     for axis, (low, high) in enumerate(sizes):
-        own = guess.shape[axis] if alike else None
-        fixed = low if low == high and axis else first if axis == 0 else "?"
-        shape.append(own if isinstance(own, str) else fixed)
-    plain = "float32" if given.kind == "f" else "int64" if given.kind in "iu" else "bool"
-    own_kind = guess.dtype and dtype_of(guess.dtype).kind == given.kind
-    return TensorSpec(guess.name, given.dtype or (guess.dtype if own_kind else plain), tuple(shape))
+        guessed_dim = guess.shape[axis] if alike else None
+        fixed = low if low == high and axis else first_axis if axis == 0 else "?"
+        shape.append(guessed_dim if isinstance(guessed_dim, str) else fixed)
+    plain = "float32" if request_input.kind == "f" else "int64" if request_input.kind in "iu" else "bool"
+    own_kind = guess.dtype and dtype_of(guess.dtype).kind == request_input.kind
+    return TensorSpec(guess.name, request_input.dtype or (guess.dtype if own_kind else plain), tuple(shape))
 
 
 # Calibration and golden data out of requests that were saved.
@@ -342,17 +346,17 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
             _keep(some.setdefault(shapes, {}), digest, request)
     if not count:
         raise DataError(f"{path} holds no requests; give at least two")
-    usual, most = counts.most_common(1)[0]
-    if most < 2:
-        request_text = f"{pluralize(count, 'request')}, {most} of equal sizes that differ"
+    usual, usual_count = counts.most_common(1)[0]
+    if usual_count < 2:
+        request_text = f"{pluralize(count, 'request')}, {usual_count} of equal sizes that differ"
         raise DataError(f"{path} holds {request_text}; two are the least: give a list or a folder of them")
-    usual_requests = [request for _, request in sorted(some[usual].items(), key=lambda item: item[0])]
-    golden = max(1, min(MOST_GOLDEN, int(most * SHARE)))
+    usual_requests = [request for _, request in sorted(some[usual].items(), key=lambda pair: pair[0])]
+    golden = max(1, min(MOST_GOLDEN, int(usual_count * SHARE)))
     rest = usual_requests[golden : golden + MOST_CALIBRATION]
     drop_counts = [
         (count - len(request_digests), "equal to others"),
-        (len(request_digests) - most, f"of other sizes than {_format(usual)}"),
-        (most - golden - len(rest), f"beyond {MOST_CALIBRATION} for calibration"),
+        (len(request_digests) - usual_count, f"of other sizes than {_format(usual)}"),
+        (usual_count - golden - len(rest), f"beyond {MOST_CALIBRATION} for calibration"),
     ]
     notes = [f"{pluralize(number, 'request')} left out: {why}" for number, why in drop_counts if number]
     if count == MOST_READ and next(samples, None) is not None:

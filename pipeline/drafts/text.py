@@ -25,9 +25,9 @@ REAL = (
 )
 
 
-def write_spec(found: FoundModel, calibration: str | None = None, golden: str | None = None) -> str:
+def write_spec(facts: FoundModel, calibration: str | None = None, golden: str | None = None) -> str:
     """The text of the spec. calibration, golden: files of samples; without the first, int8 is left to a comment."""
-    return _HEAD + "\n" + "\n".join(_sections(found, calibration, golden)) + "\n"
+    return _HEAD + "\n" + "\n".join(_sections(facts, calibration, golden)) + "\n"
 
 
 def quote(value: object) -> str:
@@ -39,55 +39,55 @@ def quote(value: object) -> str:
     return text.removesuffix("\n").removesuffix("...").rstrip("\n")
 
 
-def _sections(found: FoundModel, calibration: str | None, golden: str | None) -> Iterator[str]:
-    yield from (f"# {note}" for note in found.notes)
-    yield f"model: {quote(found.name)}"
-    if found.version:
-        yield f"version: {quote(found.version)}   # as it is served now; without it versions are numbered from 1"
-    yield f"source: {quote(dict(found.source))}"
+def _sections(facts: FoundModel, calibration: str | None, golden: str | None) -> Iterator[str]:
+    yield from (f"# {note}" for note in facts.notes)
+    yield f"model: {quote(facts.name)}"
+    if facts.version:
+        yield f"version: {quote(facts.version)}   # as it is served now; without it versions are numbered from 1"
+    yield f"source: {quote(dict(facts.source))}"
     yield ""
-    yield from _tensors(found)
+    yield from _tensors(facts)
     yield ""
-    names = [name for name, _ in found.precisions]
+    names = [name for name, _ in facts.precisions]
     if calibration and "fp16" in names:
         names.append("int8")
-    why = "; ".join(f"{name}: {why}" for name, why in found.precisions if why)
+    why = "; ".join(f"{name}: {why}" for name, why in facts.precisions if why)
     yield f"precisions: [{', '.join(names)}]" + (f"   # {why}" if why else "")
-    targets = f"targets: [{', '.join(found.targets)}]"
+    targets = f"targets: [{', '.join(facts.targets)}]"
     yield f"{targets:<29} # or a generation (ampere), a product (l4), sm_89, gpu (each generation), all"
-    if found.serve:
-        yield f"serve: {found.serve:<22} # what opens the engines (docs/guides/serving-layouts.md)"
-    if found.triton:
-        yield f"triton: {quote(dict(found.triton))}"
+    if facts.serve:
+        yield f"serve: {facts.serve:<22} # what opens the engines (docs/guides/serving-layouts.md)"
+    if facts.triton:
+        yield f"triton: {quote(dict(facts.triton))}"
     yield ""
     for key, path, why in (("calibration", calibration, _CALIBRATION), ("golden", golden, REAL)):
         yield f"{key}: {{data: {quote(path)}}}" if path else f"# {key}: {{data: {key}.npz}}   # {why}"
-    if found.metric:
+    if facts.metric:
         why = "in golden: what the model is for (docs/guides/bring-a-model.md#add-a-task-metric)"
-        yield f"# metric: {quote(dict(found.metric))}   # {why}"
+        yield f"# metric: {quote(dict(facts.metric))}   # {why}"
 
 
-def _tensors(found: FoundModel) -> Iterator[str]:
+def _tensors(facts: FoundModel) -> Iterator[str]:
     """Inputs, outputs, states and dims."""
     yield "inputs:                       # numbers are fixed sizes, names are dims"
-    for spec in found.inputs:
-        if why := found.unknown.get(spec.name):
+    for spec in facts.inputs:
+        if why := facts.unknown.get(spec.name):
             yield f"  # {FILL_IN}: dtype, and sizes or names of dims: {why}"
         yield f"  {quote(spec.name)}: {{dtype: {spec.dtype}, shape: [{', '.join(map(quote, spec.shape))}]}}"
-    if found.left_out:
-        yield from (f"# left out: {why}" for why in found.left_out.values())
-        yield f"outputs: [{', '.join(map(quote, found.outputs))}]"
-    elif found.outputs:
-        yield f"# outputs: [{', '.join(map(quote, found.outputs))}]   # the model's own; or other names, in this order"
-    if found.states:
+    if facts.left_out:
+        yield from (f"# left out: {why}" for why in facts.left_out.values())
+        yield f"outputs: [{', '.join(map(quote, facts.outputs))}]"
+    elif facts.outputs:
+        yield f"# outputs: [{', '.join(map(quote, facts.outputs))}]   # the model's own; or other names, in this order"
+    if facts.states:
         yield ""
         yield "state:                        # taken from the call before, and not from data: remove what is no state"
-        for state in found.states:
+        for state in facts.states:
             yield f"  {quote(state.input)}: {{output: {quote(state.output)}, initial: 0}}"
-    if found.dims:
+    if facts.dims:
         yield ""
         yield "dims:                         # sizes that engines must take; the smaller the range, the faster they are"
-        for name, dim in found.dims.items():
+        for name, dim in facts.dims.items():
             name = quote(name)
             multiple = f", multiple: {dim.multiple}" if dim.multiple > 1 else ""
             yield f"  {name}: {{min: {dim.min}, opt: {dim.opt}, max: {dim.max}{multiple}}}   # {dim.why}"
@@ -145,14 +145,14 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
     """What gives each input that takes an output of a graph before it, or shares an input of the whole with one."""
     connections = list[FoundConnection]()
     for index, graph in enumerate(graphs):
-        for item in _steps(graph):
-            key = f"{graph.key}.{item.name}"
-            giver = _find_giver(graph, item, graphs[:index])
-            shared = _find_shared(item, graphs[:index])
+        for spec in _steps(graph):
+            key = f"{graph.key}.{spec.name}"
+            giver = _find_giver(graph, spec, graphs[:index])
+            shared = _find_shared(spec, graphs[:index])
             if shared is not None:
                 name = re.sub(r"[^A-Za-z0-9_-]+", "_", shared[1])[:64]
-                first = FoundConnection(f"{shared[0]}.{shared[1]}", name, "an input of the whole that goes to several")
-                connections += [first] * (first not in connections) + [
+                entry = FoundConnection(f"{shared[0]}.{shared[1]}", name, "an input of the whole that goes to several")
+                connections += [entry] * (entry not in connections) + [
                     FoundConnection(key, name, "the same, by name and shape")
                 ]
             elif giver is not None:
@@ -162,7 +162,7 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
 
 def find_unconnected(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
     """The graphs of which nothing shows what they take from others, or give to them."""
-    sources = {item.key: item.source for item in find_connections(graphs) if item.source}
+    sources = {connection.key: connection.source for connection in find_connections(graphs) if connection.source}
     reached = {text.partition(".")[0] for pair in sources.items() for text in pair}
     return [graph for graph in graphs if graph.key not in reached]
 
@@ -178,7 +178,7 @@ def connect_states(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
         before = new_graphs[:index]
         states = {state: _find_namesake(graph, state.input, before) for state in graph.model.states}
         free = {state for state, giver in states.items() if giver and not _own_state(giver)}
-        alone = not free and not any(_find_named(item, before) for item in _steps(graph))
+        alone = not free and not any(_find_named(spec, before) for spec in _steps(graph))
         shared = {state: giver for state, giver in states.items() if giver and _own_state(giver) and alone}
         new_graphs[index] = _without(graph, {*free, *shared})
         for other, out in shared.values():
@@ -199,65 +199,70 @@ def _own_state(giver: tuple[FoundGraph, str]) -> bool:
 
 def _find_namesake(graph: FoundGraph, name: str, before: Sequence[FoundGraph]) -> tuple[FoundGraph, str] | None:
     """The one output of a graph before it that an input of a graph has the name of."""
-    item = next(spec for spec in graph.model.inputs if spec.name == name)
+    tensor = next(spec for spec in graph.model.inputs if spec.name == name)
     namesakes = [
-        (other, out.name) for other in before for out in other.gives if _fits(out, item) and _alike(other, out, item)
+        (other, out.name)
+        for other in before
+        for out in other.gives
+        if _fits(out, tensor) and _alike(other, out, tensor)
     ]
     return namesakes[0] if len(namesakes) == 1 else None
 
 
-def _alike(graph: FoundGraph, out: HeaderTensor, item: TensorSpec) -> bool:
+def _alike(graph: FoundGraph, out: HeaderTensor, spec: TensorSpec) -> bool:
     """Whether an output and an input have one name but for words such as `out`, `next` and `past`, and the name of the
     output's graph: `hidden_out` and `hidden`, `last_hidden_state` and `encoder_hidden_states`."""
-    own = {*stem_of(graph.key), "enc", "encoder"}
-    stems = [tuple(word.rstrip("s") for word in stem_of(name) if word not in own) for name in (out.name, item.name)]
+    graph_words = {*stem_of(graph.key), "enc", "encoder"}
+    stems = [
+        tuple(word.rstrip("s") for word in stem_of(name) if word not in graph_words) for name in (out.name, spec.name)
+    ]
     return bool(stems[0]) and stems[0] == stems[1]
 
 
-def _find_giver(graph: FoundGraph, item: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str | None, str] | None:
+def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str | None, str] | None:
     """The output that an input of a graph takes, with the reason; None as the source where several could be it.
 
     What another input of the graph takes by its name is none that type and shape alone say.
     """
-    tensor_text = f"{item.dtype} {format_shape(item.shape)}"
-    if named := _find_named(item, before):
-        own = next((out.name for out in graph.gives if _fits(out, item) and _alike(graph, out, item)), None)
-        other = f"; it could be a state that takes {graph.key}.{own}" if own else ""
+    tensor_text = f"{spec.dtype} {format_shape(spec.shape)}"
+    if named := _find_named(spec, before):
+        state = next((out.name for out in graph.gives if _fits(out, spec) and _alike(graph, out, spec)), None)
+        other = f"; it could be a state that takes {graph.key}.{state}" if state else ""
         return named, f"by name and shape, {tensor_text}{other}"
     named_sources = {_find_named(other, before) for other in _steps(graph)}
-    pairs = [f"{each.key}.{out.name}" for each in before for out in each.gives if _fits(out, item)]
+    pairs = [f"{each.key}.{out.name}" for each in before for out in each.gives if _fits(out, spec)]
     # Floats with a fixed size behind axis 0: an equal type and shape is then unlikely to be a coincidence.
-    says_much = item.dtype.startswith("float") and any(isinstance(dim, int) and dim > 1 for dim in item.shape[1:])
+    says_much = spec.dtype.startswith("float") and any(isinstance(dim, int) and dim > 1 for dim in spec.shape[1:])
     fitting = [pair for pair in pairs if pair not in named_sources] if says_much else []
     if len(fitting) == 1:
         return fitting[0], f"the only output of this type and shape, {tensor_text}"
     return (None, f"one of {', '.join(fitting)}, or an input of the whole") if fitting else None
 
 
-def _find_named(item: TensorSpec, before: Sequence[FoundGraph]) -> str | None:
+def _find_named(spec: TensorSpec, before: Sequence[FoundGraph]) -> str | None:
     """The one output that has an input's name, else the one with a name like it."""
-    fitting = [(graph, out) for graph in before for out in graph.gives if _fits(out, item)]
-    same = [pair for pair in fitting if pair[1].name == item.name]
-    alike = [(graph, out) for graph, out in fitting if _alike(graph, out, item)]
+    fitting = [(graph, out) for graph in before for out in graph.gives if _fits(out, spec)]
+    same = [pair for pair in fitting if pair[1].name == spec.name]
+    alike = [(graph, out) for graph, out in fitting if _alike(graph, out, spec)]
     candidates = next((pairs for pairs in (same, alike) if len(pairs) == 1), ())
     return next((f"{graph.key}.{out.name}" for graph, out in candidates), None)
 
 
-def _fits(out: HeaderTensor, item: TensorSpec) -> bool:
-    if out.dtype != item.dtype or out.shape is None or len(out.shape) != len(item.shape):
+def _fits(out: HeaderTensor, spec: TensorSpec) -> bool:
+    if out.dtype != spec.dtype or out.shape is None or len(out.shape) != len(spec.shape):
         return False
-    pairs = zip(out.shape, item.shape, strict=True)
+    pairs = zip(out.shape, spec.shape, strict=True)
     return all(left == right or isinstance(left, str) or isinstance(right, str) for left, right in pairs)
 
 
-def _find_shared(item: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, str] | None:
+def _find_shared(spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, str] | None:
     """(graph, input) of a mask or length before it of the same type and shape, where one's name ends with the other."""
-    if not _SHARED.search(item.name):
+    if not _SHARED.search(spec.name):
         return None
     for graph in before:
         for other in _steps(graph):
-            alike = other.dtype == item.dtype and other.shape == item.shape
-            if alike and (item.name.endswith(other.name) or other.name.endswith(item.name)):
+            alike = other.dtype == spec.dtype and other.shape == spec.shape
+            if alike and (spec.name.endswith(other.name) or other.name.endswith(spec.name)):
                 return graph.key, other.name
     return None
 
@@ -273,12 +278,12 @@ def _sections_ensemble(whole: str, graphs: Sequence[FoundGraph], files: Mapping[
     yield "graphs:                       # in the order of the data flow"
     yield from (f"  {graph.key}: {quote(files[graph.key])}" for graph in graphs)
     yield "connections:                  # GRAPH.INPUT: what gives it"
-    for item in connections:
-        if item.source is None:
-            yield f"  # {FILL_IN}? {item.key}: {item.why}"
+    for connection in connections:
+        if connection.source is None:
+            yield f"  # {FILL_IN}? {connection.key}: {connection.why}"
         else:
-            yield f"  {quote(item.key)}: {quote(item.source)}   # {item.why}"
-    sources = {item.key: item.source for item in connections if item.source}
+            yield f"  {quote(connection.key)}: {quote(connection.source)}   # {connection.why}"
+    sources = {connection.key: connection.source for connection in connections if connection.source}
     for graph in find_unconnected(graphs):
         yield f"  # {FILL_IN}: nothing shows what connects {graph.key}; it takes {_list(graph.model.inputs)}"
         yield f"  #   and gives {_list(graph.gives)}"
@@ -299,7 +304,7 @@ def _sections_ensemble(whole: str, graphs: Sequence[FoundGraph], files: Mapping[
 
 def _list(tensors: Sequence[TensorSpec] | Sequence[HeaderTensor]) -> str:
     return ", ".join(
-        f"{item.name} {item.dtype} {format_shape(item.shape) if item.shape is not None else '[?]'}" for item in tensors
+        f"{spec.name} {spec.dtype} {format_shape(spec.shape) if spec.shape is not None else '[?]'}" for spec in tensors
     )
 
 
@@ -307,10 +312,10 @@ def _wanted(graphs: Sequence[FoundGraph], sources: Mapping[str, str]) -> list[st
     """The inputs of the whole: name, type and shape, each once."""
     input_lines = dict[str, str]()
     for graph in graphs:
-        for item in _steps(graph):
-            source = sources.get(f"{graph.key}.{item.name}", f"{graph.key}.{item.name}")
-            if source == f"{graph.key}.{item.name}" or "." not in source:
-                input_lines.setdefault(source, f"{source}: {item.dtype} {format_shape(item.shape)}")
+        for spec in _steps(graph):
+            source = sources.get(f"{graph.key}.{spec.name}", f"{graph.key}.{spec.name}")
+            if source == f"{graph.key}.{spec.name}" or "." not in source:
+                input_lines.setdefault(source, f"{source}: {spec.dtype} {format_shape(spec.shape)}")
     return [*input_lines.values()]
 
 

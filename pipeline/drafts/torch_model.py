@@ -33,8 +33,8 @@ def look_at_pt2(folder: Path, file: str) -> FoundModel:
     with start_user_process(task) as process:
         program_facts, _ = process.ask(task, SeenModel)
     named, dims_by_name = name_axes(_tensors(program_facts)), dict[str, FoundDim]()
-    for own, spec in zip(_tensors(program_facts), named, strict=True):
-        for old, new in zip(own.shape, spec.shape, strict=True):
+    for program_spec, spec in zip(_tensors(program_facts), named, strict=True):
+        for old, new in zip(program_spec.shape, spec.shape, strict=True):
             if isinstance(new, str):
                 dims_by_name.setdefault(new, _dim(new, program_facts, str(old)))
     model_facts = _found(program_facts, Path(file).stem, {"pt2": file})
@@ -85,13 +85,13 @@ def look_at_module(folder: Path, entry: str, requests: Path | None = None) -> Fo
 
 
 def _read_requests(
-    seen: SeenModel, held: Mapping[str, RequestInput], requests: Path, run: Run
+    seen: SeenModel, request_inputs: Mapping[str, RequestInput], requests: Path, run: Run
 ) -> tuple[Reading | None, dict[str, int], str]:
     """What the requests mean, as the module runs with the first of them, and the sizes of that; None where it does not,
     and why by the likeliest meaning, or where they do not say."""
     refused = ""
-    guesses = [TensorSpec(item.name, item.dtype, item.shape or ()) for item in seen.inputs]
-    for reading in list_readings(guesses, held, any(item.any_rank for item in seen.inputs)):
+    guesses = [TensorSpec(tensor.name, tensor.dtype, tensor.shape or ()) for tensor in seen.inputs]
+    for reading in list_readings(guesses, request_inputs, any(tensor.any_rank for tensor in seen.inputs)):
         named_reading = reading.named()
         dims = [Dim(name, 1, 1, MOST) for name in named_reading.ranges]
         try:
@@ -104,27 +104,29 @@ def _read_requests(
         except StopIteration:
             continue
         return named_reading, check_inputs(named_reading.inputs, request), ""
-    wrong = find_wrong_names(held, [spec.name for spec in guesses], requests) if held else iter(())
+    wrong = find_wrong_names(request_inputs, [spec.name for spec in guesses], requests) if request_inputs else iter(())
     return None, {}, refused or next(wrong, "")
 
 
-def _as_requested(found: FoundModel, reading: Reading) -> FoundModel:
+def _as_requested(facts: FoundModel, reading: Reading) -> FoundModel:
     said = [
         f"input {spec.name}: {spec.dtype} {format_shape(spec.shape)}, as in the requests" for spec in reading.inputs
     ]
     names = {f"input {spec.name}:" for spec in reading.inputs}
-    other_notes = [note for note in found.notes if not any(map(note.startswith, names)) and FILL_IN not in note]
-    return replace(found, inputs=reading.inputs, unknown={}, notes=(*said, *other_notes))
+    other_notes = [note for note in facts.notes if not any(map(note.startswith, names)) and FILL_IN not in note]
+    return replace(facts, inputs=reading.inputs, unknown={}, notes=(*said, *other_notes))
 
 
-def _try_out(found: FoundModel, run: Run, known: Mapping[str, int], held: Mapping[str, tuple[int, int]]) -> FoundModel:
+def _try_out(
+    facts: FoundModel, run: Run, known_sizes: Mapping[str, int], size_ranges: Mapping[str, tuple[int, int]]
+) -> FoundModel:
     """The model with the sizes at which it ran; fixed ones where torch.export could have no range.
 
-    known: sizes at which it runs.  held: the least and greatest of each dim in requests, which is its range where no
-    other was found.
+    known_sizes: at which it runs.  size_ranges: the least and greatest of each dim in requests, which is its range
+    where no other was found.
     """
-    tried = find_dims(found, lambda: run, known)
-    several = {name: pair for name, pair in held.items() if name in tried.dims and pair[0] < pair[1]}
+    tried = find_dims(facts, lambda: run, known_sizes)
+    several = {name: pair for name, pair in size_ranges.items() if name in tried.dims and pair[0] < pair[1]}
     widened = {
         name: FoundDim(low, dim.opt, high, f"requests have {low} to {high}")
         for name, (low, high) in several.items()
@@ -144,14 +146,14 @@ def _try_out(found: FoundModel, run: Run, known: Mapping[str, int], held: Mappin
 
 
 def _found(seen: SeenModel, name: str, source: dict[str, str]) -> FoundModel:
-    unknown = {item.name: item.why for item in seen.inputs if item.shape is None}
-    said = [f"input {item.name}: from {item.why}" for item in seen.inputs if item.shape is not None]
+    unknown = {tensor.name: tensor.why for tensor in seen.inputs if tensor.shape is None}
+    said = [f"input {tensor.name}: from {tensor.why}" for tensor in seen.inputs if tensor.shape is not None]
     said += seen.notes
     if unknown:
         said.append(
             f"{FILL_IN}: a function {EXAMPLES[0]}() beside the entry point would say it: a dict of tensors by name"
         )
-    narrow = any(item.dtype == "float16" for item in seen.inputs)
+    narrow = any(tensor.dtype == "float16" for tensor in seen.inputs)
     both = ("fp32", "the model as it is"), ("fp16", "half the size; for GPUs")
     precisions = both if seen.is_heavy and not narrow else both[:1]
     return FoundModel(
@@ -161,18 +163,20 @@ def _found(seen: SeenModel, name: str, source: dict[str, str]) -> FoundModel:
 
 def _tensors(seen: SeenModel) -> tuple[TensorSpec, ...]:
     return tuple(
-        TensorSpec(item.name, item.dtype or "float32", (FILL_IN,) if item.shape is None else item.shape)
-        for item in seen.inputs
+        TensorSpec(tensor.name, tensor.dtype or "float32", (FILL_IN,) if tensor.shape is None else tensor.shape)
+        for tensor in seen.inputs
     )
 
 
-def _dim(name: str, seen: SeenModel, own: str) -> FoundDim:
-    low, high = seen.ranges.get(own, (1, None))
+def _dim(name: str, seen: SeenModel, program_dim: str) -> FoundDim:
+    low, high = seen.ranges.get(program_dim, (1, None))
     low = max(low, 1)  # a range may begin at 0, which no engine is built for
     if high is not None:
         return FoundDim(low, min(low, high) if name == "batch" else high, high, "the program's range")
-    most = max(low, LARGEST_BATCH if name == "batch" else LARGEST_SIZE)
-    return FoundDim(low, low if name == "batch" else most, most, f"{most} is a guess: the program has no end")
+    max_size = max(low, LARGEST_BATCH if name == "batch" else LARGEST_SIZE)
+    return FoundDim(
+        low, low if name == "batch" else max_size, max_size, f"{max_size} is a guess: the program has no end"
+    )
 
 
 def _name(source: Source, folder: Path, file: str) -> str:

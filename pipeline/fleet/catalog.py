@@ -110,12 +110,12 @@ def load_catalog(path: Path) -> Catalog:
     document, _ = load_document(path, KIND)
     demands = tuple(
         Demand(
-            Reference(item.model, item.version, item.channel),
-            tuple(target for name in item.on for target in parse_targets(name)),
-            item.precisions,
-            item.proven,
+            Reference(entry.model, entry.version, entry.channel),
+            tuple(target for name in entry.on for target in parse_targets(name)),
+            entry.precisions,
+            entry.proven,
         )
-        for item in document.serve
+        for entry in document.serve
     )
     return Catalog(demands, tuple(document.runtimes.items()), tuple(document.planned.items()), str(path))
 
@@ -176,7 +176,9 @@ def read_served(store: Store, demands: Sequence[Demand]) -> tuple[Served, ...]:
     references = list(dict.fromkeys(demand.reference for demand in demands))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         look = map if len(references) < 2 else pool.map  # the pool starts its threads when it has work
-        served_models = dict(zip(references, look(lambda item: _look(store, Demand(item)), references), strict=True))
+        served_models = dict(
+            zip(references, look(lambda reference: _look(store, Demand(reference)), references), strict=True)
+        )
     return tuple(replace(served_models[demand.reference], demand=demand) for demand in demands)
 
 

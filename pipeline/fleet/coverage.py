@@ -86,23 +86,23 @@ Known = dict[tuple[int, Machine, Precision | None], Coverage]
 
 
 def list_coverage(
-    groups: Sequence[NodeGroup], served: Sequence[Served], catalog: Catalog, known: Known | None = None
+    groups: Sequence[NodeGroup], served: Sequence[Served], catalog: Catalog, results: Known | None = None
 ) -> tuple[Coverage, ...]:
     """The coverage of every demand on every group that it names. Groups with equal machines are judged once.
 
-    known: results of earlier calls with the same `served` and catalog; new ones are added.
+    results: those of earlier calls with the same `served` and catalog; new ones are added.
     """
-    known = {} if known is None else known
+    results = {} if results is None else results
     coverages = []
-    for index, item in enumerate(served):
+    for index, served_model in enumerate(served):
         for group in groups:
-            if not item.demand.wants(group.hardware):
+            if not served_model.demand.wants(group.hardware):
                 continue
-            for precision in item.demand.precisions or (None,):
+            for precision in served_model.demand.precisions or (None,):
                 key = (index, group.machine, precision)
-                if key not in known:
-                    known[key] = judge(item, group, precision, dict(catalog.planned))
-                coverages.append(replace(known[key], group=group))
+                if key not in results:
+                    results[key] = judge(served_model, group, precision, dict(catalog.planned))
+                coverages.append(replace(results[key], group=group))
     return tuple(coverages)
 
 
@@ -138,10 +138,10 @@ def judge(served: Served, group: NodeGroup, precision: Precision | None, planned
     return coverage
 
 
-def _explain_lack(missing: Coverage, now: EngineRanking, wanted: Policy) -> Coverage:
+def _explain_lack(missing: Coverage, now: EngineRanking, policy: Policy) -> Coverage:
     """The coverage where no engine will do: engines are ranked again without one condition after the other."""
-    served, machine, any_proof = missing.served, missing.group.machine, replace(wanted, proven_only=False)
-    if wanted.proven_only and (candidates := rank_engines(served.engines, machine, any_proof, served.name).candidates):
+    served, machine, any_proof = missing.served, missing.group.machine, replace(policy, proven_only=False)
+    if policy.proven_only and (candidates := rank_engines(served.engines, machine, any_proof, served.name).candidates):
         best = candidates[0]
         ranked = replace(missing, engine=best.entry, fit=best.fit, remarks=best.remarks)
         return replace(ranked, state="unproven", reason=best.entry.reason)
@@ -153,19 +153,19 @@ def _explain_lack(missing: Coverage, now: EngineRanking, wanted: Policy) -> Cove
     return replace(missing, reason=_list_reasons(served, now, machine))
 
 
-def _find_reason(found: EngineRanking, entry: EngineEntry) -> str:
+def _find_reason(ranking: EngineRanking, entry: EngineEntry) -> str:
     """Why the ranking rejects an engine; '' if it does not."""
-    return next((why for unit, why in found.rejected if unit == entry.unit), "")
+    return next((why for unit, why in ranking.rejected if unit == entry.unit), "")
 
 
-def _list_reasons(served: Served, found: EngineRanking, machine: Machine) -> str:
+def _list_reasons(served: Served, ranking: EngineRanking, machine: Machine) -> str:
     """Why each engine for this hardware is rejected; if there is none, the targets that there are engines for."""
     alike = {
         entry.unit
         for entry in served.engines
         if entry.compute_capability == machine.compute_capability and (entry.target != PORTABLE or not machine.is_cpu)
     }
-    reasons = list(dict.fromkeys(f"{unit}: {why}" for unit, why in found.rejected if unit in alike))
+    reasons = list(dict.fromkeys(f"{unit}: {why}" for unit, why in ranking.rejected if unit in alike))
     if reasons:
         return join_first(reasons, 3, "; ")
     targets = sorted({entry.target for entry in served.engines if entry.usable})
@@ -210,7 +210,11 @@ class Hours:
 def total(forecasts: Iterable[Expectation | None]) -> Hours:
     """The sum of predictions; None is a unit without one."""
     items = list(forecasts)
-    predictions = [(item.seconds, item.builds) for item in items if item is not None and item.seconds is not None]
+    predictions = [
+        (forecast.seconds, forecast.builds)
+        for forecast in items
+        if forecast is not None and forecast.seconds is not None
+    ]
     builds = [count for _, count in predictions] or [0]
     hours = sum(seconds for seconds, _ in predictions) / 3600
     return Hours(hours, len(predictions), min(builds), max(builds), len(items) - len(predictions))
@@ -238,7 +242,7 @@ class FleetWork:
     """A unit that groups of nodes wait for. nodes: number of nodes in them.  channel: of the demand, the first if
     several.
 
-    why: the present state and its reason.  first: what a person has to do before it can be done; '' for nothing.
+    why: the present state and its reason.  remedy: what a person has to do before it can be done; '' for nothing.
     refused: why no compiler takes it; '' where one may.  expected: the predicted time; None if unknown.
     engine: digest of the engine to be proven.
     """
@@ -248,7 +252,7 @@ class FleetWork:
     nodes: int
     channel: str | None
     why: str
-    first: str = ""
+    remedy: str = ""
     refused: str = ""
     expected: Expectation | None = None
     engine: str | None = None
@@ -264,7 +268,7 @@ class FleetWork:
     @property
     def ready(self) -> bool:
         """Whether it can be done as things are."""
-        return not self.first and not self.refused
+        return not self.remedy and not self.refused
 
     def to_json(self) -> dict[str, object]:
         """A JSON object."""
@@ -276,7 +280,7 @@ class FleetWork:
             "nodes": self.nodes,
             "channel": self.channel,
             "why": self.why,
-            "first": self.first or None,
+            "first": self.remedy or None,
             "refused": self.refused or None,
             "engine": self.engine,
             "predicted": None
@@ -289,31 +293,31 @@ def work_for(coverage: Iterable[Coverage], predict: Predictor) -> tuple[FleetWor
     """All units to build or prove. First those that can be done now; then by the number of nodes that wait, the most
     first; then `stable` before other channels; then the shortest."""
     coverage_by_unit: dict[WantedUnit, list[Coverage]] = {}
-    for item in coverage:
-        if item.state not in ("covered", "breaking"):
-            coverage_by_unit.setdefault(_find_unit(item), []).append(item)
+    for standing in coverage:
+        if standing.state not in ("covered", "breaking"):
+            coverage_by_unit.setdefault(_find_unit(standing), []).append(standing)
     return tuple(
         sorted((_describe_work(unit, waiting, predict) for unit, waiting in coverage_by_unit.items()), key=_order)
     )
 
 
-def _find_unit(item: Coverage) -> WantedUnit:
-    served, entry = item.served, item.engine
-    model = item.demand.reference.model
+def _find_unit(coverage: Coverage) -> WantedUnit:
+    served, entry = coverage.served, coverage.engine
+    model = coverage.demand.reference.model
     if entry is not None:
-        kind: Literal["build", "prove"] = "prove" if item.state == "unproven" else "build"
+        kind: Literal["build", "prove"] = "prove" if coverage.state == "unproven" else "build"
         return WantedUnit(kind, model, served.version, entry.hardware, entry.precision, entry.backend)
     # The machine's product where the spec names that, else its generation.
-    hardware, machine = item.group.hardware, item.group.machine.target
-    named = [target for target in item.served.targets or () if hardware.is_one_of([target])]
+    hardware, machine = coverage.group.hardware, coverage.group.machine.target
+    named = [target for target in coverage.served.targets or () if hardware.is_one_of([target])]
     exact = [target for target in named if target.product and target.product == machine.product]
     target = [*exact, *named, Target(machine.sm, machine.compute_capability)][0]
-    like = next(_list_similar(item, target), None)
-    precision: Any = item.precision or (like.precision if like else None)
+    like = next(_list_similar(coverage, target), None)
+    precision: Any = coverage.precision or (like.precision if like else None)
     return WantedUnit("build", model, served.version, target, precision, like.backend if like else None)
 
 
-def _list_similar(item: Coverage, target: Target) -> Iterator[EngineEntry]:
+def _list_similar(coverage: Coverage, target: Target) -> Iterator[EngineEntry]:
     """The version's engines after which one for this target could be built, the most similar first; those whose backend
     takes the target come before the others."""
 
@@ -321,47 +325,47 @@ def _list_similar(item: Coverage, target: Target) -> Iterator[EngineEntry]:
         same = entry.compute_capability == target.compute_capability
         return not same, not entry.usable, entry.status != "proven", accuracy_order(entry.precision), entry.unit
 
-    entries = (entry for entry in item.served.engines if item.precision in (None, entry.precision))
+    entries = (entry for entry in coverage.served.engines if coverage.precision in (None, entry.precision))
     sorted_entries = sorted((entry for entry in entries if entry.hardware.is_cpu == target.is_cpu), key=sort_key)
     yield from (entry for entry in sorted_entries if not _explain_refusal(entry, target))
     yield from sorted_entries
 
 
 def _describe_work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predictor) -> FleetWork:
-    first = waiting[0]
-    groups = {item.group.hardware: item.group for item in waiting}
-    channels = sorted({item.demand.reference.channel for item in waiting} - {None}, key=_rank)
+    coverage = waiting[0]
+    groups = {coverage.group.hardware: coverage.group for coverage in waiting}
+    channels = sorted({coverage.demand.reference.channel for coverage in waiting} - {None}, key=_rank)
     work = FleetWork(
         unit,
         tuple(dict.fromkeys(group.name for group in groups.values())),
         sum(group.nodes for group in groups.values()),
         channels[0] if channels else None,
-        f"{first.state}: {first.reason}",
+        f"{coverage.state}: {coverage.reason}",
     )
     if unit.kind == "prove":
-        return replace(work, engine=first.engine.digest if first.engine else None)
-    like = first.engine or next(_list_similar(first, unit.target), None)
+        return replace(work, engine=coverage.engine.digest if coverage.engine else None)
+    like = coverage.engine or next(_list_similar(coverage, unit.target), None)
     work = replace(
-        work, first=_find_prerequisite(first, unit), refused=_explain_refusal(like, unit.target) if like else ""
+        work, remedy=_find_prerequisite(coverage, unit), refused=_explain_refusal(like, unit.target) if like else ""
     )
     request = _request_for(like, unit.target) if like and not work.refused else None
     return work if request is None else replace(work, expected=predict(unit.model, request))
 
 
-def _find_prerequisite(item: Coverage, unit: WantedUnit) -> str:
+def _find_prerequisite(coverage: Coverage, unit: WantedUnit) -> str:
     """What a person has to do before a build helps; '' for nothing."""
-    served = item.served
+    served = coverage.served
     if served.problem:
         return "see why it cannot be read; build it if it was never built"
-    if item.too_old:
+    if coverage.too_old:
         return "give these nodes a newer driver, or build with wheels for an older CUDA"
     lacks = [unit.target.name] if served.targets is not None and unit.target not in served.targets else []
     if unit.precision and served.precisions and unit.precision not in served.precisions:
         lacks.append(unit.precision)
     if lacks:
         return f"add {' and '.join(lacks)} to its spec, and register it again"
-    if item.state == "missing":
-        hardware_key = (item.group.machine.compute_capability, unit.target.is_cpu, unit.precision)
+    if coverage.state == "missing":
+        hardware_key = (coverage.group.machine.compute_capability, unit.target.is_cpu, unit.precision)
         for entry in served.engines:
             if (entry.compute_capability, entry.hardware.is_cpu, entry.precision) == hardware_key:
                 fate = "failed" if entry.status == "failed" else "was refused"

@@ -289,7 +289,7 @@ def _remarks(node: Mapping[str, object]) -> tuple[str, ...]:
     """What keeps pods away from a node: not ready, cordoned, and taints, which GPU pods may tolerate."""
     spec, conditions = _read_mapping(node.get("spec")), _read_mapping(node.get("status")).get("conditions")
     remarks = []
-    states = [item.get("status") for item in _mappings(conditions) if item.get("type") == "Ready"]
+    states = [condition.get("status") for condition in _mappings(conditions) if condition.get("type") == "Ready"]
     if states and states[-1] != "True":
         remarks.append("not ready")
     if spec.get("unschedulable") is True:
@@ -306,4 +306,4 @@ def _read_mapping(value: object) -> Mapping[str, object]:
 
 
 def _mappings(value: object) -> list[Mapping[str, object]]:
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+    return [element for element in value if isinstance(element, Mapping)] if isinstance(value, list) else []

@@ -163,18 +163,18 @@ def read_inventory(path: Path) -> Fleet:
         raise InputError(f"{name}: is a list of nodes as YAML; use `kubectl get nodes -o json`")
     document, _ = parse_document(Path(name), text, KIND)
     groups = []
-    for item in document.groups:
-        hardware = item.hardware()
-        gpus = 0 if hardware.machine.is_cpu else item.count
-        groups.append(NodeGroup(hardware, item.count, gpus if item.gpus is None else item.gpus))
+    for group in document.groups:
+        hardware = group.hardware()
+        gpus = 0 if hardware.machine.is_cpu else group.count
+        groups.append(NodeGroup(hardware, group.count, gpus if group.gpus is None else group.gpus))
     return Fleet((), (), name).with_groups(groups)
 
 
 def fleet_of_nodes(nodes: Iterable[Mapping[str, object]], source: str) -> Fleet:
     """The fleet of these nodes of the Kubernetes API."""
-    node_parts = [item for node in nodes for item in parts_of(node)]
-    parts = [item for item in node_parts if isinstance(item, GpuPart)]
-    return group_nodes(parts, [item for item in node_parts if isinstance(item, LeftOut)], source)
+    node_parts = [part for node in nodes for part in parts_of(node)]
+    parts = [part for part in node_parts if isinstance(part, GpuPart)]
+    return group_nodes(parts, [part for part in node_parts if isinstance(part, LeftOut)], source)
 
 
 def _read(path: Path, name: str) -> str:
@@ -206,7 +206,7 @@ def _nodes(text: str, name: str) -> list[Mapping[str, object]] | None:
     items = document.get("items")
     # Items of the API's own NodeList have no kind; kubectl's List gives each its own.
     if not isinstance(items, list) or any(
-        not isinstance(item, dict) or item.get("kind", "Node") != "Node" for item in items
+        not isinstance(node, dict) or node.get("kind", "Node") != "Node" for node in items
     ):
         raise InputError(f"{name}: is JSON without groups, and no list of nodes; {KIND.help}")
     return items

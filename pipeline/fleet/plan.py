@@ -75,10 +75,10 @@ class FleetPlan:
         return {
             "before": [group.to_json() for group in self.before.groups],
             "after": [group.to_json() for group in self.after.groups],
-            "dying": [item.to_json() for item in self.dying],
-            "waiting": [item.to_json() for item in self.waiting],
-            "work": [item.to_json() for item in self.work],
-            "idle": [{"unit": item.unit, "models": list(item.models)} for item in self.idle],
+            "dying": [coverage.to_json() for coverage in self.dying],
+            "waiting": [coverage.to_json() for coverage in self.waiting],
+            "work": [task.to_json() for task in self.work],
+            "idle": [{"unit": engine.unit, "models": list(engine.models)} for engine in self.idle],
             "unwanted": [group.name for group in self.unwanted],
             "predicted": self.hours.to_json(),
         }
@@ -108,15 +108,15 @@ def make_plan(
     # Before groups that became alike are merged, so that both have the same number of results in the same order.
     pairs = zip(judge_groups(remaining_groups), judge_groups(changed), strict=True)
     dying = tuple(new for old, new in pairs if old.serves and not new.serves)
-    was_bad = {(id(item.served), item.group.hardware, item.precision) for item in dying}
+    was_bad = {(id(coverage.served), coverage.group.hardware, coverage.precision) for coverage in dying}
     waiting = tuple(
-        item
-        for item in after
-        if not item.serves and (id(item.served), item.group.hardware, item.precision) not in was_bad
+        coverage
+        for coverage in after
+        if not coverage.serves and (id(coverage.served), coverage.group.hardware, coverage.precision) not in was_bad
     )
     work = work_for(after, predict)
-    builds = [item for item in work if item.unit.kind == "build" and not item.refused]
-    hours = total(item.expected for item in builds if not item.unit.target.is_cpu)
+    builds = [build for build in work if build.unit.kind == "build" and not build.refused]
+    hours = total(build.expected for build in builds if not build.unit.target.is_cpu)
     nowhere = find_unwanted_groups(then.groups, catalog.demands)
     return FleetPlan(fleet, then, dying, waiting, work, _idle(now, after), hours, nowhere)
 
@@ -136,11 +136,11 @@ def _remove_nodes(groups: Sequence[NodeGroup], target: Target, count: int) -> It
 
 
 def _idle(before: Sequence[Coverage], after: Sequence[Coverage]) -> tuple[Idle, ...]:
-    needed = {item.engine.digest for item in after if item.engine}
+    needed = {coverage.engine.digest for coverage in after if coverage.engine}
     models_by_unit: dict[str, set[str]] = {}
-    for item in before:
-        if item.serves and item.engine and item.engine.digest not in needed:
-            models_by_unit.setdefault(item.engine.unit, set()).add(item.served.name)
+    for coverage in before:
+        if coverage.serves and coverage.engine and coverage.engine.digest not in needed:
+            models_by_unit.setdefault(coverage.engine.unit, set()).add(coverage.served.name)
     return tuple(Idle(unit, tuple(sorted(models))) for unit, models in sorted(models_by_unit.items()))
 
 

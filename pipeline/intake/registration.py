@@ -128,7 +128,7 @@ def _append(store: Store, new: Registration) -> tuple[Registration, bool]:
         if before and before[-1].bundle.digest == new.bundle.digest:
             return None
         tried = True
-        others = [item for item in before if item.bundle.digest != new.bundle.digest]
+        others = [registration for registration in before if registration.bundle.digest != new.bundle.digest]
         return canonical_json({"registered": encode([*others, new][-KEPT:])})
 
     newest = parse(change(store, registered_key(model), appended), model)[-1]
@@ -174,8 +174,8 @@ class Bucket:
         from enginesmith.registry.store.objects.api import objects_below
 
         bucket = bucket_at(self.uri)
-        bucket_objects = {item.name: item for item in objects_below(bucket) if is_path(item.name)}
-        size = sum(item.size for item in bucket_objects.values())
+        bucket_objects = {entry.name: entry for entry in objects_below(bucket) if is_path(entry.name)}
+        size = sum(entry.size for entry in bucket_objects.values())
         if len(bucket_objects) > MOST_OBJECTS or size > self.most_bytes:
             raise InputError(
                 f"{bucket.place.locator('')} holds {len(bucket_objects)} objects with {size} bytes; "
@@ -185,16 +185,16 @@ class Bucket:
         for name in self._known.keys() - bucket_objects.keys():
             (self.folder / name).unlink(missing_ok=True)
             del self._known[name]
-        for name, item in bucket_objects.items():
-            if self._known.get(name) != item.tag:
+        for name, entry in bucket_objects.items():
+            if self._known.get(name) != entry.tag:
                 self._fetch(name)
-                self._known[name] = item.tag
+                self._known[name] = entry.tag
 
     def has(self, name: str) -> bool:
         """Whether the bucket holds a file; none is fetched. Raises UnavailableError."""
         from enginesmith.registry.store.objects.api import objects_below
 
-        return any(item.name == name for item in objects_below(bucket_at(self.uri)))
+        return any(entry.name == name for entry in objects_below(bucket_at(self.uri)))
 
     def _fetch(self, name: str) -> None:
         from enginesmith.registry.store.objects.api import Declined
@@ -283,8 +283,12 @@ def registry_of(spec: "ModelSpec | EnsembleSpec | Found | Path | str | None", as
         with spec_at(spec, None) as spec_place:
             loaded = load_any(spec_place.path, spec_place.address)
             return registry_of(loaded if isinstance(loaded, ModelSpec) else loaded.spec, None)
-    own = spec.publication.registry if spec else None
-    return str(spec.file(own)) if spec and own and "://" not in own else own or DEFAULT_REGISTRY
+    spec_registry = spec.publication.registry if spec else None
+    return (
+        str(spec.file(spec_registry))
+        if spec and spec_registry and "://" not in spec_registry
+        else spec_registry or DEFAULT_REGISTRY
+    )
 
 
 def below(place: str, name: str) -> str:

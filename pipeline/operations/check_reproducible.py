@@ -130,20 +130,20 @@ def profile_published(chosen: ChosenEngine, options: ProfileOptions, context: Ru
 
 
 def benchmark_pair(
-    first: ChosenEngine, second: ChosenEngine, options: ProfileOptions, context: RunContext
+    engine: ChosenEngine, baseline: ChosenEngine, options: ProfileOptions, context: RunContext
 ) -> PairedBenchmark:
-    """Time two engines in turns, at the last bucket that is given, else at the first's opt sizes: is `first` faster?
+    """Time two engines in turns, at the last bucket that is given, else at the first's opt sizes: is `engine` faster?
 
     Raises InputError when they do not take the same inputs, or for a bucket that the model does not have.
     """
-    takes = [{spec.name: (spec.dtype, len(spec.shape)) for spec in side.entry.inputs} for side in (first, second)]
+    takes = [{spec.name: (spec.dtype, len(spec.shape)) for spec in side.entry.inputs} for side in (engine, baseline)]
     if takes[0] != takes[1]:
         raise InputError(f"the first engine takes {takes[0]} and the second {takes[1]}; nothing fits both")
-    spec = spec_of(first.manifest)
-    sizes = _sizes(first, options)
+    spec = spec_of(engine.manifest)
+    sizes = _sizes(engine, options)
     at = {dim.name: dim.opt for dim in spec.named_dims()} if isinstance(sizes, str) else sizes[-1]
-    engines, work = (engine_of(first.entry), engine_of(second.entry)), Work(spec, context)
-    return time_pair(f"benchmark {first.entry.unit}", engines, first.manifest.golden, at, options.seconds, work)
+    engines, work = (engine_of(engine.entry), engine_of(baseline.entry)), Work(spec, context)
+    return time_pair(f"benchmark {engine.entry.unit}", engines, engine.manifest.golden, at, options.seconds, work)
 
 
 def _sizes(chosen: ChosenEngine, options: ProfileOptions) -> BucketChoice:

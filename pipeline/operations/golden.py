@@ -54,12 +54,12 @@ class AttributionAnswer:
     """
 
     attributed: Attributed
-    found: "Attribution | None" = None
+    attribution: "Attribution | None" = None
     failed: bool = False
 
     def to_json(self) -> dict[str, object]:
         """An item of `enginesmith debug attribute --json`."""
-        attribution_json = encode_document(self.found) if self.found else None
+        attribution_json = encode_document(self.attribution) if self.attribution else None
         return {**encode(self.attributed), "attribution": attribution_json, "failed": self.failed}
 
 
@@ -78,11 +78,11 @@ def attribute_version(
         request_text = f"{', '.join(sorted(targets))}{f' in {precision}' if precision else ''}"
         units = ", ".join(entry.unit for entry in have) or "none"
         raise UnknownNameError(f"{manifest.model}@{manifest.version} has no engine for {request_text}; it has: {units}")
-    for item in _suspects(manifest, fits, context):
-        if isinstance(item, Attributed):
-            yield AttributionAnswer(item)
+    for suspect in _suspects(manifest, fits, context):
+        if isinstance(suspect, Attributed):
+            yield AttributionAnswer(suspect)
             continue
-        done = attribute(item, manifest.onnx, manifest.golden, Work(spec, context))
+        done = attribute(suspect, manifest.onnx, manifest.golden, Work(spec, context))
         attribution = read_attribution(context.store, done.digest) if done.digest else None
         yield AttributionAnswer(done, attribution, failed=attribution is None)
 
@@ -331,10 +331,10 @@ def _with_frozen(text: str, digest: str) -> str | None:
     yaml_node = next((value for key, value in golden.value if key.value == "frozen"), None)
     if yaml_node is not None:
         return f'{text[: yaml_node.start_mark.index]}"{digest}"{text[yaml_node.end_mark.index :]}'
-    first = golden.value[0][0].start_mark
+    first_mark = golden.value[0][0].start_mark
     if golden.flow_style:
-        return f'{text[: first.index]}frozen: "{digest}", {text[first.index :]}'
-    return f'{text[: first.index]}frozen: "{digest}"\n{" " * first.column}{text[first.index :]}'
+        return f'{text[: first_mark.index]}frozen: "{digest}", {text[first_mark.index :]}'
+    return f'{text[: first_mark.index]}frozen: "{digest}"\n{" " * first_mark.column}{text[first_mark.index :]}'
 
 
 def _uses(store: Store) -> dict[str, list[str]]:

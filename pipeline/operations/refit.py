@@ -70,7 +70,7 @@ class RefitEngine:
         new_engine = refitter.refit(fetch_engine(place, old, workdir), model, request, workdir)
         seconds = round(time.monotonic() - begun, 3)
         enter_phase("storing")
-        stripped = any(isinstance(item, Weights) for item in new_engine.requires)
+        stripped = any(isinstance(requirement, Weights) for requirement in new_engine.requires)
         how = "weights left to the ONNX model" if stripped else "weights replaced"
         note = f"refitted from {self.origin}, engine {old.digest[:12]}: {how}, kernels kept"
         engine = replace(new_engine, request=request, notes=(*new_engine.notes, note))
@@ -106,24 +106,24 @@ class PublishedRefit:
     @classmethod
     def of(cls, outcome: Outcome) -> "PublishedRefit":
         """What a run of all steps published."""
-        failed = tuple(engine.entry.unit for engine in outcome.failed)
-        return cls(outcome.model, outcome.version, outcome.channel_refusal, failed)
+        failed_units = tuple(engine.entry.unit for engine in outcome.failed)
+        return cls(outcome.model, outcome.version, outcome.channel_refusal, failed_units)
 
 
-def refit_units(wanted: Iterable[BuildRequest], base: Manifest, work: Work) -> list[Refit]:
+def refit_units(requests: Iterable[BuildRequest], base: Manifest, work: Work) -> list[Refit]:
     """Refit the engines of `base` for these requests with new weights; of the others say why not. Builds nothing.
 
     Raises UnavailableError and IntegrityError, which say nothing about an engine, and StepError when cancelled.
     """
     entries = {entry.unit: entry for entry in base.engines}
-    foreseen = foresee_refits(wanted, base)
-    return [item if item.reason else _refit(item, entries[item.request.unit], base, work) for item in foreseen]
+    foreseen = foresee_refits(requests, base)
+    return [refit if refit.reason else _refit(refit, entries[refit.request.unit], base, work) for refit in foreseen]
 
 
-def foresee_refits(wanted: Iterable[BuildRequest], base: Manifest) -> list[Refit]:
+def foresee_refits(requests: Iterable[BuildRequest], base: Manifest) -> list[Refit]:
     """What `refit_units` would try to refit, as far as the manifest tells, and why not the others; nothing is done."""
     entries, refits = {entry.unit: entry for entry in base.engines if entry.usable}, []
-    for request in wanted:
+    for request in requests:
         entry = entries.get(request.unit)
         refits.append(Refit(request, entry.digest if entry else None, reason=cannot(request, entry, base) or ""))
     return refits
@@ -146,11 +146,11 @@ def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> 
     return None if others == request else f"more than weights changed: {explain_change(others, request)}"
 
 
-def _refit(item: Refit, entry: EngineEntry, base: Manifest, work: Work) -> Refit:
+def _refit(planned_refit: Refit, entry: EngineEntry, base: Manifest, work: Work) -> Refit:
     context = work.context
-    request = item.request
+    request = planned_refit.request
     if recall_engine(request, context):
-        return replace(item, reason="an engine with this build key is in the registry")
+        return replace(planned_refit, reason="an engine with this build key is in the registry")
     refitter = get_refitting(discovery.configure(request.backend, dict(request.options)))
     on_gpu = refitter is not None and refitter.refit_needs_gpu()
     before = engine_of(entry)
@@ -161,9 +161,9 @@ def _refit(item: Refit, entry: EngineEntry, base: Manifest, work: Work) -> Refit
         record = context.run_job(context.executor if on_gpu else context.local, name, job)
     except EnginesmithError as error:
         fail_step(name, error, context)
-        return replace(item, reason=str(error))
+        return replace(planned_refit, reason=str(error))
     context.progress.emit(Finished(name, "refitted", words=f"refitted in {record.seconds:.1f} s"))
-    return replace(item, engine=record.digest)
+    return replace(planned_refit, engine=record.digest)
 
 
 # Refitting with the weights of another version: a new version like that one, with the refitted engines of the first.
@@ -211,16 +211,16 @@ def publish_refitted(
     done: each refitted engine with what was wanted.  channel: the one to move to the new version.
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
-    renewed, failed = list[RenewedEngine](), list[EngineEntry]()
-    for _, wanted in done:
-        item = _judge(wanted, other, context)
-        if item.report and item.built.record and (proof := approve(item.report)):
+    renewed, failed_entries = list[RenewedEngine](), list[EngineEntry]()
+    for _, wanted_refit in done:
+        unit = _judge(wanted_refit, other, context)
+        if unit.report and unit.built.record and (proof := approve(unit.report)):
             context.store.put_bytes(canonical_json(proof.report.to_json()))
-            renewed.append(RenewedEngine(item.entry, proof, item.built.record))
+            renewed.append(RenewedEngine(unit.entry, proof, unit.built.record))
         else:
-            failed.append(item.entry)
+            failed_entries.append(unit.entry)
     why = f"refitted from {base.model}@{base.version}, weights of {other.model}@{other.version}"
-    return publish_again(other, renewed, failed, "refitted", context, why=why, channel=channel)
+    return publish_again(other, renewed, failed_entries, "refitted", context, why=why, channel=channel)
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class RenewedEngine:
 def publish_again(
     base: Manifest,
     renewed: Sequence[RenewedEngine],
-    failed: Sequence[EngineEntry],
+    failed_entries: Sequence[EngineEntry],
     word: str,
     context: RunContext,
     *,
@@ -244,16 +244,16 @@ def publish_again(
 ) -> Published:
     """Publish a version again with other engines in the place of some. word: what was done to these.
 
-    failed: units without one.  channel: the one to move to the new version. Raises as `publish`.
+    failed_entries: units without one.  channel: the one to move to the new version. Raises as `publish`.
     """
-    units = {entry.unit: entry.build_key for entry in (*(item.entry for item in renewed), *failed)}
+    units = {entry.unit: entry.build_key for entry in (*(engine.entry for engine in renewed), *failed_entries)}
     approved, others = _keep(base, set(units), context)
-    approved += [(item.entry, item.approved) for item in renewed]
+    approved += [(engine.entry, engine.approved) for engine in renewed]
     places = {entry.unit: place for place, entry in enumerate(base.engines)}
-    approved.sort(key=lambda item: places.get(item[0].unit, len(places)))
+    approved.sort(key=lambda pair: places.get(pair[0].unit, len(places)))
     gone = {STATEMENT, SBOM, *(f"{LAYERS} {unit}" for unit in units)}
-    records = [item.record for item in renewed]
-    origins = {f"{REFITTED} {item.entry.unit}": item.record.refitted_from for item in renewed}
+    records = [engine.record for engine in renewed]
+    origins = {f"{REFITTED} {engine.entry.unit}": engine.record.refitted_from for engine in renewed}
     kernels = {name: digest for name, digest in origins.items() if digest}
     draft = replace(
         base,
@@ -268,7 +268,7 @@ def publish_again(
     )
     draft = with_provenance(context.store, draft, [entry for entry, _ in approved], context.started_at)
     draft = draft.with_blake3({record.digest: record.blake3 for record in records})
-    return publish(context.store, draft, approved, [*others, *failed], channel=channel, by=user(), why=why)
+    return publish(context.store, draft, approved, [*others, *failed_entries], channel=channel, by=user(), why=why)
 
 
 def _is_same_variant(one: EngineEntry, other: EngineEntry) -> bool:
@@ -276,17 +276,19 @@ def _is_same_variant(one: EngineEntry, other: EngineEntry) -> bool:
     a quantized one is written in the backend's scheme."""
     if one.precision != other.precision or one.precision not in QUANTIZED or one.backend == other.backend:
         return one.precision == other.precision
-    first, second = (get_scheme(discovery.load(each.backend)(), each.hardware) for each in (one, other))
-    return first == second
+    one_scheme, other_scheme = (get_scheme(discovery.load(each.backend)(), each.hardware) for each in (one, other))
+    return one_scheme == other_scheme
 
 
-def _judge(wanted: WantedRefit, other: Manifest, context: RunContext) -> JudgedUnit:
-    request = wanted.request
-    graph = Graph(GraphVariant(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
+def _judge(wanted_refit: WantedRefit, other: Manifest, context: RunContext) -> JudgedUnit:
+    request = wanted_refit.request
+    graph = Graph(
+        GraphVariant(request.precision), request.model, request.inputs, request.outputs, wanted_refit.donor.scales
+    )
     built = Built(Unit(request, graph, "cached", "refitted"), recall_engine(request, context))
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
-    proofs = [published_proof(wanted.donor, context.store)]
+    proofs = [published_proof(wanted_refit.donor, context.store)]
     if not cannot_run:
         work = Work(spec_of(other), context)
         proofs.append(prove_engine(engine_check(built.blob, work.spec, other.golden), work))

@@ -147,8 +147,8 @@ class PublishedModel:
         # First the machine, then the engine, in every process: the one that has an engine waits for nothing.
         with hold_lock(context, machine, what), hold_lock(context, engine, what):
             if not again:  # another process may have attached a verdict meanwhile
-                found = next(item for item in judge_entries(context.store, manifest) if item.unit == entry.unit)
-                if (now := found.on_cpu(this_kind().name)).status != "unproven":
+                judged_entry = next(each for each in judge_entries(context.store, manifest) if each.unit == entry.unit)
+                if (now := judged_entry.on_cpu(this_kind().name)).status != "unproven":
                     return Validated.of(manifest, now)
             return self._prove(entry, context)
 
@@ -156,14 +156,14 @@ class PublishedModel:
         """Run an engine on the golden set, time it where the spec asks for that, and attach both reports."""
         work, manifest = Work(self.spec, context), self.manifest
         report = self.judge(entry, prove_engine(self.check(entry), work, afresh=True), context.store)
-        found = attach(context.store, manifest, report)
+        verdict = attach(context.store, manifest, report)
         asked = self.spec.validation.latency
         if report.verdict not in PASSED or asked is None:
-            return found
+            return verdict
         timed = time_engine(engine_of(entry), asked, manifest.golden, work, afresh=True)
         if timed:
             add_latencies(context.store, manifest, [timed])
-        return replace(found, latency=timed)
+        return replace(verdict, latency=timed)
 
     def check(self, entry: EngineEntry) -> CheckEngine:
         """What proves an engine."""
@@ -188,9 +188,11 @@ class PublishedEnsemble:
         if reason := ensemble_not_here(context.store, self.manifest, entry):
             return Validated.of(self.manifest, entry, reason=reason)
         for graph, pinned, engine in pinned_engines(context.store, self.manifest, entry):
-            for found in validate(pinned, context, [engine.target], [str(engine.digest)], again=False):
-                if found.unit == engine.unit and found.verdict not in PASSED:
-                    return Validated.of(self.manifest, entry, found.verdict, f"graph {graph.name!r}: {found.reason}")
+            for verdict in validate(pinned, context, [engine.target], [str(engine.digest)], again=False):
+                if verdict.unit == engine.unit and verdict.verdict not in PASSED:
+                    return Validated.of(
+                        self.manifest, entry, verdict.verdict, f"graph {graph.name!r}: {verdict.reason}"
+                    )
         proof = prove(self.check(entry, context.store), entry.unit, context, afresh=True)
         return attach(context.store, self.manifest, self.judge(entry, proof))
 
@@ -234,11 +236,11 @@ def spec_of(manifest: Manifest) -> ModelSpec:
     try:
         return ModelSpec.model_validate(manifest.spec)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "spec"
+        first_error = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first_error["loc"])) or "spec"
         raise IntegrityError(
-            f"{manifest.model}@{manifest.version}: its spec does not fit this installation: {where}: {first['msg']}; "
-            "install the backends that it was built with, and the same enginesmith"
+            f"{manifest.model}@{manifest.version}: its spec does not fit this installation: {where}: "
+            f"{first_error['msg']}; install the backends that it was built with, and the same enginesmith"
         ) from error
 
 
@@ -284,7 +286,7 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
         raise IntegrityError(f"{manifest.model}@{manifest.version} is no whole ensemble: {error}; build it") from error
     versions = {graph.name: load_pinned(store, graph) for graph in manifest.graphs}
     loaded = LoadedEnsemble(spec, {name: spec_of(pinned) for name, pinned in versions.items()})
-    chain = {item.name: ChainedGraph.of_function(item) for item in functions_of(manifest)}
+    chain = {function.name: ChainedGraph.of_function(function) for function in functions_of(manifest)}
     for name, pinned in versions.items():
         outputs = next((entry.outputs for entry in pinned.engines if entry.outputs), ())
         chain[name] = ChainedGraph(name, pinned.onnx, loaded.tensors(name), outputs, loaded.wiring()[name])
@@ -344,28 +346,28 @@ def pending_of(store: Store, model: str, version: str, target: str | None = None
     return Pending(manifest, tuple(entry for entry in waiting if _why_not(store, manifest, entry, on) is None))
 
 
-def why_nothing(store: Store, item: Pending, target: str | None = None, on: Target | None = None) -> str:
+def why_nothing(store: Store, pending: Pending, target: str | None = None, on: Target | None = None) -> str:
     """Why a version has no engine that could be proven here, or on workers. target, on: as for `pending_of`."""
-    entries = _select_entries(store, item.manifest, target)
+    entries = _select_entries(store, pending.manifest, target)
     if waiting := [entry for entry in entries if _is_unproven(entry)]:
-        reasons = (_why_not(store, item.manifest, entry, on) for entry in waiting)
-        return "; ".join(dict.fromkeys(f"{item.reference}: {reason}" for reason in reasons))
+        reasons = (_why_not(store, pending.manifest, entry, on) for entry in waiting)
+        return "; ".join(dict.fromkeys(f"{pending.reference}: {reason}" for reason in reasons))
     counts = Counter(entry.status for entry in entries if entry.digest)
     there = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
-    return f"{item.reference} has no unproven engine{f' for {target}' if target else ''}; it has {there}"
+    return f"{pending.reference} has no unproven engine{f' for {target}' if target else ''}; it has {there}"
 
 
-def validate_pending(item: Pending, context: RunContext) -> list[Validated]:
+def validate_pending(pending: Pending, context: RunContext) -> list[Validated]:
     """Run a version's pending engines here and attach a report to each; those proven meanwhile are not run again.
 
     An error is the row of its version, also where the trust policy does not let the version run.
     """
     try:
-        require(context.store, item.manifest)
-        digests = {str(entry.digest) for entry in item.engines}
-        return list(validate(item.manifest, context, engines=digests, again=False))
+        require(context.store, pending.manifest)
+        digests = {str(entry.digest) for entry in pending.engines}
+        return list(validate(pending.manifest, context, engines=digests, again=False))
     except EnginesmithError as error:
-        return [Validated(item.reference, None, "error", str(error))]
+        return [Validated(pending.reference, None, "error", str(error))]
 
 
 def _select_entries(store: Store, manifest: Manifest, target: str | None) -> list[EngineEntry]:
@@ -375,7 +377,7 @@ def _select_entries(store: Store, manifest: Manifest, target: str | None) -> lis
     if target is None:
         return [*entries]
     targets = parse_targets(target)
-    names, generations = {item.name for item in targets}, {item.sm for item in targets if item.product is None}
+    names, generations = {each.name for each in targets}, {each.sm for each in targets if each.product is None}
     return [entry for entry in entries if entry.target in names or entry.hardware.sm in generations]
 
 

@@ -51,14 +51,16 @@ def show_document(document: "VersionDocument | CanaryReport", page: str | None) 
     from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
     artifacts = list(artifacts_of(document, page))
-    for item in artifacts:
-        if item.link:
-            create_link_artifact(item.link, link_text=item.description, key=item.key)
-        elif item.markdown:
-            create_markdown_artifact(item.markdown, key=item.key, description=item.description)
+    for artifact in artifacts:
+        if artifact.link:
+            create_link_artifact(artifact.link, link_text=artifact.description, key=artifact.key)
+        elif artifact.markdown:
+            create_markdown_artifact(artifact.markdown, key=artifact.key, description=artifact.description)
         else:
-            create_table_artifact([dict(row) for row in item.table], key=item.key, description=item.description)
-    return [item.key for item in artifacts]
+            create_table_artifact(
+                [dict(row) for row in artifact.table], key=artifact.key, description=artifact.description
+            )
+    return [artifact.key for artifact in artifacts]
 
 
 def artifacts_of(document: "VersionDocument | CanaryReport", page: str | None) -> Iterator[Artifact]:
@@ -114,8 +116,8 @@ def version_markdown(document: "VersionDocument", page: str | None) -> str:
     lines = [f"# {plain_text(page_view.reference)}: {page_view.verdict.text}", ""]
     for name, values in document.metrics.items():
         lines.append(f"- {plain_text(name)}: {plain_text(format_metrics(values))}")
-    failed = [engine for engine in document.engines if engine.status == "failed"]
-    lines += [f"- **failed**: {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in failed]
+    failed_engines = [engine for engine in document.engines if engine.status == "failed"]
+    lines += [f"- **failed**: {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in failed_engines]
     waived = [row.entry for row in page_view.engines if any(check.waived is not None for check in row.checks)]
     lines += [f"- {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in waived]
     lines += [f"- page: `{page}`"] if page else []
@@ -123,11 +125,13 @@ def version_markdown(document: "VersionDocument", page: str | None) -> str:
         lines += ["", "## Drift by stage", "", *_table(rows)]
     if page_view.attributions:
         lines += ["", "## Which node drifted", ""]
-        for item in page_view.attributions:
-            lines.append(f"- {plain_text(item.name)}: {plain_text(item.headline)}")
-            lines += _code(item.snippet)
+        for attribution in page_view.attributions:
+            lines.append(f"- {plain_text(attribution.name)}: {plain_text(attribution.headline)}")
+            lines += _code(attribution.snippet)
     if rows := [
-        {"engine": item.name, **row, "machine": item.machine} for item in page_view.latencies for row in item.rows
+        {"engine": latency.name, **row, "machine": latency.machine}
+        for latency in page_view.latencies
+        for row in latency.rows
     ]:
         lines += ["", "## Latency", "", *_table(rows)]
     return "\n".join(lines)
@@ -156,10 +160,10 @@ def canary_markdown(report: "CanaryReport", page: str | None) -> str:
     from validation.canary.judging.criteria import describe_interval, describe_value
 
     rows = []
-    for item in report.criteria:
-        estimate, margin = (describe_value(value, item.kind) for value in (item.estimate, item.margin))
-        interval = "not measured" if item.note else describe_interval(item)
-        row = {"criterion": item.name, "verdict": item.verdict, "measured": estimate}
+    for criterion in report.criteria:
+        estimate, margin = (describe_value(value, criterion.kind) for value in (criterion.estimate, criterion.margin))
+        interval = "not measured" if criterion.note else describe_interval(criterion)
+        row = {"criterion": criterion.name, "verdict": criterion.verdict, "measured": estimate}
         rows.append({**row, "interval": interval, "margin": margin})
     lines = [f"# Canary{_on(report)}: {report.verdict}", "", plain_text(report.reason), ""]
     lines += [

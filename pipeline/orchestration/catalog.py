@@ -75,9 +75,9 @@ def compile_any(
 
 
 def _compile_ensemble(
-    found: Found, options: RunOptions, runner: StepRunner, progress: Progress, executors: Executors
+    spec_place: Found, options: RunOptions, runner: StepRunner, progress: Progress, executors: Executors
 ) -> Compiled:
-    loaded = load_ensemble(found.path, found.address)
+    loaded = load_ensemble(spec_place.path, spec_place.address)
     options = replace(options, registry=registry_of(loaded.spec, options.registry))
     store = open_store(str(options.registry), create=True)
     progress = by_model(progress)
@@ -86,9 +86,9 @@ def _compile_ensemble(
         def compile_graph(spec: ModelSpec) -> CompiledGraph:
             # What of the options its spec has, and no channel, since the whole has one.
             quiet = spec.model_copy(update={"publication": spec.publication.model_copy(update={"channel": None})})
-            own = own_options(spec, loaded, options)
-            with open_loaded(quiet, own, progress, executors, runner) as run:
-                compiled, exported = compile_locked(run, own), export(run)
+            graph_options = own_options(spec, loaded, options)
+            with open_loaded(quiet, graph_options, progress, executors, runner) as run:
+                compiled, exported = compile_locked(run, graph_options), export(run)
             return CompiledGraph(compiled, exported, wanted_of(spec, run.selection, options))
 
         outcome = Assembly(loaded, context, folder).run(compile_graph)
@@ -114,14 +114,14 @@ def own_options(spec: ModelSpec, loaded: LoadedEnsemble, options: RunOptions) ->
         if text is None:
             return None
         names = split_names(text)
-        own = [
+        graph_names = [
             name
             for name in names
             if name in have[spec.model] or not any(name in option_names for option_names in have.values())
         ]
-        return ",".join(own) or instead or text
+        return ",".join(graph_names) or instead or text
 
-    precisions = {graph.model: {str(item) for item in graph.precision_list()} for graph in graphs}
+    precisions = {graph.model: {str(precision) for precision in graph.precision_list()} for graph in graphs}
     backends = {graph.model: set(graph.backends) for graph in graphs}
     targets = {
         graph.model: {name for name in split_names(options.targets) if match_targets(name, graph.target_list())}
@@ -163,10 +163,10 @@ def foresee_ensemble(
     with nullcontext() if no_export else start_executors(options) as executors, workdir() as folder:
 
         def foresee_graph(spec: ModelSpec, lacking: str | None) -> ForecastGraph:
-            own = own_options(spec, loaded, replace(options, registry=uri))
-            graph_forecast = _foresee_model(spec, _Asked(own, progress, no_export, tell), executors, lacking)
+            graph_options = own_options(spec, loaded, replace(options, registry=uri))
+            graph_forecast = _foresee_model(spec, _Asked(graph_options, progress, no_export, tell), executors, lacking)
             return ForecastGraph(
-                graph_forecast.forecast, graph_forecast.exported, wanted_of(spec, select(spec, own), options)
+                graph_forecast.forecast, graph_forecast.exported, wanted_of(spec, select(spec, graph_options), options)
             )
 
         if executors is None:
@@ -336,7 +336,7 @@ def words(rows: Sequence[CatalogRow]) -> str:
 def _row(address: str, outcome: Outcome) -> CatalogRow:
     counts = Counter(engine.entry.status for engine in outcome.engines)
     engines: dict[str, int] = {status: counts[status] for status in STATUSES if counts[status]}
-    reasons = [f"{item.entry.unit}: {item.entry.reason}" for item in outcome.failed]
+    reasons = [f"{engine.entry.unit}: {engine.entry.reason}" for engine in outcome.failed]
     if outcome.version is None:
         reason = "; ".join(reasons) or "no engine is fit to be published"
         return CatalogRow(address, outcome.model, "failed", None, engines, reason)
@@ -455,5 +455,5 @@ def summarize(rows: Sequence[PlannedSpec]) -> str:
     """'4 specs: 3 with nothing to do; 40 units: 36 cached, 4 build'."""
     counts = sum((Counter(row.units) for row in rows), Counter[str]())
     units = ", ".join(f"{count} {action}" for action, count in counts.most_common())
-    settled = sum(row.settled for row in rows)
-    return f"{pluralize(len(rows), 'spec')}: {settled} with nothing to do; {pluralize(counts.total(), 'unit')}: {units}"
+    idle = sum(row.settled for row in rows)
+    return f"{pluralize(len(rows), 'spec')}: {idle} with nothing to do; {pluralize(counts.total(), 'unit')}: {units}"

@@ -45,14 +45,14 @@ def messages(work: Iterable[FleetWork], registry: str) -> tuple[Message, ...]:
     """
     builds: dict[str, list[str]] = {}
     proofs: dict[tuple[str, str, str], list[str]] = {}
-    for item in work:
-        unit = item.unit
-        if not item.ready:
+    for task in work:
+        unit = task.unit
+        if not task.ready:
             continue
         if unit.kind == "build":
-            builds.setdefault(unit.model, []).append(item.name)
-        elif unit.version and item.engine:
-            proofs.setdefault((unit.model, unit.version, unit.target.sm), []).append(item.engine)
+            builds.setdefault(unit.model, []).append(task.name)
+        elif unit.version and task.engine:
+            proofs.setdefault((unit.model, unit.version, unit.target.sm), []).append(task.engine)
     by = "enginesmith fleet"
     event_messages = []
     for model, units in builds.items():
@@ -114,12 +114,12 @@ class Reconciled:
     @property
     def good(self) -> bool:
         """Whether every demand can be met on every group."""
-        return all(item.serves for item in self.standings)
+        return all(coverage.serves for coverage in self.standings)
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of standings by state, from worst to best."""
-        state_counts = Counter(item.state for item in self.standings)
+        state_counts = Counter(coverage.state for coverage in self.standings)
         return {state: state_counts[state] for state in STATES if state_counts[state]}
 
     @property
@@ -133,16 +133,16 @@ class Reconciled:
             "fleet": {
                 "source": self.fleet.source,
                 "groups": [group.to_json() for group in self.fleet.groups],
-                "left_out": [vars(item) for item in self.fleet.left_out],
+                "left_out": [vars(omission) for omission in self.fleet.left_out],
             },
             "catalog": self.catalog.source,
             "registry": self.registry,
             "good": self.good,
             "counts": self.counts,
             "unwanted": [group.name for group in self.unwanted],
-            "standings": [item.to_json() for item in self.standings],
-            "work": [item.to_json() for item in self.work],
-            "events": [item.to_json() for item in messages(self.work, self.registry)],
+            "standings": [coverage.to_json() for coverage in self.standings],
+            "work": [task.to_json() for task in self.work],
+            "events": [message.to_json() for message in messages(self.work, self.registry)],
         }
 
 

@@ -38,31 +38,31 @@ def gpu_named(name: str) -> Target:
     return target
 
 
-def validate_on_worker(item: Pending, on: Target, context: RunContext) -> list[Validated]:
+def validate_on_worker(pending: Pending, on: Target, context: RunContext) -> list[Validated]:
     """As `validate_pending`, on a worker with this GPU. The failure of the task is the version's row.
 
     Raises StepError 'no-node' where no worker with it comes, and when cancelled; UnavailableError without a cluster.
     """
-    engines = tuple(entry.digest for entry in item.engines if entry.digest)
-    request = ValidatePending(item.manifest.model, item.manifest.version, engines)
+    engines = tuple(entry.digest for entry in pending.engines if entry.digest)
+    request = ValidatePending(pending.manifest.model, pending.manifest.version, engines)
     try:
-        return [*_run(f"prove {item.reference} on {on.name}", request, on, context)]
+        return [*_run(f"prove {pending.reference} on {on.name}", request, on, context)]
     except StepError as error:
         if error.kind not in _OF_ONE:
             raise
-        return [Validated(item.reference, None, "error", str(error))]
+        return [Validated(pending.reference, None, "error", str(error))]
 
 
-def canary_on_worker(wanted: CanaryRequest, context: RunContext, say: Callable[[str], None]) -> CanaryOutcome:
-    """As `automatic.canary`, on a worker with the GPU that `wanted.target` names.
+def canary_on_worker(request: CanaryRequest, context: RunContext, say: Callable[[str], None]) -> CanaryOutcome:
+    """As `automatic.canary`, on a worker with the GPU that `request.target` names.
 
     No worker is asked for where there is nothing to compare. Raises as `automatic.canary` and `validate_on_worker` do.
     """
-    on = gpu_named(wanted.target)
-    sides = sides_of(context.store, wanted)
+    on = gpu_named(request.target)
+    sides = sides_of(context.store, request)
     if isinstance(sides, str):
         return CanaryOutcome(sides)
-    worker_outcome = _run(f"canary {wanted.model}@{wanted.version} on {on.name}", RunCanary(wanted), on, context)
+    worker_outcome = _run(f"canary {request.model}@{request.version} on {on.name}", RunCanary(request), on, context)
     for line in worker_outcome.said:
         say(line)
     return worker_outcome.outcome
@@ -80,8 +80,8 @@ class ValidatePending:
         """A row for each engine."""
         place, executor = open_store(context.store), LocalExecutor()
         manifest = lookup.load(place, self.model, self.version)
-        item = Pending(manifest, tuple(entry for entry in manifest.engines if entry.digest in self.engines))
-        return tuple(validate_pending(item, RunContext(place, executor, executor)))
+        pending = Pending(manifest, tuple(entry for entry in manifest.engines if entry.digest in self.engines))
+        return tuple(validate_pending(pending, RunContext(place, executor, executor)))
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,9 @@ class Payload:
     sent: str
     sometimes: Mapping[str, str] = field(default_factory=dict)
 
-    def check(self, event: str, given: Collection[str]) -> None:
+    def check(self, event: str, field_names: Collection[str]) -> None:
         """Raise ValueError for a payload that lacks a field or has an unknown one, which is a bug of the sender."""
-        names = set(given)
+        names = set(field_names)
         lacking, unknown = self.fields.keys() - names, names - self.fields.keys() - self.sometimes.keys()
         if lacking or unknown:
             raise ValueError(f"{event}: lacks {sorted(lacking)}, has unknown {sorted(unknown)}; see {__name__}")
@@ -198,9 +198,9 @@ def markdown() -> str:
         return ", ".join(f"`{name}`" + (f" ({what})" if what else "") for name, what in fields.items())
 
     lines = ["| event | payload | sent |", "|---|---|---|"]
-    for event, item in PAYLOADS.items():
-        also = f"; optional: {list_fields(item.sometimes)}" if item.sometimes else ""
-        lines.append(f"| `{event}` | {list_fields(item.fields)}{also} | {item.sent} |")
+    for event, payload in PAYLOADS.items():
+        also = f"; optional: {list_fields(payload.sometimes)}" if payload.sometimes else ""
+        lines.append(f"| `{event}` | {list_fields(payload.fields)}{also} | {payload.sent} |")
     return "\n".join(lines)
 
 

@@ -88,7 +88,9 @@ def _answer(
         write_buckets(spec.path, {dim: (*_edges(spec, dim), edge) for dim, edge in grown.items()})
         spec = load_spec(spec.path, spec.address)
     options = asked.options
-    options = replace(options, dims=options.dims or default_dims(spec, grown), most=options.most or MOST_PROFILES)
+    options = replace(
+        options, dims=options.dims or default_dims(spec, grown), max_profiles=options.max_profiles or MOST_PROFILES
+    )
     with open_loaded(spec, RunOptions(registry=asked.registry), progress, executors, keep_state=False) as run:
         beyond = split_beyond(recorded.trace, spec.named_dims())
         advice = advise_buckets(replace(run, spec=spec), recorded, beyond, options)
@@ -98,9 +100,11 @@ def _answer(
     if not grown and (small := _too_small(advice)):
         return DriftAnswer(small, edges)
     write_buckets(spec.path, edges)
-    item, is_registered = register(open_store(asked.registry), load_spec(spec.path, spec.address))
+    registration, is_registered = register(open_store(asked.registry), load_spec(spec.path, spec.address))
     words = "; ".join(f"{dim}: {', '.join(map(str, sizes))}" for dim, sizes in edges.items())
-    return DriftAnswer(f"{'already registered' if is_registered else 'registered'} with buckets {words}", edges, item)
+    return DriftAnswer(
+        f"{'already registered' if is_registered else 'registered'} with buckets {words}", edges, registration
+    )
 
 
 def needed_edge(dim: Dim, recorded: TrafficAtPlace) -> int:

@@ -305,14 +305,14 @@ def select_precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...
     return tuple(precision for precision in PRECISIONS if precision in words)
 
 
-def _select(what: str, text: str | None, known: tuple[str, ...], possible: tuple[str, ...]) -> tuple[str, ...]:
+def _select(what: str, text: str | None, spec_names: tuple[str, ...], possible: tuple[str, ...]) -> tuple[str, ...]:
     """The names in `text`. Raises UnknownNameError for one that the spec does not have. possible: what it can have."""
     words = _require_names(what, text)
     for word in words:
-        if word not in known:
-            remedy = f"there is none; take of the spec's: {', '.join(known)}"
+        if word not in spec_names:
+            remedy = f"there is none; take of the spec's: {', '.join(spec_names)}"
             if word in possible:
-                remedy = f"not in the spec, which has {', '.join(known)}; add it there"
+                remedy = f"not in the spec, which has {', '.join(spec_names)}; add it there"
             raise UnknownNameError(f"{what} {word}: {remedy}")
     return tuple(words)
 

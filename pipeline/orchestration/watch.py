@@ -53,10 +53,15 @@ class SentEvent:
     server: str
 
 
-def send_registered(store: Store, item: Registration) -> SentEvent:
+def send_registered(store: Store, registration: Registration) -> SentEvent:
     """Send that a spec was registered. Raises UnavailableError."""
-    payload = {"spec": item.address, "digest": item.bundle.digest, "registry": store.uri, "by": item.by}
-    return send_event(REGISTERED, item.bundle.model, payload)
+    payload = {
+        "spec": registration.address,
+        "digest": registration.bundle.digest,
+        "registry": store.uri,
+        "by": registration.by,
+    }
+    return send_event(REGISTERED, registration.bundle.model, payload)
 
 
 def send_published(store: Store, model: str, version: str, manifest: str) -> SentEvent:
@@ -64,12 +69,12 @@ def send_published(store: Store, model: str, version: str, manifest: str) -> Sen
     return send_event(PUBLISHED, model, {"version": version, "manifest": manifest, "registry": store.uri})
 
 
-def send_judged(store: Store, wanted: CanaryRequest, report: CanaryReport, blob: str) -> SentEvent:
+def send_judged(store: Store, request: CanaryRequest, report: CanaryReport, blob: str) -> SentEvent:
     """Send the verdict of a canary of a version on a target, against what a channel serves. blob: digest of the report.
     Raises UnavailableError."""
-    about = {"version": wanted.version, "channel": wanted.channel, "target": str(report.target)}
+    about = {"version": request.version, "channel": request.channel, "target": str(report.target)}
     payload = {**about, "verdict": report.verdict, "report": blob, "registry": store.uri}
-    return send_event(JUDGED, wanted.model, payload)
+    return send_event(JUDGED, request.model, payload)
 
 
 def send_rollout(rollout: Rollout, action: str, why: str, registry: str) -> SentEvent | None:
@@ -184,8 +189,8 @@ class Watch:
                 self._complain(self._name, str(error))
             stop.wait(interval_s)
 
-    def look(self, *, settled: bool = True) -> None:
-        """Look once. settled: take a spec only when its files are as they were at the look before.
+    def look(self, *, stable_only: bool = True) -> None:
+        """Look once. stable_only: take a spec only when its files are as they were at the look before.
 
         Raises UnavailableError when the place, the registry or the Prefect server is out of reach.
         """
@@ -193,18 +198,18 @@ class Watch:
         for path in without_graphs(spec_files(self._place.folder)):
             name = path.relative_to(self._place.folder).as_posix()
             try:
-                self._take(path, name, settled=settled)
+                self._take(path, name, stable_only=stable_only)
             except UnavailableError:
                 raise
             except EnginesmithError as error:
                 self._complain(name, str(error))
 
-    def _take(self, path: Path, name: str, *, settled: bool) -> None:
+    def _take(self, path: Path, name: str, *, stable_only: bool) -> None:
         spec = load_any(path)
         stamps = [_stamp(file) for _, file in sorted(named_files(spec))]
         still = self._before.get(path) == stamps
         self._before[path] = stamps
-        if settled and not still:
+        if stable_only and not still:
             return
         digest = bundle_of(spec, self._digest).digest
         if self._taken.get(path) == digest:
@@ -213,10 +218,10 @@ class Watch:
         # A bundle that was sent before and is not the newest is one that somebody changed back to: it is sent again.
         newest = bool(entries) and entries[-1].bundle.digest == digest
         if not (newest and was_sent(self._store, REGISTERED, digest)):
-            item, _ = register(self._store, spec)
-            sent = send_registered(self._store, item)
-            remember_sent(self._store, REGISTERED, item.bundle.digest, sent.id)
-            self._say(WatchedSpec(name, f"registered as {item.address}", True, item.bundle.digest))
+            registration, _ = register(self._store, spec)
+            sent = send_registered(self._store, registration)
+            remember_sent(self._store, REGISTERED, registration.bundle.digest, sent.id)
+            self._say(WatchedSpec(name, f"registered as {registration.address}", True, registration.bundle.digest))
         self._taken[path] = digest
         self._complaints.pop(name, None)
 

@@ -168,8 +168,8 @@ class JsonLines(events.Progress):
                 self.tell("planned", "info", **counts)
             case events.RunConcluded(outcome):
                 level = "error" if outcome.version is None or outcome.failed else "info"
-                failed = len(outcome.failed)
-                self.tell("concluded", level, version=outcome.version, cached=outcome.cached, failed=failed)
+                failed_count = len(outcome.failed)
+                self.tell("concluded", level, version=outcome.version, cached=outcome.cached, failed=failed_count)
             case events.VersionSettled(name, words):
                 self.tell("finished", unit=name, state="done", outcome=words)
             case events.Finished(name, state, reason):

@@ -68,7 +68,7 @@ def finish(model: ModelProto) -> ModelProto:
     operand_names = {name for node in graph.node for name in list_reads(node)} | {
         output.name for output in graph.output
     }
-    _replace(graph.initializer, [item for item in graph.initializer if item.name in operand_names])
+    _replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in operand_names])
     stated = {value.name: value for value in graph.value_info}
     del graph.value_info[:]
     try:
@@ -104,9 +104,9 @@ def _kept_shapes(stated: Mapping[str, onnx.ValueInfoProto], inferred: ModelProto
 
 def opset_of(model: ModelProto) -> int:
     """Version of the default operator set. Raises ModelError when the model imports none."""
-    for imported in model.opset_import:
-        if imported.domain in ("", "ai.onnx"):
-            return int(imported.version)
+    for opset in model.opset_import:
+        if opset.domain in ("", "ai.onnx"):
+            return int(opset.version)
     raise ModelError("the model imports no default operator set; add opset_import {'': 20}")
 
 
@@ -128,7 +128,7 @@ def raise_opset(model: ModelProto, lowest: int) -> ModelProto:
 
 def constants(graph: GraphProto) -> dict[str, TensorProto]:
     """Initializers by name."""
-    return {item.name: item for item in graph.initializer}
+    return {tensor.name: tensor for tensor in graph.initializer}
 
 
 def consumers(graph: GraphProto) -> dict[str, list[NodeProto]]:
@@ -144,7 +144,7 @@ def element_types(model: ModelProto) -> dict[str, int]:
     """`TensorProto.DataType` of every tensor of the main graph whose type can be inferred."""
     values = _infer_values(model)
     types = {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}
-    return types | {item.name: item.data_type for item in model.graph.initializer}
+    return types | {tensor.name: tensor.data_type for tensor in model.graph.initializer}
 
 
 def static_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
@@ -196,17 +196,17 @@ def _without_weights(model: ModelProto) -> ModelProto:
     graph.output.extend(whole.output)
     graph.value_info.extend(whole.value_info)
     input_names = {value.name for value in whole.input}
-    for item in whole.initializer:
-        if math.prod(item.dims) <= _SMALL_CONSTANT:
-            graph.initializer.add().CopyFrom(item)
-        elif item.name not in input_names:
-            graph.input.append(helper.make_tensor_value_info(item.name, item.data_type, item.dims))
+    for tensor in whole.initializer:
+        if math.prod(tensor.dims) <= _SMALL_CONSTANT:
+            graph.initializer.add().CopyFrom(tensor)
+        elif tensor.name not in input_names:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     return light
 
 
 def attribute_of(node: NodeProto, name: str, default: T) -> T:
     """Value of a node's attribute, of the type of `default`; `default` where the node has none of that name."""
-    attribute = next((item for item in node.attribute if item.name == name), None)
+    attribute = next((each for each in node.attribute if each.name == name), None)
     return default if attribute is None else cast("T", helper.get_attribute_value(attribute))
 
 

@@ -68,31 +68,33 @@ def _find_computing(graph: GraphProto) -> dict[str, NodeProto]:
     return producers
 
 
-def _list_wanted(graph: GraphProto, made: Mapping[str, NodeProto], readers: Collection[str]) -> Iterator[str]:
+def _list_wanted(graph: GraphProto, makers: Mapping[str, NodeProto], readers: Collection[str]) -> Iterator[str]:
     for node in graph.node:
         for index, name in enumerate(node.input):
-            if name in made and (made[name].op_type == "Identity" or (node.op_type in readers and index > 0)):
+            if name in makers and (makers[name].op_type == "Identity" or (node.op_type in readers and index > 0)):
                 yield name
 
 
 def _compute(
-    model: ModelProto, name: str, given: Mapping[str, TensorProto], made: Mapping[str, NodeProto]
+    model: ModelProto, name: str, initializers: Mapping[str, TensorProto], makers: Mapping[str, NodeProto]
 ) -> Array | None:
     """The values of a tensor that nodes make out of constants; None where they do not run."""
     visited_names, unread, needed = set[str](), {name}, set[str]()
     while unread:
         visited_names.add(tensor_name := unread.pop())
-        if tensor_name in made:
-            needed.add(made[tensor_name].name)
-            unread |= {*filter(None, made[tensor_name].input)} - visited_names
+        if tensor_name in makers:
+            needed.add(makers[tensor_name].name)
+            unread |= {*filter(None, makers[tensor_name].input)} - visited_names
     nodes = [node for node in model.graph.node if node.name in needed]
-    operands = {item: given[item] for item in sorted(visited_names & given.keys())}
-    inputs = [helper.make_tensor_value_info(item, tensor.data_type, tensor.dims) for item, tensor in operands.items()]
+    operands = {operand: initializers[operand] for operand in sorted(visited_names & initializers.keys())}
+    inputs = [
+        helper.make_tensor_value_info(operand, tensor.data_type, tensor.dims) for operand, tensor in operands.items()
+    ]
     graph = helper.make_graph(nodes, "weight", inputs, [ValueInfoProto(name=name)])
     part = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
     try:
         session = open_interpreter(part.SerializeToString(), f"weight {name!r}", threads=1)
-        return np.asarray(session.run([name], {item: to_array(tensor) for item, tensor in operands.items()})[0])
+        return np.asarray(session.run([name], {operand: to_array(tensor) for operand, tensor in operands.items()})[0])
     except Exception:  # the interpreter's errors share no base class; what it cannot compute stays in float
         return None
 
@@ -212,18 +214,18 @@ def _multiplications_in(body: GraphProto) -> int:
     return inner + sum(node.op_type in (*OP_TYPES, *RECURRENT) for node in body.node)
 
 
-def _obstacle(node: NodeProto, given: Mapping[str, TensorProto], types: Mapping[str, int]) -> str | None:
+def _obstacle(node: NodeProto, initializers: Mapping[str, TensorProto], types: Mapping[str, int]) -> str | None:
     """Why a node of `OP_TYPES` cannot be quantized, or None."""
-    activation, weight = node.input[0], given.get(node.input[1])
-    if weight is None and activation in given:
+    activation, weight = node.input[0], initializers.get(node.input[1])
+    if weight is None and activation in initializers:
         return "its weight is the first operand; only a second one is quantized"
     if weight is None:
         return "it multiplies two activations" if node.op_type == "MatMul" else "its weight is not a constant"
-    if activation in given:
+    if activation in initializers:
         return "both operands are constants"
     if types.get(activation) != TensorProto.FLOAT or weight.data_type != TensorProto.FLOAT:
         return "it does not compute in float32"
-    bias = given.get(node.input[2]) if len(node.input) > 2 else None
+    bias = initializers.get(node.input[2]) if len(node.input) > 2 else None
     if bias is not None and list(bias.dims) != [weight.dims[_channel_axis(node)]]:
         # onnxruntime's Q/DQ insertion expects one value for each scale of the weight, and fails on any other.
         return f"its bias has the shape {list(bias.dims)}; per-channel scales need one value for each output"
@@ -246,7 +248,7 @@ def _channel_axis(node: NodeProto) -> int:
     return 0 if node.op_type == "Conv" else 1
 
 
-def _saturates_around_zero(node: NodeProto, given: Mapping[str, TensorProto]) -> bool:
+def _saturates_around_zero(node: NodeProto, initializers: Mapping[str, TensorProto]) -> bool:
     """Whether a node is a Relu, or a Clip with constant bounds around zero.
 
     uint8 saturation behind the node then does the node's work, so runtimes drop it. A Clip whose bounds leave zero out
@@ -254,7 +256,7 @@ def _saturates_around_zero(node: NodeProto, given: Mapping[str, TensorProto]) ->
     """
     if node.op_type != "Clip":
         return node.op_type == "Relu"
-    bounds = [given[name] for name in node.input[1:3] if name in given]
+    bounds = [initializers[name] for name in node.input[1:3] if name in initializers]
     if len(bounds) != 2:
         return False
     low, high = (float(to_array(bound)) for bound in bounds)
@@ -273,10 +275,10 @@ def residuals(model: ModelProto, convolutions: Iterable[str]) -> tuple[Residual,
     residual_nodes = []
     for node in model.graph.node:
         if node.op_type == "Add" and not any(name in initializers for name in node.input):
-            own = [name in producers and len(readers[name]) == 1 and name not in outputs for name in node.input]
-            if any(own) and node.input[0] != node.input[1]:
-                main = own.index(True)
-                if all(own):
+            single_uses = [name in producers and len(readers[name]) == 1 and name not in outputs for name in node.input]
+            if any(single_uses) and node.input[0] != node.input[1]:
+                main = single_uses.index(True)
+                if all(single_uses):
                     weights = [initializers.get(producers[name].input[1]) for name in node.input]
                     sizes = [prod(weight.dims) if weight else 1 for weight in weights]
                     main = sizes.index(max(sizes))
@@ -315,9 +317,9 @@ def tensors_to_measure(model: ModelProto) -> tuple[str, ...]:
     """Every tensor of a prepared model whose range some backend's scheme needs: sites, residual operands, joins."""
     sites = find_sites(model)[0]
     convolutions = [site for site in sites if site.op_type == "Conv"]
-    beside = {item.tensor for item in residuals(model, [site.node for site in convolutions])}
+    beside = {residual.tensor for residual in residuals(model, [site.node for site in convolutions])}
     joins = find_joins(model, [site.result for site in convolutions])
-    return tuple(sorted({*taps(sites), *beside, *(item.result for item in joins if item.same_as is None)}))
+    return tuple(sorted({*taps(sites), *beside, *(join.result for join in joins if join.same_as is None)}))
 
 
 def activations(model: ModelProto) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class CastNotes:
 
     precision: str
     cast: int
-    kept: tuple[FloatNode, ...] = ()
+    float_nodes: tuple[FloatNode, ...] = ()
     underflowed: tuple[tuple[str, int, int], ...] = ()
     floored_scales: tuple[str, ...] = ()
 
@@ -68,28 +68,29 @@ class CastNotes:
 
     def lines(self) -> tuple[str, ...]:
         """The notes as sentences."""
-        head = f"{_count_computing(self.cast)} {self.precision}, {pluralize(len(self.kept), 'stays', 'stay')} in fp32"
+        float_text = pluralize(len(self.float_nodes), "stays", "stay")
+        head = f"{_count_computing(self.cast)} {self.precision}, {float_text} in fp32"
         zeros = [f"{name}: {n} of {size} values underflow to 0" for name, n, size in self.underflowed]
         if self.floored_scales:
             scale_names = join_first(self.floored_scales, 3)
             zeros.append(
                 f"{len(self.floored_scales)} Q/DQ scales were raised to the smallest normal number: {scale_names}"
             )
-        return (head, *_kept_lines(self.kept, "fp32"), *zeros)
+        return (head, *_kept_lines(self.float_nodes, "fp32"), *zeros)
 
 
 @dataclass(frozen=True)
 class QuantizationNotes:
     """Result of inserting Q/DQ.
 
-    quantized: names of the nodes that now compute in `precision`.  kept: candidates left in float.
+    quantized: names of the nodes that now compute in `precision`.  float_nodes: candidates left in float.
     passed_through: the model already carried Q/DQ and was not touched.  cast: what the cast of the rest to fp16 did.
     precision: what the quantized nodes compute in (its weights, of those that only store them so).
     eight_bits: candidates of a block format that compute in fp8 instead.
     """
 
     quantized: tuple[str, ...] = ()
-    kept: tuple[FloatNode, ...] = ()
+    float_nodes: tuple[FloatNode, ...] = ()
     passed_through: bool = False
     cast: CastNotes | None = None
     precision: str = "int8"
@@ -108,14 +109,14 @@ class QuantizationNotes:
         """The notes as sentences."""
         if self.passed_through:
             return ("the model already carries quantized nodes and passed through untouched",)
-        float_text = pluralize(len(self.kept), "candidate stays", "candidates stay")
+        float_text = pluralize(len(self.float_nodes), "candidate stays", "candidates stay")
         head = f"{_count_computing(len(self.quantized))} {self.precision}, {float_text} in float"
         rest = self.cast.lines() if self.cast else ()
-        return (head, *(f"in fp8: {item}" for item in self.eight_bits), *_kept_lines(self.kept, "float"), *rest)
+        return (head, *(f"in fp8: {node}" for node in self.eight_bits), *_kept_lines(self.float_nodes, "float"), *rest)
 
 
-def _kept_lines(kept: Sequence[FloatNode], where: str) -> list[str]:
-    return [f"{_LEFT} {where}: {item}" for item in kept]
+def _kept_lines(float_nodes: Sequence[FloatNode], where: str) -> list[str]:
+    return [f"{_LEFT} {where}: {node}" for node in float_nodes]
 
 
 # Calibrated ranges: the JSON file between calibration and Q/DQ insertion.
@@ -180,25 +181,25 @@ class Ranges:
             raise DataError(f"ranges: not a ranges file ({error}); calibrate again") from error
         if document.format != FORMAT:
             raise DataError(f"ranges: format {document.format!r} is not {FORMAT}; calibrate again")
-        for name, item in document.tensors.items():
-            for low, high in filter(None, (item.range, item.seen)):
+        for name, entry in document.tensors.items():
+            for low, high in filter(None, (entry.range, entry.seen)):
                 if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                     raise DataError(
                         f"ranges: tensor {name!r} has the range [{low}, {high}]; it must be finite and rising"
                     )
-        tensors = {name: item.range for name, item in document.tensors.items()}
+        tensors = {name: entry.range for name, entry in document.tensors.items()}
         sources = {
-            name: RangeSource(item.seen, item.histogram, item.clipped)
-            for name, item in document.tensors.items()
-            if item.seen
+            name: RangeSource(entry.seen, entry.histogram, entry.clipped)
+            for name, entry in document.tensors.items()
+            if entry.seen
         }
         return cls(tensors, document.method, document.dataset, document.samples, sources)
 
     def _described(self, name: str) -> dict[str, object]:
-        item: dict[str, object] = {"range": list(self.tensors[name])}
+        entry: dict[str, object] = {"range": list(self.tensors[name])}
         if source := self.sources.get(name):
-            item |= {"seen": list(source.seen), "histogram": source.histogram, "clipped": source.clipped}
-        return item
+            entry |= {"seen": list(source.seen), "histogram": source.histogram, "clipped": source.clipped}
+        return entry
 
 
 @dataclass(frozen=True)

@@ -69,14 +69,14 @@ def record(written: ModelProto, notes: QuantizationNotes, evidence: Evidence) ->
         quantized=len(notes.quantized),
         macs_share=evidence.share,
         tensors=tuple(_sort_worst_first([*activations, *weights])),
-        left=notes.kept,
+        left=notes.float_nodes,
         choice=evidence.choice,
     )
 
 
 def _sort_worst_first(tensors: Sequence[QuantizedTensor]) -> list[QuantizedTensor]:
     """By SQNR; those without loss, and those that were not measured, last."""
-    return sorted(tensors, key=lambda item: (item.sqnr_db is None, item.sqnr_db or 0.0, item.name))
+    return sorted(tensors, key=lambda tensor: (tensor.sqnr_db is None, tensor.sqnr_db or 0.0, tensor.name))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ class _PairReader:
 
     def __init__(self, model: ModelProto) -> None:
         self.nodes = model.graph.node
-        self.given = constants(model.graph)
+        self.initializers = constants(model.graph)
         self.makers = {name: node for node in self.nodes for name in node.output}
         self.consumers = consumers(model.graph)
 
@@ -116,8 +116,8 @@ class _PairReader:
         for node in self.nodes:
             if node.op_type != "DequantizeLinear":
                 continue
-            zeros = self.given.get(node.input[2]) if len(node.input) > 2 else None
-            stored = self.given.get(node.input[0], zeros)
+            zeros = self.initializers.get(node.input[2]) if len(node.input) > 2 else None
+            stored = self.initializers.get(node.input[0], zeros)
             element_type = TensorProto.UINT8 if stored is None else int(stored.data_type)
             scales, zero = self._constant(node, 1), self._constant(node, 2)
             if element_type not in NAMES or scales is None:
@@ -129,7 +129,7 @@ class _PairReader:
             rounded = maker.input[0] if maker is not None else source
             yield _QdqPair(
                 names=tuple(dict.fromkeys([node.output[0], *self._before(rounded)])),
-                weight=rounded in self.given,
+                weight=rounded in self.initializers,
                 element_type=element_type,
                 scales=scales,
                 zero_point=0.0 if zero is None else float(zero.reshape(-1)[0]),
@@ -138,7 +138,7 @@ class _PairReader:
             )
 
     def _constant(self, node: NodeProto, index: int) -> NDArray[np.float64] | None:
-        initializer = self.given.get(node.input[index]) if len(node.input) > index else None
+        initializer = self.initializers.get(node.input[index]) if len(node.input) > index else None
         return None if initializer is None else to_array(initializer).astype(np.float64)
 
     def _before(self, tensor: str) -> Iterator[str]:
@@ -160,14 +160,14 @@ def _describe_activation(pair: _QdqPair, evidence: Evidence) -> QuantizedTensor:
     name = next((name for name in pair.names if name in evidence.ranges.tensors), pair.names[-1])
     observation = evidence.smoothed.get(name) or evidence.seen.tensors.get(name)
     levels = Levels.of(pair.element_type, float(pair.scales), pair.zero_point)
-    item = QuantizedTensor(name, "activation", pair.format, pair.readers, levels.span, float(pair.scales))
+    tensor = QuantizedTensor(name, "activation", pair.format, pair.readers, levels.span, float(pair.scales))
     if observation is None or not observation.finite:
-        return item
+        return tensor
     extremes = (observation.low, observation.high)
     if observation.histogram is None or not observation.histogram.total:
-        return replace(item, seen=extremes)
+        return replace(tensor, seen=extremes)
     return replace(
-        item,
+        tensor,
         seen=extremes,
         clipped=levels.clipped(observation.histogram, extremes),
         sqnr_db=_finite(levels.sqnr_db(observation.histogram, extremes)),
@@ -177,15 +177,15 @@ def _describe_activation(pair: _QdqPair, evidence: Evidence) -> QuantizedTensor:
 
 def _add_histograms(activations: Sequence[QuantizedTensor], evidence: Evidence) -> Iterator[QuantizedTensor]:
     """The activations, the worst with histograms over all that was seen and all that the format holds."""
-    worst = [item.name for item in _sort_worst_first(activations) if item.sqnr_db is not None][:PICTURES]
-    for item in activations:
-        observation = evidence.smoothed.get(item.name) or evidence.seen.tensors.get(item.name)
-        if item.name in worst and observation is not None and observation.histogram is not None:
-            low, high = min(observation.low, item.range[0]), max(observation.high, item.range[1])
+    worst = [tensor.name for tensor in _sort_worst_first(activations) if tensor.sqnr_db is not None][:PICTURES]
+    for tensor in activations:
+        observation = evidence.smoothed.get(tensor.name) or evidence.seen.tensors.get(tensor.name)
+        if tensor.name in worst and observation is not None and observation.histogram is not None:
+            low, high = min(observation.low, tensor.range[0]), max(observation.high, tensor.range[1])
             counts = tuple(rebin(observation.histogram, low, high, BINS))
-            yield replace(item, histogram=TensorHistogram((low, high), counts))
+            yield replace(tensor, histogram=TensorHistogram((low, high), counts))
         else:
-            yield item
+            yield tensor
 
 
 def _describe_weights(graph: ModelProto, pairs: Sequence[_QdqPair], evidence: Evidence) -> Iterator[QuantizedTensor]:

@@ -47,8 +47,9 @@ def narrow_share(
     `inputs`.
     """
     counted = count_multiplications(model, inputs, elements or {})
-    total, own = sum(counted.values()), find_own_narrow(model.graph)
-    return sum(count for name, count in counted.items() if name in own or name in quantized) / total if total else None
+    total, narrow_nodes = sum(counted.values()), find_own_narrow(model.graph)
+    narrow_count = sum(count for name, count in counted.items() if name in narrow_nodes or name in quantized)
+    return narrow_count / total if total else None
 
 
 def sizes_at(shapes: ModelShapes) -> dict[str, Shape]:
@@ -78,13 +79,17 @@ def count_multiplications(
     """Multiplications with weights in a run, by node of the main graph; control flow has those of its bodies."""
     inferred, initializers = _infer(model, inputs), constants(model.graph)
     graph = inferred.graph
-    shapes = shapes_of(graph) | {name: tuple(item.dims) for name, item in initializers.items()}
+    shapes = shapes_of(graph) | {name: tuple(tensor.dims) for name, tensor in initializers.items()}
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
-    kinds |= {name: item.data_type for name, item in initializers.items()}
+    kinds |= {name: tensor.data_type for name, tensor in initializers.items()}
     both = [name for name in elements if name in shapes and 0 not in shapes[name]]
     at_inputs = sum(math.prod(shapes[name]) for name in both)
     scale = sum(elements[name] for name in both) / at_inputs if at_inputs else 1.0
-    trips = {name: int(to_array(item)) for name, item in initializers.items() if item.data_type == 7 and not item.dims}
+    trips = {
+        name: int(to_array(tensor))
+        for name, tensor in initializers.items()
+        if tensor.data_type == 7 and not tensor.dims
+    }
     scope = _Scope(inferred, shapes, kinds, frozenset(_list_fixed(graph, initializers)), elements, scale, trips)
     return {node.name: count for node in graph.node if (count := scope.count(node))}
 
@@ -97,9 +102,9 @@ def _infer(model: ModelProto, inputs: Mapping[str, Shape]) -> ModelProto:
         return model
 
 
-def _list_fixed(graph: GraphProto, given: Collection[str]) -> Iterator[str]:
-    """Names of a graph that depend on the names `given` alone."""
-    fixed_names = set(given)
+def _list_fixed(graph: GraphProto, names: Collection[str]) -> Iterator[str]:
+    """Names of a graph that depend on these names alone."""
+    fixed_names = set(names)
     yield from fixed_names
     for node in graph.node:
         if (
@@ -163,8 +168,9 @@ class _Scope:
 
     def _count_body(self, body: GraphProto) -> float:
         shapes = {**self.shapes, **shapes_of(body)}
-        own = {item.name for item in body.initializer}
-        inner = replace(self, shapes=shapes, fixed=self.fixed | {*_list_fixed(body, {*self.fixed, *own})}, elements={})
+        body_names = {tensor.name for tensor in body.initializer}
+        fixed = self.fixed | {*_list_fixed(body, {*self.fixed, *body_names})}
+        inner = replace(self, shapes=shapes, fixed=fixed, elements={})
         return sum(inner.count(node) for node in body.node)
 
     def _infer_loop(self, node: NodeProto, body: GraphProto) -> GraphProto:
@@ -195,6 +201,6 @@ class _Scope:
             axes = attribute_of(node, "scan_input_axes", [0] * scan_count)
             shape = self.shapes.get(node.input[len(node.input) - scan_count], ())
             return max(1, shape[axes[0]] if len(shape) > axes[0] else 1)
-        first = len(body.input) - 2  # behind the states come what is gathered over all iterations
-        lengths = [self.shapes[name][0] for name in node.output[first:] if self.shapes.get(name)]
+        first_output = len(body.input) - 2  # behind the states come what is gathered over all iterations
+        lengths = [self.shapes[name][0] for name in node.output[first_output:] if self.shapes.get(name)]
         return max([1, *lengths])

@@ -28,11 +28,11 @@ from validation.plotting import seconds_text
 
 def judge_units(judged: Sequence[JudgedUnit]) -> Iterator[Finding]:
     """A finding for each unit that failed, with its first failed checks."""
-    for item in judged:
-        if item.entry.status == "failed":
-            broken = [describe(check) for check in item.report.checks if not check.passed] if item.report else []
-            failure_text = join_first(broken, 2, "; ") if broken else item.entry.reason.splitlines()[0]
-            yield Finding("failed", "error", f"failed: {failure_text}", item.built.unit.name)
+    for unit in judged:
+        if unit.entry.status == "failed":
+            broken = [describe(check) for check in unit.report.checks if not check.passed] if unit.report else []
+            failure_text = join_first(broken, 2, "; ") if broken else unit.entry.reason.splitlines()[0]
+            yield Finding("failed", "error", f"failed: {failure_text}", unit.built.unit.name)
 
 
 def judge_coverage(
@@ -59,53 +59,55 @@ def judge_pair(pair: EnginePair, options: CheckOptions, judged_by_metric: bool) 
     if interface:
         yield Finding("interface", "error", f"{interface}; requests to the one do not fit the other", pair.unit)
         return
-    yield from (_judge_metric(pair, item) for item in pair.metrics if _lost(item))
+    yield from (_judge_metric(pair, metric) for metric in pair.metrics if _lost(metric))
     fails = options.drift == "fail" or (options.drift == "auto" and not judged_by_metric)
-    broken = [item for item in pair.drift if not item.passed]
-    for item in broken[:1]:
-        value = "cannot be compared" if item.value is None else f"{item.value:.4g}"
-        limit = "" if item.limit is None else f", limit {item.limit:.4g}"
+    broken = [drift for drift in pair.drift if not drift.passed]
+    for drift in broken[:1]:
+        value = "cannot be compared" if drift.value is None else f"{drift.value:.4g}"
+        limit = "" if drift.limit is None else f", limit {drift.limit:.4g}"
         cases = f" (in {len(broken)} of {len(pair.drift)} cases)" if len(pair.drift) > 1 else ""
-        message = f"answers other than the served engine: {item.metric} of {item.output} {value}{limit}{cases}"
+        message = f"answers other than the served engine: {drift.metric} of {drift.output} {value}{limit}{cases}"
         if not fails:
             message += "; the task metric decides" if options.drift == "auto" else ""
-        yield Finding("drift", "error" if fails else "note", message, pair.unit, item.case)
+        yield Finding("drift", "error" if fails else "note", message, pair.unit, drift.case)
     yield from _judge_times(pair, options)
     yield from (Finding("not-compared", "warning", text, pair.unit) for text in pair.remarks)
 
 
-def _lost(item: MetricPair) -> bool:
+def _lost(metric: MetricPair) -> bool:
     """Whether a metric of the new engine is worse by more than is allowed; NaN and none count as that."""
-    if item.served is None:
+    if metric.served is None:
         return False
-    if item.new is None:
+    if metric.new is None:
         return True
-    loss = item.new - item.served if at_most(item.name.partition(" of ")[0]) else item.served - item.new
-    return not loss <= item.allowed
+    loss = metric.new - metric.served if at_most(metric.name.partition(" of ")[0]) else metric.served - metric.new
+    return not loss <= metric.allowed
 
 
-def _judge_metric(pair: EnginePair, item: MetricPair) -> Finding:
-    new = "cannot be measured" if item.new is None else format_metric(item.name, item.new)
-    served = format_metric(item.name, item.served or 0.0)
-    message = f"{item.name} {new}, served version {served} ({pair.against}); the limit is {item.allowed:g} worse"
+def _judge_metric(pair: EnginePair, metric: MetricPair) -> Finding:
+    new = "cannot be measured" if metric.new is None else format_metric(metric.name, metric.new)
+    served = format_metric(metric.name, metric.served or 0.0)
+    message = f"{metric.name} {new}, served version {served} ({pair.against}); the limit is {metric.allowed:g} worse"
     return Finding("metric", "error", message, pair.unit)
 
 
 def _judge_times(pair: EnginePair, options: CheckOptions) -> Iterator[Finding]:
-    noisy = []
+    noisy_buckets = []
     for times in pair.times:
         if times.ratio is None or times.low is None or times.high is None:
-            noisy.append(f"{times.bucket} (too few runs)")
+            noisy_buckets.append(f"{times.bucket} (too few runs)")
         elif times.low > 1 + options.slower:
             time_text = f"{seconds_text(times.new_s)}, served version {seconds_text(times.served_s)} ({pair.against})"
             interval = f"{times.ratio:.3f} times the time (95 %: {times.low:.3f} to {times.high:.3f})"
             message = f"{time_text}: {interval}; over {1 + options.slower:.3g} is a regression"
             yield Finding("latency", "error", message, pair.unit, times.bucket)
         elif times.high > 1 + options.slower:
-            noisy.append(f"{times.bucket} (up to {times.high:.3f} times)")
-    if noisy:
+            noisy_buckets.append(f"{times.bucket} (up to {times.high:.3f} times)")
+    if noisy_buckets:
         busy = next((f"; the machine was busy: {times.busy[0]}" for times in pair.times if times.busy), "")
-        message = f"a slowdown over {100 * options.slower:g} % is neither shown nor ruled out at {', '.join(noisy)}"
+        message = (
+            f"a slowdown over {100 * options.slower:g} % is neither shown nor ruled out at {', '.join(noisy_buckets)}"
+        )
         yield Finding("too-noisy", "warning", f"{message}; give more --seconds{busy}", pair.unit)
 
 
@@ -131,11 +133,11 @@ def check(run: Run, served: ServedVersion | None, here: Machine, options: CheckO
         selected = [target.name for target in run.selection.targets or spec.target_list()]
         findings += judge_coverage(_select(served, run.selection), entries, selected, served.name)
         measuring = PairMeasurement(run, done.exported.golden, served, options)
-        proven = {item.built.unit.name: item for item in judged if item.entry.status in PASSED}
+        proven = {unit.built.unit.name: unit for unit in judged if unit.entry.status in PASSED}
         pulled = find_pulled(entries, judged, here, served.proven_only, context)
         pairs = list(_measure_pairs(measuring, proven, pulled))
         limited = any(metric.limits for metric in spec.golden.metrics) if spec.golden else False
-        findings += [found for pair in pairs for found in judge_pair(pair, options, limited)]
+        findings += [finding for pair in pairs for finding in judge_pair(pair, options, limited)]
         compared, uncompared = {pair.unit for pair in pairs}, f"{served.name} serves no such engine here"
         findings += [Finding("not-compared", "note", uncompared, unit) for unit in proven if unit not in compared]
     return RegressionCheck(
@@ -148,9 +150,9 @@ def check(run: Run, served: ServedVersion | None, here: Machine, options: CheckO
         slower=options.slower,
         seconds=options.seconds,
         statuses={unit.name: "refused" for unit in done.plan.refused}
-        | {item.built.unit.name: item.entry.status for item in judged},
+        | {unit.built.unit.name: unit.entry.status for unit in judged},
         pairs=tuple(pairs),
-        findings=tuple(sorted(findings, key=lambda found: ("error", "warning", "note").index(found.level))),
+        findings=tuple(sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))),
     )
 
 
@@ -167,7 +169,7 @@ def find_pulled(
     entries: Sequence[EngineEntry], judged: Sequence[JudgedUnit], here: Machine, proven_only: bool, context: RunContext
 ) -> str | None:
     """The unit that this machine would be given of the new version; None where none fits."""
-    timed: Mapping[str, str] = {str(item.built.digest): item.latency for item in judged if item.latency}
+    timed: Mapping[str, str] = {str(unit.built.digest): unit.latency for unit in judged if unit.latency}
     reports = {digest: read_latency_report(context.store, report) for digest, report in timed.items()}
 
     def measured(fitting: Sequence[EngineEntry]) -> Mapping[str, object]:
@@ -188,11 +190,14 @@ def _measure_pairs(
     served = measuring.served
     if pulled is not None and pulled in proven:
         yield measuring.measure(proven[pulled], served.pulled, True)
-    for unit, item in proven.items():
+    for unit, judged_unit in proven.items():
         if unit in served.here and (unit != pulled or served.pulled.unit != unit):
-            yield measuring.measure(item, served.here[unit], False)
+            yield measuring.measure(judged_unit, served.here[unit], False)
 
 
-def with_lines(found: RegressionCheck, lines: Mapping[Finding, int]) -> RegressionCheck:
+def with_lines(regression_check: RegressionCheck, lines: Mapping[Finding, int]) -> RegressionCheck:
     """The check with the lines of the spec that its findings are about."""
-    return replace(found, findings=tuple(replace(item, line=lines.get(item)) for item in found.findings))
+    return replace(
+        regression_check,
+        findings=tuple(replace(finding, line=lines.get(finding)) for finding in regression_check.findings),
+    )

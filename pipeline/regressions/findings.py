@@ -82,7 +82,7 @@ class BucketTimes:
     @classmethod
     def of(cls, bucket: str, times: PairedTimes, busy: tuple[str, ...]) -> "BucketTimes":
         """The median of two engines that were timed in turns, the new one first."""
-        middle = next(item for item in times.ratios if item.p == 0.5)
+        middle = next(ratio for ratio in times.ratios if ratio.p == 0.5)
         interval = middle.ratio, middle.low, middle.high, middle.detectable
         return cls(bucket, *times.medians_s, *interval, times.runs, busy)
 

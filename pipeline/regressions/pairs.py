@@ -74,7 +74,7 @@ class CheckOptions:
 
 def check_losses(worse: Mapping[str, float], metrics: Sequence[TaskMetric]) -> None:
     """Raise InputError where a loss is stated for a task metric that the spec does not have."""
-    values = {(value, item.output) for item in metrics for value in item.values}
+    values = {(value, metric.output) for metric in metrics for value in metric.values}
     metric_names = {name for value, output in values for name in (value, f"{value} of {output}")}
     if unknown := sorted(name for name in worse if name and name not in metric_names):
         have = ", ".join(sorted({value for value, _ in values})) or "none"
@@ -173,15 +173,15 @@ def find_lines(spec: ModelSpec, findings: Sequence[Finding]) -> dict[Finding, in
     return {finding: line_of(root, key_of(spec, finding)) for finding in findings}
 
 
-def key_of(spec: ModelSpec, found: Finding) -> Key:
+def key_of(spec: ModelSpec, finding: Finding) -> Key:
     """The key of a spec that a finding is about."""
-    if found.rule == "metric" and spec.golden:
+    if finding.rule == "metric" and spec.golden:
         return ("golden", "metric")
-    if found.rule == "interface":
-        return ("inputs",) if found.message.startswith("its inputs") else ("outputs",)
-    target, _, rest = found.unit.partition(" ")
+    if finding.rule == "interface":
+        return ("inputs",) if finding.message.startswith("its inputs") else ("outputs",)
+    target, _, rest = finding.unit.partition(" ")
     precision = rest.partition(" ")[0]
-    if found.rule != "coverage" and precision in spec.precision_list():
+    if finding.rule != "coverage" and precision in spec.precision_list():
         precision_list = list(spec.precisions) if isinstance(spec.precisions, tuple | list) else []
         return ("precisions", precision_list.index(precision)) if precision in precision_list else ("precisions",)
     named = list(spec.targets)

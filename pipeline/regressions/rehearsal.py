@@ -270,8 +270,8 @@ class _Unit:
         except StepError as error:
             if error.kind == "no-node":
                 raise
-            first = _reason(error)
-            why = (error.log.strip() or first).splitlines()[-1]
+            reason = _reason(error)
+            why = (error.log.strip() or reason).splitlines()[-1]
             raise InputError(f"{self.environments.python} runs no jobs: {why}; install enginesmith there") from error
         present = {plain_name(name): version for name, version in versions}
         for name in {plain_name(each) for each in self.entry.toolchain} & self.environments.pins.keys():

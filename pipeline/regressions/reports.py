@@ -43,8 +43,8 @@ def _list_cases(check: RegressionCheck) -> Iterator[tuple[str, str, tuple[Rule, 
     for pair in check.pairs:
         for metric in pair.metrics:
             yield pair.unit, f"{metric.name} against {pair.against}", ("metric",), ""
-        for item in pair.drift:
-            yield pair.unit, f"answers at {item.case} against {pair.against}", ("drift",), item.case
+        for drift in pair.drift:
+            yield pair.unit, f"answers at {drift.case} against {pair.against}", ("drift",), drift.case
         for times in pair.times:
             yield pair.unit, f"latency at {times.bucket} against {pair.against}", ("latency", "too-noisy"), times.bucket
         if pair.same:
@@ -78,7 +78,7 @@ def _list_rows_of(check: RegressionCheck, pair: EnginePair) -> list[list[str]]:
     head = [pair.unit + (" (pulled here)" if pair.pulled else ""), pair.against]
     if pair.same:
         return [[*head, "bytes", "", "", "equal"]]
-    bad = {
+    broken_rules = {
         (finding.rule, finding.bucket)
         for finding in check.findings
         if finding.unit == pair.unit and finding.level == "error"
@@ -86,13 +86,13 @@ def _list_rows_of(check: RegressionCheck, pair: EnginePair) -> list[list[str]]:
     rows = [
         [
             *head,
-            item.name,
-            *["" if value is None else format_metric(item.name, value) for value in (item.new, item.served)],
-            "worse" if ("metric", "") in bad else "kept",
+            metric.name,
+            *["" if value is None else format_metric(metric.name, value) for value in (metric.new, metric.served)],
+            "worse" if ("metric", "") in broken_rules else "kept",
         ]
-        for item in pair.metrics
+        for metric in pair.metrics
     ]
-    broken = [item for item in pair.drift if not item.passed]
+    broken = [drift for drift in pair.drift if not drift.passed]
     if pair.drift:
         answer_text = (
             f"other in {len(broken)} of {len(pair.drift)} cases" if broken else f"alike in {len(pair.drift)} cases"

@@ -59,14 +59,14 @@ def _record_bucket(
     if reference is None:
         series, reference = series.with_reference(version), entry
     ratio = _time_against(chosen, reference, report, bucket, context)
-    own = bucket.runtime or bucket.middle
+    interval = bucket.runtime or bucket.middle
     point = SeriesPoint(
         at=report.created_at,
         version=version,
         engine=report.engine,
         median_s=bucket.runtime_s,
-        low_s=own.low if own else None,
-        high_s=own.high if own else None,
+        low_s=interval.low if interval else None,
+        high_s=interval.high if interval else None,
         relative=_scaled(ratio.ratio if ratio else None, series.base),
         relative_low=_scaled(ratio.low if ratio else None, series.base),
         relative_high=_scaled(ratio.high if ratio else None, series.base),
@@ -86,7 +86,7 @@ def find_reference(store: Store, series: LatencySeries, new: EngineEntry) -> Eng
     try:
         manifest = load_if_there(store, series.model, series.reference)
         entries = manifest.engines if manifest else ()
-        reference_entry = next((item for item in entries if item.unit == series.unit and item.usable), None)
+        reference_entry = next((entry for entry in entries if entry.unit == series.unit and entry.usable), None)
         if reference_entry is None or not store.has(str(reference_entry.digest)) or why_not_here(reference_entry):
             return None
         return None if changed_interface(request_of(new), reference_entry) else reference_entry
@@ -110,7 +110,7 @@ def _time_against(
     except EnginesmithError as error:
         fail_step(name, error, context)
         return None
-    return next(item for item in benchmark.ratios if item.p == 0.5)
+    return next(ratio for ratio in benchmark.ratios if ratio.p == 0.5)
 
 
 def _scaled(value: float | None, base: float) -> float | None:
@@ -163,7 +163,7 @@ def find_trend(series: LatencySeries) -> Trend:
         if error.name != "ruptures":
             raise
         return Trend(series, None, quiet)
-    return Trend(series, tuple(sorted(changes, key=lambda item: item.index)), quiet)
+    return Trend(series, tuple(sorted(changes, key=lambda change: change.index)), quiet)
 
 
 def _changes_of(series: LatencySeries, value: Value) -> Iterator[TrendChange]:
@@ -250,13 +250,15 @@ def draw_trend(trend: Trend, *, standalone: bool = False) -> str:
     return draw_svg("trend", words, draw, SIZE, standalone=standalone)
 
 
-def _draw_levels(axes: "Axes", known: Sequence[tuple[int, SeriesPoint, float]], changes: Sequence[TrendChange]) -> None:
+def _draw_levels(
+    axes: "Axes", points: Sequence[tuple[int, SeriesPoint, float]], changes: Sequence[TrendChange]
+) -> None:
     for start, end in pairwise([0, *(change.index for change in changes), math.inf]):
-        numbers = sorted(number for i, _, number in known if start <= i < end)
+        numbers = sorted(number for i, _, number in points if start <= i < end)
         if numbers:
-            last, gid = max(i for i, _, _ in known if i < end), tag("level", _LEVEL)
+            last, gid = max(i for i, _, _ in points if i < end), tag("level", _LEVEL)
             axes.plot([start, last], [numbers[len(numbers) // 2]] * 2, color=COLOURS["ink"], gid=gid)
-    middle = known[-1][0] / 2 if known else 0
+    middle = points[-1][0] / 2 if points else 0
     for row, change in enumerate(changes):
         at, late = change.index - 0.5, change.index > middle
         gid = tag("change", describe_change(change))

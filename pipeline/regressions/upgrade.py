@@ -104,9 +104,9 @@ def judge_trials(
     timed = (times,) if times else ()
     pair = EnginePair(unit, "old toolchain", False, False, metrics, (), timed, tuple(remarks))
     findings = list(judge_pair(pair, options, judged_by_metric=True))
-    if worse := [item.message for item in findings if item.level == "error"]:
+    if worse := [finding.message for finding in findings if finding.level == "error"]:
         return "stays", join_first(worse, 2, "; ")
-    doubts = [item.message for item in findings if item.level == "warning"]
+    doubts = [finding.message for finding in findings if finding.level == "warning"]
     if old.sqnr_db is not None and (new.sqnr_db is None or new.sqnr_db < old.sqnr_db - MOST_SQNR_LOSS_DB):
         doubts.insert(0, "its SQNR is worse by more than 6 dB, which no limit or metric of the spec forbids")
     if doubts:
@@ -121,7 +121,7 @@ def plan_version(
     serves, because they are not proven, hold nobody up. words: the options of the rehearsal."""
     name, names = name_of(manifest), tuple(channel.name for channel in channels)
     proven_only = bool(channels) and all(channel.proven_only for channel in channels)
-    verdicts = {item.verdict for item in units if not proven_only or item.old.status in PASSED}
+    verdicts = {unit.verdict for unit in units if not proven_only or unit.old.status in PASSED}
     if verdicts != {"moves"}:
         return VersionPlan(name, names, "stays" if "stays" in verdicts else "unknown")
     back = tuple(f"enginesmith rollback {manifest.model}:{each}" for each in names)
@@ -149,7 +149,7 @@ def apply(rehearsal: Rehearsal, served: Sequence[Served], context: RunContext) -
     for manifest, channels in served:
         if (name := name_of(manifest)) not in moving:
             continue
-        units = {item.unit: item.new for item in rehearsal.units if item.version == name and item.verdict == "moves"}
+        units = {unit.unit: unit.new for unit in rehearsal.units if unit.version == name and unit.verdict == "moves"}
         moved = [_renew(entry, units[entry.unit], context) for entry in manifest.engines if entry.unit in units]
         published = publish_again(manifest, moved, [], "rehearsed", context, why=why)
         refusals = {}

@@ -114,24 +114,26 @@ def _health(rollout: Rollout, heard: Heard, moment: Moment, least_ppm: int) -> G
 
 
 def _errors(reports: Sequence[NodeReport], moment: Moment, most_ppm: int) -> GateResult:
-    counted = [(item.errors, item.requests) for item in reports if item.requests and item.errors is not None]
+    counted = [(report.errors, report.requests) for report in reports if report.requests and report.errors is not None]
     requests = sum(total for _, total in counted)
     if not requests:
         return GateResult("errors", "wait", "no node says how many requests it answered")
-    failed, limit = sum(min(count, total) for count, total in counted), most_ppm / 1e6
+    error_count, limit = sum(min(count, total) for count, total in counted), most_ppm / 1e6
     effect = design_effect([(min(count, total), total) for count, total in counted])
-    bound = rates.lower(failed / effect, requests / effect, moment.level)
-    error_text = f"{failed} of {requests} requests failed on {pluralize(len(counted), 'node')}; at most {limit:.4g} may"
-    too_many = failed > limit * requests
-    if failed and (bound > limit or (moment.is_over and too_many)):
+    bound = rates.lower(error_count / effect, requests / effect, moment.level)
+    error_text = (
+        f"{error_count} of {requests} requests failed on {pluralize(len(counted), 'node')}; at most {limit:.4g} may"
+    )
+    too_many = error_count > limit * requests
+    if error_count and (bound > limit or (moment.is_over and too_many)):
         return GateResult("errors", "fail", error_text)
     return GateResult("errors", "wait" if too_many else "pass", error_text)
 
 
 def design_effect(counted: Sequence[tuple[int, int]]) -> float:
     """The variance of failures between nodes over that of independent requests, at least 1. counted: failed, all."""
-    failed, total = (sum(item[index] for item in counted) for index in (0, 1))
-    share = failed / total if total else 0.0
+    failure_count, total = (sum(pair[index] for pair in counted) for index in (0, 1))
+    share = failure_count / total if total else 0.0
     if len(counted) < 2 or share in (0.0, 1.0):
         return 1.0
     squares = sum((count - share * size) ** 2 / (size * share * (1 - share)) for count, size in counted)
@@ -139,13 +141,13 @@ def design_effect(counted: Sequence[tuple[int, int]]) -> float:
 
 
 def _canary(rollout: Rollout, verdicts: Sequence[CanaryVerdict]) -> GateResult:
-    base_verdicts = [item for item in verdicts if item.baseline == rollout.base_manifest]
-    for item in base_verdicts:
-        if item.verdict == "FAIL":
-            return GateResult("canary", "fail", f"FAIL on {item.target} against {item.against}: {item.reason}")
-    passed = [item.target for item in base_verdicts if item.verdict == "PASS"]
-    if passed:
-        return GateResult("canary", "pass", f"PASS on {', '.join(passed)}")
+    base_verdicts = [verdict for verdict in verdicts if verdict.baseline == rollout.base_manifest]
+    for verdict in base_verdicts:
+        if verdict.verdict == "FAIL":
+            return GateResult("canary", "fail", f"FAIL on {verdict.target} against {verdict.against}: {verdict.reason}")
+    passed_targets = [verdict.target for verdict in base_verdicts if verdict.verdict == "PASS"]
+    if passed_targets:
+        return GateResult("canary", "pass", f"PASS on {', '.join(passed_targets)}")
     return GateResult("canary", "wait", f"there is no PASS of {rollout.version} against {rollout.base}")
 
 
@@ -160,15 +162,15 @@ CONTROLLER = "controller"
 @dataclass(frozen=True)
 class Advance:
     """What a look did. action: 'waiting', 'raised', 'wave', 'done', 'halted', 'aborted', 'paused', or
-    'beaten' where another writer was faster. why: in words.  gates, heard: what the look saw.  made: whether this look
-    wrote a decision, which no other one did."""
+    'beaten' where another writer was faster. why: in words.  gates, heard: what the look saw.  is_made: whether this
+    look wrote a decision, which no other one did."""
 
     rollout: Rollout
     action: str
     why: str
     gates: tuple[GateResult, ...] = ()
     heard: Heard = NOTHING_HEARD
-    made: bool = False
+    is_made: bool = False
 
 
 def advance(store: Store, model: str, channel: str, by: str = CONTROLLER) -> Advance | None:
@@ -194,12 +196,12 @@ def advance(store: Store, model: str, channel: str, by: str = CONTROLLER) -> Adv
         except ConflictError:
             current = read_rollout(store, before.model, before.channel) or before
             return Advance(current, "beaten", f"another writer was faster: {current.history[-1].what}")
-        decision = replace(decision, made=decision.rollout.history != before.history)
+        decision = replace(decision, is_made=decision.rollout.history != before.history)
     clear_marks(store, model, channel)
     return decision
 
 
-def _promote(store: Store, before: Rollout, found: Advance, by: str) -> str:
+def _promote(store: Store, before: Rollout, step: Advance, by: str) -> str:
     """Promote the channel, which ends its rollout; why that is refused, '' where it is done.
 
     Raises ConflictError where another writer was faster, UnavailableError.
@@ -211,12 +213,12 @@ def _promote(store: Store, before: Rollout, found: Advance, by: str) -> str:
             manifest,
             before.channel,
             by=before.history[0].by or by,
-            why=f"rollout {before.id}: {found.why}"[:500],
+            why=f"rollout {before.id}: {step.why}"[:500],
             proven_only=before.proven_only,
             random_inputs=before.random_inputs,
             canaries=passes_of(store, before),
             counts=require(store, manifest).counts,
-            ending=(before, found.rollout),
+            ending=(before, step.rollout),
             accepted_losses=before.losses,
         )
     except (InputError, IntegrityError) as error:
@@ -270,8 +272,8 @@ def _go_on(rollout: Rollout, now: datetime, by: str, gates: tuple[GateResult, ..
     why = join_first([f"{gate.name}: {gate.why}" for gate in gates], 4, "; ") or "its time is over"
     if rollout.wave + 1 == len(rollout.plan.waves):
         return Advance(rollout.decide(now, "done", by, why, state="done"), "done", why, gates, heard)
-    opened = _foresee_reports(open_wave(rollout, rollout.wave + 1, now), rollout, heard)
-    return Advance(opened.decide(now, f"wave {opened.target}", by, why), "wave", why, gates, heard)
+    next_rollout = _foresee_reports(open_wave(rollout, rollout.wave + 1, now), rollout, heard)
+    return Advance(next_rollout.decide(now, f"wave {next_rollout.target}", by, why), "wave", why, gates, heard)
 
 
 def _since(rollout: Rollout, now: datetime) -> datetime:
@@ -289,14 +291,14 @@ def _bound_reports(rollout: Rollout, heard: Heard) -> Rollout:
     return _with_reporters(rollout, rollout.reporters_ppm * MOST_REPORTERS // heard.nodes)
 
 
-def _foresee_reports(opened: Rollout, before: Rollout, heard: Heard) -> Rollout:
+def _foresee_reports(next_rollout: Rollout, before: Rollout, heard: Heard) -> Rollout:
     """The same before a wave that reaches more nodes: by the growth of its share, where that is known."""
-    old, new = before.aim, opened.aim
+    old, new = before.aim, next_rollout.aim
     if (old.region, old.label) != (new.region, new.label) or not heard.nodes:
-        return opened
+        return next_rollout
     expected = heard.nodes * new.share_ppm / old.share_ppm
-    most = int(opened.reporters_ppm * MOST_REPORTERS / expected)
-    return _with_reporters(opened, most) if most < opened.reporters_ppm else opened
+    max_ppm = int(next_rollout.reporters_ppm * MOST_REPORTERS / expected)
+    return _with_reporters(next_rollout, max_ppm) if max_ppm < next_rollout.reporters_ppm else next_rollout
 
 
 def _with_reporters(rollout: Rollout, ppm: int) -> Rollout:
@@ -306,12 +308,12 @@ def _with_reporters(rollout: Rollout, ppm: int) -> Rollout:
 def passes_of(store: Store, rollout: Rollout) -> list[CanaryPass]:
     """The canaries that a version passed against what the channel serves, for the policy and the channel's history."""
     manifest = lookup.load(store, rollout.model, rollout.version)
-    base_verdicts = [item for item in canaries(store, manifest) if item.baseline == rollout.base_manifest]
-    failed = {item.target for item in base_verdicts if item.verdict == "FAIL"}
+    base_verdicts = [verdict for verdict in canaries(store, manifest) if verdict.baseline == rollout.base_manifest]
+    failed_targets = {verdict.target for verdict in base_verdicts if verdict.verdict == "FAIL"}
     return [
-        canary_pass(store, item.report)
-        for item in base_verdicts
-        if item.verdict == "PASS" and item.target not in failed
+        canary_pass(store, verdict.report)
+        for verdict in base_verdicts
+        if verdict.verdict == "PASS" and verdict.target not in failed_targets
     ]
 
 
@@ -333,7 +335,7 @@ class RolloutFollower:
     say: Callable[[str], object]
     on_step: Callable[[Advance], object] = lambda _: None
     last: dict[Where, Advance] = field(default_factory=dict)
-    failed: dict[Where, str] = field(default_factory=dict)
+    failures: dict[Where, str] = field(default_factory=dict)
 
     def look(self) -> bool:
         """Look at each once; whether one is not finished. Raises UnavailableError where the store does not answer."""
@@ -344,24 +346,24 @@ class RolloutFollower:
             except EnginesmithError as error:
                 going = True
                 self._tell(where, f"not looked at: {error}")
-                self.failed[where] = str(error)
+                self.failures[where] = str(error)
                 continue
-            self.failed.pop(where, None)
+            self.failures.pop(where, None)
             if decision is not None:
                 going = going or not decision.rollout.is_finished
                 self._take(where, decision)
         return going
 
-    def _take(self, where: Where, found: Advance) -> None:
+    def _take(self, where: Where, step: Advance) -> None:
         before = self.last.get(where)
-        if before is None or (before.action, before.why) != (found.action, found.why):
-            self._tell(where, f"{found.action}: {found.why}")
-        self.last[where] = found
-        if found.made:
-            self.on_step(found)
+        if before is None or (before.action, before.why) != (step.action, step.why):
+            self._tell(where, f"{step.action}: {step.why}")
+        self.last[where] = step
+        if step.is_made:
+            self.on_step(step)
 
     def _tell(self, where: Where, text: str) -> None:
-        if self.failed.get(where) is None or not text.endswith(self.failed[where]):
+        if self.failures.get(where) is None or not text.endswith(self.failures[where]):
             self.say(f"{where[0]}:{where[1]}: {text}")
 
     def run(self, interval_s: float, lasts_s: float | None = None, forever: bool = False) -> None:

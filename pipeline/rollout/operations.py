@@ -76,9 +76,10 @@ def _limit_wave(wave: Slice, nodes: int) -> int:
 def limit_share(share_ppm: int, nodes: int) -> int:
     """The greatest share of places, in parts per million, of which no more than `share_ppm` of `nodes` nodes or more
     are reached, but with probability `LEVEL`."""
-    most = share_ppm * nodes // WHOLE
-    largest = ((most + 1) * WHOLE - 1) // share_ppm  # number of nodes of which no more than `most` are the share
-    return int(lower(most + 1, largest, LEVEL) * WHOLE)
+    node_count = share_ppm * nodes // WHOLE
+    # The number of nodes of which no more than `node_count` are the share.
+    largest = ((node_count + 1) * WHOLE - 1) // share_ppm
+    return int(lower(node_count + 1, largest, LEVEL) * WHOLE)
 
 
 def count_nodes(store: Store, before: Rollout | None) -> int:
@@ -89,7 +90,7 @@ def count_nodes(store: Store, before: Rollout | None) -> int:
     """
     if before is None:
         return 0
-    reach = max((item.share_ppm for item in before.reach if not (item.region or item.label)), default=0)
+    reach = max((reach.share_ppm for reach in before.reach if not (reach.region or reach.label)), default=0)
     if not reach:
         return 0
     reports = read_reports(store, before).reports
@@ -191,11 +192,12 @@ def start(
     return begun
 
 
-def _already(found: Rollout) -> str:
-    by = found.history[0].by or "?"
+def _already(rollout: Rollout) -> str:
+    by = rollout.history[0].by or "?"
     return (
-        f"a rollout of {found.version} to {found.where} is {found.state}: {by} started it at {found.history[0].at}; "
-        f"`enginesmith rollout status {found.where}` shows it, `enginesmith rollout abort {found.where}` ends it"
+        f"a rollout of {rollout.version} to {rollout.where} is {rollout.state}: {by} started it at "
+        f"{rollout.history[0].at}; `enginesmith rollout status {rollout.where}` shows it, "
+        f"`enginesmith rollout abort {rollout.where}` ends it"
     )
 
 
@@ -236,16 +238,16 @@ def _check(store: Store, manifest: Manifest, rollout: Rollout) -> None:
         )
 
 
-def plan_of(store: Store, model: str, channel: str, given: RolloutPlan | None) -> RolloutPlan:
+def plan_of(store: Store, model: str, channel: str, stated_plan: RolloutPlan | None) -> RolloutPlan:
     """The plan of a channel's policy, or the given one. Raises InputError where both are there, or neither."""
     ruled = policies.of_channel(store, model, channel).rollout
     where = f"{model}:{channel}"
-    if ruled and given and given != ruled:
+    if ruled and stated_plan and stated_plan != ruled:
         raise InputError(
             f"the policy of {where} says how versions come to it; give no waves, or change it: `enginesmith registry "
             "policy set`"
         )
-    if plan := ruled or given:
+    if plan := ruled or stated_plan:
         return plan
     raise InputError(
         f"no waves: give --wave 1% --wave 100%, or set them with `enginesmith registry policy set {where} --wave`"
@@ -283,13 +285,15 @@ def resume(store: Store, model: str, channel: str, who: Operator, *, without_dat
     )
 
 
-def _waive_data(store: Store, found: Rollout, who: Operator) -> Rollout:
-    if found.state != "running" or found.waived > found.wave:
-        reason = "needs no data in this wave already" if found.waived > found.wave else f"is {found.state}"
-        raise InputError(f"the rollout of {found.where} {reason}; --without-data is for a wave that is open and waits")
-    done = found.wave + 1
-    after = found.decide(who.at, "approved without data", who.by, who.why, approved=done, waived=done)
-    return _write(store, found, after)
+def _waive_data(store: Store, rollout: Rollout, who: Operator) -> Rollout:
+    if rollout.state != "running" or rollout.waived > rollout.wave:
+        reason = "needs no data in this wave already" if rollout.waived > rollout.wave else f"is {rollout.state}"
+        raise InputError(
+            f"the rollout of {rollout.where} {reason}; --without-data is for a wave that is open and waits"
+        )
+    done = rollout.wave + 1
+    after = rollout.decide(who.at, "approved without data", who.by, who.why, approved=done, waived=done)
+    return _write(store, rollout, after)
 
 
 def abort(store: Store, model: str, channel: str, who: Operator) -> Rollout:
@@ -382,7 +386,7 @@ def read_status(store: Store, channel: Channel, now: datetime) -> RolloutStatus 
     rollout = channel.rollout
     if rollout is None:
         return None
-    earlier = tuple(item for item in read_history(store, channel).rollouts if item.id != rollout.id)
+    earlier = tuple(other for other in read_history(store, channel).rollouts if other.id != rollout.id)
     if rollout.is_finished:
         return RolloutStatus(rollout, (), Heard(), earlier, now)
     heard, manifest = read_reports(store, rollout), lookup.load(store, rollout.model, rollout.version)

@@ -146,8 +146,8 @@ def _change(before: Fact | None, after: Fact | None) -> str:
 def _flatten(value: object, path: str) -> Iterator[tuple[str, str]]:
     """Each value in a spec by its path: 'inputs.image.dtype' -> 'float32'."""
     if isinstance(value, Mapping) and value:
-        for name, item in value.items():
-            yield from _flatten(item, f"{path}.{name}" if path else str(name))
+        for name, part in value.items():
+            yield from _flatten(part, f"{path}.{name}" if path else str(name))
     elif value is not None:
         text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         yield path or "spec", text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
@@ -300,7 +300,7 @@ def _view(document: VersionDocument) -> tuple[VersionDocument, VersionPage]:
 
 def _bare_document(store: Store, manifest: Manifest, problems: list[str]) -> VersionDocument:
     """What can be read beside a manifest whose report.json is lost or damaged."""
-    manifest_fields = {item.name: getattr(manifest, item.name) for item in dataclasses.fields(Manifest)}
+    manifest_fields = {each.name: getattr(manifest, each.name) for each in dataclasses.fields(Manifest)}
     document = VersionDocument(**manifest_fields)
     document = replace(document, engines=_try(lambda: judge_entries(store, manifest), manifest.engines, problems))
     timed: dict[str, list[LatencyReport]] = _try(lambda: latencies(store, manifest), {}, problems)
@@ -383,7 +383,7 @@ def show_rollout(channel: Channel, history: ChannelHistory) -> ShownRollout | No
     rollout = channel.rollout
     if rollout is None:
         return None
-    earlier = tuple(item for item in history.rollouts if item.id != rollout.id)
+    earlier = tuple(other for other in history.rollouts if other.id != rollout.id)
     waves, gates = tuple(_waves(rollout)), tuple(_gates(rollout.plan.gates))
     return ShownRollout(channel.name, rollout, earlier, waves, gates)
 

@@ -151,13 +151,13 @@ class ModelSite:
             all_versions = list_versions(self.store, self.model)
         except UnknownNameError:
             return ()
-        return tuple(item for item in all_versions if item.version in self.versions)
+        return tuple(version for version in all_versions if version.version in self.versions)
 
     @cached_property
     def rollouts(self) -> tuple[ShownRollout, ...]:
         """The rollouts of its channels, also those that are finished."""
-        rollout_views = (show_rollout(item.channel, item.history) for item in self.channels if item.channel)
-        return tuple(item for item in rollout_views if item)
+        rollout_views = (show_rollout(entry.channel, entry.history) for entry in self.channels if entry.channel)
+        return tuple(view for view in rollout_views if view)
 
     @cached_property
     def usual(self) -> str:
@@ -185,12 +185,12 @@ class ModelSite:
                 canary_links = tuple((digest, digest in self.canary_reports) for digest in move.canary)
                 move_views.append(ShownMove(channel.name, move, before, canary_links))
                 before = move.version
-        return sorted(move_views, key=lambda item: item.move.at, reverse=True)
+        return sorted(move_views, key=lambda view: view.move.at, reverse=True)
 
     @cached_property
     def canary_reports(self) -> set[str]:
         """Digests of the reports of canaries that are stored: of verdicts, and of those that channels moved on."""
-        moved = {digest for item in self.channels for move in item.history.moves for digest in move.canary}
+        moved = {digest for entry in self.channels for move in entry.history.moves for digest in move.canary}
         return {digest for digest in {*moved, *self.keys.canaries} if self.store.has(digest)}
 
 
@@ -244,7 +244,7 @@ class ModelNote(TypedDict):
 
 def note_of(site: ModelSite) -> ModelNote:
     """What is noted of a model."""
-    usual = next((item for item in site.listed if item.version == site.usual), None)
+    usual = next((version for version in site.listed if version.version == site.usual), None)
     try:
         manifest = lookup.load(site.store, site.model, site.usual)
         targets, graphs = [entry.target for entry in manifest.engines], [pin.model for pin in manifest.graphs]
@@ -262,9 +262,9 @@ def note_of(site: ModelSite) -> ModelNote:
         problem=(usual.damage if usual else None) or "",
         canaries=_canaries(site),
         rollouts=[
-            RolloutNote(channel=item.channel, version=item.rollout.version, reach=item.reach)
-            for item in site.rollouts
-            if item.is_active
+            RolloutNote(channel=view.channel, version=view.rollout.version, reach=view.reach)
+            for view in site.rollouts
+            if view.is_active
         ],
     )
 
@@ -281,14 +281,14 @@ def _canaries(site: ModelSite) -> list[CanaryNote]:
         canary_notes += [
             CanaryNote(
                 version=version,
-                target=item.target,
-                unit=item.unit,
-                verdict=item.verdict,
-                reason=item.reason,
-                against=item.against,
-                at=item.created_at,
-                report=item.report if item.report in site.canary_reports else "",
+                target=verdict.target,
+                unit=verdict.unit,
+                verdict=verdict.verdict,
+                reason=verdict.reason,
+                against=verdict.against,
+                at=verdict.created_at,
+                report=verdict.report if verdict.report in site.canary_reports else "",
             )
-            for item in verdicts
+            for verdict in verdicts
         ]
-    return sorted(canary_notes, key=lambda item: item["at"], reverse=True)[:MOST_OF_MODEL]
+    return sorted(canary_notes, key=lambda note: note["at"], reverse=True)[:MOST_OF_MODEL]

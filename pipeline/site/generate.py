@@ -103,14 +103,14 @@ MOST_CANARIES, MOST_RUNS = 300, 200
 def overview_pages(store: Store, notes: Mapping[str, ModelNote], salt: str) -> Iterator[Page]:
     """The pages over all models, in the order of their names. salt: digest of what all pages depend on."""
     names = sorted(notes)
-    failed = _failed(store)
-    for model, sizes in failed.items():
+    failed_pages = _failed(store)
+    for model, sizes in failed_pages.items():
         key = failed_page_key(model)
         draw_copy = partial(lambda key: copy_report(store.read(key) or b""), key)
         yield Page(f"failed/{model}/report.html", digest_lines([salt, *sizes]), draw_copy)
     yield Page("models.js", "", lambda: search_data(notes))
     yield Page("canaries.html", "", lambda: _canaries(notes))
-    yield Page("runs.html", "", lambda: _runs(store, notes, failed))
+    yield Page("runs.html", "", lambda: _runs(store, notes, failed_pages))
     pages = max(1, -(-len(names) // PER_PAGE))
     for number in range(pages, 0, -1):
         page_names = names[(number - 1) * PER_PAGE : number * PER_PAGE]
@@ -142,7 +142,7 @@ def search_data(notes: Mapping[str, ModelNote]) -> bytes:
             *(name, note["version"], len(note["versions"]), note["at"], note["channels"], note["statuses"]),
             *(note["targets"], bool(note["problem"])),
             *(
-                [{item["channel"]: [item["version"], item["reach"]] for item in note["rollouts"]}]
+                [{rollout["channel"]: [rollout["version"], rollout["reach"]] for rollout in note["rollouts"]}]
                 if note["rollouts"]
                 else []
             ),
@@ -152,12 +152,12 @@ def search_data(notes: Mapping[str, ModelNote]) -> bytes:
     return b"registryModels(" + json.dumps(rows, separators=(",", ":")).encode() + b");\n"
 
 
-def _index(path: str, shown: Sequence[str], notes: Mapping[str, ModelNote], number: int) -> bytes:
+def _index(path: str, names: Sequence[str], notes: Mapping[str, ModelNote], number: int) -> bytes:
     pages = [(index_path(each), each) for each in range(1, -(-len(notes) // PER_PAGE) + 1)]
     return draw(
         "index",
         path,
-        models=[(name, notes[name]) for name in shown],
+        models=[(name, notes[name]) for name in names],
         count=len(notes),
         first=(number - 1) * PER_PAGE + 1,
         pages=pages,
@@ -170,8 +170,8 @@ def _index(path: str, shown: Sequence[str], notes: Mapping[str, ModelNote], numb
 
 
 def _canaries(notes: Mapping[str, ModelNote]) -> bytes:
-    canary_rows = [(name, item) for name, note in notes.items() for item in note["canaries"]]
-    canary_rows.sort(key=lambda item: item[1]["at"], reverse=True)
+    canary_rows = [(name, canary) for name, note in notes.items() for canary in note["canaries"]]
+    canary_rows.sort(key=lambda row: row[1]["at"], reverse=True)
     return draw(
         "canaries", "canaries.html", rows=canary_rows[:MOST_CANARIES], more=max(0, len(canary_rows) - MOST_CANARIES)
     )
@@ -184,13 +184,13 @@ def _written_at(store: Store, model: str) -> str | None:
     return None
 
 
-def _runs(store: Store, notes: Mapping[str, ModelNote], failed: Collection[str]) -> bytes:
+def _runs(store: Store, notes: Mapping[str, ModelNote], failed_models: Collection[str]) -> bytes:
     ids = run_ids(store)
     run_views = view_runs(store, read_runs(store, ids[:MOST_RUNS]))
     # Only what runs has a time that goes on, so the page of a registry where nothing runs stays as it is.
     live = [run for run in run_views if run.state == "running"]
     more = max(0, len(ids) - MOST_RUNS)
-    write_times = {model: _written_at(store, model) for model in failed}
+    write_times = {model: _written_at(store, model) for model in failed_models}
     failing = [view.run for view in run_views if view.state == "failed" and not view.run.version]
     # The report of a run was written between its beginning and its end; all of them to the second, in UTC.
     reports = {
@@ -224,16 +224,18 @@ def write_site(
     # Of all that pages depend on besides the registry: our own files, and the trust policy.
     salt = digest_lines([_code(), repr(load_policy(trust)) if trust else ""])
     notes = cast("dict[str, ModelNote]", folder.read_overview())
-    keys = _with_graphs({item.model: item for item in read_models(store, salt)}, notes)
-    changed = [item for name, item in keys.items() if name not in notes or notes[name]["key"] != item.digest]
+    keys = _with_graphs({model_keys.model: model_keys for model_keys in read_models(store, salt)}, notes)
+    changed = [
+        model_keys for name, model_keys in keys.items() if name not in notes or notes[name]["key"] != model_keys.digest
+    ]
     folder.update(_ASSETS, [Page("site.css", "", style_sheet), Page("site.js", "", script)])
     # Pages to be deleted, by group, and what stays noted until they are: that something is left to do.
     gone: dict[str, list[str]] = {}
     unfinished: dict[str, ModelNote] = {}
-    for number, item in enumerate(changed, 1):
-        if paths := _write_model(folder, ModelSite(store, item, trust, salt), notes):
-            gone[_group(item.model)] = paths
-            unfinished[item.model] = {**notes[item.model], "key": ""}
+    for number, model_keys in enumerate(changed, 1):
+        if paths := _write_model(folder, ModelSite(store, model_keys, trust, salt), notes):
+            gone[_group(model_keys.model)] = paths
+            unfinished[model_keys.model] = {**notes[model_keys.model], "key": ""}
         if number % _NOTED_EVERY == 0:
             _keep(folder, {**notes, **unfinished})
             say(f"{number} of {len(changed)} changed models")
@@ -255,8 +257,8 @@ def _with_graphs(keys: Mapping[str, ModelKeys], notes: Mapping[str, ModelNote]) 
     # Notes of another release may lack it; what they are of is drawn again anyway.
     graphs = {name: notes[name].get("graphs", []) if name in notes else [] for name in keys}
     return {
-        name: item.with_lines([keys[graph].digest for graph in graphs[name] if graph in keys])
-        for name, item in keys.items()
+        name: model_keys.with_lines([keys[graph].digest for graph in graphs[name] if graph in keys])
+        for name, model_keys in keys.items()
     }
 
 
@@ -284,5 +286,5 @@ def _code() -> str:
         resources.files("pipeline.site") / "templates",
         resources.files("validation.reporting"),
     )
-    code_files = (item for part in parts for item in sorted(part.iterdir(), key=lambda item: item.name))
-    return digest_lines(digest_of_bytes(item.read_bytes()) for item in code_files if item.is_file())
+    code_files = (file for part in parts for file in sorted(part.iterdir(), key=lambda file: file.name))
+    return digest_lines(digest_of_bytes(file.read_bytes()) for file in code_files if file.is_file())

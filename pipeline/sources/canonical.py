@@ -148,10 +148,12 @@ def _take_inputs(graph: ir.Graph, specs: Sequence[TensorSpec]) -> None:
             value.shape = ir.Shape([_rename(dim, names) for dim in value.shape])
 
 
-def check_names(own: Iterable[str], wanted: Iterable[str]) -> None:
+def check_names(model_names: Iterable[str], spec_names: Iterable[str]) -> None:
     """Raise ModelError unless a model's inputs have the spec's names."""
-    if sorted(own) != sorted(wanted):
-        raise ModelError(f"the model's inputs are {sorted(own)}, the spec's {sorted(wanted)}; make them equal")
+    if sorted(model_names) != sorted(spec_names):
+        raise ModelError(
+            f"the model's inputs are {sorted(model_names)}, the spec's {sorted(spec_names)}; make them equal"
+        )
 
 
 def _match(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
@@ -173,9 +175,9 @@ def _match(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
             f"input {spec.name!r} is {_format(shape)} in the model and {_format(spec.shape)} in the spec; "
             "correct the spec, or export the model with that axis dynamic"
         )
-    named = {own: dim for own, dim in zip(shape, spec.shape, strict=True) if isinstance(own, str)}
-    for own, dim in tuple(named.items()):  # torch calls a dim of multiples of 32 '32*s40'
-        if step := re.fullmatch(r"(\d+)\*([A-Za-z_]\w*)", own):
+    named = {model_dim: dim for model_dim, dim in zip(shape, spec.shape, strict=True) if isinstance(model_dim, str)}
+    for model_dim, dim in tuple(named.items()):  # torch calls a dim of multiples of 32 '32*s40'
+        if step := re.fullmatch(r"(\d+)\*([A-Za-z_]\w*)", model_dim):
             named[step[2]] = dim // int(step[1]) if isinstance(dim, int) else f"({dim}//{step[1]})"
     return named
 

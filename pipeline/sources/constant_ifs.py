@@ -46,8 +46,8 @@ def fold_constant_ifs(model: onnx.ModelProto) -> onnx.ModelProto:
     while any(node.op_type == "If" for node in walk_nodes(current.graph)):
         inferred = onnx.shape_inference.infer_shapes(current, data_prop=True)
         graphs = ir.from_proto(inferred)
-        settled = _settle_sizes(graphs.graph)
-        if not _fold(graphs.graph) and not settled:
+        settled_count = _settle_sizes(graphs.graph)
+        if not _fold(graphs.graph) and not settled_count:
             break
         common.RemoveUnusedNodesPass()(graphs)
         common.NameFixPass()(graphs)
@@ -61,20 +61,20 @@ def _settle_sizes(graph: ir.Graph) -> int:
 
     Shape inference does not evaluate what exporters compute pads with, and then knows no size behind them.
     """
-    settled = 0
+    settled_count = 0
     for node in [node for node in graph if node.op_type in _TAKE_SIZES and node.domain == ""]:
         for at, value in enumerate(node.inputs):
             if at < _TAKE_SIZES[node.op_type] or value is None or value.producer() is None:
                 continue
             size_array = None if ir.convenience.get_const_tensor(value) is not None else _evaluate(value, _DEEPEST)
             if size_array is not None and size_array.dtype == np.int64 and not np.ma.is_masked(size_array):
-                settled += 1
+                settled_count += 1
                 constant = ir.Value(name=f"{value.name}_{node.op_type}_{at}", const_value=ir.tensor(size_array.data))
                 while constant.name in graph.initializers:
                     constant.name = f"{constant.name}_"
                 graph.register_initializer(constant)
                 node.replace_input_with(at, constant)
-    return settled
+    return settled_count
 
 
 def _fold(graph: ir.Graph) -> int:
@@ -114,22 +114,22 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
     ir.convenience.replace_nodes_and_values(graph, node, [node], copies, list(node.outputs), branch_inputs)
 
 
-def _evaluate(value: ir.Value, left: int) -> _Known | None:
+def _evaluate(value: ir.Value, depth_left: int) -> _Known | None:
     """The value of a small tensor, unknown dims masked, where it follows from constants and shapes; else None."""
     constant = ir.convenience.get_const_tensor(value)
     if constant is not None:
         return np.ma.asarray(constant.numpy()) if math.prod(constant.shape.numpy()) <= _LARGEST else None
     node = value.producer()
-    if node is None or node.domain != "" or left == 0 or not node.inputs or node.inputs[0] is None:
+    if node is None or node.domain != "" or depth_left == 0 or not node.inputs or node.inputs[0] is None:
         return None
     if node.op_type in ("Shape", "Size"):
-        dims = _dims(node.inputs[0], left)
+        dims = _dims(node.inputs[0], depth_left)
         if dims is None or node.op_type == "Shape":
             return None if dims is None else dims[_integer(node, "start", 0) : _integer(node, "end", len(dims))]
         return None if np.ma.is_masked(dims) else np.ma.asarray(np.prod(dims.data, dtype=np.int64))
     if node.op_type not in (*_COMPARING, *_MOVES):
         return None
-    operands = [None if each is None else _evaluate(each, left - 1) for each in node.inputs]
+    operands = [None if each is None else _evaluate(each, depth_left - 1) for each in node.inputs]
     operand_values = [each for each in operands if each is not None]
     if len(operand_values) < len(operands):
         return None
@@ -141,10 +141,10 @@ def _evaluate(value: ir.Value, left: int) -> _Known | None:
         return None
 
 
-def _dims(value: ir.Value, left: int) -> _Known | None:
+def _dims(value: ir.Value, depth_left: int) -> _Known | None:
     """The dims of a tensor, those that are not known masked; None where its rank is not known."""
     if value.shape is None:
-        array = _evaluate(value, left - 1)
+        array = _evaluate(value, depth_left - 1)
         return None if array is None else np.ma.asarray(np.array(array.shape, np.int64))
     dims = list(value.shape)
     unknown = [not isinstance(dim, int) for dim in dims]

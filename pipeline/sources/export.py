@@ -90,15 +90,15 @@ def export(
     labels: Array | None,
     workdir: Path,
     limits: Mapping[str, float | None] | None = None,
-    known: Path | None = None,
+    known_model: Path | None = None,
     order: Array | None = None,
     steps: Steps | None = None,
 ) -> ExportResult:
     """Write `model.onnx` and `golden.safetensors` into `workdir`, and compare the model with its source.
 
     samples: golden inputs; None takes seeded random ones.  labels: their true answers, for the golden set.
-    limits: of a spec, in place of documented ones.  known: the canonical model, if this source was exported before and
-    only the golden set is new.  order: of a model with state, for each sample which sequence it is a step of; None
+    limits: of a spec, in place of documented ones.  known_model: the canonical one, if this source was exported before
+    and only the golden set is new.  order: of a model with state, for each sample which sequence it is a step of; None
     where all are of one.  steps: which samples are one step; None where each is. A failed check is a value, not an
     error. Raises ModelError for a source that cannot be exported, and DataError for samples that cannot be read.
     """
@@ -107,7 +107,7 @@ def export(
     groups: Samples | Sequence[Tensors] = samples or ()
     sequences: GoldenSequences | None = None
     with fork_here() as start:  # before a framework is imported, whose threads no fork would copy
-        with write_model(request, model_file, workdir, known) as source:
+        with write_model(request, model_file, workdir, known_model) as source:
             outline = load_outline(model_file)
             if request.states:
                 check_states(request.states, outline)
@@ -174,20 +174,23 @@ def _with_states(
 
 
 @contextmanager
-def write_model(request: ExportRequest, path: Path, workdir: Path, known: Path | None = None) -> Iterator[_Source]:
-    """Write the canonical ONNX model of a source to `path`, or move `known` there. In the context the source is open.
+def write_model(
+    request: ExportRequest, path: Path, workdir: Path, known_model: Path | None = None
+) -> Iterator[_Source]:
+    """Write the canonical ONNX model of a source to `path`, or move `known_model` there. In the context the source is
+    open.
 
     Raises ModelError for a source that cannot be exported.
     """
     with (_onnx_source if request.kind == "onnx" else _torch_source)(request, workdir) as source:
-        if known is None:
+        if known_model is None:
             model = source.model()
             check_weights(model)
             model = canonical(model, request.inputs, source.outputs)
             name_libraries(model, source.libraries)
             save_onnx(model, path)
         else:
-            known.rename(path)
+            known_model.rename(path)
         yield source
 
 
@@ -256,10 +259,10 @@ def choose_outputs(model: onnx.ModelProto, names: Sequence[str] | None) -> tuple
 
     Raises ModelError for a name that the model does not have.
     """
-    own = {value.name: value for value in model.graph.output}
-    if wrong := next(wrong_outputs(own, names), None):
+    model_outputs = {value.name: value for value in model.graph.output}
+    if wrong := next(wrong_outputs(model_outputs, names), None):
         raise ModelError(wrong[1])
-    output_values = [own[name] for name in names or own]
+    output_values = [model_outputs[name] for name in names or model_outputs]
     del model.graph.output[:]
     model.graph.output.extend(output_values)
     return tuple(value.name for value in output_values)

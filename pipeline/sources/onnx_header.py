@@ -45,7 +45,7 @@ class GraphHeader:
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of what it gives."""
-        return tuple(item.name for item in self.gives)
+        return tuple(tensor.name for tensor in self.gives)
 
 
 def read_header(path: Path) -> GraphHeader:
@@ -67,7 +67,9 @@ def read_header(path: Path) -> GraphHeader:
                         initializer_names.add(inner_text(data, field, _TENSOR_NAME))
             if not has_graph or not outputs:
                 raise ValueError("there is no graph")
-            return GraphHeader(tuple(item for item in inputs if item.name not in initializer_names), tuple(outputs))
+            return GraphHeader(
+                tuple(tensor for tensor in inputs if tensor.name not in initializer_names), tuple(outputs)
+            )
     except (ValueError, OSError) as error:  # an empty file cannot be mapped
         raise ModelError(f"{path} is empty, truncated or not an ONNX file; export or download it again") from error
 
@@ -77,14 +79,14 @@ def wrong_inputs(header: GraphHeader, specs: Sequence[TensorSpec]) -> Iterator[t
 
     The rules are those of `canonical`, which has the last word.
     """
-    own = {item.name: item for item in header.inputs}
+    model_inputs = {tensor.name: tensor for tensor in header.inputs}
     input_names = {spec.name for spec in specs}
-    for name in own.keys() - input_names:
-        yield "", f"the model's input {name!r} is missing; its inputs are {', '.join(own)}: add it"
+    for name in model_inputs.keys() - input_names:
+        yield "", f"the model's input {name!r} is missing; its inputs are {', '.join(model_inputs)}: add it"
     for spec in specs:
-        header_tensor = own.get(spec.name)
+        header_tensor = model_inputs.get(spec.name)
         if header_tensor is None:
-            yield spec.name, f"the model has no such input; its inputs are {', '.join(own) or 'none'}"
+            yield spec.name, f"the model has no such input; its inputs are {', '.join(model_inputs) or 'none'}"
             continue
         if header_tensor.dtype != spec.dtype:
             kind = header_tensor.dtype or "no tensor"
@@ -98,16 +100,16 @@ def wrong_inputs(header: GraphHeader, specs: Sequence[TensorSpec]) -> Iterator[t
             )
 
 
-def wrong_outputs(own: Collection[str], names: Sequence[str] | None) -> Iterator[tuple[int, str]]:
-    """What of a spec's outputs an ONNX model with outputs `own` does not have: (index, why)."""
+def wrong_outputs(model_outputs: Collection[str], names: Sequence[str] | None) -> Iterator[tuple[int, str]]:
+    """What of a spec's outputs an ONNX model with outputs `model_outputs` does not have: (index, why)."""
     for index, name in enumerate(names or ()):
-        if name not in own:
-            yield index, f"output {name!r} is not in the model; its outputs are {', '.join(own)}"
+        if name not in model_outputs:
+            yield index, f"output {name!r} is not in the model; its outputs are {', '.join(model_outputs)}"
 
 
-def _fits(own: Sequence[int | str], wanted: Sequence[int | str]) -> bool:
-    same = len(own) == len(wanted)
-    return same and all(isinstance(a, str) or a == b for a, b in zip(own, wanted, strict=True))
+def _fits(model_shape: Sequence[int | str], spec_shape: Sequence[int | str]) -> bool:
+    same = len(model_shape) == len(spec_shape)
+    return same and all(isinstance(a, str) or a == b for a, b in zip(model_shape, spec_shape, strict=True))
 
 
 def format_shape(shape: Sequence[int | str]) -> str:
@@ -148,25 +150,25 @@ def _read_dim(data: mmap.mmap, dim: Field) -> int | str:
 
 def wrong_arguments(inputs: Iterable[HeaderTensor], arguments: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
     """What of these arguments does not fit the inputs of a model: (name of the argument, why)."""
-    own = {item.name: item for item in inputs}
+    model_inputs = {tensor.name: tensor for tensor in inputs}
     for name, value in arguments.items():
-        if name not in own:
-            yield name, f"the model has no such input; its inputs are {', '.join(own) or 'none'}"
-        elif reason := _why_unfit(own[name], value):
+        if name not in model_inputs:
+            yield name, f"the model has no such input; its inputs are {', '.join(model_inputs) or 'none'}"
+        elif reason := _why_unfit(model_inputs[name], value):
             yield name, reason
 
 
-def _why_unfit(given: HeaderTensor, value: Scalar) -> str | None:
+def _why_unfit(tensor: HeaderTensor, value: Scalar) -> str | None:
     import numpy as np
 
-    if given.shape is None or not all(isinstance(dim, int) for dim in given.shape):
-        shape = "of unknown rank" if given.shape is None else format_shape(given.shape)
+    if tensor.shape is None or not all(isinstance(dim, int) for dim in tensor.shape):
+        shape = "of unknown rank" if tensor.shape is None else format_shape(tensor.shape)
         return f"is {shape} in the model; only an input whose every size is fixed can be made a constant"
     try:
-        fits = not isinstance(value, str) and bool(np.asarray(value, given.dtype) == value)
+        fits = not isinstance(value, str) and bool(np.asarray(value, tensor.dtype) == value)
     except (TypeError, ValueError, OverflowError):
         fits = False
-    return None if fits else f"{value!r} is no {given.dtype or 'tensor'}, which the input is in the model"
+    return None if fits else f"{value!r} is no {tensor.dtype or 'tensor'}, which the input is in the model"
 
 
 def fix_inputs(model: "onnx.ModelProto", arguments: Mapping[str, Scalar]) -> None:
@@ -185,6 +187,6 @@ def fix_inputs(model: "onnx.ModelProto", arguments: Mapping[str, Scalar]) -> Non
         shape = [int(size) for size in tensors_by_name[name].shape or ()]
         array = np.full(shape, value, tensors_by_name[name].dtype)
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    free_inputs = [item for item in model.graph.input if item.name not in arguments]
+    free_inputs = [value for value in model.graph.input if value.name not in arguments]
     del model.graph.input[:]
     model.graph.input.extend(free_inputs)

@@ -140,7 +140,9 @@ def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
     """The floating-point constants of a model that hold NaN or infinities, by name."""
     constants = [(tensor.name, tensor) for graph in all_graphs(model) for tensor in graph.initializer]
     nodes = [node for node in all_nodes(model) if node.op_type == "Constant"]
-    constants += [(node.output[0], item.t) for node in nodes for item in node.attribute if item.HasField("t")]
+    constants += [
+        (node.output[0], attribute.t) for node in nodes for attribute in node.attribute if attribute.HasField("t")
+    ]
     for name, tensor in constants:
         if onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).kind not in "iubOSU":
             array = to_array(tensor)
@@ -175,8 +177,8 @@ def load_onnx(
     if large:
         check_places(external, path)
     weights = {id(tensor) for tensor in model.graph.initializer if may_lie_outside(tensor)} if large else set()
-    outside = [item for item in external if id(item[0]) in weights and item[3] >= LEAST_BYTES]
-    within = [item for item in external if id(item[0]) not in weights or item[3] < LEAST_BYTES]
+    outside = [entry for entry in external if id(entry[0]) in weights and entry[3] >= LEAST_BYTES]
+    within = [entry for entry in external if id(entry[0]) not in weights or entry[3] < LEAST_BYTES]
     for tensor, file, offset, length in outside:
         set_place(tensor, str(file.resolve()), offset, length)
     embed_all(within, path)
@@ -233,10 +235,10 @@ def save_onnx(model: onnx.ModelProto, path: Path) -> None:
     path.write_bytes(data)
 
 
-def name_libraries(model: onnx.ModelProto, found: Libraries) -> None:
+def name_libraries(model: onnx.ModelProto, libraries: Libraries) -> None:
     """In place: name these libraries of operators in a model, and no others."""
-    entries = {item.key: item.value for item in model.metadata_props if item.key != LIBRARIES}
-    entries |= {LIBRARIES: canonical_json(encode(found)).decode()} if found.libraries else {}
+    entries = {entry.key: entry.value for entry in model.metadata_props if entry.key != LIBRARIES}
+    entries |= {LIBRARIES: canonical_json(encode(libraries)).decode()} if libraries.libraries else {}
     onnx.helper.set_model_props(model, entries)
 
 
@@ -266,7 +268,7 @@ def read_libraries(root: Path, files: Sequence[tuple[str, int]], folder: Path) -
         if others.setdefault((build.platform, cuda), build) != build:
             raise ModelError(f"{path} is the second {path.name} for {build.platform}; give one for each platform")
         (folder / build.sha256).write_bytes(data)
-    return Libraries(tuple(Library(*key, tuple(found.values())) for key, found in builds.items()))
+    return Libraries(tuple(Library(*key, tuple(by_platform.values())) for key, by_platform in builds.items()))
 
 
 def specs_of(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

@@ -148,9 +148,9 @@ def check_states(states: Sequence[State], model: ModelProto) -> None:
     """Raise ModelError for a state whose output is not there, is its input handed on, or whose dtype or shape its input
     cannot take. model: its weights are not read."""
     inputs, outputs = specs_of(model)
-    own, outputs_by_name = {spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs}
+    inputs_by_name, outputs_by_name = {spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs}
     for state in states:
-        spec, output_spec = own[state.input], outputs_by_name.get(state.output)
+        spec, output_spec = inputs_by_name[state.input], outputs_by_name.get(state.output)
         where = f"state.{state.input}"
         if output_spec is None:
             raise ModelError(

@@ -115,15 +115,15 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     return inliner.inline_local_functions(model) if functions else model
 
 
-def _size(nodes: Iterable[onnx.NodeProto], known: Mapping[_Name, tuple[int, int]]) -> tuple[int, int]:
-    """The number of nodes after inlining, and how deep graphs lie inside them. known: those of functions."""
+def _size(nodes: Iterable[onnx.NodeProto], function_sizes: Mapping[_Name, tuple[int, int]]) -> tuple[int, int]:
+    """The number of nodes after inlining, and how deep graphs lie inside them. function_sizes: those of functions."""
     count = depth = 0
     for node in nodes:
-        own, deep = known.get(_called_name(node), (1, 0))
+        node_count, deep = function_sizes.get(_called_name(node), (1, 0))
         for graph in list_bodies(node):
-            more, deeper = _size(graph.node, known)
-            own, deep = own + more, max(deep, deeper + 1)
-        count, depth = count + own, max(depth, deep)
+            more, deeper = _size(graph.node, function_sizes)
+            node_count, deep = node_count + more, max(deep, deeper + 1)
+        count, depth = count + node_count, max(depth, deep)
     return count, depth
 
 

@@ -73,24 +73,24 @@ class _Mistake:
 
 def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kind[M]) -> list[str]:
     """What pydantic found wrong, in the words of the file: one line for each mistake, each once."""
-    mistakes = [_Mistake(**item) for item in error.errors(include_url=False)]
-    inside = {item.loc[:depth] for item in mistakes for depth in range(len(item.loc))}
+    mistakes = [_Mistake(**entry) for entry in error.errors(include_url=False)]
+    inside = {mistake.loc[:depth] for mistake in mistakes for depth in range(len(mistake.loc))}
     kinds: dict[Loc, list[str]] = {}
     out: dict[tuple[Loc, str], str] = {}
-    for item in mistakes:
-        if item.type == "too_short" and item.loc in inside:
+    for mistake in mistakes:
+        if mistake.type == "too_short" and mistake.loc in inside:
             continue  # it only counts the items that are wrong
-        if item.type == "default_factory_not_called":
+        if mistake.type == "default_factory_not_called":
             continue  # it follows from the other mistakes, which say more
-        loc, cause = _without_union_tags(root, item.loc), item.ctx.get("error")
+        loc, cause = _without_union_tags(root, mistake.loc), mistake.ctx.get("error")
         sentences: Iterable[tuple[Loc, str, str]]
-        if item.type in _KINDS:  # each member of a union says what it takes
-            kinds.setdefault(loc, []).append(_KINDS[item.type])
-            sentences = [(loc, "", f"{format_value(item.input)}: must be {_either(kinds[loc])}")]
+        if mistake.type in _KINDS:  # each member of a union says what it takes
+            kinds.setdefault(loc, []).append(_KINDS[mistake.type])
+            sentences = [(loc, "", f"{format_value(mistake.input)}: must be {_either(kinds[loc])}")]
         elif isinstance(cause, Mistakes):
-            sentences = (((*loc, *below), sentence, sentence) for below, sentence in cause.found)
+            sentences = (((*loc, *below), sentence, sentence) for below, sentence in cause.mistakes)
         else:
-            sentences = ((loc, sentence, sentence) for sentence in _explain(item, loc, kind).splitlines())
+            sentences = ((loc, sentence, sentence) for sentence in _explain(mistake, loc, kind).splitlines())
         key = ".".join(map(str, loc))
         for place, once, sentence in sentences:
             out[place, once] = f"{path}:{line_of(root, place)}: " + (f"{key}: {sentence}" if key else sentence)
@@ -120,10 +120,10 @@ def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
     return tuple(out)
 
 
-def _explain(item: _Mistake, loc: Loc, kind: Kind[M]) -> str:
-    mistake, context, value = item.type, item.ctx, item.input
+def _explain(error: _Mistake, loc: Loc, kind: Kind[M]) -> str:
+    mistake, context, value = error.type, error.ctx, error.input
     if mistake in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"unknown key; {suggest(str(loc[-1]), _known_keys(kind.model, item.loc[:-1]))}"
+        return f"unknown key; {suggest(str(loc[-1]), _known_keys(kind.model, error.loc[:-1]))}"
     if mistake == "missing":
         return f"is missing; add it ({kind.help})"
     if mistake == "literal_error":
@@ -135,7 +135,7 @@ def _explain(item: _Mistake, loc: Loc, kind: Kind[M]) -> str:
         return message if said else f"{format_value(value)}: {message}"
     if mistake in _BOUNDS:
         return f"{format_value(value)}: {_BOUNDS[mistake].format(**context)}"
-    return f"{format_value(value)}: {item.msg[0].lower()}{item.msg[1:]}"
+    return f"{format_value(value)}: {error.msg[0].lower()}{error.msg[1:]}"
 
 
 def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
@@ -152,7 +152,7 @@ def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
             here = fields[str(part)] if str(part) in fields else typing.get_args(extra)[-1]
         else:
             here = typing.get_args(here)[0 if isinstance(part, int) else -1]
-        members = [item for item in typing.get_args(here) if _fields(item)]
+        members = [member for member in typing.get_args(here) if _fields(member)]
         if members and typing.get_origin(here) not in (dict, Mapping):
             here = members[0]  # of `Part | None`
     return list(_fields(here))
@@ -160,17 +160,19 @@ def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
 
 def _fields(kind: object) -> Mapping[str, object]:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return {name: known.annotation for name, known in kind.model_fields.items()}
+        return {name: field_info.annotation for name, field_info in kind.model_fields.items()}
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, include_extras=True)
-        return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
+        return {each.name: hints[each.name] for each in dataclasses.fields(kind)}
     return {}
 
 
 def _tagged(here: object, tag: int | str) -> object:
     """The member of a union, however deep, that pydantic tried by its tag; None where there is none."""
     for part in typing.get_args(here):
-        if any(isinstance(item, Tag) and item.tag == tag for item in getattr(part, "__metadata__", ())):
+        if any(
+            isinstance(annotation, Tag) and annotation.tag == tag for annotation in getattr(part, "__metadata__", ())
+        ):
             return part.__origin__
         if model_type := _tagged(part, tag):
             return model_type
@@ -189,9 +191,9 @@ def line_of(root: yaml.Node, loc: Loc) -> int:
     return int(line) + 1
 
 
-def locate(path: Path, root: yaml.Node, found: Iterable[tuple[Loc, str]]) -> list[str]:
+def locate(path: Path, root: yaml.Node, mistakes: Iterable[tuple[Loc, str]]) -> list[str]:
     """A line for each mistake, (key that it is about, message), each once: with the file, its line and the key."""
-    return [f"{path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {text}" for loc, text in dict.fromkeys(found)]
+    return [f"{path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {text}" for loc, text in dict.fromkeys(mistakes)]
 
 
 def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | None:

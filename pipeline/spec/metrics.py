@@ -17,16 +17,16 @@ class _Schema:
     """The JSON schema of a metric: only the default one goes without its name, and `decides` may be true or false."""
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> Any:
-        found = handler(schema)
-        own = handler.resolve_ref_schema(found)
-        keys = own["properties"]
+        reference = handler(schema)
+        definition = handler.resolve_ref_schema(reference)
+        keys = definition["properties"]
         if keys["name"].get("default", _DEFAULT) != _DEFAULT:
             del keys["name"]["default"]
-            own["required"] = ["name", *own["required"]]
+            definition["required"] = ["name", *definition["required"]]
         names = {"type": "array", "items": {"enum": list(PRECISIONS), "type": "string"}}
         about = {key: keys["decides"][key] for key in ("default", "description", "title")}
         keys["decides"] = {"anyOf": [{"type": "boolean"}, names], **about}
-        return found
+        return reference
 
 
 def _name_of(value: object) -> str:

@@ -27,7 +27,7 @@ _GREATEST = {"float16": 65504.0, "float32": 3.4028235e38}
 def wrong_pads(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Rules for dims that an input does not have, that another input does not pad, that a sum counts, of models with
     state, and values that the dtype does not hold: (key, message)."""
-    rules = {name: item.pad for name, item in spec.inputs.items() if item.pad is not None}
+    rules = {name: tensor.pad for name, tensor in spec.inputs.items() if tensor.pad is not None}
     if rules and spec.state:
         yield ("inputs", next(iter(rules)), "pad"), "a model with state is not padded; remove pad"
         return
@@ -37,7 +37,7 @@ def wrong_pads(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
             place: Loc = ("inputs", name, "pad", dim)
             text = f"inputs.{name}.pad has dim {dim!r}, which"
             lacking = [
-                other for other, item in spec.inputs.items() if dim in item.shape and dim not in (item.pad or {})
+                other for other, tensor in spec.inputs.items() if dim in tensor.shape and dim not in (tensor.pad or {})
             ]
             if dim not in spec.inputs[name].shape:
                 yield place, f"{text} is no axis of {name!r}; name one of {list(spec.inputs[name].shape)}"
@@ -110,8 +110,8 @@ def _wrong_labels(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 def _wrong_dims(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Dims that inputs name and `dims` does not define, and the other way round: (key, message)."""
     used: dict[str, Loc] = {}
-    for name, item in spec.inputs.items():
-        for axis, dim in enumerate(item.shape):
+    for name, tensor in spec.inputs.items():
+        for axis, dim in enumerate(tensor.shape):
             place = ("inputs", name, "shape", axis)
             if dim == FILL_IN:
                 yield place, f"{FILL_IN} stands where the model does not say it; write dtype and shape, axis by axis"
@@ -126,8 +126,8 @@ def _wrong_dims(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 def _wrong_sums(spec: SpecSections, axes: Collection[str]) -> Iterator[tuple[Loc, str]]:
     """Sums of dims that no input has as an axis, and sums in states: (key, message)."""
-    for name, item in spec.inputs.items():
-        for axis, total in TensorSpec(name, item.dtype, item.shape).sums:
+    for name, tensor in spec.inputs.items():
+        for axis, total in TensorSpec(name, tensor.dtype, tensor.shape).sums:
             place: Loc = ("inputs", name, "shape", axis)
             if name in spec.state:
                 yield place, f"state {name!r} has {total!r}; sizes of states are numbers and dims of their own"
@@ -138,24 +138,24 @@ def _wrong_sums(spec: SpecSections, axes: Collection[str]) -> Iterator[tuple[Loc
 def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """States that are no input, that no output gives, or that leave nothing for a caller to give, and dims that are
     empty in something else than a state: (key, message)."""
-    outputs, state_outputs = list(spec.outputs or ()), {name: item.output for name, item in spec.state.items()}
-    for name, item in spec.state.items():
+    outputs, state_outputs = list(spec.outputs or ()), {name: state.output for name, state in spec.state.items()}
+    for name, state in spec.state.items():
         if name not in spec.inputs:
             yield ("state", name), f"state {name!r} is not one of the inputs {list(spec.inputs)}; add it there"
-        if outputs and item.output not in outputs:
-            text = f"state {name!r} takes {item.output!r}, which is not one of the outputs {outputs}; add it"
+        if outputs and state.output not in outputs:
+            text = f"state {name!r} takes {state.output!r}, which is not one of the outputs {outputs}; add it"
             yield ("state", name, "output"), text
-        twin = next(other for other, output in state_outputs.items() if output == item.output)
+        twin = next(other for other, output in state_outputs.items() if output == state.output)
         if twin != name:
-            text = f"state {name!r} takes {item.output!r}, as state {twin!r} does; name the output that is its own"
+            text = f"state {name!r} takes {state.output!r}, as state {twin!r} does; name the output that is its own"
             yield ("state", name, "output"), text
-        if name in spec.inputs and not is_value_of(dtype := spec.inputs[name].dtype, item.initial):
-            text = f"state {name!r} is {dtype}, which does not hold {item.initial:g}; give a value that it holds, as 0"
+        if name in spec.inputs and not is_value_of(dtype := spec.inputs[name].dtype, state.initial):
+            text = f"state {name!r} is {dtype}, which does not hold {state.initial:g}; give a value that it holds, as 0"
             yield ("state", name, "initial"), text
     yield from _wrong_places(spec)
     if spec.state and not spec.inputs.keys() - spec.state.keys():
         yield ("state",), "every input is a state, so that no step is given anything; leave one input out of state"
-    steps = {dim for name, item in spec.inputs.items() if name not in spec.state for dim in item.shape}
+    steps = {dim for name, tensor in spec.inputs.items() if name not in spec.state for dim in tensor.shape}
     for dim, size in spec.dims.items():
         if size.min == 0 and dim in steps:
             yield ("dims", dim, "min"), f"dims.{dim}.min is 0, which only sizes of states can be; the least is 1"
@@ -178,9 +178,9 @@ def _wrong_int8_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 def _wrong_places(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Places along an axis that has no fixed size, or at an input of no integers: (key, message)."""
-    input_dims = {dim for name, item in spec.inputs.items() if name not in spec.state for dim in item.shape}
-    for name, item in spec.state.items():
-        if name not in spec.inputs or (places := item.places) is None:
+    input_dims = {dim for name, tensor in spec.inputs.items() if name not in spec.state for dim in tensor.shape}
+    for name, state in spec.state.items():
+        if name not in spec.inputs or (places := state.places) is None:
             continue
         shape, at, place = spec.inputs[name].shape, spec.inputs.get(places.at), ("state", name, "places")
         if places.axis >= len(shape) or isinstance(shape[places.axis], str):
@@ -208,8 +208,8 @@ def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 def _wrong_steps(spec: SpecSections, place: Loc, dim: str) -> Iterator[tuple[Loc, str]]:
     """A dim that samples of a step cannot be joined along: (key, message)."""
     where = ".".join(map(str, place))
-    is_state_dim = any(dim in item.shape for name, item in spec.inputs.items() if name in spec.state)
-    is_input_dim = any(dim in item.shape for name, item in spec.inputs.items() if name not in spec.state)
+    is_state_dim = any(dim in tensor.shape for name, tensor in spec.inputs.items() if name in spec.state)
+    is_input_dim = any(dim in tensor.shape for name, tensor in spec.inputs.items() if name not in spec.state)
     if not spec.state:
         yield place, f"{where} is for models with state; add state, or remove it"
     elif not is_input_dim:
@@ -281,7 +281,7 @@ def with_data(spec: ModelSpec, golden: ComputedData, calibration: ComputedData |
         before = spec.calibration or Calibration(data="-")
         changes["calibration"] = before.model_copy(update={**calibration.keys, "labels": None})
     changed = spec.model_copy(update=changes)
-    changed._computed = {item.path.name: item.path for item in (golden, calibration) if item}
+    changed._computed = {data.path.name: data.path for data in (golden, calibration) if data}
     return changed
 
 
@@ -328,10 +328,10 @@ def _address_lines(lines: Sequence[str], path: Path, address: str) -> list[str]:
     return [line.replace(str(path), address).replace(str(path.resolve().parent), address) for line in lines]
 
 
-def locate_mistakes(spec: ModelSpec, found: Iterable[tuple[Loc, str]]) -> SpecError:
+def locate_mistakes(spec: ModelSpec, mistakes: Iterable[tuple[Loc, str]]) -> SpecError:
     """Mistakes that the files of a spec show, (key that it is about, message) each, as one error with their lines."""
     _, root = load_document(spec.path, KIND)
-    return SpecError(_address_lines(locate(spec.path, root, found), spec.path, spec.address))
+    return SpecError(_address_lines(locate(spec.path, root, mistakes), spec.path, spec.address))
 
 
 def _missing_files(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:

@@ -50,23 +50,23 @@ class MeasuredData(SpecPart):
     def named_metrics(self) -> list[tuple[Loc, TaskMetric]]:
         """The task metrics, each with its path below `golden`."""
         several = isinstance(self.metric, tuple)
-        return [(("metric", index) if several else ("metric",), item) for index, item in enumerate(self.metrics)]
+        return [(("metric", index) if several else ("metric",), metric) for index, metric in enumerate(self.metrics)]
 
     def outputs(self) -> list[tuple[Loc, str]]:
         """(path of the key below `golden`, output) for each output that a task metric names."""
-        return [((*loc, key), name) for loc, item in self.named_metrics() for key, name in item.outputs.items()]
+        return [((*loc, key), name) for loc, metric in self.named_metrics() for key, name in metric.outputs.items()]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         mistakes: list[tuple[Loc, str]] = []
         metric_keys: set[tuple[str, str]] = set()
-        for loc, item in self.named_metrics():
-            if not self.labels and (item.against == "labels" or item.name == "accuracy"):
-                text = f"metric {item.name} needs labels; name the array that holds them"
-                mistakes.append((loc, f"{text}, or take top_k" if item.name == "accuracy" else text))
-            if (item.name, item.output) in metric_keys:
-                mistakes.append((loc, f"there is a metric {item.name} of {item.output!r} before it; leave one out"))
-            metric_keys.add((item.name, item.output))
+        for loc, metric in self.named_metrics():
+            if not self.labels and (metric.against == "labels" or metric.name == "accuracy"):
+                text = f"metric {metric.name} needs labels; name the array that holds them"
+                mistakes.append((loc, f"{text}, or take top_k" if metric.name == "accuracy" else text))
+            if (metric.name, metric.output) in metric_keys:
+                mistakes.append((loc, f"there is a metric {metric.name} of {metric.output!r} before it; leave one out"))
+            metric_keys.add((metric.name, metric.output))
         if mistakes:
             raise Mistakes(mistakes)
         return self
@@ -252,20 +252,22 @@ class SpecSections(SpecFile):
         calibration, golden = self.calibration and self.calibration.file, self.golden and self.golden.data
         source = {self.source.kind: self.source_file, "weights": self.source.weights}
         yield from ((("source", key), name) for key, name in source.items() if name)
-        yield from ((("source", "libraries", i, "file"), item.file) for i, item in enumerate(self.source.libraries))
+        yield from (
+            (("source", "libraries", i, "file"), library.file) for i, library in enumerate(self.source.libraries)
+        )
         data = {"calibration": calibration, "golden": golden}
         yield from (((section, "data"), name) for section, name in data.items() if name)
         yield from ((("triton", "labels", output), name) for output, name in self.triton.labels.items())
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         """The inputs, in order."""
-        return tuple(TensorSpec(name, item.dtype, item.shape) for name, item in self.inputs.items())
+        return tuple(TensorSpec(name, tensor.dtype, tensor.shape) for name, tensor in self.inputs.items())
 
     def states(self) -> tuple[State, ...]:
         """The inputs that outputs of the call before give, in the spec's order."""
         return tuple(
-            State(name, item.output, item.initial, item.places.to_places() if item.places else None)
-            for name, item in self.state.items()
+            State(name, state.output, state.initial, state.places.to_places() if state.places else None)
+            for name, state in self.state.items()
         )
 
     def int8_states(self) -> tuple[State, ...]:
@@ -274,7 +276,7 @@ class SpecSections(SpecFile):
 
     def named_dims(self) -> tuple[Dim, ...]:
         """The dynamic dims, in the spec's order."""
-        return tuple(item.to_dim(name) for name, item in self.dims.items())
+        return tuple(dim.to_dim(name) for name, dim in self.dims.items())
 
     def target_list(self) -> tuple[Target, ...]:
         """Targets with groups resolved, each once, in the spec's order."""

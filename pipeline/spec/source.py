@@ -39,9 +39,9 @@ Loc = tuple[int | str, ...]
 class Mistakes(ValueError):  # noqa: N818 - several of them
     """What is wrong between several keys of a part: (path of a key below the part, message) for each mistake."""
 
-    def __init__(self, found: Iterable[tuple[Loc, str]]) -> None:
-        self.found = tuple(found)
-        super().__init__("\n".join(text for _, text in self.found))
+    def __init__(self, mistakes: Iterable[tuple[Loc, str]]) -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__("\n".join(text for _, text in self.mistakes))
 
 
 def format_value(value: object) -> str:
@@ -54,9 +54,9 @@ def _yaml(value: object, depth: int) -> str:
     if isinstance(value, (dict, list, tuple)) and value and not depth:
         return "..."
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_yaml(item, depth - 1)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_yaml(part, depth - 1)}" for key, part in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_yaml(item, depth - 1) for item in value) + "]"
+        return "[" + ", ".join(_yaml(part, depth - 1) for part in value) + "]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return repr(value) if isinstance(value, str | int | float | bytes) else str(value)
@@ -318,13 +318,13 @@ class Input(SpecPart):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_each_dim(cls, given: object) -> object:
+    def _of_each_dim(cls, data: object) -> object:
         """One value as that of all dims."""
-        if not isinstance(given, dict) or isinstance(pad := given.get("pad"), dict) or pad is None:
-            return given
-        shape = given.get("shape")
+        if not isinstance(data, dict) or isinstance(pad := data.get("pad"), dict) or pad is None:
+            return data
+        shape = data.get("shape")
         named = [dim for dim in shape if isinstance(dim, str)] if isinstance(shape, list | tuple) else []
-        return {**given, "pad": dict.fromkeys((dim for dim in named if PLUS.strip() not in dim), pad)}
+        return {**data, "pad": dict.fromkeys((dim for dim in named if PLUS.strip() not in dim), pad)}
 
 
 class PlacesSection(SpecPart):
@@ -371,10 +371,10 @@ class DimRange(SpecPart):
 
     @model_validator(mode="before")
     @classmethod
-    def _least(cls, given: object) -> object:
-        if isinstance(given, dict) and given.get("multiple") is not None and "min" not in given:
-            return {**given, "min": given["multiple"]}
-        return given
+    def _least(cls, data: object) -> object:
+        if isinstance(data, dict) and data.get("multiple") is not None and "min" not in data:
+            return {**data, "min": data["multiple"]}
+        return data
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

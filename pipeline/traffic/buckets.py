@@ -163,7 +163,7 @@ def advise_buckets(
         timings.measure(task.first_sizes())
     price = price_profile(timings.reports[0], timer.build_s, options.profile_price_s)
     choice = choose_buckets(
-        task, timings.reports[0].buckets, measure, options.most or MOST_PROFILES, price.seconds_a_day
+        task, timings.reports[0].buckets, measure, options.max_profiles or MOST_PROFILES, price.seconds_a_day
     )
     busy = tuple(dict.fromkeys(reason for report in timings.reports for reason in report.busy))
     noted = (f"the machine was busy while the engine was timed: {'; '.join(busy)}",) if busy else ()
@@ -177,17 +177,17 @@ def remark_on_load(choice: BucketChoice) -> tuple[str, ...]:
     return ("one engine cannot carry this rate: it is always busy; give --rate for what one machine gets",)
 
 
-def price_profile(report: LatencyReport, build_s: float | None, given: float | None) -> ProfilePrice:
+def price_profile(report: LatencyReport, build_s: float | None, stated_price: float | None) -> ProfilePrice:
     """What a profile costs in a day: as given, else its build, once a day, and its share of this machine's memory, as a
     share of the day.
 
     Its memory is what the largest run needs beside the loaded engine, as a profile has buffers of its own; where that
     was not measured, and for a build that is not on record, 0. build_s: seconds of compiling for each profile.
     """
-    if given is not None:
-        return ProfilePrice(given, "as given")
-    most = max(bucket.memory_bytes for bucket in report.buckets)
-    memory = max(most - report.loaded_bytes, 0) if report.memory_resettable else 0
+    if stated_price is not None:
+        return ProfilePrice(stated_price, "as given")
+    peak_bytes = max(bucket.memory_bytes for bucket in report.buckets)
+    memory = max(peak_bytes - report.loaded_bytes, 0) if report.memory_resettable else 0
     share = memory / psutil.virtual_memory().total
     built = "no build on record" if build_s is None else f"{seconds_text(build_s)} of compiling a day"
     words = f"{built}, {format_bytes(memory)} of this machine's memory ({100 * share:.2g} % of it)"

@@ -62,34 +62,36 @@ class BucketChoice:
 
 
 def choose_buckets(
-    task: BucketTask, known: Sequence[BucketLatency], measure: Measure | None, most: int, price_s: float
+    task: BucketTask, timings: Sequence[BucketLatency], measure: Measure | None, max_profiles: int, price_s: float
 ) -> BucketChoice:
-    """The buckets of least cost. known: times of runs.  measure: times the engine at the edges of all plans; None
-    to use the known times alone.
+    """The buckets of least cost. timings: times of runs.  measure: times the engine at the edges of all plans; None
+    to use these times alone.
 
-    most: profiles at most.  price_s: of a profile, in engine seconds a day. Raises DataError for a size beyond those
-    that were timed, and what `measure` raises.
+    price_s: of a profile, in engine seconds a day. Raises DataError for a size beyond those that were timed, and what
+    `measure` raises.
     """
-    timed = {tuple(sorted(item.sizes.items())): item for item in known}
+    timed = {tuple(sorted(timing.sizes.items())): timing for timing in timings}
     price = price_s * task.grid.seconds / DAY_S
     _measure_missing(timed, [size for edges in OTHERS.values() for size in _sizes_used(task, edges(task))], measure)
     for _ in range(_TIMINGS):
         times = _times(task, timed)
-        partition, _ = search_buckets(task, times, most, price)
+        partition, _ = search_buckets(task, times, max_profiles, price)
         if not _measure_missing(timed, _sizes_used(task, edges_of(task.grid, partition.partitions)), measure):
             break
     times = _times(task, timed)
-    _, served = search_buckets(task, times, most, price)
-    # The cheapest plan by the simulation, of those with `most` profiles at most; the first one is always allowed. The
+    _, served = search_buckets(task, times, max_profiles, price)
+    # The cheapest plan by the simulation, of those with `max_profiles` at most; the first one is always allowed. The
     # costs that a search adds up leave out how buckets share an engine that is always busy.
     plans = [served, *_serve_others(task, times).values()]
-    allowed = [plan for plan in plans if plan is plans[0] or plan.profiles <= most]
+    allowed = [plan for plan in plans if plan is plans[0] or plan.profiles <= max_profiles]
     served = min(allowed, key=lambda plan: float(plan.seconds.sum()) + price * plan.profiles)
     bucket_edges = {dim: edges for dim, edges in served.edges.items() if dim in task.chosen}
     return BucketChoice(bucket_edges, len(timed), compare_plans(task, times, served, price / len(task.grid)))
 
 
-def search_buckets(task: BucketTask, times: RunTimes, most: int, price: float) -> tuple[Partitioned, ServedTrace]:
+def search_buckets(
+    task: BucketTask, times: RunTimes, max_profiles: int, price: float
+) -> tuple[Partitioned, ServedTrace]:
     """The partitions of least cost, and the trace under them. price: of a profile, in seconds over the whole trace.
 
     With a batcher the wait of batches depends on the buckets: they are chosen, simulated, and chosen again with the
@@ -105,7 +107,7 @@ def search_buckets(task: BucketTask, times: RunTimes, most: int, price: float) -
     best: tuple[float, Partitioned, ServedTrace] | None = None
     visited_partitions = set()
     for _ in range(_ROUNDS):
-        partition = partition_grid(CostModel(grid, table, growth), axes, most, price)
+        partition = partition_grid(CostModel(grid, table, growth), axes, max_profiles, price)
         if partition.partitions in visited_partitions:
             break
         visited_partitions.add(partition.partitions)
@@ -152,15 +154,15 @@ def _sizes_used(task: BucketTask, edges: Mapping[str, Sequence[int]]) -> list[di
 
 def _measure_missing(
     timed: dict[tuple[tuple[str, int], ...], BucketLatency],
-    wanted: Sequence[Mapping[str, int]],
+    size_sets: Sequence[Mapping[str, int]],
     measure: Measure | None,
 ) -> bool:
     """Time the sizes that were not timed yet, and say whether there were any."""
-    distinct = {tuple(sorted(each.items())): each for each in wanted}
+    distinct = {tuple(sorted(each.items())): each for each in size_sets}
     missing = [each for key, each in distinct.items() if key not in timed][: max(MOST_TIMED - len(timed), 0)]
     if measure is None or not missing:
         return False
-    timed.update({tuple(sorted(item.sizes.items())): item for item in measure(missing)})
+    timed.update({tuple(sorted(timing.sizes.items())): timing for timing in measure(missing)})
     return True
 
 

@@ -31,23 +31,23 @@ _MEANS = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 61)])
 
 @dataclass(frozen=True, eq=False)
 class BatchGrowth:
-    """most: requests in a batch at most.  bin_of: part of the time of each request, int64 [requests].  seconds: of each
+    """max_requests: in a batch.  bin_of: part of the time of each request, int64 [requests].  seconds: of each
     part, float64 [bins].  waits: of the first request of a batch, float64 [bins, quantiles], in seconds."""
 
-    most: int
+    max_requests: int
     bin_of: Array
     seconds: Array
     waits: Array
 
     @classmethod
-    def idle(cls, at: Array, most: int, wait_s: float) -> "BatchGrowth":
+    def idle(cls, at: Array, max_requests: int, wait_s: float) -> "BatchGrowth":
         """Before anything was simulated: a worker that is always free. at: arrivals, float64 [requests]."""
         count = len(at)
         bins = max(min(BINS, count // 50), 1)
         bin_of = np.arange(count) * bins // count
         starts = at[np.searchsorted(bin_of, np.arange(bins))]
         ends = np.append(starts[1:], at[-1] + at[-1] / max(count - 1, 1))
-        return cls(most, bin_of, np.maximum(ends - starts, 1e-9), np.full((bins, len(_WAITS)), wait_s))
+        return cls(max_requests, bin_of, np.maximum(ends - starts, 1e-9), np.full((bins, len(_WAITS)), wait_s))
 
     def after(self, served: SimulatedService) -> "BatchGrowth":
         """With the waits of a simulation."""
@@ -59,12 +59,12 @@ class BatchGrowth:
         for index in range(len(self.seconds)):
             if (bin_waits := firsts[bins == index]).size:
                 waits[index] = np.quantile(bin_waits, _WAITS)
-        return BatchGrowth(self.most, self.bin_of, self.seconds, waits)
+        return BatchGrowth(self.max_requests, self.bin_of, self.seconds, waits)
 
     @cached_property
     def _shares(self) -> Array:
         """Probability of 1 to `most` requests in a batch for each of the means, float64 [means, most]."""
-        further = np.arange(self.most)
+        further = np.arange(self.max_requests)
         logs = np.cumsum(np.log(np.maximum(further, 1)))
         with np.errstate(divide="ignore", invalid="ignore"):
             powers = np.where(further == 0, 0.0, further * np.log(_MEANS)[:, None])
@@ -87,7 +87,7 @@ class BatchGrowth:
         with np.errstate(divide="ignore"):
             above = 1.0 + np.log(np.maximum(means, low) / low) / step
         place = np.asarray(np.minimum(np.where(means < low, means / low, above), len(_MEANS) - 1.0))
-        sizes = self.tables(np.arange(1.0, self.most + 1))
+        sizes = self.tables(np.arange(1.0, self.max_requests + 1))
         took = _between(seconds, place, np.arange(len(seconds))[:, None, None])
         batch_sizes = _between(sizes[None], place, np.zeros((1, 1, 1), np.int64))
         return np.asarray((counts * took.mean(-1) / batch_sizes.mean(-1)).sum((-1, -2)))
@@ -96,8 +96,8 @@ class BatchGrowth:
 def _between(tables: Array, place: Array, rows: Array) -> Array:
     """Values of tables [rows, means] at places between the means."""
     low = np.minimum(place.astype(np.int64), tables.shape[1] - 2)
-    first = tables[rows, low]
-    return np.asarray(first + (place - low) * (tables[rows, low + 1] - first))
+    low_values = tables[rows, low]
+    return np.asarray(low_values + (place - low) * (tables[rows, low + 1] - low_values))
 
 
 # What each possible bucket of one dim costs, in engine seconds of all its requests, the other dims' buckets given.
@@ -152,7 +152,7 @@ class CostModel:
 
     def _batched(self, below: Array, times: Array, growth: BatchGrowth) -> Array:
         count = len(times)
-        tables = growth.tables(per_requests(times, float(self.grid.samples.mean()), growth.most))
+        tables = growth.tables(per_requests(times, float(self.grid.samples.mean()), growth.max_requests))
         costs = np.full((count + 1, count + 1), np.inf)
         for end in range(1, count + 1):
             inside = below[end] - below[:end]
@@ -160,9 +160,10 @@ class CostModel:
         return costs
 
 
-def per_requests(times: Array, samples: float, most: int) -> Array:
-    """Seconds of 1 to `most` requests with so many samples each, [..., most], of those of 1, 2, ... samples."""
-    sample_places = np.minimum(np.arange(1, most + 1) * samples, times.shape[-1]) - 1
+def per_requests(times: Array, samples: float, max_requests: int) -> Array:
+    """Seconds of 1 to `max_requests` requests with so many samples each, [..., requests], of those of 1, 2, ...
+    samples."""
+    sample_places = np.minimum(np.arange(1, max_requests + 1) * samples, times.shape[-1]) - 1
     low = np.minimum(sample_places.astype(np.int64), max(times.shape[-1] - 2, 0))
     high = np.minimum(low + 1, times.shape[-1] - 1)
     return np.asarray(times[..., low] + (sample_places - low) * (times[..., high] - times[..., low]))
@@ -211,13 +212,13 @@ class Partitioned:
     total: float
 
 
-def partition_dim(costs: Array, most: int) -> list[tuple[float, Partition]]:
-    """The least cost with 1, 2, ... `most` buckets, and the partition. costs: as of `CostModel.intervals`."""
+def partition_dim(costs: Array, max_buckets: int) -> list[tuple[float, Partition]]:
+    """The least cost with 1, 2, ... `max_buckets` buckets, and the partition. costs: as of `CostModel.intervals`."""
     count = len(costs) - 1
     best = costs[0].copy()
     before: list[Array] = []
     partitions: list[tuple[float, Partition]] = [(float(best[count]), (count - 1,))]
-    for _ in range(1, min(most, count)):
+    for _ in range(1, min(max_buckets, count)):
         sums = best[:, None] + costs
         before.append(sums.argmin(0))
         best = sums.min(0)
@@ -229,23 +230,23 @@ def partition_dim(costs: Array, most: int) -> list[tuple[float, Partition]]:
     return partitions
 
 
-def partition_grid(model: CostModel, chosen: Sequence[int], most: int, price: float) -> Partitioned:
+def partition_grid(model: CostModel, chosen: Sequence[int], max_profiles: int, price: float) -> Partitioned:
     """The buckets of the chosen dims (indices), the candidates of the others being their buckets; of least
     cost for one dim.
 
-    most: profiles at most, over all dims.  price: of a profile, in seconds.
+    max_profiles: over all dims.  price: of a profile, in seconds.
     """
     whole = tuple(tuple(range(len(edges))) for edges in model.grid.edges)
     fixed = count_profiles([partition for axis, partition in enumerate(whole) if axis not in chosen])
-    most = max(most // fixed, 1)
+    max_profiles = max(max_profiles // fixed, 1)
     costs = [model.intervals(axis, whole) for axis in chosen]
-    alone = [partition_dim(each, most) for each in costs]
+    alone = [partition_dim(each, max_profiles) for each in costs]
     nowhere = total_of(costs[0], whole[chosen[0]])
     counts = min(
         (
             each
             for each in itertools.product(*(range(1, len(dim_partitions) + 1) for dim_partitions in alone))
-            if math.prod(each) <= most
+            if math.prod(each) <= max_profiles
         ),
         key=lambda each: (
             sum(dim_partitions[count - 1][0] - nowhere for dim_partitions, count in zip(alone, each, strict=True))
@@ -319,8 +320,8 @@ def serve_trace(
     padded = np.stack([axis[np.searchsorted(axis, grid.sizes[:, index])] for index, axis in enumerate(axes)], 1)
     sizes, bucket_of = np.unique(padded, axis=0, return_inverse=True)
     bucket_of = bucket_of.reshape(-1)
-    most = int(max(grid.samples.max(), policy.most if policy else 1))
-    runs = np.stack([times.table(each[:, None], most).reshape(-1) for each in sizes])
+    max_samples = int(max(grid.samples.max(), policy.most if policy else 1))
+    runs = np.stack([times.table(each[:, None], max_samples).reshape(-1) for each in sizes])
     service = None
     if policy is None:
         seconds, batch, utilization = runs[bucket_of, grid.samples - 1], float(grid.samples.mean()), None

@@ -70,8 +70,8 @@ def model_of_place(place: Path) -> str:
 def _said_model(file: Path) -> str:
     if file.suffix == ".npz":
         return ""
-    first = next((record for _, record in JsonLinesReader(file, MOST_LINE_BYTES)), {})
-    said = first.get("model") if "kind" in first else None
+    first_record = next((record for _, record in JsonLinesReader(file, MOST_LINE_BYTES)), {})
+    said = first_record.get("model") if "kind" in first_record else None
     return said if isinstance(said, str) else ""
 
 
@@ -89,15 +89,15 @@ def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> Tr
         # The inputs are let go: only their sizes are needed.
         traffic_parts.append((replace(traffic, requests=traffic.requests[:1]), trace_of(traffic, inputs)))
     heads = [head for head, _ in traffic_parts]
-    first = heads[0]
+    first_head = heads[0]
     for file, head in zip(files[1:], heads[1:], strict=True):
         both = f"{files[0]} and {file}"
-        if head.sampling != first.sampling:
-            shares = f"{first.sampling:g} and {head.sampling:g}"
+        if head.sampling != first_head.sampling:
+            shares = f"{first_head.sampling:g} and {head.sampling:g}"
             raise DataError(f"{both} hold {shares} of the traffic; give files of one share")
-        if head.timed != first.timed:
+        if head.timed != first_head.timed:
             raise DataError(f"of {both} only one has times of arrival; give such files apart")
-        if head.timed and min(head.start, first.start) < EPOCH_S:
+        if head.timed and min(head.start, first_head.start) < EPOCH_S:
             raise DataError(f"{both} have times that do not count from the epoch; which came first is not known")
     cut = tuple(file for file, head in zip(files, heads, strict=True) if head.cut)
     origin = next((head.made for head in heads if head.made), "")
@@ -157,7 +157,7 @@ def _merge(traces: Sequence[Trace]) -> Trace:
 
 @dataclass(frozen=True)
 class BucketOptions:
-    """dims: that get buckets; () for all but the batch.  most: profiles at most; None for as many as reduce the cost.
+    """dims: that get buckets; () for all but the batch.  max_profiles: None for as many as reduce the cost.
 
     batch: samples in a batch at most; None for the greatest that the model takes, where the traffic has times.
     wait_s: as in `BatchPolicy`.  rate: requests a second to plan for; None for that of the traffic.
@@ -166,7 +166,7 @@ class BucketOptions:
     """
 
     dims: tuple[str, ...] = ()
-    most: int | None = None
+    max_profiles: int | None = None
     batch: int | None = None
     wait_s: float = 0.0
     rate: float | None = None
@@ -214,11 +214,15 @@ def plan_task(
     greatest = {dim: int(within.sizes[dim.name].max()) if options.shrink else dim.max for dim in dims}
     tops = {dim.name: min(-(-size // dim.multiple) * dim.multiple, dim.max) for dim, size in greatest.items()}
     grid = grid_of(within, dims, batch.name if batch else None, bucket_dims, tops=tops, at=at)
-    if at is None and options.most is None:
+    if at is None and options.max_profiles is None:
         raise InputError("without times of arrival a profile has no price for each request; give --most, or --rate")
     for name in bucket_dims:
         count = len(np.unique(within.sizes[name]))
-        if len(bucket_dims) == 1 and options.most is not None and options.most > len(grid.edges_of(name)):
+        if (
+            len(bucket_dims) == 1
+            and options.max_profiles is not None
+            and options.max_profiles > len(grid.edges_of(name))
+        ):
             remarks += (f"{name} has {count} distinct sizes in the traffic: more buckets than that save nothing",)
     return BucketTask(tuple(dims), bucket_dims, batch, policy, grid, remarks)
 
@@ -267,8 +271,8 @@ def _policy(batch: Dim | None, within: Trace, options: BucketOptions) -> tuple[B
                 "or give --rate"
             )
         return None, ("the traffic has no times of arrival: each request is taken to run alone",)
-    most = options.batch or batch.max
-    return (BatchPolicy(most, options.wait_s), ()) if most > 1 else (None, ())
+    max_batch = options.batch or batch.max
+    return (BatchPolicy(max_batch, options.wait_s), ()) if max_batch > 1 else (None, ())
 
 
 def _arrivals(traffic: TrafficAtPlace, within: Trace, options: BucketOptions) -> Array | None:

@@ -67,13 +67,13 @@ def grid_of(
     """
     request_indices = _stretches(len(trace))
     axes = [dim for dim in dims if dim.name != batch]
-    most = MOST_ALONE if len(chosen) == 1 else MOST_EACH
+    max_candidates = MOST_ALONE if len(chosen) == 1 else MOST_EACH
     edges, places, sizes = [], [], []
     for dim in axes:
         dim_sizes = trace.sizes[dim.name][request_indices]
         rounded = np.ceil(dim_sizes / dim.multiple).astype(np.int64) * dim.multiple
         if dim.name in chosen:
-            candidates = _thin(np.append(rounded, tops[dim.name]), most)
+            candidates = _thin(np.append(rounded, tops[dim.name]), max_candidates)
         else:
             candidates = np.array([high for _, _, high in dim.buckets()], np.int64)
         edges.append(candidates)
@@ -87,12 +87,12 @@ def grid_of(
     return RequestGrid(tuple(dim.name for dim in axes), tuple(edges), placed, sized, samples, when)
 
 
-def _thin(sizes: Array, most: int) -> Array:
+def _thin(sizes: Array, max_sizes: int) -> Array:
     """The distinct sizes, rising; of too many, those at equal shares of the requests, and the greatest."""
     distinct = np.unique(sizes)
-    if len(distinct) <= most:
+    if len(distinct) <= max_sizes:
         return distinct
-    return np.unique(np.append(np.quantile(sizes, np.linspace(0, 1, most), method="higher"), distinct[-1]))
+    return np.unique(np.append(np.quantile(sizes, np.linspace(0, 1, max_sizes), method="higher"), distinct[-1]))
 
 
 def _stretches(count: int) -> Array:
@@ -104,10 +104,10 @@ def _stretches(count: int) -> Array:
     return np.asarray((starts[:, None] + np.arange(length)).ravel())
 
 
-def _close_gaps(at: Array, kept: Array) -> Array:
+def _close_gaps(at: Array, kept_indices: Array) -> Array:
     """The times of the kept requests, without the gaps where requests were left out."""
-    gaps = np.diff(at[kept], prepend=at[kept[0]])
-    jumps = np.diff(kept, prepend=kept[0] - 1) > 1
+    gaps = np.diff(at[kept_indices], prepend=at[kept_indices[0]])
+    jumps = np.diff(kept_indices, prepend=kept_indices[0] - 1) > 1
     gaps[jumps] = float(at[-1]) / max(len(at) - 1, 1)
     return np.asarray(np.cumsum(gaps))
 
@@ -129,12 +129,13 @@ class RunTimes:
     service: ServiceTimes
     batch: Dim | None
 
-    def table(self, edges: Sequence[Array], most: int) -> Array:
-        """Mean seconds of a run of 1, 2, ... `most` samples at each combination of edges, [edges of each dim, most].
+    def table(self, edges: Sequence[Array], max_samples: int) -> Array:
+        """Mean seconds of a run of 1, 2, ... `max_samples` samples at each combination of edges, [edges of each dim,
+        samples].
 
         Raises DataError for a size beyond those that were timed.
         """
-        padded = np.array([pad_samples(self.batch, count) for count in range(1, most + 1)])
+        padded = np.array([pad_samples(self.batch, count) for count in range(1, max_samples + 1)])
         distinct, places = np.unique(padded, return_inverse=True)
         axes = [np.asarray(edge) for edge in edges]
         sizes = np.array([*itertools.product(*axes, distinct)], np.int64)
@@ -165,14 +166,14 @@ def pad_samples(batch: Dim | None, count: int) -> int:
 
 
 def sizes_to_time(
-    grid: RequestGrid, chosen: Sequence[str], batch: Dim | None, most: int, tops: Mapping[str, int]
+    grid: RequestGrid, chosen: Sequence[str], batch: Dim | None, max_samples: int, tops: Mapping[str, int]
 ) -> list[dict[str, int]]:
     """Sizes at which an engine is timed: candidates of chosen dims at about equal ratios, up to the tops, every bucket
-    of the others, and powers of two for the samples, up to `most` in a run."""
+    of the others, and powers of two for the samples, up to `max_samples` in a run."""
     each = _ALONE if len(chosen) == 1 else _EACH
     axes: dict[str, list[int]] = {}
     if batch:
-        powers = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
+        powers = [2**power for power in range(max_samples.bit_length()) if 2**power < max_samples] + [max_samples]
         if len(chosen) > 1:
             powers = sorted({powers[index] for index in np.linspace(0, len(powers) - 1, _BATCHES).astype(int)})
         axes[batch.name] = sorted({pad_samples(batch, power) for power in powers})
@@ -181,9 +182,9 @@ def sizes_to_time(
     return [dict(zip(axes, sizes, strict=True)) for sizes in itertools.product(*axes.values())]
 
 
-def edges_to_time(edges: Mapping[str, Sequence[int]], batch: Dim | None, most: int) -> list[dict[str, int]]:
-    """The sizes of buckets with these edges, with one sample and with `most`."""
-    counts = sorted({pad_samples(batch, 1), pad_samples(batch, most)})
+def edges_to_time(edges: Mapping[str, Sequence[int]], batch: Dim | None, max_samples: int) -> list[dict[str, int]]:
+    """The sizes of buckets with these edges, with one sample and with `max_samples`."""
+    counts = sorted({pad_samples(batch, 1), pad_samples(batch, max_samples)})
     axes = ({batch.name: counts} if batch else {}) | {dim: list(sizes) for dim, sizes in edges.items()}
     return [dict(zip(axes, sizes, strict=True)) for sizes in itertools.product(*axes.values())]
 

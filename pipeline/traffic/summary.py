@@ -144,22 +144,22 @@ def measure_bursts(at: Array) -> Burstiness:
     return Burstiness(int(within.max()), max(variance, 0.0) / mean, float(np.diff(at).max()))
 
 
-def _count_pair(trace: Trace, first: str, second: str) -> PairCounts:
-    pairs, counts = np.unique(np.stack([trace.sizes[first], trace.sizes[second]], 1), axis=0, return_counts=True)
+def _count_pair(trace: Trace, row_dim: str, column_dim: str) -> PairCounts:
+    pairs, counts = np.unique(np.stack([trace.sizes[row_dim], trace.sizes[column_dim]], 1), axis=0, return_counts=True)
     rows = ((int(a), int(b), int(count)) for (a, b), count in zip(pairs, counts, strict=True))
-    return PairCounts((first, second), tuple(rows))
+    return PairCounts((row_dim, column_dim), tuple(rows))
 
 
 def _split_hours(traffic: TrafficAtPlace, dims: Sequence[Dim]) -> "list[HourOfTraffic]":
     """Each hour that has requests; by the hour of the day where there are many and times are absolute."""
-    trace, first = traffic.trace, traffic.trace.start if traffic.absolute else 0.0
-    hours = np.floor((first + trace.at) / HOUR_S).astype(np.int64)
+    trace, start_s = traffic.trace, traffic.trace.start if traffic.absolute else 0.0
+    hours = np.floor((start_s + trace.at) / HOUR_S).astype(np.int64)
     by_day = traffic.absolute and hours[-1] - hours[0] >= MOST_HOURS
     keys = hours % 24 if by_day else hours
     traffic_hours = []
     for key in np.unique(keys):
         hour_mask = keys == key
-        seconds = _seconds_in(int(key), first + float(trace.at[-1]), by_day) - _seconds_in(int(key), first, by_day)
+        seconds = _seconds_in(int(key), start_s + float(trace.at[-1]), by_day) - _seconds_in(int(key), start_s, by_day)
         if by_day:
             name = f"{key:02}:00"
         elif traffic.absolute:
@@ -232,19 +232,19 @@ def draw_histogram(axes: "Axes", dim: str, counts: SizeCounts, buckets: Mapping[
     low = max(counts.least - 1, 0.5) if log else min(counts.least - 1, 0)
     edges = _bar_edges(low, top, log)
     heights, _ = np.histogram(list(counts.counts), edges, weights=list(counts.counts.values()))
-    most = float(heights.max())
+    tallest = float(heights.max())
     axes.stairs(heights, edges, fill=True, color=COLOURS["muted"], alpha=0.55, label="requests", gid=tag("requests"))
     for index, (name, ends) in enumerate(buckets.items()):
         look: Any = {"color": COLOURS["c2" if index else "accent"], "linestyle": "--" if index else "-"}
         for at, end in enumerate(ends):
             gid, label = tag("edge", f"{name}: up to {end}"), None if at else f"{name} buckets"
-            height = (0.95 if index else 1.1) * most
+            height = (0.95 if index else 1.1) * tallest
             axes.plot([end, end], [0, height], linewidth=1.6, label=label, gid=gid, **look)
     for end in _apart(next(iter(buckets.values())), low, top, log):
-        annotate(axes, str(end), (end, 1.1 * most), (0, 3), ha="center", color=COLOURS["accent"])
+        annotate(axes, str(end), (end, 1.1 * tallest), (0, 3), ha="center", color=COLOURS["accent"])
     label = f"{dim} of a request" + (", logarithmic" if log else "")
     set_axis(axes, "x", (float(low), top * 1.03), label, log=log, text=_count)
-    set_axis(axes, "y", (0.0, 1.2 * most), "requests", text=_count)
+    set_axis(axes, "y", (0.0, 1.2 * tallest), "requests", text=_count)
     total = sum(counts.counts.values())
     words = f"{total} requests by {dim}: half up to {counts.quantiles[0]:g}, the largest {counts.greatest}"
     return words + "".join(f"; {name} buckets up to {', '.join(map(str, ends))}" for name, ends in buckets.items())

@@ -301,5 +301,5 @@ def _signed_as(spec: TensorSpec, array: "np.ndarray") -> "np.ndarray":
 
 def words(error: Exception) -> str:
     """IREE's words without the places in its source code and without its stack."""
-    first = " ".join(str(error).split("\n")[0].split())
-    return _PLACES.sub("", first).rstrip("; ") or type(error).__name__
+    first_line = " ".join(str(error).split("\n")[0].split())
+    return _PLACES.sub("", first_line).rstrip("; ") or type(error).__name__

@@ -64,7 +64,7 @@ def restore_names(model: onnx.ModelProto) -> None:
     """
     graph = model.graph
     maker = {name: node for node in graph.node for name in node.output}
-    fixed = {item.name for item in (*graph.input, *graph.output, *graph.initializer)}
+    fixed = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
     names = dict[str, str]()
     for name, node in maker.items():
         source = name.removeprefix(WIDENED)
@@ -73,7 +73,7 @@ def restore_names(model: onnx.ModelProto) -> None:
         names[name] = source
         if source in maker:
             names[source] = f"{source}/narrow"
-    value_infos = [item for item in graph.value_info if item.name not in {*names, *names.values()}]
+    value_infos = [value for value in graph.value_info if value.name not in {*names, *names.values()}]
     del graph.value_info[:]
     graph.value_info.extend(value_infos)
     for body in walk_graphs(graph):
@@ -141,9 +141,9 @@ def find_widened(model: ModelProto) -> dict[str, tuple[NodeProto, ...]]:
 
 def restore_chains(engine: ModelProto, source: ModelProto, chains: Mapping[str, tuple[NodeProto, ...]]) -> int:
     """Replace the engine's constants that chains of the source give, in place; gives how many."""
-    constants, there = _constants(source), {item.name: item for item in engine.graph.initializer}
+    constants, there = _constants(source), {tensor.name: tensor for tensor in engine.graph.initializer}
     engine_names = {name for node in engine.graph.node for name in node.output} | {
-        item.name for item in engine.graph.input
+        value.name for value in engine.graph.input
     }
     nodes, restored_names = dict[str, NodeProto](), list[str]()
     for name, chain in chains.items():
@@ -158,7 +158,7 @@ def restore_chains(engine: ModelProto, source: ModelProto, chains: Mapping[str, 
                     there[input_name] = engine.graph.initializer[-1]
         restored_names.append(name)
     if restored_names:
-        initializers = [item for item in engine.graph.initializer if item.name not in nodes]
+        initializers = [tensor for tensor in engine.graph.initializer if tensor.name not in nodes]
         del engine.graph.initializer[:]
         engine.graph.initializer.extend(initializers)
         rest = list(engine.graph.node)
@@ -168,53 +168,59 @@ def restore_chains(engine: ModelProto, source: ModelProto, chains: Mapping[str, 
 
 
 def _chain(
-    node: NodeProto, made: Mapping[str, NodeProto], given: Mapping[str, TensorProto], depth: int
+    node: NodeProto, makers: Mapping[str, NodeProto], constants: Mapping[str, TensorProto], depth: int
 ) -> tuple[NodeProto, ...] | None:
     """The node behind those that make its inputs, where all of them widen constants; else None."""
     if depth == 0 or node.domain not in ("", "ai.onnx") or node.op_type not in ("Cast", "Mul", "Sub"):
         return None
-    if node.op_type == "Cast" and next((int(item.i) for item in node.attribute if item.name == "to"), 0) != _FLOAT:
+    if (
+        node.op_type == "Cast"
+        and next((int(attribute.i) for attribute in node.attribute if attribute.name == "to"), 0) != _FLOAT
+    ):
         return None
     chain = dict[str, NodeProto]()
     for name in node.input:
-        if name in given:
+        if name in constants:
             continue
-        before = _chain(made[name], made, given, depth - 1) if name in made else None
+        before = _chain(makers[name], makers, constants, depth - 1) if name in makers else None
         if before is None:
             return None
-        chain |= {item.output[0]: item for item in before}
+        chain |= {link.output[0]: link for link in before}
     return (*chain.values(), node)
 
 
-def _narrows(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto]) -> bool:
+def _narrows(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto]) -> bool:
     """Whether the constants that a chain reads, one of them narrow, take 3/4 of its result's bytes at most."""
-    operands = {name: given[name] for node in chain for name in node.input if name in given}
+    operands = {name: constants[name] for node in chain for name in node.input if name in constants}
     narrow = [
-        item.dims
+        operand.dims
         for node in chain
-        if node.op_type == "Cast" and (item := operands.get(node.input[0])) is not None and item.data_type != _FLOAT
+        if node.op_type == "Cast"
+        and (operand := operands.get(node.input[0])) is not None
+        and operand.data_type != _FLOAT
     ]
     if not narrow:
         return False
     result = 4 * max(math.prod(dims) for dims in narrow)
     size = sum(
-        math.prod(item.dims) * helper.tensor_dtype_to_np_dtype(item.data_type).itemsize for item in operands.values()
+        math.prod(operand.dims) * helper.tensor_dtype_to_np_dtype(operand.data_type).itemsize
+        for operand in operands.values()
     )
     return bool(result >= _SMALLEST_BYTES and size <= 0.75 * result)
 
 
-def _gives(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto], wanted: TensorProto) -> bool:
+def _gives(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto], constant: TensorProto) -> bool:
     """Whether a chain makes the very bits of a constant."""
     values = dict[str, Array]()
     for node in chain:
-        operands = [values[name] if name in values else to_array(given[name]) for name in node.input]
+        operands = [values[name] if name in values else to_array(constants[name]) for name in node.input]
         if node.op_type == "Cast":
             values[node.output[0]] = operands[0].astype(np.float32)
         else:
             operation = np.multiply if node.op_type == "Mul" else np.subtract
             values[node.output[0]] = operation(operands[0], operands[1])
     result = values[chain[-1].output[0]]
-    return result.dtype == np.float32 and np.array_equal(result.view(np.int32), to_array(wanted).view(np.int32))
+    return result.dtype == np.float32 and np.array_equal(result.view(np.int32), to_array(constant).view(np.int32))
 
 
 def _constants(model: ModelProto) -> dict[str, TensorProto]:
@@ -222,14 +228,14 @@ def _constants(model: ModelProto) -> dict[str, TensorProto]:
     inner = {
         node.output[0]: helper.get_node_attr_value(node, "value")
         for node in model.graph.node
-        if node.op_type == "Constant" and [item.name for item in node.attribute] == ["value"]
+        if node.op_type == "Constant" and [attribute.name for attribute in node.attribute] == ["value"]
     }
-    return {item.name: item for item in model.graph.initializer} | inner
+    return {tensor.name: tensor for tensor in model.graph.initializer} | inner
 
 
-def _renamed(item: TensorProto, name: str) -> TensorProto:
+def _renamed(tensor: TensorProto, name: str) -> TensorProto:
     copy = TensorProto()
-    copy.CopyFrom(item)
+    copy.CopyFrom(tensor)
     copy.name = name
     return copy
 
@@ -292,7 +298,7 @@ def fuse_bias(model: ModelProto) -> int:
     producers = {name: node for node in graph.node for name in node.output}
     reads = Counter(name for node in graph.node for name in node.input)
     reads.update(value.name for value in graph.output)
-    constants = {item.name: item for item in graph.initializer}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     folded = 0
     for node in [node for node in graph.node if node.op_type == "Add"]:
         for product, bias in (node.input, reversed(node.input)):
@@ -308,11 +314,11 @@ def fuse_bias(model: ModelProto) -> int:
     return folded
 
 
-def _takes(node: NodeProto, bias: TensorProto | None, given: dict[str, TensorProto]) -> bool:
+def _takes(node: NodeProto, bias: TensorProto | None, constants: dict[str, TensorProto]) -> bool:
     """Whether a node is an integer MatMul without a bias, and the bias has one float32 for each of its columns."""
     if node.op_type != "MatMulIntegerToFloat" or any(node.input[_BIAS_INPUT:]):
         return False
-    weight = given.get(node.input[1])
+    weight = constants.get(node.input[1])
     if bias is None or weight is None or bias.data_type != TensorProto.FLOAT:
         return False
     return list(bias.dims) == [weight.dims[-1]]
@@ -320,7 +326,7 @@ def _takes(node: NodeProto, bias: TensorProto | None, given: dict[str, TensorPro
 
 def split_convolutions(model: ModelProto) -> int:
     """Split the large integer convolutions, in place; gives how many."""
-    constants = {item.name: item for item in model.graph.initializer}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
     nodes, split = list[NodeProto](), 0
     for node in model.graph.node:
         width = _width(node, constants)
@@ -332,19 +338,23 @@ def split_convolutions(model: ModelProto) -> int:
         operand_names = {name for node in model.graph.node for name in node.input}
         operand_names.update(value.name for value in model.graph.output)
         # A body within a node could read a constant too: then all stay.
-        bodies = any(item.type == onnx.AttributeProto.GRAPH for node in model.graph.node for item in node.attribute)
-        for item in [] if bodies else [item for item in model.graph.initializer if item.name not in operand_names]:
-            model.graph.initializer.remove(item)
+        bodies = any(
+            attribute.type == onnx.AttributeProto.GRAPH for node in model.graph.node for attribute in node.attribute
+        )
+        for tensor in (
+            [] if bodies else [tensor for tensor in model.graph.initializer if tensor.name not in operand_names]
+        ):
+            model.graph.initializer.remove(tensor)
     return split
 
 
-def _width(node: NodeProto, given: Mapping[str, TensorProto]) -> int:
+def _width(node: NodeProto, constants: Mapping[str, TensorProto]) -> int:
     """Output channels of a part; 0 for a node that stays whole."""
     if node.op_type != "QLinearConv" or node.domain not in ("", "ai.onnx"):
         return 0
-    weight = given.get(node.input[_WEIGHT])
-    whole = all(given.get(name) for index, name in enumerate(node.input) if index in _PER_CHANNEL and name)
-    groups = next((item.i for item in node.attribute if item.name == "group"), 1)
+    weight = constants.get(node.input[_WEIGHT])
+    whole = all(constants.get(name) for index, name in enumerate(node.input) if index in _PER_CHANNEL and name)
+    groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
     if weight is None or not whole or groups != 1 or math.prod(weight.dims[2:]) == 1:
         return 0
     channels, depth = weight.dims[0], math.prod(weight.dims[1:])
@@ -352,9 +362,9 @@ def _width(node: NodeProto, given: Mapping[str, TensorProto]) -> int:
     return width if channels * depth > SPLIT_BYTES and width < channels else 0
 
 
-def _parts(model: ModelProto, node: NodeProto, width: int, given: Mapping[str, TensorProto]) -> list[NodeProto]:
+def _parts(model: ModelProto, node: NodeProto, width: int, constants: Mapping[str, TensorProto]) -> list[NodeProto]:
     """The nodes in the place of a convolution: parts of `width` output channels each, and their Concat."""
-    channels = given[node.input[_WEIGHT]].dims[0]
+    channels = constants[node.input[_WEIGHT]].dims[0]
     parts = []
     for start in range(0, channels, width):
         part = NodeProto()
@@ -362,11 +372,11 @@ def _parts(model: ModelProto, node: NodeProto, width: int, given: Mapping[str, T
         part.name, part.output[0] = (f"{name}/{start}" for name in (node.name, node.output[0]))
         for index in _PER_CHANNEL:
             if index < len(node.input) and node.input[index]:
-                values = to_array(given[node.input[index]])
+                values = to_array(constants[node.input[index]])
                 if values.ndim and len(values) == channels:
                     part.input[index] = f"{node.input[index]}/{node.name}/{start}"
-                    own = np.ascontiguousarray(values[start : start + width])
-                    model.graph.initializer.append(numpy_helper.from_array(own, part.input[index]))
+                    part_values = np.ascontiguousarray(values[start : start + width])
+                    model.graph.initializer.append(numpy_helper.from_array(part_values, part.input[index]))
         parts.append(part)
     results = [part.output[0] for part in parts]
     return [*parts, helper.make_node("Concat", results, [node.output[0]], name=f"{node.name}/concat", axis=1)]
@@ -408,7 +418,7 @@ def _swap(graph: GraphProto, reads: Counter[str]) -> int:
 
 def _moves_first_axis(node: NodeProto) -> bool:
     """Whether a node is a Transpose of three or more axes that moves the first to one of the last two places."""
-    perms = [list(item.ints) for item in node.attribute if item.name == "perm"]
+    perms = [list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"]
     if node.op_type != "Transpose" or not perms:
         return False
     front, last = perms[0][:-2], perms[0][-2:]

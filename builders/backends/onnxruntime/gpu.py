@@ -298,7 +298,7 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
         """A release as new as the one that wrote it: an engine is an ONNX file, which later releases read."""
         runtimes = later_versions(dict(request.toolchain), "onnxruntime")
-        return (for_target(request.target), *(replace(item, packages=("onnxruntime-gpu",)) for item in runtimes))
+        return (for_target(request.target), *(replace(runtime, packages=("onnxruntime-gpu",)) for runtime in runtimes))
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Write the graph with its weights into WORKDIR/engine.onnx. Raises ModelError when it is no valid model."""

@@ -116,12 +116,12 @@ class _Scope:
     @classmethod
     def of(cls, graph: GraphProto, outer: "_Scope | None" = None) -> "_Scope":
         """The scope of a graph within another one's."""
-        scope = cls(graph, outer, constants={item.name: item for item in graph.initializer})
+        scope = cls(graph, outer, constants={tensor.name: tensor for tensor in graph.initializer})
         scope.makers = {name: node for node in graph.node for name in node.output}
         scope.names = {*scope.constants, *scope.makers, *(value.name for value in graph.input)}
         values = (*graph.value_info, *graph.output, *graph.input)
         scope.kinds = {value.name: value.type.tensor_type.elem_type for value in values}
-        scope.kinds |= {name: item.data_type for name, item in scope.constants.items()}
+        scope.kinds |= {name: tensor.data_type for name, tensor in scope.constants.items()}
         for node in graph.node:
             scope.kinds |= scope._results(node)
         return scope
@@ -144,7 +144,7 @@ class _Scope:
 
     def _results(self, node: NodeProto) -> dict[str, int]:
         """Name -> element type of a node's results, where its own fields and inputs tell it."""
-        attributes = {item.name: item for item in node.attribute}
+        attributes = {attribute.name: attribute for attribute in node.attribute}
         if node.op_type == "DynamicQuantizeLinear":
             return dict.fromkeys((node.output[0], node.output[2]), TensorProto.UINT8)
         if node.op_type == "QuantizeLinear":
@@ -170,10 +170,12 @@ def _find_saturating(scope: _Scope) -> Iterator[tuple[NodeProto, _Place]]:
 def _list_places(node: NodeProto, scope: _Scope, fused: Collection[str]) -> list[_Place]:
     """The places of a node's int8 factors, and of their zero points, that meet uint8 and are beyond 64 or made at run
     time."""
-    first, others = (None, ((0, 2),)) if node.op_type == "DequantizeLinear" else _FACTORS.get(node.op_type, (None, ()))
+    first_places, others = (
+        (None, ((0, 2),)) if node.op_type == "DequantizeLinear" else _FACTORS.get(node.op_type, (None, ()))
+    )
     if node.op_type == "DequantizeLinear" and node.output[0] not in fused:
         return []
-    kinds = [scope.kind(_input(node, place)) for place in first or ()]
+    kinds = [scope.kind(_input(node, place)) for place in first_places or ()]
     if any(kinds) and TensorProto.UINT8 not in kinds:
         return []
     return [
@@ -209,7 +211,7 @@ class _Rewrite:
 
     def __init__(self, model: ModelProto) -> None:
         self._taken = {name for node in walk_nodes(model.graph) for name in (*node.input, *node.output)}
-        self._taken |= {item.name for graph in walk_graphs(model.graph) for item in graph.initializer}
+        self._taken |= {tensor.name for graph in walk_graphs(model.graph) for tensor in graph.initializer}
 
     def apply(self, scope: _Scope) -> None:
         """Rewrite a graph and those in its nodes; constants that nothing reads any more go."""
@@ -227,7 +229,9 @@ class _Rewrite:
         operand_names = {name for node in scope.graph.node for name in list_reads(node)}
         operand_names |= {value.name for value in scope.graph.output}
         initializers = [
-            item for item in scope.graph.initializer if item.name in operand_names or item.name not in scope.shifted
+            tensor
+            for tensor in scope.graph.initializer
+            if tensor.name in operand_names or tensor.name not in scope.shifted
         ]
         del scope.graph.initializer[:]
         scope.graph.initializer.extend(initializers)

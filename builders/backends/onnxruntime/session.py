@@ -172,10 +172,10 @@ def words_of(error: Exception) -> str:
     """ONNX Runtime's message without status code, stack trace, and places and signatures of its source."""
     words = _STATUS.sub("", str(error)).partition("\nStacktrace:")[0].strip()
     words = words if len(words) <= _LONGEST_REASON else f"{words[:_LONGEST_REASON]} ..."  # a model's names can be long
-    words = _NODE.sub(lambda found: f"{found[1]} node {found[2]!r}: " if found[2] else f"{found[1]} node: ", words)
-    while found := _PLACE.search(words):
-        said = _CONDITION.sub("", _without_signature(words[found.end() :]))
-        words = words[: found.start()] + (said or "a check in it failed")
+    words = _NODE.sub(lambda match: f"{match[1]} node {match[2]!r}: " if match[2] else f"{match[1]} node: ", words)
+    while match := _PLACE.search(words):
+        said = _CONDITION.sub("", _without_signature(words[match.end() :]))
+        words = words[: match.start()] + (said or "a check in it failed")
     return words
 
 
@@ -268,16 +268,16 @@ class TraceEvent:
         return self.begun + self.taken
 
     @classmethod
-    def from_json(cls, item: object) -> "TraceEvent":
+    def from_json(cls, event: object) -> "TraceEvent":
         """An event with a time. Raises DataError for what is none."""
         return cls(
-            find(item, "name", str, ""),
-            find(item, "cat", str, ""),
-            read(item, "ts", float),
-            find(item, "dur", float, 0.0),
-            find(item, "args.op_name", str, ""),
-            _read_types(find(item, "args.input_type_shape", list, [])),
-            _read_types(find(item, "args.output_type_shape", list, [])),
+            find(event, "name", str, ""),
+            find(event, "cat", str, ""),
+            read(event, "ts", float),
+            find(event, "dur", float, 0.0),
+            find(event, "args.op_name", str, ""),
+            _read_types(find(event, "args.input_type_shape", list, [])),
+            _read_types(find(event, "args.output_type_shape", list, [])),
         )
 
 
@@ -328,30 +328,32 @@ def read_trace(path: Path, executed: Path, inputs: Mapping[str, TensorType], dis
     for a trace without a run, which means that this version of the runtime writes another form.
     """
     try:
-        trace_events = [TraceEvent.from_json(item) for item in json.loads(path.read_bytes()) if "ts" in item]
+        trace_events = [TraceEvent.from_json(event) for event in json.loads(path.read_bytes()) if "ts" in event]
     except (OSError, ValueError, TypeError, AttributeError, DataError) as error:
         raise ModelError(f"onnxruntime's profile {path.name} cannot be read: {error}") from error
-    events = sorted(trace_events, key=lambda item: item.begun)
-    runs = [item for item in events if item.name == "model_run"][discard:]
+    events = sorted(trace_events, key=lambda event: event.begun)
+    runs = [event for event in events if event.name == "model_run"][discard:]
     if not runs:
         raise ModelError("onnxruntime's profile holds no run; this version of onnxruntime writes another form of it")
-    kernels = [item for item in events if item.category == "Node" and item.name.endswith(_END)]
-    quickest_runs = sorted(runs, key=lambda item: item.taken)[: max(1, round(_QUICKER * len(runs)))]
-    inside = [_outermost([item for item in kernels if run.begun <= item.begun <= run.ended]) for run in quickest_runs]
+    kernels = [event for event in events if event.category == "Node" and event.name.endswith(_END)]
+    quickest_runs = sorted(runs, key=lambda event: event.taken)[: max(1, round(_QUICKER * len(runs)))]
+    inside = [
+        _outermost([event for event in kernels if run.begun <= event.begun <= run.ended]) for run in quickest_runs
+    ]
     nodes = []
     for same in zip(*inside, strict=False):  # one node in all runs
-        first, seconds = same[0], sum(item.taken for item in same) / len(same) * 1e-6
-        nodes.append(NodeTime(first.name.removesuffix(_END), first.operator, seconds, first.inputs, first.outputs))
-    whole_s = sum(item.taken for item in quickest_runs) / len(quickest_runs) * 1e-6
+        head, seconds = same[0], sum(event.taken for event in same) / len(same) * 1e-6
+        nodes.append(NodeTime(head.name.removesuffix(_END), head.operator, seconds, head.inputs, head.outputs))
+    whole_s = sum(event.taken for event in quickest_runs) / len(quickest_runs) * 1e-6
     return RunProfile(_with_inputs(nodes, executed, inputs), len(quickest_runs), whole_s)
 
 
 def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
     """The kernels without those of bodies, whose time is part of their If's or Loop's."""
     outer_events: list[TraceEvent] = []
-    for item in kernels:
-        if not outer_events or item.ended > outer_events[-1].ended or item.begun > outer_events[-1].ended:
-            outer_events.append(item)
+    for kernel in kernels:
+        if not outer_events or kernel.ended > outer_events[-1].ended or kernel.begun > outer_events[-1].ended:
+            outer_events.append(kernel)
     return outer_events
 
 
@@ -361,9 +363,9 @@ def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str,
 
     graph = load_outline(executed).graph
     node_pairs = [(node, _take_node(node, graph, used_indices)) for used_indices in [set[int]()] for node in nodes]
-    tensor_types = {item.name: (element_name(item.data_type), tuple(item.dims)) for item in graph.initializer} | dict(
-        inputs
-    )
+    tensor_types = {
+        tensor.name: (element_name(tensor.data_type), tuple(tensor.dims)) for tensor in graph.initializer
+    } | dict(inputs)
     for node, graph_node in node_pairs:
         if graph_node is not None:
             tensor_types |= dict(zip([name for name in graph_node.output if name], node.outputs, strict=False))
@@ -381,13 +383,17 @@ def _take_node(node: NodeTime, graph: "GraphProto", taken: set[int]) -> "NodePro
     The trace calls a node without a name by its operator and a number: that is the next such node.
     """
     alike: list[tuple[int, NodeProto]]
-    alike = [(i, item) for i, item in enumerate(graph.node) if i not in taken and item.op_type == node.op_type]
+    alike = [
+        (i, graph_node)
+        for i, graph_node in enumerate(graph.node)
+        if i not in taken and graph_node.op_type == node.op_type
+    ]
     named = [candidate for candidate in alike if candidate[1].name == node.name]
-    for i, item in (named or [candidate for candidate in alike if not candidate[1].name])[:1]:
+    for i, graph_node in (named or [candidate for candidate in alike if not candidate[1].name])[:1]:
         taken.add(i)
-        return item
+        return graph_node
     return None
 
 
 def _read_types(items: Sequence[Mapping[str, Sequence[int]]]) -> tuple[TensorType, ...]:
-    return tuple((type_name(kind), tuple(shape)) for item in items for kind, shape in item.items())
+    return tuple((type_name(kind), tuple(shape)) for entry in items for kind, shape in entry.items())

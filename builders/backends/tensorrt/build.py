@@ -147,9 +147,9 @@ def merge_caches(trt: Untyped, logger: Untyped, older: bytes, newer: bytes) -> b
     words = "TensorRT does not merge these timing caches; the newer one alone is kept"
     try:
         config = trt.Builder(logger).create_builder_config()
-        first, second = config.create_timing_cache(older), config.create_timing_cache(newer)
-        is_merged = first is not None and second is not None and first.combine(second, False)
-        merged = bytes(first.serialize()) if is_merged else None
+        older_cache, newer_cache = config.create_timing_cache(older), config.create_timing_cache(newer)
+        is_merged = older_cache is not None and newer_cache is not None and older_cache.combine(newer_cache, False)
+        merged = bytes(older_cache.serialize()) if is_merged else None
     except _DECLINED as error:
         raise EnginesmithError(f"{words} ({error})") from error
     if merged is None:
@@ -288,14 +288,14 @@ class TensorRTEdition:
         check_model(model)
         from builders.backends.known_faults import without_faults
 
-        model, mended = without_faults(request, with_dequantized_weights(model, workdir), workdir)
+        model, fault_notes = without_faults(request, with_dequantized_weights(model, workdir), workdir)
         trt = self._import()
         said = recorder(self.module)
         said.messages.clear()
         path = workdir / f"engine.{self.name}"
         path.write_bytes(self._plan(trt, said, request, model, workdir))
         notes = dict.fromkeys(clean(text) for level, text in said.messages if level == "WARNING")
-        return Engine.of_file(self, request, path, (*mended, *notes))
+        return Engine.of_file(self, request, path, (*fault_notes, *notes))
 
     def runs(self, target: Target) -> str | None:
         """Why no engine for that target runs on this machine: a CPU target, or no GPU of its compute capability."""
@@ -421,6 +421,6 @@ class TensorRTEdition:
     def _bad(self, option: str, words: str) -> InputError:
         return InputError(f"backends.{self.name}.{option}: {words}")
 
-    def _one_of(self, option: str, known: tuple[str, ...]) -> None:
-        if (value := getattr(self, option)) not in known:
-            raise self._bad(option, f"{value!r} is not one of {known}")
+    def _one_of(self, option: str, choices: tuple[str, ...]) -> None:
+        if (value := getattr(self, option)) not in choices:
+            raise self._bad(option, f"{value!r} is not one of {choices}")

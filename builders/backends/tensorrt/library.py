@@ -172,12 +172,12 @@ class Opening:
 def load(owner: Untyped, libraries: Iterable[Requirement], folder: Path) -> None:
     """Load the libraries among requirements, which lie in a folder by digest, into the plugin registry of a builder or
     a runtime. Raises EnginesmithError naming the one that cannot be, and as `find_library`."""
-    plugins = [item for item in libraries if isinstance(item, Library) and item.entry in ENTRIES]
-    for item in plugins:
-        if owner.get_plugin_registry().load_library(str(find_library(folder, item))) is None:
+    plugins = [library for library in libraries if isinstance(library, Library) and library.entry in ENTRIES]
+    for library in plugins:
+        if owner.get_plugin_registry().load_library(str(find_library(folder, library))) is None:
             raise EnginesmithError(
-                f"plugin library {item.name} cannot be loaded, or its plugins are registered already; it must be built "
-                "for this release of TensorRT"
+                f"plugin library {library.name} cannot be loaded, or its plugins are registered already; it must be "
+                "built for this release of TensorRT"
             )
 
 

@@ -156,8 +156,8 @@ def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -
         loaded = load(runtime, said, engine, opening)
         if opening.stripped:
             if engine.weights is None:
-                own = f"{engine.path.name} has no weights of its own"
-                raise EnginesmithError(f"{own}; open it with the ONNX model it was made from")
+                reason = f"{engine.path.name} has no weights of its own"
+                raise EnginesmithError(f"{reason}; open it with the ONNX model it was made from")
             refit(trt, said, loaded, engine.weights)
         if opening.streamed_budget_bytes is not None:
             budget = opening.streamed_budget_bytes or loaded.get_weight_streaming_automatic_budget()

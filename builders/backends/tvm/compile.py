@@ -52,7 +52,7 @@ def _compile_module(request: BuildRequest, model: Path) -> Untyped:
     fixed = {repr(dim): low for dim, (low, high) in optional_methods.sizes(request).items() if low == high}
     for value in (*proto.graph.input, *proto.graph.output):
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param and (size := fixed.get(names.own.get(dim.dim_param, ""))):
+            if dim.dim_param and (size := fixed.get(names.original_names.get(dim.dim_param, ""))):
                 dim.dim_value = size
     # TVM compiles a node with an attribute or input that its importer ignores, and computes something else, as ONNX's
     # node tests show.
@@ -93,7 +93,9 @@ def _no_empty_constants(module: Untyped, proto: Untyped, names: Names) -> None:
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function.body, note)
     if empty_shapes:
-        weight = next((names.restore(item.name) for item in proto.graph.initializer if 0 in item.dims), "a constant")
+        weight = next(
+            (names.restore(tensor.name) for tensor in proto.graph.initializer if 0 in tensor.dims), "a constant"
+        )
         raise ModelError(
             f"TVM cannot compile the model: {weight} has shape {empty_shapes[0]} and so no elements; {_REMEDY}"
         )
@@ -155,15 +157,15 @@ def rewrite_ranges(model: "onnx.ModelProto") -> None:
 
 
 def _one_dimension(
-    node: "onnx.NodeProto", made: dict[str, "onnx.NodeProto"], values: dict[str, "onnx.TensorProto"]
+    node: "onnx.NodeProto", makers: dict[str, "onnx.NodeProto"], values: dict[str, "onnx.TensorProto"]
 ) -> str | None:
     """The name of the value, a vector of one, up to which a Range counts 0, 1, 2...; None for other nodes."""
     if node.op_type != "Range" or [_scalar(values.get(node.input[index])) for index in (0, 2)] != [0, 1]:
         return None
-    scalar = made.get(node.input[1])
+    scalar = makers.get(node.input[1])
     if scalar is None or scalar.op_type not in ("Squeeze", "Reshape"):
         return None
-    shape = made.get(scalar.input[0])
+    shape = makers.get(scalar.input[0])
     if shape is None or shape.op_type != "Shape":
         return None
 
@@ -240,7 +242,9 @@ class TvmSession(Session):
             else [raw_outputs]
         )
         # An output that is a shape has no `numpy`, but sizes.
-        arrays = [item.numpy() if hasattr(item, "numpy") else np.array(list(item), np.int64) for item in results]
+        arrays = [
+            result.numpy() if hasattr(result, "numpy") else np.array(list(result), np.int64) for result in results
+        ]
         return optional_methods.checked_outputs(self._request, arrays, sizes, "TVM")
 
 

@@ -44,9 +44,9 @@ def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str
             output_arrays = dict(zip(program.outputs, program.run(values, Lookups(JAX, clamped=False)), strict=True))
             return [output_arrays[spec.name] for spec in request.outputs]
 
-        held = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in weights.values()]
+        weight_shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in weights.values()]
         platform = "cpu" if request.target.is_cpu else "cuda"
-        exported = jax.export.export(jax.jit(run), platforms=[platform])(held, input_shapes(request))
+        exported = jax.export.export(jax.jit(run), platforms=[platform])(weight_shapes, input_shapes(request))
         for spec, aval in zip(request.outputs, exported.out_avals, strict=True):
             if np.dtype(aval.dtype).name != spec.dtype or len(aval.shape) != len(spec.shape):  # a wrong operator
                 got = f"{np.dtype(aval.dtype).name} of rank {len(aval.shape)}"

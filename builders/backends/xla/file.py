@@ -60,8 +60,8 @@ def read_engine(path: Path) -> XlaFile:
             if FORMAT not in header:
                 raise IntegrityError(f"{path.name} is no XLA engine of this release; build it again")
             weights = []
-            for index, item in enumerate(parsing.load_json(header[FORMAT])):
-                head = decode(item, WeightHeader)
+            for index, entry in enumerate(parsing.load_json(header[FORMAT])):
+                head = decode(entry, WeightHeader)
                 dtype = np.dtype(getattr(ml_dtypes, head.dtype, head.dtype))
                 weights.append(file.get_tensor(f"weight.{index}").view(dtype).reshape(head.shape))
             return XlaFile(file.get_tensor(_PROGRAM).tobytes(), tuple(weights))

@@ -38,10 +38,10 @@ Where = tuple[jax.Array, ...]
 _METHODS = {"none": "set", "add": "add", "mul": "multiply", "max": "max", "min": "min"}
 
 
-def dtype(wanted: np.dtype[Any], narrow: bool = False) -> np.dtype[Any]:  # noqa: ARG001 - torch's
+def dtype(numpy_dtype: np.dtype[Any], narrow: bool = False) -> np.dtype[Any]:  # noqa: ARG001 - torch's
     """The same. Raises ModelError for strings."""
-    must(wanted.kind not in "OSU", "it is of strings, which XLA has not")
-    return wanted
+    must(numpy_dtype.kind not in "OSU", "it is of strings, which XLA has not")
+    return numpy_dtype
 
 
 def asarray(array: np.ndarray[Any, Any]) -> jax.Array:
@@ -108,9 +108,9 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array
 
 def cut(x: jax.Array, axis: int, start: Any, end: Any, step: int = 1) -> jax.Array:
     """A slice along an axis, with Python's rules."""
-    first = None if isinstance(start, int) and start == 0 else start
-    last = None if isinstance(end, int) and end >= (1 << 31) - 1 else end
-    return x[(slice(None),) * axis + (slice(first, last, step),)]
+    begin = None if isinstance(start, int) and start == 0 else start
+    stop = None if isinstance(end, int) and end >= (1 << 31) - 1 else end
+    return x[(slice(None),) * axis + (slice(begin, stop, step),)]
 
 
 def pad_axes(x: jax.Array, widths: Widths, value: float) -> jax.Array:
@@ -209,7 +209,7 @@ def conv_transpose(
     weight = jnp.flip(weight.reshape((group * each, channels // group, *kernel)), tuple(range(2, x.ndim)))
     reach = [(size - 1) * dilation for size, dilation in zip(kernel, dilations, strict=True)]
     ends = zip(reach, before, after, extra, strict=True)
-    pads = [(width - first, width - last + more) for width, first, last, more in ends]
+    pads = [(width - low, width - high + more) for width, low, high, more in ends]
     ones = [1] * len(kernel)
     convolution = lax.conv_general_dilated(
         x, weight, ones, pads, lhs_dilation=strides, rhs_dilation=dilations, feature_group_count=group
@@ -218,11 +218,13 @@ def conv_transpose(
 
 
 def _windows(
-    x: jax.Array, first: Any, run: Any, kernel: Sizes, strides: Sizes, pads: Widths, dilations: Sizes
+    x: jax.Array, initial: Any, run: Any, kernel: Sizes, strides: Sizes, pads: Widths, dilations: Sizes
 ) -> jax.Array:
-    first = np.asarray(first, x.dtype)
+    initial = np.asarray(initial, x.dtype)
     pads = [(0, 0), (0, 0), *pads]
-    return lax.reduce_window(x, first, run, (1, 1, *kernel), (1, 1, *strides), pads, window_dilation=(1, 1, *dilations))
+    return lax.reduce_window(
+        x, initial, run, (1, 1, *kernel), (1, 1, *strides), pads, window_dilation=(1, 1, *dilations)
+    )
 
 
 def max_pool(x: jax.Array, kernel: Sizes, strides: Sizes, before: Sizes, after: Sizes, dilations: Sizes) -> jax.Array:

@@ -20,15 +20,15 @@ from enginesmith.core.types import Engine, Session, Shape, Target, Tensors, Tens
 class XlaSession(Session):
     """An engine with its weights on the device, and an executable for each combination of input shapes.
 
-    kept: how many combinations stay compiled. Raises IntegrityError for a damaged engine, EnginesmithError when XLA
-    fails.
+    most_compiled: how many combinations stay compiled. Raises IntegrityError for a damaged engine, EnginesmithError
+    when XLA fails.
     """
 
-    def __init__(self, engine: Engine, kept: int) -> None:
+    def __init__(self, engine: Engine, most_compiled: int) -> None:
         request = engine.request
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
-        self._name, self._kept = engine.path.name, kept
+        self._name, self._kept = engine.path.name, most_compiled
         self._check = InputCheck(request.inputs, request.profiles)
         self._device = _device(request.target)
         file = read_engine(engine.path)

@@ -185,9 +185,9 @@ def _ready(refs: list[Untyped]) -> list[Untyped]:
     """
     import ray
 
-    first, _ = ray.wait(refs, num_returns=1, timeout=_WAIT_S, fetch_local=False)
-    if not first or len(refs) == 1:
-        return list(first)
+    first_ready, _ = ray.wait(refs, num_returns=1, timeout=_WAIT_S, fetch_local=False)
+    if not first_ready or len(refs) == 1:
+        return list(first_ready)
     if len(refs) > _MANY:
         time.sleep(_GATHER_S)
     ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)

@@ -171,14 +171,14 @@ def answers(node: RayNode) -> bool:
     return True
 
 
-def _parse_node(found: Mapping[str, object]) -> RayNode:
+def _parse_node(node_info: Mapping[str, object]) -> RayNode:
     """A node from an item of `ray.nodes()`."""
-    labels = {name: value for name, value in read(found, "Labels", dict).items() if not name.startswith("ray.io/")}
-    cpus, gpus, memory = (find(found, f"Resources.{name}", float, 0.0) for name in ("CPU", "GPU", "memory"))
-    host = read(found, "NodeManagerAddress", str)
-    address = (host, read(found, "NodeManagerPort", int))
-    name = find(found, "NodeName", str, "") or host
-    return RayNode(read(found, "NodeID", str), name, address, labels, cpus, gpus, int(memory) >> 20)
+    labels = {name: value for name, value in read(node_info, "Labels", dict).items() if not name.startswith("ray.io/")}
+    cpus, gpus, memory = (find(node_info, f"Resources.{name}", float, 0.0) for name in ("CPU", "GPU", "memory"))
+    host = read(node_info, "NodeManagerAddress", str)
+    address = (host, read(node_info, "NodeManagerPort", int))
+    name = find(node_info, "NodeName", str, "") or host
+    return RayNode(read(node_info, "NodeID", str), name, address, labels, cpus, gpus, int(memory) >> 20)
 
 
 def find_fitting(needs: Needs, nodes: Iterable[RayNode], avoid: str | None = None) -> list[RayNode]:
@@ -206,8 +206,8 @@ def ray_options(needs: Needs, nodes: Sequence[RayNode], avoid: str | None = None
         strict[_NODE_ID] = f"!{avoid}"
     options: dict[str, object] = {"num_cpus": 1, "num_gpus": needs.gpus, "label_selector": strict}
     if needs.memory_mib:
-        most = max((node.memory_mib for node in possible), default=needs.memory_mib)
-        options["memory"] = min(needs.memory_mib, most) << 20
+        largest_mib = max((node.memory_mib for node in possible), default=needs.memory_mib)
+        options["memory"] = min(needs.memory_mib, largest_mib) << 20
     if not needs.required and needs.labels and any(needs.labels.items() <= node.labels.items() for node in possible):
         options["label_selector"] = {**needs.labels, **strict}
         options["fallback_strategy"] = [{"label_selector": strict}]

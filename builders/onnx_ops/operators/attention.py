@@ -150,9 +150,9 @@ def _round_sizes(function: Function, _xp: ArrayLibrary, x: Known) -> Known | Non
     return _of(_each(function, x), x.dtype) if x.symbolic else None
 
 
-def _axes(given: Known | None, axes: list[int] | None) -> Any:
+def _axes(axes_input: Known | None, axes: list[int] | None) -> Any:
     """The axes of an input, or of the attribute that it was before opset 13; None: those of size 1."""
-    return tuple(given.each) if given is not None else axes and tuple(axes)
+    return tuple(axes_input.each) if axes_input is not None else axes and tuple(axes)
 
 
 ON_NUMBERS.update(
@@ -177,8 +177,10 @@ ON_NUMBERS.update(
     Where=lambda _xp, condition, a, b: _of(_each(lambda c, x, y: x if c else y, condition, a, b), a.dtype),
     Concat=lambda _xp, *xs, axis: _of(np.concatenate([x.numbers for x in xs], axis=axis), xs[0].dtype),
     Transpose=lambda _xp, x, perm=None: _of(np.transpose(x.numbers, perm), x.dtype),
-    Unsqueeze=lambda _xp, x, given=None, axes=None: _of(np.expand_dims(x.numbers, _axes(given, axes)), x.dtype),
-    Squeeze=lambda _xp, x, given=None, axes=None: _of(np.squeeze(x.numbers, _axes(given, axes)), x.dtype),
+    Unsqueeze=lambda _xp, x, axes_input=None, axes=None: _of(
+        np.expand_dims(x.numbers, _axes(axes_input, axes)), x.dtype
+    ),
+    Squeeze=lambda _xp, x, axes_input=None, axes=None: _of(np.squeeze(x.numbers, _axes(axes_input, axes)), x.dtype),
     Tile=lambda _xp, x, repeats: None if repeats.symbolic else _of(np.tile(x.numbers, tuple(repeats.each)), x.dtype),
 )
 
@@ -258,9 +260,9 @@ def constant_of_shape(xp: ArrayLibrary, shape: Known, *, value: Any = None) -> K
 
 
 @on_numbers("ReduceProd")
-def reduce_prod(xp: ArrayLibrary, x: Known, axes: Known | None = None, /, **given: Any) -> Known | None:  # noqa: ARG001
+def reduce_prod(xp: ArrayLibrary, x: Known, axes: Known | None = None, /, **attributes: Any) -> Known | None:  # noqa: ARG001
     """The product of integers, or of numbers computed from sizes."""
     if not _countable(x):
         return None
-    along = given["axes"] if axes is None else tuple(axes.each)
-    return _of(np.prod(x.numbers, axis=tuple(along) if along else None, keepdims=bool(given["keepdims"])), x.dtype)
+    along = attributes["axes"] if axes is None else tuple(axes.each)
+    return _of(np.prod(x.numbers, axis=tuple(along) if along else None, keepdims=bool(attributes["keepdims"])), x.dtype)

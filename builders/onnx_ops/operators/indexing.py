@@ -140,7 +140,7 @@ class _ResizedAxis(NamedTuple):
 
     axis: int
     size: int
-    made: int
+    new_size: int
     scale: float
     start: float
     end: float
@@ -175,9 +175,9 @@ def resize(
     for each in _axes(xp, x, roi if cropped else None, scales, sizes, axes, keep_aspect_ratio_policy):
         if not cropped and isinstance(each.scale, (int, float)) and each.scale == 1:
             continue
-        with xp.at_once() if isinstance(each.size, int) and isinstance(each.made, int) else nullcontext():
+        with xp.at_once() if isinstance(each.size, int) and isinstance(each.new_size, int) else nullcontext():
             # Traced, XLA would divide by multiplying, and round another way.
-            at = rule(xp.astype(xp.arange(each.made), xp.float32), each)
+            at = rule(xp.astype(xp.arange(each.new_size), xp.float32), each)
         if mode == "nearest":
             x = _take_clipped(xp, x, each, _nearest(xp, at, nearest_mode))
         else:
@@ -202,15 +202,17 @@ def _axes(
     along = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
     have = [x.shape[axis] for axis in along]
     if sizes:
-        factors = [1 if xp.same(size, own) else size / own for size, own in zip(sizes, have, strict=True)]
+        factors = [
+            1 if xp.same(size, old_size) else size / old_size for size, old_size in zip(sizes, have, strict=True)
+        ]
         if policy != "stretch":
             one = min(factors) if policy == "not_larger" else max(factors)
             factors = [one] * len(factors)
-            sizes = [math.floor(one * own + 0.5) for own in have]
+            sizes = [math.floor(one * old_size + 0.5) for old_size in have]
     else:
         must(bool(scales), "it has neither scales nor sizes")
         factors = list(scales or ())
-        sizes = [_scale_size(own, factor) for own, factor in zip(have, factors, strict=True)]
+        sizes = [_scale_size(old_size, factor) for old_size, factor in zip(have, factors, strict=True)]
     count = len(along)
     starts, ends = (roi[:count], roi[count:]) if roi else ([0.0] * count, [1.0] * count)
     return [_ResizedAxis(*axis_fields) for axis_fields in zip(along, have, sizes, factors, starts, ends, strict=True)]
@@ -224,8 +226,8 @@ def _scale_size(size: Any, factor: Any) -> Any:
 
 
 def _crop(at: Array, each: _ResizedAxis) -> Array:
-    if each.made > 1:
-        return each.start * (each.size - 1) + at * (each.end - each.start) * ((each.size - 1) / (each.made - 1))
+    if each.new_size > 1:
+        return each.start * (each.size - 1) + at * (each.end - each.start) * ((each.size - 1) / (each.new_size - 1))
     return at * 0.0 + 0.5 * (each.start + each.end) * (each.size - 1)
 
 
@@ -233,10 +235,10 @@ def _crop(at: Array, each: _ResizedAxis) -> Array:
 _RULES: dict[str, Callable[[Array, _ResizedAxis], Array]] = {
     "half_pixel": lambda at, axis: (at + 0.5) / axis.scale - 0.5,
     "half_pixel_symmetric": lambda at, axis: (
-        axis.size / 2 * (1 - axis.made / (axis.size * axis.scale)) + (at + 0.5) / axis.scale - 0.5
+        axis.size / 2 * (1 - axis.new_size / (axis.size * axis.scale)) + (at + 0.5) / axis.scale - 0.5
     ),
-    "pytorch_half_pixel": lambda at, axis: (at + 0.5) / axis.scale - 0.5 if axis.made > 1 else at * 0.0,
-    "align_corners": lambda at, axis: at * ((axis.size - 1) / (axis.made - 1)) if axis.made > 1 else at * 0.0,
+    "pytorch_half_pixel": lambda at, axis: (at + 0.5) / axis.scale - 0.5 if axis.new_size > 1 else at * 0.0,
+    "align_corners": lambda at, axis: at * ((axis.size - 1) / (axis.new_size - 1)) if axis.new_size > 1 else at * 0.0,
     "asymmetric": lambda at, axis: at / axis.scale,
     "tf_crop_and_resize": _crop,
 }
@@ -283,6 +285,6 @@ def _take_clipped(xp: ArrayLibrary, x: Array, each: _ResizedAxis, places: Array)
 def _cubic(xp: ArrayLibrary, distance: Array, a: float) -> Array:
     """The weight at a distance by Keys' kernel (IEEE Trans. ASSP 29, 1981) with parameter a."""
     d = xp.abs(distance)
-    near = ((a + 2) * d - (a + 3)) * d * d + 1
-    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return xp.where(d <= 1, near, xp.where(d < 2, far, xp.zeros_like(d)))
+    inner = ((a + 2) * d - (a + 3)) * d * d + 1
+    outer = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return xp.where(d <= 1, inner, xp.where(d < 2, outer, xp.zeros_like(d)))

@@ -77,11 +77,11 @@ class Recurrence:
     bias: Array | None
     activations: Sequence[Callable[[Array], Array]]
 
-    def add(self, given: Array, state: Array, first: int = 0, last: int | None = None) -> list[Array]:
-        """given + state @ weight^T + bias of the gates first..last, each [batch, hidden]; given: [batch, gates..]."""
+    def add(self, gate_inputs: Array, state: Array, first_gate: int = 0, last_gate: int | None = None) -> list[Array]:
+        """gate_inputs [batch, gates..] + state @ weight^T + bias of the gates first..last, each [batch, hidden]."""
         hidden = int(self.weight.shape[1])
-        rows = slice(first * hidden, None if last is None else last * hidden)
-        gate_sums = given[:, rows] + self.xp.matmul(state, self.weight[rows].T)
+        rows = slice(first_gate * hidden, None if last_gate is None else last_gate * hidden)
+        gate_sums = gate_inputs[:, rows] + self.xp.matmul(state, self.weight[rows].T)
         gate_sums = gate_sums if self.bias is None else gate_sums + self.bias[rows]
         return [gate_sums[:, start : start + hidden] for start in range(0, int(gate_sums.shape[1]), hidden)]
 
@@ -90,26 +90,26 @@ class Recurrence:
 Cell = Callable[[Recurrence, Array, State], State]
 
 
-def _lstm(layer: Recurrence, given: Array, state: State) -> State:
+def _lstm(layer: Recurrence, gate_inputs: Array, state: State) -> State:
     gate, candidate, cell_activation = layer.activations
-    enter, leave, keep, new = layer.add(given, state[0])
+    enter, leave, keep, new = layer.add(gate_inputs, state[0])
     cell = gate(keep) * state[1] + gate(enter) * candidate(new)
     return gate(leave) * cell_activation(cell), cell
 
 
-def _gru(layer: Recurrence, given: Array, state: State, reset_after: bool) -> State:
+def _gru(layer: Recurrence, gate_inputs: Array, state: State, reset_after: bool) -> State:
     gate, candidate = layer.activations
-    update, reset = map(gate, layer.add(given, state[0], 0, 2))
+    update, reset = map(gate, layer.add(gate_inputs, state[0], 0, 2))
     if reset_after:
-        (recurrent,) = layer.add(layer.xp.zeros_like(given), state[0], 2)
-        new = candidate(given[:, -recurrent.shape[1] :] + reset * recurrent)
+        (recurrent,) = layer.add(layer.xp.zeros_like(gate_inputs), state[0], 2)
+        new = candidate(gate_inputs[:, -recurrent.shape[1] :] + reset * recurrent)
     else:
-        new = candidate(layer.add(given, reset * state[0], 2)[0])
+        new = candidate(layer.add(gate_inputs, reset * state[0], 2)[0])
     return ((1 - update) * new + update * state[0],)
 
 
-def _rnn(layer: Recurrence, given: Array, state: State) -> State:
-    return (layer.activations[0](layer.add(given, state[0])[0]),)
+def _rnn(layer: Recurrence, gate_inputs: Array, state: State) -> State:
+    return (layer.activations[0](layer.add(gate_inputs, state[0])[0]),)
 
 
 def _run(
@@ -145,13 +145,13 @@ def _run(
 
 
 def _one_way(
-    xp: ArrayLibrary, cell: Callable[[Array, State], State], given: Array, start: State, lengths: Array | None,
+    xp: ArrayLibrary, cell: Callable[[Array, State], State], gate_inputs: Array, start: State, lengths: Array | None,
     backwards: bool,
 ) -> tuple[Array, State]:  # fmt: skip
     """Outputs [time, batch, hidden] and last states [batch, hidden] of one direction."""
-    steps = [given]
+    steps = [gate_inputs]
     if lengths is not None:
-        steps.append(xp.unsqueeze(xp.unsqueeze(xp.arange(given.shape[0]), 1) < xp.unsqueeze(lengths, 0), 2))
+        steps.append(xp.unsqueeze(xp.unsqueeze(xp.arange(gate_inputs.shape[0]), 1) < xp.unsqueeze(lengths, 0), 2))
 
     def step(state: State, now: Sequence[Array]) -> tuple[State, Array]:
         new = cell(now[0], state)
@@ -170,8 +170,8 @@ def _functions(xp: ArrayLibrary, names: Sequence[str]) -> list[Callable[[Array],
     return [getattr(xp, _ACTIVATIONS[name]) for name in names]
 
 
-def _refuse(**given: object) -> None:
-    for name, value in given.items():
+def _refuse(**options: object) -> None:
+    for name, value in options.items():
         must(
             value is None or value == 0,
             f"{name} is not supported here; use onnxruntime, or export the layer without it",
@@ -297,9 +297,9 @@ def _cuts(
     for have, want in zip(full, target_sizes, strict=True):
         total = have - want
         less = max(total, 0) // 2
-        first, last = (less, total - less) if auto_pad == "SAME_UPPER" or total < 0 else (total - less, less)
-        before.append(first)
-        after.append(last)
+        low, high = (less, total - less) if auto_pad == "SAME_UPPER" or total < 0 else (total - less, less)
+        before.append(low)
+        after.append(high)
     return before, after
 
 

@@ -169,10 +169,10 @@ _FOLDS: dict[str, Fold] = {
 def _reduction(name: str, fold: Fold) -> None:
     @operator(name)
     def run(
-        xp: ArrayLibrary, x: Array, given: Numbers | None = None,
+        xp: ArrayLibrary, x: Array, axes_input: Numbers | None = None,
         *, axes: list[int] | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0,
     ) -> Array:  # fmt: skip
-        reduction_axes = given if given is not None else axes
+        reduction_axes = axes_input if axes_input is not None else axes
         if not reduction_axes:
             if noop_with_empty_axes:
                 return fold(xp, x[None], (0,), False)  # of each element by itself
@@ -221,14 +221,14 @@ def _accumulate(
     run: Callable[..., Array],
     x: Array,
     axis: Numbers,
-    first: Callable[..., Array] | None,
+    first_step: Callable[..., Array] | None,
     reverse: int,
 ) -> Array:
     (along,) = axis
     along %= x.ndim
     x = xp.flip(x, (along,)) if reverse else x
-    if first is not None:
-        x = xp.concat([first(xp.cut(x, along, 0, 1)), xp.cut(x, along, 0, x.shape[along] - 1)], along)
+    if first_step is not None:
+        x = xp.concat([first_step(xp.cut(x, along, 0, 1)), xp.cut(x, along, 0, x.shape[along] - 1)], along)
     cumulative = run(x, axis=along, dtype=x.dtype)
     return xp.flip(cumulative, (along,)) if reverse else cumulative
 

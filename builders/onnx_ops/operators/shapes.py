@@ -57,9 +57,9 @@ def transpose(xp: ArrayLibrary, x: Array, *, perm: list[int] | None = None) -> A
 
 
 @operator("Squeeze")
-def squeeze(xp: ArrayLibrary, x: Array, given: Numbers | None = None, *, axes: list[int] | None = None) -> Array:
+def squeeze(xp: ArrayLibrary, x: Array, axes_input: Numbers | None = None, *, axes: list[int] | None = None) -> Array:
     """x without the given axes, by default without every axis of size 1."""
-    squeeze_axes = given if given is not None else axes
+    squeeze_axes = axes_input if axes_input is not None else axes
     if squeeze_axes is None:
         squeeze_axes = [axis for axis, size in enumerate(x.shape) if size == 1]
     gone = {axis % x.ndim for axis in squeeze_axes}
@@ -69,9 +69,9 @@ def squeeze(xp: ArrayLibrary, x: Array, given: Numbers | None = None, *, axes: l
 
 
 @operator("Unsqueeze")
-def unsqueeze(xp: ArrayLibrary, x: Array, given: Numbers | None = None, *, axes: list[int] | None = None) -> Array:
+def unsqueeze(xp: ArrayLibrary, x: Array, axes_input: Numbers | None = None, *, axes: list[int] | None = None) -> Array:
     """x with new axes of size 1, at these places of the result."""
-    new_axes = given if given is not None else axes or []
+    new_axes = axes_input if axes_input is not None else axes or []
     rank = x.ndim + len(new_axes)
     for axis in sorted(axis % rank for axis in new_axes):
         x = xp.unsqueeze(x, axis)
@@ -102,9 +102,9 @@ def split(
 def expand(xp: ArrayLibrary, x: Array, shape: Numbers) -> Array:
     """x broadcast with a shape; a 1 in the shape takes the size of x."""
     rank = max(x.ndim, len(shape))
-    own = [1] * (rank - x.ndim) + list(x.shape)
+    padded_shape = [1] * (rank - x.ndim) + list(x.shape)
     target_shape = [1] * (rank - len(shape)) + list(shape)
-    return xp.broadcast_to(x, tuple(a if _is(b, 1) else b for a, b in zip(own, target_shape, strict=True)))
+    return xp.broadcast_to(x, tuple(a if _is(b, 1) else b for a, b in zip(padded_shape, target_shape, strict=True)))
 
 
 @operator("Tile")
@@ -133,12 +133,12 @@ def slice_(
 def _backwards(xp: ArrayLibrary, x: Array, axis: int, start: Any, end: Any, step: int) -> Array:
     """The slice start, start - step, ... down to above `end`: a slice of the mirrored array."""
     size = x.shape[axis]
-    first = size - 1 - (start if start >= 0 else xp.sym_max(start + size, -1))
+    begin = size - 1 - (start if start >= 0 else xp.sym_max(start + size, -1))
     if not isinstance(end, int) or end >= -(1 << 31):
-        last = size - 1 - (end if end >= 0 else xp.sym_max(end + size, -1))
+        stop = size - 1 - (end if end >= 0 else xp.sym_max(end + size, -1))
     else:
-        last = size
-    return xp.cut(xp.flip(x, (axis,)), axis, xp.sym_max(first, 0), xp.sym_max(last, 0), step)
+        stop = size
+    return xp.cut(xp.flip(x, (axis,)), axis, xp.sym_max(begin, 0), xp.sym_max(stop, 0), step)
 
 
 @operator("Pad")
@@ -184,9 +184,9 @@ def constant_of_shape(xp: ArrayLibrary, shape: Numbers, *, value: Any = None) ->
 @operator("Range")
 def range_(xp: ArrayLibrary, start: Value, limit: Value, delta: Value) -> Array:
     """start, start + delta, ... below limit."""
-    first, last, step = (v.first if isinstance(v, Known) else xp.numbers(v)[0] for v in (start, limit, delta))
+    begin, end, step = (v.first if isinstance(v, Known) else xp.numbers(v)[0] for v in (start, limit, delta))
     dtype = xp.dtype(start.dtype) if isinstance(start, Known) else start.dtype
-    return xp.arange(first, last, step, dtype=dtype)
+    return xp.arange(begin, end, step, dtype=dtype)
 
 
 @operator("EyeLike")

@@ -180,23 +180,23 @@ def deploy(options: _DeployOptions, stated_registry: str | None, as_json: bool) 
         say(f"start a worker with: prefect worker start --pool {plan.pool}")
 
 
-def _check_name(option: str, given: str) -> str:
+def _check_name(option: str, name: str) -> str:
     """The name. Raises InputError for one that Prefect does not take."""
-    if not given.strip() or set(given) & set(_BANNED):
-        raise InputError(f"{option} {given!r}: give a name without any of {' '.join(_BANNED)}")
-    return given
+    if not name.strip() or set(name) & set(_BANNED):
+        raise InputError(f"{option} {name!r}: give a name without any of {' '.join(_BANNED)}")
+    return name
 
 
-def _absolute_place(option: str, given: str) -> str:
+def _absolute_place(option: str, place: str) -> str:
     """The absolute path of a folder, or a bucket's or file:// URI as it is. Raises InputError for what is neither."""
-    if not given:
+    if not place:
         raise InputError(f"{option} is empty; give a folder, file:///folder, {EXAMPLES}, or leave it out")
-    if "://" not in given:
-        return str(Path(given).expanduser().absolute())
-    if is_in_bucket(given):
-        place_in_bucket(given)
-    with place_at(given):
-        return given
+    if "://" not in place:
+        return str(Path(place).expanduser().absolute())
+    if is_in_bucket(place):
+        place_in_bucket(place)
+    with place_at(place):
+        return place
 
 
 def _check_on(name: str, only: tuple[str, ...], duration: timedelta | None) -> None:
@@ -211,27 +211,27 @@ def _check_on(name: str, only: tuple[str, ...], duration: timedelta | None) -> N
         )
 
 
-def _check_cron(given: str) -> str:
+def _check_cron(expression: str) -> str:
     """The five fields. Raises InputError for a cron expression that Prefect's server would refuse."""
-    if given == FLEET_CRON:
-        return given
+    if expression == FLEET_CRON:
+        return expression
     from prefect.client.schemas.schedules import CronSchedule
 
     try:
-        CronSchedule(cron=given)
-        right = len(given.split()) == 5
+        CronSchedule(cron=expression)
+        right = len(expression.split()) == 5
     except ValueError:
         right = False
     if not right:
-        raise InputError(f"--fleet-schedule {given!r}: give five fields of cron, such as {FLEET_CRON!r}")
-    return given
+        raise InputError(f"--fleet-schedule {expression!r}: give five fields of cron, such as {FLEET_CRON!r}")
+    return expression
 
 
-def _check_slots(given: Mapping[str, object]) -> dict[str, int]:
+def _check_slots(slots: Mapping[str, object]) -> dict[str, int]:
     """Builds at once by GPU generation. Raises UnknownNameError for no generation, InputError for no number."""
     generation_names = [generation.sm for generation in GENERATIONS]
     slot_counts: dict[str, int] = {}
-    for name, count in given.items():
+    for name, count in slots.items():
         if name not in generation_names:
             raise UnknownNameError(
                 f"--slots {name}: no GPU generation has that name; there are {', '.join(generation_names)}"

@@ -60,7 +60,9 @@ def doctor(ctx: click.Context, registry: str, as_json: bool) -> None:
     if as_json:
         emit_json({"findings": [asdict(finding) for finding in findings]})
     else:
-        print_table(("", "", ""), [[item.state, item.subject, item.detail] for item in findings], styles=MARKS)
+        print_table(
+            ("", "", ""), [[finding.state, finding.subject, finding.detail] for finding in findings], styles=MARKS
+        )
     ctx.exit(1 if any(finding.state == "broken" for finding in findings) else 0)
 
 

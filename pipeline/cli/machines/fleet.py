@@ -113,16 +113,16 @@ class _PlanOptions:
         """What happens to the fleet. Raises click's usage error for nothing, InputError for what is no version."""
         from pipeline.fleet.plan import StateChange, parse_nodes
 
-        found = StateChange(
+        change = StateChange(
             check_version("driver", self.driver),
             _checked(self.runtimes),
             on=tuple(target for name in self.on.replace(",", " ").split() for target in parse_targets(name)),
             add=tuple(map(parse_nodes, self.add)),
             remove=tuple(map(parse_nodes, self.remove)),
         )
-        if found == StateChange(on=found.on):
+        if change == StateChange(on=change.on):
             raise click.UsageError("nothing changes: give --driver, --runtime, --add or --remove")
-        return found
+        return change
 
 
 @fleet.command()
@@ -151,64 +151,64 @@ def _checked(runtimes: Mapping[str, str]) -> dict[str, str]:
     return {**runtimes}
 
 
-def _send(found: "Reconciled") -> None:
+def _send(fleet_state: "Reconciled") -> None:
     """Send the events for what is missing, each once the Prefect server has the one before."""
     from pipeline.orchestration.fleet import messages, send
 
-    events = messages(found.work, found.registry)
+    events = messages(fleet_state.work, fleet_state.registry)
     for message in events:
         say(f"sent {message.event} of {message.model}: {send(message)}")
-    blocked_work = [item for item in found.work if not item.ready]
+    blocked_work = [work for work in fleet_state.work if not work.ready]
     if not events:
         say("nothing to send: " + ("what is missing needs a person first" if blocked_work else "nothing is missing"))
 
 
-def print_reconciled(found: "Reconciled") -> None:
+def print_reconciled(fleet_state: "Reconciled") -> None:
     """Print the groups of nodes, each model's coverage on them, the worst first, and what is to be done."""
-    _print_fleet(found.fleet, found.unwanted)
+    _print_fleet(fleet_state.fleet, fleet_state.unwanted)
     echo()
-    if found.standings:
-        print_table(_COVERAGE_COLUMNS, _coverage_rows(found.standings))
-        counts = ", ".join(f"{count} {state}" for state, count in found.counts.items())
-        echo(f"\n{pluralize(len(found.standings), 'pair')} of model and group: {counts}")
+    if fleet_state.standings:
+        print_table(_COVERAGE_COLUMNS, _coverage_rows(fleet_state.standings))
+        counts = ", ".join(f"{count} {state}" for state, count in fleet_state.counts.items())
+        echo(f"\n{pluralize(len(fleet_state.standings), 'pair')} of model and group: {counts}")
     else:
-        echo(f"nothing must be served here by {found.catalog.source}")
-    _print_work(found.work)
+        echo(f"nothing must be served here by {fleet_state.catalog.source}")
+    _print_work(fleet_state.work)
 
 
-def print_plan(found: "FleetPlan") -> None:
+def print_plan(fleet_plan: "FleetPlan") -> None:
     """Print the groups after a change, the engines that it stops or that are missing, what to do, and what is idle."""
-    _print_fleet(found.after, found.unwanted)
+    _print_fleet(fleet_plan.after, fleet_plan.unwanted)
     for title, items in (
-        ("Breaks: engines that fit now, but not after the change", found.dying),
-        ("No engine after the change: nodes that have none today, and new nodes", found.waiting),
+        ("Breaks: engines that fit now, but not after the change", fleet_plan.dying),
+        ("No engine after the change: nodes that have none today, and new nodes", fleet_plan.waiting),
     ):
         echo(f"\n{title}" + ("" if items else ": nothing"))
         if items:
             print_table(_COVERAGE_COLUMNS, _coverage_rows(items))
-    _print_work(found.work)
-    if found.work:
-        echo(f"\nPredicted: {found.hours.words}; without the time of proofs")
-    if found.idle:
+    _print_work(fleet_plan.work)
+    if fleet_plan.work:
+        echo(f"\nPredicted: {fleet_plan.hours.words}; without the time of proofs")
+    if fleet_plan.idle:
         echo("\nNeeded by no node any more")
-        print_table(("engine", "models"), [[item.unit, join_first(item.models)] for item in found.idle])
+        print_table(("engine", "models"), [[engine.unit, join_first(engine.models)] for engine in fleet_plan.idle])
 
 
 def _coverage_rows(standings: Iterable[Coverage]) -> list[list[str]]:
     """A row for the groups on which a model has the same coverage, the worst state first."""
     alike: dict[tuple[str, ...], list[Coverage]] = {}
-    for item in standings:
-        engine = item.engine.unit if item.engine else ""
-        if not item.serves:
+    for coverage in standings:
+        engine = coverage.engine.unit if coverage.engine else ""
+        if not coverage.serves:
             engine = f"none; there is {engine}" if engine else "none"
-        why = item.reason or "; ".join((item.fit, *item.remarks))
-        name = str(item.demand.reference) + (f" {item.precision}" if item.precision else "")
-        key = (name, item.served.version or "", item.state, engine, why)
-        alike.setdefault(key, []).append(item)
+        why = coverage.reason or "; ".join((coverage.fit, *coverage.remarks))
+        name = str(coverage.demand.reference) + (f" {coverage.precision}" if coverage.precision else "")
+        key = (name, coverage.served.version or "", coverage.state, engine, why)
+        alike.setdefault(key, []).append(coverage)
     rows = [
         [
-            *(name, version, state, str(sum(item.group.nodes for item in items))),
-            *(", ".join(dict.fromkeys(item.group.name for item in items)), engine, why),
+            *(name, version, state, str(sum(coverage.group.nodes for coverage in items))),
+            *(", ".join(dict.fromkeys(coverage.group.name for coverage in items)), engine, why),
         ]
         for (name, version, state, engine, why), items in alike.items()
     ]
@@ -234,8 +234,8 @@ def _print_fleet(fleet: "Fleet", unwanted: Sequence["NodeGroup"]) -> None:
     if rows:
         print_table(("group", "target", "nodes", "gpus", "driver", "cuda", "memory", "label", "remarks"), rows)
     reasons: dict[str, list[str]] = {}
-    for item in fleet.left_out:
-        reasons.setdefault(item.reason, []).append(item.node)
+    for omission in fleet.left_out:
+        reasons.setdefault(omission.reason, []).append(omission.node)
     for reason, nodes in reasons.items():
         echo(f"left out: {join_first(nodes)}: {reason}")
     if unwanted:
@@ -247,16 +247,16 @@ def _print_work(work: Sequence["FleetWork"]) -> None:
         return
     echo("\nTo do, in this order (ready units first; then most waiting nodes, channel stable, shorter builds)")
     rows = [
-        [item.unit.kind, item.name, str(item.nodes), join_first(item.groups), _time(item), item.refused or item.first]
-        for item in work
+        [task.unit.kind, task.name, str(task.nodes), join_first(task.groups), _time(task), task.refused or task.remedy]
+        for task in work
     ]
     print_table(("do", "unit", "nodes", "on", "predicted", "but first"), rows)
 
 
-def _time(item: "FleetWork") -> str:
+def _time(work: "FleetWork") -> str:
     """The predicted time of a build, with what it is predicted from."""
-    if item.unit.kind == "prove" or item.refused:
+    if work.unit.kind == "prove" or work.refused:
         return ""
-    if item.expected is None or item.expected.seconds is None:
+    if work.expected is None or work.expected.seconds is None:
         return "unknown"
-    return f"{item.expected.seconds:.0f} s, from {item.expected.basis}"
+    return f"{work.expected.seconds:.0f} s, from {work.expected.basis}"

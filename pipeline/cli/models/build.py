@@ -194,8 +194,8 @@ def show_outcome(outcome: "Outcome") -> None:
         if engine.failure:
             say(f"  reproduce: {engine.failure.command}")
             say("\n".join(f"  | {line}" for line in engine.failure.log.splitlines()[-15:]))
-        for item in engine.attributed:
-            say(f"  which node ({item.stage}): {item.headline}")
+        for attribution in engine.attributed:
+            say(f"  which node ({attribution.stage}): {attribution.headline}")
     _show_proposals(outcome)
     noted = {note for engine in outcome.failed for note in engine.entry.notes}
     for hint in (hint for hint in HINTS if hint in noted):
@@ -211,7 +211,12 @@ def show_outcome(outcome: "Outcome") -> None:
 def _show_proposals(outcome: "Outcome") -> None:
     """Print what would repair each graph that failed, once, as it is pasted into the spec; of many rules, where they
     stand: a graph that needs those is better built in another precision."""
-    proposed = {item.name: item.snippet for engine in outcome.failed for item in engine.attributed if item.snippet}
+    proposed = {
+        attribution.name: attribution.snippet
+        for engine in outcome.failed
+        for attribution in engine.attributed
+        if attribution.snippet
+    }
     for name, snippet in proposed.items():
         rules = snippet.count("match:")
         if rules > MOST_RULES:
@@ -251,9 +256,9 @@ def _show_place(outcome: "Outcome") -> None:
 
 def _print_engines(outcome: "Outcome") -> None:
     engines = []
-    for item in outcome.engines:
-        reason = "; ".join(filter(None, (item.entry.reason, _limited_to(item.entry))))
-        engines.append((replace(item.entry, size_bytes=item.size_bytes, reason=reason), item.metrics))
+    for engine in outcome.engines:
+        reason = "; ".join(filter(None, (engine.entry.reason, _limited_to(engine.entry))))
+        engines.append((replace(engine.entry, size_bytes=engine.size_bytes, reason=reason), engine.metrics))
     print_engines(engines, f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else ""))
 
 
@@ -320,38 +325,38 @@ def plan(
     ctx.exit(int(is_stuck(counts, _count_units(forecast))))
 
 
-def _count_units(found: "Forecast | EnsembleForecast") -> int:
+def _count_units(forecast: "Forecast | EnsembleForecast") -> int:
     """How many units a plan is of, those of its graphs included."""
     from pipeline.compile.forecast import Forecast
 
-    if isinstance(found, Forecast):
-        return len(found.units)
-    return len(found.units) + sum(map(_count_units, found.graphs.values()))
+    if isinstance(forecast, Forecast):
+        return len(forecast.units)
+    return len(forecast.units) + sum(map(_count_units, forecast.graphs.values()))
 
 
-def _print_plan(found: "Forecast | EnsembleForecast") -> None:
+def _print_plan(forecast: "Forecast | EnsembleForecast") -> None:
     from pipeline.compile.forecast import Forecast
 
-    if isinstance(found, Forecast):
+    if isinstance(forecast, Forecast):
         rows = [
             [
-                *(item.item.target.name, item.item.precision, item.item.backend.name, item.action),
-                *(item.item.built_at, item.item.opens_in),
-                "; ".join(filter(None, (item.reason, item.item.absence))),
+                *(unit.candidate.target.name, unit.candidate.precision, unit.candidate.backend.name, unit.action),
+                *(unit.candidate.built_at, unit.candidate.opens_in),
+                "; ".join(filter(None, (unit.reason, unit.candidate.absence))),
             ]
-            for item in found.units
+            for unit in forecast.units
         ]
-        _print_units(found.model, rows)
-        for change in found.changes:
+        _print_units(forecast.model, rows)
+        for change in forecast.changes:
             echo(f"{change.what}: {change.follows}")
         return
-    for graph in found.graphs.values():
+    for graph in forecast.graphs.values():
         _print_plan(graph)
     whole = [
         [unit.target, unit.precision, "ensemble", unit.action, "", "enginesmith only", unit.reason]
-        for unit in found.units
+        for unit in forecast.units
     ]
-    _print_units(found.model, whole)
+    _print_units(forecast.model, whole)
 
 
 def _print_units(model: str, rows: list[list[str]]) -> None:

@@ -87,12 +87,12 @@ def _make(address: str, registry: str | None, quiet: bool, accepting: bool) -> "
         return MadeGolden(spec.model, exported.golden, before, change, frozen, exported.notes)
 
 
-def _print_made(made: "MadeGolden", as_json: bool) -> None:
+def _print_made(golden_set: "MadeGolden", as_json: bool) -> None:
     if as_json:
-        emit_json(encode(made))
+        emit_json(encode(golden_set))
         return
-    echo(f"{made.digest} {'frozen' if made.frozen else 'not frozen'}")
-    for note in [*([f"changed: {made.change}"] if made.change else []), *made.notes]:
+    echo(f"{golden_set.digest} {'frozen' if golden_set.frozen else 'not frozen'}")
+    for note in [*([f"changed: {golden_set.change}"] if golden_set.change else []), *golden_set.notes]:
         echo(note)
 
 

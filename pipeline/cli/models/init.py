@@ -110,20 +110,20 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
     say(f"read it, then: enginesmith plan {path}")
 
 
-def _describe(found: "FoundModel", given_states: Sequence[str], has_data: bool) -> Iterator[str]:
+def _describe(model: "FoundModel", given_states: Sequence[str], has_data: bool) -> Iterator[str]:
     """What a model is, a line for each fact. given_states: those that are inputs like others, since requests have
     them."""
-    yield from found.notes
-    yield from (f"{spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in found.inputs)
+    yield from model.notes
+    yield from (f"{spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in model.inputs)
     if given_states:
         names = ", ".join(given_states)
         yield f"{names}: ordinary inputs, as in the requests; without --from-requests they are states"
-    yield from (f"{state.input} is a state: it takes {state.output} of the previous call" for state in found.states)
-    yield from (f"{name} {dim.min}..{dim.max}: {dim.why}" for name, dim in found.dims.items())
-    if found.refused:
-        yield found.refused
-    if found.unknown:
-        yield f"fill in: {', '.join(found.unknown)}; the lines are marked FILL_IN"
+    yield from (f"{state.input} is a state: it takes {state.output} of the previous call" for state in model.states)
+    yield from (f"{name} {dim.min}..{dim.max}: {dim.why}" for name, dim in model.dims.items())
+    if model.refused:
+        yield model.refused
+    if model.unknown:
+        yield f"fill in: {', '.join(model.unknown)}; the lines are marked FILL_IN"
     if not has_data:
         yield "no data: engines are proven on random inputs, and int8 is left out; add data with --from-requests"
 
@@ -170,14 +170,14 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     from pipeline.sources.onnx_header import read_header
 
     named = [_split_name(text) for text in models]
-    first = named[0][1]
-    path = out or first.parent / f"{model_name(first.resolve().parent.name)}.yaml"
+    first_model = named[0][1]
+    path = out or first_model.parent / f"{model_name(first_model.resolve().parent.name)}.yaml"
     graphs = list[FoundGraph]()
     for name, model in named:
         if model.is_file() and model.suffix.lower() != ".onnx":
             raise InputError(f"{model}: several files are connected by what ONNX files say; export it to ONNX")
         model_facts, _ = _look(model, path.parent / "spec.yaml")
-        outputs_by_name = {item.name: item for item in read_header(model).gives}
+        outputs_by_name = {tensor.name: tensor for tensor in read_header(model).gives}
         gives = tuple(outputs_by_name[name] for name in model_facts.outputs or outputs_by_name)
         graphs.append(FoundGraph(graph_key(name or model.stem, [graph.key for graph in graphs]), model_facts, gives))
     check_unknown(graphs)
@@ -192,8 +192,8 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     say(f"wrote {path}, and {', '.join(files.values())} for its graphs")
     for key, state in ((graph.key, state) for graph in graphs for state in graph.model.states):
         say(f"  {key}.{state.input} is a state: it takes {state.output} of the previous call")
-    for item in find_connections(graphs):
-        say(f"  {item.key}: {item.source or 'FILL_IN'}: {item.why}")
+    for connection in find_connections(graphs):
+        say(f"  {connection.key}: {connection.source or 'FILL_IN'}: {connection.why}")
     for graph in find_unconnected(graphs):
         say(f"  {graph.key}: FILL_IN: nothing shows what connects it")
     say(f"read them, write the data that golden names, then: enginesmith plan {path}")
@@ -262,42 +262,42 @@ def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> 
     return model_facts, out or folder / f"{model_facts.name}.yaml"
 
 
-def _split(found: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:
+def _split(model: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:
     """The model with dims that hold the sizes of the requests, and what writes each file of samples.
 
     Its states are inputs like others: requests were taken from a caller, who gave all of the inputs."""
-    if found.unknown:
-        said = f"nothing says what {', '.join(found.unknown)} is; fill the spec in without --from-requests"
-        raise InputError(found.refused or said)
+    if model.unknown:
+        said = f"nothing says what {', '.join(model.unknown)} is; fill the spec in without --from-requests"
+        raise InputError(model.refused or said)
     from pipeline.drafts.facts import as_inputs
 
     try:
-        return _split_inputs(as_inputs(found), requests, scaling)
+        return _split_inputs(as_inputs(model), requests, scaling)
     except DataError as error:
-        if named := next((state.input for state in found.states if repr(state.input) in str(error)), None):
+        if named := next((state.input for state in model.states if repr(state.input) in str(error)), None):
             raise DataError(
                 f"{error}. {named!r} is a state: write the spec without --from-requests, and its golden data as "
                 "sequences of steps (docs/guides/state.md); or record steps with the states that they were given "
                 "(recorder.append(streams.complete(inputs))), and they are ordinary inputs"
             ) from error
-        if found.refused and found.refused != str(error):
-            raise DataError(f"{found.refused}; nor do the requests fit what its layers say: {error}") from error
+        if model.refused and model.refused != str(error):
+            raise DataError(f"{model.refused}; nor do the requests fit what its layers say: {error}") from error
         raise
 
 
-def _split_inputs(found: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:
+def _split_inputs(model: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:
     from pipeline.drafts.requests import split_requests, write_samples
     from pipeline.spec.source import LARGEST_SIZE
 
-    dims = [Dim(name, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for name, dim in found.dims.items()]
-    split = split_requests(requests, found.inputs, dims, scaling)
+    dims = [Dim(name, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for name, dim in model.dims.items()]
+    split = split_requests(requests, model.inputs, dims, scaling)
     parts = {"calibration": split.calibration, "golden": split.golden}
     for name, part in parts.items():
         say(f"{name}.npz: {pluralize(len(part), 'request')}")
     for note in split.left_out:
         say(f"  {note}")
     writers: dict[str, _Writer] = {f"{name}.npz": partial(write_samples, requests=parts[name]) for name in parts}
-    return found.hold_sizes(split.sizes, split.ranges), writers
+    return model.hold_sizes(split.sizes, split.ranges), writers
 
 
 def _write(files: Mapping[Path, _Writer], force: bool) -> None:
@@ -346,16 +346,16 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
 
     loaded = load_any(spec)
     store = open_store(registry, create=True)
-    item, existed = register_spec(store, loaded)
-    facts = {"model": loaded.model, "spec": item.address, "registry": store.uri, "files": dict(item.bundle.files)}
+    entry, existed = register_spec(store, loaded)
+    facts = {"model": loaded.model, "spec": entry.address, "registry": store.uri, "files": dict(entry.bundle.files)}
     if not as_json:
         state = "registered already" if existed else "registered"
-        echo(f"{item.address}\n{state} in {store.uri}, {pluralize(len(item.bundle.files), 'file')}")
+        echo(f"{entry.address}\n{state} in {store.uri}, {pluralize(len(entry.bundle.files), 'file')}")
     sent = None
     if not no_event:
         from pipeline.orchestration.watch import send_registered
 
-        sent = send_registered(store, item)
+        sent = send_registered(store, entry)
         say(f"sent to {sent.server}: {sent.event} {sent.id}")
     if as_json:
         emit_json({**facts, "existed": existed, "event": asdict(sent) if sent else None})
@@ -382,7 +382,7 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
     store = open_store(registry, create=True)
     with Watch(store, place, show) as watch:
         if once:
-            watch.look(settled=False)
+            watch.look(stable_only=False)
             return
         say(f"watching {place} every {interval:g} s; Ctrl-C ends it")
         watch.run(interval, threading.Event())

@@ -103,7 +103,7 @@ def _choice(activation: str, run: "Run") -> "tuple[SearchDocument, str]":
     from pipeline.quantization.search.trial import SearchDocument
     from pipeline.values import Searched
 
-    search_kinds = [item.variant.searched for item in candidates(run.spec, run.selection)]
+    search_kinds = [candidate.variant.searched for candidate in candidates(run.spec, run.selection)]
     whole = Searched("int8" if activation == "int8" else "uint8")
     kind = next((kind for kind in search_kinds if kind and kind.activation == activation), whole)
     exported = export(run)
@@ -247,10 +247,10 @@ def _show_log(store: "Store", name: str | None, unit: str) -> None:
         say(f"{item.name}: no output" + (" yet" if item.state in ("planned", "waiting", "running") else ""))
 
 
-def _item_named(items: "list[RunItem]", wanted: str, run: str) -> "RunItem":
+def _item_named(items: "list[RunItem]", unit_name: str, run: str) -> "RunItem":
     """The unit or step of this name, or the only one that has all these words. Raises UnknownNameError."""
-    words = wanted.split()
-    matches = [item for item in items if item.name == wanted] or [
+    words = unit_name.split()
+    matches = [item for item in items if item.name == unit_name] or [
         item for item in items if set(words) <= set(item.name.split())
     ]
     units = [item for item in matches if item.is_unit] or matches
@@ -258,5 +258,5 @@ def _item_named(items: "list[RunItem]", wanted: str, run: str) -> "RunItem":
         return units[0]
     name_list = ", ".join(repr(item.name) for item in (units or items)) or "none"
     raise UnknownNameError(
-        f"{'several units are' if units else 'no unit is'} {wanted!r} in {run}; there are {name_list}"
+        f"{'several units are' if units else 'no unit is'} {unit_name!r} in {run}; there are {name_list}"
     )

@@ -70,20 +70,22 @@ def attribute(
     else:
         for answer in answers:
             _show(answer)
-    bad = [each for each in answers if each.failed or (each.found and each.found.finding != "nothing-failed")]
-    ctx.exit(1 if bad else 0)
+    bad_answers = [
+        each for each in answers if each.failed or (each.attribution and each.attribution.finding != "nothing-failed")
+    ]
+    ctx.exit(1 if bad_answers else 0)
 
 
 def _show(answer: "AttributionAnswer") -> None:
     from validation.attribution.result import COLUMNS, SHOWN, describe_attribution, format_row
 
     echo(f"{answer.attributed.name} ({answer.attributed.stage})")
-    attribution = answer.found
+    attribution = answer.attribution
     if attribution is None:
         echo(f"  {'the attribution failed: ' if answer.failed else ''}{answer.attributed.headline}")
         return
-    first, *rest = describe_attribution(attribution)
-    echo(f"  {first}")
+    headline, *rest = describe_attribution(attribution)
+    echo(f"  {headline}")
     if attribution.rows:
         rows, more = attribution.rows[:SHOWN], len(attribution.rows) - SHOWN
         print_table(
@@ -138,10 +140,10 @@ def record(
         raise InputError("--samples and --per-second go together: what to send, and how often")
     origin = f"{samples.name}, Poisson arrivals at {per_second:g} per second, seed {seed}" if samples else ""
     request_stream = _make_up(samples, per_second, requests, batch, seed) if samples and per_second else _from_stdin()
-    first = [*itertools.islice(request_stream, 1)]  # a mistake in it leaves no file behind
+    first_requests = [*itertools.islice(request_stream, 1)]  # a mistake in it leaves no file behind
     with Recorder(traffic, sampling=sampling, max_bytes=max_mib << 20, seed=seed, made=origin, model=model) as recorder:
         try:
-            for inputs, at, latency in itertools.chain(first, request_stream):
+            for inputs, at, latency in itertools.chain(first_requests, request_stream):
                 if not recorder.append_json(inputs, at, latency=latency) and recorder.full:
                     break
         finally:
@@ -265,13 +267,13 @@ def _refit_with_version(
             return [*refits, *without], None
         published = publish_refitted(base, other, done, "candidate", context)
     units = {result.request.unit for result, _ in done}
-    failed = tuple(entry.unit for entry in published.manifest.engines if entry.unit in units and not entry.usable)
-    return [*refits, *without], PublishedRefit(other.model, published.version, published.channel_refusal, failed)
+    failed_units = tuple(entry.unit for entry in published.manifest.engines if entry.unit in units and not entry.usable)
+    return [*refits, *without], PublishedRefit(other.model, published.version, published.channel_refusal, failed_units)
 
 
-def _show_refit(found: "list[Refit]", published: "PublishedRefit | None", dry_run: bool) -> None:
+def _show_refit(refits: "list[Refit]", published: "PublishedRefit | None", dry_run: bool) -> None:
     done = "can be, if the models differ in their weights alone" if dry_run else "refitted"
-    rows = [(each.request.unit, done if not each.reason else "no", each.reason) for each in found]
+    rows = [(each.request.unit, done if not each.reason else "no", each.reason) for each in refits]
     print_table(("unit", "refitted", "why not"), rows)
     if published and published.version:
         echo(f"{published.model}@{published.version} published")

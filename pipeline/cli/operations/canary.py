@@ -185,8 +185,8 @@ def _finish(ctx: click.Context, /, written: "WrittenReport", registry: str, afte
         emit_json({**encode(report), "files": files, "channel": moved})
     else:
         echo(f"{report.verdict}: {report.reason}")
-        for item in report.criteria:
-            echo(f"  {item.verdict:<12} {item.name}: {describe_measured(item)}")
+        for criterion in report.criteria:
+            echo(f"  {criterion.verdict:<12} {criterion.name}: {describe_measured(criterion)}")
         for note in report.notes:
             say(f"note: {note}")
         echo(f"report: {written.json}\npage:   {written.page}")

@@ -53,10 +53,10 @@ class Share(click.ParamType[float]):
         return share
 
 
-def _read_losses(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> dict[str, float]:
+def _read_losses(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
     """{metric: loss} of 'accuracy=0.01', and {'': loss} of '0.01'. Raises click's usage error for another text."""
     loss_limits = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.rpartition("=")
         try:
             loss_limits[name if equals else ""] = float(value)
@@ -71,14 +71,14 @@ def _read_losses(_context: click.Context, _option: click.Parameter, given: tuple
 _FORMATS = {".md": "markdown", ".xml": "junit"}
 
 
-def _check_reports(_context: click.Context, _option: click.Parameter, given: tuple[Path, ...]) -> tuple[Path, ...]:
+def _check_reports(_context: click.Context, _option: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
     """The files. Raises click's usage error for one whose ending names no format, and for two of one format."""
-    for path in given:
+    for path in paths:
         if path.suffix not in _FORMATS:
             raise click.BadParameter(f"{path}: give a file that ends in {', '.join(_FORMATS)}")
-        if sum(other.suffix == path.suffix for other in given) > 1:
+        if sum(other.suffix == path.suffix for other in paths) > 1:
             raise click.BadParameter(f"{path}: give one file that ends in {path.suffix}")
-    return given
+    return paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +196,8 @@ def _check(
     from validation.latency.measurement.loop import parse_sizes
 
     shared = registry_of(spec, stated_registry)
-    own = run_options(options.scratch or shared, options.selection, options.jobs, options.building)
-    with shown_progress(quiet) as progress, open_run(spec, own, progress, keep_state=False) as run:
+    build_options = run_options(options.scratch or shared, options.selection, options.jobs, options.building)
+    with shown_progress(quiet) as progress, open_run(spec, build_options, progress, keep_state=False) as run:
         here, dims = machine_of(target_named("auto")), run.spec.named_dims()
         for text in () if terms.buckets in ("all", "few") else terms.buckets:
             parse_sizes(text, dims)
@@ -205,12 +205,12 @@ def _check(
         served = (
             None if options.against == NONE else find_served(open_store(shared), run.spec.model, options.against, here)
         )
-        with build_lock(run, lock_names(run, own)):
+        with build_lock(run, lock_names(run, build_options)):
             regression_check = check_spec(run, served, here, terms)
         return with_lines(regression_check, find_lines(run.spec, regression_check.findings))
 
 
-def write_reports(found: "RegressionCheck", files: Mapping[str, Path]) -> None:
+def write_reports(regression_check: "RegressionCheck", files: Mapping[str, Path]) -> None:
     """Write the files that were asked for and, in GitHub Actions, annotations and the step's summary.
 
     Raises UnavailableError where a file cannot be written.
@@ -218,25 +218,25 @@ def write_reports(found: "RegressionCheck", files: Mapping[str, Path]) -> None:
     from pipeline.regressions.reports import to_commands, to_junit, to_markdown
 
     for name, path in files.items():
-        write_whole(path, to_junit(found) if name == "junit" else to_markdown(found).encode())
+        write_whole(path, to_junit(regression_check) if name == "junit" else to_markdown(regression_check).encode())
         say(f"written: {path}")
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in to_commands(found):
+        for line in to_commands(regression_check):
             echo(line, err=True)
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             with reachable(f"writing {summary}"), Path(summary).open("a", encoding="utf-8") as file:
-                file.write(to_markdown(found))
+                file.write(to_markdown(regression_check))
 
 
-def show_check(found: "RegressionCheck") -> None:
+def show_check(regression_check: "RegressionCheck") -> None:
     """Print the table of what was measured, the findings, and the verdict last."""
     from pipeline.regressions.reports import COLUMNS, MARKS, list_rows
 
-    if rows := list_rows(found):
+    if rows := list_rows(regression_check):
         print_table(COLUMNS, rows)
-    for item in found.findings:
-        echo(f"{MARKS[item.level]} ({item.rule}): {item.text}")
-    echo(found.verdict)
+    for finding in regression_check.findings:
+        echo(f"{MARKS[finding.level]} ({finding.rule}): {finding.text}")
+    echo(regression_check.verdict)
 
 
 # `enginesmith backends compare`: the engines of every backend for one target, and which to take.
@@ -273,8 +273,8 @@ def compare(
     from pipeline.operations.compare.run import compare as compare_engines
     from pipeline.orchestration.run import RunOptions, open_run, select_precisions, split_names
 
-    own = RunOptions(registry=stated_registry)
-    with shown_progress(quiet) as progress, open_run(spec, own, progress, keep_state=False) as run:
+    build_options = RunOptions(registry=stated_registry)
+    with shown_progress(quiet) as progress, open_run(spec, build_options, progress, keep_state=False) as run:
         compare_precisions = select_precisions(run.spec, options.precisions) if split_names(options.precisions) else ()
         backends = tuple(split_names(options.backends))
         compare_options = CompareOptions(target_named(options.target), backends, compare_precisions, options.seconds)

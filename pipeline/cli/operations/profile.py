@@ -52,9 +52,9 @@ def show_series(model: str, buckets: Sequence[str], out: Path | None, registry: 
     store = open_store(registry)
     trends = [find_trend(series) for series in list_series(store, check_model(model))]
     bucket_names = [" ".join(bucket.replace(",", " ").split()) for bucket in buckets]
-    bucket_trends = [item for item in trends if not bucket_names or item.series.bucket in bucket_names]
+    bucket_trends = [trend for trend in trends if not bucket_names or trend.series.bucket in bucket_names]
     if not bucket_trends:
-        bucket_list = ", ".join(dict.fromkeys(item.series.bucket for item in trends)) or ", ".join(
+        bucket_list = ", ".join(dict.fromkeys(trend.series.bucket for trend in trends)) or ", ".join(
             models_with_series(store)
         )
         what = f"{model} has no series" + (f" at {', '.join(buckets)}" if trends else "")
@@ -62,7 +62,7 @@ def show_series(model: str, buckets: Sequence[str], out: Path | None, registry: 
             f"{what}; known: {bucket_list or 'none'}; `enginesmith profile {model} --record` adds a point"
         )
     if as_json:
-        emit_json([encode_document(item) for item in bucket_trends])
+        emit_json([encode_document(trend) for trend in bucket_trends])
     else:
         _print_trends(bucket_trends)
     if out is not None:
@@ -70,31 +70,33 @@ def show_series(model: str, buckets: Sequence[str], out: Path | None, registry: 
 
         text = draw_page(bucket_trends) if out.suffix == ".html" else draw_trend(bucket_trends[0], standalone=True)
         write_whole(out, text.encode())
-        first = bucket_trends[0].series
-        series_note = f" ({first.unit} at {first.bucket}, the first of {len(bucket_trends)}; .html has all)"
+        first_series = bucket_trends[0].series
+        series_note = (
+            f" ({first_series.unit} at {first_series.bucket}, the first of {len(bucket_trends)}; .html has all)"
+        )
         say(f"written: {out}" + (series_note if out.suffix == ".svg" and len(bucket_trends) > 1 else ""))
 
 
-def _print_trends(found: "list[Trend]") -> None:
+def _print_trends(trends: "list[Trend]") -> None:
     from pipeline.regressions.trend import describe_change
     from validation.plotting import seconds_text
 
     rows = []
-    for item in found:
-        series, last = item.series, item.series.points[-1]
+    for trend in trends:
+        series, last = trend.series, trend.series.points[-1]
         relative = "" if last.relative is None else f"{last.relative:.4f}"
-        points = f"{len(series.points)} ({item.quiet} quiet)"
+        points = f"{len(series.points)} ({trend.quiet} quiet)"
         place = f"{series.machine.cpu}, {series.machine.cores} cores"
         place = ", ".join([place, *series.machine.gpus])
         newest = f"{seconds_text(last.median_s)} (@{last.version})"
         row = [series.unit, series.bucket, place, points, series.points[0].at[:10], newest, relative]
-        rows.append([*row, "" if item.changes is None else str(len(item.changes))])
+        rows.append([*row, "" if trend.changes is None else str(len(trend.changes))])
     print_table(COLUMNS, rows, note="relative: to the engine of the first version, timed in turns with it")
-    if any(item.changes is None for item in found):
+    if any(trend.changes is None for trend in trends):
         say("where their level changed was not looked for: pip install '.[trend]' in a clone")
-    for item in found:
-        for change in item.changes or ():
-            echo(f"{item.series.unit} at {item.series.bucket}: {describe_change(change)}")
+    for trend in trends:
+        for change in trend.changes or ():
+            echo(f"{trend.series.unit} at {trend.series.bucket}: {describe_change(change)}")
 
 
 # Commands on one engine of a published version, on this machine: `enginesmith profile`, `debug fuzz`,
@@ -160,8 +162,8 @@ def profile(reference: str, options: _ProfileOptions, registry: str, quiet: bool
     options.check()
     buckets = chosen_buckets(options.buckets)
     if options.series:
-        wanted = buckets if isinstance(buckets, tuple) else ()
-        show_series(parse_reference(reference).model, wanted, options.out, registry, as_json)
+        bucket_names = buckets if isinstance(buckets, tuple) else ()
+        show_series(parse_reference(reference).model, bucket_names, options.out, registry, as_json)
         return
     terms = ProfileOptions(options.seconds, buckets, options.streams)
     with published_engine(registry, reference, options.choice, quiet) as (engine_choice, context):
@@ -172,8 +174,8 @@ def profile(reference: str, options: _ProfileOptions, registry: str, quiet: bool
             _print_profile(engine_choice, report, as_json)
             return
         target, precision = options.choice.target, options.against_precision or options.choice.precision
-        second = choose(context.store, parse_reference(options.against), target_named(target), precision)
-        _print_pair(engine_choice, second, benchmark_pair(engine_choice, second, terms, context), as_json)
+        baseline = choose(context.store, parse_reference(options.against), target_named(target), precision)
+        _print_pair(engine_choice, baseline, benchmark_pair(engine_choice, baseline, terms, context), as_json)
 
 
 def _record(chosen: "ChosenEngine", report: "LatencyReport", context: "RunContext") -> None:
@@ -201,14 +203,14 @@ def _print_profile(chosen: "ChosenEngine", report: "LatencyReport", as_json: boo
         print_table(NODE_COLUMNS, [[row[column] for column in NODE_COLUMNS] for row in nodes])
 
 
-def _print_pair(first: "ChosenEngine", second: "ChosenEngine", paired: "PairedBenchmark", as_json: bool) -> None:
+def _print_pair(engine: "ChosenEngine", baseline: "ChosenEngine", paired: "PairedBenchmark", as_json: bool) -> None:
     from validation.latency.formatting import describe_pair
 
     if as_json:
-        emit_json({"first": encode(first.identity), "second": encode(second.identity), **encode(paired)})
+        emit_json({"first": encode(engine.identity), "second": encode(baseline.identity), **encode(paired)})
         return
-    names = [f"{side.manifest.model}@{side.manifest.version} {side.entry.precision}" for side in (first, second)]
-    echo(f"{names[0]} against {names[1]}, on {first.entry.target}")
+    names = [f"{side.manifest.model}@{side.manifest.version} {side.entry.precision}" for side in (engine, baseline)]
+    echo(f"{names[0]} against {names[1]}, on {engine.entry.target}")
     for line in describe_pair(paired):
         echo(line)
 

@@ -98,11 +98,11 @@ def rehearse(
         rehearsal = rehearse_versions(served, environments)
         applied: list[Applied] = apply_rehearsal(rehearsal, served, context) if options.apply else []
     if as_json:
-        emit_json({**encode_document(rehearsal), "applied": [encode_document(item) for item in applied]})
+        emit_json({**encode_document(rehearsal), "applied": [encode_document(change) for change in applied]})
     else:
         show_rehearsal(rehearsal, applied)
-    verdicts = {item.verdict for item in rehearsal.units}
-    refused = any(reason for item in applied for reason in item.channels.values())
+    verdicts = {unit.verdict for unit in rehearsal.units}
+    refused = any(reason for change in applied for reason in change.channels.values())
     ctx.exit(0 if "moves" in verdicts and "stays" not in verdicts and not refused else 1)
 
 
@@ -128,17 +128,17 @@ def _new_toolchain(
     return str(python), LocalExecutor(start=partial(spawn, python=python.absolute()))
 
 
-def show_rehearsal(found: "Rehearsal", applied: "Sequence[Applied]" = ()) -> None:
+def show_rehearsal(rehearsal: "Rehearsal", applied: "Sequence[Applied]" = ()) -> None:
     """Print the table of units, and below it what to do about each version, or what was done."""
-    pins = ", ".join(f"{name} {version}" for name, version in found.pins.items())
+    pins = ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
     note = "old -> new; SQNR: of the engine against its graph; median: at the opt sizes"
-    print_table(_COLUMNS, [_row(item) for item in found.units], title=f"rehearsal of {pins}", note=note)
-    done = {item.before: item for item in applied}
-    for plan in found.plan:
-        if item := done.get(plan.version):
-            echo(f"{plan.version} -> {item.version}")
-            for channel, refusal in item.channels.items():
-                echo(f"  {channel}: {f'not moved: {refusal}' if refusal else f'serves {item.version}'}")
+    print_table(_COLUMNS, [_row(unit) for unit in rehearsal.units], title=f"rehearsal of {pins}", note=note)
+    done = {change.before: change for change in applied}
+    for plan in rehearsal.plan:
+        if change := done.get(plan.version):
+            echo(f"{plan.version} -> {change.version}")
+            for channel, refusal in change.channels.items():
+                echo(f"  {channel}: {f'not moved: {refusal}' if refusal else f'serves {change.version}'}")
             echo("".join(f"  {line}    # takes it back\n" for line in plan.back).rstrip("\n"))
             continue
         echo(f"{plan.version} ({', '.join(plan.channels) or 'no channel'}): {plan.verdict}")
@@ -146,10 +146,10 @@ def show_rehearsal(found: "Rehearsal", applied: "Sequence[Applied]" = ()) -> Non
             echo(f"  {line}")
 
 
-def _row(item: "UnitRehearsal") -> list[str]:
+def _row(unit: "UnitRehearsal") -> list[str]:
     from validation.plotting import seconds_text
 
-    sides = item.old, item.new
+    sides = unit.old, unit.new
     cells = (
         [side.status for side in sides],
         ["" if side.sqnr_db is None else f"{side.sqnr_db:.1f} dB" for side in sides],
@@ -157,5 +157,5 @@ def _row(item: "UnitRehearsal") -> list[str]:
         ["" if side.median_s is None else seconds_text(side.median_s) for side in sides],
     )
     both = [" -> ".join(text or "?" for text in pair) if any(pair) else "" for pair in cells]
-    why = item.why or (f"{item.times.ratio:.3f} times the time" if item.times and item.times.ratio else "")
-    return [item.version, item.unit, *both, f"{item.verdict}: {why}"]
+    why = unit.why or (f"{unit.times.ratio:.3f} times the time" if unit.times and unit.times.ratio else "")
+    return [unit.version, unit.unit, *both, f"{unit.verdict}: {why}"]

@@ -89,20 +89,20 @@ def _exit_code(verdicts: list[str]) -> int:
 
 
 def _run(
-    store: "Store", manifest: "Manifest", wanted: set[str] | None, targets: str | None, quiet: bool, as_json: bool
+    store: "Store", manifest: "Manifest", target_set: set[str] | None, targets: str | None, quiet: bool, as_json: bool
 ) -> list[str]:
-    """Run the engines for the targets `wanted`, print their verdicts and return them. targets: as they were given."""
+    """Run the engines for `target_set`, print their verdicts and return them. targets: as they were given."""
     from pipeline.operations.validate import validate as validate_here
 
     with local_context(store, quiet) as context:
-        results = list(validate_here(manifest, context, wanted))
+        results = list(validate_here(manifest, context, target_set))
     if not results:
         raise UnknownNameError(
             f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "
             f"`enginesmith show {manifest.model}@{manifest.version}` lists what it has"
         )
     _print_verdicts(manifest, results, as_json)
-    return [item.verdict for item in results]
+    return [result.verdict for result in results]
 
 
 def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: bool) -> None:
@@ -112,19 +112,19 @@ def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: b
         columns = ("target", "precision", "backend", "digest")
         items = [
             {
-                **{name: getattr(entries[str(item.unit)], name) for name in columns},
-                "status": item.verdict,
-                "reason": item.reason,
-                "checks": dict(item.checks),
-                "sqnr_db": item.sqnr_db,
-                "report": item.report,
-                "latency": item.latency,
+                **{name: getattr(entries[str(result.unit)], name) for name in columns},
+                "status": result.verdict,
+                "reason": result.reason,
+                "checks": dict(result.checks),
+                "sqnr_db": result.sqnr_db,
+                "report": result.report,
+                "latency": result.latency,
             }
-            for item in results
+            for result in results
         ]
         emit_json({"model": manifest.model, "version": manifest.version, "engines": items})
     else:
-        print_engines([(_judged(entries[str(item.unit)], item), {}) for item in results], reference)
+        print_engines([(_judged(entries[str(result.unit)], result), {}) for result in results], reference)
 
 
 def _judged(entry: "EngineEntry", verdict: "Validated") -> "EngineEntry":
@@ -132,11 +132,11 @@ def _judged(entry: "EngineEntry", verdict: "Validated") -> "EngineEntry":
     return replace(entry, status=status, reason=verdict.reason, checks=verdict.checks, sqnr_db=verdict.sqnr_db)
 
 
-def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, as_json: bool) -> list[str]:
+def _carry(store: "Store", manifest: "Manifest", folder: Path, target_set: set[str] | None, as_json: bool) -> list[str]:
     from pipeline.operations.offline.bundle import write_offline_bundle
 
-    bundle = write_offline_bundle(store, manifest, folder, wanted)
-    engines = [item.digest for item in bundle.engines] + [item.digest for item in bundle.ensembles]
+    bundle = write_offline_bundle(store, manifest, folder, target_set)
+    engines = [entry.digest for entry in bundle.engines] + [entry.digest for entry in bundle.ensembles]
     if as_json:
         emit_json({"model": bundle.model, "version": bundle.version, "engines": engines})
     else:
@@ -153,8 +153,8 @@ def _import(store: "Store", path: Path, as_json: bool) -> list[str]:
 
     outcomes = import_file(store, path)
     if as_json:
-        emit_json([{k: v for k, v in vars(item).items() if k != "latency"} for item in outcomes])
+        emit_json([{k: v for k, v in vars(outcome).items() if k != "latency"} for outcome in outcomes])
     else:
-        rows = [[f"{item.reference} {item.unit}", item.verdict, item.reason] for item in outcomes]
+        rows = [[f"{outcome.reference} {outcome.unit}", outcome.verdict, outcome.reason] for outcome in outcomes]
         print_table(_COLUMNS, rows, title=str(path))
-    return [item.verdict for item in outcomes]
+    return [outcome.verdict for outcome in outcomes]

@@ -69,9 +69,9 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
     """Show the policy that applies to a channel, and where it was set."""
     model, channel = _where(where)
     store = open_store(registry)
-    own = policies.read(store, model, channel) if model else None
-    effective_policy = own or policies.read(store, None, channel)
-    origin = None if effective_policy is None else f"{model}:{channel}" if own else f"*:{channel}"
+    own_policy = policies.read(store, model, channel) if model else None
+    effective_policy = own_policy or policies.read(store, None, channel)
+    origin = None if effective_policy is None else f"{model}:{channel}" if own_policy else f"*:{channel}"
     if as_json:
         built_in = policies.describe_built_in(channel)
         emit_json(
@@ -149,17 +149,17 @@ def _where(text: str) -> tuple[str | None, str]:
     return (None, check_channel(text[2:])) if text.startswith("*:") else parse_channel(text)
 
 
-def _words(found: ChannelPolicy) -> str:
-    rules: list[str] = [f"proven engines for {', '.join(found.proven)}"] if found.proven else []
-    rules += ["a canary's PASS"] if found.canary else []
-    rules += [f"a canary's PASS on each of {', '.join(found.canary_on)}"] if found.canary_on else []
+def _words(terms: ChannelPolicy) -> str:
+    rules: list[str] = [f"proven engines for {', '.join(terms.proven)}"] if terms.proven else []
+    rules += ["a canary's PASS"] if terms.canary else []
+    rules += [f"a canary's PASS on each of {', '.join(terms.canary_on)}"] if terms.canary_on else []
     rules += (
-        ["a signature by " + ("its key" if len(found.signed_by) == 1 else f"one of {len(found.signed_by)} keys")]
-        if found.signed_by
+        ["a signature by " + ("its key" if len(terms.signed_by) == 1 else f"one of {len(terms.signed_by)} keys")]
+        if terms.signed_by
         else []
     )
     text = "needs " + " and ".join(rules) if rules else "requires nothing more"
-    return f"{text}; versions come in waves: {describe_plan(found.rollout)}" if found.rollout else text
+    return f"{text}; versions come in waves: {describe_plan(terms.rollout)}" if terms.rollout else text
 
 
 # `enginesmith registry metrics`: a registry's numbers for Prometheus.

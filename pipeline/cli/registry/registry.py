@@ -104,8 +104,8 @@ def _print_heading(facts: VersionStatus) -> None:
         echo(f"report   {facts.page}")
     for pinned in manifest.graphs:
         echo(f"graph    {pinned.name}: {pinned.reference}")
-    for item in functions_of(manifest):
-        echo(f"function {item.name}: {item.file}:{item.function}")
+    for function in functions_of(manifest):
+        echo(f"function {function.name}: {function.file}:{function.function}")
     for graph, metrics in sorted(manifest.metrics.items()):
         echo(f"metric   {graph}: " + format_metrics(metrics))
 
@@ -287,17 +287,17 @@ def _show_stored(reference: str, registry: str, source: str) -> None:
     emit_json(parse_json(store.read_blob(digest), 64 << 20))
 
 
-def _print_latencies(found: Mapping[str, Sequence[LatencyReport]]) -> None:
+def _print_latencies(reports_by_unit: Mapping[str, Sequence[LatencyReport]]) -> None:
     """Tables of each engine's latencies on each kind of machine, with the diagnosis of what bounds it."""
     from validation.latency.formatting import describe_diagnosis, format_bucket, list_remarks
 
     columns = ("bucket", "runtime", "p50", "p99", "items/s", "memory")
-    reports = [report for each in found.values() for report in each]
+    reports = [report for each in reports_by_unit.values() for report in each]
     for machine in dict.fromkeys(report.machine for report in reports):
         echo(f"\nlatency on {machine}")
         for report in (report for report in reports if report.machine == machine):
             echo(report.unit)
-            rows = [format_bucket(item) for item in report.buckets]
+            rows = [format_bucket(bucket) for bucket in report.buckets]
             print_table(columns, [[row[column] for column in columns] for row in rows])
             for line in (describe_diagnosis(report.anatomy), *list_remarks(report, columns)):
                 echo(f"  {line}")
@@ -320,8 +320,8 @@ def _print_verified(result: Verification, repairs: Repairs) -> None:
             "to repair it, build again; restore other files from a copy, or delete the version's folder, "
             "models/NAME/versions/VERSION, and run `enginesmith registry gc`"
         )
-    mended = bool(faults) and not remaining_faults and bool(repairs.channels)
-    verdict = "sound" if result.sound else "mended" if mended else "DAMAGED"
+    all_mended = bool(faults) and not remaining_faults and bool(repairs.channels)
+    verdict = "sound" if result.sound else "mended" if all_mended else "DAMAGED"
     size_text = format_bytes(result.size_bytes)
     echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {size_text} read")
 

@@ -248,7 +248,7 @@ def show_status(where: str | None, registry: str, as_json: bool) -> None:
 
     store = open_store(registry)
     now = store.now()
-    statuses = [status for item in _named(store, where) if (status := read_status(store, item, now))]
+    statuses = [status for channel in _named(store, where) if (status := read_status(store, channel, now))]
     if where and not statuses:
         raise UnknownNameError(f"{where} has no rollout; `enginesmith rollout start` starts one")
     if as_json:
@@ -319,8 +319,8 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
         follower.run(interval, forever=channels is None)
     last = follower.last
     if as_json:
-        emit_json([_as_json(item) for item in last.values()])
-    if follower.failed or any(item.rollout.state in ("halted", "aborted") for item in last.values()):
+        emit_json([_as_json(status) for status in last.values()])
+    if follower.failures or any(status.rollout.state in ("halted", "aborted") for status in last.values()):
         raise SystemExit(1)
 
 
@@ -353,33 +353,33 @@ def _named(store: Store, where: str | None) -> list[Channel]:
     return channels if where else [channel for channel in channels if channel.active_rollout]
 
 
-def _as_json(found: Any) -> dict[str, object]:
+def _as_json(status: Any) -> dict[str, object]:
     return {
-        "model": found.rollout.model,
-        "channel": found.rollout.channel,
-        "version": found.rollout.version,
-        "state": found.rollout.state,
-        "wave": found.rollout.wave + 1,
-        "action": found.action,
-        "why": found.why,
+        "model": status.rollout.model,
+        "channel": status.rollout.channel,
+        "version": status.rollout.version,
+        "state": status.rollout.state,
+        "wave": status.rollout.wave + 1,
+        "action": status.action,
+        "why": status.why,
     }
 
 
-def _print(found: Rollout, as_json: bool) -> None:
+def _print(state: Rollout, as_json: bool) -> None:
     if as_json:
         from enginesmith.core.codec import encode
 
-        emit_json(encode(found))
+        emit_json(encode(state))
         return
-    last = found.history[-1]
-    echo(f"{found.where}: rollout {found.id} of {found.version} is {found.state} ({last.what}; {found.base} is served)")
+    last = state.history[-1]
+    echo(f"{state.where}: rollout {state.id} of {state.version} is {state.state} ({last.what}; {state.base} is served)")
 
 
-def _describe_limits(found: Rollout) -> str:
-    if not found.nodes:
+def _describe_limits(state: Rollout) -> str:
+    if not state.nodes:
         return "shares are averages: the number of nodes is unknown; pass --nodes to make them limits"
     return (
-        f"first wave: {found.plan.waves[0]}, {found.aim} on average, to stay within that share of {found.nodes} nodes"
+        f"first wave: {state.plan.waves[0]}, {state.aim} on average, to stay within that share of {state.nodes} nodes"
     )
 
 
@@ -400,10 +400,12 @@ def _print_status(status: "RolloutStatus") -> None:
         echo(f"{pluralize(heard.nodes, 'report')}, {failing} failing{read}")
     if status.gates:
         print_table(("gate", "", "why"), [[gate.name, gate.verdict, gate.why] for gate in status.gates])
-    rows = [[item.at, item.what, item.by, item.why] for item in rollout_state.history]
+    rows = [[event.at, event.what, event.by, event.why] for event in rollout_state.history]
     print_table(("at", "what", "by", "why"), rows)
     if status.earlier:
-        earlier = [[item.began, item.version, item.state, item.by, item.why] for item in status.earlier]
+        earlier = [
+            [attempt.began, attempt.version, attempt.state, attempt.by, attempt.why] for attempt in status.earlier
+        ]
         print_table(("began", "version", "ended as", "by", "why"), earlier, title="earlier rollouts")
 
 

@@ -111,7 +111,7 @@ def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, qu
         raise InputError("give --engine, to time it, or --latencies, to take what is on record")
     if out is not None:
         require_svg(out)
-    wanted = BucketOptions(
+    bucket_options = BucketOptions(
         options.dims,
         options.most,
         options.batch,
@@ -130,7 +130,12 @@ def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, qu
         if engine_choice and engine_choice.manifest.model != model.model:
             raise InputError(f"{reference} is an engine of {engine_choice.manifest.model}, and SPEC is {model.model}")
         advice = advise_buckets(
-            Work(model, context), recorded_traffic, split, wanted, engine_choice, recorded=bool(options.latencies)
+            Work(model, context),
+            recorded_traffic,
+            split,
+            bucket_options,
+            engine_choice,
+            recorded=bool(options.latencies),
         )
     if out is not None:
         _draw(advice, split, out)
@@ -270,17 +275,17 @@ def capacity(
     ctx.exit(0 if any(row.greatest for row in forecast.engines) and not forecast.why_no_mix else 1)
 
 
-def print_forecast(found: "CapacityForecast") -> None:
+def print_forecast(forecast: "CapacityForecast") -> None:
     """Print the engines that were timed, those that were not, and the cheapest mix."""
-    demand = found.demand
+    demand = forecast.demand
     free = f", {100 * demand.headroom:g} % of each machine free" if demand.headroom else ""
     lost = f", {demand.spare} machine{'s' if demand.spare > 1 else ''} lost" if demand.spare else ""
-    limit = f"p99 within {1e3 * found.limit.seconds:g} ms"
-    echo(f"{found.reference}: {demand.rate:,.12g} requests per second, {limit}{free}{lost}")
-    echo(found.arrivals)
-    carrying = [row for row in found.engines if row.greatest]
+    limit = f"p99 within {1e3 * forecast.limit.seconds:g} ms"
+    echo(f"{forecast.reference}: {demand.rate:,.12g} requests per second, {limit}{free}{lost}")
+    echo(forecast.arrivals)
+    carrying = [row for row in forecast.engines if row.greatest]
     if carrying:
-        print_table(_COLUMNS, [_row(row, found.currency) for row in carrying])
+        print_table(_COLUMNS, [_row(row, forecast.currency) for row in carrying])
     if any(row.busy for row in carrying):
         say("remark: engines marked * were timed on a busy machine; their rates hold for such a machine")
     if any(row.server is None for row in carrying):
@@ -288,14 +293,15 @@ def print_forecast(found: "CapacityForecast") -> None:
             "remark: what a server adds to a run is not counted; measure yours, and give --batch-overhead and"
             " --request-overhead"
         )
-    if others := [row for row in found.engines if not row.greatest]:
+    if others := [row for row in forecast.engines if not row.greatest]:
         print_table(("engine", "on", "why not"), [[row.unit, row.machine, row.reason] for row in others])
-    if found.mix and found.mix_per_million and found.mix_units is not None:
-        cost = _cost(found.mix_per_million.value, found.mix_per_million.low, found.mix_per_million.high, found.currency)
-        parts = ", ".join(f"{count} {name} ({found.mix_units[name]})" for name, count in found.mix.machines.items())
-        echo(f"cheapest mix: {parts}: {format_plain(found.mix.per_hour)} {found.currency} per hour, {cost} per million")
-    elif found.why_no_mix:
-        echo(f"no mix: {found.why_no_mix}")
+    if (mix := forecast.mix) and (price := forecast.mix_per_million) and forecast.mix_units is not None:
+        cost = _cost(price.value, price.low, price.high, forecast.currency)
+        parts = ", ".join(f"{count} {name} ({forecast.mix_units[name]})" for name, count in mix.machines.items())
+        rate = f"{format_plain(mix.per_hour)} {forecast.currency} per hour"
+        echo(f"cheapest mix: {parts}: {rate}, {cost} per million")
+    elif forecast.why_no_mix:
+        echo(f"no mix: {forecast.why_no_mix}")
 
 
 def _row(row: "EngineCapacity", currency: str) -> Sequence[str]:
@@ -317,8 +323,8 @@ def _row(row: "EngineCapacity", currency: str) -> Sequence[str]:
 
 
 def _cost(value: float, low: float, high: float | None, currency: str) -> str:
-    most = "?" if high is None else format_plain(high)
-    return f"{format_plain(value)} ({format_plain(low)} to {most}) {currency}".rstrip()
+    high_text = "?" if high is None else format_plain(high)
+    return f"{format_plain(value)} ({format_plain(low)} to {high_text}) {currency}".rstrip()
 
 
 # `enginesmith traffic show`: what recorded traffic holds.

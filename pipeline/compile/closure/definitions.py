@@ -120,7 +120,7 @@ class Definition:
     digest: str
     names: frozenset[str] = frozenset()
     references: frozenset[Reference] = frozenset()
-    imported: frozenset[Target] = frozenset()
+    imports: frozenset[Target] = frozenset()
     texts: frozenset[str] = frozenset()
 
 
@@ -131,7 +131,7 @@ class Module:
     name: str
     definitions: dict[str, Definition] = field(default_factory=dict)
     bound: dict[str, set[Target]] = field(default_factory=dict)
-    imported: set[Target] = field(default_factory=set)
+    imports: set[Target] = field(default_factory=set)
 
 
 @dataclass
@@ -144,7 +144,7 @@ class _Draft:
     tree: list[str] = field(default_factory=list)
     reads: set[tuple[str, str | None]] = field(default_factory=set)
     bound: dict[str, set[Target]] = field(default_factory=dict)
-    imported: set[Target] = field(default_factory=set)
+    imports: set[Target] = field(default_factory=set)
     texts: set[str] = field(default_factory=set)
 
     def finish(self, module: Module, defined: Collection[str]) -> Definition:
@@ -160,7 +160,7 @@ class _Draft:
             digest_of([self.tree, sorted(used, key=str)]),
             frozenset(name for name, _ in self.reads if name in defined),
             frozenset(references),
-            frozenset(self.imported),
+            frozenset(self.imports),
             frozenset(self.texts),
         )
 
@@ -178,7 +178,7 @@ class _Reader:
             match statement:
                 case ast.Import() | ast.ImportFrom():
                     for name, target in self._targets(statement):
-                        self._module.imported.add(target)
+                        self._module.imports.add(target)
                         if name:
                             self._module.bound.setdefault(name, set()).add(target)
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -222,9 +222,9 @@ class _Reader:
         """Take in a syntax tree. Fields that are empty are left out, so that trees of several Pythons are equal."""
         if isinstance(node, list):
             into.tree.append("[")
-            for item in node:
-                if not _is_inert(item):
-                    self._scan(item, into)
+            for child in node:
+                if not _is_inert(child):
+                    self._scan(child, into)
             into.tree.append("]")
         elif isinstance(node, ast.Name):
             into.reads.add((node.id, None))
@@ -248,7 +248,7 @@ class _Reader:
             into.texts.add(node.value)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             for bound, target in self._targets(node):
-                into.imported.add(target)
+                into.imports.add(target)
                 if bound:
                     into.bound.setdefault(bound, set()).add(target)
 
@@ -392,7 +392,7 @@ class _ReachWalk:
         return self.modules[name]
 
     def _follow(self, module: Module, definition: Definition) -> None:
-        for target in definition.imported:
+        for target in definition.imports:
             self._import(target)
         for name in definition.names:
             self._add(module, name)
@@ -448,7 +448,7 @@ class _ReachWalk:
         if BODY in module.definitions:
             self._add(module, BODY)
         self._import((module.name.rpartition(".")[0], None))
-        for target in module.imported:
+        for target in module.imports:
             self._import(target)
 
     def _import(self, target: Target) -> None:

@@ -31,15 +31,15 @@ from pipeline.values import EngineBlob, Exported, Json
 Tensor = HeaderTensor | TensorSpec
 
 
-def check_connections(loaded: LoadedEnsemble, known: Mapping[str, Sequence[Tensor]] | None = None) -> None:
+def check_connections(loaded: LoadedEnsemble, exported_outputs: Mapping[str, Sequence[Tensor]] | None = None) -> None:
     """Raise SpecError, a line for each connection between tensors that cannot meet.
 
-    known: outputs by graph, of those that were exported; of the others what the headers of ONNX files say.
+    exported_outputs: outputs by graph, of those that were exported; of the others what the headers of ONNX files say.
     """
     outputs: dict[str, Sequence[Tensor] | None] = {
         **{name: _header_outputs(graph) for name, graph in loaded.graphs.items()},
         **{name: function.gives() for name, function in loaded.spec.functions.items()},
-        **(known or {}),
+        **(exported_outputs or {}),
     }
     if mistakes := [*_wrong_connections(loaded, outputs), *_wrong_outputs(loaded, outputs), *_wrong_dims(loaded)]:
         raise loaded.locate(mistakes)
@@ -64,25 +64,23 @@ def _wrong_connections(
         giver = split_source(source, inputs)
         if giver is None or (source_outputs := outputs[giver[0]]) is None:
             continue
-        source_tensor = next((item for item in source_outputs if item.name == giver[1]), None)
+        source_tensor = next((tensor for tensor in source_outputs if tensor.name == giver[1]), None)
         if source_tensor is None:
-            text = (
-                f"{giver[0]!r} has no output {giver[1]!r}; {suggest(giver[1], [item.name for item in source_outputs])}"
-            )
-            yield ("connections", key), text
+            names = [tensor.name for tensor in source_outputs]
+            yield ("connections", key), f"{giver[0]!r} has no output {giver[1]!r}; {suggest(giver[1], names)}"
         elif mismatch_text := _mismatch(source_tensor, inputs[graph][name]):
             yield ("connections", key), f"{source} is {mismatch_text}"
     for source, takers in list_inputs(loaded.wiring()).items():
-        first, *others = (inputs[graph][name] for graph, name in takers)
+        first_input, *others = (inputs[graph][name] for graph, name in takers)
         for (graph, name), other in zip(takers[1:], others, strict=True):
-            if mismatch_text := _mismatch(first, other):
+            if mismatch_text := _mismatch(first_input, other):
                 yield ("connections", f"{graph}.{name}"), f"{source} is {mismatch_text}"
 
 
 def _wrong_outputs(loaded: LoadedEnsemble, outputs: Mapping[str, Sequence[Tensor] | None]) -> Iterator[tuple[Loc, str]]:
     for loc, source in loaded.spec.named_outputs():
         graph, _, name = source.partition(".")
-        names = [item.name for item in outputs[graph] or ()]
+        names = [tensor.name for tensor in outputs[graph] or ()]
         if names and name not in names:
             yield loc, f"{graph!r} has no output {name!r}; {suggest(name, names)}"
 
@@ -91,26 +89,30 @@ def _wrong_dims(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
     """Dims of axis 0 that several graphs have, and that no size suits all of them."""
     for dim in _shared_dims(loaded).values():
         if dim.min > dim.max:
-            name = next(name for name in loaded.wiring() if dim.name in [item.name for item in loaded.named_dims(name)])
+            name = next(
+                name
+                for name in loaded.wiring()
+                if dim.name in [graph_dim.name for graph_dim in loaded.named_dims(name)]
+            )
             yield (
                 ("graphs" if name in loaded.graphs else "functions", name),
                 f"no size of {dim.name} suits all graphs that have it; widen it, or rename one",
             )
 
 
-def _mismatch(given: Tensor, taken: TensorSpec) -> str | None:
+def _mismatch(output: Tensor, taken: TensorSpec) -> str | None:
     """'float32 [batch, 4], and the input is float32 [batch, 8]' where one cannot be the other; else None."""
-    shape = given.shape
+    shape = output.shape
     fits = shape is None or (
         len(shape) == len(taken.shape)
         and all(
             left == right or str in (type(left), type(right)) for left, right in zip(shape, taken.shape, strict=True)
         )
     )
-    if given.dtype == taken.dtype and fits:
+    if output.dtype == taken.dtype and fits:
         return None
-    left = f"{given.dtype} {format_shape(shape) if shape is not None else 'of any shape'}"
-    return f"{left}, and the input is {taken.dtype} {format_shape(taken.shape)}; they must be the same"
+    output_text = f"{output.dtype} {format_shape(shape) if shape is not None else 'of any shape'}"
+    return f"{output_text}, and the input is {taken.dtype} {format_shape(taken.shape)}; they must be the same"
 
 
 def read_data(
@@ -132,8 +134,8 @@ def whole_inputs(loaded: LoadedEnsemble) -> tuple[tuple[TensorSpec, ...], tuple[
     specs, dims = list[TensorSpec](), dict[str, Dim]()
     for source, ((graph, name), *_) in list_inputs(loaded.wiring()).items():
         input_spec = next(spec for spec in loaded.tensors(graph) if spec.name == name)
-        own = {dim.name: dim for dim in loaded.named_dims(graph)}
-        used = {dim: shared.get(dim) or replace(own[dim], name=f"{graph}.{dim}") for dim in own}
+        graph_dims = {dim.name: dim for dim in loaded.named_dims(graph)}
+        used = {dim: shared.get(dim) or replace(graph_dims[dim], name=f"{graph}.{dim}") for dim in graph_dims}
         names = {dim: used[dim].name for dim in used}
         shape = tuple(rename_dims(dim, names) if isinstance(dim, str) else dim for dim in input_spec.shape)
         specs.append(TensorSpec(source, input_spec.dtype, shape))
@@ -179,7 +181,7 @@ class ForecastGraph:
 
     forecast: Forecast
     exported: Exported | None
-    wanted: tuple[Sequence[Target], Sequence[Precision]]
+    selection: tuple[Sequence[Target], Sequence[Precision]]
 
 
 @dataclass(frozen=True)
@@ -212,8 +214,8 @@ class EnsembleForecast:
 
     def count(self, action: str) -> int:
         """How many units of the whole and of its graphs have this action."""
-        own = sum(unit.action == action for unit in self.units)
-        return own + sum(graph_forecast.count(action) for graph_forecast in self.graphs.values())
+        whole_units = sum(unit.action == action for unit in self.units)
+        return whole_units + sum(graph_forecast.count(action) for graph_forecast in self.graphs.values())
 
 
 @dataclass(frozen=True)
@@ -234,12 +236,12 @@ class ForecastEnsemble:
         """What a build would do."""
         units = tuple(self._foresee(*unit) for unit in self._list_units())
         return EnsembleForecast(
-            self.loaded.spec.model, {name: item.forecast for name, item in self.graphs.items()}, units
+            self.loaded.spec.model, {name: graph.forecast for name, graph in self.graphs.items()}, units
         )
 
     def _list_units(self) -> list[tuple[Target, Precision]]:
-        targets = dict.fromkeys(target for item in self.graphs.values() for target in item.wanted[0])
-        precisions = {precision for item in self.graphs.values() for precision in item.wanted[1]}
+        targets = dict.fromkeys(target for graph in self.graphs.values() for target in graph.selection[0])
+        precisions = {precision for graph in self.graphs.values() for precision in graph.selection[1]}
         return [(target, each) for target in targets for each in PRECISIONS if each in precisions]
 
     def _foresee(self, target: Target, precision: Precision) -> WholeUnit:
@@ -260,18 +262,22 @@ class ForecastEnsemble:
 
     def _choose(self, name: str, spec: ModelSpec, target: Target, precision: Precision) -> UnitForecast | str:
         """A graph's unit, the first of those that come soonest to an engine; else why there is none."""
-        own = precision if precision in spec.precision_list() else spec.precision_list()[0]
+        graph_precision = precision if precision in spec.precision_list() else spec.precision_list()[0]
         units = self.graphs[name].forecast.units
-        fitting_units = [unit for unit in units if (unit.item.target, unit.item.precision) == (target, own)]
+        fitting_units = [
+            unit for unit in units if (unit.candidate.target, unit.candidate.precision) == (target, graph_precision)
+        ]
         order = ("cached", "build", "unknown", "failed", "refused")
         return min(
-            fitting_units, key=lambda unit: order.index(unit.action), default=f"its spec has no {target.name} {own}"
+            fitting_units,
+            key=lambda unit: order.index(unit.action),
+            default=f"its spec has no {target.name} {graph_precision}",
         )
 
-    def _recall(self, target: Target, precision: Precision, known: Mapping[str, UnitForecast]) -> WholeUnit:
+    def _recall(self, target: Target, precision: Precision, unit_forecasts: Mapping[str, UnitForecast]) -> WholeUnit:
         """The unit, all of whose engines are there: 'cached' where its proof is on record."""
         blobs = dict[str, EngineBlob]()
-        for name, unit_forecast in known.items():
+        for name, unit_forecast in unit_forecasts.items():
             if unit_forecast.unit is not None:
                 blobs[name] = build(unit_forecast.unit, Work(self.loaded.graphs[name], self.records)).blob
         request = request_proof(self.loaded.spec, precision, blobs, self.golden, self.chain, self.outputs)
@@ -290,7 +296,7 @@ class CompiledGraph:
 
     outcome: Outcome
     exported: Exported
-    wanted: tuple[Sequence[Target], Sequence[Precision]]
+    selection: tuple[Sequence[Target], Sequence[Precision]]
 
 
 # Exports, builds and publishes a graph by its spec, without moving a channel.
@@ -322,7 +328,7 @@ class Assembly:
             except DataError as error:
                 raise DataError(f"graph {name!r}: {error}") from error
             self._extend(name, done[name].exported)
-        graphs = {name: item.outcome for name, item in done.items()}
+        graphs = {name: graph.outcome for name, graph in done.items()}
         lacking = [name for name, outcome in graphs.items() if outcome.version is None]
         if lacking:
             return Outcome(self.loaded.spec.model, None, False, (), {}, graphs=graphs, lacking=lacking[0])
@@ -393,10 +399,10 @@ class Assembly:
     def _outputs(self) -> tuple[TensorSpec, ...]:
         outputs = {graph.name: graph.outputs for graph in self.chain}
         inner_sources = set(self.loaded.spec.connections.values())
-        every = {f"{graph}.{item.name}": item for graph, items in outputs.items() for item in items}
+        every = {f"{graph}.{output.name}": output for graph, items in outputs.items() for output in items}
         names = self.loaded.spec.outputs or [name for name in every if name not in inner_sources]
         state_outputs = [
-            f"{graph}.{state.output}" for graph, own in self.loaded.graphs.items() for state in own.states()
+            f"{graph}.{state.output}" for graph, spec in self.loaded.graphs.items() for state in spec.states()
         ]
         return tuple(
             TensorSpec(name, every[name].dtype, every[name].shape) for name in dict.fromkeys((*names, *state_outputs))
@@ -404,11 +410,12 @@ class Assembly:
 
     def _publish(self, golden: WholeData, done: Mapping[str, CompiledGraph]) -> Outcome:
         versions: dict[str, Manifest] = {
-            name: load(self.context.store, item.outcome.model, str(item.outcome.version)) for name, item in done.items()
+            name: load(self.context.store, graph.outcome.model, str(graph.outcome.version))
+            for name, graph in done.items()
         }
         built = BuiltEnsemble(self.loaded, versions, tuple(self.chain), golden, self._outputs())
-        graph_selections = {name: item.wanted for name, item in done.items()}
+        graph_selections = {name: graph.selection for name, graph in done.items()}
         units = list(list_units(self.loaded.graphs, current_engines(versions, self.context), graph_selections))
-        narrowed = next(filter(None, (item.outcome.narrowed for item in done.values())), None)
+        narrowed = next(filter(None, (graph.outcome.narrowed for graph in done.values())), None)
         outcome = publish_ensemble(built, units, draw_page, self.context, narrowed)
-        return outcome.with_graphs({name: item.outcome for name, item in done.items()})
+        return outcome.with_graphs({name: graph.outcome for name, graph in done.items()})

@@ -73,12 +73,12 @@ class ProveEnsemble:
                 raise IntegrityError(f"case {broken[0].case!r}: {broken[0].note}")
             return proof
         with ExitStack() as stack:
-            opened = dict[str, Session]()
+            sessions = dict[str, Session]()
             for name, blob in self.engines.items():
                 folder = context.workdir / f"engine-{name}"
                 folder.mkdir()
-                opened[name] = stack.enter_context(open_session(place, blob, folder))
-            return self.compare(opened, context)
+                sessions[name] = stack.enter_context(open_session(place, blob, folder))
+            return self.compare(sessions, context)
 
     def compare(self, engines: Mapping[str, Session], context: WorkerContext, alone: bool = True) -> Proof:
         """The checks of sessions in the engines' place. alone: whether each is run among graphs in fp32 too."""
@@ -87,24 +87,24 @@ class ProveEnsemble:
         from validation.comparison.tasks import unmeasured_checks
         from validation.limits.budget import default_budget
 
-        opened = dict[str, tuple[Session, range | None]]()
+        parts = dict[str, tuple[Session, range | None]]()
         for name, session in engines.items():
             request = self.engines[name].request
-            opened[name] = session, call_rows(request.inputs, request.outputs, request.profiles)
+            parts[name] = session, call_rows(request.inputs, request.outputs, request.profiles)
         golden = self._freeze_steps(context) if self.whole.states else self._freeze(context)
-        proof = self._stages(context, opened).checks(golden, opened, alone)
+        proof = self._stages(context, parts).checks(golden, parts, alone)
         checks = proof.checks
-        for name, one in opened.items() if alone else ():
+        for name, one in parts.items() if alone else ():
             with self._open(context, {name: one}) as chain:
                 chain_checks = expected_checks("engine", chain, golden, default_budget("engine", self.precision))
             checks += tuple(unjudged(f"{name}{ALONE}", chain_checks))
         if self._functions:
-            with self._open(context, opened, freely=True) as chain:
+            with self._open(context, parts, freely=True) as chain:
                 checks += tuple(_free_running(chain, golden, self._given))
         if not self.metrics:
             return replace(proof, checks=checks)
         place, answers = open_store(context.store), golden if self.whole.states else self._answer(context)
-        with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir, opened) as chain:
+        with open_chain(place, self.graphs, self.whole.inputs, self.outputs, context.workdir, parts) as chain:
             whole = proof_of(checks, chain, answers, self.metrics, "engine", (proof.spreads, proof.free_running))
         boundary_names = {spec.name for spec in self._given}
         # Outputs of graphs are measured by the golden sets of these.
@@ -113,9 +113,9 @@ class ProveEnsemble:
         }
         return replace(whole, checks=(*whole.checks, *unmeasured_checks(answers, graphs, self.metrics)))
 
-    def _stages(self, context: WorkerContext, opened: Parts) -> Stages:
+    def _stages(self, context: WorkerContext, parts: Parts) -> Stages:
         place, exported = open_store(context.store), {graph.name: graph.model for graph in self.graphs}
-        sources = fetch_sources(place, self.engines, exported, opened, context.workdir)
+        sources = fetch_sources(place, self.engines, exported, parts, context.workdir)
         opens = partial(self._open, context)
         return Stages(opens, sources, self.precision, self.limits, self.metrics, context.workdir)
 
@@ -196,12 +196,12 @@ class ProveEnsemble:
         return GoldenSet(tuple(cases), labels)
 
 
-def _free_running(chain: "Ensemble", golden: "GoldenSet", given: Sequence[TensorSpec]) -> Iterator[Check]:
+def _free_running(chain: "Ensemble", golden: "GoldenSet", boundary: Sequence[TensorSpec]) -> Iterator[Check]:
     """Which share of the samples functions give as many rows for as in fp32: measured, not judged."""
     whole = [spec.name for spec in chain.inputs]
     case_inputs = [case.inputs for case in golden.cases]
     answers = [chain.run({name: inputs[name] for name in whole}) for inputs in case_inputs]
-    for name in (spec.name for spec in given):
+    for name in (spec.name for spec in boundary):
         same = [
             ours[name].shape == rerun_outputs[name].shape
             for ours, rerun_outputs in zip(case_inputs, answers, strict=True)
@@ -212,15 +212,17 @@ def _free_running(chain: "Ensemble", golden: "GoldenSet", given: Sequence[Tensor
 def blame(checks: Sequence[Check]) -> list[str]:
     """What a failed check of the whole is with each engine alone: 'with one engine among graphs in fp32: encoder alone
     31.2, decoder alone 12.3'; nothing where none failed, or none was measured."""
-    failed = next((check for check in checks if not check.passed), None)
-    if failed is None:
+    failed_check = next((check for check in checks if not check.passed), None)
+    if failed_check is None:
         return []
     places = [(ALONE, "graphs in fp32"), (AMONG_SOURCES, "the graphs that they were built from")]
-    alone = [item for item in checks if item.output == failed.output and item.case.endswith((ALONE, AMONG_SOURCES))]
-    metric = failed.name if failed.name in {item.name for item in alone} else "sqnr_db"  # as of decisions
-    alike = [item for item in alone if item.name == metric]
-    for case, graphs in places[:: -1 if failed.stage == "engine" else 1]:
-        values = ((item.case.removesuffix(case), item.value) for item in alike if item.case.endswith(case))
+    alone = [
+        check for check in checks if check.output == failed_check.output and check.case.endswith((ALONE, AMONG_SOURCES))
+    ]
+    metric = failed_check.name if failed_check.name in {check.name for check in alone} else "sqnr_db"  # as of decisions
+    alike = [check for check in alone if check.name == metric]
+    for case, graphs in places[:: -1 if failed_check.stage == "engine" else 1]:
+        values = ((check.case.removesuffix(case), check.value) for check in alike if check.case.endswith(case))
         if single_errors := [f"{name}{ALONE} {value:.4g}" for name, value in values if value is not None]:
             return [f"with one engine among {graphs}: {', '.join(single_errors)}"]
     return []
@@ -239,7 +241,7 @@ def request_proof(
     golden, outputs: of the whole."""
     limits, labelled = spec.limits.get(precision), spec.golden.labels is not None
     stages = limits.model_dump(exclude_unset=True) if limits else {}
-    metrics = tuple(item.resolve(precision, labelled) for item in spec.golden.metrics)
+    metrics = tuple(metric.resolve(precision, labelled) for metric in spec.golden.metrics)
     return ProveEnsemble(golden, chain, engines, outputs, precision, stages, metrics)
 
 

@@ -59,7 +59,7 @@ class EnsembleUnit:
         """That of the worst of its engines with the reason; 'refused' where one is lacking."""
         for graph, reason in self.lacking.items():
             return "refused", f"graph {graph!r} has no engine: {reason}"
-        graph, worst = max(self.engines.items(), key=lambda item: STATUSES.index(item[1].status))
+        graph, worst = max(self.engines.items(), key=lambda pair: STATUSES.index(pair[1].status))
         return worst.status, "" if worst.status == "proven" else f"graph {graph!r}: {worst.reason}"
 
     def entry(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> EngineEntry:
@@ -82,36 +82,38 @@ class EnsembleUnit:
         )
 
 
-def _sum_requirements(found: Sequence[Requirement]) -> tuple[Requirement, ...]:
+def _sum_requirements(requirements: Sequence[Requirement]) -> tuple[Requirement, ...]:
     """Each requirement once; the memory of all engines together."""
-    memory = sum(item.size_bytes for item in found if isinstance(item, GpuMemory))
-    others = tuple(dict.fromkeys(item for item in found if not isinstance(item, GpuMemory)))
+    memory = sum(requirement.size_bytes for requirement in requirements if isinstance(requirement, GpuMemory))
+    others = tuple(dict.fromkeys(requirement for requirement in requirements if not isinstance(requirement, GpuMemory)))
     return (*others, GpuMemory(memory)) if memory else others
 
 
 def list_units(
     graphs: Mapping[str, ModelSpec],
     engines: Mapping[str, Sequence[EngineEntry]],
-    wanted: Mapping[str, tuple[Sequence[Target], Sequence[Precision]]],
+    selections: Mapping[str, tuple[Sequence[Target], Sequence[Precision]]],
 ) -> Iterator[EnsembleUnit]:
     """A unit for each target and precision that a graph was built for. engines: of the graphs' versions.
 
-    wanted: by graph, what of its spec was asked for. A graph whose spec does not have a precision takes part in the
+    selections: by graph, what of its spec was asked for. A graph whose spec does not have a precision takes part in the
     widest that it has.
     """
-    targets = dict.fromkeys(target for found, _ in wanted.values() for target in found)
-    graph_precisions = {name: [*found] for name, (_, found) in wanted.items()}
+    targets = dict.fromkeys(target for graph_targets, _ in selections.values() for target in graph_targets)
+    graph_precisions = {name: [*precisions] for name, (_, precisions) in selections.items()}
     for target in targets:
-        for precision in (each for each in PRECISIONS if any(each in found for found in graph_precisions.values())):
+        for precision in (
+            each for each in PRECISIONS if any(each in precisions for precisions in graph_precisions.values())
+        ):
             engine_choices = dict[str, EngineEntry]()
             lacking = dict[str, str]()
             for name, spec in graphs.items():
-                own = precision if precision in spec.precision_list() else spec.precision_list()[0]
-                found = _choose(engines[name], target, own)
-                if isinstance(found, str):
-                    lacking[name] = found
+                graph_precision = precision if precision in spec.precision_list() else spec.precision_list()[0]
+                choice = _choose(engines[name], target, graph_precision)
+                if isinstance(choice, str):
+                    lacking[name] = choice
                 else:
-                    engine_choices[name] = found
+                    engine_choices[name] = choice
             if any(entry.precision == precision for entry in engine_choices.values()) or lacking:
                 yield EnsembleUnit(target, precision, engine_choices, lacking)
 
@@ -153,7 +155,8 @@ class BuiltEnsemble:
         wiring = self.loaded.wiring()
         graph_versions = self.versions.items()
         return tuple(
-            PinnedGraph(name, item.model, item.version, item.digest, wiring[name]) for name, item in graph_versions
+            PinnedGraph(name, manifest.model, manifest.version, manifest.digest, wiring[name])
+            for name, manifest in graph_versions
         )
 
 
@@ -191,8 +194,8 @@ def publish_ensemble(
     store, spec = context.store, built.loaded.spec
     golden = store.put_file(spec.file(spec.golden.data))
     judged = [judge_unit(unit, built, golden, context) for unit in units]
-    approved = [(item.entry, proof) for item in judged if item.report and (proof := approve(item.report))]
-    others = [item.entry for item in judged if not item.entry.usable]
+    approved = [(unit.entry, proof) for unit in judged if unit.report and (proof := approve(unit.report))]
+    others = [unit.entry for unit in judged if not unit.entry.usable]
     if not approved:
         return Outcome(spec.model, None, False, tuple(judged), {})
     manifest = _draft(built, golden, judged)
@@ -213,7 +216,7 @@ def publish_ensemble(
         why="built",
     )
     with published_without(published.manifest, "its page"):
-        measured = Measured(tuple(item.report for item in judged if item.report))
+        measured = Measured(tuple(unit.report for unit in judged if unit.report))
         page = version_page(published.manifest, measured, store, draw)
     state = "already published" if published.existed else "published"
     context.progress.emit(VersionSettled(f"{spec.model}@{published.version}", state))
@@ -234,11 +237,11 @@ def publish_ensemble(
 def _draft(built: BuiltEnsemble, golden: str, judged: Sequence[UnitResult]) -> Manifest:
     spec = built.loaded.spec
     # Null lifts a limit, so one that was not given stays absent.
-    limits = {name: item.model_dump(mode="json", exclude_unset=True) for name, item in spec.limits.items()}
+    limits = {name: limit.model_dump(mode="json", exclude_unset=True) for name, limit in spec.limits.items()}
     said = spec.model_dump(mode="json", exclude={"publication", "limits"}) | ({"limits": limits} if limits else {})
     sources = {GOLDEN: golden, **{f"onnx {graph.name}": graph.model for graph in built.chain if not graph.function}}
     sources |= function_sources(graph.function for graph in built.chain if graph.function)
-    units = sorted([item.entry.unit, item.entry.status, str(item.entry.digest)] for item in judged)
+    units = sorted([unit.entry.unit, unit.entry.status, str(unit.entry.digest)] for unit in judged)
     pins = [vars(pin) for pin in built.pins()]
     return Manifest(
         model=spec.model,
@@ -250,7 +253,7 @@ def _draft(built: BuiltEnsemble, golden: str, judged: Sequence[UnitResult]) -> M
         toolchain=versions(*TOOLS),
         host=describe_host(),
         graphs=built.pins(),
-        metrics={item.entry.unit: item.metrics for item in judged if item.metrics},
+        metrics={unit.entry.unit: unit.metrics for unit in judged if unit.metrics},
     )
 
 

@@ -165,8 +165,8 @@ class Stages:
         if limits:
             return StagedLimits(next(looser), looser)
         note = "" if self.precision == "fp32" else FIRST
-        first = add_notes(Budgets(default_budget("engine", "fp32")), graphs, note)
-        return StagedLimits(OutputLimits(first), looser)
+        first_limits = add_notes(Budgets(default_budget("engine", "fp32")), graphs, note)
+        return StagedLimits(OutputLimits(first_limits), looser)
 
     def _measure(
         self,
@@ -196,8 +196,8 @@ class Stages:
         """The graphs that the engines were built from, and engines in the place of some."""
         with ExitStack() as stack:
             source_graphs = {name: source for name, source in self.sources.items() if name not in engines}
-            opened = {name: stack.enter_context(as_written(source.path)) for name, source in source_graphs.items()}
-            parts = {name: (session, source_graphs[name].rows) for name, session in opened.items()}
+            sessions = {name: stack.enter_context(as_written(source.path)) for name, source in source_graphs.items()}
+            parts = {name: (session, source_graphs[name].rows) for name, session in sessions.items()}
             yield stack.enter_context(self.opens({**parts, **engines}))
 
     @contextmanager

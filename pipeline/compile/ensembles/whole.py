@@ -73,21 +73,21 @@ def open_chain(
     from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows
 
     with ExitStack() as stack:
-        opened = dict[str, EnsembleGraph]()
+        nodes = dict[str, EnsembleGraph]()
         for graph in graphs:
             if graph.name in (engines or {}):
                 session, rows = (engines or {})[graph.name]
-                opened[graph.name] = EnsembleGraph(session.run, session.inputs, graph.sources, session.outputs, rows)
+                nodes[graph.name] = EnsembleGraph(session.run, session.inputs, graph.sources, session.outputs, rows)
                 continue
             folder = Path(stack.enter_context(TemporaryDirectory(dir=workdir)))
             if graph.function:
-                opened[graph.name] = stack.enter_context(_open_function(place, graph.function, folder))
+                nodes[graph.name] = stack.enter_context(_open_function(place, graph.function, folder))
                 continue
             path = fetch_graph(place, graph.model, folder / "graph.onnx")
-            own = stack.enter_context(ReferenceSession(path, name=f"graph {graph.name!r}"))
-            rows = call_rows(own.inputs, own.outputs)
-            opened[graph.name] = EnsembleGraph(own.run, own.inputs, graph.sources, own.outputs, rows)
-        yield Ensemble(opened, inputs, outputs)
+            reference = stack.enter_context(ReferenceSession(path, name=f"graph {graph.name!r}"))
+            rows = call_rows(reference.inputs, reference.outputs)
+            nodes[graph.name] = EnsembleGraph(reference.run, reference.inputs, graph.sources, reference.outputs, rows)
+        yield Ensemble(nodes, inputs, outputs)
 
 
 @contextmanager
@@ -203,8 +203,8 @@ def find_graph_steps(
 ) -> GraphSteps:
     """Of a graph. state: whether it has state.  inputs: without its states.  sources: what gives them."""
     joined = whole.steps[0] if whole.steps else ""
-    own = next((dim for dim, name in name_dims(inputs, sources, whole.inputs).items() if name == joined), "")
-    return GraphSteps(state, own)
+    step_dim = next((dim for dim, name in name_dims(inputs, sources, whole.inputs).items() if name == joined), "")
+    return GraphSteps(state, step_dim)
 
 
 def roll_steps(chain: Session, whole: WholeData, states: Sequence[State]) -> Iterator[RolledStep]:
@@ -306,9 +306,9 @@ class ComputeSamples:
         complete = samples.complete and not _behind_functions(self.sources, self.before)
         if self.steps is not None:
             states = [state for state in self.whole.states if split_source(state.input, names)]
-            own, state_outputs = [state.input for state in states], [state.output for state in states]
+            state_inputs, state_outputs = [state.input for state in states], [state.output for state in states]
             outputs = [spec for spec in tensors_of(self.before) if spec.name in (*source_names, *state_outputs)]
-            others = {state.input for state in self.whole.states}.difference(own)
+            others = {state.input for state in self.whole.states}.difference(state_inputs)
             outer_inputs = [spec for spec in self.whole.inputs if spec.name not in others]
             with open_chain(place, self.before, outer_inputs, outputs, context.workdir) as chain:
                 rolled = roll_steps(chain, self.whole, states)
@@ -392,7 +392,7 @@ def request_samples(
 ) -> ComputeSamples:
     """What computes the samples of a graph. before: the graphs before it.  spec, sources: of the graph."""
     inputs = step_inputs(spec.tensors(), spec.states())
-    taken = {item.name: sources[item.name] for item in inputs}
+    taken = {tensor.name: sources[tensor.name] for tensor in inputs}
     steps = find_graph_steps(whole, bool(spec.state), inputs, taken) if whole.states else None
     needed = tuple(before) if any(split_source(source, [g.name for g in before]) for source in taken.values()) else ()
     return ComputeSamples(whole, needed, inputs, taken, steps)

@@ -57,8 +57,8 @@ class Measured:
     @classmethod
     def of(cls, judged: Sequence[JudgedUnit]) -> "Measured":
         """Of judged units."""
-        failures = tuple(item.built.failure for item in judged if item.built.failure)
-        return cls(tuple(item.report for item in judged if item.report), failures)
+        failures = tuple(unit.built.failure for unit in judged if unit.built.failure)
+        return cls(tuple(unit.report for unit in judged if unit.report), failures)
 
 
 def write_document(document: VersionDocument) -> bytes:
@@ -79,8 +79,8 @@ def published_document(store: Store, manifest: Manifest) -> VersionDocument:
         raise UnknownNameError(f"{where} has no report.json beside its manifest: it is lost; publish the version again")
     document = read_version(data, f"report.json of {where}")
     reports_by_unit: dict[str, Report] = {}
-    for item in sorted(attestations(store, manifest), key=lambda item: item.created_at):
-        key = attestation_key(manifest.model, manifest.version, item.engine, item.report)
+    for attestation in sorted(attestations(store, manifest), key=lambda attestation: attestation.created_at):
+        key = attestation_key(manifest.model, manifest.version, attestation.engine, attestation.report)
         report = Report.from_json(json.loads(store.read(key) or b"{}"))
         reports_by_unit[report.unit] = report
     reports = {report.unit: report for report in document.reports} | reports_by_unit
@@ -177,18 +177,22 @@ def add_attributions(manifest: Manifest, store: Store, draw: DrawPage) -> None:
 
 
 def failed_page(
-    draft: Manifest, measured: Measured, store: Store, draw: DrawPage, found: tuple[NamedAttribution, ...] | None = None
+    draft: Manifest,
+    measured: Measured,
+    store: Store,
+    draw: DrawPage,
+    named_attributions: tuple[NamedAttribution, ...] | None = None,
 ) -> str:
     """The page of a run that published nothing; drawn again only when something else came out. Its address.
 
-    draft: its manifest as it would have been, with the engines that failed; its version is empty.  found: which node
-    drifted; None where that is not known yet: what an equal run before it found then stays.
+    draft: its manifest as it would have been, with the engines that failed; its version is empty.  named_attributions:
+    which node drifted; None where that is not known yet: what an equal run before it found then stays.
     """
     key, data_key = failed_page_key(draft.model), failed_data_key(draft.model)
     before = failed_document(store, draft.model)
     same = before is not None and (before.content, before.engines) == (draft.content, draft.engines)
-    if store.read(key) is None or not same or (before and found not in (None, before.attributions)):
-        document = _describe(draft, measured, store, found or (), {})
+    if store.read(key) is None or not same or (before and named_attributions not in (None, before.attributions)):
+        document = _describe(draft, measured, store, named_attributions or (), {})
         for place, content in ((data_key, write_document(document)), (key, draw_or_explain(document, draw).encode())):
             store.replace(place, content, store.read(place))
     return place_of(store, key)
@@ -206,7 +210,7 @@ def _describe(
     manifest: Manifest,
     measured: Measured,
     store: Store,
-    found: tuple[NamedAttribution, ...],
+    named_attributions: tuple[NamedAttribution, ...],
     timed: Mapping[str, Sequence[LatencyReport]],
 ) -> VersionDocument:
     fields = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(Manifest)}
@@ -215,7 +219,7 @@ def _describe(
         reports=measured.reports,
         failures=measured.failures,
         quantization=quantization_records(store, manifest),
-        attributions=found,
+        attributions=named_attributions,
         latencies={engine: tuple(reports) for engine, reports in timed.items()},
     )
 
@@ -330,9 +334,9 @@ def _purl(name: str, version: str) -> str:
     return f"pkg:pypi/{_PURL_NAME.sub('-', name).lower()}@{quote(version, safe='.')}"
 
 
-def _component(item: importlib.metadata.Distribution) -> Json:
+def _component(distribution: importlib.metadata.Distribution) -> Json:
     """A distribution as a component; {} for a folder that is none any more."""
-    metadata = item.metadata  # is read anew each time
+    metadata = distribution.metadata  # is read anew each time
     name, version = (str(metadata[field] or "") if metadata else "" for field in ("Name", "Version"))
     if not (name and version):
         return {}

@@ -86,30 +86,30 @@ class VersionDraft:
     @property
     def approved(self) -> list[tuple[EngineEntry, Approved]]:
         """Each usable engine with its proof."""
-        return [(item.entry, proof) for item in self.units if item.report and (proof := approve(item.report))]
+        return [(unit.entry, proof) for unit in self.units if unit.report and (proof := approve(unit.report))]
 
     @property
     def others(self) -> tuple[EngineEntry, ...]:
         """The units that were refused or failed, refused ones first."""
-        others = [item.entry for item in self.units if not item.entry.usable]
+        others = [unit.entry for unit in self.units if not unit.entry.usable]
         return tuple(sorted(others, key=lambda entry: entry.status != "refused"))
 
     @property
     def judged(self) -> list[JudgedUnit]:
         """The units that were not refused."""
-        return [item for item in self.units if isinstance(item, JudgedUnit)]
+        return [unit for unit in self.units if isinstance(unit, JudgedUnit)]
 
 
-def draft_version(found: Judged, work: Work) -> VersionDraft:
+def draft_version(judgement: Judged, work: Work) -> VersionDraft:
     """What a run publishes of what it found. Raises OSError for a file of the spec that is gone."""
-    spec, exported, plan = work.spec, found.exported, found.plan
-    blake3 = {record.digest: record.blake3 for item in found.units if (record := item.built.record)}
-    manifest = _draft_manifest(spec, found, _store_labels(spec, work.context.store))
+    spec, exported, plan = work.spec, judgement.exported, judgement.plan
+    blake3 = {record.digest: record.blake3 for unit in judgement.units if (record := unit.built.record)}
+    manifest = _draft_manifest(spec, judgement, _store_labels(spec, work.context.store))
     units: dict[str, UnitResult] = {unit.name: UnitResult(entry_of(unit)) for unit in plan.refused}
-    for item in found.units:
-        notes = (*item.entry.notes, *_hint(spec, exported, item))
-        entry = replace(item.entry, notes=notes)
-        units[item.built.unit.name] = replace(item, entry=entry, size_bytes=manifest.size_of(entry))
+    for result in judgement.units:
+        notes = (*result.entry.notes, *_hint(spec, exported, result))
+        entry = replace(result.entry, notes=notes)
+        units[result.built.unit.name] = replace(result, entry=entry, size_bytes=manifest.size_of(entry))
     larger = note_larger([units[unit.name] for unit in plan.units])
 
     def read_sources() -> BuildSources:
@@ -127,13 +127,13 @@ def draft_version(found: Judged, work: Work) -> VersionDraft:
     )
 
 
-def _hint(spec: ModelSpec, exported: Exported, failed: JudgedUnit) -> Iterator[str]:
+def _hint(spec: ModelSpec, exported: Exported, unit: JudgedUnit) -> Iterator[str]:
     """What data would show, or mend, of a unit whose checks failed; nothing of another."""
-    checks = failed.report.checks if failed.report and failed.entry.status == "failed" else ()
+    checks = unit.report.checks if unit.report and unit.entry.status == "failed" else ()
     if checks and exported.golden_inputs is None:
         yield RANDOM_INPUTS
     overflows = any(check.name == "nonfinite" and not check.passed for check in checks)
-    if overflows and failed.built.unit.request.precision == "fp16" and spec.calibration is None:
+    if overflows and unit.built.unit.request.precision == "fp16" and spec.calibration is None:
         yield UNMEASURED
     resized = any(check.name == "shape" and check.stage == "quantization" and not check.passed for check in checks)
     if resized and not (spec.golden and spec.golden.metrics):
@@ -144,16 +144,16 @@ def note_larger(units: Sequence[UnitResult]) -> list[UnitResult]:
     """The units, with a note on each GPU engine that is narrower than fp16 and larger than the fp16 engine of its
     target and backend: what makes a compiler's int8 engine larger, such as weights kept in two forms, does not make it
     faster."""
-    usable = [item for item in units if item.entry.usable]
-    fp16 = {(at.target, at.backend): item.size_bytes for item in usable if (at := item.entry).precision == "fp16"}
+    usable = [unit for unit in units if unit.entry.usable]
+    fp16 = {(at.target, at.backend): unit.size_bytes for unit in usable if (at := unit.entry).precision == "fp16"}
     noted = []
-    for item in units:
-        entry, size, half = item.entry, item.size_bytes, fp16.get((item.entry.target, item.entry.backend))
+    for unit in units:
+        entry, size, half = unit.entry, unit.size_bytes, fp16.get((unit.entry.target, unit.entry.backend))
         on_gpu = entry.compute_capability is not None or entry.target == PORTABLE
         if entry.usable and on_gpu and entry.precision in QUANTIZED and size and half and size > half:
             note = f"larger than the fp16 engine ({format_bytes(size)} against {format_bytes(half)})"
-            item = replace(item, entry=replace(entry, notes=(*entry.notes, note)))
-        noted.append(item)
+            unit = replace(unit, entry=replace(entry, notes=(*entry.notes, note)))
+        noted.append(unit)
     return noted
 
 
@@ -162,8 +162,8 @@ def _store_labels(spec: ModelSpec, store: Store) -> dict[str, str]:
     return {label_source(output): store.put_file(spec.file(name)) for output, name in labels.items()}
 
 
-def _draft_manifest(spec: ModelSpec, found: Judged, labels: Mapping[str, str]) -> Manifest:
-    exported, plan, judged = found.exported, found.plan, found.units
+def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str]) -> Manifest:
+    exported, plan, judged = judgement.exported, judgement.plan, judgement.units
     graphs = {unit.graph.variant: unit.graph for unit in plan.units}.values()
     sources = {"onnx": exported.model.digest, "golden": exported.golden, **labels}
     sources |= {f"graph {graph.variant.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
@@ -173,7 +173,7 @@ def _draft_manifest(spec: ModelSpec, found: Judged, labels: Mapping[str, str]) -
     # One method chooses other ranges for other schemes, so that each int8 graph has scales of its own.
     scales = {f"scales {graph.variant.name}": graph.scales for graph in graphs if graph.scales}
     provenance = {"spec": digest_of(said), **_digest_files(spec), **scales}
-    units = [[item.built.unit.name, item.built.unit.request.key] for item in judged]
+    units = [[unit.built.unit.name, unit.built.unit.request.key] for unit in judged]
     refused = [[unit.name, unit.reason] for unit in plan.refused]
     content = digest_of({"spec": said, "sources": sources, "inputs": provenance, "units": units, "refused": refused})
     return Manifest(
@@ -197,7 +197,7 @@ def _list_shards(
 ) -> dict[str, dict[str, int]]:
     shards_by_model = {exported.model.digest: exported.model.shards}
     shards_by_model |= {graph.model: graph.shards for graph in graphs}
-    shards_by_model |= {record.digest: record.shards for item in judged if (record := item.built.record)}
+    shards_by_model |= {record.digest: record.shards for unit in judged if (record := unit.built.record)}
     return {digest: dict(shards) for digest, shards in shards_by_model.items() if shards}
 
 
@@ -234,13 +234,13 @@ def _blobs_beside(graphs: Collection[Graph]) -> dict[str, str]:
 
 def layers(judged: Sequence[JudgedUnit]) -> dict[str, str]:
     """Blobs with what compilers tell of the layers, per engine."""
-    unit_extras = [(item.built.unit.name, record.extras) for item in judged if (record := item.built.record)]
+    unit_extras = [(unit.built.unit.name, record.extras) for unit in judged if (record := unit.built.record)]
     return {f"{LAYERS} {unit}": extras["layers"] for unit, extras in unit_extras if "layers" in extras}
 
 
 def list_refitted(judged: Sequence[JudgedUnit]) -> dict[str, str]:
     """Digests of the engines whose kernels these have, per engine that was refitted."""
-    unit_records = [(item.built.unit.name, record) for item in judged if (record := item.built.record)]
+    unit_records = [(unit.built.unit.name, record) for unit in judged if (record := unit.built.record)]
     return {f"{REFITTED} {unit}": record.refitted_from for unit, record in unit_records if record.refitted_from}
 
 
@@ -260,12 +260,12 @@ def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str],
     if published is None:
         page = failed_page(replace(manifest, engines=draft.others), Measured.of(judged), store, draw)
         return Outcome(manifest.model, None, False, _list_results(draft), dict(manifest.metrics), page=page)
-    built = [item.built.unit.request for item in judged if item.built.digest]
+    built = [unit.built.unit.request for unit in judged if unit.built.digest]
     new = published.repeated or not published.existed
     with published_without(published.manifest, "what the next plan compares with, its latency reports and its page"):
         remember_builds(manifest.model, built, draft.reads, draft.read_sources, context, new)
     with published_without(published.manifest, "its latency reports and its page"):
-        add_latencies(store, published.manifest, [item.latency for item in judged if item.latency])
+        add_latencies(store, published.manifest, [unit.latency for unit in judged if unit.latency])
     name = f"{manifest.model}@{published.version}"
     same = name if published.repeated else None
     status_text = f"same as {name}" if same else "already published" if published.existed else "published"
@@ -276,7 +276,7 @@ def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str],
     return Outcome(
         model=manifest.model,
         version=published.version,
-        cached=published.existed and all(item.built.cached or item.built.unit.action == "failed" for item in judged),
+        cached=published.existed and all(unit.built.cached or unit.built.unit.action == "failed" for unit in judged),
         engines=_list_results(draft, published.manifest.engines),
         metrics=dict(manifest.metrics),
         channel=None if same else draft.channel,
@@ -317,8 +317,8 @@ def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
 def _list_results(draft: VersionDraft, published: Sequence[EngineEntry] = ()) -> tuple[UnitResult, ...]:
     """One for each unit, in the plan's order. The published entries are the truth where there are any."""
     entries, size_of = {entry.unit: entry for entry in published}, draft.manifest.size_of
-    found = ((item, entries.get(item.entry.unit, item.entry)) for item in draft.units)
-    return tuple(replace(item, entry=entry, size_bytes=size_of(entry)) for item, entry in found)
+    pairs = ((unit, entries.get(unit.entry.unit, unit.entry)) for unit in draft.units)
+    return tuple(replace(unit, entry=entry, size_bytes=size_of(entry)) for unit, entry in pairs)
 
 
 def publish_attributions(
@@ -331,9 +331,11 @@ def publish_attributions(
     """
     store = context.store
     named_attributions = tuple(
-        NamedAttribution(**vars(read_attribution(store, item.digest)), name=item.name, units=item.units)
-        for item in attributed
-        if item.digest
+        NamedAttribution(
+            **vars(read_attribution(store, attribution.digest)), name=attribution.name, units=attribution.units
+        )
+        for attribution in attributed
+        if attribution.digest
     )
     if outcome.version is None:
         failed_page(
@@ -342,11 +344,14 @@ def publish_attributions(
     else:
         manifest = load(store, outcome.model, outcome.version)
         with published_without(manifest, "which node drifted in what failed"):
-            for item in named_attributions:
-                attach_attribution(store, manifest, item)
+            for attribution in named_attributions:
+                attach_attribution(store, manifest, attribution)
             add_attributions(manifest, store, draw)
     engines = [
-        replace(engine, attributed=tuple(item for item in attributed if engine.entry.unit in item.units))
+        replace(
+            engine,
+            attributed=tuple(attribution for attribution in attributed if engine.entry.unit in attribution.units),
+        )
         for engine in outcome.engines
     ]
     return replace(outcome, engines=tuple(engines))

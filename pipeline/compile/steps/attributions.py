@@ -60,24 +60,26 @@ class Suspect:
 def find_suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
     """What broke a limit: each graph once, whatever it was built for, and each engine that can be taken apart."""
     suspects: dict[tuple[str, str], Suspect] = {}
-    for item in judged:
-        unit, failed = item.built.unit, item.report.failed if item.report else ()
+    for result in judged:
+        unit, failed_checks = result.built.unit, result.report.failed if result.report else ()
         # Left out are a broken contract and calls that do not repeat, which say how the engine behaves, padding,
         # which is about rules of the spec, and an overlap, which says how it was measured. A task metric counts for
         # the first place that it fails at, which the later ones inherit: on the exported model it is about labels,
         # data or training, and no graph or engine is to blame.
         explained = [
-            c for c in failed if not c.name.startswith(("contract ", "calls ")) and c.name not in (OVERLAP, PADDING)
+            c
+            for c in failed_checks
+            if not c.name.startswith(("contract ", "calls ")) and c.name not in (OVERLAP, PADDING)
         ]
         places = {check.case.rpartition(", ")[2] for check in explained if check.stage == "task"}
-        first = next((place for place in ("exported model", "graph", "engine") if place in places), "")
-        stages = {"graph": {"quantization"}, "engine": {"engine"}}.get(first, set())
+        first_place = next((place for place in ("exported model", "graph", "engine") if place in places), "")
+        stages = {"graph": {"quantization"}, "engine": {"engine"}}.get(first_place, set())
         drifted, broken = stages | {check.stage for check in explained}, dict[str, Suspect]()
         if "quantization" in drifted and unit.graph.recipe is not None:
-            broken[unit.request.model] = Suspect("quantization", item.built, ())
+            broken[unit.request.model] = Suspect("quantization", result.built, ())
         if "engine" in drifted and discovery.capabilities_of(unit.request.backend).opens_parts:
-            cases = tuple(check.case for check in failed if check.name in ("sizes", "magnitudes"))
-            broken[unit.name] = Suspect("engine", item.built, (), cases)
+            cases = tuple(check.case for check in failed_checks if check.name in ("sizes", "magnitudes"))
+            broken[unit.name] = Suspect("engine", result.built, (), cases)
         for name, suspect in broken.items():
             previous_suspect = suspects.get((suspect.stage, name), suspect)
             suspects[suspect.stage, name] = replace(previous_suspect, units=(*previous_suspect.units, unit.name))
@@ -169,7 +171,7 @@ class AttributeGraph:
 
 def _judge_trials(
     expected: "GoldenSet",
-    found: "Attribution",
+    attribution: "Attribution",
     before: Sequence[Check],
     check: Callable[[Session, "GoldenSet"], Sequence[Check]],
 ) -> Callable[[Path], Sequence[Check]]:
@@ -185,17 +187,17 @@ def _judge_trials(
     from validation.golden.golden_set import GoldenSet
 
     failing = {check.case for check in before if not check.passed}
-    names = [name for name in found.cases if name in failing]
+    names = [name for name in attribution.cases if name in failing]
     edges = GoldenSet(tuple(case for case in expected.of_kind("edge") if case.name in names[:1]))
-    limits = list_limits(item for item in before if not item.passed)
-    few, whole = _worst_golden(expected, found) if limits else [], golden_drifts(expected)
+    limits = list_limits(check for check in before if not check.passed)
+    few, whole = _worst_golden(expected, attribution) if limits else [], golden_drifts(expected)
 
     def judge(path: Path) -> Sequence[Check]:
         with ReferenceSession(path) as actual:
             if broken := find_broken(actual, few, whole, limits):
                 return [broken]
-            first = check(actual, edges) if edges.cases else []
-            return first if _list_failed(first) else check(actual, expected)
+            edge_checks = check(actual, edges) if edges.cases else []
+            return edge_checks if _list_failed(edge_checks) else check(actual, expected)
 
     return judge
 
@@ -236,11 +238,11 @@ class AttributeEngine:
             if self.cases:  # the limits are the golden set's
                 frozen, metrics = cases_of(self.cases, frozen, request), ()
             checks = drift_checks("engine", expected, actual, frozen, loosest_limits)
-            failed = _list_failed(proof_of(checks, actual, frozen, metrics, "engine").checks)
+            failed_checks = _list_failed(proof_of(checks, actual, frozen, metrics, "engine").checks)
         tapped = OnnxGraph(engine, workdir / "actual", backend.open_part, fuses=True)
         pair = _graph(graph, workdir / "expected"), tapped
         attribution = attribute_drift(
-            "engine", request.precision, *pair, frozen, loosest_limits.budgets.tightest, failed,
+            "engine", request.precision, *pair, frozen, loosest_limits.budgets.tightest, failed_checks,
             tell=print, stop=lambda: clock.left(WHOLE) <= 0,
         )  # fmt: skip
         return _keep(place, attribution, None)
@@ -267,10 +269,10 @@ def _answer(golden: "GoldenSet", session: Session, path: Path) -> "GoldenSet":
     return GoldenSet.load(path)
 
 
-def _worst_golden(golden: "GoldenSet", found: "Attribution") -> "Sequence[Case]":
+def _worst_golden(golden: "GoldenSet", attribution: "Attribution") -> "Sequence[Case]":
     """A quarter of the golden cases, those first that the two graphs differ most on."""
     cases = list(golden.of_kind("golden"))
-    place = {name: index for index, name in enumerate(found.cases)}
+    place = {name: index for index, name in enumerate(attribution.cases)}
     return sorted(cases, key=lambda case: place.get(case.name, len(place)))[: -(-len(cases) // 4)]
 
 
@@ -295,7 +297,7 @@ def _read_recipe(place: Store, digest: str) -> GraphRecipe:
 def _propose(
     written: GraphRecipe,
     model: Path,
-    found: "Attribution",
+    attribution: "Attribution",
     before: Sequence[Check],
     judge: "Callable[[ModelProto], Sequence[Check]]",
     clock: Clock,
@@ -311,15 +313,15 @@ def _propose(
     rewriting = variant.precision, variant.scheme, ranges, written.overrides, written.left, not variant.native_io
     recipe = QuantizationRecipe(load_graph(model), *rewriting, written.states)
 
-    return replace(propose(recipe, found, before, judge, clock.left(WHOLE)), searched=written.searched)
+    return replace(propose(recipe, attribution, before, judge, clock.left(WHOLE)), searched=written.searched)
 
 
-def _keep(place: Store, found: "Attribution", proposal: "Proposal | None") -> AttributionFound:
+def _keep(place: Store, attribution: "Attribution", proposal: "Proposal | None") -> AttributionFound:
     from validation.attribution.result import MOST_ROWS, summarize
 
     snippet = (proposal.snippet if proposal else None) or ""
-    value = replace(found, rows=found.rows[:MOST_ROWS], proposal=proposal)
-    return AttributionFound(place.put_bytes(text_of(encode_document(value))), summarize(found), snippet)
+    value = replace(attribution, rows=attribution.rows[:MOST_ROWS], proposal=proposal)
+    return AttributionFound(place.put_bytes(text_of(encode_document(value))), summarize(attribution), snippet)
 
 
 def attribute(suspect: Suspect, reference: str, golden: str, work: Work) -> Attributed:
@@ -359,10 +361,10 @@ def _run_attribution(suspect: Suspect, reference: str, golden: str, work: Work) 
         request = AttributeGraph(
             reference, built.unit.request.model, recipe, golden, precision, limits, metrics, seconds
         )
-        opened = []
+        code_roots = []
     else:
         request = AttributeEngine(built.blob, golden, limits, metrics, suspect.cases, seconds)
-        opened = [backend_root(built.unit.request.backend)]
-    key = {**encode_fields(request), **code_key(type(request), *opened)}
+        code_roots = [backend_root(built.unit.request.backend)]
+    key = {**encode_fields(request), **code_key(type(request), *code_roots)}
     job = Job(f"attribute {suspect.name}", request, work.context.store.uri, step_limits(spec, "attribution"))
-    return work.context.once("attribute", job.name, key, job, lambda found: [found.attribution])
+    return work.context.once("attribute", job.name, key, job, lambda result: [result.attribution])

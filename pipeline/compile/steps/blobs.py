@@ -98,10 +98,10 @@ def fetch_engine(store: Store, blob: EngineBlob, folder: Path) -> Engine:
     path = fetch_one(store, blob.digest, folder / f"engine{blob.suffix}")
     request = blob.request
     requires = (*discovery.configure(request.backend, dict(request.options)).requires(request), *blob.libraries)
-    for digest in {build.sha256 for item in blob.libraries for build in item.builds}:
+    for digest in {build.sha256 for library in blob.libraries for build in library.builds}:
         if not (beside := folder / digest).exists():
             _link(store, digest, beside)
-    stripped = any(isinstance(item, Weights) for item in requires)
+    stripped = any(isinstance(requirement, Weights) for requirement in requires)
     weights = fetch_graph(store, request.model, folder / "weights.onnx") if stripped else None
     return Engine(request, path, blob.digest, path.stat().st_size, blob.suffix, requires, weights=weights)
 

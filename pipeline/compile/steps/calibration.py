@@ -216,8 +216,8 @@ def merge(parts: Sequence[Observed], work: Work) -> Observed:
     return work.context.once("merge", "merge calibration", key, job, _blobs)
 
 
-def _blobs(found: Observed) -> list[str]:
-    return [found.observations, found.inputs]
+def _blobs(ranges: Observed) -> list[str]:
+    return [ranges.observations, ranges.inputs]
 
 
 def calibration_method(spec: "ModelSpec") -> CalibrationMethod | None:

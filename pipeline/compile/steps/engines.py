@@ -99,7 +99,9 @@ def record_engine(
 ) -> Recorded:
     """Upload an engine and put it on record by its build key. Arguments as in `Recorded`."""
     stored = put_graph(store, engine.path)
-    libraries = {build.sha256 for item in engine.requires if isinstance(item, Library) for build in item.builds}
+    libraries = {
+        build.sha256 for library in engine.requires if isinstance(library, Library) for build in library.builds
+    }
     shards = {**dict(stored.shards), **{digest: store.size(digest) for digest in libraries}}
     record = Recorded(
         engine.request.key,
@@ -196,8 +198,8 @@ def build(unit: Unit, work: Work) -> Built:
     Raises UnavailableError and IntegrityError, which say nothing about the unit, and StepError when cancelled.
     """
     spec, context = work.spec, work.context
-    if failed := unit.graph.failure:
-        return Built(unit, failure=_failure(unit, work, StepError(failed.reason, failed.kind, failed.log)))
+    if failure := unit.graph.failure:
+        return Built(unit, failure=_failure(unit, work, StepError(failure.reason, failure.kind, failure.log)))
     if unit.action == "failed":
         context.progress.emit(Finished(unit.name, "failed", unit.reason))
         return Built(unit)
@@ -285,4 +287,4 @@ def recall_reduced(request: BuildRequest, context: RunContext) -> BuildRequest |
 
 def recall_engine(request: BuildRequest, context: RunContext) -> Recorded | None:
     """The engine on record for a build key; None where its blob is missing or cut, or the record cannot be read."""
-    return context.recall("build", {"build": request.key}, Recorded, lambda found: found.sizes)
+    return context.recall("build", {"build": request.key}, Recorded, lambda record: record.sizes)

@@ -128,7 +128,7 @@ class ExportModel:
         return ExportOutcome(model, golden)
 
 
-def _open_golden_samples(data: Path, wanted: ExportRequest, extra: Sequence[str]) -> "Samples":
+def _open_golden_samples(data: Path, request: ExportRequest, extra: Sequence[str]) -> "Samples":
     """The golden inputs. Raises DataError; ModelError instead where it is the spec that names other inputs than an ONNX
     source has."""
     from pipeline.sources.canonical import check_names
@@ -136,13 +136,13 @@ def _open_golden_samples(data: Path, wanted: ExportRequest, extra: Sequence[str]
     from validation.data.samples import Samples
 
     try:
-        return Samples.open(data, step_inputs(wanted.inputs, wanted.states), wanted.dims, extra)
+        return Samples.open(data, step_inputs(request.inputs, request.states), request.dims, extra)
     except DataError:
-        if wanted.kind == "onnx":
-            path, custom = wanted.root / wanted.file, bool(wanted.libraries)
-            own, _ = specs_of(load_onnx(path, wanted.root, wanted.most_embedded_bytes, custom=custom))
-            input_names = [spec.name for spec in own if spec.name not in wanted.arguments]
-            check_names(input_names, [spec.name for spec in wanted.inputs])
+        if request.kind == "onnx":
+            path, custom = request.root / request.file, bool(request.libraries)
+            model_inputs, _ = specs_of(load_onnx(path, request.root, request.most_embedded_bytes, custom=custom))
+            input_names = [spec.name for spec in model_inputs if spec.name not in request.arguments]
+            check_names(input_names, [spec.name for spec in request.inputs])
         raise
 
 
@@ -159,12 +159,12 @@ def store_model(place: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
     model = load_outline(path)
     inputs, outputs = specs_of(model)
     stored = put_graph(place, path)
-    opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+    opset = max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     quantized = carries_qdq(model)
     share = narrow_share(tidy(model), (), sizes_at(shapes)) if quantized else None
-    entries = tuple(item.entry for item in list_libraries(path).libraries)
-    own = quantized, stored.blob.blake3, count_integer_nodes(model), stored.shards, share, entries
-    return OnnxModel(stored.blob.digest, tuple(inputs), tuple(outputs), opset, *own)
+    entries = tuple(library.entry for library in list_libraries(path).libraries)
+    facts = quantized, stored.blob.blake3, count_integer_nodes(model), stored.shards, share, entries
+    return OnnxModel(stored.blob.digest, tuple(inputs), tuple(outputs), opset, *facts)
 
 
 # The step that exports a model to canonical ONNX, freezes its golden set and compares the two.
@@ -262,7 +262,7 @@ class ReadExternalFiles:
 def _read_external_files(path: Path, root: Path) -> ExternalFiles:
     from pipeline.sources.onnx_model import external_files
 
-    return ExternalFiles(tuple(str(item.relative_to(path.parent)) for item in external_files(path, root)))
+    return ExternalFiles(tuple(str(file.relative_to(path.parent)) for file in external_files(path, root)))
 
 
 def source_digests(spec: "ModelSpec", context: RunContext) -> Mapping[str, Any]:
@@ -278,7 +278,7 @@ def source_digests(spec: "ModelSpec", context: RunContext) -> Mapping[str, Any]:
         digests_by_path[files[0]] = digest_of_file(files[0])
         beside = _find_external_files(files[0], digests_by_path[files[0]], spec, context)
         files += [files[0].parent / name for name in beside]
-    files += [spec.file(name) for name in (source.weights, *(item.file for item in source.libraries)) if name]
+    files += [spec.file(name) for name in (source.weights, *(library.file for library in source.libraries)) if name]
     names = {
         place_of(file, spec): digests_by_path.get(file) or digest_of_file(file) for file in files if file.is_file()
     }
@@ -298,12 +298,12 @@ def _find_external_files(path: Path, digest: str, spec: "ModelSpec", context: Ru
     if (file_record := context.recall("external-data", key, ExternalFiles)) is not None:
         return file_record.files
     if path.stat().st_size <= _HERE_BYTES:
-        found = _read_external_files(path, spec.folder)
+        file_list = _read_external_files(path, spec.folder)
     else:
         job = Job("read model", ReadExternalFiles(path, spec.folder), limits=step_limits(spec, "export"))
-        found = context.run_to_end(context.local, job.name, job)
-    context.remember("external-data", key, encode(found), [])
-    return found.files
+        file_list = context.run_to_end(context.local, job.name, job)
+    context.remember("external-data", key, encode(file_list), [])
+    return file_list.files
 
 
 def export(work: Work) -> Exported:
@@ -396,7 +396,7 @@ def _join(model: OnnxModel, golden: FrozenGolden, keys: _ExportKeys) -> Exported
     return Exported(model, golden.golden, golden.proof, golden.notes, golden.inputs, reads, golden.answers)
 
 
-def _export_job(work: Work, known: OnnxModel | None) -> Job[ExportOutcome]:
+def _export_job(work: Work, stored_model: OnnxModel | None) -> Job[ExportOutcome]:
     spec = work.spec
     source, golden = spec.source, spec.golden
     reads = ExportRequest(
@@ -413,11 +413,11 @@ def _export_job(work: Work, known: OnnxModel | None) -> Job[ExportOutcome]:
         source.module,
         MOST_EMBEDDED_BYTES,
         spec.states(),
-        tuple((item.file, item.cuda) for item in source.libraries),
+        tuple((library.file, library.cuda) for library in source.libraries),
     )
     request = ExportModel(
         reads,
-        known.digest if known else None,
+        stored_model.digest if stored_model else None,
         spec.file(golden.data) if golden else None,
         golden.labels if golden else None,
         metrics_of(spec),

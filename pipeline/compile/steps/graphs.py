@@ -138,7 +138,7 @@ class WriteGraph:
         states = scale_states(self.states, measured)
         how, keep_io = (variant.scheme, measured, self.overrides), not variant.native_io
         variant_model, notes = write_variant(
-            model, variant.precision, *how, keep_io=keep_io, left=float_nodes, states=states
+            model, variant.precision, *how, keep_io=keep_io, float_nodes=float_nodes, states=states
         )
         inputs, outputs = specs_of(variant_model)
         save_onnx(variant_model, workdir / "graph.onnx")
@@ -150,7 +150,7 @@ class WriteGraph:
         if variant.precision in QUANTIZED and self.observations:
             observations = Observations.from_bytes(place.read_blob(self.observations, MEASURED_BYTES))
         if isinstance(notes, QuantizationNotes):
-            counted = {name: float(item.elements) for name, item in observations.tensors.items()}
+            counted = {name: float(observation.elements) for name, observation in observations.tensors.items()}
             share = narrow_share(prepare_model(model), notes.quantized, sizes_at(self.shapes), counted)
             idle = idle or refuse_share(share, variant.precision, notes.explain())
         if measured and calibrated and isinstance(notes, QuantizationNotes):
@@ -326,9 +326,9 @@ def write_graph(
     spec = work.spec
     model = exported.model
     if is_exported(variant, exported):
-        proof, own = Proof(metrics=exported.proof.metrics), model.own_int8
+        proof, own_int8 = Proof(metrics=exported.proof.metrics), model.own_int8
         graph = Graph(
-            variant, model.digest, model.inputs, model.outputs, proof=proof, own_int8=own, shards=model.shards
+            variant, model.digest, model.inputs, model.outputs, proof=proof, own_int8=own_int8, shards=model.shards
         )
         share = model.narrow_share if variant.precision in QUANTIZED else None
         return replace(graph, share=share, idle=refuse_share(share, variant.precision))
@@ -361,11 +361,11 @@ def write_graph(
     notes = (*not_searched(variant, spec, exported), *new_graph.notes)
     graph_facts = new_graph.inputs, new_graph.outputs, new_graph.scales, notes
     graph = Graph(variant, new_graph.model, *graph_facts, record=new_graph.record, recipe=recipe)
-    own, states = model.own_int8, new_graph.quantized_states
+    own_int8, states = model.own_int8, new_graph.quantized_states
     return replace(
         graph,
         idle=new_graph.idle,
-        own_int8=own,
+        own_int8=own_int8,
         shards=new_graph.shards,
         quantized_states=states,
         share=new_graph.share,

@@ -92,7 +92,7 @@ def limits_of(
 def metrics_of(spec: "ModelSpec", precision: Precision | None = None) -> tuple[TaskMetric, ...]:
     """The task metrics that the spec asks for. precision: of what they judge; of an export None, where none decides."""
     golden = spec.golden
-    return tuple(item.resolve(precision, golden.labels is not None) for item in golden.metrics) if golden else ()
+    return tuple(metric.resolve(precision, golden.labels is not None) for metric in golden.metrics) if golden else ()
 
 
 def model_shapes(spec: "ModelSpec") -> ModelShapes:
@@ -239,19 +239,19 @@ def bucket_inputs(
     return make_buckets(sizes, shapes.inputs, real)
 
 
-def measure(item: JudgedUnit, exported: Exported, work: Work) -> JudgedUnit:
+def measure(unit: JudgedUnit, exported: Exported, work: Work) -> JudgedUnit:
     """The unit with its latency report, where the spec asks for one and the engine runs here and did not fail.
 
     Raises as `time_engine`.
     """
     latency_terms = work.spec.validation.latency
-    if latency_terms is None or item.built.digest is None or item.entry.status == "failed":
-        return item
-    request = item.built.unit.request
+    if latency_terms is None or unit.built.digest is None or unit.entry.status == "failed":
+        return unit
+    request = unit.built.unit.request
     backend = discovery.configure(request.backend, dict(request.options))
     if backend.runs(request.target) or why_no_proof(request):
-        return item
-    return replace(item, latency=time_engine(item.built.blob, latency_terms, exported.golden, work))
+        return unit
+    return replace(unit, latency=time_engine(unit.built.blob, latency_terms, exported.golden, work))
 
 
 def time_engine(engine: EngineBlob, asked: "Latency", golden: str, work: Work, afresh: bool = False) -> str | None:
@@ -284,4 +284,4 @@ def time_pair(
     `BenchmarkPair`. Raises what opening and running raise."""
     pair = BenchmarkPair(*engines, golden, model_shapes(work.spec), sizes, seconds, seed=0)
     job = Job(name, pair, work.context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))
-    return work.context.run_to_end(work.context.local, name, job, lambda made: made.verdict)
+    return work.context.run_to_end(work.context.local, name, job, lambda result: result.verdict)

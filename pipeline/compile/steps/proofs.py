@@ -92,8 +92,8 @@ class CompiledLimits:
         looser = measured()
         if self.limits:
             return StagedLimits(next(looser), looser)
-        first = strictest("engine", self.request.precision, golden.noise)
-        return StagedLimits(OutputLimits(add_notes(first, reference, STRICTEST)), looser)
+        first_limits = strictest("engine", self.request.precision, golden.noise)
+        return StagedLimits(OutputLimits(add_notes(first_limits, reference, STRICTEST)), looser)
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,13 @@ def as_written(path: Path, steps: bool = False) -> "ReferenceSession":
     return ReferenceSession(path, threads=threads_for(path, steps), plan_buffers=False)
 
 
-def add_notes(found: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":
+def add_notes(limits: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":
     """The limits with a note for each output that has none. of_integers: for those of integers and booleans."""
     limit_notes = {
         (spec.name, "golden"): note if of_integers is None or "float" in spec.dtype else of_integers
         for spec in reference.outputs
     }
-    return replace(found, notes={**{key: text for key, text in limit_notes.items() if text}, **found.notes})
+    return replace(limits, notes={**{key: text for key, text in limit_notes.items() if text}, **limits.notes})
 
 
 # The step that proves an engine where it can run: its checks against the graph it was built from, and the verdict.
@@ -190,12 +190,12 @@ class ExtraCalls:
         pair: "FuzzSides",
         golden: "GoldenSet",
         graph: Path,
-        passed: bool,
+        golden_passed: bool,
         compared_s: float,
     ) -> tuple[Check, ...]:
         """Checks of calls at other magnitudes and sizes, and of repeated calls.
 
-        passed, compared_s: whether the comparison on the golden set passed, and the seconds it took. Magnitudes, and
+        golden_passed, compared_s: whether the comparison on the golden set passed, and its seconds. Magnitudes, and
         sizes between those of the golden set, are tried only where it did.
         """
         from validation.calls.checks import Allowance, call_checks, magnitude_checks
@@ -206,8 +206,8 @@ class ExtraCalls:
             return self.bitwise or repeats_bits(request, graph)
 
         shared = discovery.capabilities_of(request.backend).thread_safe
-        moved = magnitude_checks(pair, self.shapes.inputs, golden) if passed else ()
-        return (*moved, *call_checks(pair, shapes, golden, request.seed, allowance, bits, passed, shared))
+        moved = magnitude_checks(pair, self.shapes.inputs, golden) if golden_passed else ()
+        return (*moved, *call_checks(pair, shapes, golden, request.seed, allowance, bits, golden_passed, shared))
 
 
 @dataclass(frozen=True)
@@ -280,8 +280,8 @@ class CheckEngine:
             )
             compared_s = time.perf_counter() - started
             if self.calls:
-                passed = all(check.passed for check in checks)
-                checks += self.calls.check(request, pair, frozen, graph, passed, compared_s)
+                golden_passed = all(check.passed for check in checks)
+                checks += self.calls.check(request, pair, frozen, graph, golden_passed, compared_s)
             if self.padding:
                 checks += tuple(padding_checks(actual, request, self.padding, frozen, staged_limits))
             if self.contract:
@@ -359,9 +359,9 @@ def validate(built: Built, exported: Exported, work: Work) -> JudgedUnit:
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     if not cannot_run:
-        own = request.model == exported.model.digest and request.precision == "fp32"
+        is_source = request.model == exported.model.digest and request.precision == "fp32"
         check = engine_check(built.blob, work.spec, exported.golden)
-        proofs.append(prove_engine(replace(check, answers=answers_here(exported) if own else None), work))
+        proofs.append(prove_engine(replace(check, answers=answers_here(exported) if is_source else None), work))
     judged = judge_built(built, exported.golden, proofs, cannot_run)
     work.context.progress.emit(VerdictReached(built.unit.name, judged.entry.status, judged.entry.reason))
     return judged

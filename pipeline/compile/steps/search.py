@@ -115,45 +115,45 @@ class SearchQuantization:
         file = fetch_graph(place, self.model, context.workdir / "model.onnx")
         overrides = resolve(prepare_model(onnx.load(file)), search.overrides) if search.overrides else {}
         shapes, labels = (self.samples.shapes.inputs, self.samples.shapes.dims), None
-        with open_samples(self.samples) as stored, ExitStack() as opened:
+        with open_samples(self.samples) as stored, ExitStack() as stack:
             source = complete_samples(stored, self.samples, file)
             if self.answer and isinstance(source, Samples):
                 labels = RunLabels(self.answer, _read_labels(source, self.samples))
             targets = []
-            for item in self.kinds:
-                ranges, timer = self._find_ranges(item, place), None
-                if item.probe and item.probe.request:
-                    first = next(group_runs(source.runs(), *shapes))[1]
-                    timer = opened.enter_context(_make_timer(item.probe.request, first, context.workdir))
-                targets.append(SearchTarget(ranges, _scheme_of(item.kind), timer, item.kind.precision))
+            for kind in self.kinds:
+                ranges, timer = self._find_ranges(kind, place), None
+                if kind.probe and kind.probe.request:
+                    first_run = next(group_runs(source.runs(), *shapes))[1]
+                    timer = stack.enter_context(_make_timer(kind.probe.request, first_run, context.workdir))
+                targets.append(SearchTarget(ranges, _scheme_of(kind.kind), timer, kind.kind.precision))
             runs = group_runs(source.runs(), *shapes)
             choices = choose_each(
                 onnx.load(file), targets, runs, search.floor, search.smoothing, overrides, labels, clock
             )
         pairs = zip(self.kinds, choices, strict=True)
-        return SearchResults(tuple(self._store(item, choice, place, context.workdir) for item, choice in pairs))
+        return SearchResults(tuple(self._store(kind, choice, place, context.workdir) for kind, choice in pairs))
 
-    def _find_ranges(self, item: SearchedKind, place: Store) -> "Ranges":
-        variant = GraphVariant(item.kind.precision, _scheme_of(item.kind))
+    def _find_ranges(self, kind: SearchedKind, place: Store) -> "Ranges":
+        variant = GraphVariant(kind.kind.precision, _scheme_of(kind.kind))
         if (kind_ranges := chosen_ranges(place, variant, self.observations, self.calibration)) is None:
-            raise IntegrityError(f"{item.kind.name} was to be searched without observations; calibrate first")
+            raise IntegrityError(f"{kind.kind.name} was to be searched without observations; calibrate first")
         return kind_ranges
 
-    def _store(self, item: SearchedKind, found: "MixedPrecisionChoice", place: Store, workdir: Path) -> SearchResult:
+    def _store(self, kind: SearchedKind, choice: "MixedPrecisionChoice", place: Store, workdir: Path) -> SearchResult:
         from pipeline.quantization.statistics.observations import Observations
         from pipeline.sources.onnx_model import save_onnx
 
-        save_onnx(found.model, workdir / "chosen.onnx")
-        cannot = item.probe.cannot if item.probe else ""
+        save_onnx(choice.model, workdir / "chosen.onnx")
+        cannot = kind.probe.cannot if kind.probe else ""
         return SearchResult(
             place.put_file(workdir / "chosen.onnx"),
-            place.put_bytes(text_of(found.ranges.to_json())),
-            place.put_bytes(text_of(encode(found.document(self.search.floor)))),
-            place.put_bytes(Observations(self.model, self.samples.digest, (), found.smoothed).to_bytes()),
-            dict(found.left),
-            found.point.share,
-            "; ".join(filter(None, [found.summary, f"latency was not measured: {cannot}" if cannot else ""])),
-            found.ended,
+            place.put_bytes(text_of(choice.ranges.to_json())),
+            place.put_bytes(text_of(encode(choice.document(self.search.floor)))),
+            place.put_bytes(Observations(self.model, self.samples.digest, (), choice.smoothed).to_bytes()),
+            dict(choice.left),
+            choice.point.share,
+            "; ".join(filter(None, [choice.summary, f"latency was not measured: {cannot}" if cannot else ""])),
+            choice.ended,
         )
 
 
@@ -264,20 +264,20 @@ def _search(
         calibration_samples(spec),
         OWN_SHARE * limits.timeout_s,
     )
-    keys = {item: _key(replace(request, kinds=(item,)), ranges) for item in items}
-    search_results = {item: stored_result for item in items if (stored_result := _recall(keys[item], context))}
-    for item in search_results:
-        context.progress.emit(Finished(f"choose {item.kind.name}", "cached"))
-    missing = tuple(item for item in items if item not in search_results)
+    keys = {kind: _key(replace(request, kinds=(kind,)), ranges) for kind in items}
+    search_results = {kind: stored_result for kind in items if (stored_result := _recall(keys[kind], context))}
+    for kind in search_results:
+        context.progress.emit(Finished(f"choose {kind.kind.name}", "cached"))
+    missing = tuple(kind for kind in items if kind not in search_results)
     if missing:
-        name = f"choose {' and '.join(item.kind.name for item in missing)}"
+        name = f"choose {' and '.join(kind.kind.name for kind in missing)}"
         job = Job("choose", replace(request, kinds=missing), context.store.uri, limits)
         results = context.run_job(context.local, name, job).found
-        for item, result in zip(missing, results, strict=True):
-            _remember(keys[item], result, context)
-            search_results[item] = result
+        for kind, result in zip(missing, results, strict=True):
+            _remember(keys[kind], result, context)
+            search_results[kind] = result
         context.progress.emit(Finished(name))
-    return {item.kind: search_results[item] for item in items}
+    return {kind.kind: search_results[kind] for kind in items}
 
 
 def _key(request: SearchQuantization, ranges: Observed) -> Json:
@@ -296,17 +296,17 @@ def _recall(key: Json, context: RunContext) -> SearchResult | None:
     return context.recall("choose", done, SearchResult) or context.recall("choose", key, SearchResult)
 
 
-def _remember(key: Json, found: SearchResult, context: RunContext) -> None:
+def _remember(key: Json, result: SearchResult, context: RunContext) -> None:
     """Put a result on record: one that was done for every limit on the time, one that was not for this one."""
-    record_key = {name: value for name, value in key.items() if found.ended or name != "most_s"}
+    record_key = {name: value for name, value in key.items() if result.ended or name != "most_s"}
     context.remember(
-        "choose", record_key, encode_fields(found), [found.model, found.ranges, found.choice, found.smoothed]
+        "choose", record_key, encode_fields(result), [result.model, result.ranges, result.choice, result.smoothed]
     )
 
 
 def node_overrides(spec: "ModelSpec") -> tuple[Override, ...]:
     """The spec's `quantization.overrides`."""
-    return tuple(Override(item.match, item.precision) for item in spec.quantization.overrides)
+    return tuple(Override(rule.match, rule.precision) for rule in spec.quantization.overrides)
 
 
 def find_searched_kinds(
@@ -332,4 +332,4 @@ def _find_judged_output(spec: "ModelSpec", exported: Exported) -> str | None:
     if spec.calibration is None or spec.calibration.labels is None:
         return None
     metrics = spec.golden.metrics if spec.golden else ()
-    return next((item.output for item in metrics if item.name == "accuracy"), exported.model.outputs[0].name)
+    return next((metric.output for metric in metrics if metric.name == "accuracy"), exported.model.outputs[0].name)

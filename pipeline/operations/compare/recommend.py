@@ -22,22 +22,22 @@ METRIC_STEP, SQNR_STEP_DB, COST_FACTOR = 1e-4, 6.0, 2.0
 def recommend(facts: Sequence[EngineFacts], pairs: Sequence[PairedComparison], fleet: Sequence[str]) -> Recommendation:
     """The engine to take. pairs: of the fastest engine, `first` in all of them, with each of the others.  fleet: names
     of the targets to serve."""
-    entrants = [item for item in facts if item.runs]
-    lead = next((item for item in entrants if pairs and item.unit == pairs[0].first), find_fastest(facts))
+    entrants = [engine for engine in facts if engine.runs]
+    lead = next((engine for engine in entrants if pairs and engine.unit == pairs[0].first), find_fastest(facts))
     if lead is None:
         return Recommendation(None, _why_nothing(facts))
     duels = {pair.second: pair for pair in pairs}
     alike = {pair.second for pair in pairs if pair.verdict in ("no difference shown", "slower") and not pair.too_noisy}
-    as_fast = [item for item in entrants if item is lead or item.unit in alike]
+    as_fast = [engine for engine in entrants if engine is lead or engine.unit in alike]
     winner, axis = _narrow(as_fast, lead)
-    ties = tuple(item.unit for item in as_fast if item is not winner)
+    ties = tuple(engine.unit for engine in as_fast if engine is not winner)
     return Recommendation(winner.unit, _reason(winner, ties, axis, duels, fleet), ties)
 
 
 def _why_nothing(facts: Sequence[EngineFacts]) -> str:
     if not facts:
         return "no backend that is installed builds for this target; `enginesmith backends list` says what would"
-    unproven = [item for item in facts if item.status == "unproven"]
+    unproven = [engine for engine in facts if engine.status == "unproven"]
     if unproven:
         return f"nothing runs here: {unproven[0].unit}: {unproven[0].reason}; compare on a node that has it"
     return f"no engine passed: {facts[0].unit}: {facts[0].reason}"
@@ -48,7 +48,7 @@ def _narrow(as_fast: list[EngineFacts], lead: EngineFacts) -> tuple[EngineFacts,
     candidates = as_fast
     for axis, score, step in AXES:
         best = max(map(score, candidates))
-        leaders = [item for item in candidates if score(item) > best - step]
+        leaders = [engine for engine in candidates if score(engine) > best - step]
         if len(leaders) < len(candidates) and len(leaders) == 1:
             return leaders[0], axis
         candidates = leaders
@@ -67,21 +67,21 @@ def _goodness(name: str, value: float) -> float:
 # is a factor of COST_FACTOR in its time.
 Axis = tuple[str, Callable[[EngineFacts], float], float]
 AXES: tuple[Axis, ...] = (
-    ("portability", lambda item: float(len(item.covers)), 1.0),
-    ("accuracy", lambda item: sum(_goodness(*pair) for pair in item.metrics.items()), METRIC_STEP),
-    ("accuracy", lambda item: item.sqnr_db if item.sqnr_db is not None else 0.0, SQNR_STEP_DB),
-    ("rebuild", lambda item: -math.log(max(item.build_s or 0.0, 1e-3), COST_FACTOR), 1.0),
+    ("portability", lambda engine: float(len(engine.covers)), 1.0),
+    ("accuracy", lambda engine: sum(_goodness(*pair) for pair in engine.metrics.items()), METRIC_STEP),
+    ("accuracy", lambda engine: engine.sqnr_db if engine.sqnr_db is not None else 0.0, SQNR_STEP_DB),
+    ("rebuild", lambda engine: -math.log(max(engine.build_s or 0.0, 1e-3), COST_FACTOR), 1.0),
 )
 
 
 def _reason(
-    chosen: EngineFacts, ties: Sequence[str], axis: str | None, shown: dict[str, PairedComparison], fleet: Sequence[str]
+    chosen: EngineFacts, ties: Sequence[str], axis: str | None, pairs: dict[str, PairedComparison], fleet: Sequence[str]
 ) -> str:
     speed = f"{seconds_text(chosen.median_s or 0.0)} a run"
     if not ties:
-        if noisy := ", ".join(pair.second for pair in shown.values() if pair.too_noisy):
-            return f"the least median, {speed}; the runs were too noisy to tell whether {noisy} may be as fast"
-        beaten = [pair for pair in shown.values() if pair.verdict == "faster"]
+        if noisy_units := ", ".join(pair.second for pair in pairs.values() if pair.too_noisy):
+            return f"the least median, {speed}; the runs were too noisy to tell whether {noisy_units} may be as fast"
+        beaten = [pair for pair in pairs.values() if pair.verdict == "faster"]
         return f"the fastest, {speed}{_lead(beaten)}" if beaten else f"the only engine that is proven here, {speed}"
     least = f"{speed}; no difference in speed shown to {', '.join(ties)}"
     if axis is None:
@@ -105,6 +105,6 @@ def _lead(beaten: Sequence[PairedComparison]) -> str:
     return f"; the next, {nearest.second}, takes {format_plain(1 / nearest.ratio)} times as long ({sure})"
 
 
-def _accuracy_words(item: EngineFacts) -> str:
-    texts = [format_metrics(item.metrics)] if item.metrics else []
-    return ", ".join(texts + ([] if item.sqnr_db is None else [f"SQNR {item.sqnr_db:.0f} dB"]))
+def _accuracy_words(engine: EngineFacts) -> str:
+    texts = [format_metrics(engine.metrics)] if engine.metrics else []
+    return ", ".join(texts + ([] if engine.sqnr_db is None else [f"SQNR {engine.sqnr_db:.0f} dB"]))

@@ -81,9 +81,9 @@ class Recommendation:
 
 def rank_alike(facts: Sequence[EngineFacts]) -> list[EngineFacts]:
     """The facts, ranked by the times of the runtimes' own calls where all engines that ran have them."""
-    if not all(item.runtime for item in facts if item.runs):
+    if not all(engine.runtime for engine in facts if engine.runs):
         return list(facts)
-    return [replace(item, timed="runtime", **vars(item.runtime)) if item.runtime else item for item in facts]
+    return [replace(engine, timed="runtime", **vars(engine.runtime)) if engine.runtime else engine for engine in facts]
 
 
 @dataclass(frozen=True)
@@ -138,16 +138,16 @@ class BackendComparison:
 
 def find_fastest(facts: Sequence[EngineFacts]) -> EngineFacts | None:
     """The engine that ran with the least median of its own; None where none ran."""
-    return min((item for item in facts if item.runs), key=lambda item: item.median_s or 0.0, default=None)
+    return min((engine for engine in facts if engine.runs), key=lambda engine: engine.median_s or 0.0, default=None)
 
 
 COLUMNS = (*("engine", "status", "median", "session", "items/s", "start", "memory", "file", "build", "SQNR", "fleet"),)
 Number = TypeVar("Number", int, float)
 
 
-def format_rows(found: BackendComparison) -> tuple[Sequence[str], list[list[str]]]:
+def format_rows(comparison: BackendComparison) -> tuple[Sequence[str], list[list[str]]]:
     """The headings and the rows of cells, one per engine; a column for each task metric, none that is empty."""
-    metrics = sorted({name for engine in found.engines for name in engine.metrics})
+    metrics = sorted({name for engine in comparison.engines for name in engine.metrics})
     columns = [*COLUMNS, *metrics]
     table = [
         [
@@ -161,10 +161,10 @@ def format_rows(found: BackendComparison) -> tuple[Sequence[str], list[list[str]
             _cell(engine.size_bytes, format_bytes),
             _cell(engine.build_s, seconds_text),
             _cell(engine.sqnr_db, lambda value: f"{value:.0f} dB"),
-            f"{len(engine.covers)} of {len(found.fleet)}" if engine.status != "refused" else "",
+            f"{len(engine.covers)} of {len(comparison.fleet)}" if engine.status != "refused" else "",
             *(format_metric(name, engine.metrics[name]) if name in engine.metrics else "" for name in metrics),
         ]
-        for engine in found.engines
+        for engine in comparison.engines
     ]
     column_indices = [index for index in range(len(columns)) if any(row[index] for row in table)]
     return [columns[index] for index in column_indices], [[row[index] for index in column_indices] for row in table]
@@ -174,28 +174,28 @@ def _cell(value: Number | None, show: Callable[[Number], str]) -> str:
     return "" if value is None else show(value)
 
 
-def describe_comparison(found: BackendComparison) -> Iterator[str]:
+def describe_comparison(comparison: BackendComparison) -> Iterator[str]:
     """The lines below the table: how times were taken, why engines are not proven, the pairs, and which to take."""
-    if any(engine.timed == "runtime" for engine in found.engines):
+    if any(engine.timed == "runtime" for engine in comparison.engines):
         yield "median: of the runtime's own call, which engines are ranked by; session: of Session.run, with its checks"
-    elif any(engine.median_s for engine in found.engines):
+    elif any(engine.median_s for engine in comparison.engines):
         yield "median: of Session.run, with its checks, as not every engine's runtime can be timed alone"
     together: dict[tuple[str, str], list[str]] = {}
-    for engine in found.engines:
+    for engine in comparison.engines:
         if engine.reason:
             together.setdefault((engine.status, engine.reason), []).append(f"{engine.precision} {engine.backend}")
     for (status, reason), names in together.items():
         yield f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {status}: {reason}"
-    busy = [reason for engine in found.engines for reason in engine.busy]
-    busy += [reason for pair in found.duels for reason in pair.busy]
+    busy = [reason for engine in comparison.engines for reason in engine.busy]
+    busy += [reason for pair in comparison.duels for reason in pair.busy]
     if busy:
         yield (
             f"the machine was busy while these times were taken: {join_reasons(busy)}; compare again when it is quiet, "
             "or with a larger --seconds"
         )
-    for pair in found.duels:
+    for pair in comparison.duels:
         yield describe_pair(pair)
-    recommendation = found.recommendation
+    recommendation = comparison.recommendation
     yield (
         f"take {recommendation.unit}: {recommendation.reason}"
         if recommendation.unit
@@ -217,6 +217,7 @@ def describe_pair(pair: PairedComparison) -> str:
     return f"{verdict}: {names}: {interval}; {unseen}"
 
 
-def format_heading(found: BackendComparison) -> str:
+def format_heading(comparison: BackendComparison) -> str:
     """Model, target, bucket, machine and time of a comparison, in one line."""
-    return f"{found.model} on {found.target} at {found.bucket}, {found.machine}, {found.created_at}"
+    place = f"{comparison.target} at {comparison.bucket}, {comparison.machine}"
+    return f"{comparison.model} on {place}, {comparison.created_at}"

@@ -79,10 +79,10 @@ def compare(run: Run, options: CompareOptions) -> BackendComparison:
     done = wide.build_and_prove(wide.prepare())
     fleet = tuple(dict.fromkeys((*(target.name for target in spec.target_list()), options.target.name)))
     measuring = _Measuring(wide, done.exported, options, fleet)
-    facts = rank_alike([measuring.measure(item) for item in done.units])
+    facts = rank_alike([measuring.measure(unit) for unit in done.units])
     for unit in done.plan.refused:
         facts.append(EngineFacts(unit.name, unit.request.backend, unit.request.precision, "refused", unit.reason))
-    pairs = measuring.compare_pairs(facts, {item.built.unit.name: item for item in done.units})
+    pairs = measuring.compare_pairs(facts, {unit.built.unit.name: unit for unit in done.units})
     return BackendComparison(
         model=spec.model,
         target=options.target.name,
@@ -111,34 +111,34 @@ class _Measuring:
         """The sizes that engines are compared at, which the dims are tuned for: 'batch=8', or 'static'."""
         return " ".join(f"{dim.name}={dim.opt}" for dim in self.work.spec.named_dims()) or "static"
 
-    def measure(self, item: JudgedUnit) -> EngineFacts:
+    def measure(self, unit: JudgedUnit) -> EngineFacts:
         """All that is known of a unit; its times where it is proven."""
-        request, built, checks = item.built.unit.request, item.built, item.report.checks if item.report else ()
+        request, built, checks = unit.built.unit.request, unit.built, unit.report.checks if unit.report else ()
         unit_facts = EngineFacts(
             unit=request.unit,
             backend=request.backend,
             precision=request.precision,
-            status=item.entry.status,
-            reason="" if item.entry.status in PASSED else item.entry.reason,
+            status=unit.entry.status,
+            reason="" if unit.entry.status in PASSED else unit.entry.reason,
             size_bytes=built.record.size_bytes if built.record else None,
             build_s=built.record.seconds if built.record else None,
             sqnr_db=least_sqnr_db(checks),
-            metrics=dict(item.metrics),
+            metrics=dict(unit.metrics),
             covers=self._list_covered(request),
             notes=built.notes,
         )
-        return self._with_times(unit_facts, item) if item.entry.status in PASSED else unit_facts
+        return self._with_times(unit_facts, unit) if unit.entry.status in PASSED else unit_facts
 
-    def _with_times(self, known: EngineFacts, item: JudgedUnit) -> EngineFacts:
+    def _with_times(self, facts: EngineFacts, unit: JudgedUnit) -> EngineFacts:
         latency = Latency(seconds=self.options.seconds, buckets="few")
-        digest = time_engine(item.built.blob, latency, self.exported.golden, self.work, afresh=True)
+        digest = time_engine(unit.built.blob, latency, self.exported.golden, self.work, afresh=True)
         if digest is None:
-            return replace(known, reason="it could not be timed")
+            return replace(facts, reason="it could not be timed")
         report = read_latency_report(self.work.context.store, digest)
         bucket = next((each for each in report.buckets if each.name == self.bucket), report.buckets[-1])
         middle = bucket.middle
         return replace(
-            known,
+            facts,
             median_s=bucket.median_s,
             low_s=middle.low if middle else None,
             high_s=middle.high if middle else None,
@@ -175,26 +175,26 @@ class _Measuring:
                 if other.runs and other is not lead and (lead.unit, other.unit) not in met:
                     pair = self._compare_pair(lead, other, judged[lead.unit].built.blob, judged[other.unit].built.blob)
                     met |= {(lead.unit, other.unit): pair, (other.unit, lead.unit): pair.swap()}
-            pairs = [pair for (first, _), pair in met.items() if first == lead.unit]
+            pairs = [pair for (leader, _), pair in met.items() if leader == lead.unit]
             lost = [pair for pair in pairs if pair.verdict == "slower"]
             if not lost:
                 return pairs
             winner = max(lost, key=lambda pair: pair.ratio or 0.0).second
-            lead = next(item for item in facts if item.unit == winner)
+            lead = next(engine for engine in facts if engine.unit == winner)
         return pairs
 
     def _compare_pair(
-        self, lead: EngineFacts, other: EngineFacts, first: EngineBlob, second: EngineBlob
+        self, lead: EngineFacts, other: EngineFacts, lead_engine: EngineBlob, other_engine: EngineBlob
     ) -> PairedComparison:
         sizes = {dim.name: dim.opt for dim in self.work.spec.named_dims()}
         name, context = f"{lead.unit} against {other.unit}", self.work.context
         golden, seconds = self.exported.golden, 10 * self.options.seconds
         try:
-            comparison = time_pair(name, (first, second), golden, sizes, seconds, self.work)
+            comparison = time_pair(name, (lead_engine, other_engine), golden, sizes, seconds, self.work)
         except StepError as error:
             fail_step(name, error, context)
             return _compare_alone(lead, other)  # two runtimes that cannot live in one process
-        middle = next(item for item in comparison.ratios if item.p == 0.5)
+        middle = next(ratio for ratio in comparison.ratios if ratio.p == 0.5)
         if middle.ratio is None:
             return _compare_alone(lead, other)
         interval = (middle.ratio, middle.low, middle.high, middle.detectable)

@@ -199,34 +199,34 @@ def import_file(store: Store, path: Path) -> list[Validated]:
 def import_results(store: Store, results: Results) -> Iterator[Validated]:
     """Judge each carried engine, and attach the reports; 'refused' for results that cannot be of their engine. Raises
     IntegrityError for a damaged registry."""
-    for item in results.carried:
-        reference, unit = f"{item.model}@{item.version}"[:200], item.unit[:200]
-        if item.outcome in ("skipped", "not finished"):
-            yield Validated(reference, unit, "unproven", f"not run there: {str(item.reason)[:300]}")
+    for trial in results.carried:
+        reference, unit = f"{trial.model}@{trial.version}"[:200], trial.unit[:200]
+        if trial.outcome in ("skipped", "not finished"):
+            yield Validated(reference, unit, "unproven", f"not run there: {str(trial.reason)[:300]}")
             continue
         try:
-            yield _import_entry(store, results, item)
+            yield _import_entry(store, results, trial)
         except _Refused as refused:
             yield Validated(reference, unit, "refused", str(refused))
 
 
-def _import_entry(store: Store, results: Results, item: OfflineTrial) -> Validated:
+def _import_entry(store: Store, results: Results, trial: OfflineTrial) -> Validated:
     """Judge an engine, of an ensemble once those of its graphs are proven, and attach the report."""
-    manifest = locate(store, Reference(item.model, item.version)).manifest
+    manifest = locate(store, Reference(trial.model, trial.version)).manifest
     require(store, manifest)
-    entry = _find_entry(manifest, item)
+    entry = _find_entry(manifest, trial)
     _check_device(entry, results.device)
-    _check_time(manifest, item.created_at)
+    _check_time(manifest, trial.created_at)
     for graph, pinned, engine in pinned_engines(store, manifest, entry) if manifest.graphs else ():
-        known = next(each for each in judge_entries(store, pinned) if each.unit == engine.unit)
-        if known.status not in PASSED:
-            return Validated.of(manifest, entry, known.status, f"graph {graph.name!r}: {known.reason}")
+        graph_entry = next(each for each in judge_entries(store, pinned) if each.unit == engine.unit)
+        if graph_entry.status not in PASSED:
+            return Validated.of(manifest, entry, graph_entry.status, f"graph {graph.name!r}: {graph_entry.reason}")
     cpu = results.host.get(CPU_KIND, "a CPU of unknown kind")[:200]
-    name, answers = f"judge {entry.unit}", item.answers or {}
+    name, answers = f"judge {entry.unit}", trial.answers or {}
     with open_version(manifest, store) as version:
         if isinstance(version, PublishedEnsemble):
             whole = replace(version.check(entry, store), recorded=answers)
-            report = version.judge(entry, _prove(entry, item, Job(name, whole, store.uri, LIMITS)), cpu)
+            report = version.judge(entry, _prove(entry, trial, Job(name, whole, store.uri, LIMITS)), cpu)
         else:
             if what := own_runs(version.spec):
                 raise _Refused(
@@ -236,25 +236,25 @@ def _import_entry(store: Store, results: Results, item: OfflineTrial) -> Validat
             # Other sizes and repeated calls are made as long as time allows, which nobody can foresee there.
             check = replace(version.check(entry), calls=None, recorded=answers)
             job = Job(name, check, store.uri, engine_limits(version.spec, "proof"))
-            report = version.judge(entry, _prove(entry, item, job), store, cpu)
+            report = version.judge(entry, _prove(entry, trial, job), store, cpu)
     device = results.device
     said = {"device_name": device.name, "device_driver": device.driver, "device_cuda": device.cuda}
     host = {**{name: value[:200] for name, value in results.host.items()}, **said}
-    versions = {name: value[:100] for name, value in (item.versions or {}).items()}
+    versions = {name: value[:100] for name, value in (trial.versions or {}).items()}
     reason = f"{report.reason}; answers recorded on {device.name}, judged here"
-    report = replace(report, created_at=item.created_at, host=host, versions=versions, reason=reason)
+    report = replace(report, created_at=trial.created_at, host=host, versions=versions, reason=reason)
     return attach(store, manifest, report)
 
 
-def _find_entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
+def _find_entry(manifest: Manifest, trial: OfflineTrial) -> EngineEntry:
     """The engine that the results are about, by digest. Raises _Refused where they are of something else."""
-    entry = next((entry for entry in manifest.engines if entry.digest == item.engine), None)
+    entry = next((entry for entry in manifest.engines if entry.digest == trial.engine), None)
     if entry is None:
-        raise _Refused(f"this version has no engine {item.engine[:80]}; was it published anew since?")
+        raise _Refused(f"this version has no engine {trial.engine[:80]}; was it published anew since?")
     pairs = {
-        "manifest": (item.manifest, manifest.digest),
-        "golden set": (item.golden, manifest.sources.get(GOLDEN) or manifest.golden),
-        "build key": (item.build_key, entry.build_key or ""),
+        "manifest": (trial.manifest, manifest.digest),
+        "golden set": (trial.golden, manifest.sources.get(GOLDEN) or manifest.golden),
+        "build key": (trial.build_key, entry.build_key or ""),
     }
     for what, (trial_value, ours) in pairs.items():
         if trial_value != ours:
@@ -282,12 +282,12 @@ def _check_time(manifest: Manifest, stated: str) -> None:
         raise _Refused(f"it was made at {stated}, {'before this version was' if early else 'which is yet to come'}")
 
 
-def _prove(entry: EngineEntry, item: OfflineTrial, judge: Job[Proof]) -> Proof:
+def _prove(entry: EngineEntry, trial: OfflineTrial, judge: Job[Proof]) -> Proof:
     """The engine stage: measured from the recorded answers, or a failed check where the engine broke there."""
-    if item.outcome in _BROKE:
-        return Proof((replace(CRASHED, note=str(item.reason)[:1000]),))
-    if item.outcome != "recorded" or item.answers is None:
-        raise _Refused(f"its outcome is {item.outcome[:40]!r}, which this version does not know")
+    if trial.outcome in _BROKE:
+        return Proof((replace(CRASHED, note=str(trial.reason)[:1000]),))
+    if trial.outcome != "recorded" or trial.answers is None:
+        raise _Refused(f"its outcome is {trial.outcome[:40]!r}, which this version does not know")
     with tempfile.TemporaryDirectory(prefix="enginesmith-import-") as folder:
         try:
             proof = run_job(judge, Path(folder))

@@ -178,18 +178,20 @@ def _automation(client: SyncPrefectClient, run_automation: AutomationCore, dry: 
     return DeploymentChange("automation", run_automation.name, action, run_automation.description)
 
 
-def _to_deployment(wanted: WantedDeployment, version: str, tags: list[str]) -> RunnerDeployment:
-    trigger_documents = [wanted.trigger.to_json(wanted.full_name)] if wanted.trigger else []
-    deployment = flow_of(wanted).to_deployment(
-        wanted.name,
-        cron=wanted.cron,
-        parameters=dict(wanted.parameters),
-        triggers=[DeploymentEventTrigger.model_validate(item) for item in trigger_documents],
-        description=wanted.description,
+def _to_deployment(wanted_deployment: WantedDeployment, version: str, tags: list[str]) -> RunnerDeployment:
+    trigger_documents = (
+        [wanted_deployment.trigger.to_json(wanted_deployment.full_name)] if wanted_deployment.trigger else []
+    )
+    deployment = flow_of(wanted_deployment).to_deployment(
+        wanted_deployment.name,
+        cron=wanted_deployment.cron,
+        parameters=dict(wanted_deployment.parameters),
+        triggers=[DeploymentEventTrigger.model_validate(document) for document in trigger_documents],
+        description=wanted_deployment.description,
         tags=tags,
         version=version,
-        work_pool_name=wanted.pool,
-        job_variables=dict(wanted.variables),
+        work_pool_name=wanted_deployment.pool,
+        job_variables=dict(wanted_deployment.variables),
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
     if not isinstance(deployment, RunnerDeployment):
@@ -197,35 +199,37 @@ def _to_deployment(wanted: WantedDeployment, version: str, tags: list[str]) -> R
     return deployment
 
 
-def flow_of(wanted: WantedDeployment) -> "Flow[..., object]":
+def flow_of(deployment: WantedDeployment) -> "Flow[..., object]":
     """The flow that a deployment runs."""
-    module, _, function = wanted.entrypoint.rpartition(".")
+    module, _, function = deployment.entrypoint.rpartition(".")
     flow: Flow[..., object] = getattr(importlib.import_module(module), function)
     return flow
 
 
-def _differences(client: SyncPrefectClient, there: DeploymentResponse, made: RunnerDeployment) -> list[str]:
+def _differences(client: SyncPrefectClient, there: DeploymentResponse, deployment: RunnerDeployment) -> list[str]:
     """Names of what differs between a deployment on the server and what it is to be; not whether it is paused."""
-    schema = made._parameter_openapi_schema.model_dump(exclude_unset=True)
-    schedules = [[getattr(item.schedule, "cron", None) for item in each.schedules or ()] for each in (there, made)]
+    schema = deployment._parameter_openapi_schema.model_dump(exclude_unset=True)
+    schedules = [
+        [getattr(schedule.schedule, "cron", None) for schedule in each.schedules or ()] for each in (there, deployment)
+    ]
     # By name, as automations that other people made may run the deployment too.
-    names = {getattr(trigger, "name", None) for trigger in made.triggers}
+    names = {getattr(trigger, "name", None) for trigger in deployment.triggers}
     related = client.read_resource_related_automations(f"prefect.deployment.{there.id}")
-    for trigger in made.triggers:
+    for trigger in deployment.triggers:
         trigger.set_deployment_id(there.id)
     pairs: dict[str, tuple[object, object]] = {
-        "entrypoint": (there.entrypoint, made.entrypoint),
-        "version": (there.version, made.version),
-        "description": (there.description, made.description),
-        "tags": (sorted(there.tags), sorted(made.tags)),
-        "parameters": (there.parameters, made.parameters),
+        "entrypoint": (there.entrypoint, deployment.entrypoint),
+        "version": (there.version, deployment.version),
+        "description": (there.description, deployment.description),
+        "tags": (sorted(there.tags), sorted(deployment.tags)),
+        "parameters": (there.parameters, deployment.parameters),
         "parameter schema": (there.parameter_openapi_schema, schema),
-        "work pool": (there.work_pool_name, made.work_pool_name),
-        "job variables": (there.job_variables, made.job_variables),
+        "work pool": (there.work_pool_name, deployment.work_pool_name),
+        "job variables": (there.job_variables, deployment.job_variables),
         "schedule": (schedules[0], schedules[1]),
         "trigger": (
-            [_comparable(item) for item in related if item.name in names],
-            [_comparable(trigger.as_automation()) for trigger in made.triggers],
+            [_comparable(automation) for automation in related if automation.name in names],
+            [_comparable(trigger.as_automation()) for trigger in deployment.triggers],
         ),
     }
     return [name for name, (now, planned_field) in pairs.items() if now != planned_field]
@@ -247,10 +251,10 @@ def template(kind: str) -> dict[str, object]:
     return job_template
 
 
-def check_variables(kind: str, given: Mapping[str, object]) -> None:
+def check_variables(kind: str, variables: Mapping[str, object]) -> None:
     """Raise InputError for a job variable that the pool's template does not have."""
     pool_variables = read(template(kind), "variables.properties", dict)
-    for name in given:
+    for name in variables:
         if name not in pool_variables:
             raise InputError(
                 f"job variable {name!r} is none of a {kind} pool, which has {', '.join(sorted(pool_variables))}"

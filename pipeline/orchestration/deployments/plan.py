@@ -151,11 +151,14 @@ class DeploymentPlan:
         )
         # The fleet only where it is asked for, as that takes a cluster to read.
         flows = self.only or [
-            item.flow for item in all_deployments if item.flow != "reconcile_fleet" or self.fleet != "off"
+            deployment.flow
+            for deployment in all_deployments
+            if deployment.flow != "reconcile_fleet" or self.fleet != "off"
         ]
-        flow_deployments = (item for item in all_deployments if item.flow in flows)
+        flow_deployments = (deployment for deployment in all_deployments if deployment.flow in flows)
         return tuple(
-            replace(item, name=self.name, pool=self.pool, variables=self.variables) for item in flow_deployments
+            replace(deployment, name=self.name, pool=self.pool, variables=self.variables)
+            for deployment in flow_deployments
         )
 
     def _housekeeping(self) -> tuple[WantedDeployment, ...]:
@@ -196,4 +199,4 @@ def _from_event(*names: str) -> dict[str, str]:
     return {name: f"{{{{ event.payload.{name} }}}}" for name in names}
 
 
-FLOWS = tuple(item.flow for item in DeploymentPlan("", fleet="report").deployments())
+FLOWS = tuple(deployment.flow for deployment in DeploymentPlan("", fleet="report").deployments())

@@ -30,7 +30,9 @@ def advance_rollouts(
 
     follower = RolloutFollower(open_store(registry), None, logger.info, send)
     follower.run(interval_s, lasts_s)
-    report_lines = [f"{item.rollout.where}: {item.action}: {item.why}" for item in follower.last.values()]
-    if follower.failed:
-        return Failed(message=f"{pluralize(len(follower.failed), 'rollout')} could not be looked at", data=report_lines)
+    report_lines = [f"{status.rollout.where}: {status.action}: {status.why}" for status in follower.last.values()]
+    if follower.failures:
+        return Failed(
+            message=f"{pluralize(len(follower.failures), 'rollout')} could not be looked at", data=report_lines
+        )
     return Completed(message=f"looked at {pluralize(len(follower.last), 'rollout')}", data=report_lines)

@@ -89,20 +89,20 @@ def _state(done: CanaryOutcome) -> State[object]:
     return Completed(message=message, data=done.report.verdict)
 
 
-def _tell(store: Store, wanted: CanaryRequest, done: CanaryOutcome) -> None:
+def _tell(store: Store, request: CanaryRequest, done: CanaryOutcome) -> None:
     """Show the report as an artifact and send the event of its verdict."""
     if (report := done.report) is None or done.blob is None:
         return
     show_document(report, None)
     if PREFECT_API_URL.value():
-        watch.send_judged(store, wanted, report, done.blob)
+        watch.send_judged(store, request, report, done.blob)
 
 
 def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: Run) -> State[object]:
     """Run the canaries that were lost, one after the other: what is timed must not be two at once."""
     logger, target = get_run_logger(), target_named(like.target)
     grace = timedelta(seconds=GRACE_S + 2 * (like.duration or 0.0))
-    report_lines, failed = [], 0
+    report_lines, failure_count = [], 0
     for model in models:
         try:
             if version := missed_version(store, model, like.channel, target, grace):
@@ -110,8 +110,10 @@ def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: R
                 report_lines.append(f"{model}@{version}: {done.report.verdict if done.report else done.reason}")
                 logger.info("%s", report_lines[-1])
         except EnginesmithError as error:
-            failed += 1
+            failure_count += 1
             report_lines.append(f"{model}: {error}")
             logger.error("%s", report_lines[-1])
     message = f"looked at {pluralize(len(models), 'model')}: {join_first(report_lines, 5) or 'none was missed'}"
-    return Failed(message=message, data=report_lines) if failed else Completed(message=message, data=report_lines)
+    return (
+        Failed(message=message, data=report_lines) if failure_count else Completed(message=message, data=report_lines)
+    )

@@ -35,7 +35,7 @@ def choose_buckets(
     batch, wait_ms: of the server's batcher. The run ends as Skipped, with the reason, where nothing is registered.
     """
     logger = get_run_logger()
-    options = BucketOptions(most=most, batch=batch, wait_s=wait_ms / 1000)
+    options = BucketOptions(max_profiles=most, batch=batch, wait_s=wait_ms / 1000)
     with tags("enginesmith"), start_executors(RunOptions(registry=registry), signals=False) as executors:
 
         def answer() -> DriftAnswer:

@@ -39,7 +39,10 @@ def collect_garbage(
     show_table(
         "garbage",
         "What nothing needs any more",
-        [{**vars(item), "due": item.due.isoformat(timespec="minutes") if item.due else ""} for item in gc_report.items],
+        [
+            {**vars(entry), "due": entry.due.isoformat(timespec="minutes") if entry.due else ""}
+            for entry in gc_report.items
+        ],
     )
     gone, garbage_bytes = gc_report.size_bytes("deleted"), gc_report.size_bytes("new", "waiting", "due", "held")
     return Completed(

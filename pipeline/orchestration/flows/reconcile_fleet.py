@@ -40,13 +40,18 @@ def reconcile_fleet(
         reconciliation = runner.call(comparison)
         for message in messages(reconciliation.work, reconciliation.registry) if apply else ():
             logger.info("sent %s of %s: %s", message.event, message.model, runner.call(send, message))
-    lacking = [item for item in reconciliation.standings if not item.serves]
+    lacking = [coverage for coverage in reconciliation.standings if not coverage.serves]
     show_table(
         "fleet",
         "What the fleet lacks",
         [
-            {"on": item.group.name, "model": str(item.demand.reference), "state": item.state, "why": item.reason}
-            for item in lacking
+            {
+                "on": coverage.group.name,
+                "model": str(coverage.demand.reference),
+                "state": coverage.state,
+                "why": coverage.reason,
+            }
+            for coverage in lacking
         ],
     )
     counts = ", ".join(f"{count} {state}" for state, count in reconciliation.counts.items()) or "nothing is wanted"

@@ -33,16 +33,17 @@ def settle_canary(
     if model and report:
         said = runner.call(settle, store, model, channel, report, logger.info)
         return Completed(message=said, data=said)
-    report_lines, failed = [], 0
+    report_lines, failure_count = [], 0
     for name in [model] if model else lookup.models(store):
         try:
             report_lines.append(runner.call(settle_newest, store, name, channel, logger.info))
         except EnginesmithError as error:
-            failed += 1
+            failure_count += 1
             report_lines.append(f"not settled: {error}")
         logger.info("%s: %s", name, report_lines[-1])
-    if failed:
+    if failure_count:
         return Failed(
-            message=f"{failed} of {pluralize(len(report_lines), 'model')} could not be settled", data=report_lines
+            message=f"{failure_count} of {pluralize(len(report_lines), 'model')} could not be settled",
+            data=report_lines,
         )
     return Completed(message=f"looked at {pluralize(len(report_lines), 'model')}", data=report_lines)

@@ -54,12 +54,14 @@ def validate_pending(
         items = [pending_version] if pending_version else list_pending(store, model, gpu)
         runner = PrefectRunner()
         proofs: list[Validated] = []
-        for item in items:
-            proofs += runner.call(validate_on_worker, item, gpu, context) if gpu else runner.call(prove, item, context)
+        for pending in items:
+            proofs += (
+                runner.call(validate_on_worker, pending, gpu, context) if gpu else runner.call(prove, pending, context)
+            )
     where = f"for {gpu.name}" if gpu else "here"
     columns = ("reference", "unit", "verdict", "reason")
-    rows = [{name: getattr(item, name) for name in columns} for item in proofs]
+    rows = [{name: getattr(proof, name) for name in columns} for proof in proofs]
     show_table("proofs", f"Engines proven {where}", rows)
-    proven = sum(item.verdict == "proven" for item in proofs)
+    proven = sum(proof.verdict == "proven" for proof in proofs)
     message = f"{pluralize(len(proofs), 'engine')} pending {where}, {proven} proven"
-    return (Completed if all(item.good for item in proofs) else Failed)(message=message, data=proofs)
+    return (Completed if all(proof.good for proof in proofs) else Failed)(message=message, data=proofs)

@@ -91,7 +91,7 @@ class Kubernetes:
     def pods(self) -> list[Pod]:
         """Its pods, without those that are ending."""
         items = read(json.loads(self._ask(self._list_pods)), "items", list)
-        return [Pod.from_json(item) for item in items if not find(item, "metadata.deletionTimestamp", object, None)]
+        return [Pod.from_json(pod) for pod in items if not find(pod, "metadata.deletionTimestamp", object, None)]
 
     def _list_pods(self, **options: object) -> bytes:
         selected = {"label_selector": f"ray.io/cluster={self._name}", "_preload_content": False}
@@ -168,7 +168,7 @@ class RayHead:
 
 
 def apply(
-    cluster: Kubernetes, wanted: Object, owner: str, head: RayHead, wait: Callable[[float], None] = time.sleep
+    cluster: Kubernetes, manifest: Object, owner: str, head: RayHead, wait: Callable[[float], None] = time.sleep
 ) -> str:
     """Make or change the RayCluster, and have KubeRay end pods of another Ray version, of an unwanted group, and idle
     ones of another image. Busy workers of another image end after their unit.
@@ -177,26 +177,26 @@ def apply(
     Raises InputError, having changed nothing, where workers that run would be stopped; UnavailableError where it is
     being deleted or changes all the time, or where KubeRay does not end what it is told to.
     """
-    name, reference = read(wanted, "metadata.name", str), cluster.owner(owner)
+    name, reference = read(manifest, "metadata.name", str), cluster.owner(owner)
     ended: list[str] = []
     problem = ""
     for _ in range(_ROUNDS):
         live = cluster.find()
         if live is None:
-            cluster.create(put(wanted, "metadata.ownerReferences", [reference]))
+            cluster.create(put(manifest, "metadata.ownerReferences", [reference]))
             return f"{name}: created"
         if find(live, "metadata.deletionTimestamp", object, None):
             raise UnavailableError(f"{name} is being deleted; run again when it is gone")
         pods = cluster.pods()
-        _check(live, wanted, pods)
-        outdated = outdated_pods(pods, wanted)
+        _check(live, manifest, pods)
+        outdated = outdated_pods(pods, manifest)
         load = head.load() if outdated and SUSPENDED not in annotations_of(live) else Load()
         idle = idle_pods(outdated, load) if load else []
-        changed, going = plan_change(live, wanted, pods, reference, idle)
+        changed, going = plan_change(live, manifest, pods, reference, idle)
         if not cluster.replace(changed):
             problem = f"{name} changes faster than it is written; run again"
         elif going:
-            ended += [item for item in going if item not in ended]
+            ended += [each for each in going if each not in ended]
             problem = f"{name}: KubeRay does not end {', '.join(going)}; see that its operator runs, and run again"
         else:
             said = describe_suspension(changed) or "up to date"
@@ -206,37 +206,37 @@ def apply(
     raise UnavailableError(problem)
 
 
-def finish(cluster: Kubernetes, wanted: Object, owner: str, head: RayHead) -> str:
+def finish(cluster: Kubernetes, manifest: Object, owner: str, head: RayHead) -> str:
     """What `apply` does, where pods of another image are left of the change that it made: they may be idle by now.
 
     Nothing is changed while the RayCluster has other images than the wanted ones. Returns and raises as `apply`.
     """
     live = cluster.find()
-    if live is None or images_of(live) != images_of(wanted):
+    if live is None or images_of(live) != images_of(manifest):
         return "nothing to finish: the RayCluster has not the images of this release"
-    if SUSPENDED not in annotations_of(live) and not outdated_pods(cluster.pods(), wanted):
+    if SUSPENDED not in annotations_of(live) and not outdated_pods(cluster.pods(), manifest):
         return "nothing to finish: no pod has another image"
-    return apply(cluster, wanted, owner, head)
+    return apply(cluster, manifest, owner, head)
 
 
-def _leave(head: RayHead, left: Sequence[Pod], load: Load | None) -> str:
+def _leave(head: RayHead, old_pods: Sequence[Pod], load: Load | None) -> str:
     """What is left with another image and when it ends, in words; '' for nothing. Busy workers are drained."""
-    if not left:
+    if not old_pods:
         return ""
-    names = ", ".join(pod.name for pod in left)
+    names = ", ".join(pod.name for pod in old_pods)
     if load is None:
         return f"; left with another image, as Ray's head does not say what they do: {names}; run again"
-    head.drain([load.busy[pod.name] for pod in left if pod.name in load.busy])
+    head.drain([load.busy[pod.name] for pod in old_pods if pod.name in load.busy])
     said = f"; left with another image, since builds run or wait: {names}; workers end after their unit"
-    return said + ("; the head stays until nothing builds" if any(pod.group is None for pod in left) else "")
+    return said + ("; the head stays until nothing builds" if any(pod.group is None for pod in old_pods) else "")
 
 
-def _check(live: Object, wanted: Object, pods: Sequence[Pod]) -> None:
+def _check(live: Object, manifest: Object, pods: Sequence[Pod]) -> None:
     """Raise InputError where the change would stop workers and the RayCluster has no consent to that."""
-    lines = list(describe_stopped(pods, live, wanted))
+    lines = list(describe_stopped(pods, live, manifest))
     if not lines or annotations_of(live).get(CONSENT) == "true":
         return
-    name, namespace = (read(wanted, f"metadata.{part}", str) for part in ("name", "namespace"))
+    name, namespace = (read(manifest, f"metadata.{part}", str) for part in ("name", "namespace"))
     stopped = "\n".join(f"  {line}" for line in lines)
     raise InputError(
         f"{name} is left as it is: workers may be building, and this would stop them:\n{stopped}\n"

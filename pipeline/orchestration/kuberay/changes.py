@@ -14,9 +14,9 @@ from enginesmith.core.parsing import find, put, read
 Object = Mapping[str, object]
 
 
-def annotations_of(item: Object) -> dict[str, str]:
+def annotations_of(resource: Object) -> dict[str, str]:
     """The annotations by name."""
-    return find(item, "metadata.annotations", dict, {})
+    return find(resource, "metadata.annotations", dict, {})
 
 
 def groups_of(cluster: Object) -> dict[str, Object]:
@@ -44,13 +44,13 @@ class Pod:
     image: str | None = None
 
     @classmethod
-    def from_json(cls, item: Object) -> "Pod":
+    def from_json(cls, resource: Object) -> "Pod":
         """A pod of a RayCluster, as the API server has it."""
-        labels = find(item, "metadata.labels", dict, {})
+        labels = find(resource, "metadata.labels", dict, {})
         group = labels.get("ray.io/group") if labels.get("ray.io/node-type") == "worker" else None
-        ended = find(item, "status.phase", str, "") in ("Succeeded", "Failed")
-        version, image = annotations_of(item).get(RAY_VERSION), _image(item)
-        return cls(read(item, "metadata.name", str), group, version, ended, image)
+        ended = find(resource, "status.phase", str, "") in ("Succeeded", "Failed")
+        version, image = annotations_of(resource).get(RAY_VERSION), _image(resource)
+        return cls(read(resource, "metadata.name", str), group, version, ended, image)
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Load:
     queued: bool = False
 
 
-def _image(item: Object, path: str = "spec.containers") -> str | None:
+def _image(resource: Object, path: str = "spec.containers") -> str | None:
     """The image of the first of the containers at a path."""
-    containers = find(item, path, list, [])
+    containers = find(resource, path, list, [])
     return find(containers[0], "image", str, None) if containers else None
 
 
@@ -74,9 +74,9 @@ def images_of(cluster: Object) -> dict[str | None, str | None]:
     return {name: _image(owner, "template.spec.containers") for name, owner in owners}
 
 
-def outdated_pods(pods: Sequence[Pod], wanted: Object) -> list[Pod]:
+def outdated_pods(pods: Sequence[Pod], manifest: Object) -> list[Pod]:
     """The pods of the head and of wanted groups whose image is not the wanted one: KubeRay keeps them as they are."""
-    images = images_of(wanted)
+    images = images_of(manifest)
     return [pod for pod in pods if pod.image and images.get(pod.group) not in (None, pod.image)]
 
 
@@ -87,25 +87,25 @@ def idle_pods(outdated: Sequence[Pod], load: Load) -> list[Pod]:
     return [pod for pod in outdated if (nothing if pod.group is None else pod.name not in load.busy)]
 
 
-def pods_of_other_versions(pods: Sequence[Pod], wanted: Object) -> list[Pod]:
+def pods_of_other_versions(pods: Sequence[Pod], manifest: Object) -> list[Pod]:
     """The pods that run another version of Ray: nodes of two versions refuse each other."""
-    version = read(wanted, "spec.rayVersion", str)
+    version = read(manifest, "spec.rayVersion", str)
     return [pod for pod in pods if pod.version not in (None, version)]
 
 
-def find_orphans(pods: Sequence[Pod], wanted: Object) -> list[Pod]:
+def find_orphans(pods: Sequence[Pod], manifest: Object) -> list[Pod]:
     """Workers of groups that are not wanted, which nothing else would end.
 
     KubeRay 1.7 looks at the groups of the spec alone, and the autoscaler of Ray 2.60 fails in each of its rounds, for
     all groups, as long as such a worker is there, also one that has ended.
     """
-    groups = groups_of(wanted)
+    groups = groups_of(manifest)
     return [pod for pod in pods if pod.group is not None and pod.group not in groups]
 
 
-def find_unwanted_groups(live: Object, wanted: Object) -> list[str]:
+def find_unwanted_groups(live: Object, manifest: Object) -> list[str]:
     """Groups of the RayCluster `live` that are not wanted and that ask for workers."""
-    groups = groups_of(wanted)
+    groups = groups_of(manifest)
     return [name for name, group in groups_of(live).items() if name not in groups and replicas_of(group)]
 
 
@@ -114,13 +114,13 @@ def replicas_of(group: Object) -> int:
     return find(group, "replicas", int, 0)
 
 
-def describe_stopped(pods: Sequence[Pod], live: Object, wanted: Object) -> Iterator[str]:
-    """What changing the RayCluster `live` to `wanted` would stop, a line for each worker or group; the head builds
+def describe_stopped(pods: Sequence[Pod], live: Object, manifest: Object) -> Iterator[str]:
+    """What changing the RayCluster `live` to `manifest` would stop, a line for each worker or group; the head builds
     nothing. A worker that the operator has yet to make for an unwanted group counts too: nothing would end it."""
-    old_head = next((pod for pod in pods_of_other_versions(pods, wanted) if pod.group is None), None)
+    old_head = next((pod for pod in pods_of_other_versions(pods, manifest) if pod.group is None), None)
     pods = [pod for pod in pods if pod.group is not None and not pod.ended]
-    wanted_version = read(wanted, "spec.rayVersion", str)
-    old, without_group = pods_of_other_versions(pods, wanted), find_orphans(pods, wanted)
+    wanted_version = read(manifest, "spec.rayVersion", str)
+    old, without_group = pods_of_other_versions(pods, manifest), find_orphans(pods, manifest)
     for pod in pods:
         if pod in without_group:
             yield f"{pod.name}: its group {pod.group} is not wanted any more"
@@ -131,16 +131,16 @@ def describe_stopped(pods: Sequence[Pod], live: Object, wanted: Object) -> Itera
             yield f"{pod.name}: ends with {old_head.name}, which has Ray {version}"
     running = Counter(pod.group for pod in pods)
     groups = groups_of(live)
-    for name in find_unwanted_groups(live, wanted):
+    for name in find_unwanted_groups(live, manifest):
         if (replica_count := replicas_of(groups[name])) > running[name]:
             yield (
                 f"group {name}: {replica_count} workers are asked for, {running[name]} run, and it "
                 f"is not wanted any more"
             )
     fresh = Counter(pod.group for pod in pods if pod not in old)
-    for name, group in groups_of(wanted).items():
-        if fresh[name] > (most := read(group, "maxReplicas", int)):
-            yield f"group {name}: {fresh[name]} run, max is {most}: Ray's autoscaler would stop the others"
+    for name, group in groups_of(manifest).items():
+        if fresh[name] > (max_replicas := read(group, "maxReplicas", int)):
+            yield f"group {name}: {fresh[name]} run, max is {max_replicas}: Ray's autoscaler would stop the others"
 
 
 # On the RayCluster, with the value "true": this one change may stop workers. It is taken away with that change.
@@ -151,14 +151,14 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def plan_change(
-    live: Object, wanted: Object, pods: Sequence[Pod], owner: Object, idle: Sequence[Pod] = ()
+    live: Object, manifest: Object, pods: Sequence[Pod], owner: Object, idle: Sequence[Pod] = ()
 ) -> tuple[Object, list[str]]:
     """What to write in place of the RayCluster `live`, and the names of the pods and groups that KubeRay then ends; as
     long as there are some, plan and write again. owner: a reference to the object that it is deleted with.  idle: pods
     that are to end although their group is wanted."""
-    changed = merge(live, wanted, owner)
-    unwanted = list(dict.fromkeys([*pods_of_other_versions(pods, wanted), *find_orphans(pods, wanted), *idle]))
-    groups = find_unwanted_groups(live, wanted)
+    changed = merge(live, manifest, owner)
+    unwanted = list(dict.fromkeys([*pods_of_other_versions(pods, manifest), *find_orphans(pods, manifest), *idle]))
+    groups = find_unwanted_groups(live, manifest)
     if not unwanted and not groups:
         return changed, []
     # The consent stays until all have ended: a Job that is killed half way is followed by one that may go on.
@@ -167,20 +167,20 @@ def plan_change(
     return _annotate(_end(changed, live, unwanted), consent_annotations), going
 
 
-def merge(live: Object, wanted: Object, owner: Object) -> Object:
+def merge(live: Object, manifest: Object, owner: Object) -> Object:
     """The wanted object with what others write: the autoscaler the number of workers, Kueue whether it is suspended."""
     live_metadata = {name: value for name, value in read(live, "metadata", dict).items() if name != "managedFields"}
-    annotations = {**annotations_of(live), **annotations_of(wanted)}
+    annotations = {**annotations_of(live), **annotations_of(manifest)}
     for name in (CONSENT, SUSPENDED):
         annotations.pop(name, None)
     uid, owners = read(owner, "uid", str), find(live_metadata, "ownerReferences", list, [])
-    others = [item for item in owners if read(item, "uid", str) != uid]
-    metadata = {**live_metadata, **read(wanted, "metadata", dict), "annotations": annotations}
+    others = [reference for reference in owners if read(reference, "uid", str) != uid]
+    metadata = {**live_metadata, **read(manifest, "metadata", dict), "annotations": annotations}
     metadata["ownerReferences"] = [*others, owner]
     live_groups = groups_of(live)
-    groups = [_keep_scale(group, live_groups.get(name, {})) for name, group in groups_of(wanted).items()]
-    spec = {**read(wanted, "spec", dict), **_suspension(live, wanted), "workerGroupSpecs": groups}
-    return {**wanted, "metadata": metadata, "spec": spec}
+    groups = [_keep_scale(group, live_groups.get(name, {})) for name, group in groups_of(manifest).items()]
+    spec = {**read(manifest, "spec", dict), **_suspension(live, manifest), "workerGroupSpecs": groups}
+    return {**manifest, "metadata": metadata, "spec": spec}
 
 
 def _keep_scale(group: Object, live: Object) -> Object:
@@ -188,13 +188,13 @@ def _keep_scale(group: Object, live: Object) -> Object:
     return {**group, **strategy, "replicas": max(read(group, "minReplicas", int), replicas_of(live))}
 
 
-def _suspension(live: Object, wanted: Object) -> dict[str, bool]:
+def _suspension(live: Object, manifest: Object) -> dict[str, bool]:
     """`suspend` as others wrote it: Kueue where the RayCluster is in a queue, else a person. One that leaves Kueue is
     not suspended any more; KubeRay 1.7 resumes where the field is false, and not where it is absent."""
     suspended = find(live, "spec.suspend", bool, None)
     if suspended is None:
         return {}
-    was_queued, queued = _queue(live), _queue(wanted)
+    was_queued, queued = _queue(live), _queue(manifest)
     over = not queued and (was_queued or SUSPENDED in annotations_of(live))
     return {"suspend": suspended and not over}
 
@@ -234,9 +234,9 @@ def describe_suspension(written: Object) -> str | None:
     )
 
 
-def _annotate(item: Object, more: Mapping[str, str]) -> Object:
-    return put(item, "metadata.annotations", {**annotations_of(item), **more})
+def _annotate(resource: Object, more: Mapping[str, str]) -> Object:
+    return put(resource, "metadata.annotations", {**annotations_of(resource), **more})
 
 
-def _queue(item: Object) -> str | None:
-    return find(item, "metadata.labels", dict, {}).get(QUEUE)
+def _queue(resource: Object) -> str | None:
+    return find(resource, "metadata.labels", dict, {}).get(QUEUE)

@@ -42,11 +42,11 @@ class ChannelStatus:
     def texts(self, listed: Iterable[ListedModel]) -> dict[str, str]:
         """By model a line for each channel, of models that have one. Those beyond `MOST_MODELS` and `MOST_BYTES` are
         counted under `LEFT_OUT`. Raises UnavailableError."""
-        models = [item for item in listed if item.channels]
+        models = [entry for entry in listed if entry.channels]
         served = {
-            (item.model, name): version
-            for item in models[:MOST_MODELS]
-            for name, version in sorted(item.channels.items())
+            (entry.model, name): version
+            for entry in models[:MOST_MODELS]
+            for name, version in sorted(entry.channels.items())
         }
         self._looks = {where: look for where, look in self._looks.items() if where in served}
         again = set(islice(self._looks, MOST_AGAIN))

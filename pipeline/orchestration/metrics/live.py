@@ -284,7 +284,7 @@ class Looker:
         recent_runs = [run for run in all_runs if model_of(run) in model_names][:MOST_RUNS]
         runs = view_runs(self._store, read_runs(self._store, recent_runs))
         self.listed = list_all(self._store)
-        newest = {item.model: item.versions[-1] for item in self.listed}
+        newest = {entry.model: entry.versions[-1] for entry in self.listed}
         self._known = {model: one for model, one in self._known.items() if model in newest}
         changed = [m for m, version in newest.items() if m not in self._known or self._known[m].version != version]
         turn = list(dict.fromkeys([*changed, *self._known]))[:MOST_LOOKED_AT]
@@ -310,11 +310,11 @@ class Looker:
 
     def _registrations(self) -> list[Registration]:
         """The newest registrations, as they were at most `REGISTRATIONS_S` ago: each is a request."""
-        read_at, found = self._registered
+        read_at, registrations = self._registered
         if time.monotonic() >= read_at + REGISTRATIONS_S:
-            found = list(islice(newest_registrations(self._store), MOST_MODELS))
-            self._registered = (time.monotonic(), found)
-        return found
+            registrations = list(islice(newest_registrations(self._store), MOST_MODELS))
+            self._registered = (time.monotonic(), registrations)
+        return registrations
 
     def _model(self, model: str, version: str) -> _Look:
         keys = tuple(self._store.list(version_prefix(model, version)))

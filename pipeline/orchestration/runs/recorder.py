@@ -53,8 +53,8 @@ class Tracker(events.Progress):
             case events.VerdictReached(name):
                 self._note(name, verdict=self._scrub(event.outcome))
             case events.RunConcluded(outcome):
-                failed = len(outcome.failed)
-                reason = f"{pluralize(failed, 'unit')} failed" if failed else ""
+                failed_count = len(outcome.failed)
+                reason = f"{pluralize(failed_count, 'unit')} failed" if failed_count else ""
                 with self._lock:
                     reason = "no engine passed" if outcome.version is None else reason
                     self._run = replace(self._run, version=outcome.version, reason=reason)
@@ -137,8 +137,8 @@ class Tracker(events.Progress):
             # Ctrl-C, SIGTERM and Prefect's cancelling raise no Exception; the job that they kill may be reported first.
             cancelled = isinstance(error, StepError) and error.kind == "cancelled"
             stopped = cancelled or not isinstance(error, Exception | None)
-            bad = error is not None or bool(self._run.reason)
-            state: State = "interrupted" if stopped else "failed" if bad else "done"
+            has_error = error is not None or bool(self._run.reason)
+            state: State = "interrupted" if stopped else "failed" if has_error else "done"
             reason = self._scrub(str(error).strip()[:2000]) if error and not stopped else self._run.reason
             end_state: ItemState = "cancelled" if stopped or error is not None else "done"
             ended = self._run.ended_at or precise_now()
@@ -249,8 +249,8 @@ def record_run(
     error: BaseException | None = None
     try:
         yield tracker
-    except BaseException as found:
-        error = found
+    except BaseException as exception:
+        error = exception
         raise
     finally:
         tracker.end(error)

@@ -69,16 +69,16 @@ class KeptLog:
         gap = f"\n[... {self._left_out} bytes were left out ...]\n" if self._left_out else ""
         return "".join(self._head) + gap + "".join(self._tail)
 
-    def last(self, most: int = LIVE_BYTES) -> str:
+    def last(self, limit: int = LIVE_BYTES) -> str:
         """The end of what is kept, at most so many characters."""
         parts: list[str] = []
         length = 0
         for lines in [*reversed(self._tail), *reversed(self._head)]:
             parts.append(lines)
             length += len(lines)
-            if length >= most:
+            if length >= limit:
                 break
-        return "".join(reversed(parts))[-most:]
+        return "".join(reversed(parts))[-limit:]
 
     def _take(self, lines: str) -> None:
         """Keep whole lines, without private keys and scrubbed."""

@@ -159,9 +159,9 @@ def activation_scale(reach: float) -> np.float32:
 
 
 def _candidates(reach: Floats, whole: np.float32) -> "list[Floats]":
-    first = (reach / LARGEST_E2M1 / whole).astype(E4M3).view(np.uint8).astype(np.int16)
+    first_code = (reach / LARGEST_E2M1 / whole).astype(E4M3).view(np.uint8).astype(np.int16)
     last = np.int16(np.array(LARGEST_E4M3).astype(E4M3).view(np.uint8))
-    steps = [np.clip(first + step, 1, last).astype(np.uint8).view(E4M3) for step in _STEPS]
+    steps = [np.clip(first_code + step, 1, last).astype(np.uint8).view(E4M3) for step in _STEPS]
     steps += [np.maximum(reach / np.float32(code) / whole, np.float32(2.0**-9)).astype(E4M3) for code in _CODES]
     return [scales.astype(np.float32) * whole for scales in steps]
 
@@ -186,9 +186,9 @@ def quantize_blocks(
     graph.ir_version = max(graph.ir_version, LOWEST_IR)
     chosen, rest, unsupported = find_block_sites(graph, form, overrides, ranges)
     insertion = Insertion(graph, GRIDS["fp8"])
-    eight_bits, kept = _quantize_rest(rest, insertion, form, overrides, ranges)
+    eight_bits, float_nodes = _quantize_rest(rest, insertion, form, overrides, ranges)
     weights = {site.node: _as_product(site, insertion) for site in chosen}
-    notes = QuantizationNotes(tuple(weights), (*unsupported, *kept), precision=precision, eight_bits=eight_bits)
+    notes = QuantizationNotes(tuple(weights), (*unsupported, *float_nodes), precision=precision, eight_bits=eight_bits)
     written, notes = finish_rest(graph, notes, scheme, overrides, ranges)
     reaches = {site.node: ranges.reach(site.activation) if ranges else None for site in chosen}
     _Writer(written, form, reaches).write(weights)
@@ -220,7 +220,7 @@ def _obstacle(
         return f"{form.name} is for MatMul and Gemm"
     if attribute_of(insertion.by_name[site.node], "transA", 0):
         return "its activation is transposed"
-    weight = insertion.given[site.weight]
+    weight = insertion.initializers[site.weight]
     if weight.dims[1 - site.axis] % form.block:
         return f"its depth, {weight.dims[1 - site.axis]}, is no multiple of the block, {form.block}"
     if form.activations and len(shapes.get(site.activation, ())) not in (2, 3):
@@ -244,16 +244,16 @@ def _quantize_rest(
     ranges: Ranges | None,
 ) -> tuple[tuple[FloatNode, ...], list[FloatNode]]:
     """The nodes that get Q/DQ in fp8, in place, and those that stay in float."""
-    eight_bits, kept = list[FloatNode](), list[FloatNode]()
+    eight_bits, float_nodes = list[FloatNode](), list[FloatNode]()
     for site, reason in rest:
-        item, wide = FloatNode(site.node, site.op_type, reason), overrides.get(site.node) in ("fp32", "fp16")
+        node, wide = FloatNode(site.node, site.op_type, reason), overrides.get(site.node) in ("fp32", "fp16")
         if wide or not form.activations or ranges is None or degenerate(site.activation, ranges):
-            kept.append(item)
+            float_nodes.append(node)
             continue
         insertion.read(site.node, 0, *ranges.tensors[site.activation])
         insertion.weight(site.node, site.axis, weight_scales(insertion, site.node, site.axis), pair=False)
-        eight_bits.append(item)
-    return tuple(eight_bits), kept
+        eight_bits.append(node)
+    return tuple(eight_bits), float_nodes
 
 
 def _as_product(site: Site, insertion: Insertion) -> Floats:
@@ -263,7 +263,7 @@ def _as_product(site: Site, insertion: Insertion) -> Floats:
     256 x 128).
     """
     node = insertion.by_name[site.node]
-    values = to_array(insertion.given[site.weight]).astype(np.float32)
+    values = to_array(insertion.initializers[site.weight]).astype(np.float32)
     values = np.ascontiguousarray(values.T if site.axis == 0 else values) * np.float32(attribute_of(node, "alpha", 1.0))
     if node.op_type == "Gemm":
         bias, result = (node.input[2] if len(node.input) > 2 else ""), node.output[0]
@@ -297,7 +297,7 @@ class _Writer:
                     node.input[0] = self._activation(node.input[0], self.reaches[node.name], half)
         graph.node.extend(self.nodes)
         read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-        initializers = [item for item in graph.initializer if item.name in read]
+        initializers = [tensor for tensor in graph.initializer if tensor.name in read]
         del graph.initializer[:]
         graph.initializer.extend(initializers)
         sort_nodes(graph)
@@ -425,7 +425,7 @@ Mxfp8 (x, powers, split, whole) => (y) {{
 
 def needs_blocks_emulated(model: ModelProto) -> bool:
     """Whether a graph has what `emulate_blocks` rewrites."""
-    kinds = (item.data_type for item in model.graph.initializer)
+    kinds = (tensor.data_type for tensor in model.graph.initializer)
     return TensorProto.FLOAT4E2M1 in kinds or any(entry.domain == "trt" for entry in model.opset_import)
 
 
@@ -442,7 +442,7 @@ class _Twin:
 
     def __init__(self, model: ModelProto) -> None:
         self.model, self.graph = model, model.graph
-        self.given = {item.name: item for item in model.graph.initializer}
+        self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
         self.makers = {name: node for node in model.graph.node for name in node.output}
         self.shapes = {
             value.name: value.type.tensor_type.shape for value in (*self.graph.value_info, *self.graph.input)
@@ -465,9 +465,9 @@ class _Twin:
                 live.update(node.input)
         del self.graph.node[:]
         self.graph.node.extend(node for node in nodes if live.intersection(node.output))
-        kept = [item for item in self.graph.initializer if item.name in live]
+        live_tensors = [tensor for tensor in self.graph.initializer if tensor.name in live]
         del self.graph.initializer[:]
-        self.graph.initializer.extend(kept)
+        self.graph.initializer.extend(live_tensors)
         sources = (_TWINS, _MX_TWIN) if any(node.domain == "twin" for node in nodes) else ()
         self.model.functions.extend(parser.parse_function(text) for text in sources)
         others = [entry for entry in self.model.opset_import if entry.domain != "trt"]
@@ -476,7 +476,7 @@ class _Twin:
 
     def _stored(self, node: NodeProto) -> bool:
         """Whether a node dequantizes a stored weight in blocks: what it means is then a constant of the node's name."""
-        codes, block = self.given.get(node.input[0]), attribute_of(node, "block_size", 0)
+        codes, block = self.initializers.get(node.input[0]), attribute_of(node, "block_size", 0)
         four_bits = codes is not None and codes.data_type == TensorProto.FLOAT4E2M1
         if codes is None or not block or not (four_bits or node.domain == "trt"):
             return False
@@ -486,8 +486,10 @@ class _Twin:
             kind, maker = TensorProto.FLOAT, self.makers[scales]
             if maker.op_type == "Cast":
                 kind, maker = TensorProto.FLOAT16, self.makers[maker.input[0]]
-            scales, whole = maker.input[0], to_array(self.given[maker.input[1]])
-        values = form.decode(to_array(codes), to_array(self.given[scales]), np.float32(1 if whole is None else whole))
+            scales, whole = maker.input[0], to_array(self.initializers[maker.input[1]])
+        values = form.decode(
+            to_array(codes), to_array(self.initializers[scales]), np.float32(1 if whole is None else whole)
+        )
         exact = values.astype(np.float16 if kind == TensorProto.FLOAT16 else np.float32)
         self.graph.initializer.append(numpy_helper.from_array(exact, node.output[0]))
         return True

@@ -65,9 +65,9 @@ _SCALED = {"DequantizeLinear", "QuantizeLinear"}
 def find_too_small(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> dict[str, str]:
     """The tensors of a tidy model that `half` would make zero where that shows, each with the reason."""
     search = _UnderflowSearch(model.graph, half, ranges)
-    for item in model.graph.initializer:
-        if item.data_type == TensorProto.FLOAT:
-            search.judge_constant(item)
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            search.judge_constant(tensor)
     for name in [*(value.name for value in model.graph.input), *(n for node in model.graph.node for n in node.output)]:
         search.judge_measured(name)
     search.judge_logarithms(model.graph.node)
@@ -81,22 +81,22 @@ class _UnderflowSearch:
     def __init__(self, graph: GraphProto, half: HalfFormat, ranges: Ranges | None) -> None:
         self.half, self.ranges = half, ranges
         self.readers = consumers(graph)
-        self.given = constants(graph)
+        self.initializers = constants(graph)
         self.found: dict[str, str] = {}
         self.faded: dict[str, str] = {}
 
-    def judge_constant(self, item: TensorProto) -> None:
+    def judge_constant(self, tensor: TensorProto) -> None:
         """Keep a constant that vanishes, and the path from an epsilon to what divides by it."""
-        values = to_array(item)
+        values = to_array(tensor)
         lost = (values != 0) & (self.half.narrow(values) == 0)
         if not lost.any():
             return
-        reason = f"{np.count_nonzero(lost)} of {values.size} values of constant {item.name!r} underflow to 0"
+        reason = f"{np.count_nonzero(lost)} of {values.size} values of constant {tensor.name!r} underflow to 0"
         least = float(np.abs(values[lost]).min())
-        for node in self.readers.get(item.name, ()):
-            float_tensors = self._follow(item.name, node, least)
-            if not float_tensors and _is_factor(item.name, node) and _norm(values[lost]) > _ROUNDING * _norm(values):
-                float_tensors, self.faded[item.name] = {item.name}, reason
+        for node in self.readers.get(tensor.name, ()):
+            float_tensors = self._follow(tensor.name, node, least)
+            if not float_tensors and _is_factor(tensor.name, node) and _norm(values[lost]) > _ROUNDING * _norm(values):
+                float_tensors, self.faded[tensor.name] = {tensor.name}, reason
             self.found |= dict.fromkeys(float_tensors, f"{reason} in {self.half.name}")
 
     def judge_measured(self, name: str) -> None:
@@ -128,7 +128,7 @@ class _UnderflowSearch:
                     self.faded[name] = reason
                     self.found.setdefault(name, f"{reason} in {self.half.name}")
 
-    def _follow(self, name: str, node: NodeProto, least: float, left: int = 12) -> set[str]:
+    def _follow(self, name: str, node: NodeProto, least: float, steps_left: int = 12) -> set[str]:
         """The tensors from `name`, read by a node, up to one that must not be zero; none where there is no such one.
 
         least: the smallest magnitude that the tensor then has.
@@ -136,16 +136,16 @@ class _UnderflowSearch:
         if _SENSITIVE.get(node.op_type, -1) in [i for i, operand in enumerate(node.input) if operand == name]:
             root = math.sqrt(least)
             if node.op_type == "Sqrt" and self.half.narrow(np.array(root, np.float32)) == 0:
-                return {name, node.output[0]} | self._follow_readers(node.output[0], root, left - 1)
+                return {name, node.output[0]} | self._follow_readers(node.output[0], root, steps_left - 1)
             return {name}
-        passed = _ADDING if name in self.given else _CARRYING
-        if node.op_type not in passed or left == 0 or self._stays_large(node.output[0]):
+        op_types = _ADDING if name in self.initializers else _CARRYING
+        if node.op_type not in op_types or steps_left == 0 or self._stays_large(node.output[0]):
             return set()
-        beyond = self._follow_readers(node.output[0], least, left - 1)
+        beyond = self._follow_readers(node.output[0], least, steps_left - 1)
         return {name} | beyond if beyond else set()
 
-    def _follow_readers(self, name: str, least: float, left: int) -> set[str]:
-        return {each for node in self.readers.get(name, ()) for each in self._follow(name, node, least, left)}
+    def _follow_readers(self, name: str, least: float, steps_left: int) -> set[str]:
+        return {each for node in self.readers.get(name, ()) for each in self._follow(name, node, least, steps_left)}
 
     def _stays_large(self, name: str) -> bool:
         """Whether a tensor was measured, and never came near zero."""
@@ -210,7 +210,7 @@ def cast_float(
             graph = tidy(raise_opset(graph, _BF16_OPSET))
     types = element_types(graph)
     float_nodes = _find_kept(graph, half, types, keep, ranges)
-    rewrite = _CastRewrite(graph, half, types, {item.node for item in float_nodes}, keep_io)
+    rewrite = _CastRewrite(graph, half, types, {node.node for node in float_nodes}, keep_io)
     rewrite.run()
     notes = CastNotes(half.name, rewrite.cast, tuple(float_nodes), tuple(rewrite.underflowed), tuple(rewrite.floored))
     return finish(graph), notes
@@ -253,12 +253,12 @@ class _CastRewrite:
     """
 
     def __init__(
-        self, model: ModelProto, half: HalfFormat, types: dict[str, int], kept: set[str], keep_io: bool
+        self, model: ModelProto, half: HalfFormat, types: dict[str, int], float_names: set[str], keep_io: bool
     ) -> None:
         self.graph: GraphProto = model.graph
-        self.half, self.types, self.kept, self.keep_io = half, types, kept, keep_io
+        self.half, self.types, self.float_names, self.keep_io = half, types, float_names, keep_io
         self.opset = opset_of(model)
-        self.given = constants(model.graph)
+        self.initializers = constants(model.graph)
         self.outputs = {value.name for value in model.graph.output}
         self.taken = set(types) | {name for node in model.graph.node for name in node.output}
         self.stored: dict[str, int] = dict(types)
@@ -301,7 +301,7 @@ class _CastRewrite:
 
     def _choose_positions(self, node: NodeProto) -> tuple[set[int], set[int]]:
         """Positions of a node's inputs and outputs that become half; sets the type attribute where one decides."""
-        if node.name in self.kept or self._gives_constant(node):
+        if node.name in self.float_names or self._gives_constant(node):
             return set(), set()
         if typed_by_attribute(node):
             retype(node, self.half)
@@ -310,13 +310,13 @@ class _CastRewrite:
         outputs = {i for i in outputs if self.types.get(node.output[i]) == FLOAT}
         if not outputs and node.op_type != "QuantizeLinear":
             # A comparison or an index takes its inputs as they come: rounding them would only lose.
-            dynamic = {i for i in inputs if node.input[i] not in self.given}
+            dynamic = {i for i in inputs if node.input[i] not in self.initializers}
             return (inputs if dynamic and dynamic <= self._already_half(node) else set()), set()
         return inputs, outputs
 
     def _gives_constant(self, node: NodeProto) -> bool:
         """Whether a node makes a constant, such as anchors, an output of the model: rounding it would only lose."""
-        passed_on = node.op_type in _PASSING_ON and node.input[0] in self.given
+        passed_on = node.op_type in _PASSING_ON and node.input[0] in self.initializers
         return passed_on and self.keep_io and node.output[0] in self.outputs
 
     def _already_half(self, node: NodeProto) -> set[int]:
@@ -331,23 +331,23 @@ class _CastRewrite:
             self._cast(node.output[index], name, FLOAT)
             self.available[name, FLOAT] = name
 
-    def _cast_input(self, name: str, wanted: int, scale: bool = False) -> str:
-        """The name of a tensor holding `name` in type `wanted`, made on first demand."""
-        cast_name = self.available.get((name, wanted), name if self.stored.get(name) == wanted else None)
+    def _cast_input(self, name: str, element_type: int, scale: bool = False) -> str:
+        """The name of a tensor holding `name` in type `element_type`, made on first demand."""
+        cast_name = self.available.get((name, element_type), name if self.stored.get(name) == element_type else None)
         if cast_name is None:
-            cast_name = self._fresh(name, "fp32" if wanted == FLOAT else self.half.name)
-            if name in self.given:
+            cast_name = self._fresh(name, "fp32" if element_type == FLOAT else self.half.name)
+            if name in self.initializers:
                 self._convert_constant(name, cast_name, scale)
             else:
-                self._cast(name, cast_name, wanted)
-            self.available[name, wanted] = cast_name
+                self._cast(name, cast_name, element_type)
+            self.available[name, element_type] = cast_name
         return cast_name
 
-    def _cast(self, source: str, result: str, wanted: int) -> None:
-        self.nodes.append(helper.make_node("Cast", [source], [result], name=f"{result}_cast", to=wanted))
+    def _cast(self, source: str, result: str, element_type: int) -> None:
+        self.nodes.append(helper.make_node("Cast", [source], [result], name=f"{result}_cast", to=element_type))
 
     def _convert_constant(self, name: str, converted: str, scale: bool) -> None:
-        values = to_array(self.given[name])
+        values = to_array(self.initializers[name])
         if scale:
             if (values < self.half.tiny).any():
                 self.floored.append(name)
@@ -356,7 +356,7 @@ class _CastRewrite:
         zeros = int(np.count_nonzero(values)) - int(np.count_nonzero(narrowed))
         if zeros:
             self.underflowed.append((name, zeros, values.size))
-        self.graph.initializer.append(from_array(narrowed, converted, self.given[name]))
+        self.graph.initializer.append(from_array(narrowed, converted, self.initializers[name]))
 
     def _fresh(self, name: str, suffix: str) -> str:
         fresh = unused_name(f"{name}_{suffix}", self.taken)
@@ -372,10 +372,14 @@ def emulate(model: ModelProto) -> ModelProto:
     """
     copy = tidy(model)
     graph, types = copy.graph, element_types(copy)
-    nodes = [_widen_outside(item) for item in graph.initializer if is_external(item) and item.data_type in _HALF_TYPES]
-    for item in graph.initializer:
-        if not is_external(item):
-            _widen(item)
+    nodes = [
+        _widen_outside(tensor)
+        for tensor in graph.initializer
+        if is_external(tensor) and tensor.data_type in _HALF_TYPES
+    ]
+    for tensor in graph.initializer:
+        if not is_external(tensor):
+            _widen(tensor)
     for value in graph.output:
         if value.type.tensor_type.elem_type in _HALF_TYPES:
             value.type.tensor_type.elem_type = FLOAT
@@ -401,10 +405,10 @@ def emulate(model: ModelProto) -> ModelProto:
 def needs_emulation(model: ModelProto) -> bool:
     """Whether `emulate` changes more than the order of nodes: for 16-bit floats, and Constant nodes, which it lifts."""
     graphs = [*walk_graphs(model.graph)]
-    tensors = [item.data_type for graph in graphs for item in graph.initializer]
+    tensors = [tensor.data_type for graph in graphs for tensor in graph.initializer]
     tensors += [value.type.tensor_type.elem_type for graph in graphs for value in (*graph.input, *graph.output)]
     nodes = [node for graph in graphs for node in graph.node]
-    tensors += [item.i for node in nodes for item in node.attribute if item.name in _TYPES]
+    tensors += [attribute.i for node in nodes for attribute in node.attribute if attribute.name in _TYPES]
     return any(kind in _HALF_TYPES for kind in tensors) or any(node.op_type == "Constant" for node in nodes)
 
 
@@ -416,13 +420,13 @@ def _widen_attributes(node: NodeProto) -> None:
             attribute.i = FLOAT
 
 
-def _widen_outside(item: TensorProto) -> NodeProto:
+def _widen_outside(tensor: TensorProto) -> NodeProto:
     """The node that widens a 16-bit weight in a file, which gets another name, in place: a copy would take its room."""
-    name, item.name = item.name, f"{item.name}/stored"
-    return helper.make_node("Cast", [item.name], [name], name=f"{name}/widen", to=FLOAT)
+    name, tensor.name = tensor.name, f"{tensor.name}/stored"
+    return helper.make_node("Cast", [tensor.name], [name], name=f"{name}/widen", to=FLOAT)
 
 
-def _widen(item: TensorProto) -> None:
+def _widen(tensor: TensorProto) -> None:
     """In place: a 16-bit tensor becomes float32."""
-    if item.data_type in _HALF_TYPES:
-        item.CopyFrom(from_array(to_array(item).astype("float32"), item.name, item))
+    if tensor.data_type in _HALF_TYPES:
+        tensor.CopyFrom(from_array(to_array(tensor).astype("float32"), tensor.name, tensor))

@@ -69,7 +69,7 @@ def quantize_before_blocks(model: ModelProto) -> None:
 
 def _axes(node: NodeProto, shape: tuple[int, ...], weight: Iterable[int]) -> tuple[_Axis, ...] | None:
     """How each spatial axis is folded, or None where the node is no such convolution or a size is odd or not fixed."""
-    settings = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    settings = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     kernel = tuple(weight)[2:]
     if node.op_type != "Conv" or len(shape) != 4 or len(kernel) != 2 or shape[1] % _ALIGNMENT == 0:
         return None
@@ -104,8 +104,10 @@ def _fold(model: ModelProto, node: NodeProto, site: Site, axes: tuple[_Axis, ...
         helper.make_node("SpaceToDepth", [site.activation], [blocks], name=f"SpaceToDepth/{blocks}", blocksize=2)
     )
     node.input[0], node.input[1] = blocks, weight
-    for item in [item for item in node.attribute if item.name in ("strides", "pads", "kernel_shape", "dilations")]:
-        node.attribute.remove(item)
+    for attribute in [
+        attribute for attribute in node.attribute if attribute.name in ("strides", "pads", "kernel_shape", "dilations")
+    ]:
+        node.attribute.remove(attribute)
     upper, lower = axes
     node.attribute.append(helper.make_attribute("strides", [1, 1]))
     node.attribute.append(helper.make_attribute("pads", [upper.begin, lower.begin, upper.end, lower.end]))

@@ -126,13 +126,15 @@ def _formal(parameters: Sequence[defs.OpSchema.FormalParameter], index: int) -> 
 def find_too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> dict[str, str]:
     """The tensors of a tidy model that `half` cannot hold, each with the reason."""
     reasons = dict[str, str]()
-    for item in model.graph.initializer:
-        if item.data_type == FLOAT:
-            magnitudes = np.abs(to_array(item))
+    for tensor in model.graph.initializer:
+        if tensor.data_type == FLOAT:
+            magnitudes = np.abs(to_array(tensor))
             # Infinities can be represented and do not count.
             reach = float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
             if not np.isfinite(half.narrow(np.array(reach)).astype(np.float32)):
-                reasons[item.name] = f"constant {item.name!r} reaches {reach:g}, {half.name} ends at {half.largest:g}"
+                reasons[tensor.name] = (
+                    f"constant {tensor.name!r} reaches {reach:g}, {half.name} ends at {half.largest:g}"
+                )
     for value in model.graph.input:
         if reason := _check_measured(value.name, half, ranges):
             reasons[value.name] = reason
@@ -154,10 +156,10 @@ def _check_measured(name: str, half: HalfFormat, ranges: Ranges | None) -> str |
     return f"tensor {name!r} reached {reach:g} in calibration, {half.name} ends at {half.largest:g}"
 
 
-def _find_inherited(node: NodeProto, found: Mapping[str, str], half: HalfFormat) -> str | None:
+def _find_inherited(node: NodeProto, reasons: Mapping[str, str], half: HalfFormat) -> str | None:
     """Why the unmeasured results of a node may be too large."""
     if half.narrow_range and node.op_type in _EXPLOSIVE:
         return f"{node.op_type} {node.name!r} may leave {half.name}, and its range was not measured"
     if node.op_type not in _PASSING:
         return None
-    return next((found[name] for name in node.input if name in found), None)
+    return next((reasons[name] for name in node.input if name in reasons), None)

@@ -74,14 +74,14 @@ class Insertion:
         self.graph: GraphProto = model.graph
         self.grid = grid
         self.weight_grid = grid if grid.name == "fp8" else replace(GRIDS["int8"], highest=levels)
-        self.given = constants(model.graph)
+        self.initializers = constants(model.graph)
         self._outside = find_external(model.graph)
         self.by_name = {node.name: node for node in model.graph.node}
         self.scales: dict[str, float] = {}
         self._pairs: dict[str, str] = {}
         self._stored: dict[tuple[str, ...], str] = {}
         self._taken = {name for node in model.graph.node for name in (node.name, *node.input, *node.output)}
-        self._taken |= self.given.keys()
+        self._taken |= self.initializers.keys()
 
     def read(self, node: str, index: int, low: float, high: float) -> float:
         """Let input `index` of a node read its tensor through a pair for the range low..high; returns the scale."""
@@ -116,7 +116,7 @@ class Insertion:
         if key not in self._stored:
             scale = self.constant(scales, f"{name}_scale")
             zero = self.constant(np.zeros(scales.shape, grid.dtype), f"{name}_zero_point")
-            values = to_array(self.given[name])
+            values = to_array(self.initializers[name])
             source = name if pair else self.constant(grid.rounded(values, scales, axis), f"{name}_{grid.name}")
             if pair:
                 source = self._add("QuantizeLinear", [name, scale, zero], f"{name}_quantized", axis=axis)
@@ -126,7 +126,7 @@ class Insertion:
     def bias(self, node: str, scales: NDArray[np.float32]) -> None:
         """Store a node's constant bias as int32. scales: [channels], of the accumulator (activation times weight)."""
         reader = self.by_name[node]
-        values = to_array(self.given[reader.input[2]]).astype(np.float64)
+        values = to_array(self.initializers[reader.input[2]]).astype(np.float64)
         limits = np.iinfo(np.int32)
         rounded = np.clip(np.rint(values / scales.astype(np.float64)), limits.min, limits.max).astype(np.int32)
         inputs = [self.constant(rounded, f"{reader.input[2]}_int32"), self.constant(scales, f"{reader.input[2]}_scale")]
@@ -163,7 +163,7 @@ class Insertion:
 
 def weight_scales(insertion: Insertion, node: str, axis: int) -> NDArray[np.float32]:
     """Scales [channels] of a node's weight along `axis`; a channel of zeros gets the smallest of the others."""
-    values = to_array(insertion.given[insertion.by_name[node].input[1]])
+    values = to_array(insertion.initializers[insertion.by_name[node].input[1]])
     scales = insertion.weight_grid.scales(values, axis)
     smallest = scales[scales > 0].min(initial=np.float32(1.0))
     return np.where(scales > 0, scales, smallest).astype(np.float32)
@@ -175,7 +175,7 @@ def widened_for_bias(scales: NDArray[np.float32], bias: Array, activation_scale:
     return np.maximum(np.maximum(scales, needed), SMALLEST_SCALE).astype(np.float32)
 
 
-def has_quantizable_bias(node: NodeProto, given: dict[str, TensorProto], channels: int) -> bool:
+def has_quantizable_bias(node: NodeProto, initializers: dict[str, TensorProto], channels: int) -> bool:
     """Whether the bias is a float constant with one value per output channel."""
-    bias = given.get(node.input[2]) if len(node.input) > 2 else None
+    bias = initializers.get(node.input[2]) if len(node.input) > 2 else None
     return bias is not None and list(bias.dims) == [channels] and bias.data_type == TensorProto.FLOAT

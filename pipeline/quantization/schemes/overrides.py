@@ -39,9 +39,9 @@ def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, Overrid
     for rule in rules:
         nodes = [node.name for node in model.graph.node if rule.covers(node)]
         if not nodes:
-            known = sorted({word for node in model.graph.node for word in (node.name, node.op_type)})
+            node_words = sorted({word for node in model.graph.node for word in (node.name, node.op_type)})
             remedy = "`enginesmith debug sensitivity` and any ONNX viewer show the nodes' names"
-            hint = suggest(rule.match.strip("*"), known, remedy)
+            hint = suggest(rule.match.strip("*"), node_words, remedy)
             raise InputError(f"quantization.overrides: no node matches {rule.match!r}; {hint}")
         chosen |= dict.fromkeys(nodes, rule.precision)
     return chosen

@@ -103,7 +103,7 @@ def _quantize(
     else:
         insertion = Insertion(graph, GRIDS[grid], scheme.weight_levels)
         beside = _insert_for_gpu(graph, sites, ranges, insertion, overrides)
-    return finish_rest(graph, replace(notes, kept=(*notes.kept, *beside)), scheme, overrides, ranges)
+    return finish_rest(graph, replace(notes, float_nodes=(*notes.float_nodes, *beside)), scheme, overrides, ranges)
 
 
 def finish_rest(
@@ -235,8 +235,8 @@ def _weight_and_bias(insertion: Insertion, site: Site, activation_scale: float) 
     """Store a site's weight as int8 and its bias, where the accumulator's grid can hold it, as int32."""
     node, scales = insertion.by_name[site.node], weight_scales(insertion, site.node, site.axis)
     alpha = attribute_of(node, "alpha", 1.0)
-    if has_quantizable_bias(node, insertion.given, len(scales)) and alpha > 0:
-        bias = to_array(insertion.given[node.input[2]])
+    if has_quantizable_bias(node, insertion.initializers, len(scales)) and alpha > 0:
+        bias = to_array(insertion.initializers[node.input[2]])
         scales = widened_for_bias(scales, bias, activation_scale * alpha)
         accumulator = np.float32(activation_scale * alpha) * scales
         if (accumulator >= np.finfo(np.float32).tiny).all():

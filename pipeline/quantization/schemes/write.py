@@ -101,7 +101,7 @@ class _DynamicRewrite:
         """x W (+ b) becomes (quantized x) (int8 W) times both scales (+ b)."""
         insertion, node = self.insertion, self.insertion.by_name[site.node]
         scales = weight_scales(insertion, site.node, site.axis)
-        values = insertion.weight_grid.rounded(to_array(insertion.given[site.weight]), scales, site.axis)
+        values = insertion.weight_grid.rounded(to_array(insertion.initializers[site.weight]), scales, site.axis)
         alpha = np.float32(attribute_of(node, "alpha", 1.0))
         weight = insertion.constant(values.T if site.axis == 0 else values, f"{site.weight}_int8")
         weight_zero = insertion.constant(np.zeros(scales.shape, np.int8), f"{site.weight}_zero_point")
@@ -149,7 +149,7 @@ def quantize_int4(
     sites, unsupported_nodes = find_sites(graph)
     insertion, done, float_nodes = Insertion(graph, GRIDS["int8"]), [], list(unsupported_nodes)
     for site in sites:
-        dims = insertion.given[site.weight].dims
+        dims = insertion.initializers[site.weight].dims
         depth = dims[1 - site.axis] if len(dims) == 2 else 0
         size = next((size for size in BLOCKS if depth and depth % size == 0), 0)
         reason = find_override(site.node, overrides or {})
@@ -209,14 +209,14 @@ def _error(part: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np
 def _store(insertion: Insertion, site: Site, block: int) -> None:
     """Put the int4 weight, [depth, channels], and its DequantizeLinear in the place of the float one."""
     node = insertion.by_name[site.node]
-    values = to_array(insertion.given[site.weight])
+    values = to_array(insertion.initializers[site.weight])
     if site.axis == 0:  # Gemm with transB
         values = values.T
     # onnxruntime fuses no int4 weight with a Gemm that has transB or alpha.
     if (alpha := np.float32(attribute_of(node, "alpha", 1.0))) != 1:
         values = values * alpha
-    for item in [item for item in node.attribute if item.name in ("alpha", "transB")]:
-        node.attribute.remove(item)
+    for attribute in [attribute for attribute in node.attribute if attribute.name in ("alpha", "transB")]:
+        node.attribute.remove(attribute)
     stored, scales = blocks_of(values, block)
     inputs = [insertion.constant(stored, f"{site.weight}_int4"), insertion.constant(scales, f"{site.weight}_scale")]
     result = f"{inputs[0]}_dequantized"
@@ -242,20 +242,20 @@ def write(
     overrides: Sequence[Override] = (),
     *,
     keep_io: bool = True,
-    left: Mapping[str, str] | None = None,
+    float_nodes: Mapping[str, str] | None = None,
     states: Sequence[QuantizedState] = (),
 ) -> tuple[ModelProto, QuantizationNotes | CastNotes]:
     """The model in a precision other than fp32, and notes on what was done and what was left alone.
 
     scheme: the backend's, for the quantized precisions.  ranges: int8 and fp8 need them; the others find with them
-    which tensors are too large.  left: nodes that a search leaves in float (node -> reason), in int8, fp8
+    which tensors are too large.  float_nodes: nodes that a search leaves in float (node -> reason), in int8, fp8
     and block formats only; in these they are in fp8 where the format has activations.
     keep_io: whether fp16 and bf16 graphs keep fp32 inputs and outputs.  states: rounded where the graph takes and gives
     them.
     Raises DataError where ranges are missing, InputError for an override that matches no node, ModelError for a graph
     that cannot be written so.
     """
-    variant_model, notes = _write(model, precision, scheme, ranges, overrides, keep_io, left or {})
+    variant_model, notes = _write(model, precision, scheme, ranges, overrides, keep_io, float_nodes or {})
     quantize_states(variant_model, states)
     return variant_model, notes
 
@@ -267,7 +267,7 @@ def _write(
     ranges: Ranges | None,
     overrides: Sequence[Override],
     keep_io: bool,
-    left: Mapping[str, str],
+    float_nodes: Mapping[str, str],
 ) -> tuple[ModelProto, QuantizationNotes | CastNotes]:
     node_precisions = resolve(prepare_model(model), overrides) if overrides else {}
     if precision == "fp16" or precision == "bf16":
@@ -276,17 +276,17 @@ def _write(
         raise ValueError(f"{precision} is written in a backend's scheme; none was given")
     if form := FORMATS.get(precision):
         rest: OverridePrecision = "fp8" if form.activations else "fp16"
-        searched = {**node_precisions, **dict.fromkeys(left, rest)}
+        searched = {**node_precisions, **dict.fromkeys(float_nodes, rest)}
         variant_model, notes = quantize_blocks(model, precision, scheme, searched, ranges)
-        return variant_model, _with_reasons(notes, left)
+        return variant_model, _with_reasons(notes, float_nodes)
     if uncalibrated := UNCALIBRATED.get(precision):
         return uncalibrated(model, scheme, node_precisions, ranges)
     if ranges is None:
         raise DataError(f"{precision} needs calibrated ranges, and there are none; add calibration.data")
-    in_float: dict[str, OverridePrecision] = dict.fromkeys(left, "fp16")
+    in_float: dict[str, OverridePrecision] = dict.fromkeys(float_nodes, "fp16")
     quantize = quantize_fp8 if precision == "fp8" else quantize_int8
     variant_model, notes = quantize(model, ranges, scheme, {**node_precisions, **in_float})
-    return variant_model, _with_reasons(notes, left)
+    return variant_model, _with_reasons(notes, float_nodes)
 
 
 def write_searched(
@@ -303,9 +303,9 @@ def write_searched(
     return quantize(model, ranges, scheme, overrides)[0]
 
 
-def _with_reasons(notes: QuantizationNotes, left: Mapping[str, str]) -> QuantizationNotes:
-    kept, eight_bits = (
-        tuple(replace(item, reason=left.get(item.node, item.reason)) for item in items)
-        for items in (notes.kept, notes.eight_bits)
+def _with_reasons(notes: QuantizationNotes, reasons: Mapping[str, str]) -> QuantizationNotes:
+    float_nodes, eight_bits = (
+        tuple(replace(node, reason=reasons.get(node.node, node.reason)) for node in items)
+        for items in (notes.float_nodes, notes.eight_bits)
     )
-    return replace(notes, kept=kept, eight_bits=eight_bits)
+    return replace(notes, float_nodes=float_nodes, eight_bits=eight_bits)

@@ -47,12 +47,13 @@ def with_margin(floor: SearchFloor) -> SearchFloor:
 
 def budget_of(limits: GraphLimits) -> Budget:
     """The documented limits of an int8 graph or the spec's, with the margin; shares of decisions have none."""
-    held = Budgets(default_budget("quantization", "int8")).override(limits.given).default
-    given, factor = {name: limit for name, limit in held.items() if limit is not None}, 10 ** (MARGIN_DB / 20)
-    changed = {name: limit + MARGIN_DB for name, limit in given.items() if name.endswith("_db")}
-    changed |= {name: limit / factor for name, limit in given.items() if name.startswith("max_")}
-    changed |= {name: 1 - (1 - limit) / factor**2 for name, limit in given.items() if name == "cosine"}
-    return held.override(changed)
+    base_limits = Budgets(default_budget("quantization", "int8")).override(limits.given).default
+    factor = 10 ** (MARGIN_DB / 20)
+    set_limits = {name: limit for name, limit in base_limits.items() if limit is not None}
+    changed = {name: limit + MARGIN_DB for name, limit in set_limits.items() if name.endswith("_db")}
+    changed |= {name: limit / factor for name, limit in set_limits.items() if name.startswith("max_")}
+    changed |= {name: 1 - (1 - limit) / factor**2 for name, limit in set_limits.items() if name == "cosine"}
+    return base_limits.override(changed)
 
 
 @dataclass
@@ -83,7 +84,7 @@ class GraphJudge:
 
     @property
     def _limits(self) -> OutputLimits:
-        exact = {name for part in self._parts for name, found in part.outputs.items() if found.dtype.kind in "biu"}
+        exact = {name for part in self._parts for name, array in part.outputs.items() if array.dtype.kind in "biu"}
         near = {} if DECISIONS in self.limits.given else dict.fromkeys(exact, NearTies())
         return OutputLimits(Budgets(budget_of(self.limits), decisions=near))
 

@@ -39,7 +39,7 @@ _ERROR_OF_MEDIAN = 1.2533 * 1.4826
 class PairedRounds(Protocol):
     """Runs two models as engines, round by round: yields milliseconds of (first, second), without end."""
 
-    def __call__(self, first: ModelProto, second: ModelProto) -> Iterator[tuple[float, float]]:
+    def __call__(self, int8_model: ModelProto, float_model: ModelProto) -> Iterator[tuple[float, float]]:
         """Raises EnginesmithError when an engine cannot be built or run."""
         ...
 
@@ -63,7 +63,7 @@ class Timing:
         """From (int8, float) milliseconds of each round."""
         savings = [slow - fast for fast, slow in rounds]
         saving = statistics.median(savings)
-        spread = statistics.median(abs(item - saving) for item in savings)
+        spread = statistics.median(abs(value - saving) for value in savings)
         error = _ERROR_OF_MEDIAN * spread / math.sqrt(len(savings))
         int8, plain = (statistics.median(side) for side in zip(*rounds, strict=True))
         best = [min(side) for side in zip(*rounds, strict=True)]
@@ -118,10 +118,10 @@ class EngineTiming:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._close_all_but()
 
-    def __call__(self, first: ModelProto, second: ModelProto) -> Iterator[tuple[float, float]]:
+    def __call__(self, int8_model: ModelProto, float_model: ModelProto) -> Iterator[tuple[float, float]]:
         """Build both, run each once to warm up, then yield milliseconds, the order changing from round to round."""
-        self._close_all_but(first, second)
-        sessions = [self._open_engine(model) for model in (first, second)]
+        self._close_all_but(int8_model, float_model)
+        sessions = [self._open_engine(model) for model in (int8_model, float_model)]
         for session in sessions:
             session.run({spec.name: self.inputs[spec.name] for spec in session.inputs})
         for order in itertools.cycle([(0, 1), (1, 0)]):
@@ -140,11 +140,11 @@ class EngineTiming:
             self._open.append((model, session, stack.pop_all()))
         return session
 
-    def _close_all_but(self, *kept: ModelProto) -> None:
-        for item in list(self._open):
-            if not any(item[0] is model for model in kept):
-                self._open.remove(item)
-                item[2].close()
+    def _close_all_but(self, *models: ModelProto) -> None:
+        for entry in list(self._open):
+            if not any(entry[0] is model for model in models):
+                self._open.remove(entry)
+                entry[2].close()
 
     def _time_ms(self, session: Session) -> float:
         inputs = {spec.name: self.inputs[spec.name] for spec in session.inputs}

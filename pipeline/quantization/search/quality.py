@@ -85,13 +85,13 @@ class SearchFloor:
     accuracy: float | None = None
     graph: GraphLimits | None = None
 
-    def holds(self, found: Quality) -> bool:
+    def holds(self, result: Quality) -> bool:
         """Whether a measured quality is good enough. NaN and infinities never are."""
-        if self.accuracy is not None and found.accuracy is None:
+        if self.accuracy is not None and result.accuracy is None:
             return False  # it was not measured
         limits = {name: limit for name, limit in vars(self).items() if name != "graph" and limit is not None}
-        within = all(getattr(found, name) >= limit for name, limit in limits.items())
-        return found.finite and within and not (self.graph and found.missed)
+        within = all(getattr(result, name) >= limit for name, limit in limits.items())
+        return result.finite and within and not (self.graph and result.missed)
 
 
 # The limits that a graph is judged by (the quantization stage), asked of the graphs that a search tries.

@@ -37,7 +37,7 @@ class QuantizationRecipe:
     scheme: QuantizationScheme | None
     ranges: Ranges | None
     rules: tuple[Override, ...]
-    left: Mapping[str, str]
+    float_nodes: Mapping[str, str]
     keep_io: bool
     states: tuple[QuantizedState, ...] = ()
 
@@ -54,20 +54,24 @@ class QuantizationRecipe:
         """The graph with these nodes in float, and notes."""
         rules = self.rules_with(nodes)
         how = self.scheme, self.ranges, rules
-        return write(self.model, self.precision, *how, keep_io=self.keep_io, left=self.left, states=self.states)
+        return write(
+            self.model, self.precision, *how, keep_io=self.keep_io, float_nodes=self.float_nodes, states=self.states
+        )
 
 
 def propose(
-    recipe: QuantizationRecipe, found: Attribution, before: Sequence[Check], judge: Judge, most_s: float = MOST_S
+    recipe: QuantizationRecipe, attribution: Attribution, before: Sequence[Check], judge: Judge, most_s: float = MOST_S
 ) -> Proposal:
     """The smallest set of groups found that, left in float, repairs the graph.
 
-    found: its ranking says what to try first.  before: the checks of the graph as it is.  judge: runs all of them.
+    attribution: its ranking says what to try first.  before: the checks of the graph as it is.  judge: runs all.
     most_s: seconds, after which the smallest set so far is proposed.
     """
     # Those with the worst own error first.
-    place = {name: index for index, row in reversed([*enumerate(found.rows)]) for name in row.nodes}
-    groups = sorted(narrow_groups(recipe, found), key=lambda nodes: min(place.get(name, len(place)) for name in nodes))
+    place = {name: index for index, row in reversed([*enumerate(attribution.rows)]) for name in row.nodes}
+    groups = sorted(
+        narrow_groups(recipe, attribution), key=lambda nodes: min(place.get(name, len(place)) for name in nodes)
+    )
     judged: dict[tuple[str, ...], Sequence[Check]] = {}
 
     def passes(chosen: Sequence[Nodes]) -> bool:
@@ -95,7 +99,7 @@ def propose(
     )
 
 
-def narrow_groups(recipe: QuantizationRecipe, found: Attribution) -> list[Nodes]:
+def narrow_groups(recipe: QuantizationRecipe, attribution: Attribution) -> list[Nodes]:
     """The groups that the graph has in its narrow precision, in its order; of a cast, the nodes behind each row."""
     model = prepare_model(recipe.model)
     _, notes = recipe.write()
@@ -104,7 +108,7 @@ def narrow_groups(recipe: QuantizationRecipe, found: Attribution) -> list[Nodes]
         sites = [site for site in find_sites(model)[0] if site.node in quantized]
         return [group.nodes for group in find_groups(model, sites)]
     node_names = {node.name for node in model.graph.node}
-    rows = [tuple(name for name in row.nodes if name in node_names) for row in found.rows]
+    rows = [tuple(name for name in row.nodes if name in node_names) for row in attribution.rows]
     return list(dict.fromkeys(nodes for nodes in rows if nodes))
 
 

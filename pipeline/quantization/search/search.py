@@ -136,17 +136,21 @@ def _check_decisions(outputs: Tensors) -> None:
         )
 
 
-def _check_reached(floor: SearchFloor, found: Quality) -> None:
-    """Raises DataError when the search ended without reaching the floor: not even the float model (found) does."""
-    if not found.finite:
+def _check_reached(floor: SearchFloor, float_quality: Quality) -> None:
+    """Raises DataError when the search ended without reaching the floor: not even the float model does."""
+    if not float_quality.finite:
         raise DataError(
             "quantization.floor cannot be judged: the float model itself gives NaN or infinities on the calibration "
             "samples; correct the samples or the model"
         )
-    if floor.accuracy is not None and (found.accuracy is None or found.accuracy < floor.accuracy):
-        own = "was not measured" if found.accuracy is None else f"has {found.accuracy:.4f} on the calibration samples"
+    if floor.accuracy is not None and (float_quality.accuracy is None or float_quality.accuracy < floor.accuracy):
+        score_text = (
+            "was not measured"
+            if float_quality.accuracy is None
+            else f"has {float_quality.accuracy:.4f} on the calibration samples"
+        )
         raise DataError(
-            f"quantization.floor.accuracy {floor.accuracy:g} is out of reach: the float model itself {own}; "
+            f"quantization.floor.accuracy {floor.accuracy:g} is out of reach: the float model itself {score_text}; "
             "ask for less, or correct calibration.labels"
         )
 
@@ -224,14 +228,16 @@ def swap_groups(trial: SearchTrial, floor: SearchFloor, point: FrontierPoint) ->
     return point
 
 
-def _smaller(trial: SearchTrial, sqnr_db: float, left: tuple[str, ...], most: float) -> tuple[str, ...] | None:
-    """`left` with more groups, of less than `most` multiplications together, whose damages add up to the decibels; or
-    None."""
+def _smaller(
+    trial: SearchTrial, sqnr_db: float, float_groups: tuple[str, ...], max_macs: float
+) -> tuple[str, ...] | None:
+    """`float_groups` with more groups, of less than `max_macs` multiplications together, whose damages add up to the
+    decibels; or None."""
     spent = 0.0
     for name in trial.ranked:
-        if name in left or spent + trial.macs[name] >= most:
+        if name in float_groups or spent + trial.macs[name] >= max_macs:
             continue
-        left, spent = (*left, name), spent + trial.macs[name]
-        if trial.predicted_db(left) >= sqnr_db:
-            return left
+        float_groups, spent = (*float_groups, name), spent + trial.macs[name]
+        if trial.predicted_db(float_groups) >= sqnr_db:
+            return float_groups
     return None

@@ -36,12 +36,12 @@ def divide_sections(
     places = {node.name: index for index, node in enumerate(model.graph.node)}
     # A group that is read in many places ends with the last of them.
     waiting = sorted(groups, key=lambda group: max(places[node] for node in group.nodes))
-    sections, held = list[Section](), list[SmoothingGroup]()
+    sections, section_groups = list[Section](), list[SmoothingGroup]()
     changed = downstream(model, {node for group in groups for node in group.nodes})
     for index, tensor in find_waists(model, changed, types):
         while waiting and max(places[node] for node in waiting[0].nodes) <= index:
-            held.append(waiting.pop(0))
-        if len(held) >= least and waiting:
-            sections.append(Section(tuple(held), tensor))
-            held = []
-    return [*sections, Section((*held, *waiting), None)]
+            section_groups.append(waiting.pop(0))
+        if len(section_groups) >= least and waiting:
+            sections.append(Section(tuple(section_groups), tensor))
+            section_groups = []
+    return [*sections, Section((*section_groups, *waiting), None)]

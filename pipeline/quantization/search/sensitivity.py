@@ -95,8 +95,8 @@ def sweep(
     at_outputs = list(accumulate(reversed(gains), operator.mul))[::-1]
     damages = {
         name: noise * gain if noise else 0.0
-        for own, gain in zip(alone, at_outputs, strict=True)
-        for name, noise in own.items()
+        for noises, gain in zip(alone, at_outputs, strict=True)
+        for name, noise in noises.items()
     }
     return damages, SweepCost(len(groups), time.process_time() - start, inference_s)
 
@@ -162,23 +162,25 @@ def _fitting(runs: Sequence[Tensors], inner: SessionRunner) -> Sequence[Tensors]
 
 
 def _compare(
-    part: ModelProto, inputs: Sequence[Tensors], kept: Sequence[Tensors] = ()
+    part: ModelProto, inputs: Sequence[Tensors], kept_runs: Sequence[Tensors] = ()
 ) -> tuple[float, list[dict[str, Array]]]:
-    """The noise of a part's outputs, against `kept` or, without it, the inputs' own; and these outputs by run."""
+    """The noise of a part's outputs, against `kept_runs` or, without it, the inputs' own; and these outputs by run."""
     runner = SessionRunner(part)
     answers = [runner.run(values) for values in inputs]
-    expected = [{name: values[name] for name in runner.outputs} for values in kept or inputs]
-    found = quality(expected, answers)
-    return found.noise if found.finite else math.inf, answers
+    expected = [{name: values[name] for name in runner.outputs} for values in kept_runs or inputs]
+    result = quality(expected, answers)
+    return result.noise if result.finite else math.inf, answers
 
 
-def _gain(stage: _Stage, kept: Sequence[Tensors], shifted: Sequence[Array]) -> float:
+def _gain(stage: _Stage, kept_runs: Sequence[Tensors], shifted: Sequence[Array]) -> float:
     """What the link makes of relative errors: `shifted` is the stage's end with the errors of all its groups."""
     if stage.link is None or stage.end is None:
         return 1.0
-    before = quality([{stage.end: values[stage.end]} for values in kept], ({stage.end: values} for values in shifted))
-    moved = [{**values, stage.end: other} for values, other in zip(kept, shifted, strict=True)]
-    return _compare(stage.link, moved, kept)[0] / before.noise if before.noise else 1.0
+    before = quality(
+        [{stage.end: values[stage.end]} for values in kept_runs], ({stage.end: values} for values in shifted)
+    )
+    moved = [{**values, stage.end: other} for values, other in zip(kept_runs, shifted, strict=True)]
+    return _compare(stage.link, moved, kept_runs)[0] / before.noise if before.noise else 1.0
 
 
 def _quantize_alone(
@@ -257,11 +259,11 @@ def _right(output: Array, labels: Array, name: str) -> Array:
     return np.asarray((answers.reshape(-1) == labels.reshape(-1)) & valid.reshape(-1))
 
 
-def _within(runs: Iterable[dict[str, Array]], most: int) -> list[dict[str, Array]]:
+def _within(runs: Iterable[dict[str, Array]], max_bytes: int) -> list[dict[str, Array]]:
     run_values, total_bytes = list[dict[str, Array]](), 0
     for values in runs:
         total_bytes += sum(array.nbytes for array in values.values())
-        if run_values and total_bytes > most:
+        if run_values and total_bytes > max_bytes:
             break
         run_values.append(values)
     return run_values

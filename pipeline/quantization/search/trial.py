@@ -172,9 +172,9 @@ def in_json(sqnr_db: float | None) -> float | None:
     return sqnr_db if math.isfinite(sqnr_db) else BROKEN_DB
 
 
-def _point_in_json(found: FrontierPoint) -> FrontierPoint:
-    predicted_db, sqnr_db, cosine = map(in_json, (found.predicted_db, found.sqnr_db, found.cosine))
-    return replace(found, predicted_db=predicted_db, sqnr_db=sqnr_db, cosine=cosine)
+def _point_in_json(point: FrontierPoint) -> FrontierPoint:
+    predicted_db, sqnr_db, cosine = map(in_json, (point.predicted_db, point.sqnr_db, point.cosine))
+    return replace(point, predicted_db=predicted_db, sqnr_db=sqnr_db, cosine=cosine)
 
 
 # What is known of a model while a search tries points: of its float side once, and of each kind of int8.
@@ -254,8 +254,8 @@ def open_trials(
     statistics.clear()
     convolved = fit_convolutions(side.model, kinds, side.fitted, side.clock.check)
     return [
-        replace(SearchTrial.of(side, target, kind, own | others, work), eight_bits=eight_bits)
-        for target, kind, own, others, eight_bits in zip(
+        replace(SearchTrial.of(side, target, kind, mixing_plans | others, work), eight_bits=eight_bits)
+        for target, kind, mixing_plans, others, eight_bits in zip(
             targets, kinds, plans[: len(kinds)], convolved, plans[len(kinds) :], strict=True
         )
     ]
@@ -300,8 +300,8 @@ def _fit_mixing(
     groups = [group for kind in kinds for group in kind.groups]
     weights, biased = matrices(side.model, groups), find_biases(side.model, groups).keys()
 
-    def fit_one(item: tuple[FittedKind, SmoothingGroup]) -> SmoothingPlan:
-        kind, group = item
+    def fit_one(pair: tuple[FittedKind, SmoothingGroup]) -> SmoothingPlan:
+        kind, group = pair
         side.clock.check("fitting settings")
         return fit(group, statistics[group.activation], weights, kind.activation, strengths, kind.levels, biased)
 
@@ -358,49 +358,49 @@ class SearchTrial:
         """Groups by damage per multiplication, worst first."""
         return tuple(sorted(self.groups, key=lambda name: (-self.alone[name] / max(self.macs[name], 1e-9), name)))
 
-    def predicted_db(self, left: Sequence[str]) -> float:
+    def predicted_db(self, float_groups: Sequence[str]) -> float:
         """The SQNR in decibels to which the damages of single groups add up."""
-        in_float = {*left}
+        in_float = {*float_groups}
         return _decibels(sum(noise for name, noise in self.alone.items() if name not in in_float))
 
-    def predict(self, left: Sequence[str]) -> FrontierPoint:
+    def predict(self, float_groups: Sequence[str]) -> FrontierPoint:
         """The point, with the quality to which the damages of single groups add up."""
         total = sum(self.macs.values())
-        share = 1 - sum(self.macs[name] for name in left) / total if total else 0.0
-        return FrontierPoint(share, tuple(left), self.predicted_db(left))
+        share = 1 - sum(self.macs[name] for name in float_groups) / total if total else 0.0
+        return FrontierPoint(share, tuple(float_groups), self.predicted_db(float_groups))
 
-    def point(self, left: Sequence[str]) -> FrontierPoint:
+    def point(self, float_groups: Sequence[str]) -> FrontierPoint:
         """The point, with the quality of the whole model, quantized so and run."""
-        left = tuple(left)
-        if left not in self.qualities:
+        float_groups = tuple(float_groups)
+        if float_groups not in self.qualities:
             side = self.side
             side.clock.check("trials of the whole model", len(self.qualities))
-            runner = SessionRunner(self.write(left, self.scheme), exact=True)
+            runner = SessionRunner(self.write(float_groups, self.scheme), exact=True)
             answered = (runner.run(inputs) for inputs in side.runs)
             judge = GraphJudge(side.limits, side.runs) if side.limits else None
-            self.qualities[left] = quality(side.expected, answered, side.answers, judge)
-        graph_quality = self.qualities[left]
+            self.qualities[float_groups] = quality(side.expected, answered, side.answers, judge)
+        graph_quality = self.qualities[float_groups]
         return replace(
-            self.predict(left),
+            self.predict(float_groups),
             sqnr_db=graph_quality.sqnr_db,
             cosine=graph_quality.cosine,
             argmax_agreement=graph_quality.argmax_agreement,
             accuracy=graph_quality.accuracy,
         )
 
-    def apply_other_plans(self, left: Sequence[str]) -> tuple[ModelProto, Ranges]:
+    def apply_other_plans(self, float_groups: Sequence[str]) -> tuple[ModelProto, Ranges]:
         """The model with the plans of all other groups carried out, and in these those of fp8 where there are any."""
-        in_float = {*left}
+        in_float = {*float_groups}
         plans = [plan for name, plan in self.plans.items() if name not in in_float]
         plans += [plan for name, plan in self.eight_bits.items() if name in in_float]
         return apply_plans(self.side.model, plans, self.ranges)
 
-    def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
+    def write(self, float_groups: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
         """The graph with these groups in float, or fp8 (`schemes.write`), and all others in the precision; weights in
         float lie in the side's file."""
-        changed, ranges = self.apply_other_plans(left)
+        changed, ranges = self.apply_other_plans(float_groups)
         rest: OverridePrecision = "fp8" if _leaves_fp8(self.precision) else "fp16"
-        overrides = {**self.side.overrides, **{node: rest for name in left for node in self.groups[name].nodes}}
+        overrides = {**self.side.overrides, **{node: rest for name in float_groups for node in self.groups[name].nodes}}
         return write_searched(changed, self.precision, scheme, ranges, overrides)
 
     def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...]) -> MixedPrecisionChoice:
@@ -424,8 +424,8 @@ class SearchTrial:
         what = "floor" if self.side.limits is None else "graph's limits"
         return f"the {what}: quantized alone it leaves {decibels_text(in_json(_decibels(self.alone[name])))}"
 
-    def _row(self, name: str, folds: bool, total: float, kept: bool) -> GroupDamage:
-        """total: multiplications of all groups.  kept: whether the group is in int8."""
+    def _row(self, name: str, folds: bool, total: float, in_int8: bool) -> GroupDamage:
+        """total: multiplications of all groups.  in_int8: whether the group is in int8."""
         group, plan, timing = self.groups[name], self.plans.get(name), self.timings.get(name)
         macs = self.macs[name]
         return GroupDamage(
@@ -439,7 +439,7 @@ class SearchTrial:
             plan.strength if plan else None,
             plan.clip if plan else 1.0,
             bool(plan and plan.factors is not None and folds),
-            kept,
+            in_int8,
             timing.int8_ms if timing else None,
             timing.float_ms if timing else None,
         )

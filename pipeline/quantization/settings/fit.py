@@ -83,8 +83,8 @@ def fit(
     added = np.zeros(whole.shape[1], np.float32)
     if corrected:
         rows = np.asarray(statistics.rows / factors, np.float32)
-        held = rounded_activation(rows, best.low, best.high, activation) if isinstance(levels, int) else rows
-        added = (statistics.mean / factors) @ (whole - scaled) + (held - rows).mean(axis=0) @ whole
+        rounded_rows = rounded_activation(rows, best.low, best.high, activation) if isinstance(levels, int) else rows
+        added = (statistics.mean / factors) @ (whole - scaled) + (rounded_rows - rows).mean(axis=0) @ whole
     shifts = dict(zip(group.nodes, np.split(-added, ends), strict=True)) if corrected else {}
     weight_db = {
         node: decibels(float(np.square(part, dtype=np.float64).sum()), float(np.square(rounded[node] - part).sum()))
@@ -124,14 +124,14 @@ def _judge(
         folds = [(channel_sums, rows, _factors(channel_sums, reach, strength, levels)) for channel_sums, rows in tried]
         for clip in _CLIPS if isinstance(levels, int) else (1.0,):
             of_rows = 0.0
-            for channel_sums, rows, own in folds:
-                tested = _make_setting(channel_sums, strength, own, clip, activation)
-                smoothed = rows / own
+            for channel_sums, rows, row_factors in folds:
+                tested = _make_setting(channel_sums, strength, row_factors, clip, activation)
+                smoothed = rows / row_factors
                 if isinstance(levels, int):
                     rounded = rounded_activation(smoothed, tested.low, tested.high, activation)
                 else:
                     rounded = levels.rounded_activation(smoothed, activation_scale(max(-tested.low, tested.high)))
-                of_rows += ruler.measure((rounded - smoothed) * own)
+                of_rows += ruler.measure((rounded - smoothed) * row_factors)
             setting = _make_setting(statistics, strength, factors, clip, activation)
             yield of_rows + len(tried) * _COMPENSATION * of_weights, setting
 

@@ -107,12 +107,12 @@ FEWEST = 16
 
 @dataclass
 class ChannelSums:
-    """Half of the rows of one activation. low, high: extremes, [channels].  kept: rows, [n, channels] of each run.
+    """Half of the rows of one activation. low, high: extremes, [channels].  sampled_rows: [n, channels] of each run.
     quota: how many to keep of the next run."""
 
     low: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     high: Floats = field(default_factory=lambda: np.empty(0, np.float32))
-    kept: list[Floats] = field(default_factory=list)
+    sampled_rows: list[Floats] = field(default_factory=list)
     quota: int = FIRST_QUOTA
 
     def add(self, rows: Floats) -> None:
@@ -120,17 +120,17 @@ class ChannelSums:
         if not len(rows):
             return
         low, high = rows.min(axis=0), rows.max(axis=0)
-        self.low = np.minimum(self.low, low) if self.kept else low
-        self.high = np.maximum(self.high, high) if self.kept else high
+        self.low = np.minimum(self.low, low) if self.sampled_rows else low
+        self.high = np.maximum(self.high, high) if self.sampled_rows else high
         # An odd step: sequence lengths are mostly even, and no position shall be missed in every sequence.
-        self.kept.append(rows[:: (len(rows) // self.quota) | 1][: self.quota].copy())
-        if sum(map(len, self.kept)) > 2 * ROWS:
-            self.kept, self.quota = [self.rows[::2]], max(1, self.quota // 2)
+        self.sampled_rows.append(rows[:: (len(rows) // self.quota) | 1][: self.quota].copy())
+        if sum(map(len, self.sampled_rows)) > 2 * ROWS:
+            self.sampled_rows, self.quota = [self.rows[::2]], max(1, self.quota // 2)
 
     @property
     def rows(self) -> Floats:
         """The rows that are kept, [n, channels]."""
-        return np.concatenate(self.kept)
+        return np.concatenate(self.sampled_rows)
 
 
 @dataclass
@@ -170,23 +170,23 @@ class Statistics:
     @property
     def folds(self) -> tuple[tuple[ChannelSums, ChannelSums], ...]:
         """(half to fit on, half to judge on), both ways; a single row in all is its own judge."""
-        filled = [half for half in self.halves if half.kept]
+        filled = [half for half in self.halves if half.sampled_rows]
         return ((filled[0], filled[-1]), (filled[-1], filled[0]))
 
     @property
     def low(self) -> Floats:
         """Least values, [channels]."""
-        return np.asarray(np.min([half.low for half in self.halves if half.kept], axis=0))
+        return np.asarray(np.min([half.low for half in self.halves if half.sampled_rows], axis=0))
 
     @property
     def high(self) -> Floats:
         """Greatest values, [channels]."""
-        return np.asarray(np.max([half.high for half in self.halves if half.kept], axis=0))
+        return np.asarray(np.max([half.high for half in self.halves if half.sampled_rows], axis=0))
 
     @property
     def rows(self) -> Floats:
         """The rows that both halves keep, [n, channels]."""
-        return np.concatenate([rows for half in self.halves for rows in half.kept])
+        return np.concatenate([rows for half in self.halves for rows in half.sampled_rows])
 
     @property
     def moments(self) -> Floats | None:

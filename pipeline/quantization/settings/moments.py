@@ -132,17 +132,17 @@ DRAWN_VALUES = 1 << 21
 class Moments:
     """Moments of the patches of one convolution, each [groups, values].
 
-    origin: a point near the mean.  first, second: sums of the patches less `origin`, and of their outer products.
-    lost: for each way to hold the activation, the sum of what that adds to a patch.  held: patches whose products are
-    not in `second` yet.
+    origin: a point near the mean.  first_moment, second_moment: sums of the patches less `origin`, and of their
+    outer products.  lost: for each way to hold the activation, the sum of what that adds to a patch.  held_patches:
+    those whose products are not in `second_moment` yet.
     """
 
     count: int = 0
     origin: Floats = field(default_factory=lambda: np.empty(0, np.float32))
-    first: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    second: Floats = field(default_factory=lambda: np.empty(0, np.float32))
+    first_moment: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    second_moment: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     lost: dict[ActivationRange, NDArray[np.float64]] = field(default_factory=dict)
-    held: list[Floats] = field(default_factory=list)
+    held_patches: list[Floats] = field(default_factory=list)
 
     def add(self, rows: Floats, ranges: Iterable[ActivationRange] = ()) -> None:
         """Count patches [rows, groups, values], and what int8 adds to them."""
@@ -151,37 +151,37 @@ class Moments:
         if not self.count:
             # Sums about a point near the mean keep their digits in float32.
             self.origin = rows.mean(axis=0)
-            self.first = np.zeros(self.origin.shape)
-            self.second = np.zeros((*self.origin.shape, self.origin.shape[-1]), np.float32)
+            self.first_moment = np.zeros(self.origin.shape)
+            self.second_moment = np.zeros((*self.origin.shape, self.origin.shape[-1]), np.float32)
         centred = rows - self.origin
-        self.first += centred.sum(axis=0, dtype=np.float64)
+        self.first_moment += centred.sum(axis=0, dtype=np.float64)
         for grid in ranges:
             rounded = rounded_activation(rows, grid.low, grid.high, grid.activation)
             self.lost[grid] = self.lost.get(grid, 0) + (rounded - rows).sum(axis=0, dtype=np.float64)
         self.count += len(rows)
-        self.held.append(centred)
-        if sum(map(len, self.held)) >= HELD_PATCHES:
+        self.held_patches.append(centred)
+        if sum(map(len, self.held_patches)) >= HELD_PATCHES:
             self._multiply()
 
     def _multiply(self) -> None:
-        if self.held:
-            turned = np.concatenate(self.held).transpose(1, 2, 0)
+        if self.held_patches:
+            turned = np.concatenate(self.held_patches).transpose(1, 2, 0)
             for group, part in enumerate(turned):
-                self.second[group] += part @ part.T
-            self.held = []
+                self.second_moment[group] += part @ part.T
+            self.held_patches = []
 
     @property
     def mean(self) -> NDArray[np.float64]:
         """Mean patch, [groups, values]."""
-        return np.asarray(self.origin + self.first / self.count)
+        return np.asarray(self.origin + self.first_moment / self.count)
 
     def take_covariance(self, about_zero: bool = False) -> Floats:
         """Covariance of the values of a patch, or the mean of x x', [groups, values, values]. It lies where the sums
         did, which are gone: two of 4608 values take 170 MB."""
         self._multiply()
-        matrices, self.second = self.second, np.empty(0, np.float32)
+        matrices, self.second_moment = self.second_moment, np.empty(0, np.float32)
         matrices /= np.float32(self.count)
-        _add_products(matrices, (self.first / self.count).astype(np.float32), -1)
+        _add_products(matrices, (self.first_moment / self.count).astype(np.float32), -1)
         return _add_products(matrices, self.mean.astype(np.float32), 1) if about_zero else matrices
 
     def mean_lost(self, grid: ActivationRange) -> NDArray[np.float64]:
@@ -230,11 +230,11 @@ def find_layers(
     return layers
 
 
-def batches(layers: Sequence[Layer], most: int = MOST_BYTES) -> Iterator[tuple[Layer, ...]]:
+def batches(layers: Sequence[Layer], max_bytes: int = MOST_BYTES) -> Iterator[tuple[Layer, ...]]:
     """Consecutive layers, `MOST_LAYERS` at most, whose matrices take at most so many bytes together."""
     layer_batch: list[Layer] = []
     for layer in layers:
-        full = len(layer_batch) == MOST_LAYERS or sum(other.bytes for other in layer_batch) + layer.bytes > most
+        full = len(layer_batch) == MOST_LAYERS or sum(other.bytes for other in layer_batch) + layer.bytes > max_bytes
         if layer_batch and full:
             yield tuple(layer_batch)
             layer_batch = []
@@ -245,11 +245,11 @@ def batches(layers: Sequence[Layer], most: int = MOST_BYTES) -> Iterator[tuple[L
 
 @dataclass(frozen=True)
 class StartedRuns:
-    """Runs, and from where on the model has still to be computed. known: tensors that the inputs hold too (name ->
-    element type)."""
+    """Runs, and from where on the model has still to be computed. tensor_types: of the tensors that the inputs hold
+    too (name -> element type)."""
 
     runs: Sequence[Run]
-    known: Mapping[str, int] = field(default_factory=dict)
+    tensor_types: Mapping[str, int] = field(default_factory=dict)
 
 
 def moments_of(
@@ -257,20 +257,22 @@ def moments_of(
 ) -> tuple[dict[str, Moments], StartedRuns]:
     """Moments by node, from one pass over the runs that computes no more of the model than these layers read; and the
     runs from the tensor `keep` on, where the pass saw all of them and their values take at most `MOST_HELD` bytes."""
-    runs, input_names = started.runs, {value.name for value in model.graph.input} | {*started.known}
+    runs, input_names = started.runs, {value.name for value in model.graph.input} | {*started.tensor_types}
     inner = dict.fromkeys(
         (name for layer in batch if (name := layer.site.activation) not in input_names), TensorProto.FLOAT
     )
-    part = tail(model, started.known, inner | ({keep: TensorProto.FLOAT} if keep and keep not in input_names else {}))
+    part = tail(
+        model, started.tensor_types, inner | ({keep: TensorProto.FLOAT} if keep and keep not in input_names else {})
+    )
     set_ranks(part, [inputs for _, inputs in runs[:1]])
     runner = SessionRunner(part) if part.graph.output else None
     layer_moments = {layer.site.node: Moments() for layer in batch}
-    first = {**runs[0][1], **(runner.run(runs[0][1]) if runner else {})} if runs else {}
-    batch_runs = _choose_runs(runs, batch, first)
-    whole = len(batch_runs) == len(runs) and keep in first and first[keep].nbytes * len(runs) <= MOST_HELD
+    first_values = {**runs[0][1], **(runner.run(runs[0][1]) if runner else {})} if runs else {}
+    batch_runs = _choose_runs(runs, batch, first_values)
+    whole = len(batch_runs) == len(runs) and keep in first_values and first_values[keep].nbytes * len(runs) <= MOST_HELD
     cached_runs, samples, done_count = list[Run](), sum(count for count, _ in batch_runs), 0
     for index, (count, inputs) in enumerate(batch_runs):
-        values = {**inputs, **(runner.run(inputs) if runner else {})} if index else first
+        values = {**inputs, **(runner.run(inputs) if runner else {})} if index else first_values
         for layer in batch:
             # The difference of two cumulative counts, so that no rounding adds up.
             quota = layer.wanted * (done_count + count) // samples - layer.wanted * done_count // samples
@@ -279,19 +281,19 @@ def moments_of(
         done_count += count
         if whole and keep:
             cached_runs.append(
-                (count, {**{n: v for n, v in inputs.items() if n not in started.known}, keep: values[keep]})
+                (count, {**{n: v for n, v in inputs.items() if n not in started.tensor_types}, keep: values[keep]})
             )
     return layer_moments, StartedRuns(cached_runs, {keep: TensorProto.FLOAT}) if cached_runs and keep else started
 
 
-def _choose_runs(runs: Sequence[Run], batch: Iterable[Layer], first: Mapping[str, Array]) -> Sequence[Run]:
+def _choose_runs(runs: Sequence[Run], batch: Iterable[Layer], first_values: Mapping[str, Array]) -> Sequence[Run]:
     """Runs evenly out of all, the first among them: as many as give these layers their patches, with
-    `PATCHES_PER_SAMPLE` at most of one sample. first: the activations of the first run."""
+    `PATCHES_PER_SAMPLE` at most of one sample. first_values: the activations of the first run."""
     if not runs:
         return runs
     count, needed = runs[0][0], 1
     for layer in batch:
-        places = math.prod(layer.window.places(first[layer.site.activation].shape)) // count
+        places = math.prod(layer.window.places(first_values[layer.site.activation].shape)) // count
         needed = max(needed, -(-layer.wanted // max(1, min(places, PATCHES_PER_SAMPLE))))
     return runs[:: max(1, sum(samples for samples, _ in runs) // needed)]
 

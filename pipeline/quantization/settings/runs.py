@@ -36,11 +36,11 @@ def group_runs(ends: Iterable[tuple[int, Tensors]], inputs: Sequence[TensorSpec]
     """
     leading = {spec.shape[0] if spec.shape else 1 for spec in inputs}
     joinable = len(leading) == 1 and not leading & {size for spec in inputs for size in spec.shape[1:]}
-    most = next((dim.opt for dim in dims if joinable and dim.name in leading), 1)
+    batch_size = next((dim.opt for dim in dims if joinable and dim.name in leading), 1)
     group_tensors, shapes, before, count = list[Tensors](), dict[str, tuple[int, ...]](), 0, 0
     for end, tensors in ends:
         tensor_shapes = {name: values.shape for name, values in tensors.items()}
-        if group_tensors and (count >= most or shapes != tensor_shapes):
+        if group_tensors and (count >= batch_size or shapes != tensor_shapes):
             yield count, _join(group_tensors)
             group_tensors, count = [], 0
         group_tensors.append(tensors)
@@ -107,10 +107,10 @@ class JoinedTensors(dict[str, Array]):
         return JoinedTensors({name: array[: len(array) // self.parts * parts] for name, array in self.items()}, parts)
 
 
-def _join(held: Sequence[Tensors]) -> Tensors:
-    if len(held) == 1:
-        return held[0]
-    return JoinedTensors({name: np.concatenate([tensors[name] for tensors in held]) for name in held[0]}, len(held))
+def _join(runs: Sequence[Tensors]) -> Tensors:
+    if len(runs) == 1:
+        return runs[0]
+    return JoinedTensors({name: np.concatenate([tensors[name] for tensors in runs]) for name in runs[0]}, len(runs))
 
 
 # Threads that wait sleep, and Q/DQ is computed as it is written, without integer kernels.
@@ -200,27 +200,29 @@ def downstream(model: ModelProto, nodes: Collection[str]) -> set[str]:
     return reached
 
 
-def tail(model: ModelProto, known: Mapping[str, int], ends: Mapping[str, int] | None = None) -> ModelProto:
-    """The part of a model behind `known` tensors (name -> element type): those it reads become its inputs.
+def tail(model: ModelProto, tensor_types: Mapping[str, int], ends: Mapping[str, int] | None = None) -> ModelProto:
+    """The part of a model behind the tensors of `tensor_types` (name -> element type): those read become its inputs.
 
     Its outputs are the `ends` (name -> element type), by default those of the model's that are not known themselves.
     """
     maker = {name: node for node in model.graph.node for name in node.output}
-    outputs = [value for value in model.graph.output if value.name not in known]
+    outputs = [value for value in model.graph.output if value.name not in tensor_types]
     if ends is not None:
         outputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in ends.items()]
     node_names, pending_names = set[str](), [value.name for value in outputs]
     while pending_names:
         name = pending_names.pop()
-        if name in known or name not in maker or maker[name].name in node_names:
+        if name in tensor_types or name not in maker or maker[name].name in node_names:
             continue
         node_names.add(maker[name].name)
         pending_names += list_reads(maker[name])
     nodes = [node for node in model.graph.node if node.name in node_names]
     operand_names = {name for node in nodes for name in list_reads(node)}
-    starts = [value for value in model.graph.input if value.name in operand_names and value.name not in known]
-    starts += [helper.make_tensor_value_info(name, kind, None) for name, kind in known.items() if name in operand_names]
-    weights = [item for item in model.graph.initializer if item.name in operand_names]
+    starts = [value for value in model.graph.input if value.name in operand_names and value.name not in tensor_types]
+    starts += [
+        helper.make_tensor_value_info(name, kind, None) for name, kind in tensor_types.items() if name in operand_names
+    ]
+    weights = [tensor for tensor in model.graph.initializer if tensor.name in operand_names]
     graph = helper.make_graph(nodes, "tail", starts, outputs, weights)
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 

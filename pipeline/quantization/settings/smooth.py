@@ -91,9 +91,9 @@ def _find_fold(walk: "_FoldingWalk", group: SmoothingGroup) -> Fold | None:
     maker = walk.made_by(group.activation, set(group.nodes))
     if maker is None or maker.op_type != "LayerNormalization":
         return _into_projection(group.activation, maker, walk)
-    vectors = [walk.given.get(name) for name in maker.input[1:]]
+    vectors = [walk.initializers.get(name) for name in maker.input[1:]]
     last = attribute_of(maker, "axis", -1) == -1
-    if not last or not all(item is not None and len(item.dims) == 1 for item in vectors):
+    if not last or not all(vector is not None and len(vector.dims) == 1 for vector in vectors):
         return None
     return Fold(tuple((maker.name, index, 0) for index in range(1, len(maker.input))))
 
@@ -102,7 +102,7 @@ def _find_fold(walk: "_FoldingWalk", group: SmoothingGroup) -> Fold | None:
 class _FoldingWalk:
     """A model, for going from a tensor to what made it."""
 
-    given: Mapping[str, TensorProto]
+    initializers: Mapping[str, TensorProto]
     makers: Mapping[str, NodeProto]
     readers: Mapping[str, list[NodeProto]]
     outputs: set[str]
@@ -127,30 +127,30 @@ def _into_projection(tensor: str, maker: NodeProto | None, walk: _FoldingWalk) -
     size = walk.shapes[tensor][-1] if rank else 0
     axes: tuple[int, ...] = (rank - 1,)
     fold_targets: list[tuple[str, int, int]] = []
-    passed: list[str] = []
+    passed_tensors: list[str] = []
     while maker is not None and size:
         if ends := _projection(maker, walk, size):
             plain = axes == (len(walk.shapes.get(tensor, ())) - 1,)
-            return Fold((*fold_targets, *ends), tuple(passed)) if plain else None
+            return Fold((*fold_targets, *ends), tuple(passed_tensors)) if plain else None
         step = _before(maker, tensor, axes, size, walk)
         if step is None:
             return None
         tensor, axes, constant = step
         fold_targets += constant
-        passed.append(tensor)
+        passed_tensors.append(tensor)
         maker = walk.made_by(tensor, {maker.name})
     return None
 
 
 def _projection(node: NodeProto, walk: _FoldingWalk, size: int) -> tuple[tuple[str, int, int], ...] | None:
     """The constants of a MatMul or Gemm whose columns are the channels."""
-    weight = walk.given.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
+    weight = walk.initializers.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
     axis = 0 if attribute_of(node, "transB", 0) else 1
     if weight is None or len(weight.dims) != 2 or weight.dims[axis] != size:
         return None
     if len(node.input) < 3 or not node.input[2]:
         return ((node.name, 1, axis),)
-    bias = walk.given.get(node.input[2])
+    bias = walk.initializers.get(node.input[2])
     return ((node.name, 1, axis), (node.name, 2, 0)) if bias is not None and list(bias.dims) == [size] else None
 
 
@@ -161,7 +161,7 @@ def _before(node: NodeProto, tensor: str, axes: tuple[int, ...], size: int, walk
     if node.op_type in _HOMOGENEOUS:
         return node.input[0], axes, []
     if node.op_type == "Add":
-        biases = [walk.given.get(name) for name in node.input]
+        biases = [walk.initializers.get(name) for name in node.input]
         index = next((i for i, bias in enumerate(biases) if bias is not None and list(bias.dims) == [size]), None)
         if index is None or axes != (len(shape) - 1,):
             return None
@@ -250,7 +250,7 @@ class _Editor:
 
     model: ModelProto
     nodes: Mapping[str, NodeProto]
-    given: dict[str, TensorProto]
+    initializers: dict[str, TensorProto]
     taken: set[str]
 
     @classmethod
@@ -288,26 +288,26 @@ class _Editor:
         """Add a vector to a constant that a node reads."""
         node = self.nodes[reader]
         name = node.input[index]
-        node.input[index] = self._constant(f"{name}_corrected", to_array(self.given[name]) + vector, name)
+        node.input[index] = self._constant(f"{name}_corrected", to_array(self.initializers[name]) + vector, name)
 
     def fold(self, fold: Fold, factors: Floats, ranges: dict[str, tuple[float, float]]) -> None:
         """Divide the constants that take the factors, and in place the ranges of the tensors between."""
         for name, index, axis in fold.constants:
             node = self.nodes[name]
-            values = to_array(self.given[node.input[index]])
+            values = to_array(self.initializers[node.input[index]])
             turned = np.expand_dims(factors, [other for other in range(values.ndim) if other != axis])
             node.input[index] = self._constant(f"{node.input[index]}_smoothed", values / turned, node.input[index])
-        most = float((1 / factors).max())
+        max_scale = float((1 / factors).max())
         for tensor in fold.tensors:
             if tensor in ranges:
-                ranges[tensor] = (ranges[tensor][0] * most, ranges[tensor][1] * most)
+                ranges[tensor] = (ranges[tensor][0] * max_scale, ranges[tensor][1] * max_scale)
 
     def _constant(self, name: str, values: NDArray[np.floating], source: str = "") -> str:
         """A new constant's name. source: of one that it is made out of, in whose folder it lies where that does."""
         fresh = self._fresh(name)
-        tensor = from_array(np.asarray(values, np.float32), fresh, self.given.get(source, TensorProto()))
+        tensor = from_array(np.asarray(values, np.float32), fresh, self.initializers.get(source, TensorProto()))
         self.graph.initializer.append(tensor)
-        self.given[fresh] = self.graph.initializer[-1]
+        self.initializers[fresh] = self.graph.initializer[-1]
         return fresh
 
     def _fresh(self, name: str) -> str:
@@ -387,8 +387,10 @@ def fit_convolutions(
 
 def _find_start(model: ModelProto, waists: Sequence[tuple[int, str]], tensors: Collection[str]) -> str | None:
     """The last waist of a model that stands before these tensors; None where there is none, or are no tensors."""
-    first = min((at for at, node in enumerate(model.graph.node) if not {*node.output}.isdisjoint(tensors)), default=-1)
-    return next((name for at, name in reversed(waists) if at <= first), None)
+    first_index = min(
+        (at for at, node in enumerate(model.graph.node) if not {*node.output}.isdisjoint(tensors)), default=-1
+    )
+    return next((name for at, name in reversed(waists) if at <= first_index), None)
 
 
 def _plans(kind: FittedKind, fitted: _Fitted) -> dict[str, SmoothingPlan]:
@@ -409,16 +411,16 @@ def _plans(kind: FittedKind, fitted: _Fitted) -> dict[str, SmoothingPlan]:
 def _fit_layer(
     layer: Layer,
     node: NodeProto,
-    given: Mapping[str, TensorProto],
+    initializers: Mapping[str, TensorProto],
     moments: Moments,
     kinds: Sequence[FittedKind],
     fitted: Sequence[_Fitted],
 ) -> None:
     """Note the weight of one convolution for each kind, and its bias where it has a constant one or none."""
-    stored = to_array(given[layer.site.weight])
+    stored = to_array(initializers[layer.site.weight])
     matrix, name = as_matrices(stored, layer.window.groups), node.input[2] if len(node.input) > 2 else ""
-    computed = bool(name) and name not in given
-    bias = to_array(given[name]) if name and not computed else np.zeros(stored.shape[0], np.float32)
+    computed = bool(name) and name not in initializers
+    bias = to_array(initializers[name]) if name and not computed else np.zeros(stored.shape[0], np.float32)
     taking = [pair for pair in zip(kinds, fitted, strict=True) if node.name in pair[1].nodes]
     spread = moments.take_covariance(about_zero=computed)
     level_counts = {kind.levels for kind, _ in taking if isinstance(kind.levels, int)}  # block formats take none

@@ -101,10 +101,10 @@ class LogHistogram:
         """
         finite = ~_special(self.keys)
         keys, counts = self.keys[finite], self.counts[finite].astype(np.float64)
-        near, far = _edge(keys.astype(np.uint32)), _edge(keys.astype(np.uint32) + 1)
+        near_edges, far_edges = _edge(keys.astype(np.uint32)), _edge(keys.astype(np.uint32) + 1)
         negative = keys >= _SIGN
-        near[(keys & 0x7FFF) == 0] = far[(keys & 0x7FFF) == 0] = 0.0
-        low, high = np.where(negative, far, near), np.where(negative, near, far)
+        near_edges[(keys & 0x7FFF) == 0] = far_edges[(keys & 0x7FFF) == 0] = 0.0
+        low, high = np.where(negative, far_edges, near_edges), np.where(negative, near_edges, far_edges)
         order = np.argsort(low + high, kind="stable")
         return low[order], high[order], counts[order]
 
@@ -128,9 +128,9 @@ class LogHistogram:
 
     def share_outside(self, low: float, high: float) -> float:
         """The share of the finite values below `low` or above `high`, linear within a bin; 0 when empty."""
-        near, far, counts = self.bins
-        width = np.maximum(far - near, np.finfo(np.float32).tiny)
-        outside = np.clip((low - near) / width, 0.0, 1.0) + np.clip((far - high) / width, 0.0, 1.0)
+        lower, upper, counts = self.bins
+        width = np.maximum(upper - lower, np.finfo(np.float32).tiny)
+        outside = np.clip((low - lower) / width, 0.0, 1.0) + np.clip((upper - high) / width, 0.0, 1.0)
         total = float(counts.sum())
         return float((counts * np.minimum(outside, 1.0)).sum()) / total if total else 0.0
 
@@ -199,19 +199,19 @@ class Levels:
 
         seen: the extremes. The method is in the module's docstring.
         """
-        near, far, counts = (np.asarray(item) for item in histogram.bins)
-        near, far = np.clip(near, *seen), np.clip(far, *seen)
-        middle, width = (near + far) / 2, far - near
+        lower, upper, counts = (np.asarray(array) for array in histogram.bins)
+        lower, upper = np.clip(lower, *seen), np.clip(upper, *seen)
+        middle, width = (lower + upper) / 2, upper - lower
         signal = float((counts * (np.square(middle) + np.square(width) / 12)).sum())
-        noise = float((counts * self._squared_error(near, far)).sum())
+        noise = float((counts * self._squared_error(lower, upper)).sum())
         return decibels(signal, noise)
 
-    def _squared_error(self, near: Floats, far: Floats) -> Floats:
+    def _squared_error(self, lower: Floats, upper: Floats) -> Floats:
         """Mean squared distance to the nearest level over each interval."""
-        width, middle = far - near, (near + far) / 2
+        width, middle = upper - lower, (lower + upper) / 2
         point = np.square(middle - self.values[np.searchsorted(self._middles, middle)])
         thin = width < THIN * float(np.min(np.diff(self.values)))
-        mean = (self._integral(far) - self._integral(near)) / np.where(thin, 1.0, width)
+        mean = (self._integral(upper) - self._integral(lower)) / np.where(thin, 1.0, width)
         return np.where(thin, point, mean)
 
     def _integral(self, x: Floats) -> Floats:
@@ -241,10 +241,10 @@ def decibels(signal: float, noise: float) -> float:
 
 def rebin(histogram: LogHistogram, low: float, high: float, bins: int) -> list[float]:
     """Counts in `bins` of equal width over [low, high]; values are taken to be spread evenly within a source's bin."""
-    near, far, counts = histogram.bins
-    edges, wide = np.linspace(low, high, bins + 1), far > near
-    left, right = near[wide], far[wide]
+    lower, upper, counts = histogram.bins
+    edges, wide = np.linspace(low, high, bins + 1), upper > lower
+    left, right = lower[wide], upper[wide]
     ends = np.clip(edges[:, np.newaxis], left, right)
     spread = (np.diff(ends, axis=0) / (right - left)) @ counts[wide]
-    slots = np.clip(np.searchsorted(edges, near[~wide], side="right") - 1, 0, bins - 1)
+    slots = np.clip(np.searchsorted(edges, lower[~wide], side="right") - 1, 0, bins - 1)
     return [float(f"{value:.4g}") for value in spread + np.bincount(slots, counts[~wide], bins)]

@@ -144,7 +144,7 @@ def method(name: str, percentile: float | None = None) -> Method:
     """The method that a spec names. Raises InputError for an unknown one, or a parameter that it does not have."""
     if name == "percentile":
         return Percentile() if percentile is None else Percentile(percentile)
-    plain: dict[str, Method] = {item.name: item for item in (MinMax(), MovingAverage(), Entropy(), Mse())}
+    plain: dict[str, Method] = {each.name: each for each in (MinMax(), MovingAverage(), Entropy(), Mse())}
     if name not in plain:
         raise InputError(f"no calibration method {name!r}; known: percentile, {', '.join(sorted(plain))}")
     if percentile is not None:
@@ -181,21 +181,21 @@ def expected_error(bins: Bins, low: float, high: float, step: float) -> float:
     Values are taken to be spread evenly within a bin. For those in range the integral of the squared distance to the
     nearest multiple is exact; for those outside it is the distance to the nearer end.
     """
-    near, far, counts = bins
-    middle, width = (near + far) / 2, far - near
+    lower, upper, counts = bins
+    middle, width = (lower + upper) / 2, upper - lower
     clipped = np.clip(middle, low, high)
     inside = clipped == middle
-    spread = np.where(inside, _rounding_error(near, far, step), np.square(middle - clipped) + np.square(width) / 12)
+    spread = np.where(inside, _rounding_error(lower, upper, step), np.square(middle - clipped) + np.square(width) / 12)
     return float((counts * spread).sum())
 
 
-def _rounding_error(near: Floats, far: Floats, step: float) -> Floats:
+def _rounding_error(lower: Floats, upper: Floats, step: float) -> Floats:
     """Mean squared distance to the nearest multiple of `step`, over each interval."""
-    width = (far - near) / step
+    width = (upper - lower) / step
     thin = width < 1e-4  # where the difference of two integrals would be rounding noise
-    centre = (near + far) / (2 * step)
+    centre = (lower + upper) / (2 * step)
     exact = np.square(centre - np.rint(centre))
-    mean = (_integral(far / step) - _integral(near / step)) / np.where(thin, 1.0, width)
+    mean = (_integral(upper / step) - _integral(lower / step)) / np.where(thin, 1.0, width)
     return np.where(thin, exact, mean) * step * step
 
 
@@ -226,22 +226,22 @@ def _least_divergent(magnitudes: LogHistogram, reach: float, levels: int) -> flo
     counts = np.diff(np.interp(np.linspace(0, reach, ENTROPY_BINS + 1), edges, totals))
     tails = counts[::-1].cumsum()[::-1]
     candidates = range(max(levels, ENTROPY_LEAST), ENTROPY_BINS + 1, ENTROPY_STRIDE)
-    best = min(reversed(candidates), key=lambda kept: _divergence(counts, tails, kept, levels))
+    best = min(reversed(candidates), key=lambda bin_count: _divergence(counts, tails, bin_count, levels))
     return reach * best / ENTROPY_BINS
 
 
-def _divergence(counts: Floats, tails: Floats, kept: int, levels: int) -> float:
-    """Kullback-Leibler divergence of the distribution clipped behind `kept` bins from the same one in `levels` levels.
+def _divergence(counts: Floats, tails: Floats, bin_count: int, levels: int) -> float:
+    """Kullback-Leibler divergence of the distribution clipped behind `bin_count` bins from the same one in `levels`.
 
     counts: by bin.  tails: the counts from each bin on, added up.
     """
-    reference = counts[:kept].copy()
+    reference = counts[:bin_count].copy()
     nonzero_mask = reference > 0
-    starts = np.arange(levels) * kept // levels
+    starts = np.arange(levels) * bin_count // levels
     filled = np.add.reduceat(nonzero_mask.astype(np.float64), starts)
     mean = np.add.reduceat(reference, starts) / np.maximum(filled, 1)
-    quantized = np.where(nonzero_mask, np.repeat(mean, np.diff(np.append(starts, kept))), 0.0)
-    reference[-1] += tails[kept] if kept < len(tails) else 0.0
+    quantized = np.where(nonzero_mask, np.repeat(mean, np.diff(np.append(starts, bin_count))), 0.0)
+    reference[-1] += tails[bin_count] if bin_count < len(tails) else 0.0
     p, q = reference / max(reference.sum(), 1.0), quantized / max(quantized.sum(), 1.0)
     some = p > 0
     return float((p[some] * np.log(p[some] / np.maximum(q[some], SMALLEST_SHARE))).sum())

@@ -119,8 +119,8 @@ class Observations:
         tensors = tuple(_ObservedTensor.of(name, self.tensors[name]) for name in names)
         document = encode(_ObservationsDocument(FORMAT, self.model, self.dataset, self.spans, tensors))
         histograms = [self.tensors[name].histogram or LogHistogram.of(np.empty(0, np.float32)) for name in names]
-        keys = np.concatenate([np.empty(0, np.uint16), *(item.keys for item in histograms)])
-        counts = np.concatenate([np.empty(0, np.int64), *(item.counts for item in histograms)])
+        keys = np.concatenate([np.empty(0, np.uint16), *(histogram.keys for histogram in histograms)])
+        counts = np.concatenate([np.empty(0, np.int64), *(histogram.counts for histogram in histograms)])
         return save({"keys": keys, "counts": counts}, {"observations": json.dumps(document, sort_keys=True)})
 
     @classmethod
@@ -199,13 +199,13 @@ def _parse(document: _ObservationsDocument, arrays: Mapping[str, Array]) -> Obse
     if document.format != FORMAT:
         raise ValueError(f"format {document.format!r} is not {FORMAT}")
     tensors, start, keys, counts = {}, 0, arrays["keys"], arrays["counts"]
-    for item in document.tensors:
-        stop = start + (item.bins or 0)
-        histogram = None if item.bins is None else LogHistogram(keys[start:stop], counts[start:stop])
-        if histogram is not None and histogram.digest != item.histogram:
-            raise ValueError(f"the histogram of {item.name!r} does not match its digest")
-        low, high = float.fromhex(item.low), float.fromhex(item.high)
-        low_sum, high_sum = (int(text, 16) for text in item.sums)
-        tensors[item.name] = TensorStatistics(low, high, item.elements, item.runs, low_sum, high_sum, histogram)
+    for entry in document.tensors:
+        stop = start + (entry.bins or 0)
+        histogram = None if entry.bins is None else LogHistogram(keys[start:stop], counts[start:stop])
+        if histogram is not None and histogram.digest != entry.histogram:
+            raise ValueError(f"the histogram of {entry.name!r} does not match its digest")
+        low, high = float.fromhex(entry.low), float.fromhex(entry.high)
+        low_sum, high_sum = (int(text, 16) for text in entry.sums)
+        tensors[entry.name] = TensorStatistics(low, high, entry.elements, entry.runs, low_sum, high_sum, histogram)
         start = stop
     return Observations(document.model, document.dataset, join_spans(document.spans), tensors)

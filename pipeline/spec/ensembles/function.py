@@ -70,9 +70,9 @@ class EnsembleFunction(SpecPart):
 
     def named_dims(self) -> tuple[Dim, ...]:
         """The named dims of its inputs."""
-        names = dict.fromkeys(dim for item in self.inputs.values() for dim in item.shape if isinstance(dim, str))
+        names = dict.fromkeys(dim for tensor in self.inputs.values() for dim in tensor.shape if isinstance(dim, str))
         return tuple(self.dims.get(name, _ANY).to_dim(name) for name in names)
 
 
 def _tensors(items: dict[str, Input]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(name, item.dtype, tuple(item.shape)) for name, item in items.items())
+    return tuple(TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in items.items())

@@ -30,7 +30,7 @@ def find_state_mistakes(
     data: Mapping[str, EnsembleArrays],
 ) -> Iterator[tuple[Loc, str]]:
     """Mistakes: (key that it is about, message). functions: names of those between graphs.  data: by section."""
-    stateful = [name for name, own in graphs.items() if own.state]
+    stateful = [name for name, graph_spec in graphs.items() if graph_spec.state]
     for key, source in connections.items():
         graph, _, name = key.partition(".")
         if graph in stateful:
@@ -42,11 +42,12 @@ def find_state_mistakes(
         yield from _wrong_arrays(section, arrays, graphs, connections)
 
 
-def _wrong_connection(key: str, source: str, name: str, own: SpecSections) -> Iterator[tuple[Loc, str]]:
-    if name in own.state:
-        text = f"{name!r} is a state of {own.model}, which takes what its own {own.state[name].output!r} gave"
+def _wrong_connection(key: str, source: str, name: str, graph_spec: SpecSections) -> Iterator[tuple[Loc, str]]:
+    if name in graph_spec.state:
+        output = graph_spec.state[name].output
+        text = f"{name!r} is a state of {graph_spec.model}, which takes what its own {output!r} gave"
         yield ("connections", key), f"{text}; remove the connection, or the state from its spec"
-    grown = {item for item, _ in grown_axes(without_states(own.tensors(), own.states()))}
+    grown = {input_name for input_name, _ in grown_axes(without_states(graph_spec.tensors(), graph_spec.states()))}
     if name in grown and "." in source:
         text = f"{name!r} covers what states hold too, and {source!r} gives one step alone"
         yield ("connections", key), f"{text}; let it be an input of the whole"
@@ -55,11 +56,13 @@ def _wrong_connection(key: str, source: str, name: str, own: SpecSections) -> It
 def _wrong_arrays(
     section: str, arrays: EnsembleArrays, graphs: Mapping[str, SpecSections], connections: Mapping[str, str]
 ) -> Iterator[tuple[Loc, str]]:
-    if arrays.orders and not any(own.state for own in graphs.values()):
+    if arrays.orders and not any(graph_spec.state for graph_spec in graphs.values()):
         key = "sequence" if arrays.sequence else "steps"
         yield (section, key), f"{section}.{key} is for ensembles with state, and no graph has one; remove it"
         return
-    source_names = {f"{graph}.{item}" for graph, own in graphs.items() for item in own.inputs} | {*connections.values()}
+    source_names = {
+        f"{graph}.{input_name}" for graph, graph_spec in graphs.items() for input_name in graph_spec.inputs
+    } | {*connections.values()}
     for name in (name for name in arrays.orders if name in source_names):
         key = "sequence" if name == arrays.sequence else "steps"
         yield (section, key), f"array {name!r} is an input of the whole; give the array of numbers a name of its own"
@@ -72,13 +75,17 @@ def _wrong_steps(
 ) -> Iterator[tuple[Loc, str]]:
     """A dim that samples of a step cannot be joined along: (key, message)."""
     step_dims = []
-    for graph, own in graphs.items():
-        state_axes = {axis for name in own.state if name in own.inputs for axis in own.inputs[name].shape}
-        plain_inputs = (item for name, item in own.inputs.items() if name not in own.state)
-        free = [item for name, item in own.inputs.items() if "." not in connections.get(f"{graph}.{name}", "")]
-        leading = {item.shape[0] for item in plain_inputs if item.shape}
-        axes = {axis for item in free for axis in item.shape if isinstance(axis, str) and axis.isidentifier()}
-        step_dims += [f"{graph}.{axis}" for axis in sorted(axes - state_axes - leading)] if own.state else []
+    for graph, graph_spec in graphs.items():
+        state_axes = {
+            axis for name in graph_spec.state if name in graph_spec.inputs for axis in graph_spec.inputs[name].shape
+        }
+        plain_inputs = (tensor for name, tensor in graph_spec.inputs.items() if name not in graph_spec.state)
+        free = [
+            tensor for name, tensor in graph_spec.inputs.items() if "." not in connections.get(f"{graph}.{name}", "")
+        ]
+        leading = {tensor.shape[0] for tensor in plain_inputs if tensor.shape}
+        axes = {axis for tensor in free for axis in tensor.shape if isinstance(axis, str) and axis.isidentifier()}
+        step_dims += [f"{graph}.{axis}" for axis in sorted(axes - state_axes - leading)] if graph_spec.state else []
     if dim not in step_dims:
         text = (
             f"samples of a step are joined along a dim that a graph with state has in inputs of the whole, and {dim!r}"
@@ -144,7 +151,7 @@ class EnsembleSpec(SpecFile):
     def named_files(self) -> Iterator[tuple[Loc, str]]:
         """(key, path relative to the folder) of each file that the spec names."""
         yield from ((("graphs", name), file) for name, file in self.graphs.items())
-        yield from ((("functions", name, "function"), item.file) for name, item in self.functions.items())
+        yield from ((("functions", name, "function"), function.file) for name, function in self.functions.items())
         yield ("golden", "data"), self.golden.data
         if self.calibration:
             yield ("calibration", "data"), self.calibration.data
@@ -250,7 +257,7 @@ class LoadedEnsemble:
 
         def sources(name: str) -> dict[str, str]:
             names = (spec.name for spec in self.tensors(name))
-            return {item: connections.get(f"{name}.{item}", f"{name}.{item}") for item in names}
+            return {input_name: connections.get(f"{name}.{input_name}", f"{name}.{input_name}") for input_name in names}
 
         graphs, functions = ({name: sources(name) for name in part} for part in (self.graphs, self.spec.functions))
         return {name: dict(node_sources) for name, node_sources in order_nodes(graphs, functions).items()}
@@ -266,7 +273,7 @@ class LoadedEnsemble:
     def functions(self) -> dict[str, state.EnsembleFunction]:
         """Its functions by name, with digests of their files. Raises ModelError for a file that cannot be read."""
         wiring = self.wiring()
-        return {name: item.at(name, self.folder, wiring[name]) for name, item in self.spec.functions.items()}
+        return {name: function.at(name, self.folder, wiring[name]) for name, function in self.spec.functions.items()}
 
     @property
     def model(self) -> str:
@@ -283,10 +290,10 @@ class LoadedEnsemble:
         """That of its own spec, where its graphs' specs are too, or in folders below it."""
         return self.spec.folder
 
-    def locate(self, found: "list[tuple[Loc, str]]") -> SpecError:
+    def locate(self, mistakes: "list[tuple[Loc, str]]") -> SpecError:
         """Mistakes, (key that it is about, message) each, as one error with their lines."""
         _, root = load_document(self.spec.path, KIND)
-        return SpecError(locate(self.spec.path, root, found))
+        return SpecError(locate(self.spec.path, root, mistakes))
 
 
 def named_graphs(path: Path) -> list[Path]:
@@ -336,10 +343,10 @@ def _wrong_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
     for loc, source in spec.named_outputs():
         graph, _, name = source.partition(".")
         yield from _unknown_output(loc, graph, name, loaded)
-    for name, item in spec.functions.items():
-        if reason := why_no_function(loaded.folder, loaded.folder / item.file, item.name):
+    for name, function in spec.functions.items():
+        if reason := why_no_function(loaded.folder, loaded.folder / function.file, function.name):
             yield ("functions", name, "function"), reason
-    precisions = {precision for own in graphs.values() for precision in own.precision_list()}
+    precisions = {precision for graph_spec in graphs.values() for precision in graph_spec.precision_list()}
     for precision in spec.limits:
         if precision not in precisions:
             yield ("limits", precision), f"no graph has {precision}; {suggest(precision, precisions)}"
@@ -352,16 +359,16 @@ def _unsuitable_graphs(loaded: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
     """Graphs with what an ensemble does not have: (key, message)."""
     graphs, spec = loaded.graphs, loaded.spec
     models = [spec.model]
-    for name, own in graphs.items():
+    for name, graph_spec in graphs.items():
         loc: Loc = ("graphs", name)
-        if own.model in models:
-            yield loc, f"its model is called {own.model!r} too; give the whole and each graph a name of its own"
-        models.append(own.model)
-        if own.golden and own.golden.labels:
-            text = f"golden.labels of {own.model} do not come with the golden data of the whole"
+        if graph_spec.model in models:
+            yield loc, f"its model is called {graph_spec.model!r} too; give the whole and each graph a name of its own"
+        models.append(graph_spec.model)
+        if graph_spec.golden and graph_spec.golden.labels:
+            text = f"golden.labels of {graph_spec.model} do not come with the golden data of the whole"
             yield loc, f"{text}; give labels to the whole"
-        if spec.calibration and own.calibration and own.calibration.labels:
-            text = f"calibration.labels of {own.model} do not come with the calibration data of the whole"
+        if spec.calibration and graph_spec.calibration and graph_spec.calibration.labels:
+            text = f"calibration.labels of {graph_spec.model} do not come with the calibration data of the whole"
             yield loc, f"{text}; remove them"
 
 

@@ -85,7 +85,7 @@ def test_a_newer_driver_kills_nothing_and_makes_old_nodes_serve(store: Store, fl
     assert (l4.nodes, l4.machine.driver, l4.machine.cuda) == (46, "590.44", None)
     older = plan(store, fleet, driver="550.1")
     assert dead(older)[("digits@1", "h200")] == "needs driver >= 580, found 550.1"
-    assert not ready_work(older) and "newer driver" in older.work[0].first
+    assert not ready_work(older) and "newer driver" in older.work[0].remedy
 
 
 def test_only_the_nodes_that_are_named_change(store: Store, fleet: Fleet) -> None:
@@ -101,7 +101,7 @@ def test_nodes_that_come_need_engines_if_their_spec_and_a_compiler_allow(store: 
     assert by_name["digits@1 sm_100 fp16 tensorrt"].ready and by_name["digits@1 sm_100 fp16 tensorrt"].nodes == 16
     (ranker,) = (item for item in found.work if item.unit.model == "ranker" and item.unit.target.name == "sm_100")
     assert "; build it with onnxruntime-cuda, on any machine, or tensorrt, on a worker with sm_100" in ranker.refused
-    assert ranker.first == "add sm_100 to its spec, and register it again"
+    assert ranker.remedy == "add sm_100 to its spec, and register it again"
     assert not ranker.ready and found.work.index(ranker) > found.work.index(by_name["digits@1 sm_100 fp16 tensorrt"])
 
 
@@ -162,7 +162,7 @@ def test_what_failed_when_it_was_built_is_not_tried_again_by_itself(store: Store
     published(store, "heavy", [built(store, "l4", status="proven")], others=[failed])
     found = plan(store, Fleet(()).with_groups([group("h200", 1)]), add=(parse_nodes("h200=1"),))
     (heavy,) = (item for item in found.work if item.unit.model == "heavy")
-    assert heavy.first == "it failed when the version was built; the same spec would give the same"
+    assert heavy.remedy == "it failed when the version was built; the same spec would give the same"
 
 
 @pytest.mark.parametrize("text", ["b200", "b200=0", "b200=x", "=3", "b200=-1", "b201=3", "ampere=1", "gpu=1", "b200=²"])

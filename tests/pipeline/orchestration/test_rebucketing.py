@@ -17,7 +17,7 @@ from pipeline.spec.model import load_spec
 from pipeline.traffic.place import BucketOptions
 from tests.pipeline.projects import Project
 
-OPTIONS = BucketOptions(timing_s=0.01, most=3)
+OPTIONS = BucketOptions(timing_s=0.01, max_profiles=3)
 
 
 @pytest.fixture(scope="module")

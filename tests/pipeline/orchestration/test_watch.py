@@ -47,7 +47,7 @@ def look(store: Store, place: object, times: int = 1, *, settled: bool = False) 
     said: list[WatchedSpec] = []
     with Watch(store, str(place), said.append) as watch:
         for _ in range(times):
-            watch.look(settled=settled)
+            watch.look(stable_only=settled)
     return said
 
 
@@ -65,12 +65,12 @@ def test_a_change_that_was_taken_back_is_told_again(project: Project, store: Sto
     first = (project.folder / "tiny.onnx").read_bytes()
     said: list[WatchedSpec] = []
     with Watch(store, str(project.folder), said.append) as watch:
-        watch.look(settled=False)
+        watch.look(stable_only=False)
         write_model(project.folder / "tiny.onnx", weights(seed=1))
-        watch.look(settled=False)
+        watch.look(stable_only=False)
         (project.folder / "tiny.onnx").write_bytes(first)
-        watch.look(settled=False)
-        watch.look(settled=False)
+        watch.look(stable_only=False)
+        watch.look(stable_only=False)
     assert [digest for _, _, digest in server.heard] == [said[0].digest, said[1].digest, said[0].digest]
     assert registrations(store, "tiny")[-1].bundle.digest == said[0].digest
     assert look(store, project.folder) == [], "and a watcher that starts anew does not tell it once more"

@@ -51,7 +51,7 @@ def test_ranges_that_say_nothing_leave_the_node_in_float(precision, scheme, pair
     ranges = Ranges({"x": (-3.0, 3.0), "a": pair}, "minmax", "0" * 64, 16)
     result, notes = write(two_layers(), precision, scheme, ranges)
     assert notes.quantized == ("MatMul_a",)
-    assert [(item.node, reason in item.reason) for item in notes.kept] == [("MatMul_y", True)]
+    assert [(item.node, reason in item.reason) for item in notes.float_nodes] == [("MatMul_y", True)]
     assert nets.sqnr_db(nets.run(two_layers(), inputs()), nets.run(emulate(result), inputs(), optimized=False)) > 20
 
 
@@ -102,7 +102,7 @@ def test_an_empty_weight_is_left_alone_and_listed(precision: str, scheme: object
         "float[batch,64] x", "float[batch,0] y", "y = MatMul(x, w)", {"w": np.zeros((64, 0), np.float32)}
     )
     notes = write(model, precision, scheme, Ranges({"x": (-1.0, 1.0)}, "minmax", "0" * 64, 1))[1]
-    assert [item.reason for item in notes.kept if item.op_type == "MatMul"] == ["its weight is empty"]
+    assert [item.reason for item in notes.float_nodes if item.op_type == "MatMul"] == ["its weight is empty"]
 
 
 @every_scheme
@@ -172,6 +172,6 @@ def test_what_multiplies_out_of_reach_is_listed(precision: str, scheme: object) 
     data = inputs(64)
     _, notes = written(model, data, precision, scheme)
     assert len(notes.quantized) == 1
-    reasons = {item.op_type: item.reason for item in notes.kept}
+    reasons = {item.op_type: item.reason for item in notes.float_nodes}
     assert "first operand" in reasons["MatMul"] and "recurrent" in reasons["LSTM"]
     assert "2 of the nodes in its bodies multiply" in reasons["If"]

@@ -179,12 +179,12 @@ def test_what_does_not_fit_goes_on_in_fp8_and_says_why() -> None:
     assert any(line.startswith("in fp8: Gemm_logits (Gemm): its depth") for line in notes.lines())
     result, notes = write_with_notes(nets.attention_net(), "mxfp8", data=nets.sentences())
     assert {node.op_type for node in result.graph.node} >= {"QuantizeLinear", "TRT_MXFP8DynamicQuantize"}
-    assert [item.reason for item in notes.kept] == ["it multiplies two activations"] * 2, "they stay in float"
+    assert [item.reason for item in notes.float_nodes] == ["it multiplies two activations"] * 2, "they stay in float"
 
 
 def test_weights_alone_leave_the_rest_in_float_and_need_no_calibration() -> None:
     result, notes = write(nets.conv_net(), "nvfp4-weights", nets.TENSORRT_FP32)
-    assert len(notes.kept) == 3 and not nets.of_type(result, "QuantizeLinear")
+    assert len(notes.float_nodes) == 3 and not nets.of_type(result, "QuantizeLinear")
     result, notes = write(net := nets.wide_net(96), "nvfp4-weights", nets.TENSORRT_FP32)
     assert len(notes.quantized) == 2
     assert nets.sqnr_db(nets.run(net, nets.wide_data()), nets.run(emulate_blocks(result), nets.wide_data())) > 15
@@ -196,7 +196,7 @@ def test_weights_whose_scales_fp16_does_not_hold_are_left_out(exponent: int, fit
         "float[batch,64] x", "float[batch,8] y", "y = MatMul(x, w)", {"w": np.full((64, 8), 2.0**exponent)}
     )
     notes = write(net, "nvfp4-weights", nets.TENSORRT_FP32)[1]
-    assert [item.reason for item in notes.kept] == (
+    assert [item.reason for item in notes.float_nodes] == (
         [] if fits else [f"its weights reach {2.0**exponent:.3g}, whose scales fp16 does not hold"]
     )
 
@@ -204,17 +204,18 @@ def test_weights_whose_scales_fp16_does_not_hold_are_left_out(exponent: int, fit
 def test_activations_of_other_ranks_are_left_out() -> None:
     net = nets.build("float[batch,2,3,64] x", "float[batch,2,3,8] y", "y = MatMul(x, w)", {"w": np.ones((64, 8))})
     notes = write(net, "mxfp8", nets.TENSORRT_FP32)[1]
-    assert "rank 4; TensorRT takes blocks of rank 2 and 3" in notes.kept[0].reason
+    assert "rank 4; TensorRT takes blocks of rank 2 and 3" in notes.float_nodes[0].reason
 
 
 def test_rules_and_missing_ranges() -> None:
     notes = write_with_notes(nets.wide_net(96), "nvfp4", rules=[Override("Gemm", "fp16")])[1]
-    assert notes.quantized == ("MatMul_h",) and "overrides says fp16" in notes.kept[0].reason
+    assert notes.quantized == ("MatMul_h",) and "overrides says fp16" in notes.float_nodes[0].reason
     with pytest.raises(DataError, match=r"nvfp4 needs calibrated ranges.*calibration\.data"):
         write(nets.wide_net(96), "nvfp4", nets.TENSORRT)
     zero = Ranges({"x": (0.0, 0.0), "r": (0.0, 1.0)}, "minmax", "0" * 64, 1)
     assert (
-        "zero in every calibration sample" in write(nets.wide_net(96), "nvfp4", nets.TENSORRT, zero)[1].kept[0].reason
+        "zero in every calibration sample"
+        in write(nets.wide_net(96), "nvfp4", nets.TENSORRT, zero)[1].float_nodes[0].reason
     )
 
 
@@ -232,7 +233,7 @@ def test_a_floor_mixes_nvfp4_with_fp8_and_errors_of_rounding_cancel() -> None:
     reached = {}
     for floor in (None, SearchFloor(sqnr_db=18.0)):
         choice = choose_each(net, [target], runs, floor, "none")[0]
-        result, notes = write(choice.model, "nvfp4", nets.TENSORRT_FP32, choice.ranges, left=choice.left)
+        result, notes = write(choice.model, "nvfp4", nets.TENSORRT_FP32, choice.ranges, float_nodes=choice.left)
         actual = nets.sqnr_db(expected, nets.run(emulate_blocks(result), held_out, optimized=False))
         reached[floor] = actual, len(notes.quantized), len(notes.eight_bits)
         assert all("the floor" in item.reason for item in notes.eight_bits) and "in nvfp4" in choice.summary
@@ -271,8 +272,8 @@ def test_a_search_rounds_fp8_so_that_errors_cancel_and_a_floor_leaves_nodes_in_f
     floats = []
     for floor in (None, SearchFloor(sqnr_db=results[0] + 4)):
         choice = choose_each(net, [SearchTarget(ranges, nets.TENSORRT_FP32, None, "fp8")], runs, floor, "none")[0]
-        graph, notes = write(choice.model, "fp8", nets.TENSORRT_FP32, choice.ranges, left=choice.left)
+        graph, notes = write(choice.model, "fp8", nets.TENSORRT_FP32, choice.ranges, float_nodes=choice.left)
         results.append(nets.sqnr_db(nets.run(net, held_out), nets.run(graph, held_out, False)))
-        floats.append([item.node for item in notes.kept if "the floor" in item.reason])
+        floats.append([item.node for item in notes.float_nodes if "the floor" in item.reason])
     assert results[0] + 0.5 < results[1] < results[2]
     assert not floats[0] and 0 < len(floats[1]) < 9

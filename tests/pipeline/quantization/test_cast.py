@@ -36,7 +36,7 @@ def x_net(text: str, opset: int = 20, **weights: object) -> onnx.ModelProto:
 
 def kept_nodes(model: onnx.ModelProto, precision: str = "fp16", ranges: Ranges | None = None) -> set[str]:
     _, notes = cast_float(model, precision, ranges=ranges)
-    return {item.node for item in notes.kept}
+    return {item.node for item in notes.float_nodes}
 
 
 @pytest.mark.parametrize(("precision", "floor_db"), [("fp16", 55), ("bf16", 40)])
@@ -56,7 +56,7 @@ def test_fp16_runs_on_the_cpu(net: str) -> None:
 @pytest.mark.parametrize("precision", HALF)
 def test_every_node_of_a_plain_net_is_cast_and_the_edges_stay_fp32(precision: str) -> None:
     result, notes = cast_float(conv_net(), precision)
-    assert notes.kept == () and notes.cast == len(conv_net().graph.node)
+    assert notes.float_nodes == () and notes.cast == len(conv_net().graph.node)
     assert {item.data_type for item in result.graph.initializer} == {HALF[precision]}
     assert [v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)] == [1, 1]
     assert of_type(result, "Cast")[0].input[0] == "image" and len(of_type(result, "Cast")) == 2
@@ -73,7 +73,7 @@ def test_inputs_and_outputs_are_cast_when_asked() -> None:
 @pytest.mark.parametrize("keep", ["Gemm_logits", "Gemm"])
 def test_nodes_are_kept_by_name_and_by_type(keep: str) -> None:
     result, notes = cast_float(conv_net(), "fp16", keep=[keep])
-    assert [(item.node, item.reason) for item in notes.kept] == [("Gemm_logits", "the spec keeps it in fp32")]
+    assert [(item.node, item.reason) for item in notes.float_nodes] == [("Gemm_logits", "the spec keeps it in fp32")]
     assert constant(result, "w3").dtype == np.float32
     assert "left in fp32: Gemm_logits (Gemm): the spec keeps it in fp32" in notes.lines()
 
@@ -118,7 +118,7 @@ def test_measured_ranges_need_headroom() -> None:
     near = Ranges({"a": (0.0, 32753.0)}, "minmax", "0" * 64, 1)
     assert kept_nodes(model, ranges=fits) == set() and kept_nodes(model, ranges=near) == {"Relu_a", "MatMul_y"}
     notes = cast_float(model, "fp16", ranges=near)[1]
-    assert notes.kept[0].reason == "tensor 'a' reached 32753 in calibration, fp16 ends at 65504"
+    assert notes.float_nodes[0].reason == "tensor 'a' reached 32753 in calibration, fp16 ends at 65504"
 
 
 def test_an_input_that_overflows_is_not_cast() -> None:
@@ -144,7 +144,9 @@ def test_operators_without_a_16_bit_form_stay() -> None:
     weights = {"zero": np.float32(0), "one": np.float32(1), "five": np.float32(5), "axes": np.array([0])}
     model = x_net(text, **weights, scales=np.ones(3, np.float32))
     result, notes = cast_float(model, "fp16")
-    assert [(item.node, item.reason) for item in notes.kept] == [("Range_r", "Range has no fp16 form in opset 20")]
+    assert [(item.node, item.reason) for item in notes.float_nodes] == [
+        ("Range_r", "Range has no fp16 form in opset 20")
+    ]
     assert constant(result, "scales").dtype == np.float32
     assert sqnr_db(run(model, x_values()), run(emulate(result), x_values(), False)) > 55
 
@@ -152,7 +154,7 @@ def test_operators_without_a_16_bit_form_stay() -> None:
 def test_results_typed_by_an_attribute_follow() -> None:
     model = x_net("p = Greater(x, w0) f = Cast<to=1>(p) y = Mul(f, x)", w0=np.zeros(5))
     result, notes = cast_float(model, "fp16")
-    assert notes.kept == () and named(result, "Cast_f").attribute[0].i == TensorProto.FLOAT16
+    assert notes.float_nodes == () and named(result, "Cast_f").attribute[0].i == TensorProto.FLOAT16
     # the comparison sees the exact input
     assert named(result, "Greater_p").input[0] == "x"
     assert sqnr_db(run(model, x_values()), run(emulate(result), x_values(), False)) > 55
@@ -165,7 +167,7 @@ def test_control_flow_keeps_fp32_and_reads_what_it_captures_in_fp32() -> None:
     branch = helper.make_node("If", ["flag"], ["b"], name="branch", then_branch=captured, else_branch=other)
     model.graph.node.append(branch)
     result, notes = cast_float(model, "fp16")
-    assert [(item.node, item.reason) for item in notes.kept] == [("branch", "control flow")]
+    assert [(item.node, item.reason) for item in notes.float_nodes] == [("branch", "control flow")]
     assert constant(result, result.graph.initializer[0].name).dtype != np.float32
     expected = 2 * np.maximum(x_values()["x"], 0)
     assert sqnr_db(expected, run(result, x_values())) > 55  # onnxruntime refuses a branch of mixed types
@@ -201,15 +203,15 @@ def test_local_functions_are_inlined() -> None:
         twice (a) => (b) { b = Add(a, a) }
     """
     result, notes = cast_float(onnx.parser.parse_model(text), "fp16")
-    assert notes.kept == () and len(of_type(result, "Add")) == 1
+    assert notes.float_nodes == () and len(of_type(result, "Add")) == 1
 
 
 def test_unknown_operators_stay_and_are_listed() -> None:
     model = x_net("a = Relu(x) b = com.vendor.Secret(a) y = Relu(b)")
     model.opset_import.append(helper.make_opsetid("com.vendor", 1))
     _, notes = cast_float(model, "fp16")
-    assert {item.node for item in notes.kept} == {"Secret_b", "Relu_y"}
-    assert "type cannot be inferred" in notes.kept[0].reason
+    assert {item.node for item in notes.float_nodes} == {"Secret_b", "Relu_y"}
+    assert "type cannot be inferred" in notes.float_nodes[0].reason
 
 
 @pytest.mark.parametrize("opset", [13, 15, 17, 18, 19, 21, 22])
@@ -252,12 +254,12 @@ def test_a_scatter_that_reduces_stays_in_fp32(reduction: str) -> None:
     text = f'h = MatMul(x, w)\n y = ScatterND<reduction="{reduction}">(h, rows, h)'
     model = x_net(text, rows=np.arange(16)[:, None] // (2 if reduction != "none" else 1))
     result, notes = cast_float(model, "fp16")
-    assert [item.op_type for item in notes.kept] == ([] if reduction == "none" else ["ScatterND"])
+    assert [item.op_type for item in notes.float_nodes] == ([] if reduction == "none" else ["ScatterND"])
     assert sqnr_db(run(model, x_values()), run(result, x_values())) > 55
 
 
 def test_a_normalisation_that_onnxruntime_has_in_fp32_alone_stays() -> None:
     model = x_net("h = MatMul(x, w) y = MeanVarianceNormalization<axes=[1]>(h)")
     result, notes = cast_float(model, "fp16")
-    assert [item.op_type for item in notes.kept] == ["MeanVarianceNormalization"]
+    assert [item.op_type for item in notes.float_nodes] == ["MeanVarianceNormalization"]
     assert sqnr_db(run(model, x_values()), run(result, x_values())) > 55

@@ -93,7 +93,7 @@ def test_tensorrt_rtx_builds_residuals_and_transposed_convolutions(sm: str) -> N
 def test_on_the_cpu_a_transposed_convolution_stays_in_float_and_says_why() -> None:
     model = nets.build(PHOTO, "float[batch,8,18,18] y", "y = ConvTranspose(photo, w)", {"w": np.ones((3, 8, 3, 3))})
     notes = quantize_int8(model, Ranges({"photo": (-3.0, 3.0)}, "minmax", "0" * 64, 1), nets.CPU)[1]
-    assert "no integer kernel" in notes.kept[0].reason
+    assert "no integer kernel" in notes.float_nodes[0].reason
 
 
 @pytest.mark.parametrize("kernel", [1, 2, 3, 5, 7])
@@ -139,7 +139,7 @@ def test_a_residual_override_keeps_the_add_in_float() -> None:
     ranges = nets.measured(residual_net(), photos())
     result, notes = quantize_int8(residual_net(), ranges, nets.TENSORRT_FP32, {"Add_s2": "fp16"})
     assert "r2" in nets.named(result, "Add_s2").input
-    assert [item.node for item in notes.kept] == ["Add_s2"]
+    assert [item.node for item in notes.float_nodes] == ["Add_s2"]
 
 
 def test_shapes_that_only_the_author_knew_survive() -> None:

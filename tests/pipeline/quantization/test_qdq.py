@@ -89,7 +89,7 @@ def test_a_residual_operand_that_was_not_measured_costs_the_fusion_and_not_the_e
         result, notes = quantize_int8(model, ranges, nets.SCHEMES[scheme])
         assert "side" in nets.named(result, "Add_y").input
     result, notes = quantize_int8(model, ranges, nets.TENSORRT_FP32)
-    assert [(item.node, "not measured" in item.reason) for item in notes.kept] == [("Add_y", True)]
+    assert [(item.node, "not measured" in item.reason) for item in notes.float_nodes] == [("Add_y", True)]
 
 
 def test_a_residual_around_a_matmul_keeps_the_exact_values() -> None:
@@ -248,7 +248,7 @@ def test_an_old_opset_is_lifted_to_where_fp16_scales_exist() -> None:
 def test_int8_over_fp16_computes_everything_but_the_edges_in_fp16() -> None:
     ranges = nets.measured(nets.conv_net(), nets.images())
     result, notes = quantize_int8(nets.conv_net(), ranges, nets.TENSORRT)
-    assert notes.cast and not notes.cast.kept
+    assert notes.cast and not notes.cast.float_nodes
     assert {item.data_type for item in result.graph.initializer} == {onnx.TensorProto.FLOAT16, onnx.TensorProto.INT8}
     assert [v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)] == [1, 1]
     assert len(nets.of_type(result, "Cast")) == 2
@@ -261,4 +261,4 @@ def test_a_gemm_whose_bias_is_not_one_value_for_each_output_stays_in_float(shape
     model = nets.x_net("y = Gemm(x, w, b)", b=np.ones(shape))
     result, notes = quantize_int8(model, Ranges({}, "minmax", "0" * 64, 0), nets.SCHEMES[scheme])
     assert not nets.of_type(result, "QuantizeLinear")
-    assert "its bias has the shape" in notes.kept[0].reason
+    assert "its bias has the shape" in notes.float_nodes[0].reason

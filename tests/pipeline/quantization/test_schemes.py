@@ -76,7 +76,7 @@ def test_int4_takes_blocks_that_divide_the_depth_and_leaves_the_rest() -> None:
     assert {nets.constant(result, node.input[0]).dtype for node in nets.of_type(result, "DequantizeLinear")} == {
         np.dtype(ml_dtypes.int4)
     }
-    kept = quantize_int4(nets.conv_net(), nets.CPU)[1].kept
+    kept = quantize_int4(nets.conv_net(), nets.CPU)[1].float_nodes
     assert ["MatMul and Gemm" in item.reason for item in kept] == [True, True, False]
     assert "no multiple" in kept[2].reason and len(notes.quantized) == 2
 
@@ -133,7 +133,7 @@ def test_dynamic_int8_computes_the_same_function_without_calibration(net: str, t
 def test_dynamic_int8_leaves_what_reaches_as_far_as_a_mask() -> None:
     ranges = Ranges({"x": (-LARGEST_REACH, 0.0), "r": (0.0, 1.0)}, "minmax", "0" * 64, 1)
     notes = write(nets.wide_net(), "int8-dynamic", nets.CPU, ranges)[1]
-    assert [item.node for item in notes.kept] == ["MatMul_h"]
+    assert [item.node for item in notes.float_nodes] == ["MatMul_h"]
 
 
 @pytest.mark.parametrize("precision", QUANTIZED)
@@ -156,7 +156,7 @@ def test_overrides_leave_a_node_in_float_by_type_name_or_glob(precision: str, ma
     ranges = Ranges({"x": (-4.0, 4.0), "r": (0.0, 4.0)}, "minmax", "0" * 64, 1)
     result, notes = write(nets.wide_net(), precision, nets.CPU, ranges, [Override(match, "fp16")])
     assert notes.quantized == ("MatMul_h",)
-    assert [(item.node, "overrides says fp16" in item.reason) for item in notes.kept] == [("Gemm_y", True)]
+    assert [(item.node, "overrides says fp16" in item.reason) for item in notes.float_nodes] == [("Gemm_y", True)]
     assert nets.named(result, "Gemm_y").input[1] == "w2"
 
 
@@ -169,7 +169,7 @@ def test_fp32_overrides_hold_against_the_cast_and_fp16_ones_do_not() -> None:
         }
         types |= {item.name: item.data_type for item in result.graph.initializer}
         assert types[nets.named(result, "Gemm_y").input[1]] == expected
-    assert write(nets.wide_net(), "fp16", None, None, [Override("Gemm_y", "fp32")])[1].kept[0].node == "Gemm_y"
+    assert write(nets.wide_net(), "fp16", None, None, [Override("Gemm_y", "fp32")])[1].float_nodes[0].node == "Gemm_y"
 
 
 def test_the_last_override_counts_and_int8_takes_back() -> None:

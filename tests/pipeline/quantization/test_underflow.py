@@ -37,25 +37,25 @@ def test_what_underflows_stays_in_fp32_and_no_nan_comes_of_it(name: str) -> None
     result, notes = cast_float(model, "fp16")
     found, expected = run_net(emulate(result), data, False), run_net(model, data)
     np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-6)
-    assert any("underflow to 0 in fp16" in item.reason for item in notes.kept)
+    assert any("underflow to 0 in fp16" in item.reason for item in notes.float_nodes)
     assert not cast_float(model, "bf16")[1].underflowed
 
 
 def test_what_nobody_would_notice_is_cast() -> None:
-    assert not cast_float(x_net("y = MatMul(x, w)", w=(np.eye(5) + 1e-9)), "fp16")[1].kept
-    assert not cast_float(x_net("m = MatMul(x, w) y = Add(m, b)", b=np.full(5, 1e-9)), "fp16")[1].kept
-    assert not cast_float(x_net("y = Gemm(x, w, b)", b=np.full(5, 1e-9)), "fp16")[1].kept
+    assert not cast_float(x_net("y = MatMul(x, w)", w=(np.eye(5) + 1e-9)), "fp16")[1].float_nodes
+    assert not cast_float(x_net("m = MatMul(x, w) y = Add(m, b)", b=np.full(5, 1e-9)), "fp16")[1].float_nodes
+    assert not cast_float(x_net("y = Gemm(x, w, b)", b=np.full(5, 1e-9)), "fp16")[1].float_nodes
 
 
 def test_a_tensor_that_was_measured_as_tiny_stays_and_one_that_was_not_is_cast() -> None:
     model = x_net("a = Relu(x) y = Div(a, a)")
-    kept = cast_float(model, "fp16", ranges=Ranges({"a": (0.0, 3e-9)}, "minmax", "0" * 64, 1))[1].kept
+    kept = cast_float(model, "fp16", ranges=Ranges({"a": (0.0, 3e-9)}, "minmax", "0" * 64, 1))[1].float_nodes
     assert {item.node for item in kept} == {"Relu_a", "Div_y"}
     assert "reached only 3e-09 in calibration" in kept[0].reason
     # An epsilon that is added to what never comes near zero does not matter.
     model = x_net("a = Abs(x) e = Add(a, eps) y = Div(x, e)", **EPS)
     far = Ranges({"e": (0.5, 3.0)}, "minmax", "0" * 64, 1)
-    assert not cast_float(model, "fp16", ranges=far)[1].kept and cast_float(model, "fp16")[1].kept
+    assert not cast_float(model, "fp16", ranges=far)[1].float_nodes and cast_float(model, "fp16")[1].float_nodes
 
 
 def test_what_a_logarithm_is_taken_of_stays_in_fp32_unless_it_is_never_near_zero() -> None:
@@ -68,6 +68,8 @@ def test_what_a_logarithm_is_taken_of_stays_in_fp32_unless_it_is_never_near_zero
 
     for known in (None, reached(1e-9)):
         notes = cast_float(net, "fp16", ranges=known)[1]
-        assert {item.op_type for item in notes.kept} == {"Softmax", "Log"}
-        assert all("a logarithm is taken of 'p'" in item.reason for item in notes.kept)
-    assert not cast_float(net, "fp16", ranges=reached(0.01))[1].kept and not cast_float(net, "bf16")[1].kept
+        assert {item.op_type for item in notes.float_nodes} == {"Softmax", "Log"}
+        assert all("a logarithm is taken of 'p'" in item.reason for item in notes.float_nodes)
+    assert (
+        not cast_float(net, "fp16", ranges=reached(0.01))[1].float_nodes and not cast_float(net, "bf16")[1].float_nodes
+    )

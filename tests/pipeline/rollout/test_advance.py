@@ -142,7 +142,7 @@ def test_whoever_moves_the_channel_all_the_same_ends_the_rollout():
     with pytest.raises(InputError, match=r"is aborted since .*: the channel was moved to 1 by eve"):
         operations.pause(store, *fleet.WHERE, Operator("ada", fleet.at(1)))
     found = fleet.look(store, 1)
-    assert (found.action, found.why, found.made) == ("aborted", "the channel was moved to 1 by eve", False)
+    assert (found.action, found.why, found.is_made) == ("aborted", "the channel was moved to 1 by eve", False)
     assert not running_rollouts(store)
     fleet.begin_and_look(store, one, fleet.plan("100%"))
     assert [item.state for item in read_history(store, read_channel(store, *fleet.WHERE)).rollouts] == ["aborted"]

@@ -153,7 +153,7 @@ def test_one_request_that_fails_anywhere(make: Callable[[], Case], how: str) -> 
         follower = RolloutFollower(store, None, len)
         store.clock.now = at(20)
         follower.look()
-        assert seen(store) == (case.after if make is halt else after) and not follower.failed
+        assert seen(store) == (case.after if make is halt else after) and not follower.failures
         runs = state(store).active_rollout
         assert [key for key in store.objects if key.startswith(ROLLOUTS)] == (
             [f"{ROLLOUTS}digits/stable/{runs.id}.json"] if runs else []

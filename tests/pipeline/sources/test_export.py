@@ -137,7 +137,7 @@ class TestGolden:
     def test_a_known_model_is_used_as_it_is_when_only_the_golden_set_is_new(self, tmp_path):
         known = run(torch_request(tmp_path, LINEAR)).onnx.rename(tmp_path / "known.onnx")
         digest = digest_of_file(known)
-        second = run(torch_request(tmp_path, LINEAR.replace("ReLU", "Tanh")), known=known)
+        second = run(torch_request(tmp_path, LINEAR.replace("ReLU", "Tanh")), known_model=known)
         assert digest_of_file(second.onnx) == digest
         assert "sqnr_db" in failed(second)
 

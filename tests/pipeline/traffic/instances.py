@@ -51,8 +51,8 @@ class KnownTimes(RunTimes):
         super().__init__(ServiceTimes(("length",), empty, np.ones((1, 3)), np.ones(1)), None)
         object.__setattr__(self, "of", of)
 
-    def table(self, edges, most):
-        axes = np.meshgrid(*edges, np.arange(1, most + 1), indexing="ij")
+    def table(self, edges, max_samples):
+        axes = np.meshgrid(*edges, np.arange(1, max_samples + 1), indexing="ij")
         return np.vectorize(lambda *sizes: self.of(sizes[-1], *sizes[:-1]))(*axes)
 
     def log_sd(self, sizes, samples):

@@ -36,12 +36,12 @@ def test_options_that_do_not_fit_are_refused(options, words):
 def test_without_times_batches_are_not_known():
     untimed = trace_of_sizes([1, 2, 3], None)
     with pytest.raises(DataError, match="no times of arrival, so how batches form is not known"):
-        task_of(untimed, BucketOptions(batch=4, most=2))
+        task_of(untimed, BucketOptions(batch=4, max_profiles=2))
     with pytest.raises(DataError, match="no times of arrival"):
-        task_of(untimed, BucketOptions(wait_s=0.01, most=2))
+        task_of(untimed, BucketOptions(wait_s=0.01, max_profiles=2))
     with pytest.raises(InputError, match=r"a profile has no price.*--most"):
         task_of(untimed)
-    task = task_of(untimed, BucketOptions(most=2))
+    task = task_of(untimed, BucketOptions(max_profiles=2))
     assert task.policy is None and "each request is taken to run alone" in task.remarks[0] and task.grid.seconds == 0
     rated = task_of(trace_of_sizes([5] * 2000, None), BucketOptions(rate=50.0))
     assert rated.policy == BatchPolicy(8, 0.0) and rated.grid.seconds == pytest.approx(40.0, rel=0.1)
@@ -60,7 +60,7 @@ def test_a_model_without_a_batch_or_without_dims():
 
 
 def test_more_buckets_than_sizes_are_remarked():
-    task = task_of(trace_of_sizes([4, 9, 9]), BucketOptions(most=30))
+    task = task_of(trace_of_sizes([4, 9, 9]), BucketOptions(max_profiles=30))
     assert "length has 2 distinct sizes in the traffic" in task.remarks[0]
 
 

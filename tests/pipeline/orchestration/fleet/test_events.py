@@ -31,5 +31,5 @@ def test_one_event_for_each_model_to_build_and_each_generation_to_prove(store: S
 def test_a_model_whose_spec_nobody_registered_is_a_persons_business(store: Store) -> None:
     published(store, "digits", [built(store, "l4", status="proven")], targets=["l4", "sm_120"], registered=False)
     (item,) = work_for(stand(store, demand(), group("rtxpro6000")), nothing_known)
-    assert not item.ready and item.first == "register its spec: `enginesmith prefect register SPEC`"
+    assert not item.ready and item.remedy == "register its spec: `enginesmith prefect register SPEC`"
     assert messages([item], "file:///r") == ()

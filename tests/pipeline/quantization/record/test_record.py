@@ -165,7 +165,7 @@ def test_a_search_is_recorded_with_smoothed_activations_and_rounded_weights(resi
     seen = observed(model, arrays)
     measured = ranges(seen, MinMax(), scheme.activation)
     chosen = choose(model, measured, scheme, runs(arrays), SearchFloor(sqnr_db=5))
-    written, notes = write(chosen.model, "int8", scheme, chosen.ranges, left=chosen.left)
+    written, notes = write(chosen.model, "int8", scheme, chosen.ranges, float_nodes=chosen.left)
     document = chosen.document(SearchFloor(sqnr_db=25))
     choice = document.recorded, document.weight_db
     found = encode(record(written, notes, Evidence(chosen.model, chosen.ranges, seen, chosen.smoothed, *choice)))

@@ -133,8 +133,8 @@ def test_layers_are_taken_together_as_far_as_memory_goes():
     )  # fmt: skip
     graph = prepare_model(model)
     found = find_layers(graph, find_sites(graph)[0], {})
-    assert [len(batch) for batch in batches(found, most=3 * found[0].bytes)] == [3, 1]
-    assert [len(batch) for batch in batches(found, most=1)] == [1, 1, 1, 1]
+    assert [len(batch) for batch in batches(found, max_bytes=3 * found[0].bytes)] == [3, 1]
+    assert [len(batch) for batch in batches(found, max_bytes=1)] == [1, 1, 1, 1]
     assert [len(batch) for batch in batches(found * 5)] == [8, 8, 4]
 
 

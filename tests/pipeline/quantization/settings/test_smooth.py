@@ -66,7 +66,7 @@ def test_factors_go_into_the_normalization_when_only_the_group_reads_it():
 @pytest.mark.parametrize(("bias", "folds"), [("", True), ("b", True), ("one", False), ("computed", False)])
 def test_factors_pass_into_a_gemm_whose_bias_is_a_constant_of_each_channel(bias, folds):
     given = {"w": np.ones((4, 8), "f4"), "b": np.ones(8, "f4"), "one": np.ones(1, "f4")}
-    walk = SimpleNamespace(given={name: numpy_helper.from_array(value, name) for name, value in given.items()})
+    walk = SimpleNamespace(initializers={name: numpy_helper.from_array(value, name) for name, value in given.items()})
     node = helper.make_node("Gemm", ["x", "w", *([bias] if bias else [])], ["y"], name="g")
     wanted = (("g", 1, 1), ("g", 2, 0)) if bias else (("g", 1, 1),)
     assert _projection(node, walk, 8) == (wanted if folds else None)
