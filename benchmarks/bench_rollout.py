@@ -5,7 +5,7 @@
 Nodes look every 30 s, a fifth more or less, swap and report by the real code over a store in memory, in simulated time;
 the controller looks every 15 s (`tests/pipeline/rollout/fleet.py`). The waves are 1 %, 5 %, 25 %, 100 % with 10 min
 each and the gate health=95%; the plan says how many nodes there are, so that waves are limits (`--nodes`). Prints
-Markdown, as docs/scale.md has it, and exits 1 where a bar is not met.
+Markdown tables, of which docs/scale.md has the main columns, and exits 1 where a bar is not met.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def run_fleet(nodes: int, seed: int, *, waves: tuple[str, ...] = WAVES, **given:
 
 def measure_bad(nodes: int, seeds: int) -> bool:
     """An engine that fails on every node, with whole waves and in steps of 0.25 % a look."""
-    print("| waves open | nodes reached | share | halted after its first swap | all back |")
+    print("| waves open | nodes reached | share | halted after the first swap | all back |")
     print("|---|---:|---:|---:|---:|")
     good = True
     for name, step in (("at once", None), ("in steps of 0.25 %", 2_500)):
@@ -113,7 +113,7 @@ def measure_races(_: int, seeds: int) -> bool:
 
 def measure_halts(_: int, seeds: int) -> bool:
     """How often the gate health=95% halts a wave whose nodes fail with a given probability, looked at every 15 s."""
-    print("| nodes of the wave | share that fails | halted while it lasts | halted by its end |")
+    print("| nodes of the wave | probability | waves halted before their end | waves halted in all |")
     print("|---:|---:|---:|---:|")
     store, _, two = registry()
     rollout = open_wave(begin(store, two, plan("50%", "100%", soak=SOAK_S, health_ppm=950_000)), 0, at(0))
