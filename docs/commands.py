@@ -28,7 +28,7 @@ def markdown() -> str:
         "Every command takes them, before or after its name.",
         _table(rows),
     ]
-    for section, names in {**SECTIONS, "Shown in no list": HIDDEN}.items():
+    for section, names in {**SECTIONS, "Called by KServe": HIDDEN}.items():
         parts.append(f"## {section}")
         for name in names:
             command = enginesmith.get_command(context, name)

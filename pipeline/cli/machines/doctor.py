@@ -52,9 +52,9 @@ class DoctorFinding:
 @command()
 @click.pass_context
 def doctor(ctx: click.Context, registry: str, as_json: bool) -> None:
-    """Show which engines this machine can build and run, and how to install what is missing.
+    """Show which engines this machine can build and run, and how to install missing packages.
 
-    Exit code 1 if anything is broken.
+    Exit code 1 if a line says 'broken'.
     """
     findings = [*_machine(), *_gpus(), *_compilers(), *_services(), _registry(registry)]
     if as_json:
@@ -163,7 +163,7 @@ class BackendRow:
 def list_backends(names: tuple[str, ...], as_json: bool) -> None:
     """List the compilers: how to install each, what it builds, and whether its engines run on this machine.
 
-    NAME: show only these, with their options.
+    NAME: show only this compiler, and its options.
     """
     from builders.backends import discovery
 

@@ -32,14 +32,14 @@ class _Sources:
     inventory: Annotated[
         Path | None,
         Option(
-            "Groups of nodes as YAML, or the JSON of `kubectl get nodes -o json`; - is stdin.",
-            shown="the cluster's nodes",
+            "File with the nodes: groups of nodes as YAML, or the JSON of `kubectl get nodes -o json`; -: stdin.",
+            shown="the nodes of the cluster",
         ),
     ] = None
     catalog: Annotated[
         Path | None,
         Option(
-            "Which models must be served where (YAML).",
+            "Catalog (YAML file): which models must be served on which nodes.",
             envvar="ENGINESMITH_CATALOG",
             show_envvar=True,
             shown="every model with a channel, on every GPU",
@@ -50,9 +50,9 @@ class _Sources:
         Option("Kubernetes configuration.", shown="KUBECONFIG, else a pod's service account, else ~/.kube/config"),
     ] = None
     context: Annotated[str | None, Option("Context of the kubeconfig.", shown="the current one")] = None
-    timeout: Annotated[float, Option("Seconds that a request to the cluster may take.", type=click.FloatRange(0.1))] = (
-        30.0
-    )
+    timeout: Annotated[
+        float, Option("Time limit of a request to the cluster, in seconds.", type=click.FloatRange(0.1))
+    ] = 30.0
 
     def open(self, registry: str, runtimes: Mapping[str, str]) -> "tuple[Store, FleetSources]":
         """The registry, and what to compare with it. runtimes: by package, where the inventory does not say it."""
@@ -64,10 +64,10 @@ class _Sources:
 
 @dataclass(frozen=True, kw_only=True)
 class _FleetOptions:
-    runtimes: Annotated[Mapping[str, str], runtimes_option("on the nodes, unless the inventory names it")] = field(
+    runtimes: Annotated[Mapping[str, str], runtimes_option("on the nodes, if the inventory does not say it")] = field(
         default_factory=dict
     )
-    apply: Annotated[bool, Option("Start the missing builds and proofs on the Prefect server.")] = False
+    apply: Annotated[bool, Option("Have the Prefect server start the missing builds and proofs.")] = False
     sources: _Sources
 
 
@@ -75,7 +75,7 @@ class _FleetOptions:
 @takes(_FleetOptions)
 @click.pass_context
 def fleet(ctx: click.Context, /, options: _FleetOptions, registry: str, as_json: bool) -> None:
-    """List the models and nodes of a cluster whose engine is missing, broken or unproven.
+    """Compare a cluster's nodes with the registry: which models have a proven engine on each node, and what is missing.
 
     Exit code 1 if a node has no usable engine for a model that it must serve.
     """
@@ -101,11 +101,16 @@ def fleet(ctx: click.Context, /, options: _FleetOptions, registry: str, as_json:
 @dataclass(frozen=True, kw_only=True)
 class _PlanOptions:
     driver: Annotated[str | None, Option("New driver version of the GPU nodes, e.g. 590.44.", metavar="VERSION")] = None
-    runtimes: Annotated[Mapping[str, str], runtimes_option("that the nodes get")] = field(default_factory=dict)
-    on: Annotated[str, Option("Nodes that get the new versions, e.g. l4,hopper.", metavar="TARGETS", shown="all")] = ""
-    add: Annotated[tuple[str, ...], Option("Nodes to be added, e.g. b200=16; repeat it.", metavar="PRODUCT=NODES")] = ()
+    runtimes: Annotated[Mapping[str, str], runtimes_option("that the nodes will get")] = field(default_factory=dict)
+    on: Annotated[
+        str, Option("GPUs of the nodes that get the new versions, e.g. l4,hopper.", metavar="TARGETS", shown="all")
+    ] = ""
+    add: Annotated[
+        tuple[str, ...], Option("Number of new nodes with this GPU, e.g. b200=16; repeat it.", metavar="PRODUCT=NODES")
+    ] = ()
     remove: Annotated[
-        tuple[str, ...], Option("Nodes to be removed, e.g. t4=8; repeat it.", metavar="PRODUCT=NODES")
+        tuple[str, ...],
+        Option("Number of nodes with this GPU to remove, e.g. t4=8; repeat it.", metavar="PRODUCT=NODES"),
     ] = ()
     sources: _Sources
 
@@ -128,9 +133,9 @@ class _PlanOptions:
 @fleet.command()
 @takes(_PlanOptions)
 def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
-    """Show which engines a change of the fleet would break, and the builds that it needs, in order, with their times.
+    """Show which engines a change of the fleet would break, and the builds that the change needs.
 
-    Changes nothing. Times are predicted from recorded builds.
+    The builds are listed in order, with times predicted from recorded builds. The command changes nothing.
     """
     from pipeline.fleet.plan import make_plan
     from pipeline.orchestration.fleet import compare_deployments

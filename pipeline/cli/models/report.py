@@ -32,12 +32,16 @@ if TYPE_CHECKING:
 @command()
 @click.argument("source", metavar="REF|FILE")
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True, help="File for the page."
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("report.html"),
+    show_default=True,
+    help="File for the report.",
 )
 def report(source: str, out: Path, registry: str, as_json: bool) -> None:
-    """Write the HTML page of a version (REF) as of today, or of a report.json (FILE) of a version or a canary.
+    """Write the HTML report of a version (REF) as of today, or of the report.json (FILE) of a version or a canary.
 
-    The page is one file without scripts or links to other files, in light and dark, ready to print.
+    The report is one file without scripts or links to other files, in light and dark, ready to print.
     """
     from pipeline.compile.publication.pages import draw_page, published_document, read_document
 
@@ -71,7 +75,8 @@ def sensitivity(
 ) -> None:
     """Rank the parts of SPEC's model by their error in int8, and show quality against the share of compute in int8.
 
-    Uses the spec's smoothing, floor and overrides. Exports and calibrates first, unless the results are stored.
+    Uses smoothing, quality floor and overrides of the spec. Exports and calibrates first, unless these results are in
+    the registry.
     """
     from pipeline.orchestration.run import RunOptions, open_run
 
@@ -140,16 +145,17 @@ WATCH_S = 2.0
 
 @command()
 @click.argument("name", metavar="[RUN|MODEL]", required=False)
-@number_option("--limit", click.IntRange(1, 2000), 20, "Newest runs to list.")
-@click.option("--all", "steps", is_flag=True, help="Also show the other steps of a run: export, calibration, proofs.")
-@click.option("--log", metavar="UNIT", help="Print the compiler's output for this unit, or the output of this step.")
-@click.option("--watch", is_flag=True, help="Refresh until the run ends; Ctrl-C ends it.")
+@number_option("--limit", click.IntRange(1, 2000), 20, "Maximum number of builds to list, newest first.")
+@click.option("--all", "steps", is_flag=True, help="Also show the other steps of a build: export, calibration, proofs.")
+@click.option("--log", metavar="UNIT", help="Print the compiler's output for this unit; UNIT may also be a step.")
+@click.option("--watch", is_flag=True, help="Refresh every 2 s until the build ends; Ctrl-C only stops watching.")
 def status(
     name: str | None, limit: int, steps: bool, log: str | None, watch: bool, registry: str, as_json: bool
 ) -> None:
-    """List builds, or show one: RUN, or the newest of MODEL. A build writes its state to the registry while it runs.
+    """List the newest builds. With RUN, show this build; with MODEL, show the newest build of the model.
 
-    Proofs and canaries are not listed: `enginesmith show` and the Prefect server show them.
+    A build writes its state to the registry while it runs. Proofs and canaries are not listed: `enginesmith show` and
+    the Prefect server show them.
     """
     store = open_store(registry)
     if log is not None:

@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 class _After:
     """What to do with a verdict."""
 
-    attach: Annotated[bool, Option("Store the verdict beside the version, for automatic promotion.")] = False
+    attach: Annotated[bool, Option("Store the verdict in the registry, for automatic promotion.")] = False
     auto: Annotated[
         str | None,
         Option(
-            "On FAIL, roll this channel of the candidate's model back if it serves the candidate; --auto alone means "
-            "the channel stable.",
+            "On FAIL, roll back this channel if it serves the candidate; --auto without a name: channel stable.",
             metavar="[CHANNEL]",
             is_flag=False,
             flag_value=STABLE,
@@ -47,28 +46,30 @@ class _RunOptions:
     duration: Annotated[
         float | None,
         Option(
-            "Seconds to replay; traffic that is shorter is repeated.",
+            "Seconds to replay; shorter traffic is repeated.",
             type=click.FloatRange(0, min_open=True),
             shown="the traffic once",
         ),
     ] = None
-    scale: Annotated[float, Option("Factor on the recorded request rate.", type=click.FloatRange(0, min_open=True))] = (
-        1.0
-    )
+    scale: Annotated[
+        float, Option("Factor for the recorded request rate.", type=click.FloatRange(0, min_open=True))
+    ] = 1.0
     in_flight: Annotated[
         int | None,
         Option(
-            "Requests that an engine may have at once; 1: one request at a time, alternately to both engines.",
+            "Maximum number of concurrent requests to an engine; 1: one at a time, alternately to both engines.",
             type=click.IntRange(1, 32),
             shown="from the recorded latencies",
         ),
     ] = None
-    observed: Annotated[Path | None, Option("Production log that shows the number in flight.")] = None
+    observed: Annotated[
+        Path | None, Option("Observations of production (JSONL) from which to take the default of --in-flight.")
+    ] = None
     looks: Annotated[
         int,
-        Option("How many times to judge, at most; a clear verdict ends the replay early.", type=click.IntRange(1, 20)),
+        Option("Maximum number of times to judge; a clear verdict ends the replay early.", type=click.IntRange(1, 20)),
     ] = 4
-    warmup: Annotated[int, Option("Requests at the start that are not judged.", type=click.IntRange(0))] = 20
+    warmup: Annotated[int, Option("Number of requests at the start that are not judged.", type=click.IntRange(0))] = 20
     out: Annotated[
         Path | None, Option("Folder for observations, report and page.", shown="canary-CANDIDATE-against-BASELINE")
     ] = None
@@ -89,7 +90,7 @@ def canary() -> None:
 @takes(_RunOptions)
 @click.pass_context
 def run(ctx: click.Context, /, options: _RunOptions, registry: str, as_json: bool) -> None:
-    """Replay recorded traffic to both engines, alternately and at its recorded times, and judge the observations."""
+    """Replay recorded traffic at its recorded times to both engines, alternately, and judge the observations."""
     from pipeline.canary.run import CanaryRun, run_canary
     from validation.canary.replay import ReplayPace
 
@@ -122,9 +123,13 @@ class _JudgeOptions:
     spec: Annotated[Path | None, Option("Spec with the margins.")] = None
     planned: Annotated[
         int | None,
-        Option("Number of requests at the last look.", type=click.IntRange(1), shown="this look is the only one"),
+        Option(
+            "If you judge several times: number of requests at the last time.",
+            type=click.IntRange(1),
+            shown="you judge once",
+        ),
     ] = None
-    previous: Annotated[Path | None, Option("The report.json of the look before this one.")] = None
+    previous: Annotated[Path | None, Option("If you judge several times: report.json of the previous time.")] = None
     missing: Annotated[Literal["failed", "ignored"], Option("How to count a request that only one side observed.")] = (
         "failed"
     )
@@ -138,7 +143,7 @@ class _JudgeOptions:
 def judge(ctx: click.Context, /, options: _JudgeOptions, registry: str, as_json: bool) -> None:
     """Judge observations that were collected in production, or by an interrupted run.
 
-    Margins: those of --spec, else of the candidate's version if the registry has it, else the defaults.
+    The margins come from --spec; without it, from the candidate's version in the registry; else they are the defaults.
     """
     from pipeline.canary.verdicts import JudgeOptions, judge_files, read_report_file
 

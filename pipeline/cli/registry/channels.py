@@ -36,11 +36,13 @@ from pipeline.cli.serving.rollout import GivenPlan, describe_plan
 
 @command()
 @click.argument("where", metavar="NAME[:CHANNEL]")
-@click.option("--limit", type=click.IntRange(1), show_default="all", help="Newest moves of each channel to show.")
+@click.option(
+    "--limit", type=click.IntRange(1), show_default="all", help="Maximum number of moves of each channel, newest first."
+)
 def history(where: str, limit: int | None, registry: str, as_json: bool) -> None:
-    """Show who moved a channel (or each channel of NAME), when, why, and with which canary.
+    """Show who moved a channel, when, why, and with which canary.
 
-    NAME:CHANNEL: a model and its channel.
+    NAME:CHANNEL: a model and its channel; NAME alone: all channels of the model.
     """
     rows = moves_of(open_store(registry), parse_reference(where), limit)
     if as_json:
@@ -59,7 +61,7 @@ def history(where: str, limit: int | None, registry: str, as_json: bool) -> None
 def policy() -> None:
     """Show and set what a channel requires of a version.
 
-    '*:CHANNEL' stands for the channel of every model that has no policy of its own.
+    '*:CHANNEL' means CHANNEL of every model that has no policy for it.
     """
 
 
@@ -90,21 +92,24 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
 @dataclass(frozen=True, kw_only=True)
 class _PolicyOptions:
     proven: Annotated[
-        str, Option("Targets that need a proven engine: l4,sm_90,cpu.", metavar="TARGETS", shown="none")
+        str,
+        Option(
+            "Targets for which a version needs a proven engine, e.g. l4,sm_90,cpu.", metavar="TARGETS", shown="none"
+        ),
     ] = ""
     canary: Annotated[bool, Option("Require a canary's PASS.", name="--canary/--no-canary")] = False
     canary_on: Annotated[
         str,
         Option(
-            "GPU generations and kinds of CPU on each of which a canary must have passed: sm_89,sm_90,cpu.",
+            "GPU generations and kinds of CPU on each of which a canary must pass, e.g. sm_89,sm_90,cpu.",
             metavar="TARGETS",
-            shown="for automatic moves: the targets that the channel serves",
+            shown="none; for automatic moves: the targets that the channel serves",
         ),
     ] = ""
     signed_by: Annotated[
         tuple[Path, ...],
         Option(
-            "Public key that must have signed the version; repeat it for several, one of which suffices.",
+            "Public key that must have signed the version; repeat it, and one of the keys is enough.",
             metavar="KEY.pub",
         ),
     ] = ()
@@ -118,9 +123,9 @@ class _PolicyOptions:
 def set_policy(where: str, options: _PolicyOptions, why: str, registry: str, as_json: bool) -> None:
     """Replace the policy of a channel.
 
-    Without options, only the rules of every channel apply.
+    Without options, only the built-in rules apply (`enginesmith registry policy show`).
 
-    Creates the registry if there is none: policies may be set before the first version is published.
+    Creates the registry if there is none, so that you can set policies before you publish the first version.
     """
     model, channel = _where(where)
     keys = tuple(public_key(path).public_key.decode() for path in options.signed_by)
@@ -172,7 +177,7 @@ def _words(found: ChannelPolicy) -> str:
     metavar="HOST:PORT",
     default="127.0.0.1:9464",
     show_default=True,
-    help="Where to serve; port 0 is any free one, host 0.0.0.0 is for a pod.",
+    help="Address to listen on; port 0: any free port; host 0.0.0.0: all interfaces, as a pod needs.",
 )
 @click.option(
     "--every",

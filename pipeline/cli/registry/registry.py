@@ -40,12 +40,12 @@ from enginesmith.registry.versions.state import Channel, read_channel, read_hist
 @command()
 @reference_argument
 @click.option(
-    "--quantization", is_flag=True, help="Show the effect of quantization on each tensor, and what stayed in float."
+    "--quantization", is_flag=True, help="Show the effect of quantization on each tensor, and the nodes left in float."
 )
 @click.option(
     "--layers", metavar="UNIT", help="Show the layers and tactics of this engine, as its compiler reports them."
 )
-@click.option("--diff", "older", metavar="REF2", help="Show the differences from REF2, the older version.")
+@click.option("--diff", "older", metavar="REF2", help="Show what changed from the older version REF2 to REF.")
 @click.option("--provenance", is_flag=True, help="Print the stored SLSA provenance statement.")
 @click.option("--sbom", is_flag=True, help="Print the stored CycloneDX SBOM of the environment that built the version.")
 def show(
@@ -115,10 +115,10 @@ def _print_heading(facts: VersionStatus) -> None:
 @click.option(
     "--repair",
     is_flag=True,
-    help="Move corrupt blobs away, so that the next build makes them again, and rewrite snapshots.",
+    help="Move corrupt blobs away, so that the next build makes them again, and rewrite the channels' snapshots.",
 )
 def verify(reference: str | None, repair: bool, registry: str, as_json: bool) -> None:
-    """Re-hash every byte of REF, or of the whole registry, and report damage. Exit code 1 if there is any."""
+    """Hash every file of REF, or of the whole registry, and report damage. Exit code 1 if a file is damaged."""
     store = open_store(registry)
     result = verify_store(store, parse_reference(reference) if reference else None)
     repairs = repair_store(store, result) if repair else Repairs()
@@ -144,7 +144,7 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
     "reports",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A canary's report.json: refuse unless it is a PASS of exactly this version; repeat it.",
+    help="report.json of a canary; promote only if it is a PASS of exactly this version; repeat it.",
 )
 @random_inputs_option
 @accept_loss_option
@@ -199,9 +199,9 @@ def promote(
 def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
     """Move a channel back to the version that it served before.
 
-    During a rollout: abort the rollout; the channel keeps its version.
+    If a rollout is running, only the rollout is aborted: the channel keeps its version.
 
-    NAME:CHANNEL: a model and its channel; NAME alone is its channel stable.
+    NAME:CHANNEL: a model and its channel; NAME alone: its channel stable.
     """
     model, channel = parse_channel(where, STABLE)
     store = open_store(registry)

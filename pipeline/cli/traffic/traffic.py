@@ -52,38 +52,43 @@ class _BucketsOptions:
         Path, Option("Recorded traffic: a file that `enginesmith traffic record` wrote, or a folder of them.")
     ]
     dims: Annotated[
-        tuple[str, ...], Option("Dim to choose for; repeat it.", name="--dim", shown="all but the batch")
+        tuple[str, ...],
+        Option("Dim to choose buckets for; repeat it.", name="--dim", shown="all dynamic dims but the batch"),
     ] = ()
     most: Annotated[
         int | None, Option("Maximum number of profiles.", type=click.IntRange(1, 64), shown="as many as lower the cost")
     ] = None
     batch: Annotated[
-        int | None, Option("Maximum samples of a batch.", type=click.IntRange(1), shown="the dim's max")
+        int | None,
+        Option("Maximum number of samples per batch.", type=click.IntRange(1), shown="the max of the batch dim"),
     ] = None
-    wait: Annotated[float, Option("Longest wait for others (2ms).", type=ShortTime(), shown="0ms")] = 0.0
+    wait: Annotated[
+        float,
+        Option(
+            "Longest time that a request waits for others to join its batch, e.g. 2ms.", type=ShortTime(), shown="0ms"
+        ),
+    ] = 0.0
     rate: Annotated[
         float | None,
-        Option("Requests per second to plan for.", type=click.FloatRange(0, min_open=True), shown="the traffic's"),
+        Option("Requests per second to plan for.", type=click.FloatRange(0, min_open=True), shown="that of --traffic"),
     ] = None
     profile_price: Annotated[
         float | None,
         Option(
-            "Engine seconds that a profile costs in a day.",
+            "Price of a profile, in engine seconds per day.",
             type=click.FloatRange(0),
-            shown="its build, once, and its share of the memory",
+            shown="computed from its build time and its share of the memory",
         ),
     ] = None
-    shrink: Annotated[bool, Option("End the largest bucket at the largest size in the traffic.")] = False
+    shrink: Annotated[bool, Option("Shrink the largest bucket to the largest size in the traffic.")] = False
     engine: Annotated[str | None, Option("Time the engine of this version.", metavar="REF", shown="the fp32 graph")] = (
         None
     )
     latencies: Annotated[
-        str | None, Option("Take the latency report of this version; time nothing.", metavar="REF")
+        str | None, Option("Use the recorded latencies of this version; time nothing.", metavar="REF")
     ] = None
     choice: EngineChoice
-    seconds: Annotated[
-        float, Option("Seconds of timing for each size.", type=click.FloatRange(0, 3600, min_open=True))
-    ] = 0.3
+    seconds: Annotated[float, Option("Seconds to time each size.", type=click.FloatRange(0, 3600, min_open=True))] = 0.3
     out: Annotated[
         Path | None,
         Option("Also draw a picture (.svg) into this file.", type=click.Path(path_type=Path, dir_okay=False)),
@@ -97,9 +102,9 @@ class _BucketsOptions:
 def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, quiet: bool, as_json: bool) -> None:
     """Choose the buckets with the lowest cost for recorded traffic, and print the saving.
 
-    The cost of a request is the engine time of its padded batch, from times measured at candidate sizes, and its share
-    of the profiles' price. For one dim, the choice is optimal. For several, a heuristic combines the
-    buckets of each dim.
+    The cost of a request is the engine time of its padded batch, plus its share of the price of the profiles. Engine
+    times are measured at candidate sizes. For one dim, the choice is optimal. For several dims, a heuristic combines
+    the buckets of each dim.
     """
     from pipeline.compile.run_context import Work
     from pipeline.traffic.buckets import advise_buckets, write_buckets
@@ -192,25 +197,38 @@ class _CapacityOptions:
     rate: Annotated[
         float, Option("Requests per second of the whole fleet.", type=click.FloatRange(0, 1e9, min_open=True))
     ]
-    p99: Annotated[float, Option("Limit of p99 latency (50ms).", type=ShortTime(above=True))]
+    p99: Annotated[float, Option("Limit of the p99 latency, e.g. 50ms.", type=ShortTime(above=True))]
     prices: Annotated[Path | None, Option("Prices of machines (YAML).", shown="no costs")] = None
     fleet: Annotated[
-        Path | None, Option("Inventory as `enginesmith fleet` reads it; its counts replace those of the prices.")
+        Path | None,
+        Option("Inventory, as for `enginesmith fleet --inventory`; its machine counts replace those in --prices."),
     ] = None
     traffic: Annotated[
-        Path | None, Option("Recorded requests: their arrivals, scaled in time, and sizes.", shown="Poisson arrivals")
+        Path | None,
+        Option("Recorded requests: gives their sizes, and their arrivals, scaled to --rate.", shown="Poisson arrivals"),
     ] = None
-    at: Annotated[str | None, Option("Sizes of dims, as in length=64.", metavar="NAME=SIZE,...", shown="opt sizes")] = (
-        None
-    )
+    at: Annotated[
+        str | None,
+        Option("Input sizes of the requests, e.g. length=64.", metavar="NAME=SIZE,...", shown="opt sizes of the spec"),
+    ] = None
     batch: Annotated[
-        int | None, Option("Maximum samples of a batch.", type=click.IntRange(1), shown="the best timed batch")
+        int | None, Option("Maximum number of samples per batch.", type=click.IntRange(1), shown="the best timed batch")
     ] = None
     wait: Annotated[
-        float | None, Option("Longest wait for others (2ms).", type=ShortTime(), shown="the best of five")
+        float | None,
+        Option(
+            "Longest time that a request waits for others to join its batch, e.g. 2ms.",
+            type=ShortTime(),
+            shown="the best of 0, 5, 12.5, 25 and 50 % of --p99",
+        ),
     ] = None
-    headroom: Annotated[float, Option("Share of each machine kept free.", type=Percent(), shown="0%")] = 0.0
-    spare: Annotated[int, Option("Number of machines that may fail.", type=click.IntRange(0, 100))] = 1
+    headroom: Annotated[
+        float, Option("Share of each machine's capacity to leave free, e.g. 20%.", type=Percent(), shown="0%")
+    ] = 0.0
+    spare: Annotated[
+        int,
+        Option("Number of machines that may fail while the rest still serves the rate.", type=click.IntRange(0, 100)),
+    ] = 1
     batch_overhead: Annotated[
         float | None, Option("Time that your server adds to each batch.", type=ShortTime(), shown="not counted")
     ] = None
@@ -220,7 +238,10 @@ class _CapacityOptions:
     precision: Annotated[str | None, precision_option("all")] = None
     out: Annotated[
         Path | None,
-        Option("File for the picture: cost against the limit (SVG).", type=click.Path(path_type=Path, dir_okay=False)),
+        Option(
+            "With --prices: draw cost against p99 limit into this file (.svg).",
+            type=click.Path(path_type=Path, dir_okay=False),
+        ),
     ] = None
 
 
@@ -231,11 +252,11 @@ class _CapacityOptions:
 def capacity(
     ctx: click.Context, /, reference: str, options: _CapacityOptions, registry: str, quiet: bool, as_json: bool
 ) -> None:
-    """Show how many machines of each kind serve REF at a rate within a limit of p99, what that costs, and the cheapest
-    mix.
+    """Show how many machines of each kind serve REF at a request rate and p99 limit, their cost, and the cheapest mix.
 
-    Simulates a batcher with the recorded latencies of each engine on each kind of machine. An engine without recorded
-    latencies gets no figures. Exit code 1 if no engine meets the limit, or if there are too few machines for the rate.
+    The command simulates a batcher with the recorded latencies of each engine on each kind of machine. It has no
+    figures for an engine without recorded latencies. Exit code 1 if no engine meets the limit, or if there are too few
+    machines for the rate.
     """
     from pipeline.capacity.forecast import CapacityTerms, ServerOverhead, ServingTerms, prepare
     from validation.capacity.greatest_rate import LatencyLimit, cost_svg
@@ -325,18 +346,21 @@ def _cost(value: float, low: float, high: float | None, currency: str) -> str:
 
 
 @command()
-@click.argument("place", metavar="PLACE", type=click.Path(path_type=Path))
+@click.argument("place", metavar="TRAFFIC", type=click.Path(path_type=Path))
 @click.option(
     "--model",
     metavar="SPEC|REF",
-    show_default="the model named in PLACE",
-    help="Spec (a file that ends in .yaml, registered:MODEL) or version of the recorded model.",
+    show_default="the model that TRAFFIC names",
+    help="Recorded model: its spec (a .yaml file or registered:MODEL) or a version (REF).",
 )
 @path_option("--out", "Also draw a picture (.svg) into this file.", dir_okay=False)
 def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_json: bool) -> None:
-    """Show the sizes of recorded requests: a histogram of each dynamic dim, of pairs, and by hour; rates and bursts.
+    """Show the input sizes, rates and bursts of recorded requests.
 
-    PLACE: a file that `enginesmith traffic record` or enginesmith.Recorder wrote (.jsonl, .npz), or a folder of them.
+    Histograms show the sizes of each dynamic dim, of pairs of dims, and by hour.
+
+    TRAFFIC: a file that `enginesmith traffic record` or enginesmith.Recorder wrote (.jsonl, .npz), or a folder of such
+    files.
     """
     from pipeline.traffic.place import read_place
     from pipeline.traffic.summary import summarize
