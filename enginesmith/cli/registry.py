@@ -264,9 +264,9 @@ def _print(found: Collected) -> None:
         echo(f"writing now: {lease}")
     gone, garbage_bytes = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
     kept = pluralize(len(found.kept), "version")
-    echo(f"{kept} kept; {format_bytes(gone)} deleted, {format_bytes(garbage_bytes)} of garbage left")
+    echo(f"{kept} kept; {format_bytes(gone)} deleted, {format_bytes(garbage_bytes)} of garbage not deleted")
     if rows and not found.acted:
-        say("nothing was changed; add --delete to mark what is new and to delete what is due")
+        say("nothing was changed; --delete marks new garbage, and deletes garbage that is due")
 
 
 # The command that adds a file to a version.
@@ -308,7 +308,7 @@ def attach(
 
         measured = measure_start(measure, file).to_json()
     if not file.is_file():
-        make = "; with --measure MODULE:FUNCTION it is made" if kind == COMPILE_CACHE else ""
+        make = "; --measure MODULE:FUNCTION creates it" if kind == COMPILE_CACHE else ""
         raise InputError(f"{file} is no file{make}")
     attachment = Attachment(
         name=file.name,
@@ -332,7 +332,7 @@ def attach(
         emit_json({**encode(attached), "new": is_new})
         return
     found = ", ".join(f"{name} {value:g}" for name, value in attached.measured.items())
-    echo(f"{'attached' if is_new else 'was attached'}: {attached.name} to {manifest.model}@{manifest.version}")
+    echo(f"{'attached' if is_new else 'already attached'}: {attached.name} to {manifest.model}@{manifest.version}")
     echo(f"{attached.kind} {attached.digest}" + (f"  {found}" if found else ""))
 
 
@@ -451,7 +451,7 @@ def check_signing_key(private_key: Path) -> None:
 
 def signed_lines(signed: Sequence[Signed]) -> list[str]:
     """One line per signature."""
-    return [f"{'signed' if item.new else 'was signed'}: {item.what} by key {item.key_id[:12]}" for item in signed]
+    return [f"{'signed' if item.new else 'already signed'}: {item.what} by key {item.key_id[:12]}" for item in signed]
 
 
 def _signer(

@@ -195,7 +195,7 @@ class Hours:
     def words(self) -> str:
         """As a phrase: 'about 1.50 GPU hours for 3 units, each predicted from 2 finished builds'."""
         if not self.units:
-            return "how long it takes is not known: no build like these is on record" if self.unknown else "nothing"
+            return "unknown, because no similar build is recorded" if self.unknown else "nothing to build"
         fewer = "" if self.fewest == self.most else f"{self.fewest} to "
         hours = "under 0.01" if self.hours < 0.01 else f"about {self.hours:.2f}"
         rest = f"; {self.unknown} more of unknown length" if self.unknown else ""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.fleet.plan import FleetPlan, StateChange
     from pipeline.orchestration.fleet import FleetSources, Reconciled
 
-_COVERAGE_COLUMNS = ("model", "version", "state", "nodes", "on", "engine", "why")
+_COVERAGE_COLUMNS = ("model", "version", "state", "nodes", "groups", "engine", "why")
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,10 @@ def _send(found: "Reconciled") -> None:
         say(f"sent {message.event} of {message.model}: {send(message)}")
     blocked_work = [item for item in found.work if not item.ready]
     if not events:
-        say("nothing to send: " + ("what is missing needs a person first" if blocked_work else "nothing is missing"))
+        say(
+            "nothing to send: "
+            + ("do what the column 'do first' says" if blocked_work else "no build and no proof is missing")
+        )
 
 
 def print_reconciled(found: "Reconciled") -> None:
@@ -177,7 +180,7 @@ def print_reconciled(found: "Reconciled") -> None:
         counts = ", ".join(f"{count} {state}" for state, count in found.counts.items())
         echo(f"\n{pluralize(len(found.standings), 'pair')} of model and group: {counts}")
     else:
-        echo(f"nothing must be served here by {found.catalog.source}")
+        echo(f"no model must be served on these nodes (catalog: {found.catalog.source})")
     _print_work(found.work)
 
 
@@ -185,17 +188,17 @@ def print_plan(found: "FleetPlan") -> None:
     """Print the groups after a change, the engines that it stops or that are missing, what to do, and what is idle."""
     _print_fleet(found.after, found.unwanted)
     for title, items in (
-        ("Breaks: engines that fit now, but not after the change", found.dying),
-        ("No engine after the change: nodes that have none today, and new nodes", found.waiting),
+        ("Engines that fit now, but not after the change", found.dying),
+        ("Nodes without an engine, today and after the change; and new nodes without an engine", found.waiting),
     ):
         echo(f"\n{title}" + ("" if items else ": nothing"))
         if items:
             print_table(_COVERAGE_COLUMNS, _coverage_rows(items))
     _print_work(found.work)
     if found.work:
-        echo(f"\nPredicted: {found.hours.words}; without the time of proofs")
+        echo(f"\nPredicted time of builds, without proofs: {found.hours.words}")
     if found.idle:
-        echo("\nNeeded by no node any more")
+        echo("\nEngines that no node needs after the change")
         print_table(("engine", "models"), [[item.unit, join_first(item.models)] for item in found.idle])
 
 
@@ -205,7 +208,7 @@ def _coverage_rows(standings: Iterable[Coverage]) -> list[list[str]]:
     for item in standings:
         engine = item.engine.unit if item.engine else ""
         if not item.serves:
-            engine = f"none; there is {engine}" if engine else "none"
+            engine = f"not usable: {engine}" if engine else "none"
         why = item.reason or "; ".join((item.fit, *item.remarks))
         name = str(item.demand.reference) + (f" {item.precision}" if item.precision else "")
         key = (name, item.served.version or "", item.state, engine, why)
@@ -244,7 +247,7 @@ def _print_fleet(fleet: "Fleet", unwanted: Sequence["NodeGroup"]) -> None:
     for reason, nodes in reasons.items():
         echo(f"left out: {join_first(nodes)}: {reason}")
     if unwanted:
-        echo(f"no model must be served on: {', '.join(dict.fromkeys(group.name for group in unwanted))}")
+        echo(f"groups on which no model must be served: {', '.join(dict.fromkeys(group.name for group in unwanted))}")
 
 
 def _print_work(work: Sequence["FleetWork"]) -> None:
@@ -255,7 +258,7 @@ def _print_work(work: Sequence["FleetWork"]) -> None:
         [item.unit.kind, item.name, str(item.nodes), join_first(item.groups), _time(item), item.refused or item.first]
         for item in work
     ]
-    print_table(("do", "unit", "nodes", "on", "predicted", "but first"), rows)
+    print_table(("action", "unit", "nodes", "groups", "predicted time", "do first"), rows)
 
 
 def _time(item: "FleetWork") -> str:

@@ -160,7 +160,7 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool) -> "Out
         raise click.UsageError("a Prefect flow has a log of its own: use --runner inprocess for --log-format json")
     either = with_prefect or options.executor == "ray"
     if either and (outcome := compile_from_records(spec, options)):
-        say("every step is on record: nothing was started")
+        say("all results are in the registry: nothing was started")
         if with_prefect:
             _send_if_unsent(outcome, registry_of(spec, options.registry))
         return outcome
@@ -219,9 +219,9 @@ def _show_proposals(outcome: "Outcome") -> None:
     for name, snippet in proposed.items():
         rules = snippet.count("match:")
         if rules > MOST_RULES:
-            say(f"{name} passes with {rules} nodes left in float, which leaves little; the rules stand in the report")
+            say(f"{name} passes only with {rules} nodes left in float; the report has the rules")
             continue
-        say(f"{name} passes with this in the spec, in place of quantization.overrides:")
+        say(f"{name} passes if you replace quantization.overrides in the spec by:")
         echo(snippet)
 
 
@@ -235,11 +235,13 @@ def _show_place(outcome: "Outcome") -> None:
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
     moved = outcome.channel and not (outcome.channel_refusal or outcome.narrowed)
-    channel = f"; channel {outcome.channel}" if moved else ""
+    channel = f"; channel {outcome.channel} serves it" if moved else ""
     # On the same line where nothing is new.
     report = f"{'; ' if outcome.cached else chr(10)}report: {outcome.page}" if outcome.page else ""
     if outcome.same_as:
-        place_text = f"same as {outcome.same_as}: equal engines and proofs; nothing was published, no channel was moved"
+        place_text = (
+            f"engines and proofs are equal to those of {outcome.same_as}: nothing was published, no channel was moved"
+        )
         echo(f"{place_text}{report}")
     else:
         echo(f"{outcome.model}@{outcome.version} {state}{channel}{report}")
@@ -247,9 +249,9 @@ def _show_place(outcome: "Outcome") -> None:
         say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
     if outcome.channel and outcome.narrowed:
         say(
-            f"channel {outcome.channel} did not move: this run built {outcome.narrowed} alone, not all of the spec; "
-            f"`enginesmith promote {outcome.model}@{outcome.version} {outcome.model}:{outcome.channel}` moves it, with "
-            "--accept-loss where nodes lose something by that"
+            f"channel {outcome.channel} did not move: this run built only {outcome.narrowed}, not the whole spec; to "
+            f"move it, run `enginesmith promote {outcome.model}@{outcome.version} {outcome.model}:{outcome.channel}`, "
+            "with --accept-loss if nodes lose a target or a precision"
         )
 
 

@@ -133,7 +133,7 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
     title = "Error per multiplication, worst first (alone: SQNR of the outputs if only these nodes are in int8)"
     print_table(heads, rows, title=title)
     for point in choice.frontier:
-        run = "" if point.sqnr_db is None else f", run: {decibels_text(point.sqnr_db)}"
+        run = "" if point.sqnr_db is None else f", measured {decibels_text(point.sqnr_db)}"
         echo(f"{point.share:7.1%} in int8: predicted {decibels_text(point.predicted_db)}{run}")
     echo(f"chosen: {summary}")
 
@@ -198,7 +198,7 @@ def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bo
             rows.append([run.id, one.state, run.started_at[:19], f"{one.took_s:.0f} s", one.counts, why])
         print_table(("run", "state", "started (UTC)", "took", "units", "outcome"), rows)
     else:
-        say(f"{store.uri} knows of no runs yet; `enginesmith build` leaves one")
+        say(f"{store.uri} has no builds yet; run `enginesmith build`")
     return any(one.state == "running" for one in run_views)
 
 
@@ -220,9 +220,9 @@ def _print_run(one: "RunView", steps: bool) -> None:
         rows = [[step.step, str(step.processes), f"{step.seconds:.1f} s", f"{step.cpu_s:.1f} s"] for step in spent]
         print_table(("where the time went", "processes", "took", "cpu"), rows)
     if run.left_out:
-        echo(f"and {run.left_out} more, of which nothing is kept here")
+        echo(f"and {run.left_out} more, which are not recorded here")
     if any(item.log for item in run.items):
-        echo(f"a log: enginesmith status {run.id} --log UNIT")
+        echo(f"to print a log: enginesmith status {run.id} --log UNIT")
 
 
 def _row(one: "RunView", item: "RunItem") -> list[str]:
@@ -248,7 +248,7 @@ def _show_log(store: "Store", name: str | None, unit: str) -> None:
     # A compiler draws a progress bar over itself: each of its states becomes a line.
     echo(text.replace("\r\n", "\n").replace("\r", "\n"), nl=False)
     if live:
-        say(f"the end of the output of {item.name} so far")
+        say(f"{item.name} is running: this is the end of its output so far")
     elif not item.log:
         say(f"{item.name}: no output" + (" yet" if item.state in ("planned", "waiting", "running") else ""))
 

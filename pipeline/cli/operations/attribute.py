@@ -277,6 +277,6 @@ def _show_refit(found: "list[Refit]", published: "PublishedRefit | None", dry_ru
     if published and published.version:
         echo(f"{published.model}@{published.version} published")
     elif not dry_run:
-        echo("nothing was refitted and nothing published; `enginesmith build` compiles")
+        echo("nothing was refitted and nothing published; run `enginesmith build` to compile")
     if published and published.channel_refusal:
         echo(f"the channel did not move: {published.channel_refusal}", err=True)

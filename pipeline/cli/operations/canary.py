@@ -182,7 +182,7 @@ def _finish(ctx: click.Context, /, written: "WrittenReport", registry: str, afte
     if after.attach:
         store = open_store(registry)
         verdict = attach_verdict(store, report, store.put_bytes(report.to_bytes()))
-        say(f"kept in {store.uri}: the verdict on {verdict.target}")
+        say(f"stored the verdict on {verdict.target} in {store.uri}")
     if after.auto and report.verdict == "FAIL":
         moved = roll_back(open_store(registry), report, check_channel(after.auto), user())
     if as_json:

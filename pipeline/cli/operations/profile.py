@@ -89,9 +89,9 @@ def _print_trends(found: "list[Trend]") -> None:
         newest = f"{seconds_text(last.median_s)} (@{last.version})"
         row = [series.unit, series.bucket, place, points, series.points[0].at[:10], newest, relative]
         rows.append([*row, "" if item.changes is None else str(len(item.changes))])
-    print_table(COLUMNS, rows, note="relative: to the engine of the first version, timed in turns with it")
+    print_table(COLUMNS, rows, note="relative: median divided by that of the first version's engine, timed alternately")
     if any(item.changes is None for item in found):
-        say("where their level changed was not looked for: pip install '.[trend]' in a clone")
+        say("changes of the level were not searched: for that, pip install '.[trend]' in a clone")
     for item in found:
         for change in item.changes or ():
             echo(f"{item.series.unit} at {item.series.bucket}: {describe_change(change)}")
@@ -283,11 +283,11 @@ def check_reproducible(
     else:
         report, manifest = rebuild.report, rebuild.chosen.manifest
         bytes_equal = "byte-equal" if report.byte_equal else f"{len(report.engines)} different files"
-        published = "as published" if rebuild.rebuilt else "none is the published one"
+        published = "as published" if rebuild.rebuilt else "none is equal to the published file"
         unit = f"{manifest.model}@{manifest.version} {rebuild.chosen.entry.unit}"
         echo(f"{unit}, {report.times} builds: {bytes_equal}, {published}")
         for output, spread in report.outputs.items():
             apart = "" if spread.max_abs is None else f", up to {spread.max_abs:.4g} apart"
-            same = "bit-equal" if spread.bit_equal else f"{spread.distinct} different answers{apart}"
-            echo(f"  {output}: {same}{'' if report.passed else ', beyond the limits of drift'}")
+            same = "bit-equal" if spread.bit_equal else f"{spread.distinct} different results{apart}"
+            echo(f"  {output}: {same}{'' if report.passed else ', beyond the drift limits'}")
     ctx.exit(0 if rebuild.report.passed else 1)

@@ -138,7 +138,7 @@ def _new_toolchain(
 def show_rehearsal(found: "Rehearsal", applied: "Sequence[Applied]" = ()) -> None:
     """Print the table of units, and below it what to do about each version, or what was done."""
     pins = ", ".join(f"{name} {version}" for name, version in found.pins.items())
-    note = "old -> new; SQNR: of the engine against its graph; median: at the opt sizes"
+    note = "cells: old -> new toolchain; SQNR: the engine against its graph; median: latency at the opt sizes"
     print_table(_COLUMNS, [_row(item) for item in found.units], title=f"rehearsal of {pins}", note=note)
     done = {item.before: item for item in applied}
     for plan in found.plan:
@@ -146,10 +146,10 @@ def show_rehearsal(found: "Rehearsal", applied: "Sequence[Applied]" = ()) -> Non
             echo(f"{plan.version} -> {item.version}")
             for channel, refusal in item.channels.items():
                 echo(f"  {channel}: {f'not moved: {refusal}' if refusal else f'serves {item.version}'}")
-            echo("".join(f"  {line}    # takes it back\n" for line in plan.back).rstrip("\n"))
+            echo("".join(f"  {line}    # to undo it\n" for line in plan.back).rstrip("\n"))
             continue
         echo(f"{plan.version} ({', '.join(plan.channels) or 'no channel'}): {plan.verdict}")
-        for line in (*plan.commands, *(f"{line}    # takes it back" for line in plan.back)):
+        for line in (*plan.commands, *(f"{line}    # to undo it" for line in plan.back)):
             echo(f"  {line}")
 
 

@@ -83,10 +83,10 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
     own_rule = (
         _words(effective_policy) + f" (set for {origin} by {effective_policy.by}, {effective_policy.at})"
         if effective_policy
-        else "no policy of its own"
+        else "no policy is set"
     )
     echo(f"{where}: {own_rule}")
-    echo(f"every channel of this name: {policies.describe_built_in(channel)}")
+    echo(f"built-in rules for every channel of this name: {policies.describe_built_in(channel)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ def _open_or_make(registry: str) -> Store:
         return open_store(registry)
     except UnavailableError:  # absent, or out of reach: then the next line says so
         store = open_store(registry, create=True)
-        say(f"there was no registry at {store.uri}; made one")
+        say(f"created the registry {store.uri}")
         return store
 
 
@@ -163,8 +163,8 @@ def _words(found: ChannelPolicy) -> str:
         if found.signed_by
         else []
     )
-    text = "needs " + " and ".join(rules) if rules else "requires nothing more"
-    return f"{text}; versions come in waves: {describe_plan(found.rollout)}" if found.rollout else text
+    text = "requires " + " and ".join(rules) if rules else "requires nothing more than the built-in rules"
+    return f"{text}; rollout waves: {describe_plan(found.rollout)}" if found.rollout else text
 
 
 # `enginesmith registry metrics`: a registry's numbers for Prometheus.

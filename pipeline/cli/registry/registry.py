@@ -210,7 +210,7 @@ def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
         from pipeline.rollout.operations import Operator, abort
 
         ended = abort(store, model, channel, Operator(user(), store.now(), f"rollback: {why}".rstrip(": ")))
-        say(f"the rollout of {ended.version} is aborted; roll back again to go back behind {serving.version}")
+        say(f"the rollout of {ended.version} is aborted; to leave {serving.version} too, roll back again")
         _print_channel(store, serving, as_json)
         return
     after = channels.rollback(store, model, channel, by=user(), why=why)
@@ -310,18 +310,18 @@ def _print_verified(result: Verification, repairs: Repairs) -> None:
     for digest in repairs.blobs:
         echo(f"moved away: {digest}; build again to restore it")
     for channel in repairs.channels:
-        echo(f"written anew: the snapshots of {channel}")
+        echo(f"rewritten: the snapshots of {channel}")
     faults = [problem for problem in result.problems if problem.fault]
     remaining_faults = [problem for problem in faults if problem.kind != "stale"]
     if len(remaining_faults) < len(faults) and not repairs.channels:
-        say("`enginesmith registry fsck --repair` writes what is stale anew")
+        say("to rewrite stale snapshots, run `enginesmith registry fsck --repair`")
     if remaining_faults:
         say(
-            "to repair it, build again; restore other files from a copy, or delete the version's folder, "
+            "to repair engines, build again; restore other files from a copy, or delete the folder of the version, "
             "models/NAME/versions/VERSION, and run `enginesmith registry gc`"
         )
     mended = bool(faults) and not remaining_faults and bool(repairs.channels)
-    verdict = "sound" if result.sound else "mended" if mended else "DAMAGED"
+    verdict = "valid" if result.sound else "repaired" if mended else "DAMAGED"
     size_text = format_bytes(result.size_bytes)
     echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {size_text} read")
 

@@ -164,7 +164,7 @@ def describe_plan(plan: RolloutPlan) -> str:
     least = f" of at least {gates.least_reports} nodes" if gates.least_reports > 1 else ""
     named = [f"health {gates.health_ppm / 10_000:g}%{least}"] if gates.health_ppm is not None else []
     named += [f"errors {gates.errors_ppm / 10_000:g}%"] if gates.errors_ppm is not None else []
-    named += ["a canary's PASS"] * gates.canary + ["a person"] * gates.approve
+    named += ["a canary's PASS"] * gates.canary + ["approval"] * gates.approve
     step = f"; at most {plan.step_ppm / 10_000:g}% of the nodes per poll interval" if plan.step_ppm else ""
     nodes = f"; waves are limits of {plan.nodes} nodes" if plan.nodes else ""
     return f"{', '.join(map(str, plan.waves))} with {times}; gates: {', '.join(named) or 'none'}{step}{nodes}"
@@ -380,22 +380,23 @@ def _print(found: Rollout, as_json: bool) -> None:
         emit_json(encode(found))
         return
     last = found.history[-1]
-    echo(f"{found.where}: rollout {found.id} of {found.version} is {found.state} ({last.what}; {found.base} is served)")
+    state = f"{found.state} ({last.what}; the channel serves version {found.base})"
+    echo(f"{found.where}: rollout {found.id} of version {found.version} is {state}")
 
 
 def _describe_limits(found: Rollout) -> str:
     if not found.nodes:
-        return "shares are averages: the number of nodes is unknown; pass --nodes to make them limits"
+        return "wave shares hold on average, because the number of nodes is unknown; to make them limits, pass --nodes"
     return (
-        f"first wave: {found.plan.waves[0]}, {found.aim} on average, to stay within that share of {found.nodes} nodes"
+        f"first wave: {found.plan.waves[0]}; {found.aim} on average, so that it stays a limit for {found.nodes} nodes"
     )
 
 
 def _print_status(status: "RolloutStatus") -> None:
     rollout_state, heard = status.rollout, status.heard
     echo(
-        f"{rollout_state.where}: rollout {rollout_state.id} of {rollout_state.version}, in place of "
-        f"{rollout_state.base}: {rollout_state.state}"
+        f"{rollout_state.where}: rollout {rollout_state.id} from version {rollout_state.base} to version "
+        f"{rollout_state.version}: {rollout_state.state}"
     )
     if rollout_state.random_inputs:
         echo("accepted: engines that are proven only on random inputs")

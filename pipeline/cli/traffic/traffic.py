@@ -181,15 +181,17 @@ def _print_advice(advice: "BucketAdvice", split: "SplitTrace") -> None:
     for line in describe_choice(advice.choice, split):
         echo(line)
     print_table(PLAN_COLUMNS, plan_rows(advice.choice.plans))
-    echo(f"times of {advice.engine} at {advice.choice.timed} sizes; intervals are of 95 %")
-    echo(f"price of a profile: {format_plain(advice.price.seconds_a_day)} engine seconds a day ({advice.price.words})")
+    echo(f"engine times: {advice.engine}, measured at {advice.choice.timed} sizes; 95 % intervals")
+    echo(
+        f"price of a profile: {format_plain(advice.price.seconds_a_day)} engine seconds per day ({advice.price.words})"
+    )
     for remark in advice.remarks:
         echo(remark)
 
 
 # `enginesmith traffic capacity`: machines and cost for a rate of requests, as tables, JSON or a picture.
 
-_COLUMNS = ("engine", "on", "per second", "batch", "wait", "busy", "machines", "per million")
+_COLUMNS = ("engine", "machine", "requests/s", "batch", "wait", "busy", "machines", "cost per million")
 
 
 @dataclass(frozen=True)
@@ -303,18 +305,21 @@ def print_forecast(found: "CapacityForecast") -> None:
     if carrying:
         print_table(_COLUMNS, [_row(row, found.currency) for row in carrying])
     if any(row.busy for row in carrying):
-        say("remark: engines marked * were timed on a busy machine; their rates hold for such a machine")
+        say("remark: engines marked * were timed on a busy machine; a machine without other load may be faster")
     if any(row.server is None for row in carrying):
         say(
-            "remark: what a server adds to a run is not counted; measure yours, and give --batch-overhead and"
+            "remark: the overhead of your server is not counted; measure it, and pass --batch-overhead and"
             " --request-overhead"
         )
     if others := [row for row in found.engines if not row.greatest]:
-        print_table(("engine", "on", "why not"), [[row.unit, row.machine, row.reason] for row in others])
+        print_table(("engine", "machine", "why not"), [[row.unit, row.machine, row.reason] for row in others])
     if found.mix and found.mix_per_million and found.mix_units is not None:
         cost = _cost(found.mix_per_million.value, found.mix_per_million.low, found.mix_per_million.high, found.currency)
         parts = ", ".join(f"{count} {name} ({found.mix_units[name]})" for name, count in found.mix.machines.items())
-        echo(f"cheapest mix: {parts}: {format_plain(found.mix.per_hour)} {found.currency} per hour, {cost} per million")
+        echo(
+            f"cheapest mix: {parts}: {format_plain(found.mix.per_hour)} {found.currency} per hour, "
+            f"{cost} per million requests"
+        )
     elif found.why_no_mix:
         echo(f"no mix: {found.why_no_mix}")
 
@@ -398,7 +403,7 @@ def _model_of(place: Path, named: str | None, registry: str) -> "ModelSpec":
             return spec_place.load()
     reference = named or model_of_place(place)
     if not reference:
-        raise InputError(f"{place} does not say which model was asked; give --model SPEC or --model REF")
+        raise InputError(f"{place} does not name the model of the requests; give --model SPEC or --model REF")
     return spec_of(trusted_manifest(open_store(registry), reference))
 
 

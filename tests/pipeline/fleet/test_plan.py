@@ -114,7 +114,7 @@ def test_nodes_that_go_leave_engines_idle_and_the_oldest_driver_goes_first(store
     assert [(item.unit, item.models) for item in gone.idle] == [("t4 fp16 tensorrt", ("digits@1",))]
     print_plan(gone)
     expected = [*("engine", "models", "t4", "fp16", "tensorrt", "digits@1")]
-    assert capsys.readouterr().out.split("Needed by no node any more")[1].split() == expected
+    assert capsys.readouterr().out.split("Engines that no node needs after the change")[1].split() == expected
     assert dead(gone) == {}
     with pytest.raises(InputError, match=r"--remove t4=9: there are 8 nodes of t4"):
         plan(store, fleet, remove=(parse_nodes("t4=9"),))
@@ -133,7 +133,7 @@ def test_how_long_is_summed_over_what_is_known_and_the_rest_is_said(store: Store
     unknown = [item.name for item in found.work if item.unit.kind == "build" and not item.refused and not item.expected]
     assert found.hours.unknown == len(unknown) and "digits@1 sm_100 fp16 tensorrt" in unknown
     nothing = plan(store, fleet, driver="590.44", runtimes={"tensorrt": "11.4"})
-    assert nothing.hours.words == "how long it takes is not known: no build like these is on record"
+    assert nothing.hours.words == "unknown, because no similar build is recorded"
 
 
 def test_the_order_is_nodes_then_channel_then_time(store: Store) -> None:
