@@ -48,10 +48,10 @@ SECTIONS: Mapping[str, Table] = {
     },
     "Groups": {
         "debug": ("", "Find out why an engine is wrong, slow or different."),
-        "traffic": ("", "Record requests; choose buckets and machines from them."),
+        "traffic": ("", "Record requests, and choose buckets and machines for them."),
         "registry": ("", "Inspect, copy, sign, clean and repair a registry."),
         "backends": ("", "List and compare the compilers."),
-        "prefect": ("", "Deploy flows and register specs that Prefect builds."),
+        "prefect": ("", "Deploy flows, and register specs for Prefect to build."),
         "site": ("", "Show the registry as a website."),
     },
 }

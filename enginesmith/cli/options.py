@@ -223,7 +223,7 @@ GLOBAL_OPTIONS = (
         type=click.Path(path_type=Path),
         envvar="ENGINESMITH_TRUST_POLICY",
         show_envvar=True,
-        show_default="none: no signature is needed",
+        show_default="no signature is needed",
         help="Trust policy (YAML): the signatures that a version needs.",
     ),
     GlobalOption("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout."),

@@ -110,8 +110,8 @@ class FollowOptions:
     hook: Annotated[
         str | None,
         Option(
-            "With --follow: command to run after each new engine (it gets ENGINESMITH_... variables), or URL to POST "
-            "to.",
+            "With --follow: command to run, or URL to POST to, after each new engine; a command gets ENGINESMITH_... "
+            "variables.",
             metavar="COMMAND|URL",
         ),
     ] = None

@@ -82,7 +82,7 @@ def mirror(
     type=click.Choice(["plain", "triton"]),
     default="plain",
     show_default=True,
-    help="Content of an image; triton: a model repository in /models, as KServe's model cars do.",
+    help="Content of an image; triton: a Triton model repository in /models, as in a model car of KServe.",
 )
 def export_oci(
     reference: str, dest: Path, proven_only: bool, layout: str, trust: Path | None, registry: str, as_json: bool
@@ -204,7 +204,7 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
 def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
     """List garbage: files that nothing needs. With --delete, mark it, and delete garbage marked for at least --grace.
 
-    If the store's listings can be out of date, --grace must be over a day.
+    If your object store can list new files with a delay, --grace must be over a day.
     """
     rules = Rules(keep_versions, keep_moves)
     gc_report = collect(open_store(registry), rules, grace, delete=delete, say=lambda name: say(f"deleting {name}"))
@@ -293,7 +293,7 @@ def attach(
     registry: str,
     as_json: bool,
 ) -> None:
-    """Add FILE to the published version REF; `enginesmith pull` downloads it on machines that it fits.
+    """Add FILE to the published version REF; `enginesmith pull` downloads it with the engine, if it fits the machine.
 
     A torch-compile-cache records which machines it fits. Nodes pull it only if it is signed: run `enginesmith registry
     sign REF --attachment FILE` afterwards.

@@ -71,7 +71,11 @@ class _DeployOptions:
     ] = ()
     slots: Annotated[
         tuple[tuple[str, object], ...],
-        Option("Maximum number of concurrent builds for a GPU generation, e.g. sm_89=4; repeat it.", type=_Pair()),
+        Option(
+            "Maximum number of concurrent builds for a GPU generation, e.g. sm_89=4; repeat it.",
+            type=_Pair(),
+            shown="the limit that the server has, else 1",
+        ),
     ] = ()
     variables: Annotated[
         tuple[tuple[str, object], ...],

@@ -281,7 +281,7 @@ class _PlanOptions:
     specs: _Specs
     executor: Annotated[
         Literal["local", "ray"],
-        Option("Where builds would run: on this machine or on a Ray cluster; the GPUs there decide the backends."),
+        Option("Where builds would run: on this machine, or on a Ray cluster; the GPUs there limit the backends."),
     ] = "local"
     no_export: Annotated[bool, Option("Use only results in the registry; run nothing and write nothing.")] = False
 

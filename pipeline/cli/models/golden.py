@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def golden() -> None:
-    """Golden sets: inputs and the original model's outputs for them, identified by a digest."""
+    """Make, show, compare and freeze golden sets: inputs, and the outputs of the original model for these inputs."""
 
 
 @golden.command()

@@ -154,8 +154,8 @@ def status(
 ) -> None:
     """List the newest builds. With RUN, show this build; with MODEL, show the newest build of the model.
 
-    A build writes its state to the registry while it runs. Proofs and canaries are not listed: `enginesmith show` and
-    the Prefect server show them.
+    A build writes its state to the registry while it runs. Runs of `enginesmith validate` and canaries are not listed:
+    `enginesmith show` and the Prefect server show their results.
     """
     store = open_store(registry)
     if log is not None:

@@ -126,7 +126,7 @@ def record(
     seed: int,
     model: str,
 ) -> None:
-    """Append requests from stdin to TRAFFIC, for `enginesmith canary run`, `traffic show` and `traffic buckets`.
+    """Append requests from stdin to the file TRAFFIC, which `canary run` and the other `traffic` commands read.
 
     stdin has one JSON object per line: {"inputs": {"x": [[0.1, 0.2]]}, "at": 1763640000.5, "latency": 0.01}. `at` is
     the time of arrival (default: when the line is read); `latency` is the time until the answer, in seconds (optional).

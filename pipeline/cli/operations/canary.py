@@ -71,7 +71,8 @@ class _RunOptions:
     ] = 4
     warmup: Annotated[int, Option("Number of requests at the start that are not judged.", type=click.IntRange(0))] = 20
     out: Annotated[
-        Path | None, Option("Folder for observations, report and page.", shown="canary-CANDIDATE-against-BASELINE")
+        Path | None,
+        Option("Folder for observations, report.json and its HTML page.", shown="canary-CANDIDATE-against-BASELINE"),
     ] = None
     after: _After
 
@@ -124,16 +125,20 @@ class _JudgeOptions:
     planned: Annotated[
         int | None,
         Option(
-            "If you judge several times: number of requests at the last time.",
+            "If you judge more than once: total number of requests at the last judgment.",
             type=click.IntRange(1),
-            shown="you judge once",
+            shown="this judgment is the only one",
         ),
     ] = None
-    previous: Annotated[Path | None, Option("If you judge several times: report.json of the previous time.")] = None
+    previous: Annotated[Path | None, Option("If you judge more than once: report.json of the previous judgment.")] = (
+        None
+    )
     missing: Annotated[Literal["failed", "ignored"], Option("How to count a request that only one side observed.")] = (
         "failed"
     )
-    out: Annotated[Path | None, Option("Folder for report and page.", shown="the folder of --candidate")] = None
+    out: Annotated[
+        Path | None, Option("Folder for report.json and its HTML page.", shown="the folder of --candidate")
+    ] = None
     after: _After
 
 
@@ -143,7 +148,8 @@ class _JudgeOptions:
 def judge(ctx: click.Context, /, options: _JudgeOptions, registry: str, as_json: bool) -> None:
     """Judge observations that were collected in production, or by an interrupted run.
 
-    The margins come from --spec; without it, from the candidate's version in the registry; else they are the defaults.
+    The margins are those of --spec. Without --spec, they are those of the candidate's version in the registry, or the
+    defaults.
     """
     from pipeline.canary.verdicts import JudgeOptions, judge_files, read_report_file
 

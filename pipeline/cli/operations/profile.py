@@ -114,7 +114,7 @@ class _ProfileOptions:
     ] = 1.0
     streams: Annotated[int, Option("Also time this many concurrent sessions.", type=click.IntRange(1, 256))] = 1
     against: Annotated[
-        str | None, Option("Compare with the engine of this version instead: which one is faster.", metavar="REF2")
+        str | None, Option("Only compare with the engine of version REF2: which engine is faster.", metavar="REF2")
     ] = None
     against_precision: Annotated[
         str | None, Option("Precision of REF2.", type=click.Choice(PRECISIONS), shown="as --precision")
@@ -132,7 +132,7 @@ class _ProfileOptions:
     out: Annotated[
         Path | None,
         Option(
-            "With --series: draw it into this file; .svg: the first series; .html: all series.",
+            "With --series: draw the times into this file; .svg: only the first series; .html: all series.",
             type=click.Path(path_type=Path, dir_okay=False),
         ),
     ] = None

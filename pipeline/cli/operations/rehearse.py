@@ -49,7 +49,7 @@ class _RehearseOptions:
     apply: Annotated[
         bool,
         Option(
-            "Publish a version with the new engines for each version that can move, and move its channels.",
+            "For each version that can move: publish a version with the new engines, and move the channels to it.",
             is_flag=True,
         ),
     ] = False
@@ -83,7 +83,7 @@ def rehearse(
     Without REF, the command takes every version that a channel serves. It proves each engine on its version's golden
     set with both toolchains, and times both engines alternately. Measurements are stored: a second call does not repeat
     them, even if the first was killed. Without --apply, no version is published and no channel moves. Exit code 1 if an
-    engine must stay, if none can move, or if a channel refuses a version.
+    engine must stay on the old toolchain, if no engine can move, or if a channel refuses a version.
     """
     from builders.execution.environments import parse_pins
     from enginesmith.registry.trust import require

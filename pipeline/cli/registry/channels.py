@@ -109,7 +109,7 @@ class _PolicyOptions:
     signed_by: Annotated[
         tuple[Path, ...],
         Option(
-            "Public key that must have signed the version; repeat it, and one of the keys is enough.",
+            "Public key that must have signed the version; if you repeat it, one of the keys is enough.",
             metavar="KEY.pub",
         ),
     ] = ()
@@ -196,8 +196,8 @@ def _words(found: ChannelPolicy) -> str:
 def metrics(listen: HttpAddress, every: float, once: bool, textfile: Path | None, registry: str) -> None:
     """Serve metrics of a registry to Prometheus: builds, runs, cache, unproven engines, drift.
 
-    The metrics are read from the registry, so one exporter covers the runs of all machines. In a cluster, it also
-    writes the version of each channel to the ConfigMap that ENGINESMITH_CHANNELS_CONFIGMAP names (NAMESPACE/NAME).
+    The metrics are read from the registry, so one exporter covers the runs of all machines. In a cluster, the command
+    also writes the version of each channel to the ConfigMap that ENGINESMITH_CHANNELS_CONFIGMAP names (NAMESPACE/NAME).
     """
     from pipeline.orchestration.metrics.channel_status import writer_of_environment
     from pipeline.orchestration.metrics.live import Exporter, serve_metrics

@@ -53,10 +53,17 @@ class _BucketsOptions:
     ]
     dims: Annotated[
         tuple[str, ...],
-        Option("Dim to choose buckets for; repeat it.", name="--dim", shown="all dynamic dims but the batch"),
+        Option(
+            "Dim (named axis of an input) to choose buckets for; repeat it.",
+            name="--dim",
+            shown="all dynamic dims but the batch",
+        ),
     ] = ()
     most: Annotated[
-        int | None, Option("Maximum number of profiles.", type=click.IntRange(1, 64), shown="as many as lower the cost")
+        int | None,
+        Option(
+            "Maximum number of optimization profiles.", type=click.IntRange(1, 64), shown="as many as lower the cost"
+        ),
     ] = None
     batch: Annotated[
         int | None,
@@ -75,7 +82,7 @@ class _BucketsOptions:
     profile_price: Annotated[
         float | None,
         Option(
-            "Price of a profile, in engine seconds per day.",
+            "Price of an optimization profile, in engine seconds per day.",
             type=click.FloatRange(0),
             shown="computed from its build time and its share of the memory",
         ),
