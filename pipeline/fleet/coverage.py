@@ -352,7 +352,7 @@ def _find_prerequisite(item: Coverage, unit: WantedUnit) -> str:
     """What a person has to do before a build helps; '' for nothing."""
     served = item.served
     if served.problem:
-        return "see why it cannot be read; build it if it was never built"
+        return "find out why the version cannot be read; if there is none, build it"
     if item.too_old:
         return "give these nodes a newer driver, or build with wheels for an older CUDA"
     lacks = [unit.target.name] if served.targets is not None and unit.target not in served.targets else []
@@ -365,7 +365,7 @@ def _find_prerequisite(item: Coverage, unit: WantedUnit) -> str:
         for entry in served.engines:
             if (entry.compute_capability, entry.hardware.is_cpu, entry.precision) == hardware_key:
                 fate = "failed" if entry.status == "failed" else "was refused"
-                return f"it {fate} when the version was built; the same spec would give the same"
+                return f"change its spec: with the present spec, this unit {fate}"
     return "" if served.registered else "register its spec: `enginesmith prefect register SPEC`"
 
 

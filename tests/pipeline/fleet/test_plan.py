@@ -162,7 +162,7 @@ def test_what_failed_when_it_was_built_is_not_tried_again_by_itself(store: Store
     published(store, "heavy", [built(store, "l4", status="proven")], others=[failed])
     found = plan(store, Fleet(()).with_groups([group("h200", 1)]), add=(parse_nodes("h200=1"),))
     (heavy,) = (item for item in found.work if item.unit.model == "heavy")
-    assert heavy.first == "it failed when the version was built; the same spec would give the same"
+    assert heavy.first == "change its spec: with the present spec, this unit failed"
 
 
 @pytest.mark.parametrize("text", ["b200", "b200=0", "b200=x", "=3", "b200=-1", "b201=3", "ampere=1", "gpu=1", "b200=²"])
