@@ -13,7 +13,7 @@ from enginesmith.cli.options import GLOBAL_OPTIONS
 WIDTH = 120
 HEAD = """# Commands
 
-Written from the command line by `make docs`; do not edit. `enginesmith COMMAND --help` says the same in a terminal.
+Generated from the command line by `make docs`; do not edit. `enginesmith COMMAND --help` prints the same text.
 """
 
 
@@ -25,10 +25,10 @@ def markdown() -> str:
         HEAD,
         _text(enginesmith),
         "## Global options",
-        "Every command takes them, before or after its name.",
+        "Every command takes these options, before or after its name.",
         _table(rows),
     ]
-    for section, names in {**SECTIONS, "Shown in no list": HIDDEN}.items():
+    for section, names in {**SECTIONS, "Called by KServe": HIDDEN}.items():
         parts.append(f"## {section}")
         for name in names:
             command = enginesmith.get_command(context, name)

@@ -34,8 +34,8 @@ SECTIONS: Mapping[str, Table] = {
         "pull": ("enginesmith.cli.pull:pull", "Download the engine for a machine, or follow a channel."),
         "validate": ("pipeline.cli.operations.validate:validate", "Run a version's engines here and attach the proof."),
         "promote": ("pipeline.cli.registry.registry:promote", "Point a channel to a version."),
-        "rollback": ("pipeline.cli.registry.registry:rollback", "Point a channel back to the version before."),
-        "rollout": ("pipeline.cli.serving.rollout:rollout", "Bring a version to a channel in waves."),
+        "rollback": ("pipeline.cli.registry.registry:rollback", "Point a channel back to its previous version."),
+        "rollout": ("pipeline.cli.serving.rollout:rollout", "Roll out a version to a channel in waves."),
         "doctor": ("pipeline.cli.machines.doctor:doctor", "Show what this machine can build and run."),
     },
     "Quality and speed": {
@@ -48,10 +48,10 @@ SECTIONS: Mapping[str, Table] = {
     },
     "Groups": {
         "debug": ("", "Find out why an engine is wrong, slow or different."),
-        "traffic": ("", "Record requests; choose buckets and machines from them."),
+        "traffic": ("", "Record requests, and choose buckets and machines for them."),
         "registry": ("", "Inspect, copy, sign, clean and repair a registry."),
         "backends": ("", "List and compare the compilers."),
-        "prefect": ("", "Deploy flows and register specs that Prefect builds."),
+        "prefect": ("", "Deploy flows, and register specs for Prefect to build."),
         "site": ("", "Show the registry as a website."),
     },
 }
@@ -74,21 +74,21 @@ GROUPS: Mapping[str, Table] = {
     "traffic": {
         "record": ("pipeline.cli.operations.attribute:record", "Record requests for a canary or for buckets."),
         "show": ("pipeline.cli.traffic.traffic:traffic", "Show the sizes, rates and bursts of recorded requests."),
-        "buckets": ("pipeline.cli.traffic.traffic:buckets", "Choose the buckets that cost recorded traffic least."),
-        "capacity": ("pipeline.cli.traffic.traffic:capacity", "Show machines and cost for a rate of requests."),
+        "buckets": ("pipeline.cli.traffic.traffic:buckets", "Choose the cheapest buckets for recorded traffic."),
+        "capacity": ("pipeline.cli.traffic.traffic:capacity", "Show how many machines a request rate needs."),
     },
     "registry": {
         "history": ("pipeline.cli.registry.channels:history", "Show who moved a channel, when and why."),
         "policy": ("pipeline.cli.registry.channels:policy", "Show or set what a channel requires of a version."),
-        "pin": ("enginesmith.cli.registry:pin", "Keep a version whatever its age, or remove its pin."),
-        "gc": ("enginesmith.cli.registry:gc", "Delete what nothing needs any more, in two steps."),
+        "pin": ("enginesmith.cli.registry:pin", "Protect a version from gc, or remove its pin."),
+        "gc": ("enginesmith.cli.registry:gc", "Delete files that nothing needs, in two steps."),
         "attach": ("enginesmith.cli.registry:attach", "Add a file to a published version."),
         "mirror": ("enginesmith.cli.registry:mirror", "Copy versions to another registry."),
-        "fsck": ("pipeline.cli.registry.registry:verify", "Hash the registry's files again, and report damage."),
+        "fsck": ("pipeline.cli.registry.registry:verify", "Verify the registry's files, and report damage."),
         "export": ("enginesmith.cli.registry:export_oci", "Write engines as OCI images."),
         "sign": ("enginesmith.cli.registry:sign", "Sign a version with a key or an identity."),
         "verify": ("enginesmith.cli.registry:verify_signature", "Check the signatures of a version."),
-        "metrics": ("pipeline.cli.registry.channels:metrics", "Serve a registry's numbers to Prometheus."),
+        "metrics": ("pipeline.cli.registry.channels:metrics", "Serve a registry's metrics to Prometheus."),
     },
     "backends": {
         "list": ("pipeline.cli.machines.doctor:list_backends", "List compilers and what each builds and runs here."),
@@ -100,8 +100,8 @@ GROUPS: Mapping[str, Table] = {
         "deploy": ("pipeline.cli.machines.deploy:deploy", "Set up deployments and triggers on a Prefect server."),
     },
     "site": {
-        "write": ("pipeline.cli.registry.site:site", "Write the registry as static files."),
-        "serve": ("pipeline.cli.registry.site:serve", "Show the registry on a port."),
+        "write": ("pipeline.cli.registry.site:site", "Write the website as static files."),
+        "serve": ("pipeline.cli.registry.site:serve", "Serve the website on a port."),
     },
 }
 # All of both, by the words that call them: 'build', 'debug fuzz'.
@@ -110,7 +110,7 @@ COMMANDS: Table = {
     **{f"{group} {name}": entry for group, table in GROUPS.items() for name, entry in table.items()},
 }
 # Called by KServe, and shown in no list.
-HIDDEN: Table = {"initialize": ("enginesmith.cli.registry:initialize", "Pull what KServe's storage URIs name.")}
+HIDDEN: Table = {"initialize": ("enginesmith.cli.registry:initialize", "Pull the engines of KServe's storage URIs.")}
 
 # Where the root context keeps the command's words.
 _COMMAND = "command"

@@ -33,20 +33,37 @@ class LayoutOptions:
     layout: Annotated[
         Literal["plain", "triton", "ortpackage", "kserve"],
         Option(
-            "Layout of DEST; triton: a model repository, ortpackage: a model package of ONNX Runtime, kserve: objects "
-            "of a cluster that pulls it."
+            "Layout of DEST; plain: the engine file; triton: a Triton model repository; ortpackage: an ONNX Runtime "
+            "model package; kserve: Kubernetes objects with which KServe loads the engine."
         ),
     ] = "plain"
     max_batch_size: Annotated[
-        int | None, Option("triton: batch requests, up to this many samples.", type=click.IntRange(1))
+        int | None,
+        Option(
+            "With --layout triton: enable dynamic batching, with at most this many samples per batch.",
+            type=click.IntRange(1),
+        ),
     ] = None
     max_queue_delay: Annotated[
-        float | None, Option("triton: batch requests; longest wait for others (2ms).", type=ShortTime())
+        float | None,
+        Option(
+            "With --layout triton: enable dynamic batching; a request waits at most this long for others, e.g. 2ms.",
+            type=ShortTime(),
+        ),
     ] = None
-    warmup: Annotated[bool, Option("triton: run golden inputs first.", name="--warmup/--no-warmup")] = True
-    image: Annotated[str | None, Option("kserve: image of the client that pulls in the cluster, by digest.")] = None
+    warmup: Annotated[
+        bool,
+        Option("With --layout triton: Triton runs golden inputs before it serves.", name="--warmup/--no-warmup"),
+    ] = True
+    image: Annotated[
+        str | None, Option("With --layout kserve: client image that pulls the engine in the cluster, by digest.")
+    ] = None
     car: Annotated[
-        str | None, Option("kserve: an image of `registry export --layout triton`, by digest.", metavar="IMAGE")
+        str | None,
+        Option(
+            "With --layout kserve: model image instead of a pull, by digest (`registry export --layout triton`).",
+            metavar="IMAGE",
+        ),
     ] = None
 
     def of_several(self) -> "Triton | ModelPackage":

@@ -123,7 +123,7 @@ def _argument(name: str, metavar: str, meaning: str, **settings: Any) -> Callabl
     return add
 
 
-_REF = "NAME@VERSION, NAME:CHANNEL, or NAME: its channel stable, else candidate, else its newest version."
+_REF = "NAME@VERSION, NAME:CHANNEL, or NAME: channel stable if it exists, else candidate, else the newest version."
 
 # `REF`, passed as `reference: str`.
 reference_argument = _argument("reference", "REF", _REF)
@@ -136,7 +136,9 @@ optional_reference_argument = _argument("reference", "[REF]", _REF, required=Fal
 # `NAME:CHANNEL`, passed as `where: str`.
 channel_argument = _argument("where", "NAME:CHANNEL", "a model and its channel, such as digits:stable.")
 # `SPEC`, passed as `spec: str`.
-_SPEC = "a file, registered:MODEL[@DIGEST], or a file in a bucket (s3://bucket/specs/model.yaml)."
+_SPEC = (
+    "a file, a file in a bucket (s3://bucket/specs/model.yaml), or a spec in the registry (registered:MODEL[@DIGEST])."
+)
 spec_argument = _argument("spec", "SPEC", _SPEC)
 # `[SPEC]` where it may be left out, passed as `spec: str | None`.
 optional_spec_argument = _argument("spec", "[SPEC]", _SPEC, required=False)
@@ -209,10 +211,11 @@ GLOBAL_OPTIONS = (
         "--registry",
         metavar="URI",
         envvar=REGISTRY_VARIABLE,
-        show_default=f"for a spec its publication.registry; else {DEFAULT_REGISTRY}",
+        show_default=f"publication.registry of SPEC, if the command takes a SPEC; else {DEFAULT_REGISTRY}",
         show_envvar=True,
         help="Registry: a path, file://, s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix or "
-        "http://cache. Of several (comma-separated), pull reads the first that answers; other commands use the last.",
+        "http://cache. If you give several, separated by commas, `pull` reads the first that answers, and other "
+        "commands use the last.",
     ),
     GlobalOption(
         "--trust",
@@ -220,7 +223,8 @@ GLOBAL_OPTIONS = (
         type=click.Path(path_type=Path),
         envvar="ENGINESMITH_TRUST_POLICY",
         show_envvar=True,
-        help="Trust policy (YAML): which signatures a version needs.",
+        show_default="no signature is needed",
+        help="Trust policy (YAML): the signatures that a version needs.",
     ),
     GlobalOption("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout."),
     GlobalOption("--quiet", is_flag=True, help="Show no progress on stderr."),
@@ -231,7 +235,7 @@ GLOBAL_OPTIONS = (
         show_default=True,
         envvar="ENGINESMITH_LOG_FORMAT",
         show_envvar=True,
-        help="Format of stderr; json: one object per line.",
+        help="Format of the messages on stderr; json: one object per line.",
     ),
 )
 # Those that would be wrong to ignore where a command has no use for them, and what to do then.
@@ -391,18 +395,18 @@ def several(name: str, meaning: str, shown: str | None) -> Option:
 
 def targets_option(shown: str | None) -> Option:
     """`--target` for several targets or groups of them. shown: as for `several`."""
-    return several("target", f"{TARGET}, gpu or all", shown)
+    return several("target", f"{TARGET}; gpu: every GPU; all: every target", shown)
 
 
 _PRECISIONS = f"Precision: {', '.join(PRECISIONS)}"
-_BACKENDS = "Compiler, as `enginesmith backends list` lists it"
-_ALL = "all of the spec"
+_BACKENDS = "Compiler, by its name in `enginesmith backends list`"
+_ALL = "all in the spec"
 Precisions = Annotated[str | None, several("precision", _PRECISIONS, _ALL)]
 # Of a command that takes all installed ones.
 InstalledBackends = Annotated[str | None, several("backend", _BACKENDS, "all installed")]
-Target = Annotated[str, Option(f"{TARGET}; auto is this machine.", metavar="TARGET")]
+Target = Annotated[str, Option(f"{TARGET}; auto: this machine.", metavar="TARGET")]
 Jobs = Annotated[
-    int | None, Option("Processes that run at the same time.", type=click.IntRange(1, 1024), shown="one per CPU")
+    int | None, Option("Maximum number of parallel processes.", type=click.IntRange(1, 1024), shown="one per CPU")
 ]
 
 
@@ -425,16 +429,16 @@ class EngineChoice:
     """Which of a version's engines."""
 
     target: Target = "auto"
-    precision: Annotated[str | None, precision_option("the one that fits best")] = None
+    precision: Annotated[str | None, precision_option("the precision that fits best")] = None
 
 
 # Passed as `why: str`.
-why_option = click.option("--why", metavar="TEXT", default="", help="Reason, recorded in the history.")
+why_option = click.option("--why", metavar="TEXT", default="", help="Reason, stored with this change.")
 # Passed as `accept_loss: bool`.
 accept_loss_option = click.option(
     "--accept-loss",
     is_flag=True,
-    help="Allow the loss of targets or precisions that the channel serves, and record it.",
+    help="Accept that nodes lose targets or precisions that the channel serves; the channel's history records it.",
 )
 # Passed as `random_inputs: bool`.
 random_inputs_option = click.option(
@@ -484,7 +488,7 @@ def _read_runtimes(_context: click.Context, _option: click.Parameter, texts: tup
 def runtimes_option(where: str) -> Option:
     """`--runtime` for the versions of runtimes, as {package: version}. where: the machines that have them."""
     return Option(
-        f"Runtime {where}, by its package: tensorrt, tensorrt-rtx, onnxruntime; repeat it.",
+        f"Runtime version {where}; NAME: tensorrt, tensorrt-rtx or onnxruntime; repeat it.",
         name="--runtime",
         type=str,
         multiple=True,

@@ -47,17 +47,23 @@ class MachineOptions:
     targets: Annotated[
         tuple[str, ...],
         Option(
-            f"{TARGET}; auto is this machine. With --layout triton repeat it, or give all: every compute capability "
-            "that the version has.",
+            f"{TARGET}; auto: this machine. With --layout triton, repeat it, or give all: every compute capability "
+            "for which the version has an engine.",
             name="--target",
             metavar="TARGET",
         ),
     ] = ("auto",)
-    precision: Annotated[str | None, precision_option("the one that fits best")] = None
-    driver: Annotated[str | None, Option("GPU driver of the target machine, e.g. 580.65.06.", metavar="VERSION")] = None
-    cuda: Annotated[str | None, Option("Newest CUDA that this driver supports, e.g. 13.0.", metavar="VERSION")] = None
+    precision: Annotated[str | None, precision_option("the precision that fits best")] = None
+    driver: Annotated[
+        str | None, Option("GPU driver version on the target machine, e.g. 580.65.06.", metavar="VERSION")
+    ] = None
+    cuda: Annotated[
+        str | None, Option("Newest CUDA version that the target's driver supports, e.g. 13.0.", metavar="VERSION")
+    ] = None
     runtimes: Annotated[Mapping[str, str], runtimes_option("on the target machine")] = field(default_factory=dict)
-    memory: Annotated[float | None, Option("GPU memory in GiB.", type=click.FloatRange(0, min_open=True))] = None
+    memory: Annotated[
+        float | None, Option("GPU memory of the target machine, in GiB.", type=click.FloatRange(0, min_open=True))
+    ] = None
 
     def machines(self) -> "list[Machine] | AllGenerations":
         """The targets of a Triton repository. Raises click's usage error for 'all' beside others."""
@@ -91,27 +97,32 @@ class MachineOptions:
 class FollowOptions:
     """How a channel is followed, and how the node reports to rollouts."""
 
-    follow: Annotated[bool, Option("Follow the channel REF; DEST/current leads to its engine.")] = False
+    follow: Annotated[
+        bool, Option("Keep running: pull each new version of the channel REF; DEST/current links to its engine.")
+    ] = False
     once: Annotated[bool, Option("With --follow: poll once and exit.")] = False
     interval: Annotated[
         float | None,
         Option("With --follow: seconds between polls.", type=click.FloatRange(0.05), shown="120, for each channel"),
     ] = None
-    keep: Annotated[int, Option("With --follow: engines to keep beside the current one.", type=click.IntRange(1))] = 2
+    keep: Annotated[
+        int, Option("With --follow: number of earlier engines to keep in DEST.", type=click.IntRange(1))
+    ] = 2
     hook: Annotated[
         str | None,
         Option(
-            "With --follow: command to run after a swap, with ENGINESMITH_... variables, or URL to post to.",
+            "With --follow: command to run, or URL to POST to, after each new engine; a command gets ENGINESMITH_... "
+            "variables.",
             metavar="COMMAND|URL",
         ),
     ] = None
     hook_timeout: Annotated[
-        float, Option("With --follow: seconds that a hook may take.", type=click.FloatRange(0.05))
+        float, Option("With --follow: time limit of --hook, in seconds.", type=click.FloatRange(0.05))
     ] = 30.0
     health: Annotated[
         str | None,
         Option(
-            "With --follow: command that exits with 0, or URL that answers 2xx, while the server is healthy.",
+            "With --follow: health check of the server: a command (0: healthy), or a URL (2xx: healthy).",
             metavar="COMMAND|URL",
         ),
     ] = None
@@ -150,18 +161,23 @@ def _is_url(text: str) -> bool:
 class PullOptions:
     """All options of `pull`."""
 
-    dest: Annotated[Path, Option("Folder for the engine.", shown="this folder")] = Path()
+    dest: Annotated[Path, Option("Folder for the engine.", shown="the current folder")] = Path()
     machine: MachineOptions
     proven_only: Annotated[bool, Option("Only proven engines.")] = False
     allow_unsigned: Annotated[bool, Option("Also pull unsigned attachments that contain code.")] = False
-    fallback: Annotated[Literal["onnx"] | None, Option("Take the ONNX model if no engine fits.")] = None
+    fallback: Annotated[Literal["onnx"] | None, Option("Pull the ONNX model if no engine fits.")] = None
     layout: LayoutOptions
-    rehash: Annotated[bool, Option("Hash files that are already in DEST again, even if they look unchanged.")] = False
+    rehash: Annotated[bool, Option("Hash every local file again, even if its size and time are unchanged.")] = False
     explain: Annotated[
-        bool, Option("Only list the engines that fit, best first, and why the others do not. Exit code 2 if none fits.")
+        bool,
+        Option(
+            "Download nothing: list the engines that fit, best first, and why the others do not. Exit code 2 if none "
+            "fits."
+        ),
     ] = False
     node: Annotated[
-        str | None, Option("Name of this node.", envvar="ENGINESMITH_NODE", show_envvar=True, shown="the host's name")
+        str | None,
+        Option("Name of this node, for rollouts.", envvar="ENGINESMITH_NODE", show_envvar=True, shown="the host name"),
     ] = None
     region: Annotated[
         str, Option("Region of this node, for rollouts.", envvar="ENGINESMITH_REGION", show_envvar=True)
@@ -251,7 +267,7 @@ def pull(
 ) -> None:
     """Download and verify the engine of REF that fits the target best, and print the reason for the choice.
 
-    With --follow, you may name several channels; the engine of each is in DEST/MODEL/CHANNEL.
+    With --follow, you may name several channels: the engine of each is then in DEST/MODEL/CHANNEL.
     """
     context, layout, dest = click.get_current_context(), options.layout.layout, options.dest
     check_layout(context, layout)

@@ -50,11 +50,13 @@ from enginesmith.registry.versions.publish import add_attachment, add_signatures
 @command()
 @references_argument
 @click.argument("dest", metavar="DEST")
-@click.option("--channels", "with_channels", is_flag=True, help="Also move the channels named by REF in the copy.")
+@click.option(
+    "--channels", "with_channels", is_flag=True, help="If REF is NAME:CHANNEL, also move this channel in DEST."
+)
 def mirror(
     references: tuple[str, ...], dest: str, with_channels: bool, trust: Path | None, registry: str, as_json: bool
 ) -> None:
-    """Copy the version of each REF to the registry DEST (a path or URI, as for --registry), verified."""
+    """Copy the version of each REF to the registry DEST (a path or URI, as for --registry), and verify the copy."""
     source_references = [parse_reference(text) for text in references]
     source, target = open_store(registry), open_store(dest, create=True)
     copy_report = copy(source, source_references, target, with_channels=with_channels, trust=trust, by=user())
@@ -80,12 +82,12 @@ def mirror(
     type=click.Choice(["plain", "triton"]),
     default="plain",
     show_default=True,
-    help="Content of an image; triton: a model repository in /models, as KServe's model cars do.",
+    help="Content of an image; triton: a Triton model repository in /models, as in a model car of KServe.",
 )
 def export_oci(
     reference: str, dest: Path, proven_only: bool, layout: str, trust: Path | None, registry: str, as_json: bool
 ) -> None:
-    """Write the engines of REF to the OCI image layout DEST: one image per engine, and an index of all."""
+    """Write the engines of REF to the folder DEST as an OCI image layout: an image for each engine, and an index."""
     store = open_store(registry)
     located = locate(store, parse_reference(reference))
     image_export = write(store, located, dest, proven_only=proven_only, triton=layout == "triton", trust=trust)
@@ -105,7 +107,7 @@ def export_oci(
 @command()
 @click.argument("pairs", metavar="SRC DEST ...", nargs=-1, required=True)
 def initialize(pairs: tuple[str, ...], registry: str) -> None:
-    """Pull each enginesmith:// URI SRC into the folder DEST, as KServe asks a storage initializer to.
+    """Pull each enginesmith:// URI SRC into the folder DEST; KServe runs this command as a storage initializer.
 
     SRC: enginesmith://REF?OPTION=VALUE&..., with options of `enginesmith pull`, such as
     enginesmith://digits@3?target=l4. The default layout is triton.
@@ -127,14 +129,17 @@ def initialize(pairs: tuple[str, ...], registry: str) -> None:
 @command("list")
 @click.argument("model", required=False)
 @click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Models or versions to list, at most."
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of models or versions."
 )
 @click.option("--before", metavar="VERSION", help="Only versions older than this one.")
 @click.option("--after", metavar="NAME", help="Only models after this name, or versions newer than this one.")
 def list_models(
     model: str | None, limit: int, before: str | None, after: str | None, registry: str, as_json: bool
 ) -> None:
-    """List the models of a registry, or the newest versions of MODEL, in pages: --limit with --after or --before."""
+    """List the models of a registry, or the newest versions of MODEL.
+
+    To read a long list in pages, use --limit with --after or --before.
+    """
     if model is None:
         if before is not None:
             raise click.UsageError("--before pages through versions: name a MODEL")
@@ -187,19 +192,19 @@ def _list_versions(registry: str, model: str, as_json: bool, limit: int, before:
     type=click.IntRange(1),
     default=10,
     show_default=True,
-    help="Newest versions of each model to keep.",
+    help="Number of newest versions to keep for each model.",
 )
 @click.option(
     "--keep-moves",
     type=click.IntRange(1),
     default=5,
     show_default=True,
-    help="Newest moves of each channel to keep, for rollback.",
+    help="Number of newest moves to keep for each channel, so that it can be rolled back.",
 )
 def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
-    """List garbage. With --delete, mark it, and delete garbage that was marked at least --grace ago.
+    """List garbage: files that nothing needs. With --delete, mark it, and delete garbage marked for at least --grace.
 
-    If the store's listings can be out of date, --grace must be over a day.
+    If your object store can list new files with a delay, --grace must be over a day.
     """
     rules = Rules(keep_versions, keep_moves)
     gc_report = collect(open_store(registry), rules, grace, delete=delete, say=lambda name: say(f"deleting {name}"))
@@ -221,10 +226,10 @@ def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, regi
 
 @command()
 @reference_argument
-@click.option("--remove", is_flag=True, help="Remove the pin of NAME@VERSION, even if its files are gone.")
+@click.option("--remove", is_flag=True, help="Remove the pin of REF (NAME@VERSION), even if its files are gone.")
 @why_option
 def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) -> None:
-    """Keep the version REF, whatever its age, until the pin is removed."""
+    """Protect the version REF from garbage collection until the pin is removed."""
     if remove:
         if why:
             raise click.UsageError("--why is kept with a pin: leave it out with --remove")
@@ -259,9 +264,9 @@ def _print(report: Collected) -> None:
         echo(f"writing now: {lease}")
     gone, garbage_bytes = report.size_bytes("deleted"), report.size_bytes("new", "waiting", "due", "held")
     kept_text = pluralize(len(report.kept), "version")
-    echo(f"{kept_text} kept; {format_bytes(gone)} deleted, {format_bytes(garbage_bytes)} of garbage left")
+    echo(f"{kept_text} kept; {format_bytes(gone)} deleted, {format_bytes(garbage_bytes)} of garbage not deleted")
     if rows and not report.acted:
-        say("nothing was changed; add --delete to mark what is new and to delete what is due")
+        say("nothing was changed; --delete marks new garbage, and deletes garbage that is due")
 
 
 # The command that adds a file to a version.
@@ -272,11 +277,11 @@ def _print(report: Collected) -> None:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--kind", required=True, help="Kind of the file: torch-compile-cache, or your own name.")
 @click.option("--target", metavar="TARGET", show_default="any machine", help=f"{TARGET}; only such machines pull it.")
-@click.option("--note", default="", help="A remark for people, of at most 1000 characters.")
+@click.option("--note", default="", help="Remark for people, at most 1000 characters.")
 @click.option(
     "--measure",
     metavar="MODULE:FUNCTION",
-    help="For a torch-compile-cache: time a start with and without it; writes FILE first if it does not exist.",
+    help="For a torch-compile-cache: time the start of this model with and without it; writes FILE if it is missing.",
 )
 def attach(
     reference: str,
@@ -288,9 +293,9 @@ def attach(
     registry: str,
     as_json: bool,
 ) -> None:
-    """Add FILE to the published version REF; `enginesmith pull` downloads it on machines that it fits.
+    """Add FILE to the published version REF; `enginesmith pull` downloads it with the engine, if it fits the machine.
 
-    A torch-compile-cache names the machines that it fits. Nodes pull it only if it is signed: run `enginesmith registry
+    A torch-compile-cache records which machines it fits. Nodes pull it only if it is signed: run `enginesmith registry
     sign REF --attachment FILE` afterwards.
     """
     store = open_store(registry)
@@ -303,7 +308,7 @@ def attach(
 
         measured = measure_start(measure, file).to_json()
     if not file.is_file():
-        make = "; with --measure MODULE:FUNCTION it is made" if kind == COMPILE_CACHE else ""
+        make = "; --measure MODULE:FUNCTION creates it" if kind == COMPILE_CACHE else ""
         raise InputError(f"{file} is no file{make}")
     attachment = Attachment(
         name=file.name,
@@ -327,7 +332,7 @@ def attach(
         emit_json({**encode(attached), "new": is_new})
         return
     measurements = ", ".join(f"{name} {value:g}" for name, value in attached.measured.items())
-    echo(f"{'attached' if is_new else 'was attached'}: {attached.name} to {manifest.model}@{manifest.version}")
+    echo(f"{'attached' if is_new else 'already attached'}: {attached.name} to {manifest.model}@{manifest.version}")
     echo(f"{attached.kind} {attached.digest}" + (f"  {measurements}" if measurements else ""))
 
 
@@ -365,7 +370,7 @@ SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
     "--chain",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Certificate between --certificate and the root; repeat it.",
+    help="Intermediate certificate between --certificate and the root, in PEM; repeat it.",
 )
 @click.option(
     "--keyless", is_flag=True, help="Sign with an OpenID Connect identity through Sigstore; needs network access."
@@ -376,7 +381,7 @@ SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
     metavar="FILE",
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Also sign the attachment that equals this file; repeat it.",
+    help="Also sign the attachment with the content of this file; repeat it.",
 )
 def sign(
     reference: str,
@@ -410,7 +415,7 @@ def sign(
     help="Public key in PEM that must have signed the version.",
 )
 def verify_signature(reference: str, public_key: Path | None, trust: Path | None, registry: str, as_json: bool) -> None:
-    """Check that the version REF is signed as a key or a trust policy requires. Exit code 1 if it is not."""
+    """Check that the version REF has the signatures that --public-key or --trust requires. Exit code 1 if not."""
     if public_key is None and trust is None:
         raise InputError("verify needs --public-key FILE, or a trust policy (--trust FILE)")
     policy = policy_of_key(public_key) if public_key is not None else load_policy(trust or "")
@@ -446,7 +451,7 @@ def check_signing_key(private_key: Path) -> None:
 
 def signed_lines(signed: Sequence[Signed]) -> list[str]:
     """One line per signature."""
-    return [f"{'signed' if sig.new else 'was signed'}: {sig.what} by key {sig.key_id[:12]}" for sig in signed]
+    return [f"{'signed' if sig.new else 'already signed'}: {sig.what} by key {sig.key_id[:12]}" for sig in signed]
 
 
 def _signer(

@@ -226,7 +226,7 @@ def _reject(entry: EngineEntry, machine: Machine, policy: Policy) -> tuple[Rejec
         # Of another kind of CPU the words say what this one lacks.
         return "unmet" if isinstance(processor, Cpu) and machine.is_cpu else "hardware", wrong.words
     if policy.precision is not None and entry.precision != policy.precision:
-        return "precision", f"{entry.precision}, and {policy.precision} was asked for"
+        return "precision", f"precision {entry.precision}, not {policy.precision}"
     if not entry.usable:
         return "not built", f"{entry.status}: {entry.reason}"
     if unmet:  # before a missing proof: no proof could be made there
@@ -319,7 +319,7 @@ def _why(candidates: Sequence[EngineCandidate]) -> str:
     best, others = candidates[0], [candidate.entry for candidate in candidates[1:]]
     facts = f"{best.fit}; {best.entry.precision}, {best.entry.status}"
     if not others:
-        return f"{facts}; the only one that fits"
+        return f"{facts}; the only engine that fits"
     if measured := _comparison(candidates):
         return f"{facts}; {measured}"
     return f"{facts}; preferred to {join_first([f'{entry.unit} ({entry.status})' for entry in others], 3)}"

@@ -69,7 +69,7 @@ def sides_of(store: Store, request: CanaryRequest) -> tuple[Reference, Reference
     if incumbent.manifest == candidate.digest:
         return f"{model}:{channel} serves {candidate.version} already"
     if request.traffic is None:
-        return "no recorded traffic is named; `enginesmith prefect deploy --traffic PLACE` names it"
+        return "no recorded traffic is named; `enginesmith prefect deploy --traffic LOCATION` names it"
     sides = Reference(model, version=candidate.version), Reference(model, version=incumbent.version)
     target = target_named(request.target)
     try:

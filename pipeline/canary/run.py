@@ -266,7 +266,7 @@ class CanaryExecution:
         report = make_report(judgement, self._limits, self._looks, ours, baseline_table, evidence, conditions, seed)
         report_files = write_report(report, self._request.out)
         done = len(ours)
-        self._say(f"look at {done} of {self._planned} requests: {judgement.verdict}: {judgement.reason}")
+        self._say(f"judged after {done} of {self._planned} requests: {judgement.verdict}: {judgement.reason}")
         self._looks = replace(self._looks, before=(*self._looks.before, done))
         return report_files if judgement.verdict != "INSUFFICIENT" or done == self._planned else None
 

@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 class Building:
     """Where units are built."""
 
-    executor: Annotated[Literal["local", "ray"], Option("Where units are built.")] = "local"
+    executor: Annotated[Literal["local", "ray"], Option("Where to build: on this machine, or on a Ray cluster.")] = (
+        "local"
+    )
     ray_address: Annotated[
         str | None,
         Option(
-            "Ray cluster for --executor ray.",
+            "Address of the Ray cluster, with --executor ray.",
             envvar="RAY_ADDRESS",
             show_envvar=True,
             shown="a cluster started for this run",
@@ -43,7 +45,9 @@ class Building:
     wait_for_nodes: Annotated[
         timedelta,
         Option(
-            "How long a unit waits for a suitable Ray node, e.g. 15m with an autoscaler.", type=Duration(), shown="0s"
+            "How long a unit waits for a suitable Ray node before it fails, e.g. 15m with an autoscaler.",
+            type=Duration(),
+            shown="0s",
         ),
     ] = timedelta()
 
@@ -68,9 +72,9 @@ def run_options(
 Buckets = Annotated[
     tuple[str, ...],
     Option(
-        "Sizes to time at, as in batch=8,length=64; all: both ends of every bucket; repeat it.",
+        "Input sizes to time, e.g. batch=8,length=64; all: the smallest and largest size of every bucket; repeat it.",
         name="--bucket",
-        shown="smallest, opt and largest",
+        shown="the smallest, the opt and the largest sizes",
     ),
 ]
 

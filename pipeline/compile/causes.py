@@ -253,7 +253,7 @@ def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Seque
     reshaped = _shapes(before) != _shapes(now)
     of_shapes = [cause for cause in causes if cause.startswith(_SHAPES)]
     reasons = [
-        *((causes or ["its graph is another one"]) if regraphed else []),
+        *((causes or ["its graph changed"]) if regraphed else []),
         *((of_shapes or ["the shapes changed"]) if reshaped and not (regraphed and of_shapes) else []),
         *differences(_name("option", before.options), _name("option", now.options)),
         *differences(_name("version of", before.toolchain), _name("version of", now.toolchain)),

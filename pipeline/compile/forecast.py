@@ -224,7 +224,7 @@ def _foresee_unit(
         try:
             validate(build(unit, work), records.exported, work)
         except NotOnRecord:  # the engine runs here, and its proof is not on record
-            changed = "; ".join(causes.list_changes(unit.name, *_PROVING)) or "no such proof is on record"
+            changed = "; ".join(causes.list_changes(unit.name, *_PROVING)) or "this proof is not in the registry"
             reason, again = f"{reason}; it is proven again: {changed}", True
     return UnitForecast(candidate, unit.action, reason, unit.required, unit, again)
 
@@ -265,10 +265,10 @@ def _follows(
     """What a build does because of a change: the steps that are not on record, and engines of which it is the cause."""
     if records.exported is None:
         if stage == "export":
-            return "the model is exported again; another ONNX model is calibrated, quantized, built and proven, too"
+            return "the model is exported again; if the ONNX model differs, its engines are built and proven again"
         if stage != "calibration":
             again = "the golden set is made again; " if stage == "golden" else ""
-            return f"{again}what is proven again shows after the export"
+            return f"{again}which engines are proven again is known after the export"
     caused = [unit for unit in forecast.units if what in unit.reason]
     built = _count(sum(unit.action == "build" for unit in caused), "built and proven")
     proven = _count(sum(unit.proven_again for unit in caused), "proven again")
@@ -277,23 +277,23 @@ def _follows(
         same = records.exported is not None and {entry.sources.onnx for entry in before} == {
             records.exported.model.digest
         }
-        return f"{_say_export(new_steps, same)}; {built or 'no engine changes by it'}"
+        return f"{_say_export(new_steps, same)}; {built or 'no engine changes'}"
     if stage == "calibration":
         steps = _list_steps(new_steps)
-        done = f"the model is {' and '.join(steps)} again" if steps else "what comes of it is on record"
-        open_ = "whose graphs change shows then" if steps and forecast.count("unknown") else ""
-        return f"{done}; {open_ or built or 'no engine changes by it'}"
-    proven = proven or "no proof is made again here"
+        done = f"the model is {' and '.join(steps)} again" if steps else "the results are in the registry"
+        open_ = "which graphs change is known then" if steps and forecast.count("unknown") else ""
+        return f"{done}; {open_ or built or 'no engine changes'}"
+    proven = proven or "no engine is proven again"
     if stage != "golden":
         return proven
     anew = _has(new_steps, "golden set", "export")
-    return f"{'the golden set is made again' if anew else 'its golden set is on record'}; {proven}"
+    return f"{'the golden set is made again' if anew else 'its golden set is in the registry'}; {proven}"
 
 
 def _say_export(new_steps: Sequence[str], same: bool) -> str:
     if not _has(new_steps, "export"):
-        return "its export is on record"
-    to = "the same ONNX model" if same else "another ONNX model"
+        return "its export is in the registry"
+    to = "the same ONNX model" if same else "a different ONNX model"
     steps = _list_steps(new_steps)
     return f"the model is exported again, to {to}" + (f", {' and '.join(steps)}" if steps else "")
 

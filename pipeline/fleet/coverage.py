@@ -195,7 +195,7 @@ class Hours:
     def words(self) -> str:
         """As a phrase: 'about 1.50 GPU hours for 3 units, each predicted from 2 finished builds'."""
         if not self.units:
-            return "how long it takes is not known: no build like these is on record" if self.unknown else "nothing"
+            return "unknown, because no similar build is recorded" if self.unknown else "nothing to build"
         fewer = "" if self.fewest == self.most else f"{self.fewest} to "
         hours = "under 0.01" if self.hours < 0.01 else f"about {self.hours:.2f}"
         rest = f"; {self.unknown} more of unknown length" if self.unknown else ""
@@ -356,7 +356,7 @@ def _find_prerequisite(coverage: Coverage, unit: WantedUnit) -> str:
     """What a person has to do before a build helps; '' for nothing."""
     served = coverage.served
     if served.problem:
-        return "see why it cannot be read; build it if it was never built"
+        return "find out why the version cannot be read; if there is none, build it"
     if coverage.too_old:
         return "give these nodes a newer driver, or build with wheels for an older CUDA"
     lacks = [unit.target.name] if served.targets is not None and unit.target not in served.targets else []
@@ -369,7 +369,7 @@ def _find_prerequisite(coverage: Coverage, unit: WantedUnit) -> str:
         for entry in served.engines:
             if (entry.compute_capability, entry.hardware.is_cpu, entry.precision) == hardware_key:
                 fate = "failed" if entry.status == "failed" else "was refused"
-                return f"it {fate} when the version was built; the same spec would give the same"
+                return f"change its spec: with the present spec, this unit {fate}"
     return "" if served.registered else "register its spec: `enginesmith prefect register SPEC`"
 
 

@@ -193,12 +193,12 @@ def _foresee_model(
     selection = select(spec, options)
     left_out = find_unserved(spec, selection)
     if no_export and left_out:
-        tell(f"left out, since no backend of the spec builds for it: {', '.join(left_out)}")
+        tell(f"left out, because no backend of the spec builds for these targets: {', '.join(left_out)}")
     recorded = Run(spec, open_records(store_named(registry_of(spec, options.registry))), selection)
     record_state = OnRecord(missing=(lacking,)) if lacking else on_record(recorded)
     if record_state.missing and not no_export:
         runs = "is missing and runs" if len(record_state.missing) == 1 else "are missing and run"
-        tell(f"{', '.join(record_state.missing)} {runs} first (--no-export answers from what is on record)")
+        tell(f"{', '.join(record_state.missing)} {runs} first (--no-export: use only results in the registry)")
     steps = _StepsMade()
     if not no_export:
         with open_loaded(spec, options, together(asked.progress, steps), executors, keep_state=False) as run:
@@ -338,7 +338,7 @@ def _row(address: str, outcome: Outcome) -> CatalogRow:
     engines: dict[str, int] = {status: counts[status] for status in STATUSES if counts[status]}
     reasons = [f"{engine.entry.unit}: {engine.entry.reason}" for engine in outcome.failed]
     if outcome.version is None:
-        reason = "; ".join(reasons) or "no engine is fit to be published"
+        reason = "; ".join(reasons) or "no engine passed"
         return CatalogRow(address, outcome.model, "failed", None, engines, reason)
     existed = outcome.cached or outcome.same_as
     state: Literal["published", "unchanged"] = "unchanged" if existed else "published"

@@ -60,7 +60,7 @@ def answer_drift(
     """
     model, registry, traffic = asked.model, asked.registry, asked.traffic
     if traffic is None:
-        return DriftAnswer("no recorded traffic is named; `enginesmith prefect deploy --traffic PLACE` names it")
+        return DriftAnswer("no recorded traffic is named; `enginesmith prefect deploy --traffic LOCATION` names it")
     try:
         with place_at(traffic) as place, spec_at(f"{SCHEME}{check_model(model)}", registry) as spec_place:
             names = [f"{model}{suffix}" for suffix in SUFFIXES if place.has(f"{model}{suffix}")]

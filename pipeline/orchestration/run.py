@@ -108,7 +108,7 @@ def _from_records(run: Run) -> Outcome | None:
         outcome = compile_model(Run(run.spec, recorded, run.selection))
     except NotOnRecord:
         return None
-    run.context.progress.emit(Finished("lock", reason="every step is on record, so there was nothing to wait for"))
+    run.context.progress.emit(Finished("lock", reason="all results are in the registry, so there is nothing to do"))
     run.context.progress.emit(RunConcluded(outcome))
     return outcome
 

@@ -46,11 +46,11 @@ def judge_coverage(
     targets, units = {entry.target for entry in new}, {entry.unit for entry in new}
     for target in dict.fromkeys(entry.target for entry in served if entry.target in selected):
         if target not in targets:
-            yield Finding("coverage", "error", f"{what} has an engine for {target}, and this spec gives none", target)
+            yield Finding("coverage", "error", f"{what} has an engine for {target}, and this spec builds none", target)
             continue
         gone = [entry.unit for entry in served if entry.target == target and entry.unit not in units]
         for unit in gone:
-            yield Finding("coverage", "note", f"{what} has this engine, and this spec does not give it", unit)
+            yield Finding("coverage", "note", f"{what} has this engine, and this spec does not build it", unit)
 
 
 def judge_pair(pair: EnginePair, options: CheckOptions, judged_by_metric: bool) -> Iterator[Finding]:
@@ -66,7 +66,7 @@ def judge_pair(pair: EnginePair, options: CheckOptions, judged_by_metric: bool) 
         value = "cannot be compared" if drift.value is None else f"{drift.value:.4g}"
         limit = "" if drift.limit is None else f", limit {drift.limit:.4g}"
         cases = f" (in {len(broken)} of {len(pair.drift)} cases)" if len(pair.drift) > 1 else ""
-        message = f"answers other than the served engine: {drift.metric} of {drift.output} {value}{limit}{cases}"
+        message = f"outputs differ from the served engine's: {drift.metric} of {drift.output} {value}{limit}{cases}"
         if not fails:
             message += "; the task metric decides" if options.drift == "auto" else ""
         yield Finding("drift", "error" if fails else "note", message, pair.unit, drift.case)

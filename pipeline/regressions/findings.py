@@ -160,7 +160,7 @@ class RegressionCheck:
     def verdict(self) -> str:
         """One sentence: how many regressions, against what."""
         where = f" (channel {self.channel})" if self.channel else ""
-        beside = f"against {self.against}{where}" if self.against else "by the spec's own checks; nothing is served"
+        beside = f"against {self.against}{where}" if self.against else "by the checks of the spec; no version is served"
         if self.passed:
             return f"{self.model}: no regression shown {beside}"
         count = len(self.errors)

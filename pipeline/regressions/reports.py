@@ -65,7 +65,7 @@ def _case(unit: str, name: str, findings: list[Finding]) -> TestCase:
 
 # A check as rows of tables, and as Markdown for the summary of a run or a comment on a pull request.
 
-COLUMNS = ("engine", "against", "what", "new", "served", "verdict")
+COLUMNS = ("engine", "against", "measured", "new", "served", "verdict")
 MARKS = {"error": "regression", "warning": "warning", "note": "note"}
 
 
@@ -88,16 +88,18 @@ def _list_rows_of(check: RegressionCheck, pair: EnginePair) -> list[list[str]]:
             *head,
             metric.name,
             *["" if value is None else format_metric(metric.name, value) for value in (metric.new, metric.served)],
-            "worse" if ("metric", "") in broken_rules else "kept",
+            "worse" if ("metric", "") in broken_rules else "not worse",
         ]
         for metric in pair.metrics
     ]
     broken = [drift for drift in pair.drift if not drift.passed]
     if pair.drift:
         answer_text = (
-            f"other in {len(broken)} of {len(pair.drift)} cases" if broken else f"alike in {len(pair.drift)} cases"
+            f"different in {len(broken)} of {len(pair.drift)} cases"
+            if broken
+            else f"within limits in {len(pair.drift)} cases"
         )
-        rows.append([*head, "answers", "", "", answer_text])
+        rows.append([*head, "outputs", "", "", answer_text])
     for times in pair.times:
         medians = [seconds_text(times.new_s), seconds_text(times.served_s)]
         rows.append(

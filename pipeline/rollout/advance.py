@@ -345,7 +345,7 @@ class RolloutFollower:
                 decision = advance(self.store, *where)
             except EnginesmithError as error:
                 going = True
-                self._tell(where, f"not looked at: {error}")
+                self._tell(where, f"cannot be read: {error}")
                 self.failures[where] = str(error)
                 continue
             self.failures.pop(where, None)
@@ -374,7 +374,7 @@ class RolloutFollower:
                 going = self.look()
             except EnginesmithError as error:
                 going = True
-                self.say(f"not looked at: {error}")
+                self.say(f"rollouts cannot be read: {error}")
             over = end is not None and monotonic() + interval_s > end
             if over or not (going or forever):
                 return

@@ -130,5 +130,5 @@ def make_server(store: Store, address: HttpAddress, clock: Callable[[], float] =
 def serve_reports(store: Store, address: HttpAddress, say: Callable[[str], object]) -> None:
     """Serve until the process ends. Raises as `make_server`, and UnavailableError for an address that is taken."""
     with make_server(store, address) as server:
-        say(f"taking reports on {server.url}/")
+        say(f"receiving reports on {server.url}/; Ctrl-C ends it")
         server.wait()

@@ -362,4 +362,4 @@ def test_a_tag_is_taken_only_when_allowed() -> None:
     values["images"] = {"allowTags": True, "control": {"repository": "registry.example/control", "tag": "1.2"}}
     texts = renders.rendered(values)
     assert "image: registry.example/control:1.2" in texts["prefect/server.yaml"]
-    assert "images go by tag" in texts["NOTES.txt"]
+    assert "images are selected by tag" in texts["NOTES.txt"]

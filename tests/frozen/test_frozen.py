@@ -28,7 +28,7 @@ def run(registry: str, *arguments: str) -> str:
 
 
 def test_every_document_is_read_and_whole(registry: str) -> None:
-    assert run(registry, "registry", "fsck").startswith("sound: 2 versions")
+    assert run(registry, "registry", "fsck").startswith("valid: 2 versions")
     listed = json.loads(run(registry, "list", "tiny", "--json"))
     assert [(item["version"], item["channels"]) for item in listed] == [
         ("1", {"stable": "1"}),

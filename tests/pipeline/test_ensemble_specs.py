@@ -122,7 +122,7 @@ def test_a_plan_says_what_becomes_of_the_graphs_and_of_the_whole(tmp_path: Path)
     looser = {**PAIR, "limits": {"int8": {"quantization": {"sqnr_db": 14}}}}
     changed = foresee(rewrite(path.parent, looser), registry, no_export=True)
     assert [unit.action for unit in changed.units] == ["cached", "build"]
-    assert changed.units[1].reason == "its engines are there; the whole is proven: no such proof is on record"
+    assert changed.units[1].reason == "its engines exist; the ensemble is proven, because its proof is not recorded"
     assert [found.count("cached") for found in changed.graphs.values()] == [2, 1]
 
 

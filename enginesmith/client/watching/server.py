@@ -300,7 +300,9 @@ class Reporter:
                 self._report(locator, rollout, facts, error)
         except EnginesmithError as failure:
             if self._clock() >= self._silent_until:
-                self._say(f"what this node serves cannot be reported, and no gate of a rollout sees it: {failure}")
+                self._say(
+                    f"the report of this node cannot be delivered, so rollout gates do not count the node: {failure}"
+                )
             self._silent_until, self._written = self._clock() + _RETRY_S, b""
 
     def _report(

@@ -295,7 +295,7 @@ class ChannelWatcher:
         if self._files is None or self._files.are_there(self._place):
             return True
         self._files = self._followed = None
-        self._say(f"what {self._reference} serves was deleted or overwritten, and is brought again")
+        self._say(f"the files of {self._reference} were deleted or overwritten; pulling them again")
         return False
 
     def _leads_as_before(self, channel: Channel, locator: VersionLocator) -> bool:
@@ -332,7 +332,7 @@ class ChannelWatcher:
         self._trust_recheck.note_served(self._place.served(), located.manifest, located.documents)
         if swap.swapped:
             units = ", ".join(f"{item.engine.unit} ({item.origin})" for item in placed.pulled)
-            self._say(f"{swap.model}:{swap.channel} is {swap.version} now: {units}")
+            self._say(f"{swap.model}:{swap.channel} now serves version {swap.version}: {units}")
             for line in (line for item in placed.pulled for line in item.warnings):
                 self._say(line)
         return swap, placed.whole

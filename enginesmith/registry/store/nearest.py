@@ -261,7 +261,7 @@ class NearestStore:
             place.until = time.monotonic() + AWAY_S
             if before is None:
                 others = " and ".join(other.uri for other in self._places if other is not place)
-                self._say(f"{place.uri} is left alone for {AWAY_S:.0f} s at a time, and {others} read instead: {error}")
+                self._say(f"{place.uri} does not answer; reading {others}, and retrying after {AWAY_S:.0f} s: {error}")
         elif before is not None:
             place.until = None
             self._say(f"{place.uri} answers again")

@@ -71,7 +71,11 @@ class _DeployOptions:
     ] = ()
     slots: Annotated[
         tuple[tuple[str, object], ...],
-        Option("Concurrent builds for a GPU generation, e.g. sm_89=4; repeat it.", type=_Pair()),
+        Option(
+            "Maximum number of concurrent builds for a GPU generation, e.g. sm_89=4; repeat it.",
+            type=_Pair(),
+            shown="the limit that the server has, else 1",
+        ),
     ] = ()
     variables: Annotated[
         tuple[tuple[str, object], ...],
@@ -80,20 +84,19 @@ class _DeployOptions:
         ),
     ] = ()
     traffic: Annotated[
-        str | None, Option("Folder or prefix of a bucket with MODEL.jsonl or MODEL.npz, for canaries.")
+        str | None,
+        Option("Folder or bucket prefix with recorded traffic for canaries: MODEL.jsonl or MODEL.npz of each model."),
     ] = None
     canary_duration: Annotated[
         timedelta | None,
         Option(
-            "How long canaries replay, e.g. 30m; traffic that is shorter is repeated.",
+            "How long canaries replay traffic, e.g. 30m; shorter traffic is repeated.",
             type=Duration(),
             metavar="DURATION",
             shown="the traffic once",
         ),
     ] = None
-    catalog: Annotated[
-        str, Option("Where the nightly build finds its specs, as `enginesmith build --all` takes it.")
-    ] = "registered"
+    catalog: Annotated[str, Option("Specs of the nightly build: a value for `enginesmith build --all`.")] = "registered"
     channel: Annotated[str, Option("Channel that canaries compare with, promote and roll back.", metavar="CHANNEL")] = (
         STABLE
     )
@@ -101,22 +104,38 @@ class _DeployOptions:
     on: Annotated[
         str | None,
         Option(
-            "GPU (l4, sm_89) of the Ray nodes that prove engines and run canaries; default: the flow's machine.",
+            "GPU of the Ray nodes that prove engines and run canaries, e.g. l4 or sm_89.",
             metavar="TARGET",
+            shown="the machine of the flow",
         ),
     ] = None
     gc_delete: Annotated[bool, Option("Let the nightly garbage collection delete; without this it only lists.")] = False
-    fleet: Annotated[str, Option("Compare nodes with the registry on a schedule.", type=click.Choice(FLEET))] = FLEET[0]
+    fleet: Annotated[
+        str,
+        Option(
+            "Compare nodes with the registry on a schedule; report: only report; apply: also start builds and proofs.",
+            type=click.Choice(FLEET),
+        ),
+    ] = FLEET[0]
     fleet_catalog: Annotated[
-        str | None, Option("Which models must be served where: a YAML file that the workers can read.")
+        str | None,
+        Option(
+            "Catalog for --fleet: a YAML file, readable by the workers, that says which models must be served where.",
+            shown="every model with a channel, on every GPU",
+        ),
     ] = None
-    fleet_cron: Annotated[
-        str, Option("Schedule of the comparison with the fleet: a cron expression, in UTC.", name="--fleet-schedule")
-    ] = FLEET_CRON
-    owner: Annotated[str | None, Option("Tag of the deployments that names their owner, such as a cluster.")] = None
+    fleet_cron: Annotated[str, Option("Schedule of --fleet: a cron expression, in UTC.", name="--fleet-schedule")] = (
+        FLEET_CRON
+    )
+    owner: Annotated[
+        str | None, Option("Owner of the deployments, such as a cluster; each deployment gets it as a tag.")
+    ] = None
     keep: Annotated[
         tuple[str, ...],
-        Option("Delete this owner's other deployments, but keep FLOW/NAME; repeat it.", metavar="FLOW/NAME"),
+        Option(
+            "Delete the deployments of --owner that this call does not register, except FLOW/NAME; repeat it.",
+            metavar="FLOW/NAME",
+        ),
     ] = ()
     dry_run: Annotated[bool, Option("Show what would change; change nothing.")] = False
 
@@ -150,10 +169,10 @@ class _DeployOptions:
 @command()
 @takes(_DeployOptions)
 def deploy(options: _DeployOptions, stated_registry: str | None, as_json: bool) -> None:
-    """Register Enginesmith's deployments, their triggers and schedules, its work pool and GPU limits with Prefect.
+    """Register Enginesmith's deployments, triggers, schedules, work pool and GPU limits with a Prefect server.
 
-    Uses the server of PREFECT_API_URL. Safe to run again after an upgrade or with other options: only differences are
-    applied.
+    PREFECT_API_URL names the server. You can run the command again after an upgrade or with other options: it applies
+    only the differences.
     """
     if options.keep and not options.owner:
         raise click.UsageError("--keep is about what an owner registered; give --owner")

@@ -52,9 +52,9 @@ class DoctorFinding:
 @command()
 @click.pass_context
 def doctor(ctx: click.Context, registry: str, as_json: bool) -> None:
-    """Show which engines this machine can build and run, and how to install what is missing.
+    """Show which engines this machine can build and run, and how to install missing packages.
 
-    Exit code 1 if anything is broken.
+    Exit code 1 if a line says 'broken'.
     """
     findings = [*_machine(), *_gpus(), *_compilers(), *_services(), _registry(registry)]
     if as_json:
@@ -99,7 +99,9 @@ def _gpus() -> Iterator[DoctorFinding]:
         yield DoctorFinding(f"gpu {gpu.index}", "ok", f"{gpu.name}, sm_{major}{minor}")
     if not devices:
         yield DoctorFinding(
-            "gpu", "missing", "none; engines for GPUs are built here and stay unproven until a GPU node validates"
+            "gpu",
+            "missing",
+            "none; engines for GPUs that are built here stay unproven until `enginesmith validate` runs on a GPU node",
         )
 
 
@@ -165,7 +167,7 @@ class BackendRow:
 def list_backends(names: tuple[str, ...], as_json: bool) -> None:
     """List the compilers: how to install each, what it builds, and whether its engines run on this machine.
 
-    NAME: show only these, with their options.
+    NAME: show only this compiler, and its options.
     """
     from builders.backends import discovery
 
@@ -176,7 +178,7 @@ def list_backends(names: tuple[str, ...], as_json: bool) -> None:
         for row in rows:
             echo("\n".join(_details(row)))
     else:
-        columns = ("backend", "version", "builds", "shapes", "two builds", "runs here")
+        columns = ("backend", "version", "builds", "shapes", "rebuild", "runs here")
         print_table(columns, [list(_cells(row)) for row in rows], pipe_columns=100)
         for row in rows:
             if row.missing:
@@ -241,10 +243,10 @@ def _would_build(backend: "Backend", target: "Target", precision: "Precision", *
 
 def _cells(row: BackendRow) -> tuple[str, ...]:
     builds = "\n".join(f"{' '.join(targets)}: {' '.join(kinds)}" for targets, kinds in group_by_precisions(row.builds))
-    where = "; on its GPU" if row.tunes_on_target else ""
+    where = "\n(only on the target)" if row.tunes_on_target else ""
     shapes, claim = "dynamic" if row.dynamic else "fixed", _CLAIMS[row.determinism]
     # Of the distribution that has the backend's name, else of the first that it names.
-    version = row.versions.get(row.name) or next(iter(row.versions.values()), "not here")
+    version = row.versions.get(row.name) or next(iter(row.versions.values()), "not installed")
     return row.name, version, builds + where, shapes, claim, ", ".join(row.runs) or "no"
 
 
@@ -256,9 +258,9 @@ def _details(row: BackendRow) -> Iterator[str]:
     verb = "builds" if row.versions else "would build"
     for targets, kinds in group_by_precisions(row.builds):
         yield f"  {verb} for {' '.join(targets)}: {' '.join(kinds)}"
-    yield f"  shapes: {'dynamic' if row.dynamic else 'fixed'}; two builds: {_CLAIMS[row.determinism]}"
+    yield f"  shapes: {'dynamic' if row.dynamic else 'fixed'}; a rebuild gives: {_CLAIMS[row.determinism]}"
     if row.tunes_on_target:
-        yield "  builds only on a node with the GPU of its target, which it tunes on"
+        yield "  builds only on a node with the GPU of the target, because it tunes on this GPU"
     yield f"  runs here: {', '.join(row.runs) or 'no'}"
     for name, value in row.options.items():
         yield f"  option {name}: {json.dumps(value)}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.fleet.plan import FleetPlan, StateChange
     from pipeline.orchestration.fleet import FleetSources, Reconciled
 
-_COVERAGE_COLUMNS = ("model", "version", "state", "nodes", "on", "engine", "why")
+_COVERAGE_COLUMNS = ("model", "version", "state", "nodes", "groups", "engine", "why")
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class _Sources:
     inventory: Annotated[
         Path | None,
         Option(
-            "Groups of nodes as YAML, or the JSON of `kubectl get nodes -o json`; - is stdin.",
-            shown="the cluster's nodes",
+            "File with the nodes: groups of nodes as YAML, or the JSON of `kubectl get nodes -o json`; -: stdin.",
+            shown="the nodes of the cluster",
         ),
     ] = None
     catalog: Annotated[
         Path | None,
         Option(
-            "Which models must be served where (YAML).",
+            "Catalog (YAML file): which models must be served on which nodes.",
             envvar="ENGINESMITH_CATALOG",
             show_envvar=True,
             shown="every model with a channel, on every GPU",
@@ -50,9 +50,9 @@ class _Sources:
         Option("Kubernetes configuration.", shown="KUBECONFIG, else a pod's service account, else ~/.kube/config"),
     ] = None
     context: Annotated[str | None, Option("Context of the kubeconfig.", shown="the current one")] = None
-    timeout: Annotated[float, Option("Seconds that a request to the cluster may take.", type=click.FloatRange(0.1))] = (
-        30.0
-    )
+    timeout: Annotated[
+        float, Option("Time limit of a request to the cluster, in seconds.", type=click.FloatRange(0.1))
+    ] = 30.0
 
     def open(self, registry: str, runtimes: Mapping[str, str]) -> "tuple[Store, FleetSources]":
         """The registry, and what to compare with it. runtimes: by package, where the inventory does not say it."""
@@ -64,10 +64,10 @@ class _Sources:
 
 @dataclass(frozen=True, kw_only=True)
 class _FleetOptions:
-    runtimes: Annotated[Mapping[str, str], runtimes_option("on the nodes, unless the inventory names it")] = field(
+    runtimes: Annotated[Mapping[str, str], runtimes_option("on the nodes, if the inventory does not say it")] = field(
         default_factory=dict
     )
-    apply: Annotated[bool, Option("Start the missing builds and proofs on the Prefect server.")] = False
+    apply: Annotated[bool, Option("Have the Prefect server start the missing builds and proofs.")] = False
     sources: _Sources
 
 
@@ -75,7 +75,7 @@ class _FleetOptions:
 @takes(_FleetOptions)
 @click.pass_context
 def fleet(ctx: click.Context, /, options: _FleetOptions, registry: str, as_json: bool) -> None:
-    """List the models and nodes of a cluster whose engine is missing, broken or unproven.
+    """Compare a cluster's nodes with the registry: which models have a proven engine on each node, and what is missing.
 
     Exit code 1 if a node has no usable engine for a model that it must serve.
     """
@@ -101,11 +101,16 @@ def fleet(ctx: click.Context, /, options: _FleetOptions, registry: str, as_json:
 @dataclass(frozen=True, kw_only=True)
 class _PlanOptions:
     driver: Annotated[str | None, Option("New driver version of the GPU nodes, e.g. 590.44.", metavar="VERSION")] = None
-    runtimes: Annotated[Mapping[str, str], runtimes_option("that the nodes get")] = field(default_factory=dict)
-    on: Annotated[str, Option("Nodes that get the new versions, e.g. l4,hopper.", metavar="TARGETS", shown="all")] = ""
-    add: Annotated[tuple[str, ...], Option("Nodes to be added, e.g. b200=16; repeat it.", metavar="PRODUCT=NODES")] = ()
+    runtimes: Annotated[Mapping[str, str], runtimes_option("that the nodes will get")] = field(default_factory=dict)
+    on: Annotated[
+        str, Option("GPUs of the nodes that get the new versions, e.g. l4,hopper.", metavar="TARGETS", shown="all")
+    ] = ""
+    add: Annotated[
+        tuple[str, ...], Option("Number of new nodes with this GPU, e.g. b200=16; repeat it.", metavar="PRODUCT=NODES")
+    ] = ()
     remove: Annotated[
-        tuple[str, ...], Option("Nodes to be removed, e.g. t4=8; repeat it.", metavar="PRODUCT=NODES")
+        tuple[str, ...],
+        Option("Number of nodes with this GPU to remove, e.g. t4=8; repeat it.", metavar="PRODUCT=NODES"),
     ] = ()
     sources: _Sources
 
@@ -128,9 +133,9 @@ class _PlanOptions:
 @fleet.command()
 @takes(_PlanOptions)
 def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
-    """Show which engines a change of the fleet would break, and the builds that it needs, in order, with their times.
+    """Show which engines a change of the fleet would break, and the builds that the change needs.
 
-    Changes nothing. Times are predicted from recorded builds.
+    The builds are listed in order, with times predicted from recorded builds. The command changes nothing.
     """
     from pipeline.fleet.plan import make_plan
     from pipeline.orchestration.fleet import compare_deployments
@@ -160,7 +165,10 @@ def _send(fleet_state: "Reconciled") -> None:
         say(f"sent {message.event} of {message.model}: {send(message)}")
     blocked_work = [work for work in fleet_state.work if not work.ready]
     if not events:
-        say("nothing to send: " + ("what is missing needs a person first" if blocked_work else "nothing is missing"))
+        say(
+            "nothing to send: "
+            + ("do what the column 'do first' says" if blocked_work else "no build and no proof is missing")
+        )
 
 
 def print_reconciled(fleet_state: "Reconciled") -> None:
@@ -172,7 +180,7 @@ def print_reconciled(fleet_state: "Reconciled") -> None:
         counts = ", ".join(f"{count} {state}" for state, count in fleet_state.counts.items())
         echo(f"\n{pluralize(len(fleet_state.standings), 'pair')} of model and group: {counts}")
     else:
-        echo(f"nothing must be served here by {fleet_state.catalog.source}")
+        echo(f"no model must be served on these nodes (catalog: {fleet_state.catalog.source})")
     _print_work(fleet_state.work)
 
 
@@ -180,17 +188,17 @@ def print_plan(fleet_plan: "FleetPlan") -> None:
     """Print the groups after a change, the engines that it stops or that are missing, what to do, and what is idle."""
     _print_fleet(fleet_plan.after, fleet_plan.unwanted)
     for title, items in (
-        ("Breaks: engines that fit now, but not after the change", fleet_plan.dying),
-        ("No engine after the change: nodes that have none today, and new nodes", fleet_plan.waiting),
+        ("Engines that fit now, but not after the change", fleet_plan.dying),
+        ("Nodes without an engine, today and after the change; and new nodes without an engine", fleet_plan.waiting),
     ):
         echo(f"\n{title}" + ("" if items else ": nothing"))
         if items:
             print_table(_COVERAGE_COLUMNS, _coverage_rows(items))
     _print_work(fleet_plan.work)
     if fleet_plan.work:
-        echo(f"\nPredicted: {fleet_plan.hours.words}; without the time of proofs")
+        echo(f"\nPredicted time of builds, without proofs: {fleet_plan.hours.words}")
     if fleet_plan.idle:
-        echo("\nNeeded by no node any more")
+        echo("\nEngines that no node needs after the change")
         print_table(("engine", "models"), [[engine.unit, join_first(engine.models)] for engine in fleet_plan.idle])
 
 
@@ -200,7 +208,7 @@ def _coverage_rows(standings: Iterable[Coverage]) -> list[list[str]]:
     for coverage in standings:
         engine = coverage.engine.unit if coverage.engine else ""
         if not coverage.serves:
-            engine = f"none; there is {engine}" if engine else "none"
+            engine = f"not usable: {engine}" if engine else "none"
         why = coverage.reason or "; ".join((coverage.fit, *coverage.remarks))
         name = str(coverage.demand.reference) + (f" {coverage.precision}" if coverage.precision else "")
         key = (name, coverage.served.version or "", coverage.state, engine, why)
@@ -239,7 +247,7 @@ def _print_fleet(fleet: "Fleet", unwanted: Sequence["NodeGroup"]) -> None:
     for reason, nodes in reasons.items():
         echo(f"left out: {join_first(nodes)}: {reason}")
     if unwanted:
-        echo(f"no model must be served on: {', '.join(dict.fromkeys(group.name for group in unwanted))}")
+        echo(f"groups on which no model must be served: {', '.join(dict.fromkeys(group.name for group in unwanted))}")
 
 
 def _print_work(work: Sequence["FleetWork"]) -> None:
@@ -250,7 +258,7 @@ def _print_work(work: Sequence["FleetWork"]) -> None:
         [task.unit.kind, task.name, str(task.nodes), join_first(task.groups), _time(task), task.refused or task.remedy]
         for task in work
     ]
-    print_table(("do", "unit", "nodes", "on", "predicted", "but first"), rows)
+    print_table(("action", "unit", "nodes", "groups", "predicted time", "do first"), rows)
 
 
 def _time(work: "FleetWork") -> str:

@@ -52,9 +52,10 @@ class _Specs:
     place: Annotated[
         str | None,
         Option(
-            "Instead of SPEC: every spec in a folder or bucket prefix, or `registered`: the newest spec of each model.",
+            "Instead of SPEC: every spec in this folder or bucket prefix; registered: the newest registered spec of "
+            "each model.",
             name="--all",
-            metavar="PLACE",
+            metavar="LOCATION",
         ),
     ] = None
     selection: Selection
@@ -67,12 +68,15 @@ class _BuildOptions:
     building: Building
     runner: Annotated[
         Literal["auto", "inprocess", "prefect"],
-        Option("What runs the steps; auto is prefect if PREFECT_API_URL is set, else inprocess."),
+        Option(
+            "Run the steps in this process, or as a Prefect flow; auto: prefect if PREFECT_API_URL is set, else "
+            "inprocess."
+        ),
     ] = "auto"
     sign_key: Annotated[
         Path | None,
         Option(
-            "Sign the version with this private EC key, in PEM.", envvar="ENGINESMITH_SIGNING_KEY", show_envvar=True
+            "Sign the version with this private EC key (PEM file).", envvar="ENGINESMITH_SIGNING_KEY", show_envvar=True
         ),
     ] = None
 
@@ -80,7 +84,7 @@ class _BuildOptions:
 def check_source(spec: str | None, place: str | None) -> None:
     """Raise click's usage error unless there is either a spec or a place with specs."""
     if (spec is None) == (place is None):
-        raise click.UsageError("give SPEC or --all PLACE")
+        raise click.UsageError("give SPEC or --all LOCATION")
 
 
 @command()
@@ -98,9 +102,9 @@ def build(
 ) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC.
 
-    SPEC may be a model's file (.onnx, .pt2, Triton's config.pbtxt): a spec for --target is written beside it first.
-    With --target, --precision or --backend, the version has only these engines, and no channel moves to it. Exit
-    code 1 if a unit failed. With --all, a spec that fails does not stop the others.
+    If SPEC is a model file (.onnx, .pt2, Triton's config.pbtxt) without a spec beside it, build first writes a spec for
+    --target there. With --target, --precision or --backend, the version has only these engines, and no channel moves to
+    it. With --all, a spec that fails does not stop the others. Exit code 1 if a unit failed.
     """
     from pipeline.intake.registration import registry_of
 
@@ -156,7 +160,7 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool) -> "Out
         raise click.UsageError("a Prefect flow has a log of its own: use --runner inprocess for --log-format json")
     either = with_prefect or options.executor == "ray"
     if either and (outcome := compile_from_records(spec, options)):
-        say("every step is on record: nothing was started")
+        say("all results are in the registry: nothing was started")
         if with_prefect:
             _send_if_unsent(outcome, registry_of(spec, options.registry))
         return outcome
@@ -220,9 +224,9 @@ def _show_proposals(outcome: "Outcome") -> None:
     for name, snippet in proposed.items():
         rules = snippet.count("match:")
         if rules > MOST_RULES:
-            say(f"{name} passes with {rules} nodes left in float, which leaves little; the rules stand in the report")
+            say(f"{name} passes only with {rules} nodes left in float; the report has the rules")
             continue
-        say(f"{name} passes with this in the spec, in place of quantization.overrides:")
+        say(f"{name} passes if you replace quantization.overrides in the spec by:")
         echo(snippet)
 
 
@@ -236,11 +240,13 @@ def _show_place(outcome: "Outcome") -> None:
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
     moved = outcome.channel and not (outcome.channel_refusal or outcome.narrowed)
-    channel = f"; channel {outcome.channel}" if moved else ""
+    channel = f"; channel {outcome.channel} serves it" if moved else ""
     # On the same line where nothing is new.
     report = f"{'; ' if outcome.cached else chr(10)}report: {outcome.page}" if outcome.page else ""
     if outcome.same_as:
-        place_text = f"same as {outcome.same_as}: equal engines and proofs; nothing was published, no channel was moved"
+        place_text = (
+            f"engines and proofs are equal to those of {outcome.same_as}: nothing was published, no channel was moved"
+        )
         echo(f"{place_text}{report}")
     else:
         echo(f"{outcome.model}@{outcome.version} {state}{channel}{report}")
@@ -248,9 +254,9 @@ def _show_place(outcome: "Outcome") -> None:
         say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
     if outcome.channel and outcome.narrowed:
         say(
-            f"channel {outcome.channel} did not move: this run built {outcome.narrowed} alone, not all of the spec; "
-            f"`enginesmith promote {outcome.model}@{outcome.version} {outcome.model}:{outcome.channel}` moves it, with "
-            "--accept-loss where nodes lose something by that"
+            f"channel {outcome.channel} did not move: this run built only {outcome.narrowed}, not the whole spec; to "
+            f"move it, run `enginesmith promote {outcome.model}@{outcome.version} {outcome.model}:{outcome.channel}`, "
+            "with --accept-loss if nodes lose a target or a precision"
         )
 
 
@@ -278,10 +284,11 @@ def _limited_to(entry: "EngineEntry") -> str:
 @dataclass(frozen=True, kw_only=True)
 class _PlanOptions:
     specs: _Specs
-    executor: Annotated[Literal["local", "ray"], Option("Where builds would run: their GPUs decide the backends.")] = (
-        "local"
-    )
-    no_export: Annotated[bool, Option("Use only stored results; run nothing and write nothing.")] = False
+    executor: Annotated[
+        Literal["local", "ray"],
+        Option("Where builds would run: on this machine, or on a Ray cluster; the GPUs there limit the backends."),
+    ] = "local"
+    no_export: Annotated[bool, Option("Use only results in the registry; run nothing and write nothing.")] = False
 
 
 @command()
@@ -297,11 +304,11 @@ def plan(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """List each unit of SPEC with the action that `build` would take, and the reason.
+    """List what `build` would do for each unit of SPEC, and why. A unit is one engine: target, precision, backend.
 
-    Exports, calibrates and quantizes first, unless results are in the registry, so that every build key is complete.
-    With --no-export, a unit without a recorded graph is 'unknown'. Exit code 1 if a unit has failed, or all are
-    refused. With --all nothing is run.
+    To know which engines exist already, plan first exports, calibrates and quantizes the model, unless these results
+    are in the registry. With --no-export, units whose graph is not in the registry are 'unknown'. With --all, plan runs
+    nothing. Exit code 1 if a unit has failed, or if all units are refused.
     """
     from pipeline.orchestration.catalog import foresee_spec
 

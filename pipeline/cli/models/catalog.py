@@ -68,7 +68,7 @@ def plan_all(place: str, options: "RunOptions", as_json: bool) -> int:
             if not row.settled
         ]
         if cells:
-            print_table(("spec", "model", "units", "not on record, or why not"), cells)
+            print_table(("spec", "model", "units", "missing results, or error"), cells)
         say(summarize(rows))
     return int(any(row.reason or is_stuck(row.units, sum(row.units.values())) for row in rows))
 

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def golden() -> None:
-    """Golden sets: inputs and the original model's outputs for them, identified by a digest."""
+    """Make, show, compare and freeze golden sets: inputs, and the outputs of the original model for these inputs."""
 
 
 @golden.command()
 @spec_argument
 def make(spec: str, stated_registry: str | None, quiet: bool, as_json: bool) -> None:
-    """Make the golden set of SPEC, unless it exists, and show how it differs from the one before."""
+    """Make the golden set of SPEC, unless it exists, and show how it differs from the previous golden set."""
     _print_made(_make(spec, stated_registry, quiet, accepting=False), as_json)
 
 
 @golden.command()
 @spec_argument
 def accept(spec: str, stated_registry: str | None, quiet: bool, as_json: bool) -> None:
-    """Make the golden set of SPEC and write its digest into the spec: from then on a build with another one fails."""
+    """Make the golden set of SPEC, and write its digest into the spec. Later builds with another golden set fail."""
     from pipeline.operations.golden import write_frozen
 
     new_golden = _make(spec, stated_registry, quiet, accepting=True)

@@ -52,33 +52,36 @@ _OTHERS = {
 @command()
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write; default: beside the model."
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    show_default="MODEL's name and .yaml, beside the model",
+    help="File to write.",
 )
 @click.option(
     "--from-requests",
     "requests",
     type=click.Path(path_type=Path, exists=True),
-    help="Saved requests for calibration and golden data: .jsonl of `enginesmith traffic record`, .npz, .npy, "
-    "JSON, "
-    "Parquet, a folder of images.",
+    help="Recorded requests to use as calibration and golden data: .jsonl of `enginesmith traffic record`, .npz, "
+    ".npy, JSON, Parquet, or a folder of images.",
 )
 @click.option(
     "--scaling",
     type=click.Choice(_SCALINGS),
     default="imagenet",
     show_default=True,
-    help="How to scale pixels: ImageNet's mean and deviation, 0..1, -1..1, or unchanged.",
+    help="How to scale pixels of images in --from-requests; imagenet: by ImageNet's mean and standard deviation; "
+    "unit: 0..1; symmetric: -1..1; bytes: unchanged.",
 )
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 def init(models: tuple[str, ...], out: Path | None, requests: Path | None, scaling: "Scaling", force: bool) -> None:
-    """Write a spec for MODEL by looking at it: names, types, shapes, sizes at which it runs.
+    """Write a spec for MODEL: its inputs with their names, types and shapes, and the sizes at which the model runs.
 
     MODEL: an ONNX file, a .pt2 program, a torch entry point such as model.py:build or package.models:build, Triton's
-    config.pbtxt beside an ONNX file, or the folder of a model package of ONNX Runtime. Without MODEL a commented
-    starter is written.
+    config.pbtxt beside an ONNX file, or the folder of an ONNX Runtime model package. Without MODEL, init writes a
+    commented starter.
 
-    Several ONNX files, in the order of the data flow, become one ensemble: a spec for each, and one that connects
-    them where names and shapes match. NAME=FILE names a graph.
+    Several ONNX files, in the order of the data flow, become an ensemble: init writes a spec for each file, and a
+    spec that connects outputs to inputs whose names and shapes match. NAME=FILE sets the name of a graph.
     """
     if len(models) > 1:
         if requests:
@@ -336,7 +339,7 @@ def schema(ensemble: bool) -> None:
 @click.argument("spec", type=click.Path(path_type=Path))
 @click.option("--no-event", is_flag=True, help="Only store the spec; send no event to Prefect.")
 def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
-    """Store the file SPEC and the files that it names in the registry, and send the event that makes Prefect build it.
+    """Store SPEC and the files that it names in the registry, and send Prefect the event that starts a build.
 
     Stored: the spec, its source (an entry point with the local modules that it imports), weights, calibration and
     golden data. Not stored: installed packages, and files that the code opens itself.
@@ -362,14 +365,14 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
 
 
 @command("watch")
-@click.argument("place")
+@click.argument("place", metavar="LOCATION")
 @number_option("--interval", click.FloatRange(0.1), 30.0, "Seconds between polls.")
 @click.option("--once", is_flag=True, help="Poll once, register what is new, and exit.")
 def watch_specs(place: str, registry: str, interval: float, once: bool, as_json: bool) -> None:
-    """Watch PLACE (a folder, a file:// URI or a prefix of a bucket) and register each new or changed spec.
+    """Watch LOCATION (a folder, a file:// URI or a bucket prefix), and register each new or changed spec.
 
-    A spec is registered once its files are unchanged between two polls. Each event is sent once, even after a restart.
-    With --json, prints one line of JSON for each spec that was registered or cannot be read.
+    A spec is registered when its files have not changed between two polls. Each event is sent once, even after a
+    restart. With --json, the command prints one line of JSON for each spec that was registered or cannot be read.
     """
     from pipeline.orchestration.watch import Watch
 

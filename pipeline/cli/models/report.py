@@ -32,12 +32,16 @@ if TYPE_CHECKING:
 @command()
 @click.argument("source", metavar="REF|FILE")
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True, help="File for the page."
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("report.html"),
+    show_default=True,
+    help="File for the report.",
 )
 def report(source: str, out: Path, registry: str, as_json: bool) -> None:
-    """Write the HTML page of a version (REF) as of today, or of a report.json (FILE) of a version or a canary.
+    """Write the HTML report of a version (REF) as of today, or of the report.json (FILE) of a version or a canary.
 
-    The page is one file without scripts or links to other files, in light and dark, ready to print.
+    The report is one file without scripts or links to other files, in light and dark, ready to print.
     """
     from pipeline.compile.publication.pages import draw_page, published_document, read_document
 
@@ -71,7 +75,8 @@ def sensitivity(
 ) -> None:
     """Rank the parts of SPEC's model by their error in int8, and show quality against the share of compute in int8.
 
-    Uses the spec's smoothing, floor and overrides. Exports and calibrates first, unless the results are stored.
+    Uses smoothing, quality floor and overrides of the spec. Exports and calibrates first, unless these results are in
+    the registry.
     """
     from pipeline.orchestration.run import RunOptions, open_run
 
@@ -128,7 +133,7 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
     title = "Error per multiplication, worst first (alone: SQNR of the outputs if only these nodes are in int8)"
     print_table(heads, rows, title=title)
     for point in choice.frontier:
-        run = "" if point.sqnr_db is None else f", run: {decibels_text(point.sqnr_db)}"
+        run = "" if point.sqnr_db is None else f", measured {decibels_text(point.sqnr_db)}"
         echo(f"{point.share:7.1%} in int8: predicted {decibels_text(point.predicted_db)}{run}")
     echo(f"chosen: {summary}")
 
@@ -140,16 +145,17 @@ WATCH_S = 2.0
 
 @command()
 @click.argument("name", metavar="[RUN|MODEL]", required=False)
-@number_option("--limit", click.IntRange(1, 2000), 20, "Newest runs to list.")
-@click.option("--all", "steps", is_flag=True, help="Also show the other steps of a run: export, calibration, proofs.")
-@click.option("--log", metavar="UNIT", help="Print the compiler's output for this unit, or the output of this step.")
-@click.option("--watch", is_flag=True, help="Refresh until the run ends; Ctrl-C ends it.")
+@number_option("--limit", click.IntRange(1, 2000), 20, "Maximum number of builds to list, newest first.")
+@click.option("--all", "steps", is_flag=True, help="Also show the other steps of a build: export, calibration, proofs.")
+@click.option("--log", metavar="UNIT", help="Print the compiler's output for this unit; UNIT may also be a step.")
+@click.option("--watch", is_flag=True, help="Refresh every 2 s until the build ends; Ctrl-C only stops watching.")
 def status(
     name: str | None, limit: int, steps: bool, log: str | None, watch: bool, registry: str, as_json: bool
 ) -> None:
-    """List builds, or show one: RUN, or the newest of MODEL. A build writes its state to the registry while it runs.
+    """List the newest builds. With RUN, show this build; with MODEL, show the newest build of the model.
 
-    Proofs and canaries are not listed: `enginesmith show` and the Prefect server show them.
+    A build writes its state to the registry while it runs. Runs of `enginesmith validate` and canaries are not listed:
+    `enginesmith show` and the Prefect server show their results.
     """
     store = open_store(registry)
     if log is not None:
@@ -192,7 +198,7 @@ def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bo
             rows.append([run.id, one.state, run.started_at[:19], f"{one.took_s:.0f} s", one.counts, why])
         print_table(("run", "state", "started (UTC)", "took", "units", "outcome"), rows)
     else:
-        say(f"{store.uri} knows of no runs yet; `enginesmith build` leaves one")
+        say(f"{store.uri} has no builds yet; run `enginesmith build`")
     return any(one.state == "running" for one in run_views)
 
 
@@ -214,9 +220,9 @@ def _print_run(one: "RunView", steps: bool) -> None:
         rows = [[step.step, str(step.processes), f"{step.seconds:.1f} s", f"{step.cpu_s:.1f} s"] for step in spent]
         print_table(("where the time went", "processes", "took", "cpu"), rows)
     if run.left_out:
-        echo(f"and {run.left_out} more, of which nothing is kept here")
+        echo(f"and {run.left_out} more, which are not recorded here")
     if any(item.log for item in run.items):
-        echo(f"a log: enginesmith status {run.id} --log UNIT")
+        echo(f"to print a log: enginesmith status {run.id} --log UNIT")
 
 
 def _row(one: "RunView", item: "RunItem") -> list[str]:
@@ -242,7 +248,7 @@ def _show_log(store: "Store", name: str | None, unit: str) -> None:
     # A compiler draws a progress bar over itself: each of its states becomes a line.
     echo(text.replace("\r\n", "\n").replace("\r", "\n"), nl=False)
     if live:
-        say(f"the end of the output of {item.name} so far")
+        say(f"{item.name} is running: this is the end of its output so far")
     elif not item.log:
         say(f"{item.name}: no output" + (" yet" if item.state in ("planned", "waiting", "running") else ""))
 

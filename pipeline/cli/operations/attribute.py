@@ -52,10 +52,11 @@ class _AttributeOptions:
 def attribute(
     ctx: click.Context, reference: str, options: _AttributeOptions, registry: str, quiet: bool, as_json: bool
 ) -> None:
-    """Find the nodes that drifted in the graphs and engines of REF: own error of each node, total error at its output.
+    """Find the nodes whose outputs drifted in the graphs and engines of REF, with each node's own and total error.
 
-    For a quantized or cast graph that fails, also proposes nodes to leave in float. Exit code 1 if a check failed or
-    an attribution could not be made.
+    The own error of a node arises in the node; the total error at its output includes the errors of earlier nodes. For
+    a quantized or cast graph that fails, the command also proposes nodes to leave in float. Exit code 1 if a check
+    failed, or if an attribution could not be made.
     """
     from pipeline.operations.golden import attribute_version
 
@@ -106,16 +107,16 @@ _Request = tuple[Mapping[str, object], float | None, float | None]
 
 @command()
 @click.argument("traffic", type=click.Path(path_type=Path, dir_okay=False))
-@number_option("--sampling", click.FloatRange(0, 1, min_open=True), 1.0, "Share of the requests to keep.")
-@number_option("--max-mib", click.IntRange(1), 1024, "Largest size of TRAFFIC in MiB.")
+@number_option("--sampling", click.FloatRange(0, 1, min_open=True), 1.0, "Share of the requests to record.")
+@number_option("--max-mib", click.IntRange(1), 1024, "Maximum size of TRAFFIC, in MiB.")
 @path_option("--samples", "Generate traffic from these samples (.npz, .npy).")
 @number_option(
     "--per-second", click.FloatRange(0, min_open=True), None, "With --samples: mean number of requests per second."
 )
 @number_option("--requests", click.IntRange(1), None, "With --samples: number of requests.", shown="each sample once")
 @number_option("--batch", click.IntRange(1), 1, "With --samples: samples per request.")
-@number_option("--seed", click.IntRange(0), 0, "Seed of the sampling and the arrivals.")
-@click.option("--model", default="", metavar="NAME", help="Name of the model; TRAFFIC records it.")
+@number_option("--seed", click.IntRange(0), 0, "Random seed of --sampling, and of the arrivals with --samples.")
+@click.option("--model", default="", metavar="NAME", help="Name of the model, to store in TRAFFIC.")
 def record(
     traffic: Path,
     sampling: float,
@@ -127,12 +128,12 @@ def record(
     seed: int,
     model: str,
 ) -> None:
-    """Append requests from stdin to TRAFFIC, for `enginesmith canary run`, `traffic show` and `traffic buckets`.
+    """Append requests from stdin to the file TRAFFIC, which `canary run` and the other `traffic` commands read.
 
-    One JSON object per line: {"inputs": {"x": [[0.1, 0.2]]}, "at": 1763640000.5, "latency": 0.01}; `at` is
-    the time of arrival (default: when the line is read), `latency` the seconds until the answer (optional). In Python
-    code, use enginesmith.Recorder. With --samples, traffic is generated instead: the samples arrive at random (a
-    Poisson process).
+    stdin has one JSON object per line: {"inputs": {"x": [[0.1, 0.2]]}, "at": 1763640000.5, "latency": 0.01}. `at` is
+    the time of arrival (default: when the line is read); `latency` is the time until the answer, in seconds (optional).
+    In Python code, use enginesmith.Recorder. With --samples, the command generates traffic instead: the samples arrive
+    at random (a Poisson process).
     """
     from enginesmith.recording.recorder import Recorder
 
@@ -190,7 +191,7 @@ def _make_up(samples: Path, per_second: float, requests: int | None, batch: int,
     "weights",
     required=True,
     metavar="SPEC|REF",
-    help="Source of the new weights: a spec, which is exported and quantized, or a version (REF).",
+    help="Source of the new weights: a spec, which the command exports and quantizes, or a version (REF).",
 )
 @takes(Selection, "selection")
 @click.option("--dry-run", is_flag=True, help="List the engines that could be refitted; do nothing.")
@@ -208,9 +209,9 @@ def refit(
 ) -> None:
     """Give the engines of REF new weights without building them, prove them, and publish a version.
 
-    For engines built with backends.tensorrt.refittable or strip_weights, if the models differ only in their weights.
-    With a spec, engines that cannot be refitted are built as by `enginesmith build`; with a version, nothing is built.
-    Exit code 1 if nothing was refitted or a unit failed.
+    Engines can be refitted if they were built with backends.tensorrt.refittable or strip_weights, and if the models
+    differ only in their weights. If --weights-from is a spec, engines that cannot be refitted are built; if it is a
+    version, nothing is built. Exit code 1 if nothing was refitted, or if a unit failed.
     """
     store = open_store(registry)
     base = trusted_manifest(store, reference)
@@ -278,6 +279,6 @@ def _show_refit(refits: "list[Refit]", published: "PublishedRefit | None", dry_r
     if published and published.version:
         echo(f"{published.model}@{published.version} published")
     elif not dry_run:
-        echo("nothing was refitted and nothing published; `enginesmith build` compiles")
+        echo("nothing was refitted and nothing published; run `enginesmith build` to compile")
     if published and published.channel_refusal:
         echo(f"the channel did not move: {published.channel_refusal}", err=True)

@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 class _After:
     """What to do with a verdict."""
 
-    attach: Annotated[bool, Option("Store the verdict beside the version, for automatic promotion.")] = False
+    attach: Annotated[bool, Option("Store the verdict in the registry, for automatic promotion.")] = False
     auto: Annotated[
         str | None,
         Option(
-            "On FAIL, roll this channel of the candidate's model back if it serves the candidate; --auto alone means "
-            "the channel stable.",
+            "On FAIL, roll back this channel if it serves the candidate; --auto without a name: channel stable.",
             metavar="[CHANNEL]",
             is_flag=False,
             flag_value=STABLE,
@@ -47,30 +46,33 @@ class _RunOptions:
     duration: Annotated[
         float | None,
         Option(
-            "Seconds to replay; traffic that is shorter is repeated.",
+            "Seconds to replay; shorter traffic is repeated.",
             type=click.FloatRange(0, min_open=True),
             shown="the traffic once",
         ),
     ] = None
-    scale: Annotated[float, Option("Factor on the recorded request rate.", type=click.FloatRange(0, min_open=True))] = (
-        1.0
-    )
+    scale: Annotated[
+        float, Option("Factor for the recorded request rate.", type=click.FloatRange(0, min_open=True))
+    ] = 1.0
     in_flight: Annotated[
         int | None,
         Option(
-            "Requests that an engine may have at once; 1: one request at a time, alternately to both engines.",
+            "Maximum number of concurrent requests to an engine; 1: one at a time, alternately to both engines.",
             type=click.IntRange(1, 32),
             shown="from the recorded latencies",
         ),
     ] = None
-    observed: Annotated[Path | None, Option("Production log that shows the number in flight.")] = None
+    observed: Annotated[
+        Path | None, Option("Observations of production (JSONL) from which to take the default of --in-flight.")
+    ] = None
     looks: Annotated[
         int,
-        Option("How many times to judge, at most; a clear verdict ends the replay early.", type=click.IntRange(1, 20)),
+        Option("Maximum number of times to judge; a clear verdict ends the replay early.", type=click.IntRange(1, 20)),
     ] = 4
-    warmup: Annotated[int, Option("Requests at the start that are not judged.", type=click.IntRange(0))] = 20
+    warmup: Annotated[int, Option("Number of requests at the start that are not judged.", type=click.IntRange(0))] = 20
     out: Annotated[
-        Path | None, Option("Folder for observations, report and page.", shown="canary-CANDIDATE-against-BASELINE")
+        Path | None,
+        Option("Folder for observations, report.json and its HTML page.", shown="canary-CANDIDATE-against-BASELINE"),
     ] = None
     after: _After
 
@@ -89,7 +91,7 @@ def canary() -> None:
 @takes(_RunOptions)
 @click.pass_context
 def run(ctx: click.Context, /, options: _RunOptions, registry: str, as_json: bool) -> None:
-    """Replay recorded traffic to both engines, alternately and at its recorded times, and judge the observations."""
+    """Replay recorded traffic at its recorded times to both engines, alternately, and judge the observations."""
     from pipeline.canary.run import CanaryRun, run_canary
     from validation.canary.replay import ReplayPace
 
@@ -122,13 +124,21 @@ class _JudgeOptions:
     spec: Annotated[Path | None, Option("Spec with the margins.")] = None
     planned: Annotated[
         int | None,
-        Option("Number of requests at the last look.", type=click.IntRange(1), shown="this look is the only one"),
+        Option(
+            "If you judge more than once: total number of requests at the last judgment.",
+            type=click.IntRange(1),
+            shown="this judgment is the only one",
+        ),
     ] = None
-    previous: Annotated[Path | None, Option("The report.json of the look before this one.")] = None
+    previous: Annotated[Path | None, Option("If you judge more than once: report.json of the previous judgment.")] = (
+        None
+    )
     missing: Annotated[Literal["failed", "ignored"], Option("How to count a request that only one side observed.")] = (
         "failed"
     )
-    out: Annotated[Path | None, Option("Folder for report and page.", shown="the folder of --candidate")] = None
+    out: Annotated[
+        Path | None, Option("Folder for report.json and its HTML page.", shown="the folder of --candidate")
+    ] = None
     after: _After
 
 
@@ -138,7 +148,8 @@ class _JudgeOptions:
 def judge(ctx: click.Context, /, options: _JudgeOptions, registry: str, as_json: bool) -> None:
     """Judge observations that were collected in production, or by an interrupted run.
 
-    Margins: those of --spec, else of the candidate's version if the registry has it, else the defaults.
+    The margins are those of --spec. Without --spec, they are those of the candidate's version in the registry, or the
+    defaults.
     """
     from pipeline.canary.verdicts import JudgeOptions, judge_files, read_report_file
 
@@ -177,7 +188,7 @@ def _finish(ctx: click.Context, /, written: "WrittenReport", registry: str, afte
     if after.attach:
         store = open_store(registry)
         verdict = attach_verdict(store, report, store.put_bytes(report.to_bytes()))
-        say(f"kept in {store.uri}: the verdict on {verdict.target}")
+        say(f"stored the verdict on {verdict.target} in {store.uri}")
     if after.auto and report.verdict == "FAIL":
         moved = roll_back(open_store(registry), report, check_channel(after.auto), user())
     if as_json:

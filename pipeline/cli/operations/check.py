@@ -86,7 +86,7 @@ class _CheckOptions:
     against: Annotated[
         str | None,
         Option(
-            "Version to compare with; none: no comparison, only the spec's own checks.",
+            "Version to compare with; none: compare with no version, and run only the checks of the spec.",
             metavar="REF",
             shown="the model's channel stable, else candidate, else its newest version",
         ),
@@ -95,7 +95,7 @@ class _CheckOptions:
     slower: Annotated[
         float,
         Option(
-            "Report a regression if the median is slower by more than this, with 95 % confidence.",
+            "Report a regression if the median latency is higher by more than this share, with 95 % confidence.",
             type=Share(),
             shown="3%",
         ),
@@ -103,7 +103,8 @@ class _CheckOptions:
     worse: Annotated[
         Mapping[str, float],
         Option(
-            "Report a regression if a task metric is worse than the served engine's by more than this; repeat it.",
+            "Report a regression if a task metric (or only METRIC) is worse than the served engine's by more than "
+            "LOSS; repeat it.",
             metavar="[METRIC=]LOSS",
             multiple=True,
             type=str,
@@ -114,8 +115,8 @@ class _CheckOptions:
     drift: Annotated[
         Literal["auto", "fail", "note"],
         Option(
-            "How to treat answers that differ from the served engine's; auto: as a regression if no task metric has "
-            "a limit."
+            "How to report outputs that differ from the served engine's; fail: as a regression; note: as a note; "
+            "auto: fail if no task metric has a limit, else note."
         ),
     ] = "auto"
     seconds: Annotated[
@@ -134,9 +135,9 @@ class _CheckOptions:
     scratch: Annotated[
         str | None,
         Option(
-            "Registry for everything that is built; --registry is then only read.",
+            "Registry for the engines of this check; --registry is then only read.",
             metavar="URI",
-            shown="the registry itself",
+            shown="the same as --registry",
         ),
     ] = None
     building: Building
@@ -160,10 +161,10 @@ class _CheckOptions:
 def check(
     ctx: click.Context, /, spec: str, options: _CheckOptions, stated_registry: str | None, quiet: bool, as_json: bool
 ) -> None:
-    """Build SPEC and compare its quality and latency with the served version: one command for a pull request.
+    """Build SPEC, and compare its quality and latency with the served version: the check of a pull request.
 
     No version is published and no channel moves; the build after the merge reuses the engines. In GitHub Actions,
-    regressions become annotations and are listed in the step's summary. Exit code 1 if a regression is shown.
+    regressions become annotations and are listed in the step's summary. Exit code 1 if there is a regression.
     """
     report_paths, terms = options.files(), options.terms()
     for path in report_paths.values():
@@ -250,7 +251,7 @@ class _CompareOptions:
     seconds: Annotated[
         float,
         Option(
-            "Seconds of timing for each bucket; ten times as long for two engines side by side.",
+            "Seconds to time each engine in each bucket; a comparison of two engines takes ten times as long.",
             type=click.FloatRange(0, 600, min_open=True),
         ),
     ] = 0.2
@@ -265,7 +266,7 @@ def compare(
 ) -> None:
     """Build SPEC with every suitable backend for one target, and compare quality and latency.
 
-    Recommends one, with the reason. Publishes nothing; later builds reuse the engines.
+    Recommends a backend, with the reason. Publishes nothing; later builds reuse the engines.
     Exit code 1 if no backend can be recommended.
     """
     from pipeline.operations.compare.report import describe_comparison, format_heading, format_rows

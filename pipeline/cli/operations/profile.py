@@ -91,9 +91,9 @@ def _print_trends(trends: "list[Trend]") -> None:
         newest = f"{seconds_text(last.median_s)} (@{last.version})"
         row = [series.unit, series.bucket, place, points, series.points[0].at[:10], newest, relative]
         rows.append([*row, "" if trend.changes is None else str(len(trend.changes))])
-    print_table(COLUMNS, rows, note="relative: to the engine of the first version, timed in turns with it")
+    print_table(COLUMNS, rows, note="relative: median divided by that of the first version's engine, timed alternately")
     if any(trend.changes is None for trend in trends):
-        say("where their level changed was not looked for: pip install '.[trend]' in a clone")
+        say("changes of the level were not searched: for that, pip install '.[trend]' in a clone")
     for trend in trends:
         for change in trend.changes or ():
             echo(f"{trend.series.unit} at {trend.series.bucket}: {describe_change(change)}")
@@ -110,13 +110,13 @@ class _ProfileOptions:
     seconds: Annotated[
         float,
         Option(
-            "Seconds of timing for each bucket; with --against, for all of them.",
+            "Seconds to time each bucket; with --against, seconds for all buckets together.",
             type=click.FloatRange(0, 3600, min_open=True),
         ),
     ] = 1.0
     streams: Annotated[int, Option("Also time this many concurrent sessions.", type=click.IntRange(1, 256))] = 1
     against: Annotated[
-        str | None, Option("Instead compare with an engine of this REF: which is faster.", metavar="REF2")
+        str | None, Option("Only compare with the engine of version REF2: which engine is faster.", metavar="REF2")
     ] = None
     against_precision: Annotated[
         str | None, Option("Precision of REF2.", type=click.Choice(PRECISIONS), shown="as --precision")
@@ -124,15 +124,17 @@ class _ProfileOptions:
     record: Annotated[
         bool,
         Option(
-            "Keep the times beside the version, for `enginesmith traffic capacity`, and as a point of the model's "
-            "series, which --series shows; takes five times as long."
+            "Store the times in the registry, for `enginesmith traffic capacity` and --series; takes five times as "
+            "long."
         ),
     ] = False
-    series: Annotated[bool, Option("Run nothing: show the series of REF's model, and where its level changed.")] = False
+    series: Annotated[
+        bool, Option("Run nothing: show the times of REF's model that --record stored, and where they changed.")
+    ] = False
     out: Annotated[
         Path | None,
         Option(
-            "Draw the series into this file: .svg, or .html for a page with all of them.",
+            "With --series: draw the times into this file; .svg: only the first series; .html: all series.",
             type=click.Path(path_type=Path, dir_okay=False),
         ),
     ] = None
@@ -153,8 +155,8 @@ class _ProfileOptions:
 def profile(reference: str, options: _ProfileOptions, registry: str, quiet: bool, as_json: bool) -> None:
     """Time the engine of REF on this machine: latency by bucket with confidence intervals, memory, nodes, bottleneck.
 
-    With --against, the two engines run alternately in small blocks in random order, so that other load on the machine
-    affects both alike.
+    With --against, the two engines run alternately in small blocks in random order. Other load on the machine then
+    affects both engines alike.
     """
     from pipeline.canary.engines import choose
     from pipeline.operations.check_reproducible import ProfileOptions, benchmark_pair, profile_published
@@ -234,10 +236,10 @@ def fuzz(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Compare an engine of REF with its graph, at every bucket's edges, at random sizes and on extreme values.
+    """Compare an engine of REF with its graph, at the edges of every bucket, at random sizes, and on extreme values.
 
-    A failing case is reduced to the smallest that fails and printed with the command that repeats it. Exit code 1 if
-    one failed.
+    The command reduces a failing case to the smallest case that fails, and prints the command that repeats it. Exit
+    code 1 if a case failed.
     """
     from pipeline.operations.golden import fuzz_published
 
@@ -265,7 +267,7 @@ def fuzz(
 @command()
 @reference_argument
 @takes(EngineChoice, "choice")
-@number_option("--times", click.IntRange(2, 100), 3, "Number of independent builds.")
+@number_option("--times", click.IntRange(2, 100), 3, "Number of rebuilds.")
 @click.pass_context
 def check_reproducible(
     ctx: click.Context, /, reference: str, choice: EngineChoice, times: int, registry: str, quiet: bool, as_json: bool
@@ -283,11 +285,11 @@ def check_reproducible(
     else:
         report, manifest = rebuild.report, rebuild.chosen.manifest
         bytes_equal = "byte-equal" if report.byte_equal else f"{len(report.engines)} different files"
-        published = "as published" if rebuild.rebuilt else "none is the published one"
+        published = "as published" if rebuild.rebuilt else "none is equal to the published file"
         unit = f"{manifest.model}@{manifest.version} {rebuild.chosen.entry.unit}"
         echo(f"{unit}, {report.times} builds: {bytes_equal}, {published}")
         for output, spread in report.outputs.items():
             apart = "" if spread.max_abs is None else f", up to {spread.max_abs:.4g} apart"
-            same = "bit-equal" if spread.bit_equal else f"{spread.distinct} different answers{apart}"
-            echo(f"  {output}: {same}{'' if report.passed else ', beyond the limits of drift'}")
+            same = "bit-equal" if spread.bit_equal else f"{spread.distinct} different results{apart}"
+            echo(f"  {output}: {same}{'' if report.passed else ', beyond the drift limits'}")
     ctx.exit(0 if rebuild.report.passed else 1)

@@ -30,25 +30,32 @@ _COLUMNS = ("version", "unit", "status", "SQNR", "metric", "median", "verdict")
 class _RehearseOptions:
     toolchain: Annotated[
         tuple[str, ...],
-        Option("Version to rehearse, as in onnxruntime==1.32.0; repeat it.", metavar="NAME==VERSION", required=True),
+        Option(
+            "New version of a package, e.g. onnxruntime==1.32.0; repeat it.", metavar="NAME==VERSION", required=True
+        ),
     ]
     python: Annotated[
         Path | None,
         Option(
-            "Python of an environment that has Enginesmith and these versions.",
+            "Python interpreter of an environment with Enginesmith and these versions.",
             type=click.Path(path_type=Path, exists=True, dir_okay=False),
-            shown="of an environment that pip makes in the cache",
+            shown="an environment that pip creates in the cache",
         ),
     ] = None
     executor: Annotated[
         Literal["local", "ray"],
-        Option("Where new engines are built and proven; ray: on workers that have the versions."),
+        Option("Where to build and prove new engines; ray: on Ray workers that have the new versions."),
     ] = "local"
     apply: Annotated[
-        bool, Option("Publish the versions that move with their new engines, and move their channels.", is_flag=True)
+        bool,
+        Option(
+            "For each version that can move: publish a version with the new engines, and move the channels to it.",
+            is_flag=True,
+        ),
     ] = False
     seconds: Annotated[
-        float, Option("Seconds of interleaved timing for each unit.", type=click.FloatRange(0, 3600, min_open=True))
+        float,
+        Option("Seconds to time the two engines of each unit.", type=click.FloatRange(0, 3600, min_open=True)),
     ] = 8.0
 
     def words(self) -> str:
@@ -71,12 +78,12 @@ def rehearse(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Rebuild the served versions with another toolchain, and show which units can move to it.
+    """Rebuild the served versions with another toolchain, and show which engines can move to it.
 
-    Each unit is proven on its version's golden set with both toolchains, and both engines are timed alternately.
-    Measurements are stored: a second call does not repeat them, even if the first was killed. Without --apply, no
-    version is published and no channel moves. Without REF: every version that a channel serves. Exit code 1 if a unit
-    stays, none moves, or a channel refuses a version.
+    Without REF, the command takes every version that a channel serves. It proves each engine on its version's golden
+    set with both toolchains, and times both engines alternately. Measurements are stored: a second call does not repeat
+    them, even if the first was killed. Without --apply, no version is published and no channel moves. Exit code 1 if an
+    engine must stay on the old toolchain, if no engine can move, or if a channel refuses a version.
     """
     from builders.execution.environments import parse_pins
     from enginesmith.registry.trust import require
@@ -131,7 +138,7 @@ def _new_toolchain(
 def show_rehearsal(rehearsal: "Rehearsal", applied: "Sequence[Applied]" = ()) -> None:
     """Print the table of units, and below it what to do about each version, or what was done."""
     pins = ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
-    note = "old -> new; SQNR: of the engine against its graph; median: at the opt sizes"
+    note = "cells: old -> new toolchain; SQNR: the engine against its graph; median: latency at the opt sizes"
     print_table(_COLUMNS, [_row(unit) for unit in rehearsal.units], title=f"rehearsal of {pins}", note=note)
     done = {change.before: change for change in applied}
     for plan in rehearsal.plan:
@@ -139,10 +146,10 @@ def show_rehearsal(rehearsal: "Rehearsal", applied: "Sequence[Applied]" = ()) ->
             echo(f"{plan.version} -> {change.version}")
             for channel, refusal in change.channels.items():
                 echo(f"  {channel}: {f'not moved: {refusal}' if refusal else f'serves {change.version}'}")
-            echo("".join(f"  {line}    # takes it back\n" for line in plan.back).rstrip("\n"))
+            echo("".join(f"  {line}    # to undo it\n" for line in plan.back).rstrip("\n"))
             continue
         echo(f"{plan.version} ({', '.join(plan.channels) or 'no channel'}): {plan.verdict}")
-        for line in (*plan.commands, *(f"{line}    # takes it back" for line in plan.back)):
+        for line in (*plan.commands, *(f"{line}    # to undo it" for line in plan.back)):
             echo(f"  {line}")
 
 

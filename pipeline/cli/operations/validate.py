@@ -34,7 +34,8 @@ class _ValidateOptions:
     imported: Annotated[
         Path | None,
         Option(
-            "Judge the results file of `python -m validation.gpu --carry` for this folder, and attach the proof.",
+            "Judge the results file that `python -m validation.gpu --carry` wrote on the GPU machine, and store the "
+            "proof.",
             name="--import",
             type=click.Path(path_type=Path, exists=True, dir_okay=False),
         ),
@@ -63,11 +64,11 @@ def validate(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Run the engines of REF that this machine can run, and attach the proof to the registry.
+    """Run the engines of REF that this machine can run, and store the proof in the registry.
 
-    On a node with a GPU this turns an unproven engine into a proven one. For a node that cannot reach the registry,
-    --carry takes the engines there and --import brings the results back (docs/reference/gpu-check.md). Exit code 1 if a
-    check failed, or a result was refused.
+    If the checks pass, unproven engines become proven. If a GPU node cannot reach the registry, write the engines to a
+    folder with --carry, run them on the node, and read the results with --import (docs/reference/gpu-check.md). Exit
+    code 1 if a check failed, or if a result was refused.
     """
     options.check(reference)
     targets, carry = options.targets, options.carry

@@ -36,11 +36,13 @@ from pipeline.cli.serving.rollout import GivenPlan, describe_plan
 
 @command()
 @click.argument("where", metavar="NAME[:CHANNEL]")
-@click.option("--limit", type=click.IntRange(1), show_default="all", help="Newest moves of each channel to show.")
+@click.option(
+    "--limit", type=click.IntRange(1), show_default="all", help="Maximum number of moves of each channel, newest first."
+)
 def history(where: str, limit: int | None, registry: str, as_json: bool) -> None:
-    """Show who moved a channel (or each channel of NAME), when, why, and with which canary.
+    """Show who moved a channel, when, why, and with which canary.
 
-    NAME:CHANNEL: a model and its channel.
+    NAME:CHANNEL: a model and its channel; NAME alone: all channels of the model.
     """
     rows = moves_of(open_store(registry), parse_reference(where), limit)
     if as_json:
@@ -59,7 +61,7 @@ def history(where: str, limit: int | None, registry: str, as_json: bool) -> None
 def policy() -> None:
     """Show and set what a channel requires of a version.
 
-    '*:CHANNEL' stands for the channel of every model that has no policy of its own.
+    '*:CHANNEL' means CHANNEL of every model that has no policy for it.
     """
 
 
@@ -81,30 +83,33 @@ def show_policy(where: str, registry: str, as_json: bool) -> None:
     own_rule = (
         _words(effective_policy) + f" (set for {origin} by {effective_policy.by}, {effective_policy.at})"
         if effective_policy
-        else "no policy of its own"
+        else "no policy is set"
     )
     echo(f"{where}: {own_rule}")
-    echo(f"every channel of this name: {policies.describe_built_in(channel)}")
+    echo(f"built-in rules for every channel of this name: {policies.describe_built_in(channel)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PolicyOptions:
     proven: Annotated[
-        str, Option("Targets that need a proven engine: l4,sm_90,cpu.", metavar="TARGETS", shown="none")
+        str,
+        Option(
+            "Targets for which a version needs a proven engine, e.g. l4,sm_90,cpu.", metavar="TARGETS", shown="none"
+        ),
     ] = ""
     canary: Annotated[bool, Option("Require a canary's PASS.", name="--canary/--no-canary")] = False
     canary_on: Annotated[
         str,
         Option(
-            "GPU generations and kinds of CPU on each of which a canary must have passed: sm_89,sm_90,cpu.",
+            "GPU generations and kinds of CPU on each of which a canary must pass, e.g. sm_89,sm_90,cpu.",
             metavar="TARGETS",
-            shown="for automatic moves: the targets that the channel serves",
+            shown="none; for automatic moves: the targets that the channel serves",
         ),
     ] = ""
     signed_by: Annotated[
         tuple[Path, ...],
         Option(
-            "Public key that must have signed the version; repeat it for several, one of which suffices.",
+            "Public key that must have signed the version; if you repeat it, one of the keys is enough.",
             metavar="KEY.pub",
         ),
     ] = ()
@@ -118,9 +123,9 @@ class _PolicyOptions:
 def set_policy(where: str, options: _PolicyOptions, why: str, registry: str, as_json: bool) -> None:
     """Replace the policy of a channel.
 
-    Without options, only the rules of every channel apply.
+    Without options, only the built-in rules apply (`enginesmith registry policy show`).
 
-    Creates the registry if there is none: policies may be set before the first version is published.
+    Creates the registry if there is none, so that you can set policies before you publish the first version.
     """
     model, channel = _where(where)
     keys = tuple(public_key(path).public_key.decode() for path in options.signed_by)
@@ -140,7 +145,7 @@ def _open_or_make(registry: str) -> Store:
         return open_store(registry)
     except UnavailableError:  # absent, or out of reach: then the next line says so
         store = open_store(registry, create=True)
-        say(f"there was no registry at {store.uri}; made one")
+        say(f"created the registry {store.uri}")
         return store
 
 
@@ -158,8 +163,8 @@ def _words(terms: ChannelPolicy) -> str:
         if terms.signed_by
         else []
     )
-    text = "needs " + " and ".join(rules) if rules else "requires nothing more"
-    return f"{text}; versions come in waves: {describe_plan(terms.rollout)}" if terms.rollout else text
+    text = "requires " + " and ".join(rules) if rules else "requires nothing more than the built-in rules"
+    return f"{text}; rollout waves: {describe_plan(terms.rollout)}" if terms.rollout else text
 
 
 # `enginesmith registry metrics`: a registry's numbers for Prometheus.
@@ -172,7 +177,7 @@ def _words(terms: ChannelPolicy) -> str:
     metavar="HOST:PORT",
     default="127.0.0.1:9464",
     show_default=True,
-    help="Where to serve; port 0 is any free one, host 0.0.0.0 is for a pod.",
+    help="Address to listen on; port 0: any free port; host 0.0.0.0: all interfaces, as a pod needs.",
 )
 @click.option(
     "--every",
@@ -191,8 +196,8 @@ def _words(terms: ChannelPolicy) -> str:
 def metrics(listen: HttpAddress, every: float, once: bool, textfile: Path | None, registry: str) -> None:
     """Serve metrics of a registry to Prometheus: builds, runs, cache, unproven engines, drift.
 
-    The metrics are read from the registry, so one exporter covers the runs of all machines. In a cluster, it also
-    writes the version of each channel to the ConfigMap that ENGINESMITH_CHANNELS_CONFIGMAP names (NAMESPACE/NAME).
+    The metrics are read from the registry, so one exporter covers the runs of all machines. In a cluster, the command
+    also writes the version of each channel to the ConfigMap that ENGINESMITH_CHANNELS_CONFIGMAP names (NAMESPACE/NAME).
     """
     from pipeline.orchestration.metrics.channel_status import writer_of_environment
     from pipeline.orchestration.metrics.live import Exporter, serve_metrics

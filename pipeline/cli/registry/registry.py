@@ -40,12 +40,12 @@ from enginesmith.registry.versions.state import Channel, read_channel, read_hist
 @command()
 @reference_argument
 @click.option(
-    "--quantization", is_flag=True, help="Show the effect of quantization on each tensor, and what stayed in float."
+    "--quantization", is_flag=True, help="Show the effect of quantization on each tensor, and the nodes left in float."
 )
 @click.option(
     "--layers", metavar="UNIT", help="Show the layers and tactics of this engine, as its compiler reports them."
 )
-@click.option("--diff", "older", metavar="REF2", help="Show the differences from REF2, the older version.")
+@click.option("--diff", "older", metavar="REF2", help="Show what changed from the older version REF2 to REF.")
 @click.option("--provenance", is_flag=True, help="Print the stored SLSA provenance statement.")
 @click.option("--sbom", is_flag=True, help="Print the stored CycloneDX SBOM of the environment that built the version.")
 def show(
@@ -115,10 +115,10 @@ def _print_heading(facts: VersionStatus) -> None:
 @click.option(
     "--repair",
     is_flag=True,
-    help="Move corrupt blobs away, so that the next build makes them again, and rewrite snapshots.",
+    help="Move corrupt blobs away, so that the next build makes them again, and rewrite the channels' snapshots.",
 )
 def verify(reference: str | None, repair: bool, registry: str, as_json: bool) -> None:
-    """Re-hash every byte of REF, or of the whole registry, and report damage. Exit code 1 if there is any."""
+    """Hash every file of REF, or of the whole registry, and report damage. Exit code 1 if a file is damaged."""
     store = open_store(registry)
     result = verify_store(store, parse_reference(reference) if reference else None)
     repairs = repair_store(store, result) if repair else Repairs()
@@ -144,7 +144,7 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
     "reports",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A canary's report.json: refuse unless it is a PASS of exactly this version; repeat it.",
+    help="report.json of a canary; promote only if it is a PASS of exactly this version; repeat it.",
 )
 @random_inputs_option
 @accept_loss_option
@@ -199,9 +199,9 @@ def promote(
 def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
     """Move a channel back to the version that it served before.
 
-    During a rollout: abort the rollout; the channel keeps its version.
+    If a rollout is running, only the rollout is aborted: the channel keeps its version.
 
-    NAME:CHANNEL: a model and its channel; NAME alone is its channel stable.
+    NAME:CHANNEL: a model and its channel; NAME alone: its channel stable.
     """
     model, channel = parse_channel(where, STABLE)
     store = open_store(registry)
@@ -210,7 +210,7 @@ def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
         from pipeline.rollout.operations import Operator, abort
 
         ended = abort(store, model, channel, Operator(user(), store.now(), f"rollback: {why}".rstrip(": ")))
-        say(f"the rollout of {ended.version} is aborted; roll back again to go back behind {serving.version}")
+        say(f"the rollout of {ended.version} is aborted; to leave {serving.version} too, roll back again")
         _print_channel(store, serving, as_json)
         return
     after = channels.rollback(store, model, channel, by=user(), why=why)
@@ -310,18 +310,18 @@ def _print_verified(result: Verification, repairs: Repairs) -> None:
     for digest in repairs.blobs:
         echo(f"moved away: {digest}; build again to restore it")
     for channel in repairs.channels:
-        echo(f"written anew: the snapshots of {channel}")
+        echo(f"rewritten: the snapshots of {channel}")
     faults = [problem for problem in result.problems if problem.fault]
     remaining_faults = [problem for problem in faults if problem.kind != "stale"]
     if len(remaining_faults) < len(faults) and not repairs.channels:
-        say("`enginesmith registry fsck --repair` writes what is stale anew")
+        say("to rewrite stale snapshots, run `enginesmith registry fsck --repair`")
     if remaining_faults:
         say(
-            "to repair it, build again; restore other files from a copy, or delete the version's folder, "
+            "to repair engines, build again; restore other files from a copy, or delete the folder of the version, "
             "models/NAME/versions/VERSION, and run `enginesmith registry gc`"
         )
     all_mended = bool(faults) and not remaining_faults and bool(repairs.channels)
-    verdict = "sound" if result.sound else "mended" if all_mended else "DAMAGED"
+    verdict = "valid" if result.sound else "repaired" if all_mended else "DAMAGED"
     size_text = format_bytes(result.size_bytes)
     echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {size_text} read")
 

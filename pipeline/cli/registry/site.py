@@ -36,16 +36,15 @@ def site(dest: Path, registry: str, trust: Path | None, as_json: bool) -> None:
     metavar="HOST:PORT",
     default="127.0.0.1:8080",
     show_default=True,
-    help="Where to serve; port 0 is any free one, host 0.0.0.0 is for a pod.",
+    help="Address to listen on; port 0: any free port; host 0.0.0.0: all interfaces, as a pod needs.",
 )
 @number_option("--every", click.FloatRange(1), 30.0, "Seconds between polls of the registry.")
 @click.option("--prefix", default="", metavar="/PATH", help="Path of the site below an ingress.")
-@path_option("--dest", "Folder for the site's files.", shown="a temporary one")
+@path_option("--dest", "Folder for the files of the site.", shown="a temporary folder")
 def serve(listen: HttpAddress, every: float, prefix: str, dest: Path | None, registry: str, trust: Path | None) -> None:
-    """Show the registry as a website: the files of `enginesmith site write`, brought up to date as the registry
-    changes.
+    """Serve the registry as a website: the files of `enginesmith site write`, updated when the registry changes.
 
-    Read-only: only GET and HEAD are answered. There is no login: listen on loopback, or behind an ingress.
+    The site is read-only: it answers only GET and HEAD. It has no login: listen on loopback, or behind an ingress.
     """
     from tempfile import TemporaryDirectory
 

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 # Options that say how a version comes to a channel: waves, their time, gates, how fast they open.
 
 
-_GATES = "health=95% (healthy nodes), errors=1% (failed requests), canary (a PASS), reports=20 (nodes that report)"
+_GATES = (
+    "health=95% (of the nodes that report, at least 95% are healthy), errors=1% (at most 1% of requests fail), canary "
+    "(a canary's PASS), reports=20 (at least 20 nodes report)"
+)
 
 
 class Durations(click.ParamType[tuple[timedelta, ...]]):
@@ -61,7 +64,8 @@ class GivenPlan:
     waves: Annotated[
         tuple[str, ...],
         Option(
-            "5%, region=NAME, label=NAME or label=NAME:5%; repeat it, or separate with commas.",
+            "Nodes of the next wave: 5%, region=NAME, label=NAME or label=NAME:5%; the last wave is 100%. Repeat it, "
+            "or separate several with commas.",
             name="--wave",
             metavar="WAVE,...",
         ),
@@ -69,20 +73,21 @@ class GivenPlan:
     soak: Annotated[
         tuple[tuple[timedelta, ...], ...],
         Option(
-            "Minimum time of a wave: one value, or one for each wave.",
+            "Minimum duration of a wave: one value for all waves, or one for each.",
             type=Durations(),
             metavar="DURATION,...",
             shown="10m",
         ),
     ] = ()
     gates: Annotated[
-        tuple[str, ...], Option(f"Rules for the next wave: {_GATES}; repeat it.", name="--gate", metavar="GATE")
+        tuple[str, ...],
+        Option(f"Condition for opening the next wave: {_GATES}; repeat it.", name="--gate", metavar="GATE"),
     ] = ()
     approve: Annotated[bool, Option("Wait at the end of each wave for `enginesmith rollout resume`.")] = False
     max_unavailable: Annotated[
         str | None,
         Option(
-            "Maximum of nodes that swap within one poll interval: 1%, or a number with --nodes.",
+            "Maximum share of nodes that swap within one poll interval, e.g. 1%; with --nodes also a number of nodes.",
             metavar="N|SHARE",
             shown="all",
         ),
@@ -90,14 +95,14 @@ class GivenPlan:
     nodes: Annotated[
         int | None,
         Option(
-            "Minimum number of nodes: waves never exceed their share of it; --max-unavailable may be a number.",
+            "Minimum number of nodes in the fleet; with it, a wave of 5% never gets more than 5% of the nodes.",
             type=click.IntRange(1),
             shown="from the last rollout's reports",
         ),
     ] = None
-    poll_interval: Annotated[timedelta, Option("Time between a node's polls.", type=Duration(), shown="2m")] = (
-        timedelta(minutes=2)
-    )
+    poll_interval: Annotated[
+        timedelta, Option("Time between two polls of a node (`pull --interval`).", type=Duration(), shown="2m")
+    ] = timedelta(minutes=2)
 
     def read(self) -> RolloutPlan | None:
         """The plan; None without waves. Raises InputError for what is none, and for options without waves."""
@@ -159,7 +164,7 @@ def describe_plan(plan: RolloutPlan) -> str:
     least = f" of at least {gates.least_reports} nodes" if gates.least_reports > 1 else ""
     named = [f"health {gates.health_ppm / 10_000:g}%{least}"] if gates.health_ppm is not None else []
     named += [f"errors {gates.errors_ppm / 10_000:g}%"] if gates.errors_ppm is not None else []
-    named += ["a canary's PASS"] * gates.canary + ["a person"] * gates.approve
+    named += ["a canary's PASS"] * gates.canary + ["approval"] * gates.approve
     step = f"; at most {plan.step_ppm / 10_000:g}% of the nodes per poll interval" if plan.step_ppm else ""
     nodes = f"; waves are limits of {plan.nodes} nodes" if plan.nodes else ""
     return f"{', '.join(map(str, plan.waves))} with {times}; gates: {', '.join(named) or 'none'}{step}{nodes}"
@@ -184,7 +189,7 @@ def rollout() -> None:
 @dataclass(frozen=True, kw_only=True)
 class _StartOptions:
     plan: GivenPlan
-    proven_only: Annotated[bool, Option("Serve only its proven engines.")] = False
+    proven_only: Annotated[bool, Option("Serve only the proven engines of REF.")] = False
 
 
 @rollout.command("start")
@@ -207,8 +212,8 @@ def start_rollout(
 ) -> None:
     """Start a rollout of the version REF to a channel, and open its first wave.
 
-    Without --wave, the waves are those of the channel's policy. The channel serves its old version until the last wave
-    ends; then REF is promoted. `enginesmith rollout watch` or Prefect's flow opens and ends the waves.
+    Without --wave, the channel's policy sets the waves. The channel serves its old version until the last wave ends;
+    then REF is promoted. `enginesmith rollout watch`, or a Prefect flow, opens and ends the waves.
 
     NAME:CHANNEL: a channel of the same model; CHANNEL alone is enough (default: stable).
     """
@@ -278,7 +283,7 @@ def pause_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
 )
 @why_option
 def resume_rollout(where: str, without_data: bool, why: str, registry: str, as_json: bool) -> None:
-    """Continue a paused rollout, or approve its open wave."""
+    """Continue a paused rollout, or approve the open wave of a rollout with --approve."""
     from pipeline.rollout.operations import resume
 
     store = open_store(registry)
@@ -302,9 +307,12 @@ def abort_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
 @click.option("--once", is_flag=True, help="Poll once and exit.")
 @number_option("--interval", click.FloatRange(0.05), 15.0, "Seconds between polls.")
 def watch_rollout(where: str | None, once: bool, interval: float, registry: str, as_json: bool) -> None:
-    """Open and end waves when they are due, until the rollout ends. You may run several watchers, and kill them.
+    """Open and end the waves of a rollout when they are due. Stops when the rollout ends.
 
-    Exit code 1 if the rollout was halted or aborted. NAME:CHANNEL: a model and its channel (default: every rollout).
+    Several watchers may run at once, and you can kill them at any time. Exit code 1 if the rollout was halted or
+    aborted.
+
+    NAME:CHANNEL: a model and its channel (default: every rollout, also future ones; then the command does not stop).
     """
     from pipeline.rollout.advance import RolloutFollower
 
@@ -331,10 +339,10 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
     metavar="HOST:PORT",
     default="127.0.0.1:8470",
     show_default=True,
-    help="Where to listen; port 0 is any free one.",
+    help="Address to listen on; port 0: any free port.",
 )
 def receive_reports(listen: HttpAddress, registry: str) -> None:
-    """Receive and store reports of nodes without write access to the registry (`pull --follow --report URL`).
+    """Run a server that stores the reports of nodes that cannot write to the registry (`pull --follow --report URL`).
 
     Except over loopback, nodes must send a token: set the same ENGINESMITH_REPORT_TOKEN here and on the nodes.
     """
@@ -372,22 +380,23 @@ def _print(state: Rollout, as_json: bool) -> None:
         emit_json(encode(state))
         return
     last = state.history[-1]
-    echo(f"{state.where}: rollout {state.id} of {state.version} is {state.state} ({last.what}; {state.base} is served)")
+    summary = f"{state.state} ({last.what}; the channel serves version {state.base})"
+    echo(f"{state.where}: rollout {state.id} of version {state.version} is {summary}")
 
 
 def _describe_limits(state: Rollout) -> str:
     if not state.nodes:
-        return "shares are averages: the number of nodes is unknown; pass --nodes to make them limits"
+        return "wave shares hold on average, because the number of nodes is unknown; to make them limits, pass --nodes"
     return (
-        f"first wave: {state.plan.waves[0]}, {state.aim} on average, to stay within that share of {state.nodes} nodes"
+        f"first wave: {state.plan.waves[0]}; {state.aim} on average, so that it stays a limit for {state.nodes} nodes"
     )
 
 
 def _print_status(status: "RolloutStatus") -> None:
     rollout_state, heard = status.rollout, status.heard
     echo(
-        f"{rollout_state.where}: rollout {rollout_state.id} of {rollout_state.version}, in place of "
-        f"{rollout_state.base}: {rollout_state.state}"
+        f"{rollout_state.where}: rollout {rollout_state.id} from version {rollout_state.base} to version "
+        f"{rollout_state.version}: {rollout_state.state}"
     )
     if rollout_state.random_inputs:
         echo("accepted: engines that are proven only on random inputs")

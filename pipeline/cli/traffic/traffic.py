@@ -52,38 +52,50 @@ class _BucketsOptions:
         Path, Option("Recorded traffic: a file that `enginesmith traffic record` wrote, or a folder of them.")
     ]
     dims: Annotated[
-        tuple[str, ...], Option("Dim to choose for; repeat it.", name="--dim", shown="all but the batch")
+        tuple[str, ...],
+        Option(
+            "Dim (named axis of an input) to choose buckets for; repeat it.",
+            name="--dim",
+            shown="all dynamic dims but the batch",
+        ),
     ] = ()
     most: Annotated[
-        int | None, Option("Maximum number of profiles.", type=click.IntRange(1, 64), shown="as many as lower the cost")
+        int | None,
+        Option(
+            "Maximum number of optimization profiles.", type=click.IntRange(1, 64), shown="as many as lower the cost"
+        ),
     ] = None
     batch: Annotated[
-        int | None, Option("Maximum samples of a batch.", type=click.IntRange(1), shown="the dim's max")
+        int | None,
+        Option("Maximum number of samples per batch.", type=click.IntRange(1), shown="the max of the batch dim"),
     ] = None
-    wait: Annotated[float, Option("Longest wait for others (2ms).", type=ShortTime(), shown="0ms")] = 0.0
+    wait: Annotated[
+        float,
+        Option(
+            "Longest time that a request waits for others to join its batch, e.g. 2ms.", type=ShortTime(), shown="0ms"
+        ),
+    ] = 0.0
     rate: Annotated[
         float | None,
-        Option("Requests per second to plan for.", type=click.FloatRange(0, min_open=True), shown="the traffic's"),
+        Option("Requests per second to plan for.", type=click.FloatRange(0, min_open=True), shown="that of --traffic"),
     ] = None
     profile_price: Annotated[
         float | None,
         Option(
-            "Engine seconds that a profile costs in a day.",
+            "Price of an optimization profile, in engine seconds per day.",
             type=click.FloatRange(0),
-            shown="its build, once, and its share of the memory",
+            shown="computed from its build time and its share of the memory",
         ),
     ] = None
-    shrink: Annotated[bool, Option("End the largest bucket at the largest size in the traffic.")] = False
+    shrink: Annotated[bool, Option("Shrink the largest bucket to the largest size in the traffic.")] = False
     engine: Annotated[str | None, Option("Time the engine of this version.", metavar="REF", shown="the fp32 graph")] = (
         None
     )
     latencies: Annotated[
-        str | None, Option("Take the latency report of this version; time nothing.", metavar="REF")
+        str | None, Option("Use the recorded latencies of this version; time nothing.", metavar="REF")
     ] = None
     choice: EngineChoice
-    seconds: Annotated[
-        float, Option("Seconds of timing for each size.", type=click.FloatRange(0, 3600, min_open=True))
-    ] = 0.3
+    seconds: Annotated[float, Option("Seconds to time each size.", type=click.FloatRange(0, 3600, min_open=True))] = 0.3
     out: Annotated[
         Path | None,
         Option("Also draw a picture (.svg) into this file.", type=click.Path(path_type=Path, dir_okay=False)),
@@ -97,9 +109,9 @@ class _BucketsOptions:
 def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, quiet: bool, as_json: bool) -> None:
     """Choose the buckets with the lowest cost for recorded traffic, and print the saving.
 
-    The cost of a request is the engine time of its padded batch, from times measured at candidate sizes, and its share
-    of the profiles' price. For one dim, the choice is optimal. For several, a heuristic combines the
-    buckets of each dim.
+    The cost of a request is the engine time of its padded batch, plus its share of the price of the profiles. Engine
+    times are measured at candidate sizes. For one dim, the choice is optimal. For several dims, a heuristic combines
+    the buckets of each dim.
     """
     from pipeline.compile.run_context import Work
     from pipeline.traffic.buckets import advise_buckets, write_buckets
@@ -181,15 +193,17 @@ def _print_advice(advice: "BucketAdvice", split: "SplitTrace") -> None:
     for line in describe_choice(advice.choice, split):
         echo(line)
     print_table(PLAN_COLUMNS, plan_rows(advice.choice.plans))
-    echo(f"times of {advice.engine} at {advice.choice.timed} sizes; intervals are of 95 %")
-    echo(f"price of a profile: {format_plain(advice.price.seconds_a_day)} engine seconds a day ({advice.price.words})")
+    echo(f"engine times: {advice.engine}, measured at {advice.choice.timed} sizes; 95 % intervals")
+    echo(
+        f"price of a profile: {format_plain(advice.price.seconds_a_day)} engine seconds per day ({advice.price.words})"
+    )
     for remark in advice.remarks:
         echo(remark)
 
 
 # `enginesmith traffic capacity`: machines and cost for a rate of requests, as tables, JSON or a picture.
 
-_COLUMNS = ("engine", "on", "per second", "batch", "wait", "busy", "machines", "per million")
+_COLUMNS = ("engine", "machine", "requests/s", "batch", "wait", "busy", "machines", "cost per million")
 
 
 @dataclass(frozen=True)
@@ -197,25 +211,38 @@ class _CapacityOptions:
     rate: Annotated[
         float, Option("Requests per second of the whole fleet.", type=click.FloatRange(0, 1e9, min_open=True))
     ]
-    p99: Annotated[float, Option("Limit of p99 latency (50ms).", type=ShortTime(above=True))]
+    p99: Annotated[float, Option("Limit of the p99 latency, e.g. 50ms.", type=ShortTime(above=True))]
     prices: Annotated[Path | None, Option("Prices of machines (YAML).", shown="no costs")] = None
     fleet: Annotated[
-        Path | None, Option("Inventory as `enginesmith fleet` reads it; its counts replace those of the prices.")
+        Path | None,
+        Option("Inventory, as for `enginesmith fleet --inventory`; its machine counts replace those in --prices."),
     ] = None
     traffic: Annotated[
-        Path | None, Option("Recorded requests: their arrivals, scaled in time, and sizes.", shown="Poisson arrivals")
+        Path | None,
+        Option("Recorded requests: gives their sizes, and their arrivals, scaled to --rate.", shown="Poisson arrivals"),
     ] = None
-    at: Annotated[str | None, Option("Sizes of dims, as in length=64.", metavar="NAME=SIZE,...", shown="opt sizes")] = (
-        None
-    )
+    at: Annotated[
+        str | None,
+        Option("Input sizes of the requests, e.g. length=64.", metavar="NAME=SIZE,...", shown="opt sizes of the spec"),
+    ] = None
     batch: Annotated[
-        int | None, Option("Maximum samples of a batch.", type=click.IntRange(1), shown="the best timed batch")
+        int | None, Option("Maximum number of samples per batch.", type=click.IntRange(1), shown="the best timed batch")
     ] = None
     wait: Annotated[
-        float | None, Option("Longest wait for others (2ms).", type=ShortTime(), shown="the best of five")
+        float | None,
+        Option(
+            "Longest time that a request waits for others to join its batch, e.g. 2ms.",
+            type=ShortTime(),
+            shown="the best of 0, 5, 12.5, 25 and 50 % of --p99",
+        ),
     ] = None
-    headroom: Annotated[float, Option("Share of each machine kept free.", type=Percent(), shown="0%")] = 0.0
-    spare: Annotated[int, Option("Number of machines that may fail.", type=click.IntRange(0, 100))] = 1
+    headroom: Annotated[
+        float, Option("Share of each machine's capacity to leave free, e.g. 20%.", type=Percent(), shown="0%")
+    ] = 0.0
+    spare: Annotated[
+        int,
+        Option("Number of machines that may fail while the rest still serves the rate.", type=click.IntRange(0, 100)),
+    ] = 1
     batch_overhead: Annotated[
         float | None, Option("Time that your server adds to each batch.", type=ShortTime(), shown="not counted")
     ] = None
@@ -225,7 +252,10 @@ class _CapacityOptions:
     precision: Annotated[str | None, precision_option("all")] = None
     out: Annotated[
         Path | None,
-        Option("File for the picture: cost against the limit (SVG).", type=click.Path(path_type=Path, dir_okay=False)),
+        Option(
+            "With --prices: draw cost against p99 limit into this file (.svg).",
+            type=click.Path(path_type=Path, dir_okay=False),
+        ),
     ] = None
 
 
@@ -236,11 +266,11 @@ class _CapacityOptions:
 def capacity(
     ctx: click.Context, /, reference: str, options: _CapacityOptions, registry: str, quiet: bool, as_json: bool
 ) -> None:
-    """Show how many machines of each kind serve REF at a rate within a limit of p99, what that costs, and the cheapest
-    mix.
+    """Show how many machines of each kind serve REF at a request rate and p99 limit, their cost, and the cheapest mix.
 
-    Simulates a batcher with the recorded latencies of each engine on each kind of machine. An engine without recorded
-    latencies gets no figures. Exit code 1 if no engine meets the limit, or if there are too few machines for the rate.
+    The command simulates a batcher with the recorded latencies of each engine on each kind of machine. It has no
+    figures for an engine without recorded latencies. Exit code 1 if no engine meets the limit, or if there are too few
+    machines for the rate.
     """
     from pipeline.capacity.forecast import CapacityTerms, ServerOverhead, ServingTerms, prepare
     from validation.capacity.greatest_rate import LatencyLimit, cost_svg
@@ -287,19 +317,19 @@ def print_forecast(forecast: "CapacityForecast") -> None:
     if carrying:
         print_table(_COLUMNS, [_row(row, forecast.currency) for row in carrying])
     if any(row.busy for row in carrying):
-        say("remark: engines marked * were timed on a busy machine; their rates hold for such a machine")
+        say("remark: engines marked * were timed on a busy machine; a machine without other load may be faster")
     if any(row.server is None for row in carrying):
         say(
-            "remark: what a server adds to a run is not counted; measure yours, and give --batch-overhead and"
+            "remark: the overhead of your server is not counted; measure it, and pass --batch-overhead and"
             " --request-overhead"
         )
     if others := [row for row in forecast.engines if not row.greatest]:
-        print_table(("engine", "on", "why not"), [[row.unit, row.machine, row.reason] for row in others])
+        print_table(("engine", "machine", "why not"), [[row.unit, row.machine, row.reason] for row in others])
     if (mix := forecast.mix) and (price := forecast.mix_per_million) and forecast.mix_units is not None:
         cost = _cost(price.value, price.low, price.high, forecast.currency)
         parts = ", ".join(f"{count} {name} ({forecast.mix_units[name]})" for name, count in mix.machines.items())
         rate = f"{format_plain(mix.per_hour)} {forecast.currency} per hour"
-        echo(f"cheapest mix: {parts}: {rate}, {cost} per million")
+        echo(f"cheapest mix: {parts}: {rate}, {cost} per million requests")
     elif forecast.why_no_mix:
         echo(f"no mix: {forecast.why_no_mix}")
 
@@ -331,18 +361,21 @@ def _cost(value: float, low: float, high: float | None, currency: str) -> str:
 
 
 @command()
-@click.argument("place", metavar="PLACE", type=click.Path(path_type=Path))
+@click.argument("place", metavar="TRAFFIC", type=click.Path(path_type=Path))
 @click.option(
     "--model",
     metavar="SPEC|REF",
-    show_default="the model named in PLACE",
-    help="Spec (a file that ends in .yaml, registered:MODEL) or version of the recorded model.",
+    show_default="the model that TRAFFIC names",
+    help="Recorded model: its spec (a .yaml file or registered:MODEL) or a version (REF).",
 )
 @path_option("--out", "Also draw a picture (.svg) into this file.", dir_okay=False)
 def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_json: bool) -> None:
-    """Show the sizes of recorded requests: a histogram of each dynamic dim, of pairs, and by hour; rates and bursts.
+    """Show the input sizes, rates and bursts of recorded requests.
 
-    PLACE: a file that `enginesmith traffic record` or enginesmith.Recorder wrote (.jsonl, .npz), or a folder of them.
+    Histograms show the sizes of each dynamic dim, of pairs of dims, and by hour.
+
+    TRAFFIC: a file that `enginesmith traffic record` or enginesmith.Recorder wrote (.jsonl, .npz), or a folder of such
+    files.
     """
     from pipeline.traffic.place import read_place
     from pipeline.traffic.summary import summarize
@@ -380,7 +413,7 @@ def _model_of(place: Path, named: str | None, registry: str) -> "ModelSpec":
             return spec_place.load()
     reference = named or model_of_place(place)
     if not reference:
-        raise InputError(f"{place} does not say which model was asked; give --model SPEC or --model REF")
+        raise InputError(f"{place} does not name the model of the requests; give --model SPEC or --model REF")
     return spec_of(trusted_manifest(open_store(registry), reference))
 
 

@@ -285,9 +285,9 @@ class ForecastEnsemble:
         try:
             prove(request, unit, self.records)
         except NotOnRecord:
-            reason = "its engines are there; the whole is proven: no such proof is on record"
+            reason = "its engines exist; the ensemble is proven, because its proof is not recorded"
             return WholeUnit(target.name, precision, "build", reason)
-        return WholeUnit(target.name, precision, "cached", "engines and proof are on record")
+        return WholeUnit(target.name, precision, "cached", "engines and proof are in the registry")
 
 
 @dataclass(frozen=True)

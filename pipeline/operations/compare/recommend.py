@@ -36,7 +36,7 @@ def recommend(facts: Sequence[EngineFacts], pairs: Sequence[PairedComparison], f
 
 def _why_nothing(facts: Sequence[EngineFacts]) -> str:
     if not facts:
-        return "no backend that is installed builds for this target; `enginesmith backends list` says what would"
+        return "no installed backend builds for this target; `enginesmith backends list` shows backends that do"
     unproven = [engine for engine in facts if engine.status == "unproven"]
     if unproven:
         return f"nothing runs here: {unproven[0].unit}: {unproven[0].reason}; compare on a node that has it"
@@ -77,7 +77,7 @@ AXES: tuple[Axis, ...] = (
 def _reason(
     chosen: EngineFacts, ties: Sequence[str], axis: str | None, pairs: dict[str, PairedComparison], fleet: Sequence[str]
 ) -> str:
-    speed = f"{seconds_text(chosen.median_s or 0.0)} a run"
+    speed = f"{seconds_text(chosen.median_s or 0.0)} per run"
     if not ties:
         if noisy_units := ", ".join(pair.second for pair in pairs.values() if pair.too_noisy):
             return f"the least median, {speed}; the runs were too noisy to tell whether {noisy_units} may be as fast"
@@ -85,7 +85,7 @@ def _reason(
         return f"the fastest, {speed}{_lead(beaten)}" if beaten else f"the only engine that is proven here, {speed}"
     least = f"{speed}; no difference in speed shown to {', '.join(ties)}"
     if axis is None:
-        return f"{least}, and nothing else tells them apart: either will do"
+        return f"{least}, and they are equal otherwise: use either"
     why = {
         "portability": f"it builds for {len(chosen.covers)} of the fleet's {len(fleet)} targets",
         "accuracy": f"it is nearer to the original ({_accuracy_words(chosen)})",

@@ -141,7 +141,7 @@ def find_fastest(facts: Sequence[EngineFacts]) -> EngineFacts | None:
     return min((engine for engine in facts if engine.runs), key=lambda engine: engine.median_s or 0.0, default=None)
 
 
-COLUMNS = (*("engine", "status", "median", "session", "items/s", "start", "memory", "file", "build", "SQNR", "fleet"),)
+COLUMNS = (*("engine", "status", "median", "session", "items/s", "load", "memory", "file", "build", "SQNR", "targets"),)
 Number = TypeVar("Number", int, float)
 
 
@@ -197,9 +197,9 @@ def describe_comparison(comparison: BackendComparison) -> Iterator[str]:
         yield describe_pair(pair)
     recommendation = comparison.recommendation
     yield (
-        f"take {recommendation.unit}: {recommendation.reason}"
+        f"recommended: {recommendation.unit}: {recommendation.reason}"
         if recommendation.unit
-        else f"nothing to take: {recommendation.reason}"
+        else f"no recommendation: {recommendation.reason}"
     )
 
 

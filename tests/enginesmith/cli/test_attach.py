@@ -22,7 +22,7 @@ def words(empty: Store, tmp_path: Path) -> Path:
 def test_a_file_is_attached_shown_and_pulled(words: Path, tmp_path: Path) -> None:
     arguments = ("registry", "attach", "digits:stable", words, "--kind", "vocabulary", "--note", "of the tokenizer")
     assert said(*arguments).startswith("attached: words.txt to digits@1")
-    assert said(*arguments).startswith("was attached: words.txt")
+    assert said(*arguments).startswith("already attached: words.txt")
     (item,) = told("show", "digits")["attachments"]  # type: ignore[index]
     assert (item["name"], item["kind"], item["size_bytes"], item["note"]) == (
         "words.txt", "vocabulary", 7, "of the tokenizer",
@@ -50,7 +50,7 @@ def test_a_compile_cache_says_itself_what_it_fits_and_is_measured(words, tmp_pat
 
     monkeypatch.setattr("enginesmith.compile_caches.loading.measure_start", measure)
     arguments = ("registry", "attach", "digits", cache, "--kind", "torch-compile-cache")
-    assert "is no file; with --measure MODULE:FUNCTION it is made" in str(run(*arguments).exception)
+    assert "is no file; --measure MODULE:FUNCTION creates it" in str(run(*arguments).exception)
     found = told(*arguments, "--measure", "net:build", "--target", "cpu")
     assert found["measured"] == {  # type: ignore[index]
         "cold_cpu_s": 10, "warm_cpu_s": 2, "cold_s": 9, "compiled_again": 0, "warm_of_cold": 0.2,

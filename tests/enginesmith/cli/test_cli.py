@@ -31,7 +31,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     ("words", "code", "wanted"),
     [
         (["nonsense"], 2, "No such command 'nonsense'"),
-        (["build"], 2, "give SPEC or --all PLACE"),
+        (["build"], 2, "give SPEC or --all LOCATION"),
         (["build", "gone.yaml"], 2, "gone.yaml: no such file"),
         (["show", "digits", "--registry", "gone"], 3, "gone"),
         (["list", "--registry", "s3://bucket/prefix"], 3, "s3://"),

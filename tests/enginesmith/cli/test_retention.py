@@ -13,7 +13,7 @@ def test_gc_shows_first_and_deletes_when_told(three: Store) -> None:
     result = run("registry", "gc", "--keep-versions", 1)
     assert (
         "digits@2" in result.stdout
-        and "add --delete" in result.stderr
+        and "--delete marks new garbage" in result.stderr
         and "2 versions kept; 0 B deleted" in result.stdout
     )
     found = told("registry", "gc", "--keep-versions", 1, "--grace", "0s", "--delete")
@@ -28,7 +28,7 @@ def test_gc_shows_first_and_deletes_when_told(three: Store) -> None:
     assert isinstance(run("registry", "pin", "--remove", "digits").exception, UnknownNameError)
     assert run("registry", "pin", "--remove", "digits@1", "--why", "old").exit_code == 2
     result = run("registry", "gc")
-    assert result.stdout == "2 versions kept; 0 B deleted, 0 B of garbage left\n" and not result.stderr
+    assert result.stdout == "2 versions kept; 0 B deleted, 0 B of garbage not deleted\n" and not result.stderr
     for grace in ("soon", "999999d"):
         assert run("registry", "gc", "--delete", "--grace", grace).exit_code == 2
     take_lease(three, "publishing digits")

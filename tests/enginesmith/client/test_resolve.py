@@ -88,9 +88,9 @@ def test_every_rejection_has_its_reason() -> None:
     assert dict(found.rejected) == {
         "sm_80 fp16 any": "built for sm_80; this is sm_89",
         "cpu fp16 any": "built for cpu; this is sm_89",
-        "sm_89 int8 any": "int8, and fp16 was asked for",
-        "sm_89 fp32 any": "fp32, and fp16 was asked for",
-        "sm_89 bf16 any": "bf16, and fp16 was asked for",
+        "sm_89 int8 any": "precision int8, not fp16",
+        "sm_89 fp32 any": "precision fp32, not fp16",
+        "sm_89 bf16 any": "precision bf16, not fp16",
     }
     with pytest.raises(UnknownNameError) as error:
         resolve(entries[:4], SM89, proven_only=True, what="digits@1")
@@ -109,7 +109,7 @@ def test_every_rejection_has_its_reason() -> None:
         (
             [entry("cpu"), entry("sm_89")],
             "int8",
-            "int8 was asked for; add int8 to the precisions of its spec and build",
+            "not int8; add int8 to the precisions of its spec and build",
         ),
         ([], None, "it has no engines at all; build it"),
     ],
@@ -123,7 +123,7 @@ def test_the_nearest_rejection_comes_first_with_a_remedy_that_helps(entries, pre
 def test_the_why_names_what_it_was_preferred_to() -> None:
     found = resolve([entry("sm_89", "int8", "unproven"), entry("sm_89")], SM89)
     assert found.why == "built for sm_89; fp16, proven; preferred to sm_89 int8 any (unproven)"
-    assert resolve([entry("cpu")], CPU).why == "built for cpu; fp16, proven; the only one that fits"
+    assert resolve([entry("cpu")], CPU).why == "built for cpu; fp16, proven; the only engine that fits"
     many = resolve([replace(entry("cpu"), backend=f"b{n}") for n in range(6)], CPU)
     assert "and 2 more" in many.why
 

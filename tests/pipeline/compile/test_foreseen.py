@@ -42,9 +42,11 @@ def test_a_changed_model_is_the_cause_for_every_precision(built: Project) -> Non
     assert {unit["reason"] for unit in units.values() if unit["action"] == "build"} == {f"{MODEL} changed"}
     assert units["cpu int8"]["action"] == "build", "and its scales changed by it"
     (follows,) = changes.values()
-    assert "to another ONNX model, calibrated and quantized; 5 engines are built and proven" in follows
+    assert "to a different ONNX model, calibrated and quantized; 5 engines are built and proven" in follows
     table = built.run("plan", built.spec).out
-    assert f"{MODEL} changed: its export is on record; 5 engines are built and proven" in table, "by the plan before"
+    assert f"{MODEL} changed: its export is in the registry; 5 engines are built and proven" in table, (
+        "by the plan before"
+    )
     assert "scales" not in table
 
 
@@ -67,7 +69,7 @@ def test_a_changed_calibration_sample_that_changes_no_engine_is_told_of(project:
     np.savez(project.folder / "calibration.npz", x=data)
     units, changes = planned(project)
     assert {unit["action"] for unit in units.values()} == {"cached"}
-    follows = "the model is calibrated and quantized again; no engine changes by it"
+    follows = "the model is calibrated and quantized again; no engine changes"
     assert changes == {f"{CALIBRATION} changed": follows}
     assert project.build().json["same_as"] == "tiny@1"
     assert planned(project)[1] == {}, "a build has seen it"
@@ -105,7 +107,7 @@ def test_what_a_build_has_seen_is_no_change_any_more(built: Project) -> None:
     onnx.save(model, built.folder / "tiny.onnx")
     units, changes = planned(built)
     assert {unit["action"] for unit in units.values()} == {"cached", "refused"}
-    same = "the model is exported again, to the same ONNX model; no engine changes by it"
+    same = "the model is exported again, to the same ONNX model; no engine changes"
     assert changes == {f"{MODEL} changed": same}
     assert built.build().json["same_as"] == "tiny@1"
     assert planned(built)[1] == {}
@@ -130,10 +132,10 @@ def test_what_went_back_to_what_is_on_record_is_made_again_by_nothing(built: Pro
         assert {name for name, unit in units.items() if unit["action"] != "cached"} >= {"cpu fp16", "sm_89 fp16"}
         assert units["cpu fp32"]["action"] == units["cpu int8"]["action"] == "cached"
         assert changes == {
-            f"{MODEL} changed": "its export is on record; no engine changes by it",
-            f"{CALIBRATION} changed": "what comes of it is on record; no engine changes by it",
-            f"{GOLDEN} changed": "its golden set is on record; no proof is made again here",
-            "golden.metric.floor: 0.1 -> 0.9": "no proof is made again here",
+            f"{MODEL} changed": "its export is in the registry; no engine changes",
+            f"{CALIBRATION} changed": "the results are in the registry; no engine changes",
+            f"{GOLDEN} changed": "its golden set is in the registry; no engine is proven again",
+            "golden.metric.floor: 0.1 -> 0.9": "no engine is proven again",
         }
 
 

@@ -49,7 +49,7 @@ CHANGES = {
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("model", "its graph is another one"),
+        ("model", "its graph changed"),
         ("profile", "the shapes changed"),
         ("option", "option tf32: False -> True"),
         ("version", "version of tensorrt-rtx: 1.7.1 -> 1.7.2"),

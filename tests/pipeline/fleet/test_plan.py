@@ -114,7 +114,7 @@ def test_nodes_that_go_leave_engines_idle_and_the_oldest_driver_goes_first(store
     assert [(item.unit, item.models) for item in gone.idle] == [("t4 fp16 tensorrt", ("digits@1",))]
     print_plan(gone)
     expected = [*("engine", "models", "t4", "fp16", "tensorrt", "digits@1")]
-    assert capsys.readouterr().out.split("Needed by no node any more")[1].split() == expected
+    assert capsys.readouterr().out.split("Engines that no node needs after the change")[1].split() == expected
     assert dead(gone) == {}
     with pytest.raises(InputError, match=r"--remove t4=9: there are 8 nodes of t4"):
         plan(store, fleet, remove=(parse_nodes("t4=9"),))
@@ -133,7 +133,7 @@ def test_how_long_is_summed_over_what_is_known_and_the_rest_is_said(store: Store
     unknown = [item.name for item in found.work if item.unit.kind == "build" and not item.refused and not item.expected]
     assert found.hours.unknown == len(unknown) and "digits@1 sm_100 fp16 tensorrt" in unknown
     nothing = plan(store, fleet, driver="590.44", runtimes={"tensorrt": "11.4"})
-    assert nothing.hours.words == "how long it takes is not known: no build like these is on record"
+    assert nothing.hours.words == "unknown, because no similar build is recorded"
 
 
 def test_the_order_is_nodes_then_channel_then_time(store: Store) -> None:
@@ -162,7 +162,7 @@ def test_what_failed_when_it_was_built_is_not_tried_again_by_itself(store: Store
     published(store, "heavy", [built(store, "l4", status="proven")], others=[failed])
     found = plan(store, Fleet(()).with_groups([group("h200", 1)]), add=(parse_nodes("h200=1"),))
     (heavy,) = (item for item in found.work if item.unit.model == "heavy")
-    assert heavy.remedy == "it failed when the version was built; the same spec would give the same"
+    assert heavy.remedy == "change its spec: with the present spec, this unit failed"
 
 
 @pytest.mark.parametrize("text", ["b200", "b200=0", "b200=x", "=3", "b200=-1", "b201=3", "ampere=1", "gpu=1", "b200=²"])

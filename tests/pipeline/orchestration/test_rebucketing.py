@@ -71,7 +71,7 @@ def test_one_request_in_a_thousand_grows_nothing(registered: Project, executors:
 
 @pytest.mark.parametrize(
     ("traffic", "reason"),
-    [(None, "`enginesmith prefect deploy --traffic PLACE` names it"), ("empty", "has no traffic of tiny")],
+    [(None, "`enginesmith prefect deploy --traffic LOCATION` names it"), ("empty", "has no traffic of tiny")],
 )
 def test_without_traffic_it_says_so(registered, executors, tmp_path, traffic, reason):
     (tmp_path / "empty").mkdir()

@@ -23,7 +23,7 @@ def test_remarks_are_events_and_the_result_stays_on_stdout(built: Project, tmp_p
     words = ("--dest", tmp_path / "engines", "--target", "cpu", "--log-format", "json")
     done = built.run("pull", "tiny:candidate", "--follow", "--once", *words, "--json")
     (event,) = events(done.err)
-    assert done.code == 0 and event["event"] == "remark" and "tiny:candidate is 1 now" in event["message"]
+    assert done.code == 0 and event["event"] == "remark" and "tiny:candidate now serves version 1" in event["message"]
     assert done.json["swapped"] is True
 
 

@@ -156,7 +156,7 @@ def test_reports_that_cannot_be_written_are_said_once_and_stop_nothing(store, ro
         assert mine.once().version == "2"
         clock.seconds += 61
     assert [line for line in said if "access denied" in line] == [
-        "what this node serves cannot be reported, and no gate of a rollout sees it: access denied"
+        "the report of this node cannot be delivered, so rollout gates do not count the node: access denied"
     ]
 
 

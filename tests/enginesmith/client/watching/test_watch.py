@@ -141,7 +141,7 @@ def test_what_goes_wrong_keeps_the_old_engine_is_said_once_and_passes(store: Sto
     finally:
         stop.set()
         thread.join()
-    assert said[3].startswith("digits:candidate is 3 now") and len(said) == 4
+    assert said[3].startswith("digits:candidate now serves version 3") and len(said) == 4
 
 
 class Looks(threading.Event):
@@ -262,7 +262,7 @@ def test_sigterm_ends_a_watch_cleanly(store: Store, dest: Path) -> None:
     command = [sys.executable, "-m", "enginesmith", *arguments, "--interval", "60"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert process.stderr.readline().startswith("digits:candidate is 1 now")
+        assert process.stderr.readline().startswith("digits:candidate now serves version 1")
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, err) == (0, "", "stopped\n")

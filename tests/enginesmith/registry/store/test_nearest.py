@@ -212,6 +212,6 @@ def test_a_client_pulls_past_a_place_that_is_down(places: Places, tmp_path: Path
     client = Client(f"http://127.0.0.1:9,{places.origin.store.root}", say=said.append, cache=tmp_path / "cache")
     assert client.pull("digits:stable", tmp_path / "out").path.read_bytes() == b"one"
     (told,) = said
-    assert told.startswith("http://127.0.0.1:9 is left alone for")
-    with pytest.warns(UserWarning, match="is left alone"):
+    assert told.startswith("http://127.0.0.1:9 does not answer; reading ")
+    with pytest.warns(UserWarning, match="does not answer; reading"):
         Client(f"http://127.0.0.1:9,{places.origin.store.root}").resolve("digits:stable")

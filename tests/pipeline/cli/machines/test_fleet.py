@@ -98,15 +98,15 @@ def test_exit_code_0_when_all_that_must_be_served_can_be(place: Path) -> None:
     assert found.exit_code == 0 and "2 pairs of model and group: 2 covered" in found.output
     (place / "catalog.yaml").write_text("serve:\n  - {model: digits, on: [l4, h200, b200]}\n")
     worse = run("--runtime", "tensorrt=10.16.1")
-    assert worse.exit_code == 1 and "no model must be served on: t4, t4 shared by 4, a100" in worse.output
+    assert worse.exit_code == 1 and "groups on which no model must be served: t4, t4 shared by 4, a100" in worse.output
 
 
 def test_an_unproven_engine_that_may_not_be_given_is_none(place: Path) -> None:
     (place / "catalog.yaml").write_text("serve:\n  - {model: digits, on: [a100], proven: true}\n")
-    assert re.search("unproven .* none; there is a100 fp16 tensorrt-rtx +no a100 here", run().output)
+    assert re.search("unproven .* not usable: a100 fp16 tensorrt-rtx +no a100 here", run().output)
     (place / "catalog.yaml").write_text("serve:\n  - {model: digits, on: [a100]}\n")
     found = run().output
-    assert "no a100 here" in found and not re.search("none; there is .* no a100 here", found)
+    assert "no a100 here" in found and not re.search("not usable: .* no a100 here", found)
 
 
 def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPat
     assert told == [("enginesmith.model.registered", "digits"), ("enginesmith.engine.unproven", "digits")]
     assert "sent enginesmith.model.registered of digits: id-1" in found.stderr
     (place / "catalog.yaml").write_text("serve:\n  - {model: ranker, on: [h200]}\n")
-    assert "nothing to send: what is missing needs a person first" in run("--apply").stderr
+    assert "nothing to send: do what the column 'do first' says" in run("--apply").stderr
 
 
 def test_what_a_schedule_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ def test_a_build_of_a_part_of_the_spec_moves_no_channel_and_says_how_to(built: P
     done = built.run("build", built.spec, "--target", "cpu", "--precision", "fp32")
     assert done.code == 0 and "tiny@2 published\n" in done.out
     assert (
-        "channel candidate did not move: this run built cpu; fp32 alone, not all of the spec; "
-        "`enginesmith promote tiny@2 tiny:candidate` moves it, with --accept-loss where nodes lose" in done.err
+        "channel candidate did not move: this run built only cpu; fp32, not the whole spec; to move it, run "
+        "`enginesmith promote tiny@2 tiny:candidate`, with --accept-loss if nodes lose" in done.err
     )
     again = built.build("--target", "cpu", "--precision", "fp32").json
     assert (again["version"], again["channel"], again["narrowed"]) == ("2", None, "cpu; fp32")
@@ -96,8 +96,8 @@ def test_what_failed_is_told_with_its_remedies_and_no_proposal_of_many_rules(cap
     show_outcome(Outcome("tiny", None, False, (Broken(entry, attributed=(found,)),), {"fp16": {"a": 0.5}}, page="p"))
     said = capsys.readouterr()
     assert (said.out.count("match:") == rules) is printed and "fp16 graph: a 0.5" in said.out
-    advice = "this in the spec, in place of quantization.overrides:" if printed else "25 nodes left in float, which"
-    assert said.err.replace(" leaves little; the rules stand in the report", "").splitlines() == [
+    advice = "if you replace quantization.overrides in the spec by:" if printed else "only with 25 nodes left in float;"
+    assert said.err.replace(" the report has the rules", "").splitlines() == [
         *(
             "failed: cpu fp16 onnxruntime: drift",
             "  reproduce: enginesmith redo 12",
@@ -105,7 +105,7 @@ def test_what_failed_is_told_with_its_remedies_and_no_proposal_of_many_rules(cap
         ),
         *(
             "  which node (quantization): many",
-            f"graph fp16 passes with {advice}",
+            f"graph fp16 passes {advice}",
             *(f"note: {hint}" for hint in HINTS[1:]),
         ),
         *("tiny: nothing was published, because no engine passed", "report: p"),

@@ -145,7 +145,7 @@ def test_what_is_not_there_is_named(going: Project, words: tuple[str, ...], code
 def test_an_empty_registry_says_how_to_fill_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = Project(tmp_path / "project", capsys)
     open_store(empty.registry, create=True)
-    assert "`enginesmith build` leaves one" in empty.run("status").err
+    assert "has no builds yet; run `enginesmith build`" in empty.run("status").err
     assert empty.run("status", "--json").json == {"runs": []}
 
 

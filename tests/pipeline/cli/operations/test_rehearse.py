@@ -41,7 +41,7 @@ def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(bui
     (built.folder / "tiny.yaml").unlink()  # nothing of it is read
     done = built.run("rehearse", *words, "--apply")
     assert done.code == 0 and "tiny@1 -> 2\n  candidate: serves 2" in done.out, done.err
-    assert "enginesmith rollback tiny:candidate    # takes it back" in done.out
+    assert "enginesmith rollback tiny:candidate    # to undo it" in done.out
     store = open_store(str(built.registry))
     before, after = (lookup.load(store, "tiny", version) for version in ("1", "2"))
     for old, new in zip(before.engines, after.engines, strict=True):

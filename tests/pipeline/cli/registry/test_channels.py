@@ -11,7 +11,7 @@ from tests.pipeline.canary.files import write_observations
 
 def test_history_and_the_canary_that_spoke(three: Store, tmp_path: Path) -> None:
     said("promote", "digits@1", "--why", "first")
-    assert "needs proven engines for cpu and a canary's PASS" in said(
+    assert "requires proven engines for cpu and a canary's PASS" in said(
         "registry", "policy", "set", "digits:stable", "--proven", "cpu", "--canary", "--why", "rule 7"
     )
     refused = run("promote", "digits@2")
@@ -31,17 +31,18 @@ def test_history_and_the_canary_that_spoke(three: Store, tmp_path: Path) -> None
 
 def test_policy_show(three: Store) -> None:
     plain = said("registry", "policy", "show", "digits:stable")
-    assert plain.startswith("digits:stable: no policy of its own\n") and "every engine proven on real inputs" in plain
+    assert plain.startswith("digits:stable: no policy is set\n") and "every engine proven on real inputs" in plain
     assert told("registry", "policy", "show", "digits:stable")["built_in"] in plain
     assert "any version with a usable engine" in said("registry", "policy", "show", "digits:candidate")
     said("registry", "policy", "set", "*:stable", "--proven", "l4,cpu")
-    assert "needs proven engines for cpu, l4 (set for *:stable by ada" in said(
+    assert "requires proven engines for cpu, l4 (set for *:stable by ada" in said(
         "registry", "policy", "show", "digits:stable"
     )
     found = told("registry", "policy", "show", "*:stable")
     assert found["policy"]["proven"] == ["cpu", "l4"] and found["of"] == "*:stable"
     assert told("registry", "policy", "set", "digits:stable")["proven"] == []
-    assert "requires nothing more (set for digits:stable" in said("registry", "policy", "show", "digits:stable")
+    plain = said("registry", "policy", "show", "digits:stable")
+    assert "requires nothing more than the built-in rules (set for digits:stable" in plain
     assert isinstance(run("registry", "policy", "show", "digits").exception, UnknownNameError)
 
 
@@ -50,8 +51,8 @@ def test_rules_may_come_before_the_first_version(tmp_path: Path) -> None:
     refused = run("registry", "policy", "set", "*:stable", "--proven", "amper", "--registry", fresh)
     assert isinstance(refused.exception, UnknownNameError) and not fresh.exists()
     result = run("registry", "policy", "set", "*:stable", "--proven", "cpu", "--registry", fresh)
-    assert result.exit_code == 0 and f"there was no registry at file://{fresh}; made one" in result.stderr
-    assert "made one" not in run("registry", "policy", "set", "*:stable", "--registry", fresh).stderr
+    assert result.exit_code == 0 and f"created the registry file://{fresh}" in result.stderr
+    assert "created" not in run("registry", "policy", "set", "*:stable", "--registry", fresh).stderr
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").touch()
     assert "is no registry" in str(

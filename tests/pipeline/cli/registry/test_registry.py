@@ -38,10 +38,12 @@ def test_verify_tells_how_a_late_snapshot_is_mended(mixed: Store) -> None:
     data = mixed.read(key := channel_key("digits", "stable")) or b""
     mixed.replace(key, json.dumps({**json.loads(data), "snapshots": {}}).encode(), data)
     found = run("registry", "fsck")
-    assert found.exit_code == 1 and "`enginesmith registry fsck --repair` writes what is stale anew" in found.stderr
+    assert (
+        found.exit_code == 1 and "to rewrite stale snapshots, run `enginesmith registry fsck --repair`" in found.stderr
+    )
     assert "delete the folder" not in found.stderr and "DAMAGED" in found.stdout
     mended = run("registry", "fsck", "--repair")
-    assert mended.exit_code == 1 and "\nmended: " in mended.stdout and "to mend it" not in mended.stderr
+    assert mended.exit_code == 1 and "\nrepaired: " in mended.stdout and "to mend it" not in mended.stderr
     assert run("registry", "fsck").exit_code == 0
 
 

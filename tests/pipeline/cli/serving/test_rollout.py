@@ -30,7 +30,7 @@ def serving(three: Store) -> Store:
 
 def test_a_rollout_from_its_start_to_its_end(serving: Store) -> None:
     text = said("rollout", "start", "digits@2", WHERE, "--wave", "50%,100%", "--soak", "0s", "--why", "faster")
-    assert "digits:stable: rollout" in text and "is running (started, wave 50%; 1 is served)" in text
+    assert "digits:stable: rollout" in text and "is running (started, wave 50%; the channel serves version 1)" in text
     assert "50%, 100% with 0s each; gates: none" in text
     assert "open; no controller has polled" in said("rollout", "status", WHERE)
     assert len(told("rollout", "status")) == 1
@@ -75,7 +75,7 @@ def test_a_rollback_beside_a_rollout_aborts_that_alone(serving: Store) -> None:
     said("rollout", "start", "digits@3", WHERE, "--wave", "100%")
     result = run("rollback", WHERE, "--why", "smoke")
     assert result.exit_code == 0 and "digits:stable -> 2" in result.stdout
-    assert "the rollout of 3 is aborted; roll back again to go back behind 2" in result.stderr
+    assert "the rollout of 3 is aborted; to leave 2 too, roll back again" in result.stderr
     rollout = read_rollout(serving, "digits", "stable")
     assert rollout and rollout.state == "aborted" and rollout.history[-1].why == "rollback: smoke"
     assert "digits:stable -> 1" in said("rollback", WHERE)
@@ -95,11 +95,11 @@ def test_a_policy_with_waves(serving: Store) -> None:
         "health=95%",
         "--approve",
     )
-    assert "come in waves: 1%, 5%, 25%, 100% with 10m each; gates: health 95%, a person" in text
+    assert "rollout waves: 1%, 5%, 25%, 100% with 10m each; gates: health 95%, approval" in text
     assert "1%, 5%, 25%, 100%" in said("registry", "policy", "show", WHERE)
     refused = run("promote", "digits@2")
     assert refused.exit_code != 0 and "`enginesmith rollout start digits@2 digits:stable`" in str(refused.exception)
-    assert "gates: health 95%, a person" in said("rollout", "start", "digits@2")
+    assert "gates: health 95%, approval" in said("rollout", "start", "digits@2")
     assert told("registry", "policy", "set", WHERE)["proven"] == [] and "no waves" in str(
         run("rollout", "start", "digits@3").exception
     )
@@ -141,12 +141,12 @@ def test_how_many_swap_at_once(serving: Store) -> None:
 def test_how_many_nodes_there_are_makes_waves_limits(serving: Store) -> None:
     options = ("--wave", "1%,region=eu,100%", "--nodes", "10000")
     text = said("rollout", "start", "digits@2", WHERE, *options)
-    assert "waves are limits of 10000 nodes" in text and "first wave: 1%, 0.5972% on average" in text
+    assert "waves are limits of 10000 nodes" in text and "first wave: 1%; 0.5972% on average" in text
     assert "1%, at most 100 of 10000" in said("rollout", "status", WHERE)
     (found,) = told("rollout", "status", WHERE)
     assert (found["nodes"], found["shares_ppm"]) == (10_000, [5_972, 1_000_000, 1_000_000])
     said("rollout", "abort", WHERE)
-    assert "pass --nodes to make them limits" in said("rollout", "start", "digits@2", WHERE, "--wave", "1%,100%")
+    assert "to make them limits, pass --nodes" in said("rollout", "start", "digits@2", WHERE, "--wave", "1%,100%")
     said("rollout", "abort", WHERE)
     refused = run("registry", "policy", "set", WHERE, "--wave", "1%,100%", "--nodes", "50")
     assert isinstance(refused.exception, InputError) and "of 50 nodes" in str(refused.exception)

@@ -31,7 +31,7 @@ def test_the_buckets_of_traffic_are_written_into_the_spec(words, tmp_path, run):
 
     shown = run("traffic", "buckets", words, "--traffic", place, "--most", 1, *QUICK)
     assert shown.code == 0 and "length: buckets [64]" in shown.out and "fallback: 0.901 % of the requests" in shown.out
-    assert "price of a profile: 0 engine seconds a day (as given)" in shown.out
+    assert "price of a profile: 0 engine seconds per day (as given)" in shown.out
 
 
 def test_times_of_a_version_on_record_and_measured(words, tmp_path, run):

@@ -50,6 +50,6 @@ def test_requests_of_another_model_name_the_line(words, tmp_path, run):
 def test_the_model_must_be_known(words, tmp_path, run):
     place = record(tmp_path / "a.jsonl", [1, 2])
     done = run("traffic", "show", place)
-    assert done.code == 2 and "does not say which model was asked; give --model SPEC or --model REF" in done.err
+    assert done.code == 2 and "does not name the model of the requests; give --model SPEC or --model REF" in done.err
     done = run("traffic", "show", place, "--model", words, "--out", tmp_path / "a.gif")
     assert done.code == 2 and "written as .svg" in done.err

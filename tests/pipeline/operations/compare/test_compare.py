@@ -48,7 +48,7 @@ def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_pu
     again = built.run(*words_of, "--precision", "fp32")
     assert again.code == 0 and "built in" not in done.err + again.err, "what was built is on record"
     assert "latency cpu fp32 onnxruntime: cached" not in again.err, "a time of another moment is compared with nothing"
-    assert "take cpu fp32 onnxruntime: the only engine that is proven here" in again.out
+    assert "recommended: cpu fp32 onnxruntime: the only engine that is proven here" in again.out
 
 
 def test_every_backend_that_serves_the_target_is_taken_with_the_specs_own_options(project: Project):
@@ -90,7 +90,7 @@ def test_the_words_leave_out_what_nobody_has_and_hide_nothing():
     assert table[0][0] == "fp32 a" and "1 of 2" in table[0]
     text = "\n".join(describe_comparison(decode(json.loads(json.dumps(encode(FOUND))), BackendComparison)))
     assert "session" in columns and text.startswith("median: of the runtime's own call")
-    assert "fp32 b is refused: a | b" in text and "take cpu fp32 a: because" in text
+    assert "fp32 b is refused: a | b" in text and "recommended: cpu fp32 a: because" in text
     assert (
         "faster: x against y; too few runs" in text
         and "faster: x against z, by the times that each had alone (2,330 times)" in text
