@@ -54,8 +54,8 @@ def count_wrong(name: str, found: Verdicts) -> int:
 
 def table(rows: dict[str, Verdicts], wrong: int) -> str:
     """The rows as Markdown. wrong: how many logs got a wrong verdict."""
-    lines: list[tuple[str, ...]] = [("candidate", "truth", "PASS", "FAIL", "INSUFFICIENT", "wrong"), ("---",) * 6]
-    lines += [
+    columns = ("candidate", "truth", "PASS", "FAIL", "INSUFFICIENT", "wrong")
+    lines: list[tuple[str, ...]] = [
         (
             name,
             CELLS[name].truth,
@@ -65,9 +65,10 @@ def table(rows: dict[str, Verdicts], wrong: int) -> str:
         for name, of in rows.items()
     ]
     count = len(SIMULATIONS) * LOG_SIMULATIONS
-    logs = f"Of {count} canaries of production logs, such as logs that end early, {wrong} got a wrong verdict."
+    logs = f"Of {count} simulated canaries of production logs, {wrong} got a wrong verdict."
     simulations = max(sum(of.values()) for of in rows.values())
     head = f"Each row counts {simulations} canaries of {next(iter(CELLS.values())).count:,} requests.\n\n"
+    head += f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n"
     return head + "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{logs}\n"
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = {
     "bench_buckets": "--requests 600 --seconds 0.01 --traces bimodal",
     "bench_calibration": "FOLDER --model small --only cost --samples 2",
-    "bench_canary": "--simulations 1 --workers 1 --cells 'fails from 50 % on'",
+    "bench_canary": "--simulations 1 --workers 1 --cells 'all fail after 50 % of the run'",
     "bench_canary_in_flight": "--canaries 12 --requests 300 --in-flight 2 --loads 0.3",
     "bench_capacity": "digits --seconds 0.3",
     "bench_cpu_int8": "digits --rounds 1",

@@ -183,7 +183,7 @@ def scored(drop: float, draw_scores: Callable[[Rng, int], np.ndarray]) -> Draw:
 
 
 def killed(rng: Rng, count: int) -> CanaryEvidence:
-    """Logs of named requests; the candidate's ends at any time before the last minute, without a closing line."""
+    """Logs of named requests; the candidate's ends 600 or more requests early, without a closing line."""
     after_part = rng.uniform(0.2, 1 - 60 * PER_SECOND / count)
     logs = dying(rng, count, after=after_part, closed=(False, True))
     return evidence_of(logs.candidate, logs.baseline, 15.0)[0]
@@ -197,26 +197,28 @@ def hung(rng: Rng, count: int) -> CanaryEvidence:
 
 
 CELLS: Mapping[str, Cell] = {
-    "lognormal, pairs": Cell("equal", of_kind("lognormal"), passes=True),
+    "lognormal": Cell("equal", of_kind("lognormal"), passes=True),
     "lognormal, unnamed": Cell("equal", of_kind("lognormal", paired=False), limits=UNNAMED, passes=True),
-    "load steps of both, pairs": Cell("equal", of_kind("load steps of both"), passes=True),
-    "load steps of both, unnamed": Cell(
+    "shared load steps": Cell("equal", of_kind("load steps of both"), passes=True),
+    "shared load steps, unnamed": Cell(
         "equal", of_kind("load steps of both", paired=False), limits=UNNAMED, passes=True
     ),
-    "load steps of each": Cell("equal", of_kind("load steps")),
+    "separate load steps": Cell("equal", of_kind("load steps")),
     "AR .95": Cell("equal", of_kind("AR .95")),
     "AR .99": Cell("equal", of_kind("AR .99")),
     "AR .999": Cell("equal", of_kind("AR .999")),
     "AR .95, unnamed": Cell("equal", of_kind("AR .95", paired=False), limits=UNNAMED),
-    "heavy tails": Cell("equal", of_kind("heavy")),
+    "Pareto 2.5": Cell("equal", of_kind("heavy")),
     "Pareto 1.5": Cell("equal", of_kind("Pareto 1.5")),
-    "two modes": Cell("equal", of_kind("two modes")),
-    "outliers": Cell("equal", of_kind("outliers")),
-    "queue": Cell("equal", of_kind("queue")),
-    "sine": Cell("equal", of_kind("sine")),
-    "two sizes": Cell("equal", sized(0.0)),
-    "0.1 % errors one by one": Cell("equal", failing(share(0.001), share(0.001)), limits=ERRORS),
-    "0.1 % errors in outages of 100": Cell("equal", failing(share(0.001, bursts), share(0.001, bursts)), limits=ERRORS),
+    "half take twice as long": Cell("equal", of_kind("two modes")),
+    "1 % take 100 times as long": Cell("equal", of_kind("outliers")),
+    "queue, server 80 % busy": Cell("equal", of_kind("queue")),
+    "20 % sine wave": Cell("equal", of_kind("sine")),
+    "10 % large requests": Cell("equal", sized(0.0)),
+    "0.1 % independent errors": Cell("equal", failing(share(0.001), share(0.001)), limits=ERRORS),
+    "0.1 % errors, in outages of 100 requests": Cell(
+        "equal", failing(share(0.001, bursts), share(0.001, bursts)), limits=ERRORS
+    ),
     "growing log, 18 looks": Cell("equal", of_kind("lognormal"), limits=MEDIAN, looks=18),
     "growing log with 1 % errors, 18 looks": Cell("equal", failing(share(0.01), share(0.01)), limits=ERRORS, looks=18),
     "2 % slower median (the margin)": Cell("worse", of_kind("lognormal", 0.02), limits=MEDIAN),
@@ -224,22 +226,22 @@ CELLS: Mapping[str, Cell] = {
     "5 % slower p99 (the margin)": Cell("worse", of_kind("two humps", 0.05), limits=TAIL),
     "3 % slower, AR .95": Cell("worse", of_kind("AR .95", 0.03), limits=MEDIAN),
     "3 % slower, AR .99": Cell("worse", of_kind("AR .99", 0.03), limits=MEDIAN),
-    "0.2 % errors against 0.1 % (the margin)": Cell("worse", failing(share(0.002), share(0.001)), limits=ERRORS),
-    "0.3 % errors against 0.1 %": Cell("worse", failing(share(0.003), share(0.001)), limits=ERRORS),
-    "0.2 % other answers (the margin)": Cell("worse", other_answers(0.002)),
-    "0.5 % other answers": Cell("worse", other_answers(0.005)),
+    "0.2 % errors, baseline 0.1 % (the margin)": Cell("worse", failing(share(0.002), share(0.001)), limits=ERRORS),
+    "0.3 % errors, baseline 0.1 %": Cell("worse", failing(share(0.003), share(0.001)), limits=ERRORS),
+    "0.2 % different answers (the margin)": Cell("worse", other_answers(0.002)),
+    "0.5 % different answers": Cell("worse", other_answers(0.005)),
     "0.3 % take 1,000 times as long": Cell("worse", slow_share(0.003, 1000.0)),
-    "large requests (10 %) 20 % slower": Cell("worse", sized(0.2)),
-    "score 1 point lower (the margin)": Cell(
+    "10 % large requests, 20 % slower": Cell("worse", sized(0.2)),
+    "mean score lower by 0.01 (the margin)": Cell(
         "worse", scored(0.01, lambda rng, count: 0.8 + rng.normal(size=count) * 0.05), limits=SCORES
     ),
-    "fails from 50 % on": Cell("broken", failing(after(0.5), share(0.0))),
-    "fails from 90 % on": Cell("broken", failing(after(0.9), share(0.0))),
-    "fails from 99 % on": Cell("broken", failing(after(0.99), share(0.001))),
-    "killed a minute ago or longer": Cell("broken", killed),
-    "hung a minute ago": Cell("broken", hung),
-    "half of the requests in 1 outage": Cell("broken", failing(outages(1), share(0.001))),
-    "half of the requests in 5 outages": Cell("broken", failing(outages(5), share(0.001))),
+    "all fail after 50 % of the run": Cell("broken", failing(after(0.5), share(0.0))),
+    "all fail after 90 % of the run": Cell("broken", failing(after(0.9), share(0.0))),
+    "all fail after 99 % of the run": Cell("broken", failing(after(0.99), share(0.001))),
+    "killed 600 or more requests early": Cell("broken", killed),
+    "hung for the last 600 requests": Cell("broken", hung),
+    "half fail, in 1 outage": Cell("broken", failing(outages(1), share(0.001))),
+    "half fail, in 5 outages": Cell("broken", failing(outages(5), share(0.001))),
     "3 times slower for 10 % of the run": Cell("broken", slow_stretch(0.1)),
 }
 WRONG: Mapping[Truth, tuple[str, ...]] = {"equal": ("FAIL",), "worse": ("PASS",), "broken": ("PASS", "INSUFFICIENT")}
