@@ -48,4 +48,4 @@ def test_a_pull_says_why_it_took_another_engine(built: Project, tmp_path: Path) 
     assert [item["unit"] for item in done.json["lost"]] == ["cpu int8 onnxruntime"]
     refused = built.run("promote", "tiny", "tiny:stable", "--proven-only")
     assert refused.code == 1 and "tiny@1 is damaged; restore it, or build again" in refused.err
-    assert "to repair it, build again; restore other files" in built.run("registry", "fsck").err
+    assert "to repair engines, build again; restore other files" in built.run("registry", "fsck").err
