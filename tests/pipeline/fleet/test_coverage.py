@@ -134,7 +134,7 @@ def test_what_is_planned_breaks_what_serves_now(digits: Store) -> None:
 def test_each_precision_that_is_asked_for_is_a_row(digits: Store) -> None:
     found = stand(digits, demand(precisions=("int8", "fp16")), group("l4"))
     assert [(item.precision, item.state) for item in found] == [("int8", "covered"), ("fp16", "missing")]
-    assert found[1].reason == "l4 int8 tensorrt-rtx: int8, and fp16 was asked for"
+    assert found[1].reason == "l4 int8 tensorrt-rtx: precision int8, not fp16"
 
 
 def test_a_portable_engine_covers_every_gpu(store: Store) -> None:
