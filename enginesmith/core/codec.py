@@ -90,23 +90,25 @@ def _writer(kind: Any) -> Callable[[Any, Callable[[str], object]], Any]:
     if issubclass(kind, str | int):
         return lambda value, _: value
     if issubclass(kind, float):
-        return lambda value, strange: value if math.isfinite(value) else strange(str(value))
+        return lambda value, marker: value if math.isfinite(value) else marker(str(value))
     if issubclass(kind, list | tuple):
-        return lambda items, strange: [
-            item if item.__class__ in _PLAIN else _writer(item.__class__)(item, strange) for item in items
+        return lambda items, marker: [
+            element if element.__class__ in _PLAIN else _writer(element.__class__)(element, marker) for element in items
         ]
     if issubclass(kind, datetime):
         return lambda value, _: stamp(value)
     if issubclass(kind, Mapping):
-        return lambda value, strange: {name: _encode(item, strange) for name, item in value.items()}
+        return lambda value, marker: {name: _encode(element, marker) for name, element in value.items()}
     return (lambda value, _: str(value)) if issubclass(kind, Path) else _encode_fields
 
 
-def _encode_fields(value: Any, strange: Callable[[str], object]) -> dict[str, object]:
+def _encode_fields(value: Any, marker: Callable[[str], object]) -> dict[str, object]:
     if hasattr(value, "encode_json"):
         return dict(value.encode_json())
     return {
-        key: item if (kind := (item := getattr(value, name)).__class__) in _PLAIN else _writer(kind)(item, strange)
+        key: field_value
+        if (kind := (field_value := getattr(value, name)).__class__) in _PLAIN
+        else _writer(kind)(field_value, marker)
         for name, key in _layout(value.__class__)
     }
 
@@ -116,11 +118,11 @@ def _layout(kind: Any) -> tuple[tuple[str, str], ...]:
     """(name, key) of each field. Raises TypeError for what is no dataclass."""
     if not dataclasses.is_dataclass(kind):
         raise TypeError(f"{kind.__name__} cannot be written as JSON")
-    return tuple((item.name, _key(item)) for item in dataclasses.fields(kind))
+    return tuple((field.name, _key(field)) for field in dataclasses.fields(kind))
 
 
-def _key(item: "dataclasses.Field[object]") -> str:
-    return item.name.removesuffix("_")
+def _key(field: "dataclasses.Field[object]") -> str:
+    return field.name.removesuffix("_")
 
 
 def parse_as(data: bytes, limit: int, kind: type[T]) -> T:
@@ -138,8 +140,8 @@ def decode(data: object, kind: type[T], path: str | None = None) -> T:
     try:
         value: T = _reader(kind)(data)  # type: ignore[arg-type] # a type has a hash
     except _Mismatch as error:
-        where = getattr(kind, "__name__", describe(kind)) if path is None else path
-        text = f"{where or 'document'}{error}".removeprefix("" if where else "document.").removeprefix("document: ")
+        root = getattr(kind, "__name__", describe(kind)) if path is None else path
+        text = f"{root or 'document'}{error}".removeprefix("" if root else "document.").removeprefix("document: ")
         raise (NewerFormatError if isinstance(error, _Newer) else Malformed)(text) from error
     return value
 
@@ -196,20 +198,20 @@ def _read_float(data: object) -> float:
 
 def _union_reader(kind: object) -> _Reader:
     """Reads the value by the union's tag, or by the first type that fits; for `X | None` errors are those of X."""
-    kinds = [each for each in get_args(kind) if each is not NoneType]
-    exact = {*_leading(kinds), *([NoneType] if len(kinds) < len(get_args(kind)) else [])}
+    kinds = [member for member in get_args(kind) if member is not NoneType]
+    plain_kinds = {*_leading(kinds), *([NoneType] if len(kinds) < len(get_args(kind)) else [])}
     tag = _tag_of(kinds) if len(kinds) > 1 else None
     if tag or len(kinds) == 1:
-        only = _tagged_reader(kinds, tag) if tag else _reader(kinds[0])
-        return lambda data: data if type(data) in exact else only(data)
-    readers = [_reader(each) for each in kinds]
+        sole_reader = _tagged_reader(kinds, tag) if tag else _reader(kinds[0])
+        return lambda data: data if type(data) in plain_kinds else sole_reader(data)
+    readers = [_reader(member) for member in kinds]
 
     def read_first(data: object) -> object:
-        if type(data) in exact:
+        if type(data) in plain_kinds:
             return data
-        for each in readers:
+        for reader in readers:
             with suppress(_Mismatch):
-                return each(data)
+                return reader(data)
         return _refuse(data, kind)
 
     return read_first
@@ -217,57 +219,57 @@ def _union_reader(kind: object) -> _Reader:
 
 def _leading(kinds: Iterable[object]) -> Iterator[object]:
     """The plain types at the head of a union, as far as none before them would convert their values."""
-    for each in kinds:
-        if each in (str, int, bool, float):
-            yield each
-        if each not in (str, int, bool):
+    for kind in kinds:
+        if kind in (str, int, bool, float):
+            yield kind
+        if kind not in (str, int, bool):
             return
 
 
 def _tag_of(kinds: Iterable[object]) -> str | None:
     """The field by which the dataclasses of a union are told apart: a Literal in each of them; None without one."""
-    classes = [each for each in kinds if not hasattr(each, "decode_json")]
-    hints = [_hints(each) if dataclasses.is_dataclass(each) else {} for each in classes]  # type: ignore[arg-type]
-    return next((name for name in hints[0] if all(get_origin(each.get(name)) is Literal for each in hints)), None)
+    classes = [member for member in kinds if not hasattr(member, "decode_json")]
+    hints = [_hints(member) if dataclasses.is_dataclass(member) else {} for member in classes]  # type: ignore[arg-type]
+    return next((name for name in hints[0] if all(get_origin(member.get(name)) is Literal for member in hints)), None)
 
 
 def _tagged_reader(kinds: Sequence[Any], tag: str) -> _Reader:
     """Reads an object by its tag. A class with `decode_json`, which reads and writes (`encode_json`) its own JSON,
     takes an object of another tag, or with other fields than the tag's class has."""
-    other: Any = next((each for each in kinds if hasattr(each, "decode_json")), None)
-    members = {word: each for each in kinds if each is not other for word in get_args(_hints(each)[tag])}
-    keys = {word: {_key(item) for item in dataclasses.fields(each)} for word, each in members.items()}
+    custom_class: Any = next((kind for kind in kinds if hasattr(kind, "decode_json")), None)
+    members = {label: kind for kind in kinds if kind is not custom_class for label in get_args(_hints(kind)[tag])}
+    keys = {label: {_key(field) for field in dataclasses.fields(kind)} for label, kind in members.items()}
 
     def read_tagged(data: object) -> object:
         mapping = _as(dict, data, dict)
-        if type(word := mapping.get(tag)) is not str:
-            raise _Mismatch(f".{tag}{_say(word, str) if tag in mapping else ' is missing'}")
-        if other and mapping.keys() != keys.get(word):
-            return other.decode_json(mapping)
-        if word not in members:
-            raise _Mismatch(f".{tag}{_say(word, Literal[tuple(members)])}")
-        return _reader(members[word])(mapping)
+        if type(label := mapping.get(tag)) is not str:
+            raise _Mismatch(f".{tag}{_say(label, str) if tag in mapping else ' is missing'}")
+        if custom_class and mapping.keys() != keys.get(label):
+            return custom_class.decode_json(mapping)
+        if label not in members:
+            raise _Mismatch(f".{tag}{_say(label, Literal[tuple(members)])}")
+        return _reader(members[label])(mapping)
 
     return read_tagged
 
 
-def _list_reader(item: object) -> _Reader:
-    accepts = (lambda data: type(data) is float) if item is float else acceptor(item)
+def _list_reader(element_kind: object) -> _Reader:
+    accepts = (lambda data: type(data) is float) if element_kind is float else acceptor(element_kind)
 
     def read_list(data: object) -> list[Any]:
         elements = _as(list, data, list)
         if accepts and all(map(accepts, elements)):
             return list(elements)
-        return _read_each(elements, [_reader(item)] * len(elements))
+        return _read_each(elements, [_reader(element_kind)] * len(elements))
 
     return read_list
 
 
-def _read_each(given: Sequence[object], readers: Sequence[_Reader]) -> list[Any]:
+def _read_each(values: Sequence[object], readers: Sequence[_Reader]) -> list[Any]:
     elements = list[Any]()
     try:
-        for reader, each in zip(readers, given, strict=True):
-            elements.append(reader(each))
+        for reader, value in zip(readers, values, strict=True):
+            elements.append(reader(value))
     except _Mismatch as error:
         raise type(error)(f"[{len(elements)}]{error}") from error
     return elements
@@ -276,16 +278,16 @@ def _read_each(given: Sequence[object], readers: Sequence[_Reader]) -> list[Any]
 def _tuple_reader(kind: object) -> _Reader:
     kinds = get_args(kind) or tuple(_hints(kind).values())
     if kinds[-1] is ...:
-        items = _list_reader(kinds[0])
-        return lambda data: tuple(items(data))
-    readers, make = [_reader(each) for each in kinds], getattr(kind, "_make", tuple)
-    return lambda data: make(
+        list_reader = _list_reader(kinds[0])
+        return lambda data: tuple(list_reader(data))
+    readers, construct = [_reader(element_kind) for element_kind in kinds], getattr(kind, "_make", tuple)
+    return lambda data: construct(
         _read_each(data, readers) if type(data) is list and len(data) == len(readers) else _refuse(data, kind)
     )
 
 
-def _mapping_reader(key: object, item: object) -> _Reader:
-    accepts_key, accepts = acceptor(key), acceptor(item)
+def _mapping_reader(key: object, value_kind: object) -> _Reader:
+    accepts_key, accepts = acceptor(key), acceptor(value_kind)
 
     def read_mapping(data: object) -> dict[str, Any]:
         mapping = _as(dict, data, dict)
@@ -294,10 +296,10 @@ def _mapping_reader(key: object, item: object) -> _Reader:
                 raise _Mismatch(f" has the key {name!r:.80}; it must be {describe(key)}")
         if accepts and all(map(accepts, mapping.values())):
             return dict(mapping)
-        decoded_map, reader = dict[str, Any](), _reader(item)
+        decoded_map, reader = dict[str, Any](), _reader(value_kind)
         try:
-            for name, each in mapping.items():
-                decoded_map[name] = reader(each)
+            for name, value in mapping.items():
+                decoded_map[name] = reader(value)
         except _Mismatch as error:
             raise type(error)(f".{name if name.isprintable() else ascii(name)!s:.80}{error}") from error
         return decoded_map
@@ -310,49 +312,51 @@ class _Plan:
     """How an object is read as a dataclass. readers: by key (field's name, the plain type whose values are taken as
     they are or None, reader).  formats: the newest format by key.  needed: keys without a default.
 
-    known: all keys; None where others are ignored.
+    field_names: all keys; None where others are ignored.
     """
 
     readers: Mapping[str, tuple[str, object, _Reader]]
     formats: Mapping[str, int]
     needed: Sequence[str]
-    known: Set[str] | None
+    field_names: Set[str] | None
 
     @classmethod
     def of(cls, kind: "type[DataclassInstance]") -> "_Plan":
         """The plan of a class, whose annotations can be resolved."""
-        fields_by_key = {_key(item): item for item in dataclasses.fields(kind)}
-        hints = {key: _hints(kind)[item.name] for key, item in fields_by_key.items() if item.init}
+        fields_by_key = {_key(field): field for field in dataclasses.fields(kind)}
+        hints = {key: _hints(kind)[field.name] for key, field in fields_by_key.items() if field.init}
         notes = ((key, note) for key, hint in hints.items() for note in get_args(hint))
         formats = {key: note.newest for key, note in notes if isinstance(note, Format)}
-        missing, complete = dataclasses.MISSING, issubclass(kind, Complete)
-        needed = [
+        no_default, is_complete = dataclasses.MISSING, issubclass(kind, Complete)
+        needed_keys = [
             key
             for key in hints
-            if complete or fields_by_key[key].default is fields_by_key[key].default_factory is missing
+            if is_complete or fields_by_key[key].default is fields_by_key[key].default_factory is no_default
         ]
-        plain = {key: hint if hint in (str, int, bool, float) else None for key, hint in hints.items()}
-        readers = {key: (fields_by_key[key].name, plain[key], _reader(hint)) for key, hint in hints.items()}
-        return cls(readers, formats, [*formats, *needed], None if issubclass(kind, Excerpt) else fields_by_key.keys())
+        plain_kinds = {key: hint if hint in (str, int, bool, float) else None for key, hint in hints.items()}
+        readers = {key: (fields_by_key[key].name, plain_kinds[key], _reader(hint)) for key, hint in hints.items()}
+        return cls(
+            readers, formats, [*formats, *needed_keys], None if issubclass(kind, Excerpt) else fields_by_key.keys()
+        )
 
-    def check(self, given: Mapping[str, object]) -> None:
+    def check(self, mapping: Mapping[str, object]) -> None:
         """Raise _Newer for a newer format, _Mismatch for an unknown key and for a missing one."""
-        for key, newest in self.formats.items():
-            if isinstance(stated := given.get(key), int) and stated > newest:
-                raise _Newer(f".{key} is {stated}; this enginesmith reads {newest}: upgrade enginesmith")
-        if self.known is not None and not given.keys() <= self.known:
-            name = min(map(str, given.keys() - self.known))
-            field_names = ", ".join(sorted(self.known))
+        for key, newest_format in self.formats.items():
+            if isinstance(format_number := mapping.get(key), int) and format_number > newest_format:
+                raise _Newer(f".{key} is {format_number}; this enginesmith reads {newest_format}: upgrade enginesmith")
+        if self.field_names is not None and not mapping.keys() <= self.field_names:
+            name = min(map(str, mapping.keys() - self.field_names))
+            name_list = ", ".join(sorted(self.field_names))
             raise _Mismatch(
-                f" has no field {name!r:.80}; known: {field_names:.400}; a newer enginesmith may have written it"
+                f" has no field {name!r:.80}; known: {name_list:.400}; a newer enginesmith may have written it"
             )
         for key in self.needed:
-            if key not in given:
+            if key not in mapping:
                 raise _Mismatch(f".{key} is missing")
 
 
 def _dataclass_reader(kind: "type[DataclassInstance]") -> _Reader:
-    make: Callable[..., Any] = kind
+    construct: Callable[..., Any] = kind
     plan: _Plan | None = None
     checks = hasattr(kind, "check_fields")
 
@@ -363,14 +367,14 @@ def _dataclass_reader(kind: "type[DataclassInstance]") -> _Reader:
         if plan.formats or mapping.keys() != readers.keys():
             plan.check(mapping)
         try:
-            for key, item in mapping.items():
+            for key, field_data in mapping.items():
                 if field_reader := readers.get(key):
-                    name, plain, reader = field_reader
-                    field_values[name] = item if type(item) is plain else reader(item)
+                    name, plain_kind, reader = field_reader
+                    field_values[name] = field_data if type(field_data) is plain_kind else reader(field_data)
         except _Mismatch as error:
             raise type(error)(f".{key}{error}") from error
         try:
-            value = make(**field_values)
+            value = construct(**field_values)
             if checks:
                 value.check_fields()
         except (TypeError, ValueError, LookupError, ArithmeticError, EnginesmithError) as error:  # they do not fit
@@ -380,9 +384,9 @@ def _dataclass_reader(kind: "type[DataclassInstance]") -> _Reader:
     return read_fields
 
 
-def _as(kind: type[T], data: object, wanted: object) -> T:
+def _as(kind: type[T], data: object, expected_kind: object) -> T:
     """The data, which must be of this very type: True is no number."""
-    return data if isinstance(data, kind) and type(data) is kind else _refuse(data, wanted)
+    return data if isinstance(data, kind) and type(data) is kind else _refuse(data, expected_kind)
 
 
 def _say(data: object, kind: object) -> str:
@@ -396,11 +400,11 @@ def _refuse(data: object, kind: object) -> NoReturn:
 def _unmark(data: object) -> object:
     """The data with {"float": "nan"} and the like as floats."""
     if isinstance(data, list):
-        return [_unmark(item) for item in data]
+        return [_unmark(element) for element in data]
     if not isinstance(data, dict):
         return data
     if data.keys() != {_FLOAT}:
-        return {name: _unmark(item) for name, item in data.items()}
+        return {name: _unmark(element) for name, element in data.items()}
     text = data.get(_FLOAT)
     return float(text) if text in _NOT_JSON else _refuse(data, float)
 

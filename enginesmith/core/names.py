@@ -111,8 +111,8 @@ def parse_channel(text: str, default: str | None = None) -> tuple[str, str]:
 
 def channel_of(model: str, text: str) -> str:
     """The channel of `CHANNEL`, or of `name:CHANNEL`, where the name must be the model's. Raises UnknownNameError."""
-    named, colon, channel = text.rpartition(":")
-    if colon and named != model:
+    name, colon, channel = text.rpartition(":")
+    if colon and name != model:
         raise UnknownNameError(f"{text!r} is a channel of another model; give {model}:{channel}")
     return check_channel(channel)
 

@@ -88,12 +88,12 @@ class Malformed(IntegrityError):  # noqa: N818 - says what the document is
     """A document with a missing or wrong field; the message starts with the path of the field."""
 
 
-def find(item: object, path: str, kind: type[T], default: D) -> T | D:
+def find(document: object, path: str, kind: type[T], default: D) -> T | D:
     """The value at a dotted path of a document; `default` where it is absent or null.
 
     Where `kind` is float, an int is converted. Raises DataError for a value of another type.
     """
-    value = item
+    value = document
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     if value is None:
@@ -105,18 +105,18 @@ def find(item: object, path: str, kind: type[T], default: D) -> T | D:
     return value
 
 
-def read(item: object, path: str, kind: type[T]) -> T:
+def read(document: object, path: str, kind: type[T]) -> T:
     """The value at a dotted path of a document. Raises DataError if it is missing or of another type."""
-    value = find(item, path, kind, None)
+    value = find(document, path, kind, None)
     if value is None:
-        raise DataError(f"{path} is missing from {str(item)[:80]}")
+        raise DataError(f"{path} is missing from {str(document)[:80]}")
     return value
 
 
-def put(item: Mapping[str, object], path: str, value: object) -> dict[str, object]:
+def put(document: Mapping[str, object], path: str, value: object) -> dict[str, object]:
     """A copy of the document with `value` at the dotted path; the input is not changed. Raises DataError."""
-    name, _, rest = path.partition(".")
-    return {**item, name: put(find(item, name, dict, {}), rest, value) if rest else value}
+    name, _, subpath = path.partition(".")
+    return {**document, name: put(find(document, name, dict, {}), subpath, value) if subpath else value}
 
 
 def load_json(text: str | bytes) -> Any:
@@ -151,9 +151,9 @@ def _check_depth(value: object) -> None:
     level = [value]
     for _ in range(MAX_DEPTH):
         inner = list[object]()
-        for item in level:
-            inner += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-        if not (level := [item for item in inner if type(item) in (dict, list)]):
+        for element in level:
+            inner += element.values() if isinstance(element, dict) else element if isinstance(element, list) else ()
+        if not (level := [element for element in inner if type(element) in (dict, list)]):
             return
     raise Malformed(f"is nested more than {MAX_DEPTH} levels deep")
 

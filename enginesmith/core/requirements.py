@@ -46,18 +46,18 @@ def acceptor(kind: object) -> Accepts | None:
     """Whether data is a value of the type as it is; None for a type whose values are not their own JSON."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in (str, int, bool, None, NoneType):
-        exact = NoneType if kind is None else kind
-        return lambda data: type(data) is exact
+        plain_type = NoneType if kind is None else kind
+        return lambda data: type(data) is plain_type
     if kind == Json:
         return lambda _: True
     if kind == Count:  # which most of the numbers in documents are
         return lambda data: type(data) is int and 0 <= data <= MAX_COUNT
     if origin is Literal:
-        words = {(type(word), word) for word in arguments}
-        return lambda data: isinstance(data, str | int | None) and (type(data), data) in words
+        literals = {(type(literal), literal) for literal in arguments}
+        return lambda data: isinstance(data, str | int | None) and (type(data), data) in literals
     if origin is Annotated and (inner := acceptor(arguments[0])):
         return _both(inner, [rule for rule, _ in rules(kind)])
-    members = [acceptor(each) for each in arguments] if origin in UNIONS else []
+    members = [acceptor(argument) for argument in arguments] if origin in UNIONS else []
     acceptors = [accepts for accepts in members if accepts]
     return (
         (lambda data: any(accepts(data) for accepts in acceptors))
@@ -66,12 +66,12 @@ def acceptor(kind: object) -> Accepts | None:
     )
 
 
-def _both(first: Accepts, rules: Sequence[Accepts]) -> Accepts:
+def _both(accepts: Accepts, rules: Sequence[Accepts]) -> Accepts:
     """Whether data keeps all of them, the first one first."""
     if not rules:
-        return first
-    second, *rest = rules
-    return _both(lambda data: first(data) and second(data), rest)
+        return accepts
+    rule, *other_rules = rules
+    return _both(lambda data: accepts(data) and rule(data), other_rules)
 
 
 # Constraint -> its limit's name, what gives for a limit whether a value keeps it, words for it.
@@ -90,13 +90,13 @@ _LIMITS: Mapping[object, tuple[str, Callable[[Any], Accepts], str]] = {
 def rules(kind: object) -> Iterator[tuple[Accepts, str]]:
     """Each constraint of an Annotated type, with words. Raises TypeError for one that would not be kept."""
     for note in get_args(kind)[1:]:
-        for part in note if isinstance(note, annotated_types.GroupedMetadata) else (note,):
-            if type(part) in _LIMITS:
-                name, make, words = _LIMITS[type(part)]
-                limit = getattr(part, name)
-                yield make(limit), words.format(limit)
-            elif isinstance(part, annotated_types.BaseMetadata):
-                raise TypeError(f"the codec has no constraint {part}")
+        for constraint in note if isinstance(note, annotated_types.GroupedMetadata) else (note,):
+            if type(constraint) in _LIMITS:
+                name, make_rule, template = _LIMITS[type(constraint)]
+                limit = getattr(constraint, name)
+                yield make_rule(limit), template.format(limit)
+            elif isinstance(constraint, annotated_types.BaseMetadata):
+                raise TypeError(f"the codec has no constraint {constraint}")
 
 
 _WORDS: Mapping[object, str] = {
@@ -116,8 +116,8 @@ def describe(kind: object) -> str:
     if origin in UNIONS:
         return " or ".join(dict.fromkeys(map(describe, arguments)))
     if origin is Annotated:
-        said = [note.documentation for note in arguments if hasattr(note, "documentation")]
-        return said[0] if said else ", ".join([describe(arguments[0]), *(words for _, words in rules(kind))])
+        docs = [note.documentation for note in arguments if hasattr(note, "documentation")]
+        return docs[0] if docs else ", ".join([describe(arguments[0]), *(text for _, text in rules(kind))])
     if origin in (tuple, list, Sequence) or kind is list:
         return "a list" if origin is not tuple or arguments[-1] is ... else f"a list of {len(arguments)}"
     return _WORDS.get(kind, "an object")
@@ -136,19 +136,19 @@ _DRIVER_OF_CUDA = {12: "525", 13: "580"}
 
 def numbers(version: str) -> tuple[int, ...]:
     """The leading numeric parts of a version: '10.16.1rc2' gives (10, 16). A part of over 18 digits ends it, too."""
-    plain = takewhile(lambda part: part.isdecimal() and len(part) <= 18, version.split("."))
-    return tuple(map(int, plain))
+    numeric_parts = takewhile(lambda part: part.isdecimal() and len(part) <= 18, version.split("."))
+    return tuple(map(int, numeric_parts))
 
 
 def same_version(built: str, here: str) -> bool:
     """Whether two versions are equal in the parts that both have ('10.16' and '10.16.1'); other text must be equal."""
-    plain = all(part.isdecimal() for part in f"{built}.{here}".split("."))
-    return built == here or (plain and all(a == b for a, b in zip(numbers(built), numbers(here), strict=False)))
+    is_numeric = all(part.isdecimal() for part in f"{built}.{here}".split("."))
+    return built == here or (is_numeric and all(a == b for a, b in zip(numbers(built), numbers(here), strict=False)))
 
 
-def is_within(here: str, first: str, below: str) -> bool:
-    """Whether a version is in [first, below), compared in the parts that both have; '' as `below` has no limit."""
-    version, low, high = numbers(here), numbers(first), numbers(below)
+def is_within(here: str, oldest: str, below: str) -> bool:
+    """Whether a version is in [oldest, below), compared in the parts that both have; '' as `below` has no limit."""
+    version, low, high = numbers(here), numbers(oldest), numbers(below)
     return low[: len(version)] <= version[: len(low)] and (not below or version[: len(high)] < high[: len(version)])
 
 
@@ -272,17 +272,17 @@ class Library:
 
     def build_for(self, platform: str, cuda: int) -> LibraryBuild | None:
         """The build of a platform with the newest CUDA up to a major version; None without one."""
-        fitting = [build for build in self.builds if build.platform == platform and build.cuda <= cuda]
-        return max(fitting, key=lambda build: build.cuda, default=None)
+        fitting_builds = [build for build in self.builds if build.platform == platform and build.cuda <= cuda]
+        return max(fitting_builds, key=lambda build: build.cuda, default=None)
 
     def explain_absence(self, platform: str, cuda: int) -> str:
         """That no build fits a machine: 'needs the library libcube.so, which ...'; '' where one does."""
         if self.build_for(platform, cuda):
             return ""
-        names = [f"{build.platform}{f' with CUDA {build.cuda}' if build.cuda else ''}" for build in self.builds]
-        here = f"{platform}{f' with CUDA {cuda}' if cuda else ''}"
+        builds = [f"{build.platform}{f' with CUDA {build.cuda}' if build.cuda else ''}" for build in self.builds]
+        machine = f"{platform}{f' with CUDA {cuda}' if cuda else ''}"
         return (
-            f"needs the library {self.name}, which this version has for {', '.join(names)}, and not for {here}; "
+            f"needs the library {self.name}, which this version has for {', '.join(builds)}, and not for {machine}; "
             "add one to source.libraries, and build again"
         )
 
@@ -342,7 +342,7 @@ KINDS: dict[str, type[Known]] = {each.kind: each for each in get_args(Known)}
 
 def hardware_of(requires: Iterable[Requirement]) -> Gpu | Cpu | None:
     """The first GPU or CPU requirement; None if there is none."""
-    return next((item for item in requires if isinstance(item, Gpu | Cpu)), None)
+    return next((requirement for requirement in requires if isinstance(requirement, Gpu | Cpu)), None)
 
 
 class _Target(Protocol):
@@ -359,17 +359,17 @@ def for_target(target: _Target, *, only: str = "") -> Gpu | Cpu:
     return Gpu(target.name, target.compute_capability)
 
 
-def same_versions(toolchain: Mapping[str, str], *names: str) -> tuple[Runtime, ...]:
+def same_versions(toolchain: Mapping[str, str], *distributions: str) -> tuple[Runtime, ...]:
     """The usual requirement of runtimes: the versions of these distributions that built the engine."""
-    return tuple(Runtime(name, toolchain[name]) for name in names if name in toolchain)
+    return tuple(Runtime(name, toolchain[name]) for name in distributions if name in toolchain)
 
 
 def later_versions(
     toolchain: Mapping[str, str], name: str, *, strict: bool = True, remark: str = ""
 ) -> tuple[Runtime, ...]:
     """A runtime whose later releases open what an earlier one wrote; none where its version is not on record."""
-    built = toolchain.get(name)
-    return (Runtime(name, built, loads=((built, ""),), strict=strict, remark=remark),) if built else ()
+    version = toolchain.get(name)
+    return (Runtime(name, version, loads=((version, ""),), strict=strict, remark=remark),) if version else ()
 
 
 def driver_for(toolchain: Mapping[str, str]) -> tuple[Driver, ...]:

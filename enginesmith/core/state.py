@@ -54,13 +54,13 @@ def step_inputs(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tuple[
     )
 
 
-def grown_axes(given: Sequence[TensorSpec]) -> dict[tuple[str, int], int | str]:
+def grown_axes(inputs: Sequence[TensorSpec]) -> dict[tuple[str, int], int | str]:
     """(input, axis) of each axis that grows with the states: its size is a sum with a dim that is no axis of any input
     that a caller gives. And what is left of the sum without such dims."""
-    own = {size for item in given for size in item.shape}
+    input_dims = {size for spec in inputs for size in spec.shape}
     axis_sizes: dict[tuple[str, int], int | str] = {}
-    for spec, axis, total in list_sums(given):
-        base_terms = [term for term in total.split(PLUS) if term.isdecimal() or term in own]
+    for spec, axis, total in list_sums(inputs):
+        base_terms = [term for term in total.split(PLUS) if term.isdecimal() or term in input_dims]
         if len(base_terms) < len(total.split(PLUS)):
             axis_sizes[spec.name, axis] = (
                 sum(map(int, base_terms)) if all(map(str.isdecimal, base_terms)) else PLUS.join(base_terms)
@@ -76,10 +76,10 @@ def state_ends(
     shapes = {spec.name: spec.shape for spec in inputs}
     dim_ranges: dict[str, tuple[int, int]] = {}
     for name, low, _, high in (ranges for profile in profiles for ranges in profile.inputs):
-        for dim, least, most in zip(shapes.get(name, ()), low, high, strict=False):
+        for dim, smallest, largest in zip(shapes.get(name, ()), low, high, strict=False):
             if isinstance(dim, str) and dim not in input_dims:
-                before = dim_ranges.get(dim, (least, most))
-                dim_ranges[dim] = min(least, before[0]), max(most, before[1])
+                known_range = dim_ranges.get(dim, (smallest, largest))
+                dim_ranges[dim] = min(smallest, known_range[0]), max(largest, known_range[1])
     return dim_ranges
 
 
@@ -87,10 +87,10 @@ def with_int8_states(request: BuildRequest) -> BuildRequest:
     """The request as a compiler gets it: its quantized states are int8 at both ends."""
     if not request.quantized_states:
         return request
-    names = {name for state in request.quantized_states for name in (state.input, state.output)}
+    state_names = {name for state in request.quantized_states for name in (state.input, state.output)}
 
     def ends(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        return tuple(replace(spec, dtype="int8") if spec.name in names else spec for spec in specs)
+        return tuple(replace(spec, dtype="int8") if spec.name in state_names else spec for spec in specs)
 
     return replace(request, inputs=ends(request.inputs), outputs=ends(request.outputs), quantized_states=())
 
@@ -110,7 +110,7 @@ class _StatefulSpec(Excerpt):
 def states_of(spec: Mapping[str, object]) -> tuple[State, ...]:
     """The states of a version, from the spec that its manifest holds. Raises `parsing.Malformed` for what is none."""
     state_specs = decode(spec, _StatefulSpec, "spec").state
-    return tuple(State(name, item.output, item.initial, item.places) for name, item in state_specs.items())
+    return tuple(State(name, entry.output, entry.initial, entry.places) for name, entry in state_specs.items())
 
 
 # Ensembles: several graphs, each a version of a model of its own, that make one. Standard library only.
@@ -190,22 +190,24 @@ def read_functions(spec: Mapping[str, object], sources: Mapping[str, str]) -> li
     """The functions between the graphs of a version. spec, sources: of its manifest. Raises Malformed for a function
     whose file is not among the sources."""
     wiring = decode(spec, _Wiring, "spec")
-    return [_make_function(name, item, wiring.connections, sources) for name, item in wiring.functions.items()]
+    return [_make_function(name, function, wiring.connections, sources) for name, function in wiring.functions.items()]
 
 
 def _make_function(
-    name: str, item: _Function, connections: Mapping[str, str], sources: Mapping[str, str]
+    name: str, function_spec: _Function, connections: Mapping[str, str], sources: Mapping[str, str]
 ) -> EnsembleFunction:
-    file, _, function = item.function.partition(":")
-    begin, where = f"{FUNCTION} {name} ", f"spec.functions.{name}"
-    files = {key.removeprefix(begin): digest for key, digest in sources.items() if key.startswith(begin)}
-    if wrong := [path for path in files if not is_path(path)]:
-        raise Malformed(f"sources of {where} has {wrong[0]!r:.80}; it must be a relative path without '.' and '..'")
+    file, _, function = function_spec.function.partition(":")
+    prefix, spec_path = f"{FUNCTION} {name} ", f"spec.functions.{name}"
+    files = {key.removeprefix(prefix): digest for key, digest in sources.items() if key.startswith(prefix)}
+    if bad_paths := [path for path in files if not is_path(path)]:
+        raise Malformed(
+            f"sources of {spec_path} has {bad_paths[0]!r:.80}; it must be a relative path without '.' and '..'"
+        )
     if file not in files:
-        raise Malformed(f"{where}.function is {file!r:.80}, and no source is {begin}{file[:80]}")
+        raise Malformed(f"{spec_path}.function is {file!r:.80}, and no source is {prefix}{file[:80]}")
     inputs, outputs = (
         tuple(TensorSpec(key, tensor.dtype, tensor.shape) for key, tensor in tensors.items())
-        for tensors in (item.inputs, item.outputs)
+        for tensors in (function_spec.inputs, function_spec.outputs)
     )
     input_sources = {spec.name: connections.get(f"{name}.{spec.name}", f"{name}.{spec.name}") for spec in inputs}
     return EnsembleFunction(name, file, function, inputs, outputs, input_sources, files)
@@ -250,22 +252,22 @@ def split_source(source: str, before: Container[str]) -> tuple[str, str] | None:
 def list_inputs(wiring: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple[str, str]]]:
     """The inputs of the whole, in order, each with the (graph, input) that take it. wiring: of the graphs in order."""
     consumers: dict[str, list[tuple[str, str]]] = {}
-    before: list[str] = []
+    earlier_graphs: list[str] = []
     for graph, inputs in wiring.items():
         for name, source in inputs.items():
-            if split_source(source, before) is None:
+            if split_source(source, earlier_graphs) is None:
                 consumers.setdefault(source, []).append((graph, name))
-        before.append(graph)
+        earlier_graphs.append(graph)
     return consumers
 
 
 def name_dims(inputs: Sequence[TensorSpec], sources: Mapping[str, str], whole: Sequence[TensorSpec]) -> dict[str, str]:
     """What the whole calls the dims of a graph, as far as its inputs are inputs of the whole. sources: what gives the
     inputs of the graph.  whole: the inputs of the whole."""
-    named = {spec.name: spec.shape for spec in whole}
-    pairs = (zip(spec.shape, named.get(sources[spec.name], ()), strict=False) for spec in inputs)
-    dim_pairs = ((own, name) for axes in pairs for own, name in axes if isinstance(own, str) and PLUS not in own)
-    return {own: str(name) for own, name in dim_pairs}
+    whole_shapes = {spec.name: spec.shape for spec in whole}
+    axis_pairs = (zip(spec.shape, whole_shapes.get(sources[spec.name], ()), strict=False) for spec in inputs)
+    dim_pairs = ((dim, name) for axes in axis_pairs for dim, name in axes if isinstance(dim, str) and PLUS not in dim)
+    return {dim: str(name) for dim, name in dim_pairs}
 
 
 def name_states(
@@ -283,8 +285,10 @@ def name_states(
         return replace(places, at=sources[places.at], count=dims.get(places.count, ""))
 
     return tuple(
-        replace(item, input=f"{graph}.{item.input}", output=f"{graph}.{item.output}", places=name_places(item.places))
-        for item in states
+        replace(
+            state, input=f"{graph}.{state.input}", output=f"{graph}.{state.output}", places=name_places(state.places)
+        )
+        for state in states
     )
 
 
@@ -333,7 +337,7 @@ class _PaddedSpec(Excerpt):
 def padding_of(spec: Mapping[str, object]) -> Padding:
     """The padding of a version, from the spec that its manifest holds. Raises `parsing.Malformed` for what is none."""
     padded_spec = decode(spec, _PaddedSpec, "spec")
-    padding = Padding({name: item.pad for name, item in padded_spec.inputs.items() if item.pad})
+    padding = Padding({name: input_spec.pad for name, input_spec in padded_spec.inputs.items() if input_spec.pad})
     dims = ((name, padded_spec.dims[name]) for name in sorted(padding.dims & padded_spec.dims.keys()))
     edges = {name: decode(dim, _PaddedDim, f"spec.dims.{name}").buckets for name, dim in dims}
     return replace(padding, edges={name: sizes for name, sizes in edges.items() if sizes})

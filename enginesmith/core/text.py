@@ -83,27 +83,27 @@ def _read_output(process: "subprocess.Popen[bytes]", end: float, timeout_s: floa
 _ALIKE, _BEGINNING = 0.7, 3
 
 
-def find_nearest(word: str, known: Iterable[str]) -> str | None:
+def find_nearest(word: str, known_words: Iterable[str]) -> str | None:
     """The known word that was probably meant: one that is nearly the same, or that this one begins; upper and lower
     case are alike. None where no word is near: a wrong suggestion is worse than a list."""
-    names = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=_ALIKE)
-    begun = [name for name in names if len(word) >= _BEGINNING and name.startswith(word.lower())]
-    return next((names[name] for name in [*near, *sorted(begun, key=len)]), None)
+    spellings = {name.lower(): name for name in known_words}
+    close_words = difflib.get_close_matches(word.lower(), spellings, n=1, cutoff=_ALIKE)
+    completions = [name for name in spellings if len(word) >= _BEGINNING and name.startswith(word.lower())]
+    return next((spellings[name] for name in [*close_words, *sorted(completions, key=len)]), None)
 
 
-def suggest(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
+def suggest(word: str, known_words: Iterable[str], otherwise: str | None = None) -> str:
     """'did you mean 'x'?' for the nearest known word; without one `otherwise`, by default 'known: x, y'."""
-    names = list(known)
-    if near := find_nearest(word, names):
-        return f"did you mean {near!r}?"
-    return f"known: {', '.join(names) or 'none'}" if otherwise is None else otherwise
+    words = list(known_words)
+    if nearest := find_nearest(word, words):
+        return f"did you mean {nearest!r}?"
+    return f"known: {', '.join(words) or 'none'}" if otherwise is None else otherwise
 
 
-def join_first(items: Sequence[str], most: int = 3, separator: str = ", ") -> str:
-    """'a, b and 3 more': the first `most` of the items, and how many are left. With '; ' it is 'a; b; and 3 more'."""
-    head, rest = separator.join(items[:most]), len(items) - most
-    return f"{head}{separator.rstrip(', ')} and {rest} more" if rest > 0 else head
+def join_first(items: Sequence[str], limit: int = 3, separator: str = ", ") -> str:
+    """'a, b and 3 more': the first `limit` of the items, and how many are left. With '; ' it is 'a; b; and 3 more'."""
+    text, rest_count = separator.join(items[:limit]), len(items) - limit
+    return f"{text}{separator.rstrip(', ')} and {rest_count} more" if rest_count > 0 else text
 
 
 def format_bytes(size: float | None) -> str:
@@ -122,11 +122,11 @@ def format_checks(checks: Mapping[str, int]) -> str:
 
 def format_plain(value: float) -> str:
     """A number with three significant digits and without an exponent: '1.54', '2,330', '0.00012'."""
-    rounded = float(f"{value:.3g}")
-    if not 0 < abs(rounded) < math.inf:
-        return f"{rounded:g}"
-    digits = max(0, 2 - math.floor(math.log10(abs(rounded))))
-    text = f"{rounded:,.{digits}f}"
+    rounded_value = float(f"{value:.3g}")
+    if not 0 < abs(rounded_value) < math.inf:
+        return f"{rounded_value:g}"
+    digits = max(0, 2 - math.floor(math.log10(abs(rounded_value))))
+    text = f"{rounded_value:,.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
@@ -163,7 +163,7 @@ def visible(text: str) -> str:
 
 def visible_json(text: str) -> str:
     r"""JSON text of the same value, with characters that control a terminal as escapes: '\u009b'."""
-    return _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def now() -> str:
@@ -236,8 +236,8 @@ _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 
 def check_compression(archive: zipfile.ZipFile) -> None:
     """Raise BadZipFile for a member that is neither stored nor deflated."""
-    for item in archive.infolist():
-        if item.compress_type not in _METHODS:
+    for member in archive.infolist():
+        if member.compress_type not in _METHODS:
             raise zipfile.BadZipFile(
-                f"{item.filename[:80]!r} is compressed by method {item.compress_type}; only deflate is read"
+                f"{member.filename[:80]!r} is compressed by method {member.compress_type}; only deflate is read"
             )

@@ -151,8 +151,8 @@ class Dim:
         """The (min, opt, max) of each bucket. With explicit edges each bucket is tuned for its upper edge."""
         if not self.edges:
             return ((self.min, self.opt, self.max),)
-        starts = (self.min, *(edge + self.multiple for edge in self.edges[:-1]))
-        return tuple((low, high, high) for low, high in zip(starts, self.edges, strict=True))
+        lower_edges = (self.min, *(edge + self.multiple for edge in self.edges[:-1]))
+        return tuple((low, high, high) for low, high in zip(lower_edges, self.edges, strict=True))
 
     def test_sizes(self) -> tuple[int, ...]:
         """The sizes that validation must try: both ends of every bucket, and opt."""
@@ -168,9 +168,9 @@ def size_of(dim: str, sizes: Mapping[str, int]) -> int:
     return sum(int(term) if term.isdecimal() else sizes[term] for term in dim.split(PLUS))
 
 
-def rename_dims(dim: str, names: Mapping[str, str]) -> str:
+def rename_dims(dim: str, new_names: Mapping[str, str]) -> str:
     """A dim, or a sum of dims, under other names; those without one as they are."""
-    return PLUS.join(names.get(term, term) for term in dim.split(PLUS))
+    return PLUS.join(new_names.get(term, term) for term in dim.split(PLUS))
 
 
 @dataclass(frozen=True)
@@ -308,13 +308,13 @@ class BuildRequest:
     @property
     def multiples(self) -> dict[str, int]:
         """Dim -> what its sizes must be multiples of, for each named dim of the inputs where that is not 1."""
-        of = dict(self.profiles[0].multiples) if self.profiles else {}
-        pairs = (pair for spec in self.inputs for pair in zip(spec.shape, of.get(spec.name, ()), strict=False))
+        per_input = dict(self.profiles[0].multiples) if self.profiles else {}
+        pairs = (pair for spec in self.inputs for pair in zip(spec.shape, per_input.get(spec.name, ()), strict=False))
         return {dim: multiple for dim, multiple in pairs if isinstance(dim, str) and multiple > 1}
 
     def with_option(self, name: str, value: Scalar) -> "BuildRequest":
         """This request with another value of an option that it has."""
-        return replace(self, options=tuple((each, value if each == name else old) for each, old in self.options))
+        return replace(self, options=tuple((key, value if key == name else previous) for key, previous in self.options))
 
 
 @dataclass(frozen=True)
@@ -439,8 +439,8 @@ class Backend(Protocol):
 
 def sizes_product(dims: Sequence[Dim], per_dim: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
     """Every combination of the sizes that `per_dim` has for each dim, by its name; the last dim varies fastest."""
-    names = [dim.name for dim in dims]
-    return (dict(zip(names, sizes, strict=True)) for sizes in product(*(per_dim[name] for name in names)))
+    dim_names = [dim.name for dim in dims]
+    return (dict(zip(dim_names, sizes, strict=True)) for sizes in product(*(per_dim[name] for name in dim_names)))
 
 
 # Where an output has the rows that a graph selects (`onnx_graphs.structure.find_selected`): along its first axis,

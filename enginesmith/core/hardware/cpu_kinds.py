@@ -166,8 +166,8 @@ def refusal(request: BuildRequest, title: str) -> str | None:
     kind, level = kind_named(request.target.name), level_of(request)
     if kind is None:
         return None
-    if kind.machine != (here := _architecture()):
-        return f"{title} compiles for {here} CPUs on this machine, not for {kind.name}; use onnxruntime, or build there"
+    if kind.machine != (arch := _architecture()):
+        return f"{title} compiles for {arch} CPUs on this machine, not for {kind.name}; use onnxruntime, or build there"
     if not kind.has_level(level):
         return f"its option cpu is {level!r}, beyond {kind.name}; set backends.{request.backend}.cpu lower"
     return None
@@ -175,11 +175,11 @@ def refusal(request: BuildRequest, title: str) -> str | None:
 
 def why_no_proof(request: BuildRequest) -> str | None:
     """The reason why a run on this machine cannot prove a CPU engine; None if it can, and for GPU engines."""
-    required_kind, here = dict(request.toolchain).get(CPU_KIND) or kind_of(request.target), this_kind().name
-    if not request.target.is_cpu or required_kind == here:
+    required_kind, machine_kind = dict(request.toolchain).get(CPU_KIND) or kind_of(request.target), this_kind().name
+    if not request.target.is_cpu or required_kind == machine_kind:
         return None
     return (
-        f"it needs a run on {required_kind}; the CPU on this machine is {here}, and has other "
+        f"it needs a run on {required_kind}; the CPU on this machine is {machine_kind}, and has other "
         f"kernels: `enginesmith validate` "
         "there proves it"
     )

@@ -66,8 +66,8 @@ def explain_missing_gpu(target: Target) -> str | None:
     devices = gpus()
     if target.is_cpu or any(gpu.compute_capability == target.compute_capability for gpu in devices):
         return None
-    here = ", ".join(f"{gpu.name} (sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]})" for gpu in devices)
-    return f"no {target.sm} GPU on this machine" + (f", which has {here}" if here else "")
+    gpu_names = ", ".join(f"{gpu.name} (sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]})" for gpu in devices)
+    return f"no {target.sm} GPU on this machine" + (f", which has {gpu_names}" if gpu_names else "")
 
 
 def cuda_version() -> str | None:
@@ -84,9 +84,9 @@ def cuda_version() -> str | None:
 def _gpu(driver: Untyped, index: int) -> GpuDevice:
     name, size = ctypes.create_string_buffer(_NAME_BYTES), c_size_t()
     _check(driver, driver.cuDeviceGetName(name, _NAME_BYTES, c_int(index)), "cuDeviceGetName")
-    major, minor, mode = (_attribute(driver, attribute, index) for attribute in (_MAJOR, _MINOR, _MODE))
+    major, minor, compute_mode = (_attribute(driver, attribute, index) for attribute in (_MAJOR, _MINOR, _MODE))
     _check(driver, driver.cuDeviceTotalMem_v2(byref(size), c_int(index)), "cuDeviceTotalMem")
-    return GpuDevice(index, name.value.decode(), (major, minor), size.value, mode)
+    return GpuDevice(index, name.value.decode(), (major, minor), size.value, compute_mode)
 
 
 def _attribute(driver: Untyped, attribute: int, index: int) -> int:
@@ -110,9 +110,9 @@ def _check(driver: Untyped, status: int, call: str) -> None:
         return
     text = ctypes.c_char_p()
     driver.cuGetErrorName(status, byref(text))
-    words = text.value.decode() if text.value else f"error {status}"
-    kind = UnavailableError if call.startswith(("cuInit", "cuDevice", "cuDriver")) else EnginesmithError
-    raise kind(f"the NVIDIA driver answers {words} to {call}; check the driver with nvidia-smi")
+    error_name = text.value.decode() if text.value else f"error {status}"
+    error_class = UnavailableError if call.startswith(("cuInit", "cuDevice", "cuDriver")) else EnginesmithError
+    raise error_class(f"the NVIDIA driver answers {error_name} to {call}; check the driver with nvidia-smi")
 
 
 class Device:
@@ -169,9 +169,9 @@ class Device:
 
     def used_bytes(self) -> int:
         """GPU memory in use by all processes, in bytes."""
-        free, total = c_size_t(), c_size_t()
-        self._call("cuMemGetInfo_v2", byref(free), byref(total))
-        return total.value - free.value
+        free_size, total_size = c_size_t(), c_size_t()
+        self._call("cuMemGetInfo_v2", byref(free_size), byref(total_size))
+        return total_size.value - free_size.value
 
     def wait(self) -> None:
         """Wait until all work on the stream is done."""
@@ -184,37 +184,38 @@ class Device:
 
     def seconds(self, work: Callable[[], None]) -> float:
         """Seconds that the GPU takes for what `work` enqueues on the stream, measured between two events."""
-        start, end = c_void_p(), c_void_p()
-        self._call("cuEventCreate", byref(start), c_uint(0))
-        self._call("cuEventCreate", byref(end), c_uint(0))
+        start_event, end_event = c_void_p(), c_void_p()
+        self._call("cuEventCreate", byref(start_event), c_uint(0))
+        self._call("cuEventCreate", byref(end_event), c_uint(0))
         try:
-            self._call("cuEventRecord", start, self._stream)
+            self._call("cuEventRecord", start_event, self._stream)
             work()
-            self._call("cuEventRecord", end, self._stream)
-            self._call("cuEventSynchronize", end)
+            self._call("cuEventRecord", end_event, self._stream)
+            self._call("cuEventSynchronize", end_event)
             milliseconds = c_float()
-            self._call("cuEventElapsedTime", byref(milliseconds), start, end)
+            self._call("cuEventElapsedTime", byref(milliseconds), start_event, end_event)
             return milliseconds.value * 1e-3
         finally:
-            self._call("cuEventDestroy_v2", start)
-            self._call("cuEventDestroy_v2", end)
+            self._call("cuEventDestroy_v2", start_event)
+            self._call("cuEventDestroy_v2", end_event)
 
     def capture(self, work: Callable[[], None]) -> "CudaGraph":
         """Capture what `work` enqueues on the stream as a CUDA graph, without running it. Raises EnginesmithError."""
         self._call("cuStreamBeginCapture_v2", self._stream, c_int(_CAPTURE_THREAD_LOCAL))
-        captured = c_void_p()
+        graph = c_void_p()
         try:
             work()
         finally:  # a stream left in this state would take nothing else
-            ended = self._driver.cuStreamEndCapture(self._stream, byref(captured))
-        _check(self._driver, ended, "cuStreamEndCapture")
+            status = self._driver.cuStreamEndCapture(self._stream, byref(graph))
+        _check(self._driver, status, "cuStreamEndCapture")
         try:
-            ready = c_void_p()
-            self._call("cuGraphInstantiateWithFlags", byref(ready), captured, c_uint64(0))
+            executable = c_void_p()
+            self._call("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
         finally:
-            self._call("cuGraphDestroy", captured)
+            self._call("cuGraphDestroy", graph)
         return CudaGraph(
-            lambda: self._call("cuGraphLaunch", ready, self._stream), lambda: self._call("cuGraphExecDestroy", ready)
+            lambda: self._call("cuGraphLaunch", executable, self._stream),
+            lambda: self._call("cuGraphExecDestroy", executable),
         )
 
     def _free(self, name: str) -> None:

@@ -57,10 +57,10 @@ def _describe_compiler(command: str) -> str | None:
     if (path := shutil.which(command)) is None:
         return None
     try:
-        said = run_command([path, "--version"], 20.0, stderr=subprocess.DEVNULL)
+        run = run_command([path, "--version"], 20.0, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return said.stdout.decode(errors="replace").partition("\n")[0].strip() or None if said.returncode == 0 else None
+    return run.stdout.decode(errors="replace").partition("\n")[0].strip() or None if run.returncode == 0 else None
 
 
 # Evaluates an engine's requirements on a machine: each is met, unmet or unknown, with the reason in words.
@@ -127,114 +127,123 @@ def judge(requirement: Requirement, machine: Machine) -> RequirementFinding:  # 
             return RequirementFinding(requirement, "unmet", f"needs {requirement.kind[:40]!r}, {_NOT_KNOWN}")
 
 
-def _judge_gpu(item: requirements.Gpu, machine: Machine) -> RequirementFinding:
+def _judge_gpu(gpu: requirements.Gpu, machine: Machine) -> RequirementFinding:
     """Whether the machine's GPU is such a one."""
-    here = machine.compute_capability
+    capability = machine.compute_capability
     rules = {
-        "exact": here == item.capability,
-        "family": here is not None and here[0] == item.capability[0] and here >= item.capability,
-        "at_least": here is not None and here >= item.capability,
+        "exact": capability == gpu.capability,
+        "family": capability is not None and capability[0] == gpu.capability[0] and capability >= gpu.capability,
+        "at_least": capability is not None and capability >= gpu.capability,
     }
-    if item.match not in rules:
-        return RequirementFinding(item, "unmet", f"needs a GPU by the rule {item.match[:40]!r}, {_NOT_KNOWN}")
-    return _make_finding(item, not rules[item.match], f"built for {item.target}; this is {machine.name}")
+    if gpu.match not in rules:
+        return RequirementFinding(gpu, "unmet", f"needs a GPU by the rule {gpu.match[:40]!r}, {_NOT_KNOWN}")
+    return _make_finding(gpu, not rules[gpu.match], f"built for {gpu.target}; this is {machine.name}")
 
 
-def _judge_cpu(item: requirements.Cpu, machine: Machine) -> RequirementFinding:
+def _judge_cpu(cpu: requirements.Cpu, machine: Machine) -> RequirementFinding:
     """Whether engines for a CPU are chosen for the machine, and its CPU is of that kind."""
     if not machine.is_cpu:
-        return RequirementFinding(item, "unmet", f"built for {item.target}; this is {machine.name}")
-    if item.only and machine.cpu is None:
-        return RequirementFinding(item, "unknown", f"laid out for {item.only} CPUs; the kind of CPU here is unknown")
-    if item.only and machine.cpu != item.only:
-        return RequirementFinding(item, "unmet", f"laid out for {item.only} CPUs, and this one is {machine.cpu}")
-    return RequirementFinding(item, "met")
+        return RequirementFinding(cpu, "unmet", f"built for {cpu.target}; this is {machine.name}")
+    if cpu.only and machine.cpu is None:
+        return RequirementFinding(cpu, "unknown", f"laid out for {cpu.only} CPUs; the kind of CPU here is unknown")
+    if cpu.only and machine.cpu != cpu.only:
+        return RequirementFinding(cpu, "unmet", f"laid out for {cpu.only} CPUs, and this one is {machine.cpu}")
+    return RequirementFinding(cpu, "met")
 
 
-def _judge_instructions(item: requirements.Instructions, machine: Machine) -> RequirementFinding:
+def _judge_instructions(code: requirements.Instructions, machine: Machine) -> RequirementFinding:
     """Whether the machine's CPU has them."""
-    missing = machine.lacking_instructions(item.level, item.flags)
-    if missing is None:
-        return RequirementFinding(item, "unknown", f"compiled for {item.level}; the kind of CPU is unknown")
-    if not missing:
-        return RequirementFinding(item, "met")
-    here = f"this CPU has no {', '.join(missing)}" if machine.here else f"the CPU is {machine.cpu}"
-    return RequirementFinding(item, "unmet", f"compiled for {item.level}, and {here}")
+    missing_flags = machine.lacking_instructions(code.level, code.flags)
+    if missing_flags is None:
+        return RequirementFinding(code, "unknown", f"compiled for {code.level}; the kind of CPU is unknown")
+    if not missing_flags:
+        return RequirementFinding(code, "met")
+    shortfall = f"this CPU has no {', '.join(missing_flags)}" if machine.here else f"the CPU is {machine.cpu}"
+    return RequirementFinding(code, "unmet", f"compiled for {code.level}, and {shortfall}")
 
 
-def _judge_sums(item: requirements.WideSums, machine: Machine) -> RequirementFinding:
+def _judge_sums(sums: requirements.WideSums, machine: Machine) -> RequirementFinding:
     """Whether the machine's int8 kernels add in 32 bits."""
     if machine.cpu is None:
-        return RequirementFinding(item, "unknown", "its int8 sums are wrong on x86-64 without VNNI; the CPU is unknown")
-    words = f"its int8 sums saturate on {machine.cpu}, which has no VNNI; build it for the target {machine.cpu}"
-    return _make_finding(item, machine.saturates, words)
+        return RequirementFinding(sums, "unknown", "its int8 sums are wrong on x86-64 without VNNI; the CPU is unknown")
+    reason = f"its int8 sums saturate on {machine.cpu}, which has no VNNI; build it for the target {machine.cpu}"
+    return _make_finding(sums, machine.saturates, reason)
 
 
-def _judge_runtime(item: requirements.Runtime, machine: Machine) -> RequirementFinding:
+def _judge_runtime(runtime: requirements.Runtime, machine: Machine) -> RequirementFinding:
     """Whether the version on the machine opens the engine."""
-    here = machine.version_of(item.name, *item.packages)
-    if not item.version:
-        return RequirementFinding(item, "unknown", f"its {item.title or item.name} version is not on record")
-    about = f"{item.remark} {item.version}" if item.remark else f"needs {item.wanted_version}"
-    if here is None:
-        lack = "it is not installed here" if machine.here else "the version here is unknown"
-        return RequirementFinding(item, "unknown", f"{about}; {lack}")
-    opens = same_version(item.version, here) or any(is_within(here, *limits) for limits in item.loads)
-    differs = item.remark and here != item.version
-    words = f"{about}; {here} is here" if differs else "" if opens else f"needs {item.wanted_version}, found {here}"
-    return RequirementFinding(item, "met" if opens else "unmet", words)
+    version = machine.version_of(runtime.name, *runtime.packages)
+    if not runtime.version:
+        return RequirementFinding(runtime, "unknown", f"its {runtime.title or runtime.name} version is not on record")
+    need = f"{runtime.remark} {runtime.version}" if runtime.remark else f"needs {runtime.wanted_version}"
+    if version is None:
+        gap = "it is not installed here" if machine.here else "the version here is unknown"
+        return RequirementFinding(runtime, "unknown", f"{need}; {gap}")
+    fits = same_version(runtime.version, version) or any(is_within(version, *limits) for limits in runtime.loads)
+    differs = runtime.remark and version != runtime.version
+    reason = (
+        f"{need}; {version} is here" if differs else "" if fits else f"needs {runtime.wanted_version}, found {version}"
+    )
+    return RequirementFinding(runtime, "met" if fits else "unmet", reason)
 
 
-def _judge_installation(item: requirements.Installation, machine: Machine) -> RequirementFinding:
+def _judge_installation(setup: requirements.Installation, machine: Machine) -> RequirementFinding:
     """Whether this installation has the same facts; the first that differs is the reason."""
     if not machine.here:
-        return RequirementFinding(item, "unknown", "made for one installation of torch; the one there is unknown")
-    here = list_facts(cuda=not machine.is_cpu)
-    differing = [(name, text, here.get(name, ABSENT)) for name, text in item.facts if here.get(name, ABSENT) != text]
-    if not differing:
-        return RequirementFinding(item, "met")
-    name, built, installed_version = differing[0]
-    return RequirementFinding(item, "unmet", f"stale: {_describe_difference(name, built, installed_version)}")
+        return RequirementFinding(setup, "unknown", "made for one installation of torch; the one there is unknown")
+    facts = list_facts(cuda=not machine.is_cpu)
+    differences = [
+        (name, text, facts.get(name, ABSENT)) for name, text in setup.facts if facts.get(name, ABSENT) != text
+    ]
+    if not differences:
+        return RequirementFinding(setup, "met")
+    name, built_value, present_value = differences[0]
+    return RequirementFinding(setup, "unmet", f"stale: {_describe_difference(name, built_value, present_value)}")
 
 
-def _describe_difference(name: str, built: str, here: str) -> str:
+def _describe_difference(name: str, built_value: str, present_value: str) -> str:
     """'made with Python 3.11.6, and 3.11.7 is here'; of instructions only those that differ."""
     if name != INSTRUCTIONS:
-        return f"made with {name} {built}, and {here} is here"
-    lacking, new = sorted({*built.split()} - {*here.split()}), sorted({*here.split()} - {*built.split()})
-    words = [f"lacks {', '.join(lacking)}"] if lacking else []
-    words += [f"has {', '.join(new)} beside them"] if new else []
-    return f"made for a CPU with other instructions; this one {' and '.join(words)}"
+        return f"made with {name} {built_value}, and {present_value} is here"
+    missing_flags, extra_flags = (
+        sorted({*built_value.split()} - {*present_value.split()}),
+        sorted({*present_value.split()} - {*built_value.split()}),
+    )
+    phrases = [f"lacks {', '.join(missing_flags)}"] if missing_flags else []
+    phrases += [f"has {', '.join(extra_flags)} beside them"] if extra_flags else []
+    return f"made for a CPU with other instructions; this one {' and '.join(phrases)}"
 
 
-def _judge_driver(item: requirements.Driver, machine: Machine) -> RequirementFinding:
+def _judge_driver(driver: requirements.Driver, machine: Machine) -> RequirementFinding:
     """Whether the machine's driver is as new."""
     if machine.driver:
-        too_old = numbers(machine.driver) < numbers(item.version)
-        return _make_finding(item, too_old, f"needs driver >= {item.version}, found {machine.driver}")
-    if machine.cuda and item.cuda:
-        too_old = numbers(machine.cuda) < numbers(item.cuda)
-        return _make_finding(item, too_old, f"needs CUDA {item.cuda}, the driver supports {machine.cuda}")
-    return RequirementFinding(item, "unknown", f"needs driver >= {item.version}; the driver here is unknown")
+        too_old = numbers(machine.driver) < numbers(driver.version)
+        return _make_finding(driver, too_old, f"needs driver >= {driver.version}, found {machine.driver}")
+    if machine.cuda and driver.cuda:
+        too_old = numbers(machine.cuda) < numbers(driver.cuda)
+        return _make_finding(driver, too_old, f"needs CUDA {driver.cuda}, the driver supports {machine.cuda}")
+    return RequirementFinding(driver, "unknown", f"needs driver >= {driver.version}; the driver here is unknown")
 
 
-def _judge_memory(item: requirements.GpuMemory, machine: Machine) -> RequirementFinding:
+def _judge_memory(memory: requirements.GpuMemory, machine: Machine) -> RequirementFinding:
     """Whether the GPU has as much."""
-    here = machine.memory_bytes
-    if here is None:
-        return RequirementFinding(item, "unknown", "the GPU's memory is unknown")
-    words = f"needs at least {format_bytes(item.size_bytes)}, the GPU has {format_bytes(here)}"
-    return _make_finding(item, item.size_bytes > here, words)
+    size_bytes = machine.memory_bytes
+    if size_bytes is None:
+        return RequirementFinding(memory, "unknown", "the GPU's memory is unknown")
+    reason = f"needs at least {format_bytes(memory.size_bytes)}, the GPU has {format_bytes(size_bytes)}"
+    return _make_finding(memory, memory.size_bytes > size_bytes, reason)
 
 
-def _judge_library(item: requirements.Library, machine: Machine) -> RequirementFinding:
+def _judge_library(library: requirements.Library, machine: Machine) -> RequirementFinding:
     """Whether the library was built for the machine's platform and a CUDA that its driver runs."""
     if machine.platform is None:
-        return RequirementFinding(item, "unknown", f"needs the library {item.name}; the platform there is unknown")
+        return RequirementFinding(
+            library, "unknown", f"needs the library {library.name}; the platform there is unknown"
+        )
     if machine.cuda is None and not machine.is_cpu:
-        return RequirementFinding(item, "unknown", f"needs the library {item.name}; the CUDA there is unknown")
-    absence = item.explain_absence(machine.platform, *numbers(machine.cuda or "0")[:1])
-    return _make_finding(item, bool(absence), absence)
+        return RequirementFinding(library, "unknown", f"needs the library {library.name}; the CUDA there is unknown")
+    absence = library.explain_absence(machine.platform, *numbers(machine.cuda or "0")[:1])
+    return _make_finding(library, bool(absence), absence)
 
 
 def _make_finding(requirement: Requirement, unmet: bool, words: str) -> RequirementFinding:

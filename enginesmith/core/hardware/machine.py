@@ -120,10 +120,10 @@ _FAMILY_ALIASES = {"ada-lovelace": "ada", "lovelace": "ada"}
 
 def names() -> list[str]:
     """Every name that a spec may use for a target or a group of targets."""
-    out = ["cpu", "gpu", "all", *(kind.name for kind in KINDS)]
+    target_names = ["cpu", "gpu", "all", *(kind.name for kind in KINDS)]
     for generation in GENERATIONS:
-        out += [generation.sm, *generation.products]
-    return out + sorted({g.family for g in GENERATIONS})
+        target_names += [generation.sm, *generation.products]
+    return target_names + sorted({g.family for g in GENERATIONS})
 
 
 @lru_cache(maxsize=256)
@@ -155,30 +155,31 @@ def parse_targets(name: str) -> tuple[Target, ...]:
     return tuple(targets)
 
 
-def match_targets(name: str, known: Sequence[Target]) -> list[Target]:
+def match_targets(name: str, targets: Sequence[Target]) -> list[Target]:
     """Which of the known targets a name stands for; where none is the same, those of its generation that are, or that
     hold, all of it: `t4` is served by `sm_75`. Raises as `parse_targets`."""
     named_targets = parse_targets(name)
-    return [target for target in known if target in named_targets] or [
+    return [target for target in targets if target in named_targets] or [
         target
-        for target in known
-        for each in named_targets
-        if target.compute_capability == each.compute_capability is not None and None in (target.product, each.product)
+        for target in targets
+        for named_target in named_targets
+        if target.compute_capability == named_target.compute_capability is not None
+        and None in (target.product, named_target.product)
     ]
 
 
 def _explain_unknown(key: str, product: str) -> str:
     """Why a name is no target: a GPU that is not supported, one that is named by its generation, or no GPU at all."""
-    others = {name: capability for capability, names in OTHER_PRODUCTS.items() for name in names}
+    capabilities = {name: capability for capability, products in OTHER_PRODUCTS.items() for name in products}
     digits = re.fullmatch(r"(?:sm_?)?([1-9][0-9]?)\.?([0-9])a?", key)
-    capability = (int(digits[1]), int(digits[2])) if digits else others.get(product) or OLDER_FAMILIES.get(key)
+    capability = (int(digits[1]), int(digits[2])) if digits else capabilities.get(product) or OLDER_FAMILIES.get(key)
     if capability is None:
         return f"is not known; {suggest(key, names())}"
     sm = "sm_{}{}".format(*capability)
     if generation_of(capability):
         return f"is not known by that name; it is {sm}: name that"
-    what = "is not supported" if key == sm else f"is a GPU of {sm}: {sm} is not supported"
-    return f"{what}; known: {', '.join(item.sm for item in GENERATIONS)}"
+    refusal = "is not supported" if key == sm else f"is a GPU of {sm}: {sm} is not supported"
+    return f"{refusal}; known: {', '.join(generation.sm for generation in GENERATIONS)}"
 
 
 # The facts about a machine that decide which engine runs there; and what `--target auto` means on this one.
@@ -219,10 +220,10 @@ class Machine:
 
     def __post_init__(self) -> None:
         capability = self.compute_capability
-        pair = (
+        is_pair = (
             isinstance(capability, tuple) and len(capability) == 2 and all(isinstance(part, int) for part in capability)
         )
-        if capability is not None and not pair:
+        if capability is not None and not is_pair:
             name = capability if isinstance(capability, str) else "l4"
             raise InputError(
                 f"compute capability {capability!r}: give a pair such as (8, 9), or use Machine.from_name({name!r})"
@@ -264,9 +265,9 @@ class Machine:
         facts |= {"memory": format_bytes(self.memory_bytes) or None, "CPU": self.cpu if self.is_cpu else None}
         return {name: value for name, value in facts.items() if value is not None}
 
-    def version_of(self, *names: str) -> str | None:
+    def version_of(self, *distributions: str) -> str | None:
         """The version of the first of these distributions whose version is known; None if there is none."""
-        return next((self.runtimes[name] for name in names if name in self.runtimes), None)
+        return next((self.runtimes[name] for name in distributions if name in self.runtimes), None)
 
     def lacking_instructions(self, level: str, flags: Iterable[str] = ()) -> tuple[str, ...] | None:
         """CPU flags of a level of x86-64 (or an architecture), and among `flags`, that the CPU does not have.
@@ -285,9 +286,9 @@ class Machine:
         if not self.here:
             return self
         runtimes = dict(self.runtimes)
-        for item in requires:
-            if isinstance(item, Runtime) and self.version_of(item.name, *item.packages) is None:
-                package_versions = ((name, _find_installed_version(name)) for name in (item.name, *item.packages))
+        for need in requires:
+            if isinstance(need, Runtime) and self.version_of(need.name, *need.packages) is None:
+                package_versions = ((name, _find_installed_version(name)) for name in (need.name, *need.packages))
                 runtimes |= next(({name: version} for name, version in package_versions if version), {})
         return replace(self, runtimes=runtimes)
 
@@ -323,13 +324,13 @@ class Machine:
         runtimes: Mapping[str, str | None] | None = None,
     ) -> "Machine":
         """A copy of the machine with these facts replaced; None keeps what is known."""
-        stated = {name: version for name, version in (runtimes or {}).items() if version is not None}
+        stated_versions = {name: version for name, version in (runtimes or {}).items() if version is not None}
         return replace(
             self,
             driver=driver or self.driver,
             cuda=cuda or self.cuda,
             memory_bytes=self.memory_bytes if memory_bytes is None else memory_bytes,
-            runtimes={**self.runtimes, **stated},
+            runtimes={**self.runtimes, **stated_versions},
         )
 
 
@@ -359,11 +360,11 @@ def gpu_here(gpu: "GpuDevice") -> Machine:
     return machine.with_facts(driver=driver_version(), cuda=cuda.cuda_version(), memory_bytes=memory)
 
 
-def _target_of(found: "tuple[GpuDevice, ...]") -> Target:
-    targets = {_machine_of(gpu).target for gpu in found}
+def _target_of(devices: "tuple[GpuDevice, ...]") -> Target:
+    targets = {_machine_of(gpu).target for gpu in devices}
     if len({target.sm for target in targets}) > 1:
-        names = ", ".join(sorted(target.sm for target in targets))
-        raise UnknownNameError(f"this machine has GPUs of several generations: {names}; name one with --target")
+        target_names = ", ".join(sorted(target.sm for target in targets))
+        raise UnknownNameError(f"this machine has GPUs of several generations: {target_names}; name one with --target")
     return min(targets, key=lambda target: target.name) if targets else CPU
 
 

@@ -31,11 +31,11 @@ def order_by_evidence(items: Sequence[Item], is_faster: Callable[[Item, Item], b
     """
     candidates, ranking = list(items), list[Item]()
     while candidates:
-        best = next(
-            (item for item in candidates if not any(is_faster(other, item) for other in candidates)), candidates[0]
+        leader = next(
+            (entry for entry in candidates if not any(is_faster(rival, entry) for rival in candidates)), candidates[0]
         )
-        candidates.remove(best)
-        ranking.append(best)
+        candidates.remove(leader)
+        ranking.append(leader)
     return ranking
 
 
@@ -188,7 +188,7 @@ class BucketLatency:
     @property
     def middle(self) -> Quantile | None:
         """The median of `Session.run` with its interval; None where there were too few runs for an interval."""
-        return next((item for item in self.quantiles if item.p == 0.5 and item.value is not None), None)
+        return next((quantile for quantile in self.quantiles if quantile.p == 0.5 and quantile.value is not None), None)
 
 
 @dataclass(frozen=True)

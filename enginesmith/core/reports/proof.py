@@ -50,40 +50,42 @@ class FreeRunning:
     @property
     def worst(self) -> SequenceDrift:
         """The sequence with the lowest SQNR; NaN is the lowest."""
-        return min(self.sequences, key=lambda item: -math.inf if math.isnan(item.sqnr_db) else item.sqnr_db)
+        return min(self.sequences, key=lambda drift: -math.inf if math.isnan(drift.sqnr_db) else drift.sqnr_db)
 
     @property
     def earliest(self) -> SequenceDrift | None:
         """The sequence whose decisions differ at the earliest step; None where none does."""
-        drifts = [item for item in self.sequences if item.first is not None]
-        return min(drifts, key=lambda item: item.first or 0, default=None)
+        drifts = [drift for drift in self.sequences if drift.first is not None]
+        return min(drifts, key=lambda drift: drift.first or 0, default=None)
 
     @property
     def decisions(self) -> str:
         """Where decisions first differ, over all sequences, in words; '' of an output without decisions."""
-        alone = [item for item in self.sequences if item.case != SIDE_BY_SIDE]
+        lone_sequences = [drift for drift in self.sequences if drift.case != SIDE_BY_SIDE]
         if not self.decides:
             return ""
         if (earliest := self.earliest) is None:
             return "no decision differs"
-        firsts = [item.first for item in alone if item.first is not None]
-        middle = f", in the median at step {median_low(firsts)}" if firsts else ""
+        first_steps = [drift.first for drift in lone_sequences if drift.first is not None]
+        median_text = f", in the median at step {median_low(first_steps)}" if first_steps else ""
         return (
-            f"decisions differ first at step {earliest.first} ({earliest.case}){middle}; "
-            f"{len(alone) - len(firsts)} of {len(alone)} sequences without a difference"
+            f"decisions differ first at step {earliest.first} ({earliest.case}){median_text}; "
+            f"{len(lone_sequences) - len(first_steps)} of {len(lone_sequences)} sequences without a difference"
         )
 
     @property
     def course(self) -> str:
         """Whether drift grows, in words: in the first and the last part, free running and of single steps."""
-        first, last = (f"{self.free_db[at]:.0f} dB (single steps {self.single_db[at]:.0f})" for at in (0, -1))
-        return f"from {first} at the beginning to {last} at the end"
+        first_text, last_text = (
+            f"{self.free_db[index]:.0f} dB (single steps {self.single_db[index]:.0f})" for index in (0, -1)
+        )
+        return f"from {first_text} at the beginning to {last_text} at the end"
 
     @property
     def text(self) -> str:
         """'worst sequence 2, 48.1 dB; from 52 dB (single steps 52) ...; decisions differ first at step 12 ...'."""
-        worst = f"worst {self.worst.case}, {self.worst.sqnr_db:.1f} dB"
-        return "; ".join(filter(None, [worst, self.course, self.decisions]))
+        worst_text = f"worst {self.worst.case}, {self.worst.sqnr_db:.1f} dB"
+        return "; ".join(filter(None, [worst_text, self.course, self.decisions]))
 
 
 # The validation report of an engine: checks, the distribution of errors, and the verdict. No numpy.
@@ -144,17 +146,17 @@ class Spread:
 
     def round_numbers(self) -> "Spread":
         """The same with four significant digits a number, and seven of single elements, as a report keeps it."""
-        worst = (
+        elements = (
             replace(
-                item,
-                expected=_round(item.expected, 7),
-                actual=_round(item.actual, 7),
-                sqnr_db=None if item.sqnr_db is None else _round(item.sqnr_db, 7),
+                element,
+                expected=_round(element.expected, 7),
+                actual=_round(element.actual, 7),
+                sqnr_db=None if element.sqnr_db is None else _round(element.sqnr_db, 7),
             )
-            for item in self.worst
+            for element in self.worst
         )
         errors, levels = (tuple(_round(value, 4) for value in values) for values in (self.abs_error, self.sqnr_db))
-        return replace(self, abs_error=errors, sqnr_db=levels, worst=tuple(worst))
+        return replace(self, abs_error=errors, sqnr_db=levels, worst=tuple(elements))
 
 
 def _round(value: float, digits: int) -> float:
@@ -250,9 +252,9 @@ class Report:
     @property
     def counts(self) -> dict[str, int]:
         """The numbers of checks that passed and that failed; where some measured nothing, `not_measured` too."""
-        failed, unknown = len(self.failed), len(find_unmeasured(self.checks))
-        counts = {"passed": len(self.checks) - failed - unknown, "failed": failed}
-        return {**counts, "not_measured": unknown} if unknown else counts
+        failed_count, unmeasured_count = len(self.failed), len(find_unmeasured(self.checks))
+        counts = {"passed": len(self.checks) - failed_count - unmeasured_count, "failed": failed_count}
+        return {**counts, "not_measured": unmeasured_count} if unmeasured_count else counts
 
     @property
     def sqnr_db(self) -> float | None:
@@ -313,12 +315,12 @@ MOST_DB = 200.0
 
 def least_sqnr_db(checks: Iterable[Check]) -> float | None:
     """The least SQNR among the checks of a quantized graph and an engine, at most `MOST_DB`; None without one."""
-    measured = (
+    levels_db = (
         min(check.value, MOST_DB)
         for check in checks
         if check.name == "sqnr_db" and check.stage in ("quantization", "engine") and check.value is not None
     )
-    return min(measured, default=None)
+    return min(levels_db, default=None)
 
 
 def find_unmeasured(checks: Iterable[Check]) -> tuple[Check, ...]:
@@ -328,50 +330,52 @@ def find_unmeasured(checks: Iterable[Check]) -> tuple[Check, ...]:
 
 def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdict, str]:
     """The verdict on an engine and its reason. cannot_run: the reason why it was not run here; None if it was run."""
-    failed = [check for check in checks if not check.passed]
-    if failed:
-        return "failed", describe(failed[0]) + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else "")
-    unknown = find_unmeasured(checks)
-    if cannot_run is not None or unknown:
-        return "unproven", "; ".join(filter(None, [cannot_run, describe_unmeasured(unknown)]))
+    failures = [check for check in checks if not check.passed]
+    if failures:
+        return "failed", describe(failures[0]) + (f" (and {len(failures) - 1} more)" if len(failures) > 1 else "")
+    unmeasured_checks = find_unmeasured(checks)
+    if cannot_run is not None or unmeasured_checks:
+        return "unproven", "; ".join(filter(None, [cannot_run, describe_unmeasured(unmeasured_checks)]))
     if not checks:
         return "failed", "nothing was checked; give golden data"
     # What of a narrow graph's decisions was not judged: '; not judged: decisions of y, 4 classes of logits'.
-    parts = [f"decisions of {check.output}" for check in checks if check.name == CHANGED and check.limit is None]
-    parts += [
+    unjudged_texts = [
+        f"decisions of {check.output}" for check in checks if check.name == CHANGED and check.limit is None
+    ]
+    unjudged_texts += [
         f"{pluralize(int(check.value or 0), 'class', 'classes')} of {check.output} without a golden sample"
         for check in checks
         if check.name == UNSEEN_CLASSES
     ]
-    passed, notes = (
+    summary, notes = (
         f"{pluralize(len(checks), 'check')} passed",
-        _describe_waived(checks) + (f"; not judged: {join_first(parts)}" if parts else ""),
+        _describe_waived(checks) + (f"; not judged: {join_first(unjudged_texts)}" if unjudged_texts else ""),
     )
     if any(check.name == RANDOM_INPUTS for check in checks):
-        return ON_RANDOM, f"{passed} with random inputs (give real ones in golden.data){notes}"
-    return "proven", passed + notes
+        return ON_RANDOM, f"{summary} with random inputs (give real ones in golden.data){notes}"
+    return "proven", summary + notes
 
 
-def describe_unmeasured(unknown: Sequence[Check]) -> str:
+def describe_unmeasured(checks: Sequence[Check]) -> str:
     """What was not measured, the first with its reason: 'not measured: y: the same in all 8 samples'; '' if none."""
-    if not unknown:
+    if not checks:
         return ""
-    first = f"{UNMEASURED}: {unknown[0].output or unknown[0].case}: {unknown[0].note}"
-    return first + (f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else "")
+    text = f"{UNMEASURED}: {checks[0].output or checks[0].case}: {checks[0].note}"
+    return text + (f" (and {len(checks) - 1} more)" if len(checks) > 1 else "")
 
 
 def _describe_waived(checks: Sequence[Check]) -> str:
     """By which task metrics the checks were judged in place of which limits; '' where all limits count."""
-    waived = [
+    waived_limits = [
         f"{check.stage} {check.name} of {check.output} {check.value:.4g} (limit {check.waived:.4g})"
         for check in checks
         if check.waived is not None
     ]
-    if not waived:
+    if not waived_limits:
         return ""
-    limited = {name: check.value for name, check in name_task_checks(checks).items() if check.limit is not None}
-    judged = ", ".join(f"{name} {value:.4g}" for name, value in limited.items())
-    return f"; judged by {judged} (golden.metric decides), not by {join_first(waived)}"
+    task_values = {name: check.value for name, check in name_task_checks(checks).items() if check.limit is not None}
+    judgement = ", ".join(f"{name} {value:.4g}" for name, value in task_values.items())
+    return f"; judged by {judgement} (golden.metric decides), not by {join_first(waived_limits)}"
 
 
 def name_task_checks(checks: Iterable[Check]) -> dict[str, Check]:
@@ -393,5 +397,5 @@ def describe(check: Check) -> str:
     value = "" if check.value is None else f": {check.value:.4g}"
     limit = "" if check.limit is None else f", limit {check.limit:.4g}"
     note = f" ({check.note})" if check.note else ""
-    where = f" of {check.output}" if check.output else ""
-    return f"{check.stage} {check.name}{where} at {check.case}{value}{limit}{note}"
+    place = f" of {check.output}" if check.output else ""
+    return f"{check.stage} {check.name}{place} at {check.case}{value}{limit}{note}"
